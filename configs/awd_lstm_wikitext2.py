@@ -1,0 +1,49 @@
+"""The AWD-LSTM of Merity, Keskar and Socher (2017) for WikiText-2: published values.
+
+    tfwd-train --config=configs/awd_lstm_wikitext2.py --config.data.path=FOLDER --workdir=runs/wt2
+
+FOLDER: WikiText-2 (wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens; 33,278 words, the rare
+ones replaced already).
+
+Perplexities, published; not run here:
+- the paper, with averaged SGD and fine-tuning: 68.6 validation, 65.8 test;
+- the authors' program (github.com/salesforce/awd-lstm-lm) with the values below, with averaged
+  SGD and without fine-tuning: about 68.7 validation, 65.6 test.
+The values are those of the program's command for this text (`--epochs 750 --dropouth 0.2`) and its
+defaults. Where this differs from it: plain SGD throughout, where the authors change to averaged
+SGD when validation no longer improves; an LSTM has one bias, not two that are added; blank lines
+are skipped, where the program predicts an end of line for each. The run takes weeks on
+processors; it is meant for a GPU.
+
+Reference: "Regularizing and Optimizing LSTM Language Models", arXiv:1708.02182.
+"""
+
+from tfwd.lm.config import default_config
+
+
+def get_config():
+    config = default_config()
+    config.data.min_count = 1
+    config.data.batch_size = 80
+    config.data.eval_batch_size = 10
+    config.data.window = 70
+    config.data.random_windows = True
+    config.model.embedding_dim = 400
+    config.model.hidden_units = (1150, 1150, 400)
+    config.model.tie_weights = True
+    config.model.weight_dropout = 0.5
+    config.model.embedding_dropout = 0.1
+    config.model.input_dropout = 0.65
+    config.model.hidden_dropout = 0.2
+    config.model.output_dropout = 0.4
+    config.model.activation_regularization = 2.0
+    config.model.temporal_activation_regularization = 1.0
+    config.model.init_scale = 0.1
+    config.optimizer.name = "sgd"
+    config.optimizer.learning_rate = 30.0
+    config.optimizer.weight_decay = 1.2e-6
+    config.optimizer.clip_norm = 0.25
+    config.optimizer.scale_lr_by_window = True
+    config.training.epochs = 750
+    config.training.checkpoint_seconds = 600.0
+    return config

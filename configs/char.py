@@ -1,0 +1,38 @@
+"""A character model: two LSTM layers on any text, by default the one that comes with Python.
+
+    tfwd-train --config=configs/char.py --workdir=runs/char
+    tfwd-train --config=configs/char.py --config.data.path=FILE.txt --workdir=runs/plays
+
+One text file is split by position, 90 % of it for training. There are few characters and each is
+seen often, so there is little to gain from dropping rows of the embedding or tying the softmax
+to it; windows are long, since a character says less than a word.
+"""
+
+from tfwd.lm.config import default_config
+
+
+def get_config():
+    config = default_config()
+    config.data.level = "char"
+    config.data.min_count = 1
+    config.data.batch_size = 32
+    config.data.window = 100
+    config.data.eval_window = 200
+    config.model.embedding_dim = 64
+    config.model.hidden_units = (256, 256)
+    config.model.tie_weights = False
+    config.model.weight_dropout = 0.3
+    config.model.embedding_dropout = 0.0
+    config.model.input_dropout = 0.0
+    config.model.hidden_dropout = 0.1
+    config.model.output_dropout = 0.1
+    config.model.activation_regularization = 0.0
+    config.model.temporal_activation_regularization = 0.0
+    config.optimizer.name = "adam"
+    config.optimizer.learning_rate = 3e-3
+    config.optimizer.clip_norm = 1.0
+    config.training.epochs = 20
+    config.training.lr_decay_factor = 0.5
+    config.training.lr_decay_patience = 1
+    config.sample.tokens = 400
+    return config

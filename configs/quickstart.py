@@ -1,0 +1,33 @@
+"""An AWD-LSTM of small size on the text that comes with Python: what `make train` runs.
+
+    tfwd-train --config=configs/quickstart.py --workdir=runs/quickstart
+
+Text: the topics of Python's reference manual (about 65,000 words, in every Python), so nothing is
+downloaded. Meant to end within three minutes on two cores. The text is short and half of it is
+code, so the perplexity says that the program works, and nothing about the method.
+"""
+
+from tfwd.lm.config import default_config
+
+
+def get_config():
+    config = default_config()
+    config.data.min_count = 2
+    config.data.batch_size = 32
+    config.data.window = 35
+    config.model.embedding_dim = 128
+    config.model.hidden_units = (256, 128)
+    config.model.weight_dropout = 0.5
+    config.model.embedding_dropout = 0.05
+    config.model.input_dropout = 0.3
+    config.model.hidden_dropout = 0.2
+    config.model.output_dropout = 0.3
+    config.model.activation_regularization = 1.0
+    config.model.temporal_activation_regularization = 0.5
+    config.optimizer.name = "adam"
+    config.optimizer.learning_rate = 3e-3
+    config.optimizer.clip_norm = 0.5
+    config.training.epochs = 12
+    config.training.lr_decay_factor = 0.5
+    config.training.lr_decay_patience = 1
+    return config

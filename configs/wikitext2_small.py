@@ -1,0 +1,34 @@
+"""Two LSTM layers of 300 and 150 units on a small word-level text, such as a part of WikiText-2.
+
+    tfwd-train --config=configs/wikitext2_small.py --config.data.path=FOLDER --workdir=runs/small
+
+FOLDER has train.txt, valid.txt and test.txt with a few hundred thousand words in all. On so little
+text a model of this size overfits, which is what the dropouts are for: they are those of the
+AWD-LSTM paper, scaled down to the smaller layers. To see what one of them does, turn it off:
+`--config.model.weight_dropout=0`.
+"""
+
+from tfwd.lm.config import default_config
+
+
+def get_config():
+    config = default_config()
+    config.data.min_count = 1  # WikiText has its rare words replaced already
+    config.data.batch_size = 20
+    config.data.window = 35
+    config.model.embedding_dim = 150
+    config.model.hidden_units = (300, 150)
+    config.model.weight_dropout = 0.5
+    config.model.embedding_dropout = 0.05
+    config.model.input_dropout = 0.3
+    config.model.hidden_dropout = 0.2
+    config.model.output_dropout = 0.3
+    config.model.activation_regularization = 2.0
+    config.model.temporal_activation_regularization = 1.0
+    config.optimizer.name = "adam"
+    config.optimizer.learning_rate = 2e-3
+    config.optimizer.clip_norm = 0.25
+    config.training.epochs = 25
+    config.training.lr_decay_factor = 0.5
+    config.training.lr_decay_patience = 1
+    return config

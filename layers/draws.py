@@ -1,0 +1,87 @@
+"""The state behind a layer's draws: a root seed and the number of the next training call.
+
+It is a layer of its own, without weights, that stands inside the layer which draws: so it appears
+in `variables` but not in `weights`, and files that were written by a plain layer, which know
+nothing of it, still load.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfwd import _keras, seeds
+
+
+class Draws(keras.layers.Layer):
+    """Counts training calls and makes their seeds.
+
+    Args:
+        seed: the root seed, an integer, or None for one drawn from Keras's global seed.
+        share_across_replicas: draw alike on all replicas of a `tf.distribute` strategy.
+
+    Raises:
+        ValueError: if the seed is not an integer from 0 to 2^63 - 1.
+    """
+
+    def __init__(self, seed: int | None = None, share_across_replicas: bool = False) -> None:
+        super().__init__(name="draws")
+        if seed is not None and not (
+            isinstance(seed, (int, np.integer))
+            and not isinstance(seed, bool)
+            and 0 <= seed < 1 << 63
+        ):
+            raise ValueError(f"seed must be None or an integer from 0 to 2^63 - 1, got {seed!r}")
+        self.seed = None if seed is None else int(seed)
+        self.share_across_replicas = share_across_replicas
+        # Keras counts its state among `variables` but not among `weights`.
+        self.generator = keras.random.SeedGenerator(self.seed)
+        # Keras saves no generator's state in any format; TensorFlow's checkpoints go by attributes.
+        self.tf_state = _keras.tf_variable(self.generator.state)
+        self.built = True
+
+    @property
+    def state(self) -> keras.Variable:
+        """int64 `[root, next call]`."""
+        return self.generator.state
+
+    @property
+    def calls(self) -> int | tf.Tensor:
+        """How many training calls have drawn: an int, or a tensor inside a graph."""
+        calls = _keras.value(self.state)[1]
+        return int(calls) if tf.executing_eagerly() else calls
+
+    def next(self, training: bool | tf.Tensor = True) -> tuple[tf.Tensor, tf.Tensor]:
+        """Takes the number of this call, and counts the call if it is a training call.
+
+        Returns:
+            root: int64 scalar.
+            call: int64 scalar, the number of this call.
+        """
+        state = tf.identity(_keras.value(self.state))
+        self.state.assign(state + tf.stack([tf.zeros([], tf.int64), tf.cast(training, tf.int64)]))
+        return state[0], state[1]
+
+    def seed_of(
+        self, root: tf.Tensor, call: tf.Tensor, position: int, replica: int | None = None
+    ) -> tf.Tensor:
+        """The seed of the weight at a position, int32 `[2]`, on this replica or the given one."""
+        if replica is None:
+            replica = 0 if self.share_across_replicas else seeds.replica_id()
+        return seeds.seed(root, position, call, replica)
+
+    def seed_at(self, call: int, position: int) -> tf.Tensor:
+        """The seed that training call number `call` uses on replica 0."""
+        root = _keras.value(self.state)[0]
+        return self.seed_of(root, tf.constant(call, tf.int64), position, replica=0)
+
+    def save_own_variables(self, store: Any) -> None:
+        store["state"] = np.asarray(self.state)
+
+    def load_own_variables(self, store: Any) -> None:
+        # A plain layer's file has no state: what is here stays.
+        if "state" in store:
+            self.state.assign(np.asarray(store["state"]))

@@ -1,0 +1,130 @@
+"""`DropoutEmbedding`: an embedding that drops whole rows, that is, whole words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras, draws, recompute
+from tfwd import training as training_flag
+from tfwd.layers import targets as targeting
+from tfwd.layers.perturbed import is_parametrized_outside
+from tfwd.layers.perturbing import PERTURBING_ATTRIBUTES, Chosen, Perturbing
+from tfwd.parametrizations import Dropout, Parametrization
+
+
+@keras.saving.register_keras_serializable("tfwd")
+class DropoutEmbedding(Perturbing, keras.layers.Embedding):
+    """An embedding whose rows are dropped while it trains: a dropped word is zero all batch long.
+
+    Formula: `y = m[i] E[i] / keep` for the id `i`, `m[i] ~ Bernoulli(keep)` one draw for each word
+    of the vocabulary and training call, `keep` being `1 - rate` rounded to a multiple of 2^-16.
+    That is `Parametrized(Embedding(...), {"embeddings": Dropout(rate, (None, 1))})`, draw for draw,
+    without a copy of the matrix: only the rows that the batch asks for are touched, and the
+    gradient stays sparse (`tf.IndexedSlices`).
+
+    It is a `keras.layers.Embedding`, with its arguments and weights. A layer that shares the
+    matrix, such as `TiedDense`, sees the raw one.
+
+    Args:
+        input_dim: the number of words.
+        output_dim: the size of a word's vector.
+        rate: the drop rate in [0, 1): a float, a schedule or a variable, as in
+            `parametrizations.Dropout`.
+        seed: an integer, or None for one that is drawn from Keras's global seed.
+        **kwargs: everything else that `keras.layers.Embedding` takes.
+
+    Raises:
+        ValueError: if the rate is out of range.
+
+    Example:
+
+    >>> import keras
+    >>> from tfwd import layers
+    >>> embedding = layers.DropoutEmbedding(10, 4, rate=0.5, seed=1)
+    >>> y = embedding(keras.ops.array([[3, 7, 3]]), training=True)
+    >>> bool(keras.ops.all(y[0, 0] == y[0, 2]))
+    True
+
+    References: Gal and Ghahramani (2016); Merity et al. (2017).
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        rate: Any,
+        seed: int | None = None,
+        recompute: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(input_dim, output_dim, **kwargs)
+        self._init_perturbing(seed, recompute)
+        self._parametrization = Dropout(rate, (None, 1))
+        self._check_early()
+
+    @property
+    def rate(self) -> Any:
+        """The drop rate, as it was given."""
+        return self._parametrization.rate
+
+    def _subject(self) -> keras.Layer:
+        return self
+
+    def _patterns(self) -> dict[str, Parametrization]:
+        return {"embeddings": self._parametrization}
+
+    def _select(self) -> Chosen:
+        return targeting.match(self, self._patterns())
+
+    def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
+        training = training_flag.standardize(training)
+        if training is False or self._parametrization.is_identity:
+            return super().call(inputs)
+        if is_parametrized_outside(self._embeddings):
+
+            def embed(inputs: tf.Tensor, training: bool) -> tf.Tensor:
+                return keras.layers.Embedding.call(self, inputs)
+
+            return self._perturbed_call(embed, (inputs,), {}, training)
+        root, call = self.draws.next(training)
+        rate = self._parametrization.at(call).rate
+        position = self._chosen()[0][0].position
+        ids = tf.cast(inputs, tf.int32) if inputs.dtype != tf.int64 else inputs
+        rows = tf.gather(self._embeddings, ids)
+
+        def drop(training: bool, tensors: list, seeds: list) -> list:
+            rows, ids = tensors
+            if not training:
+                return [tf.identity(rows)]
+            kept = draws.mask((self.input_dim, 1), rate, seeds[0])
+            return [draws.drop(rows, tf.gather(kept, ids), rate)]
+
+        seed = self.draws.seed_of(root, call, position)
+        if self.recompute:
+            (rows,) = recompute.call(drop, training, [rows, ids], [seed])
+        else:
+            (rows,) = training_flag.cond(
+                training,
+                lambda: drop(True, [rows, ids], [seed]),
+                lambda: drop(False, [rows, ids], [seed]),
+            )
+        return tf.cast(rows, self.compute_dtype)
+
+    def compute_output_spec(self, inputs: Any, training: Any = None) -> Any:
+        return super().compute_output_spec(inputs)
+
+    def unwrapped(self) -> keras.layers.Embedding:
+        """A plain `keras.layers.Embedding` on the same variables."""
+        return _keras.share(self, keras.layers.Embedding, leave_out=PERTURBING_ATTRIBUTES)
+
+    def get_config(self) -> dict[str, Any]:
+        rate = self._parametrization.get_config()["rate"]
+        config = {**super().get_config(), "rate": rate}
+        return {**config, "seed": self.seed, "recompute": self.recompute}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> DropoutEmbedding:
+        return cls(**{**config, "rate": keras.saving.deserialize_keras_object(config["rate"])})

@@ -1,0 +1,107 @@
+"""`LockedDropout`: dropout on activations with one mask for all time steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import draws, recompute
+from tfwd import training as training_flag
+from tfwd.layers.draws import Draws
+from tfwd.parametrizations import Dropout
+
+
+@keras.saving.register_keras_serializable("tfwd")
+class LockedDropout(keras.layers.Layer):
+    """Drops features of a sequence, the same ones at all time steps (variational dropout).
+
+    Formula: `y[b, t, ...] = m[b, ...] x[b, t, ...] / keep` with `m ~ Bernoulli(keep)`, `keep`
+    being `1 - rate` rounded to a multiple of 2^-16. Each example of the batch has its own mask.
+
+    It differs from `keras.layers.SpatialDropout1D` in its seeds: a draw depends on the seed, the
+    number of the call and the replica alone, and goes on after a restart where it stopped. Only the
+    seed is kept for backward.
+
+    Args:
+        rate: the drop rate in [0, 1): a float, a schedule or a variable, as in
+            `parametrizations.Dropout`.
+        seed: an integer, or None for one that is drawn from Keras's global seed.
+        **kwargs: as for any layer.
+
+    Input and output: `[batch, time, ...]`, floating.
+
+    Raises:
+        ValueError: if the rate is out of range, or the input has no time axis.
+
+    Example:
+
+    >>> import keras
+    >>> from tfwd import layers
+    >>> y = layers.LockedDropout(0.5, seed=1)(keras.ops.ones((2, 5, 8)), training=True)
+    >>> bool(keras.ops.all(y[:, :1] == y))
+    True
+
+    References: Gal and Ghahramani, "A Theoretically Grounded Application of Dropout in Recurrent
+    Neural Networks" (2016).
+    """
+
+    def __init__(self, rate: Any, seed: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._dropout = Dropout(rate)
+        self._dropout.check(f"LockedDropout '{self.name}'")
+        self.seed = seed
+        self.draws = Draws(seed)
+        self.supports_masking = True
+        self.built = True
+
+    @property
+    def rate(self) -> Any:
+        """The drop rate, as it was given."""
+        return self._dropout.rate
+
+    @property
+    def calls(self) -> int | tf.Tensor:
+        """How many training calls have drawn; the next one has this number."""
+        return self.draws.calls
+
+    def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
+        if inputs.shape.rank is None or inputs.shape.rank < 2:
+            raise ValueError(
+                f"LockedDropout '{self.name}' takes [batch, time, ...], "
+                f"got an input of shape {inputs.shape}"
+            )
+        training = training_flag.standardize(training)
+        if training is False or self._dropout.is_identity:
+            return inputs
+        root, call = self.draws.next(training)
+        rate = self._dropout.at(call).rate
+
+        def drop(training: bool, tensors: list, seeds: list) -> list:
+            if not training:
+                return [tf.identity(tensors[0])]
+            shape = tf.shape(tensors[0])
+            one_step = tf.concat([shape[:1], [1], shape[2:]], axis=0)
+            return [draws.drop(tensors[0], draws.mask(one_step, rate, seeds[0]), rate)]
+
+        seed = self.draws.seed_of(root, call, position=0)
+        (outputs,) = recompute.call(drop, training, [inputs], [seed])
+        outputs.set_shape(inputs.shape)
+        return outputs
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    def unwrapped(self) -> keras.layers.Layer:
+        """A plain `keras.layers.SpatialDropout1D` of this rate, which is the same in evaluation."""
+        rate = self.rate if isinstance(self.rate, float) else 0.0
+        return keras.layers.SpatialDropout1D(rate, name=self.name, dtype=self.dtype_policy)
+
+    def get_config(self) -> dict[str, Any]:
+        rate = self._dropout.get_config()["rate"]
+        return {**super().get_config(), "rate": rate, "seed": self.seed}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> LockedDropout:
+        return cls(**{**config, "rate": keras.saving.deserialize_keras_object(config["rate"])})

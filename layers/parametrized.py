@@ -1,0 +1,219 @@
+"""`Parametrized`: a wrapper that lets a layer compute with functions of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from tfwd import _keras
+from tfwd.layers import targets as targeting
+from tfwd.layers.perturbing import Chosen, Perturbing
+from tfwd.parametrizations import Parametrization
+
+
+@keras.saving.register_keras_serializable("tfwd")
+class Parametrized(Perturbing, keras.layers.Wrapper):
+    """Runs a layer on functions of its weights, such as dropped or noisy copies, while it trains.
+
+    Formula: a call computes `layer(x; w')` with `w'_i = p_i(w_i)` for each weight `i` that a
+    pattern matches and `w'_i = w_i` for the others. Gradients go to the raw weights:
+    `dL/dw_i = dL/dw'_i * dw'_i/dw_i`. In evaluation the call is the wrapped layer's own (save for
+    deterministic parametrizations, which always act).
+
+    Every training call draws once, for the whole batch and all time steps. A draw depends on the
+    seed, the weight's position in `layer.weights`, the number of the call and the replica, and on
+    nothing else: equal seeds give equal draws in every run, and after a restart from a `.keras`
+    file, a weight file of this layer or a `tf.train.Checkpoint`.
+
+    The wrapper has the wrapped layer's weights and no other, in the same order. The wrapped layer
+    stays as it is and can be used elsewhere, where it computes with the raw weights.
+
+    Args:
+        layer: any Keras layer or model. Wrap the outermost: a layer inside `TimeDistributed` would
+            draw at every step, and an RNN cell cannot be wrapped (wrap its `RNN`).
+        parametrizations: dict from a pattern to a parametrization. A pattern is a regular
+            expression that must match a weight's whole path, or a whole end of it that begins after
+            a `/`; where several match, the first one counts.
+        seed: an integer, or None for one that is drawn from Keras's global seed
+            (`keras.utils.set_random_seed`).
+        recompute: keep nothing but the seeds, the inputs and the raw weights for backward, and run
+            the layer again there. A layer that cannot be run twice (it draws from a stateful
+            generator, say) says so in a warning and keeps its effective weights.
+        share_across_replicas: draw alike on all replicas of a `tf.distribute` strategy.
+        **kwargs: `name` and `trainable`, as for any layer.
+
+    Raises:
+        ValueError: for a pattern that matches no weight, a weight that is not floating, a rate out
+            of range (with the names of the layer and the weight), or an RNN cell. What can only be
+            known once the layer is built is raised when it is built.
+
+    Not supported: `tf.recompute_grad` or `keras.remat` around a whole wrapped layer, which would
+    draw a second time in backward.
+
+    Example:
+
+    >>> import keras
+    >>> from tfwd import layers, parametrizations as P
+    >>> dropped = {"recurrent_kernel": P.Dropout(0.5)}
+    >>> lstm = layers.Parametrized(keras.layers.LSTM(4), dropped, seed=1)
+    >>> y = lstm(keras.ops.ones((2, 3, 5)), training=True)
+    >>> lstm.calls, [w.name for w in lstm.weights]
+    (1, ['kernel', 'recurrent_kernel', 'bias'])
+    >>> kernel = lstm.effective_weights(0)["recurrent_kernel"]
+    >>> 16 < int(keras.ops.sum(kernel == 0.0)) < 48
+    True
+
+    References: Wan et al. (2013) for DropConnect; Merity et al. (2017) for recurrent kernels.
+    """
+
+    def __init__(
+        self,
+        layer: keras.Layer,
+        parametrizations: Mapping[str, Parametrization],
+        seed: int | None = None,
+        recompute: bool = True,
+        share_across_replicas: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(parametrizations, Mapping) or not parametrizations:
+            raise ValueError(
+                "parametrizations must be a dict from a pattern to a parametrization, such as "
+                f"{{'kernel': Dropout(0.5)}}; got {parametrizations!r}"
+            )
+        self._setup(layer, seed, recompute, share_across_replicas, kwargs)
+        self.parametrizations = dict(parametrizations)
+        self._check_early()
+
+    def _setup(
+        self,
+        layer: keras.Layer,
+        seed: int | None,
+        recompute: bool,
+        share_across_replicas: bool,
+        kwargs: dict[str, Any],
+    ) -> None:
+        """What the constructors of this class and of its subclasses have in common."""
+        check_wrappable(layer)
+        # The wrapped layer's dtype policy decides, whatever a config says.
+        kwargs.pop("dtype", None)
+        super().__init__(layer, dtype=layer.dtype_policy, **kwargs)
+        self._init_perturbing(seed, recompute, share_across_replicas)
+        _keras.adopt_call(self, layer)
+
+    def _subject(self) -> keras.Layer:
+        return self.layer
+
+    def _patterns(self) -> dict[str, Parametrization]:
+        return self.parametrizations
+
+    def _select(self) -> Chosen:
+        return targeting.match(self.layer, self.parametrizations)
+
+    def build(self, *args: Any, **kwargs: Any) -> None:
+        if not self.layer.built and not _keras.has_default_build(self.layer):
+            self.layer.build(*args, **kwargs)
+            self.layer.built = True
+        if self.layer.built:
+            self._chosen()
+
+    def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
+        if not self.layer.built:
+            _keras.build_by_call(self.layer, args, kwargs)
+        return self._perturbed_call(self.layer, args, kwargs, training)
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.layer.built:
+            _keras.build_by_call(self.layer, args, kwargs)
+        self._chosen()
+        if not _keras.accepts_training(self.layer):
+            kwargs.pop("training", None)
+        return self.layer.compute_output_spec(*args, **kwargs)
+
+    def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
+        return self.layer.compute_output_shape(*args, **kwargs)
+
+    def compute_mask(self, *args: Any, **kwargs: Any) -> Any:
+        return self.layer.compute_mask(*args, **kwargs)
+
+    @property
+    def input_spec(self) -> Any:
+        return self.layer.input_spec
+
+    @input_spec.setter
+    def input_spec(self, value: Any) -> None:
+        # Keras sets it to None in the constructor, before there is a layer.
+        if value is not None:
+            self.layer.input_spec = value
+
+    def reset_state(self) -> None:
+        """Resets the states of a stateful recurrent layer."""
+        self.layer.reset_state()
+
+    def get_build_config(self) -> dict[str, Any]:
+        return {"layer": self.layer.get_build_config()}
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        if not self.layer.built and config.get("layer"):
+            self.layer.build_from_config(config["layer"])
+        if self.layer.built:
+            self._chosen()
+            self.built = True
+
+    def unwrapped(self) -> keras.Layer:
+        """The wrapped layer.
+
+        Raises:
+            ValueError: if a parametrization acts in evaluation too, so that the wrapped layer alone
+                computes something else.
+        """
+        for pattern, parametrization in self._patterns().items():
+            for element in parametrization.elements():
+                if not element.stochastic and not element.is_identity:
+                    raise ValueError(
+                        f"layer '{self.name}' applies {element!r} to '{pattern}' in evaluation "
+                        "too; without it the layer would compute something else"
+                    )
+        return self.layer
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        config.pop("dtype", None)
+        return {
+            **config,
+            "parametrizations": {
+                pattern: keras.saving.serialize_keras_object(parametrization)
+                for pattern, parametrization in self._patterns().items()
+            },
+            "seed": self.seed,
+            "recompute": self.recompute,
+            "share_across_replicas": self.share_across_replicas,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        config = dict(config)
+        if "go_backwards" in config:
+            raise ValueError(
+                f"Bidirectional cannot take a {cls.__name__} apart; wrap the Bidirectional layer: "
+                f"{cls.__name__}(Bidirectional(...), ...)"
+            )
+        for key in ("layer", "parametrizations", "rate", "stddev"):
+            if key in config:
+                config[key] = keras.saving.deserialize_keras_object(
+                    config[key], custom_objects=custom_objects
+                )
+        return cls(**config)
+
+
+def check_wrappable(layer: Any) -> None:
+    """Raises a ValueError if the object is not a layer whose call can be wrapped."""
+    if not isinstance(layer, keras.Layer):
+        raise ValueError(f"a Keras layer is wanted, got {layer!r} of type {type(layer).__name__}")
+    if hasattr(layer, "state_size") and not isinstance(layer, keras.layers.RNN):
+        raise ValueError(
+            f"'{layer.name}' of type {type(layer).__name__} is an RNN cell, which is called once a "
+            "time step and would draw anew each time: wrap the recurrent layer, "
+            f"as in WeightDropout(keras.layers.RNN({type(layer).__name__}(...)), ...)"
+        )

@@ -1,0 +1,234 @@
+"""How a layer runs on effective weights: what stands behind every layer here that perturbs weights.
+
+A training call takes a call number, computes each parametrized weight's effective value from its
+raw value and a seed, and runs the layer with those values in place of the variables. Around that,
+`tfwd.recompute` keeps nothing but the arguments for backward; a layer whose call cannot be run
+twice (see `inspection`) keeps its effective weights instead.
+
+Nested wrappers are one chain, the inner first. For the time of its call an outer wrapper leaves a
+note of what it does to which weights (a `Frame`); an inner one that parametrizes the same weight
+starts from the raw value and applies the outer ones' links after its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras, parametrizations, recompute, substitute
+from tfwd import training as training_flag
+from tfwd.layers import inspection, packing
+from tfwd.layers.draws import Draws
+from tfwd.layers.targets import Target
+from tfwd.parametrizations import Link, Parametrization
+
+Chosen = list[tuple[Target, Parametrization]]
+
+
+class Frame(NamedTuple):
+    """What one wrapper around the present call does, by the variables' ids."""
+
+    raw: dict[int, tf.Tensor]
+    links: dict[int, Link]
+    taken: set[int]  # whose raw value a wrapper inside has asked for
+
+
+_local = threading.local()
+
+
+def _frames() -> list[Frame]:
+    return getattr(_local, "frames", [])
+
+
+@contextmanager
+def _within(frames: list[Frame]) -> Iterator[None]:
+    before = _frames()
+    _local.frames = frames
+    try:
+        yield
+    finally:
+        _local.frames = before
+
+
+def is_parametrized_outside(variable: keras.Variable) -> bool:
+    """Whether a wrapper around the present call parametrizes the variable."""
+    return any(id(variable) in frame.links for frame in _frames())
+
+
+class Perturber:
+    """Runs calls of one layer on effective weights.
+
+    Args:
+        name: the name of the layer that owns this, for messages.
+        draws: the state of its draws.
+        recompute: whether backward computes the effective weights again.
+
+    Attributes:
+        chosen: the parametrized weights, each with its parametrization.
+        chosen_from: the ids of the weights that they were chosen from, by which it shows when a
+            layer has got new ones.
+    """
+
+    def __init__(self, name: str, draws: Draws, recompute: bool) -> None:
+        self.name = name
+        self.draws = draws
+        self.recompute = recompute
+        self.chosen: Chosen = []
+        self.chosen_from: tuple[int, ...] | None = None
+        self._verdicts: dict[Any, inspection.Verdict] = {}
+
+    def run(
+        self,
+        owner: keras.Layer,
+        function: Callable[..., Any],
+        variables: list[keras.Variable],
+        chosen: Chosen,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        training: Any,
+    ) -> Any:
+        """Returns `function(*args, training=training, **kwargs)` on effective weights.
+
+        Args:
+            owner: the layer whose call this is, which takes over the losses.
+            function: the call of the layer whose weights are parametrized.
+            variables: all variables that it may read.
+            chosen: the parametrized weights among them, each with its parametrization.
+            args, kwargs: the arguments, tensors in any nest.
+            training: the training flag, in any form.
+        """
+        training = training_flag.standardize(training)
+        chosen = [(t, p) for t, p in chosen if not p.is_identity and acts(p, training)]
+        if not chosen:
+            with _keras.CallState().restored(training):
+                return function(*args, training=training, **kwargs)
+        call = _Call(self.draws, function, variables, chosen, args, kwargs, training)
+        verdict = self._inspect(call)
+        result = call.run(verdict, self.recompute)
+        for loss in result.losses:
+            owner.add_loss(loss)
+        substitute.assign(result.updates)
+        return result.outputs
+
+    def _inspect(self, call: _Call) -> inspection.Verdict:
+        key = call.key()
+        if key not in self._verdicts:
+            names = {id(target.variable): target.name for target, _ in call.chosen}
+            verdict = inspection.inspect(self.name, names, call)
+            if self.recompute and verdict.impure:
+                warnings.warn(
+                    f"layer '{self.name}' cannot be run a second time in backward, because "
+                    f"{verdict.impure}; it keeps its effective weights until then, as with "
+                    "recompute=False",
+                    stacklevel=2,
+                )
+            self._verdicts[key] = verdict
+        return self._verdicts[key]
+
+
+def acts(parametrization: Parametrization, training: bool | tf.Tensor) -> bool:
+    """Whether a parametrization may do anything under this flag."""
+    if training is False:
+        return any(not element.stochastic for element in parametrization.elements())
+    return True
+
+
+class _Call:
+    """One call, taken apart into tensors and seeds, so that it can be made again from them."""
+
+    def __init__(
+        self,
+        draws: Draws,
+        function: Callable[..., Any],
+        variables: list[keras.Variable],
+        chosen: Chosen,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        training: bool | tf.Tensor,
+    ) -> None:
+        self.function = function
+        self.training = training
+        self.variables = variables
+        self.frames = _frames()
+        self._state = _keras.CallState()
+        self._arguments = packing.Arguments(args, dict(kwargs))
+        if training is False:
+            root = number = tf.zeros([], tf.int64)
+        else:
+            root, number = draws.next(training)
+        self.chosen = [(target, p.at(number)) for target, p in chosen]
+        self.seeds = [draws.seed_of(root, number, target.position) for target, _ in chosen]
+        # Weights that only wrappers around this one parametrize are read as those left them; but a
+        # wrapper inside this one may still ask for their raw values.
+        ids = {id(target.variable) for target, _ in chosen}
+        self._carried = [v for v in variables if id(v) not in ids and self._frame_of(v)]
+        self.tensors = [
+            *self._arguments.tensors,
+            *(self._raw(v) if id(v) in ids else _keras.value(v) for v in variables),
+            *(self._raw(v) for v in self._carried),
+        ]
+
+    def key(self) -> tuple:
+        """What the verdict on this call depends on."""
+        weights = tuple(id(v) for v in self.variables)
+        flag = self.training if isinstance(self.training, bool) else None
+        return self._arguments.kind(), weights, flag, tf.executing_eagerly(), len(self.frames)
+
+    def run(self, verdict: inspection.Verdict, recomputed: bool) -> substitute.Result:
+        """Makes the call. Captured updates are returned and not made."""
+        packed = packing.Results(verdict if not isinstance(self.training, bool) else None)
+        pure = not verdict.impure
+
+        def function(training: bool, tensors: list, seeds: list) -> list[tf.Tensor]:
+            return packed.pack(self.evaluate(training, tensors, seeds, capture=pure))
+
+        if pure and recomputed:
+            flat = recompute.call(function, self.training, self.tensors, self.seeds)
+        else:
+            flat = training_flag.cond(
+                self.training,
+                lambda: function(True, self.tensors, self.seeds),
+                lambda: function(False, self.tensors, self.seeds),
+            )
+        return packed.unpack(list(flat))
+
+    def evaluate(
+        self, training: bool, tensors: list, seeds: list, capture: bool
+    ) -> substitute.Result:
+        """Computes the effective weights from raw values and seeds, and calls the layer on them."""
+        inputs = len(self._arguments.tensors)
+        args, kwargs = self._arguments.rebuild(tensors[:inputs])
+        after = inputs + len(self.variables)
+        values = {id(v): t for v, t in zip(self.variables, tensors[inputs:after], strict=True)}
+        raw = {id(v): t for v, t in zip(self._carried, tensors[after:], strict=True)}
+        links = {}
+        for (target, p), seed in zip(self.chosen, seeds, strict=True):
+            key = id(target.variable)
+            links[key] = Link(p, seed, training)
+            raw[key] = values[key]
+            around = [f.links[key] for f in reversed(self.frames) if key in f.links]
+            values[key] = parametrizations.apply(raw[key], [links[key], *around])
+        frame = Frame(raw, links, set())
+        # Without capture the other variables are left as they are, to be updated in place.
+        given = [(v, values[id(v)]) for v in self.variables if capture or id(v) in links]
+        with _within([*self.frames, frame]), self._state.restored(training):
+            result = substitute.call(
+                lambda: self.function(*args, training=training, **kwargs), given, capture
+            )
+        return result._replace(read=result.read | frame.taken)
+
+    def _frame_of(self, variable: keras.Variable) -> Frame | None:
+        return next((f for f in reversed(self.frames) if id(variable) in f.raw), None)
+
+    def _raw(self, variable: keras.Variable) -> tf.Tensor:
+        frame = self._frame_of(variable)
+        if frame is None:
+            return _keras.value(variable)
+        frame.taken.add(id(variable))
+        return frame.raw[id(variable)]

@@ -1,0 +1,136 @@
+"""What every layer that perturbs weights has: a seed, a call counter, and its effective weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras, parametrizations
+from tfwd.layers import targets as targeting
+from tfwd.layers.draws import Draws
+from tfwd.layers.perturbed import Chosen, Perturber
+from tfwd.parametrizations import Link, Parametrization
+
+# Attributes that a plain layer on the same variables does not have.
+PERTURBING_ATTRIBUTES = frozenset(
+    {"draws", "recompute", "seed", "share_across_replicas", "_parametrization", "_perturber"}
+)
+
+
+class Perturbing:
+    """Mixin for Keras layers that compute with functions of weights.
+
+    A layer calls `_init_perturbing` in its constructor and `_perturbed_call` in its call, and says
+    by `_subject`, `_patterns` and `_select` which weights of which layer are meant.
+    """
+
+    seed: int | None
+    recompute: bool
+    share_across_replicas: bool
+
+    def _init_perturbing(
+        self, seed: int | None, recompute: bool, share_across_replicas: bool = False
+    ) -> None:
+        self.seed = seed
+        self.recompute = recompute
+        self.share_across_replicas = share_across_replicas
+        self.draws = Draws(seed, share_across_replicas)
+        self._perturber = Perturber(self.name, self.draws, recompute)  # type: ignore[attr-defined]
+
+    def _subject(self) -> keras.Layer:
+        """The layer whose weights are parametrized."""
+        raise NotImplementedError
+
+    def _patterns(self) -> dict[str, Parametrization]:
+        """What was asked for, by pattern or description: for checks before there are weights."""
+        raise NotImplementedError
+
+    def _select(self) -> Chosen:
+        """The parametrized weights of the subject, which is built."""
+        raise NotImplementedError
+
+    def _check_early(self) -> None:
+        """Checks in the constructor what can be checked, with the weights' names if it is built."""
+        layer = self._subject()
+        if layer.built:
+            self._chosen()
+        for pattern, parametrization in self._patterns().items():
+            where = f"weight '{pattern}' of layer '{layer.name}'"
+            if not isinstance(parametrization, Parametrization):
+                raise ValueError(
+                    f"{where}: a parametrization such as Dropout(0.5) is wanted; "
+                    f"got {parametrization!r}"
+                )
+            parametrization.check(where)
+
+    def _chosen(self) -> Chosen:
+        layer = self._subject()
+        weights = tuple(id(v) for v in layer.weights)
+        if self._perturber.chosen_from != weights:
+            chosen = self._select()
+            for target, parametrization in chosen:
+                targeting.check_floating(layer, target)
+                where = f"weight '{target.name}' of layer '{layer.name}'"
+                parametrization.check(where, tuple(target.variable.shape))
+            # Not an attribute of the layer: Keras would take the variables for the layer's own.
+            self._perturber.chosen, self._perturber.chosen_from = chosen, weights
+        return self._perturber.chosen
+
+    def _perturbed_call(
+        self,
+        function: Callable[..., Any],
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        training: Any,
+    ) -> Any:
+        own = id(self.draws.state)
+        variables = [v for v in self._subject().variables if id(v) != own]
+        chosen = self._chosen()
+        return self._perturber.run(self, function, variables, chosen, args, kwargs, training)
+
+    @property
+    def calls(self) -> int | tf.Tensor:
+        """How many training calls have drawn; the next one has this number."""
+        return self.draws.calls
+
+    def effective_weights(self, call: int) -> dict[str, tf.Tensor]:
+        """The very weights that a training call uses on replica 0.
+
+        They follow from the raw weights as they are now. Wrappers inside this one that parametrize
+        the same weights are taken to have been called whenever this one was.
+
+        Args:
+            call: the number of the training call, from 0: `effective_weights(layer.calls)` are the
+                weights of the next one.
+
+        Returns:
+            dict from a weight's name, the shortest end of its path that is unique in the layer, to
+            a tensor of its shape and dtype.
+
+        Raises:
+            ValueError: if the layer has no weights yet.
+        """
+        if not self._subject().built:
+            raise ValueError(
+                f"layer '{self._subject().name}' has no weights yet: build it or call it first"
+            )
+        result = {}
+        for target, _ in self._chosen():
+            chain = _chain(self, target.variable, call - self.calls)
+            result[target.name] = parametrizations.apply(_keras.value(target.variable), chain)
+        return result
+
+
+def _chain(layer: Any, variable: keras.Variable, ahead: int | tf.Tensor) -> list[Link]:
+    """The links that a layer and those inside it put on a variable `ahead` calls from now."""
+    links = [link for inner in _keras.sublayers(layer) for link in _chain(inner, variable, ahead)]
+    if isinstance(layer, Perturbing) and layer._subject().built:
+        number = tf.cast(ahead + layer.calls, tf.int64)
+        for target, parametrization in layer._chosen():
+            if target.variable is variable and not parametrization.is_identity:
+                seed = layer.draws.seed_at(number, target.position)
+                links.append(Link(parametrization.at(number), seed))
+    return links

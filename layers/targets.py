@@ -1,0 +1,170 @@
+"""Which weights of a layer are meant, and what they are called.
+
+Weights are chosen by regular expressions on their paths, or by a rule for each kind of layer. Names
+serve people only: draws depend on a weight's position in `layer.weights`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeVar
+
+import keras
+
+from tfwd import _keras
+
+T = TypeVar("T")
+
+_BIAS = re.compile(r"(.*_)?bias(_.*)?")
+_NOT_DROPPED = ("gamma", "beta")
+
+
+class Target(NamedTuple):
+    """A weight that is to be parametrized.
+
+    Attributes:
+        position: its index in the layer's `weights`.
+        name: the shortest end of its path that is unique in the layer.
+        variable: the weight.
+    """
+
+    position: int
+    name: str
+    variable: keras.Variable
+
+
+def targets(layer: keras.Layer, patterns: Iterable[str] | None = None) -> list[Target]:
+    """The weights of a built layer that the patterns match, or the default ones.
+
+    Args:
+        layer: a built layer.
+        patterns: regular expressions, each of which must match the whole of a weight's path, or a
+            whole end of it that begins after a `/`. None means `default_weights(layer)`.
+
+    Returns:
+        The weights in the order of `layer.weights`.
+
+    Raises:
+        ValueError: if a pattern matches nothing, or matches a weight that is not floating; if there
+            is no default. The message lists the weights there are.
+    """
+    if patterns is None:
+        chosen = {id(variable) for variable in default_weights(layer)}
+        if not chosen:
+            raise ValueError(
+                f"layer '{layer.name}' has no weight that is parametrized by default: name the "
+                f"weights; {_listing(layer)}"
+            )
+        return [t for t in all_targets(layer) if id(t.variable) in chosen]
+    found = match(layer, {pattern: None for pattern in patterns})
+    return [target for target, _ in found]
+
+
+def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T]]:
+    """The weights that the patterns match, each with the value of the first pattern that does.
+
+    Args:
+        layer: a built layer.
+        patterns: dict from regular expression to a value.
+
+    Raises:
+        ValueError: as `targets`.
+    """
+    everything = all_targets(layer)
+    compiled = {pattern: _compile(layer, pattern) for pattern in patterns}
+    for pattern, expression in compiled.items():
+        matched = [t for t in everything if matches(expression, t.variable.path)]
+        if not matched:
+            raise ValueError(
+                f"'{pattern}' matches no weight of layer '{layer.name}'; {_listing(layer)}"
+            )
+        for target in matched:
+            check_floating(layer, target)
+    found = []
+    for target in everything:
+        for pattern, expression in compiled.items():
+            if matches(expression, target.variable.path):
+                found.append((target, patterns[pattern]))
+                break
+    return found
+
+
+def matches(expression: re.Pattern[str], path: str) -> bool:
+    """Whether the expression matches the whole path, or a whole end of it that follows a `/`."""
+    parts = path.split("/")
+    return any(expression.fullmatch("/".join(parts[i:])) for i in range(len(parts)))
+
+
+def check_floating(layer: keras.Layer, target: Target) -> None:
+    """Raises a ValueError if the weight is not of floating dtype."""
+    dtype = keras.backend.standardize_dtype(target.variable._dtype)
+    if "float" not in dtype:
+        raise ValueError(
+            f"weight '{target.name}' of layer '{layer.name}' is of dtype {dtype}; only floating "
+            "weights can be parametrized"
+        )
+
+
+def default_weights(layer: keras.Layer) -> list[keras.Variable]:
+    """The weights that are parametrized when none are named.
+
+    The recurrent kernels of a recurrent layer (of both directions, of all stacked cells); of any
+    other layer its own floating weights of rank two or more, save biases, gammas and betas; and of
+    a layer that holds layers, their defaults too.
+    """
+    if isinstance(layer, keras.layers.RNN):
+        return [v for v in layer.weights if v.name.endswith("recurrent_kernel")]
+    chosen = [v for v in _keras.own_variables(layer) if _is_default(v)]
+    for sublayer in _keras.sublayers(layer):
+        chosen.extend(default_weights(sublayer))
+    return chosen
+
+
+def _is_default(variable: keras.Variable) -> bool:
+    return (
+        len(variable.shape) >= 2
+        and "float" in keras.backend.standardize_dtype(variable._dtype)
+        and not _BIAS.fullmatch(variable.name)
+        and variable.name not in _NOT_DROPPED
+    )
+
+
+def all_targets(layer: keras.Layer) -> list[Target]:
+    """All weights of a built layer, with their positions and names."""
+    weights = layer.weights
+    names = shortest_names([variable.path for variable in weights])
+    return [Target(i, names[i], variable) for i, variable in enumerate(weights)]
+
+
+def shortest_names(paths: list[str]) -> list[str]:
+    """For each path its shortest end, beginning after a `/`, that no other path ends in.
+
+    Example:
+
+    >>> shortest_names(["a/lstm/kernel", "a/dense/kernel", "a/dense/bias"])
+    ['lstm/kernel', 'dense/kernel', 'bias']
+    """
+    names = []
+    for i, path in enumerate(paths):
+        parts = path.split("/")
+        others = ["/" + other for j, other in enumerate(paths) if j != i]
+        ends = ["/".join(parts[k:]) for k in reversed(range(len(parts)))]
+        unique = (end for end in ends if not any(o.endswith("/" + end) for o in others))
+        names.append(next(unique, f"{path}:{i}"))
+    return names
+
+
+def _compile(layer: keras.Layer, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"{pattern!r}, meant to choose weights of layer '{layer.name}', is not a regular "
+            f"expression: {error}"
+        ) from error
+
+
+def _listing(layer: keras.Layer) -> str:
+    names = [target.name for target in all_targets(layer)]
+    return f"its weights are {', '.join(names)}" if names else "it has no weights"

@@ -1,0 +1,124 @@
+"""`TiedDense`: logits over a vocabulary with the embedding's own matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras
+
+
+@keras.saving.register_keras_serializable("tfwd")
+class TiedDense(keras.layers.Layer):
+    """The transpose of an embedding, with a bias of its own: scores a vector against every word.
+
+    Formula: `y = x E^T + b`, `E` being the embedding's matrix itself, `[words, features]`, not a
+    copy. It is the raw matrix whatever the embedding drops, and it gets gradients from both uses.
+
+    Args:
+        embedding: a `keras.layers.Embedding` or a `DropoutEmbedding`, or one of tfwd's wrappers
+            around an embedding. It may be built before this layer or by it.
+        use_bias: whether to add a bias, one for each word.
+        bias_initializer: the bias's initializer.
+        **kwargs: as for any layer.
+
+    Input: `[..., features]`. Output: `[..., words]`.
+
+    Raises:
+        ValueError: if `embedding` is no embedding, or the input's last axis is not its width.
+
+    The embedding is a sublayer: it is in the `weights` of both, and once in those of a model. A
+    clone from a config gets an embedding of its own, as with any object that layers share in Keras;
+    a `.keras` file keeps the tie.
+
+    Example:
+
+    >>> import keras
+    >>> from tfwd import layers
+    >>> embedding = keras.layers.Embedding(10, 4)
+    >>> decoder = layers.TiedDense(embedding)
+    >>> decoder(embedding(keras.ops.array([[1, 2]]))).shape
+    TensorShape([1, 2, 10])
+    >>> [w.name for w in decoder.weights], decoder.weights[1] is embedding.embeddings
+    (['bias', 'embeddings'], True)
+
+    References: Inan et al., "Tying Word Vectors and Word Classifiers" (2016); Press and Wolf,
+    "Using the Output Embedding to Improve Language Models" (2016).
+    """
+
+    def __init__(
+        self,
+        embedding: keras.layers.Layer,
+        use_bias: bool = True,
+        bias_initializer: Any = "zeros",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        inner = embedding
+        while isinstance(inner, keras.layers.Wrapper):
+            inner = inner.layer
+        if not isinstance(inner, keras.layers.Embedding):
+            raise ValueError(
+                f"TiedDense '{self.name}' takes an Embedding layer, got "
+                f"{embedding!r} of type {type(embedding).__name__}"
+            )
+        self.embedding = inner
+        self.use_bias = use_bias
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.bias = None
+
+    def build(self, input_shape: Any) -> None:
+        if not self.embedding.built:
+            self.embedding.build(None)
+        words, features = self.embedding.input_dim, self.embedding.output_dim
+        if input_shape[-1] is not None and input_shape[-1] != features:
+            raise ValueError(
+                f"TiedDense '{self.name}' is tied to an embedding of width {features}; its input's "
+                f"last axis must be that, got an input of shape {tuple(input_shape)}"
+            )
+        if self.use_bias:
+            self.bias = self.add_weight(
+                shape=(words,), initializer=self.bias_initializer, name="bias"
+            )
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        matrix = tf.cast(tf.convert_to_tensor(self.embedding.embeddings), self.compute_dtype)
+        # One product of two matrices, whatever the number of leading axes.
+        flat = tf.reshape(inputs, [-1, self.embedding.output_dim])
+        logits = tf.matmul(flat, matrix, transpose_b=True)
+        if self.bias is not None:
+            logits = tf.nn.bias_add(logits, tf.convert_to_tensor(self.bias))
+        leading = tf.shape(inputs)[:-1]
+        outputs = tf.reshape(logits, tf.concat([leading, [self.embedding.input_dim]], axis=0))
+        outputs.set_shape([*inputs.shape[:-1], self.embedding.input_dim])
+        return outputs
+
+    def compute_output_shape(self, input_shape: Any) -> tuple:
+        return (*input_shape[:-1], self.embedding.input_dim)
+
+    def unwrapped(self) -> keras.layers.EinsumDense:
+        """A plain `keras.layers.EinsumDense` on the same variables."""
+        words = self.embedding.input_dim
+        dense = keras.layers.EinsumDense(
+            "...f,wf->...w",
+            output_shape=(None, words),
+            bias_axes="w" if self.use_bias else None,
+            name=self.name,
+            dtype=self.dtype_policy,
+        )
+        return _keras.tie(dense, self.embedding._embeddings, self.bias)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "embedding": keras.saving.serialize_keras_object(self.embedding),
+            "use_bias": self.use_bias,
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> TiedDense:
+        embedding = keras.saving.deserialize_keras_object(config["embedding"])
+        return cls(**{**config, "embedding": embedding})

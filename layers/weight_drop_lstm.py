@@ -1,0 +1,106 @@
+"""`WeightDropLSTM`: `keras.layers.LSTM` with dropout on its recurrent kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfwd import _keras
+from tfwd.layers import targets as targeting
+from tfwd.layers.perturbing import PERTURBING_ATTRIBUTES, Chosen, Perturbing
+from tfwd.parametrizations import Dropout, Parametrization
+
+
+@keras.saving.register_keras_serializable("tfwd")
+class WeightDropLSTM(Perturbing, keras.layers.LSTM):
+    """An LSTM whose recurrent kernel is dropped entry by entry while it trains.
+
+    Formula: an LSTM with the recurrent kernel `U' = m U / keep`, `m_ij ~ Bernoulli(keep)`, `keep`
+    being `1 - weight_dropout` rounded to a multiple of 2^-16. One mask for the batch and all time
+    steps; the next training call draws another.
+
+    It is a `keras.layers.LSTM`, with its arguments, weights and order of weights, and takes the
+    same fast paths: the mask is drawn outside the loop. Unlike a `WeightDropout` around an LSTM, it
+    can stand inside `keras.layers.Bidirectional`, whose two directions draw differently from one
+    seed.
+
+    Args:
+        units: the dimension of the state and the output.
+        weight_dropout: the drop rate in [0, 1) of the recurrent kernel: a float, a schedule or a
+            variable, as in `parametrizations.Dropout`.
+        seed: an integer, or None for one that is drawn from Keras's global seed. It serves the
+            LSTM's own `dropout` and `recurrent_dropout` too.
+        recompute: as in `Parametrized`.
+        **kwargs: everything that `keras.layers.LSTM` takes.
+
+    Raises:
+        ValueError: if the rate is out of range.
+
+    Example:
+
+    >>> import keras
+    >>> from tfwd import layers
+    >>> lstm = layers.WeightDropLSTM(4, weight_dropout=0.5, return_sequences=True, seed=1)
+    >>> x = keras.ops.ones((2, 3, 5))
+    >>> a, b = lstm(x, training=True), lstm(x, training=True)
+    >>> [bool(keras.ops.all(a[:, t] == b[:, t])) for t in range(3)]  # the state starts at zero
+    [True, False, False]
+
+    References: Merity et al., "Regularizing and Optimizing LSTM Language Models" (2017).
+    """
+
+    def __init__(
+        self,
+        units: int,
+        weight_dropout: Any = 0.5,
+        seed: int | None = None,
+        recompute: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(units, seed=seed, **kwargs)
+        self._init_perturbing(seed, recompute)
+        self._parametrization = Dropout(weight_dropout)
+        self._check_early()
+
+    @property
+    def weight_dropout(self) -> Any:
+        """The drop rate of the recurrent kernel, as it was given."""
+        return self._parametrization.rate
+
+    def _subject(self) -> keras.Layer:
+        return self
+
+    def _patterns(self) -> dict[str, Parametrization]:
+        return {"recurrent_kernel": self._parametrization}
+
+    def _select(self) -> Chosen:
+        return targeting.match(self, self._patterns())
+
+    def build(self, sequences_shape: Any, initial_state_shape: Any = None) -> None:
+        super().build(sequences_shape, initial_state_shape)
+        self._chosen()
+
+    def call(
+        self,
+        sequences: Any,
+        initial_state: Any = None,
+        mask: Any = None,
+        training: Any = False,
+    ) -> Any:
+        arguments = {"initial_state": initial_state, "mask": mask}
+        return self._perturbed_call(super().call, (sequences,), arguments, training)
+
+    def unwrapped(self) -> keras.layers.LSTM:
+        """A plain `keras.layers.LSTM` on the same variables."""
+        return _keras.share(self, keras.layers.LSTM, leave_out=PERTURBING_ATTRIBUTES)
+
+    def get_config(self) -> dict[str, Any]:
+        rate = self._parametrization.get_config()["rate"]
+        return {**super().get_config(), "weight_dropout": rate, "recompute": self.recompute}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> WeightDropLSTM:
+        config = dict(config)
+        rate = keras.saving.deserialize_keras_object(config.pop("weight_dropout"))
+        return cls(weight_dropout=rate, **config)

@@ -1,0 +1,70 @@
+"""How tfwd is installed; the tools' own settings (ruff, pytest, mypy) are in pyproject.toml.
+
+``layers/`` and ``optimizers/`` stand at the top of the repository, where they are easy to find, and
+are installed as ``tfwd.layers`` and ``tfwd.optimizers``.
+"""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+README = ROOT / "README.md"
+MOVED = ("layers", "optimizers")
+
+
+def packages() -> list[str]:
+    """All packages under their installed names."""
+    names = ["tfwd", *(f"tfwd.{name}" for name in find_packages(str(ROOT / "tfwd")))]
+    for top in MOVED:
+        names.append(f"tfwd.{top}")
+        names.extend(f"tfwd.{top}.{name}" for name in find_packages(str(ROOT / top)))
+    return names
+
+
+setup(
+    name="tfwd",
+    version="0.1.0",
+    description="Weight dropout and variational noise for TensorFlow 2 and Keras 3 layers",
+    long_description=README.read_text(encoding="utf-8") if README.exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=packages(),
+    package_dir={f"tfwd.{top}": top for top in MOVED},
+    package_data={"tfwd": ["py.typed"]},
+    python_requires=">=3.10",
+    install_requires=[
+        "absl-py>=2",
+        "keras>=3.5",
+        "matplotlib>=3.7",
+        "ml-collections>=1.1",
+        "numpy>=1.26",
+        "rich>=13",
+        "tensorboard>=2.18",
+    ],
+    # TensorFlow comes in two builds with one import name. Naming either in install_requires would
+    # put it on top of the other, so the user chooses: tfwd[tf] or, without a GPU, tfwd[cpu].
+    extras_require={
+        "tf": ["tensorflow>=2.18"],
+        "cpu": ["tensorflow-cpu>=2.18"],
+        "tune": ["keras-tuner>=1.4.8"],
+        "bench": ["torch>=2.2"],
+        "dev": [
+            "build>=1.2",
+            "hypothesis>=6.100",
+            "mypy>=1.11",
+            "pytest>=8.2",
+            "pytest-xdist>=3.6",
+            "ruff>=0.9",
+            "setuptools>=64",
+            "wheel>=0.43",
+        ],
+    },
+    entry_points={
+        "console_scripts": [
+            "tfwd-evaluate = tfwd.lm.evaluate:run",
+            "tfwd-generate = tfwd.lm.generate:run",
+            "tfwd-train = tfwd.lm.train:run",
+        ]
+    },
+)

@@ -1,0 +1,52 @@
+"""What every test starts from: a quiet TensorFlow on two CPU devices, and a fresh Keras.
+
+The environment is set before TensorFlow and Keras are imported, because both read it only then.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# A user's keras.json may hold another backend or float type; the tests bring their own empty home.
+os.environ["KERAS_HOME"] = str(ROOT / ".pytest_cache" / "keras")
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ["MPLBACKEND"] = "agg"
+# Exact comparisons are made for one kind of device; tests of replicas need two of them anywhere.
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+import keras
+import pytest
+import tensorflow as tf
+
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Each worker would otherwise start a thread for each core.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+
+
+@pytest.fixture(autouse=True)
+def fresh_keras() -> Iterator[None]:
+    """The same layer names, random numbers and float types, whichever tests ran before."""
+    _reset()
+    yield
+    _reset()
+
+
+def _reset() -> None:
+    # Without the garbage collection, which takes longer than most tests.
+    keras.backend.clear_session(free_memory=False)
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The top of the checkout."""
+    return ROOT

@@ -1,0 +1,45 @@
+"""tfwd-generate from the command line."""
+
+import pytest
+
+from tfwd.lm import app, generate, sampling, saved
+
+
+def command(capsys, *arguments):
+    with pytest.raises(SystemExit) as caught:
+        app.run(generate.main, generate.define, generate.ABOUT, argv=["generate", *arguments])
+    return caught.value.code, *capsys.readouterr()
+
+
+def test_flags_reach_the_drawing(make_run, capsys):
+    run = make_run()
+    found = saved.load(run, "last")
+    options = {"tokens": 12, "temperature": 1.25, "top_k": 4, "seed": 9}
+    expected = sampling.generate(found.model, found.vocabulary, prompt="the cat", **options)
+    given = [f"--{name}={value}" for name, value in options.items()]
+    arguments = [f"--workdir={run}", "--checkpoint=last", "--prompt=the cat", *given]
+    assert command(capsys, *arguments) == (0, expected + "\n", "")
+    assert command(capsys, *arguments) == (0, expected + "\n", "")
+    assert command(capsys, *arguments, "--seed=10")[1] != expected + "\n"
+
+
+def test_defaults(make_run, capsys):
+    run = make_run("char")
+    code, out, _ = command(capsys, f"--workdir={run}")
+    assert code == 0 and len(out) == 201  # and the last line's end
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("--temperature=-1", "temperature=-1.0: give a number, at least 0"),
+        ("--temperature=hot", "--temperature=hot: give a number"),
+        ("--tokens=-1", "tokens=-1: give a whole number, at least 0"),
+        ("--topk=3", "there is no flag --topk; see --help (near: --top_k"),
+        ("--checkpoint=first", "--checkpoint=first: give best or last"),
+    ],
+)
+def test_errors(make_run, capsys, argument, words):
+    code, out, err = command(capsys, f"--workdir={make_run()}", argument)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ") and words in err and len(err.splitlines()) == 1

@@ -1,0 +1,26 @@
+"""Signals as requests."""
+
+import os
+import signal
+
+import pytest
+
+from tfwd.lm.signals import Stopped, StopRequest
+
+
+def test_the_first_is_a_request_and_the_second_a_blow():
+    before = signal.getsignal(signal.SIGINT)
+    with StopRequest() as stop:
+        assert not stop
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop and stop.number == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_exit_codes(number, code):
+    assert Stopped(number).exit_code == code
+    assert str(Stopped(number)) == number.name

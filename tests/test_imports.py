@@ -1,0 +1,175 @@
+"""The import direction, read from the sources: each module stands on those below it only.
+
+What is read is every import statement, also those inside functions. Whoever adds a module gives it
+its height here.
+"""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = {"tfwd": "tfwd", "layers": "tfwd.layers", "optimizers": "tfwd.optimizers"}
+
+# A module may import what is lower, and a package its own modules.
+HEIGHTS = {
+    0: {"tfwd._keras"},
+    1: {"tfwd.draws", "tfwd.seeds", "tfwd.training", "tfwd.substitute"},
+    2: {"tfwd.parametrizations", "tfwd.recompute"},
+    3: {"tfwd.layers", "tfwd.optimizers"},
+    4: {"tfwd.models"},
+    5: {"tfwd"},
+    6: {"tfwd.lm"},
+}
+HEIGHT = {name: height for height, names in HEIGHTS.items() for name in names}
+
+# What only the language model's programs need; who imports the library does not wait for it.
+PROGRAMS_ONLY = {"absl", "keras_tuner", "matplotlib", "ml_collections", "rich", "tensorboard"}
+
+
+def sources() -> dict[str, ast.Module]:
+    """Every module's syntax tree, by its installed name; packages under their own name."""
+    trees = {}
+    for folder, package in PACKAGES.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            inner = path.relative_to(ROOT / folder).with_suffix("").parts
+            trees[".".join([package, *inner])] = ast.parse(path.read_text("utf-8"), str(path))
+    return trees
+
+
+SOURCES = sources()
+MODULES = {name.removesuffix(".__init__") for name in SOURCES}
+
+
+def is_ours(name: str) -> bool:
+    return name.split(".")[0] == "tfwd"
+
+
+def imported(name: str, tree: ast.Module) -> Iterator[str]:
+    """The full names of what a module imports, relative imports resolved."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # name is the file's, so one level up is the package of a module and of an __init__.
+            base = name.split(".")[: -node.level] if node.level else []
+            prefix = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{prefix}.{alias.name}"
+                yield full if full in MODULES or not is_ours(full) else prefix
+
+
+def unit(name: str) -> str:
+    """The entry of HEIGHT that a module belongs to: a package's modules share the package's."""
+    parts = name.removesuffix(".__init__").split(".")
+    return ".".join(parts[:2])
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_imports_run_one_way(name: str) -> None:
+    own = unit(name)
+    assert own in HEIGHT, f"{name} has no height: give {own} its place in HEIGHTS of this test"
+    others = {unit(other) for other in imported(name, SOURCES[name]) if is_ours(other)}
+    wrong = sorted(other for other in others - {own} if HEIGHT.get(other, 0) >= HEIGHT[own])
+    assert not wrong, f"{name} imports {wrong}, which is not below it"
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_library_needs_nothing_that_is_for_programs(name: str) -> None:
+    if unit(name) != "tfwd.lm":
+        tops = {other.split(".")[0] for other in imported(name, SOURCES[name])}
+        assert not tops & PROGRAMS_ONLY
+
+
+def versions_read(name: str, tree: ast.Module) -> Iterator[str]:
+    """Where a module asks which Keras or TensorFlow is running, or reaches behind Keras's API."""
+    for other in imported(name, tree):
+        if other.startswith("keras.src") or other in {"keras.__version__", "keras.version"}:
+            yield other
+        if other.startswith("tensorflow") and other.endswith(("__version__", "VERSION")):
+            yield other
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            if text.startswith(("keras.src", "keras.__version__", "keras.version", "tf.keras")):
+                yield text
+            if text in {"tf.__version__", "tensorflow.__version__", "tf.version.VERSION"}:
+                yield text
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("version"):
+            values = {
+                argument.value for argument in node.args if isinstance(argument, ast.Constant)
+            }
+            if values & {"keras", "tensorflow", "tensorflow-cpu"}:
+                yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("name", sorted(set(SOURCES) - {"tfwd._keras"}))
+def test_only_one_module_asks_for_versions(name: str) -> None:
+    assert list(versions_read(name, SOURCES[name])) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import keras.src.backend",
+        "from keras.src import ops",
+        "from keras import __version__",
+        "import keras\nif keras.__version__ < '3.6': pass",
+        "import keras\nkeras.version()",
+        "import tensorflow as tf\nprint(tf.version.VERSION)",
+        "import tensorflow as tf\ntf.__version__",
+        "import importlib.metadata\nimportlib.metadata.version('keras')",
+        "import tensorflow as tf\ntf.keras.layers.Dense(1)",
+    ],
+)
+def test_a_question_for_a_version_is_noticed(source: str) -> None:
+    assert list(versions_read("tfwd.example", ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "expected"),
+    [
+        ("tfwd.lm.__init__", "from . import text", "tfwd.lm.text"),
+        ("tfwd.lm.text", "from . import unknown_function", "tfwd.lm"),
+        ("tfwd.lm.text", "from ..layers import WeightDropout", "tfwd.layers"),
+        ("tfwd.seeds", "from .lm.text import tokens", "tfwd.lm.text"),
+        ("tfwd.seeds", "def f():\n    from tfwd import layers", "tfwd.layers"),
+        ("tfwd.seeds", "from tfwd import WeightDropout", "tfwd"),
+    ],
+)
+def test_imports_are_read_right(name: str, source: str, expected: str) -> None:
+    assert list(imported(name, ast.parse(source))) == [expected]
+
+
+def run(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_import_brings_no_program_libraries(tmp_path: Path) -> None:
+    # Keras and TensorFlow import some of them themselves; what counts is what tfwd adds.
+    code = (
+        "import json, sys, keras, tensorflow; before = set(sys.modules);"
+        "import tfwd, tfwd.layers, tfwd.optimizers;"
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    done = run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    added = set(json.loads(done.stdout.splitlines()[-1]))
+    assert "tfwd.layers" in added
+    assert not added & (PROGRAMS_ONLY | {"tfwd.lm"})
+
+
+@pytest.mark.parametrize("package", ["layers", "optimizers"])
+@pytest.mark.parametrize("statement", ["import {}", "from {} import x", "import {}.x"])
+def test_bare_import_names_the_right_module(package: str, statement: str) -> None:
+    done = run(statement.format(package), ROOT)
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError:") and f"tfwd.{package}" in last

@@ -1,0 +1,138 @@
+"""The built wheel: what it holds, and that it works where neither checkout nor editable install is.
+
+The build works on a copy of the sources, because setuptools writes beside them and would pack what
+an earlier build had left there.
+"""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from importlib.metadata import PathDistribution
+from pathlib import Path
+
+import pytest
+
+MOVED = {"layers": "tfwd/layers", "optimizers": "tfwd/optimizers"}
+
+IMPORT_ALL = """
+import importlib, importlib.util, json, sys
+names = ["tfwd", "tfwd.layers", "tfwd.optimizers", "tfwd.lm"]
+files = {name: importlib.import_module(name).__file__ for name in names}
+bare = [name for name in ("layers", "optimizers") if importlib.util.find_spec(name)]
+json.dump({"files": files, "bare": bare}, sys.stdout)
+"""
+
+
+def run(*command: str | Path, cwd: Path, **env: str) -> str:
+    """The standard output of a command, which must succeed."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built of this checkout's sources."""
+    root = Path(__file__).resolve().parents[1]
+    copy = tmp_path_factory.mktemp("sources")
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(root / name, copy)
+    for name in ("tfwd", "layers", "optimizers", "tests", "configs"):
+        shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    out = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, cwd=copy)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel installed, and nothing else."""
+    target = tmp_path_factory.mktemp("installed")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir")
+    run(*pip, "install", "--no-deps", "--no-index", "--target", target, wheel, cwd=target)
+    return target
+
+
+def distribution(installed: Path) -> PathDistribution:
+    (info,) = installed.glob("tfwd-*.dist-info")
+    return PathDistribution(info)
+
+
+def test_wheel_holds_every_source_and_nothing_else(wheel: Path, root: Path) -> None:
+    expected = {"tfwd/py.typed"}
+    for folder in ("tfwd", *MOVED):
+        for path in (root / folder).rglob("*.py"):
+            name = path.relative_to(root / folder).as_posix()
+            expected.add(f"{MOVED.get(folder, folder)}/{name}")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    assert {name for name in held if ".dist-info/" not in name} == expected
+    assert any(name.endswith("LICENSE") for name in held)
+
+
+def test_wheel_imports_without_the_checkout(installed: Path, tmp_path: Path) -> None:
+    # -S leaves out site-packages, and with it the editable install's hook; PYTHONPATH brings the
+    # packages back without the hook.
+    path = os.pathsep.join([str(installed), sysconfig.get_path("purelib")])
+    seen = json.loads(
+        run(sys.executable, "-S", "-c", IMPORT_ALL, cwd=tmp_path, PYTHONPATH=path).splitlines()[-1]
+    )
+    for name, file in seen["files"].items():
+        assert Path(file) == installed.joinpath(*name.split("."), "__init__.py")
+    assert seen["bare"] == []
+
+
+def test_import_works_from_any_folder(tmp_path: Path, root: Path) -> None:
+    code = "from tfwd import layers, optimizers as o; print(layers.__file__); print(o.__file__)"
+    lines = run(sys.executable, "-c", code, cwd=tmp_path).splitlines()
+    assert [Path(line).resolve() for line in lines[-2:]] == [
+        root / "layers" / "__init__.py",
+        root / "optimizers" / "__init__.py",
+    ]
+
+
+def test_console_scripts_point_at_functions(installed: Path) -> None:
+    scripts = {
+        entry.name: entry
+        for entry in distribution(installed).entry_points
+        if entry.group == "console_scripts"
+    }
+    assert set(scripts) == {"tfwd-train", "tfwd-evaluate", "tfwd-generate"}
+    for entry in scripts.values():
+        source = installed.joinpath(*entry.module.split(".")).with_suffix(".py")
+        functions = [node for node in ast.parse(source.read_text("utf-8")).body]
+        defined = {node.name for node in functions if isinstance(node, ast.FunctionDef)}
+        assert entry.attr in defined, entry
+
+
+def test_neither_build_of_tensorflow_is_forced(installed: Path) -> None:
+    requires = distribution(installed).requires or []
+    tensorflow = [line for line in requires if line.startswith("tensorflow")]
+    assert sorted(line.split(";")[0].strip() for line in tensorflow) == [
+        "tensorflow-cpu>=2.18",
+        "tensorflow>=2.18",
+    ]
+    assert all("extra ==" in line for line in tensorflow)
+
+
+def test_missing_tensorflow_names_both_extras(installed: Path, tmp_path: Path) -> None:
+    # None in sys.modules is how Python itself marks a module that must not be found.
+    code = (
+        "import sys; sys.modules['tensorflow'] = None\n"
+        "try:\n    import tfwd\nexcept ImportError as error:\n    print(error)"
+    )
+    path = os.pathsep.join([str(installed), sysconfig.get_path("purelib")])
+    message = run(sys.executable, "-S", "-c", code, cwd=tmp_path, PYTHONPATH=path)
+    assert "tfwd[tf]" in message and "tfwd[cpu]" in message, message

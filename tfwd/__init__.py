@@ -1,0 +1,25 @@
+"""Weight dropout and variational noise for TensorFlow 2 and Keras, and what belongs around them.
+
+    import tfwd
+    from tfwd import layers, parametrizations as P
+
+    model = tfwd.parametrize(model, {"recurrent_kernel": P.Dropout(0.5)})
+
+`tfwd.layers` has the Keras layers, `tfwd.parametrizations` the maps from a weight to the weight
+that a layer computes with, `tfwd.lm` the language model.
+"""
+
+try:
+    import tensorflow  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "tensorflow":
+        raise
+    raise ImportError(
+        "tfwd needs TensorFlow, which it does not install by itself so that either build will do: "
+        "pip install 'tfwd[tf]', or 'tfwd[cpu]' for the smaller build without GPU support"
+    ) from error
+
+from tfwd import layers, optimizers, parametrizations
+from tfwd.models import parametrize, unwrap
+
+__all__ = ["layers", "optimizers", "parametrizations", "parametrize", "unwrap"]

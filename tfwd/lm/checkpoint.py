@@ -1,0 +1,200 @@
+"""A folder of checkpoints that are whole or not there.
+
+A checkpoint is a folder, `step-00000120/`: the tensors (`tf.train.Checkpoint`), `progress.json`,
+and `manifest.json` with the size and the hash of each. It is written under another name, pushed
+to the disk and renamed in one step. What is found is checked against its manifest before it is
+used, so that a file the disk or a copy has cut short is noticed; the checkpoint before it is then
+used in its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfwd.lm.errors import UserError
+
+_NAME = re.compile(r"step-(\d+)")
+_MANIFEST = "manifest.json"
+_PROGRESS = "progress.json"
+
+
+class Checkpoints:
+    """The checkpoints of one kind of one run.
+
+    Args:
+        folder: made when the first is saved.
+
+    Example:
+        >>> import tempfile
+        >>> checkpoints = Checkpoints(tempfile.mkdtemp())
+        >>> value = tf.Variable(1.0)
+        >>> _ = checkpoints.save(3, {"value": value}, {"epoch": 1})
+        >>> _ = value.assign(2.0)
+        >>> checkpoints.restore({"value": value})
+        {'epoch': 1}
+        >>> float(value)
+        1.0
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = Path(folder)
+
+    def steps(self) -> list[int]:
+        """The steps there are checkpoints of, rising. They are not checked."""
+        if not self.folder.is_dir():
+            return []
+        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def path(self, step: int) -> Path:
+        """The checkpoint's folder."""
+        return self.folder / f"step-{step:08d}"
+
+    def save(self, step: int, objects: dict[str, Any], progress: dict[str, Any]) -> Path:
+        """Saves a checkpoint; one of the same step is replaced.
+
+        Args:
+            step: its number.
+            objects: what `tf.train.Checkpoint` takes: models, optimizers, modules, variables.
+            progress: kept as JSON beside them.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            UserError: it cannot be written; those that were there are as before.
+        """
+        final = self.path(step)
+        temporary = self.folder / f".writing-{step:08d}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for old in self.folder.glob(".writing-*"):  # of a run that was killed while it saved
+                shutil.rmtree(old)
+            temporary.mkdir()
+            tf.train.Checkpoint(**objects).write(str(temporary / "tensors"))
+            (temporary / _PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
+            files = {path.name: _facts(path) for path in sorted(temporary.iterdir())}
+            (temporary / _MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
+            for path in temporary.iterdir():
+                _sync(path)
+            _sync(temporary)
+            if final.exists():
+                final.rename(self.folder / f".writing-old-{step:08d}")
+            temporary.rename(final)
+            _sync(self.folder)
+            shutil.rmtree(self.folder / f".writing-old-{step:08d}", ignore_errors=True)
+        except (OSError, tf.errors.OpError) as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            kept = f"the {len(self.steps())} saved before are intact" if self.steps() else ""
+            raise UserError(
+                f"cannot save the checkpoint {final}: {_reason(error)}" + (kept and f"; {kept}")
+            ) from error
+        return final
+
+    def restore(
+        self, objects: dict[str, Any], say: Callable[[str], object] = print
+    ) -> dict[str, Any] | None:
+        """Reads the newest checkpoint that is whole.
+
+        Args:
+            objects: as in `save`; part of them is enough.
+            say: called with a line for each checkpoint that is passed over.
+
+        Returns:
+            The progress saved with it, or `None` when there are no checkpoints.
+
+        Raises:
+            UserError: there are checkpoints and none is whole, or one is of another model.
+        """
+        problems = []
+        for step in reversed(self.steps()):
+            problem = self.problem(step)
+            if problem is None:
+                return self.read(step, objects)
+            problems.append(f"{self.path(step)}: {problem}")
+            before = [other for other in self.steps() if other < step]
+            if before:
+                say(f"{problems[-1]}; using the checkpoint before it")
+        if problems:
+            raise UserError(f"no whole checkpoint is left: {'; '.join(problems)}")
+        return None
+
+    def read(self, step: int, objects: dict[str, Any]) -> dict[str, Any]:
+        """Reads one checkpoint that is known to be whole; see `restore`."""
+        prefix = str(self.path(step) / "tensors")
+        try:
+            status = tf.train.Checkpoint(**objects).read(prefix)
+            status.assert_existing_objects_matched()
+            status.expect_partial()
+        except (ValueError, AssertionError, tf.errors.OpError) as error:
+            raise UserError(
+                f"{self.path(step)} is a checkpoint of another model: {_reason(error)}"
+            ) from error
+        return json.loads((self.path(step) / _PROGRESS).read_text(encoding="utf-8"))
+
+    def progress(self, step: int) -> dict[str, Any] | None:
+        """The progress saved with one checkpoint, `None` if it cannot be read."""
+        try:
+            return json.loads((self.path(step) / _PROGRESS).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def problem(self, step: int) -> str | None:
+        """What is wrong with a checkpoint's files, `None` if they are as they were written."""
+        folder = self.path(step)
+        try:
+            files = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+            for name, facts in files.items():
+                if not (folder / name).is_file():
+                    return f"{name} is missing"
+                size = (folder / name).stat().st_size
+                if size != facts["bytes"]:
+                    return f"{name} has {size} of {facts['bytes']} bytes"
+                if _facts(folder / name) != facts:
+                    return f"{name} is damaged"
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return f"{_MANIFEST} is missing or damaged"
+        return None
+
+    def set_aside(self, step: int) -> None:
+        """Renames a checkpoint to `broken-...`, where no one takes it for one."""
+        broken = self.path(step).with_name(f"broken-{self.path(step).name}")
+        shutil.rmtree(broken, ignore_errors=True)
+        self.path(step).rename(broken)
+
+    def keep(self, steps: Iterable[int]) -> None:
+        """Removes all checkpoints but those of `steps`."""
+        for step in set(self.steps()) - set(steps):
+            shutil.rmtree(self.path(step), ignore_errors=True)
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = getattr(error, "message", None) or str(error)
+    return " ".join(text.split())[:300]

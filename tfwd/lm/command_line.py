@@ -1,0 +1,160 @@
+"""Reading a command line: absl flags, a config file, and clear words when one is wrong.
+
+The flags stand in a `FlagValues` of the program's own, so that the libraries' flags are not among
+them. The config file is loaded here, and every key is looked up in the table before
+`ml_collections` reads the overrides: what that raises by itself is a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import re
+import traceback
+from collections.abc import Callable, Sequence
+
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
+
+from tfwd.lm.config import check, lock
+from tfwd.lm.errors import UserError, near
+from tfwd.lm.keys import KEYS, known, unknown
+from tfwd.lm.quiet import quiet_tensorflow
+
+_OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
+
+
+def defined(define: Callable[[flags.FlagValues], None]) -> flags.FlagValues:
+    """A new `FlagValues` with what `define` puts there."""
+    values = flags.FlagValues()
+    define(values)
+    return values
+
+
+def parse(
+    argv: Sequence[str], define: Callable[[flags.FlagValues], None], *, config: bool = False
+) -> flags.FlagValues:
+    """Reads a command line.
+
+    Args:
+        argv: the command line with the program's name first.
+        define: defines the program's flags in the `FlagValues` it is given.
+        config: whether there is `--config`.
+
+    Returns:
+        The values. `values.config`, if asked for, is checked and locked.
+
+    Raises:
+        UserError: an unknown flag or config key, with the near names; a value that is not of its
+            flag's type; a config file that cannot be loaded; an argument that is no flag.
+    """
+    values = defined(define)
+    argv = list(argv)
+    if config:
+        argv, contents = _take_config_file(argv)
+        for argument in argv[1 : argv.index("--") if "--" in argv else None]:
+            found = _OVERRIDE.match(argument)
+            if found and not known(found.group(1)):
+                raise UserError(unknown(found.group(1)))
+        # An unknown key was an error above. New ones are for optimizer.kwargs alone.
+        config_flags.DEFINE_config_dict(
+            "config",
+            contents,
+            flag_values=values,
+            lock_config=False,
+            accept_new_attributes=True,
+            sys_argv=argv,
+        )
+    try:
+        rest = values(argv)
+    except flags.UnrecognizedFlagError as error:
+        raise UserError(_unknown_flag(error.flagname, values)) from error
+    except (flags.Error, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise UserError(_flag_message(error)) from error
+    if rest[1:]:
+        raise UserError(f"{rest[1]!r} is not a flag; flags begin with --, as --workdir=FOLDER")
+    if config:
+        lock(values.config)
+        quiet_tensorflow()  # the check asks Keras for its optimizers
+        check(values.config)
+    return values
+
+
+def _take_config_file(argv: list[str]) -> tuple[list[str], ml_collections.ConfigDict]:
+    """Takes `--config=FILE` out of the command line; returns the rest and the file's config."""
+    given, rest = "", []
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument in ("--config", "-config"):
+            given = next(arguments, "")
+        elif argument.startswith(("--config=", "-config=")):
+            given = argument.partition("=")[2]
+        else:
+            rest.append(argument)
+    if not given or given.startswith("-"):
+        raise UserError("--config is missing; give a file, as --config=configs/quickstart.py")
+    return rest, _load_config_file(given)
+
+
+def _load_config_file(given: str) -> ml_collections.ConfigDict:
+    path, *arguments = given.split(":", 1)  # what follows a colon is get_config's argument
+    if not os.path.isfile(path):
+        folder = os.path.dirname(path) or "."
+        there = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        there = [name for name in there if name.endswith(".py")]
+        names = near(os.path.basename(path), there) or there
+        hint = f"; {folder} has {', '.join(names)}" if names else ""
+        raise UserError(f"--config={given}: there is no such file{hint}")
+    try:
+        loader = importlib.machinery.SourceFileLoader("config_file", path)
+        spec = importlib.util.spec_from_loader("config_file", loader)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+        config = module.get_config(*arguments)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == path]
+        where = f"{path}, line {lines[-1]}" if lines else path
+        reason = _first_line(error)
+        key = re.match(r'Key "(\w+)" does not exist', reason)
+        if key:
+            raise UserError(f"{where}: {unknown(key.group(1))}") from error
+        raise UserError(f"{where}: {reason}") from error
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise UserError(f"{path}: get_config() returned no ConfigDict; begin with default_config()")
+    return config
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.msg} in line {error.lineno}"
+    reason: object = error
+    while isinstance(reason, Exception):  # not str(), which adds quotes to that of a KeyError
+        reason = reason.args[0] if reason.args else type(reason).__name__
+    return str(reason).partition("\n")[0]
+
+
+def _unknown_flag(name: str, values: flags.FlagValues) -> str:
+    names = near(name, values) or sorted(values)
+    return f"there is no flag --{name}; see --help (near: {', '.join(f'--{n}' for n in names)})"
+
+
+def _flag_message(error: Exception) -> str:
+    """One line for what absl or the config flags object to."""
+    text = _first_line(error)
+    flag = re.match(r"flag --([^=]*)=(.*?): (.*)", text)
+    if not flag:
+        return text
+    name, value, reason = flag.groups()
+    key = name.removeprefix("config.")
+    if name != key and key in KEYS:
+        return f"--{name}={value}: give {KEYS[key][1].right}"
+    if value == "None" and "must have a value" in reason:
+        return f"--{name} is missing; see --help"
+    words = {"invalid literal for int": "give a whole number", "could not convert": "give a number"}
+    for start, right in words.items():
+        reason = right if reason.startswith(start) else reason
+    return f"--{name}={value}: {reason}"

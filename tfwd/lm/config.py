@@ -1,0 +1,151 @@
+"""The configuration of the programs: made, checked, saved and loaded.
+
+The keys stand in `tfwd.lm.keys`. A file in `configs/` begins with `default_config()` and changes
+what is its own. The result is locked: a key that is not in the table is an error. Only
+`optimizer.kwargs` is open, as it takes whatever the chosen optimizer takes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import ml_collections
+
+from tfwd.lm import rules
+from tfwd.lm.errors import UserError, near
+from tfwd.lm.files import write_atomically
+from tfwd.lm.keys import KEYS, known, shown, unknown
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """The configuration with every key at its default; `tfwd.lm.keys` explains the keys.
+
+    Returns:
+        A `ConfigDict`, locked except for `optimizer.kwargs`. Assigning a value of another type
+        is an error too (a whole number for a float is taken).
+
+    Example:
+        >>> config = default_config()
+        >>> config.model.weight_dropout = 0.3
+        >>> config.model.hidden_units
+        (256, 128)
+    """
+    config = ml_collections.ConfigDict()
+    for key, (default, _, _) in KEYS.items():
+        group, _, name = key.rpartition(".")
+        if group and group not in config:
+            config[group] = ml_collections.ConfigDict()
+        holder = config[group] if group else config
+        holder[name] = ml_collections.ConfigDict(default) if isinstance(default, dict) else default
+    return lock(config)
+
+
+def lock(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Locks `config` against new keys, in place, except for `optimizer.kwargs`; returns it."""
+    config.lock()
+    config.optimizer.kwargs.unlock()
+    return config
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+    """Verifies every value.
+
+    Args:
+        config: a configuration with the keys of `default_config`.
+
+    Raises:
+        UserError: for the first wrong value: the key, the value, and what is right. Also for a
+            key that is missing or unknown, and for two values that do not go together.
+
+    Example:
+        >>> config = default_config()
+        >>> config.model.weight_dropout = 1.0
+        >>> check(config)
+        Traceback (most recent call last):
+        ...
+        tfwd.lm.errors.UserError: model.weight_dropout=1.0: give a rate: at least 0, below 1
+    """
+    for key in flat_keys(config):
+        if not known(key):
+            raise UserError(unknown(key))
+    for key, (_, rule, _) in KEYS.items():
+        value = config
+        for name in key.split("."):
+            if name not in value:
+                raise UserError(f"the configuration has no {key}; begin with default_config()")
+            value = value[name]
+        if not rule.holds(value):
+            raise UserError(f"{key}={shown(value)}: give {rule.right}{rule.hint(value)}")
+    _check_together(config)
+
+
+def _check_together(config: ml_collections.ConfigDict) -> None:
+    model, data = config.model, config.data
+    if model.tie_weights and model.hidden_units[-1] != model.embedding_dim:
+        raise UserError(
+            f"model.hidden_units={shown(model.hidden_units)}: with model.tie_weights the last "
+            f"layer must be as wide as model.embedding_dim={model.embedding_dim}"
+        )
+    if data.random_windows and data.window < 5:
+        raise UserError(
+            f"data.window={data.window}: with data.random_windows a window has at least 5 steps"
+        )
+    name = config.optimizer.name
+    for argument in config.optimizer.kwargs:
+        there = rules.arguments(name)
+        if argument not in there:
+            raise UserError(
+                f"optimizer.kwargs.{argument}: {name} has no such argument; "
+                f"{_alternatives(argument, there)}"
+            )
+
+
+def flat_keys(config: ml_collections.ConfigDict, prefix: str = "") -> list[str]:
+    """The dotted keys of all values in `config`, groups opened."""
+    keys = []
+    for name, value in config.items():
+        key = f"{prefix}{name}"
+        inner = isinstance(value, ml_collections.ConfigDict)
+        keys += flat_keys(value, f"{key}.") if inner else [key]
+    return keys
+
+
+def save(config: ml_collections.ConfigDict, path: str | os.PathLike[str]) -> None:
+    """Writes `config` as JSON, in one step; `load` reads it.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    write_atomically(path, json.dumps(config.to_dict(), indent=2) + "\n")
+
+
+def load(path: str | os.PathLike[str]) -> ml_collections.ConfigDict:
+    """Reads what `save` wrote, and checks it.
+
+    A key that the file does not have (it may be older than the key) gets its default.
+
+    Raises:
+        UserError: the file is missing, damaged, or has a wrong value or an unknown key.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not a whole configuration: {error}") from error
+    config = default_config()
+    try:
+        content["model"]["hidden_units"] = tuple(content["model"]["hidden_units"])
+        config.update(content)
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        reason = str(error.args[0] if error.args else error).partition("\n")[0]
+        raise UserError(f"{path} is not a configuration of this program: {reason}") from error
+    check(config)
+    return config
+
+
+def _alternatives(name: str, there: list[str]) -> str:
+    found = near(name, there)
+    return f"did you mean {' or '.join(found)}?" if found else f"it has {', '.join(there)}"

@@ -1,0 +1,167 @@
+"""tfwd-evaluate: what a trained model's perplexity is on a text."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from tfwd.lm import app
+from tfwd.lm.errors import UserError
+from tfwd.lm.text import detokenize, load_splits, read_text, tokenize
+
+if TYPE_CHECKING:
+    from tfwd.lm.saved import Saved
+
+ABOUT = """
+Evaluates a trained model on a text: perplexity, and bits per character.
+
+    tfwd-evaluate --workdir=runs/quickstart
+    tfwd-evaluate --workdir=runs/quickstart --text=letter.txt --json
+
+Without --text it is the test text of the run. A token counts once, whichever it is; at word level
+the end of a line is a token. The bits per character are the bits of all tokens over the characters
+of the text as the model sees it: words with one space between, and line ends. A word that the
+vocabulary does not have costs only what <unk> costs, so figures are comparable where "unknown" is
+0, or between models of one vocabulary.
+"""
+
+
+def run() -> None:
+    """The console script."""
+    app.run(main, define, ABOUT)
+
+
+def define(values: flags.FlagValues) -> None:
+    """Defines the flags."""
+    flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
+    flags.mark_flag_as_required("workdir", values)
+    flags.DEFINE_string("text", "", "text file; without it the run's test text", flag_values=values)
+    flags.DEFINE_string("checkpoint", "best", "best or last", flag_values=values)
+    flags.DEFINE_bool("json", False, "print one line of JSON and no table", flag_values=values)
+
+
+def main(values: flags.FlagValues) -> None:
+    """Evaluates, and prints what came out."""
+    from rich.console import Console
+
+    from tfwd.lm.saved import load
+
+    text = read_text(values.text) if values.text else None
+    saved = load(values.workdir, values.checkpoint)
+    if text is None:
+        result = evaluate_test(saved)
+    else:
+        result = evaluate_text(saved, text, os.path.basename(values.text))
+    if values.json:
+        print(json.dumps(result))
+    else:
+        Console().print(table(result))
+
+
+def evaluate_test(saved: Saved) -> dict[str, Any]:
+    """Evaluates a model on its run's own test text, in the columns of the training's report.
+
+    Args:
+        saved: the run.
+
+    Returns:
+        As `evaluate_text`.
+
+    Raises:
+        UserError: the text cannot be read, or is not the one the run was trained on: its test
+            text might hold parts of the other's training text.
+    """
+    from tfwd.lm.state import fingerprint
+
+    path, level = saved.config.data.path, saved.config.data.level
+    splits = load_splits(path or None)
+    texts = {
+        name: saved.vocabulary.encode(tokenize(getattr(splits, name), level))
+        for name in ("train", "valid", "test")
+    }
+    if fingerprint(texts) != saved.progress["data"]:
+        source = f"the text in {path}" if path else f"the embedded text ({splits.name})"
+        raise UserError(f"{source} is not the one that the run was trained on; give --text=FILE")
+    return evaluate_text(
+        saved, splits.test, f"{splits.name}, test", batch_size=saved.config.data.eval_batch_size
+    )
+
+
+def evaluate_text(saved: Saved, text: str, name: str, batch_size: int = 0) -> dict[str, Any]:
+    """Evaluates a model on a text.
+
+    With `nats` the mean of -log p(token) over the predicted tokens,
+
+        perplexity = exp(nats),   bits_per_token = nats / log(2),
+        bits_per_character = bits_per_token * tokens / characters.
+
+    Args:
+        saved: the model, its vocabulary and its configuration.
+        text: the text.
+        name: what the result calls it.
+        batch_size: the text is read in so many columns. The first token of each is not predicted,
+            and fewer tokens than there are columns may be left out at the end. 0 is the run's
+            `data.eval_batch_size`, or less for a short text: columns of a window at least.
+
+    Returns:
+        "text", "level", "checkpoint_step", "tokens" and "characters" of the whole text,
+        "predicted" tokens, "unknown" (the share of tokens that are `<unk>`), "nats", "perplexity"
+        (None if too large for a float), "bits_per_token" and "bits_per_character".
+
+    Raises:
+        UserError: the text has fewer than two tokens, or is too short for `batch_size`.
+    """
+    from tfwd.lm.loop import evaluate
+
+    data, vocabulary = saved.config.data, saved.vocabulary
+    tokens = tokenize(text, vocabulary.level)
+    ids = vocabulary.encode(tokens)
+    if not batch_size:
+        batch_size = max(1, min(data.eval_batch_size, len(ids) // (data.eval_window + 1)))
+    found = evaluate(saved.model, ids, batch_size, data.eval_window, what=f"the text {name}")
+    characters = len(detokenize(tokens, vocabulary.level))
+    return {
+        "text": name,
+        "level": vocabulary.level,
+        "checkpoint_step": saved.progress["step"],
+        "tokens": len(ids),
+        "predicted": found.tokens,
+        "characters": characters,
+        "unknown": float((ids == vocabulary.unk_id).mean()),
+        "nats": found.nats,
+        "perplexity": found.perplexity if math.isfinite(found.perplexity) else None,
+        "bits_per_token": found.bits,
+        "bits_per_character": found.bits * len(ids) / characters,
+    }
+
+
+def table(result: dict[str, Any]) -> Any:
+    """The result as a table for a rich console."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=box.SIMPLE, show_header=False)
+    made.add_column()
+    made.add_column(justify="right")
+    perplexity = result["perplexity"]
+    rows = {
+        "text": result["text"],
+        "checkpoint of step": f"{result['checkpoint_step']:,}",
+        "tokens": f"{result['tokens']:,}",
+        "characters": f"{result['characters']:,}",
+        "unknown": f"{result['unknown']:.2%}",
+        "perplexity": "too large" if perplexity is None else f"{perplexity:,.2f}",
+        "nats per token": f"{result['nats']:.4f}",
+        "bits per word": f"{result['bits_per_token']:.4f}",
+        "bits per character": f"{result['bits_per_character']:.4f}",
+    }
+    if result["level"] == "char":
+        del rows["bits per word"]  # a token is a character
+    for name, value in rows.items():
+        made.add_row(name, Text(value))
+    return made

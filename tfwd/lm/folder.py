@@ -1,0 +1,122 @@
+"""A run's folder: what lies where, who may write to it, and whether it is this run's.
+
+config.json  vocabulary.json     what the run is
+checkpoints/                     the last ones: model, optimizer, state
+best/                            the weights with the lowest validation loss
+metrics.jsonl  tensorboard/      what happened
+report/                          what came out
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import IO, Any
+
+import ml_collections
+
+from tfwd.lm import config as configs
+from tfwd.lm.checkpoint import Checkpoints
+from tfwd.lm.errors import UserError
+from tfwd.lm.vocabulary import Vocabulary
+
+# What may change when a run goes on. The text may have moved: its content is compared instead.
+_FREE = ("training.", "sample.", "data.path", "data.eval_window")
+
+
+class RunFolder:
+    """The paths in a run's folder.
+
+    Args:
+        path: the folder; it need not exist.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.vocabulary = self.path / "vocabulary.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.report = self.path / "report"
+        self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self.best = Checkpoints(self.path / "best")
+        self._lock: IO[str] | None = None
+
+    def open(self, config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
+        """Makes the folder, or verifies that what is in it belongs to this configuration.
+
+        Raises:
+            UserError: it cannot be written, another process trains in it, or it holds a run with
+                another configuration or vocabulary.
+        """
+        try:
+            for folder in (self.path, self.report, self.tensorboard):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.path / ".lock", "w")  # noqa: SIM115 (held for the whole run)
+        except OSError as error:
+            raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
+        if not _lock(self._lock):
+            raise UserError(f"another process is training in the workdir {self.path}")
+        if self.config.exists():
+            different = differences(configs.load(self.config), config)
+            if different:
+                raise UserError(
+                    f"the workdir {self.path} holds a run with another configuration: "
+                    f"{'; '.join(different)}. Give another --workdir, or the same values"
+                )
+            before = Vocabulary.load(self.vocabulary)
+            if before.fingerprint() != vocabulary.fingerprint():
+                raise UserError(
+                    f"the workdir {self.path} holds a run with another vocabulary: "
+                    f"{len(before)} tokens there, {len(vocabulary)} in this text. "
+                    "Give another --workdir, or the same text"
+                )
+        vocabulary.save(self.vocabulary)
+        configs.save(config, self.config)  # last: with it the folder is a run's
+
+    def close(self) -> None:
+        """Lets another process use the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def differences(before: ml_collections.ConfigDict, now: ml_collections.ConfigDict) -> list[str]:
+    """The keys that differ though a run cannot go on with another value for them.
+
+    Example:
+        >>> before, now = configs.default_config(), configs.default_config()
+        >>> now.training.epochs, now.model.weight_dropout = 99, 0.25
+        >>> differences(before, now)
+        ['model.weight_dropout is 0.5 there and 0.25 here']
+    """
+    keys = dict.fromkeys(configs.flat_keys(before) + configs.flat_keys(now))
+    lines = []
+    for key in keys:
+        there, here = _value(before, key), _value(now, key)
+        if there != here and not key.startswith(_FREE):
+            lines.append(f"{key} is {there} there and {here} here")
+    return lines
+
+
+def _value(config: ml_collections.ConfigDict, key: str) -> Any:
+    for name in key.split("."):
+        if name not in config:
+            return "not given"
+        config = config[name]
+    return config
+
+
+def _lock(file: IO[str]) -> bool:
+    """Takes the lock, which ends with the process however it ends; True where there are none."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True

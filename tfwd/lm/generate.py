@@ -1,0 +1,57 @@
+"""tfwd-generate: text from a trained model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from absl import flags
+
+from tfwd.lm import app
+
+ABOUT = """
+Writes text with a trained model.
+
+    tfwd-generate --workdir=runs/quickstart
+    tfwd-generate --workdir=runs/quickstart --prompt="The class" --temperature=0.5 --seed=7
+
+The same flags give the same text. A token that the vocabulary does not have is never written.
+"""
+
+
+def run() -> None:
+    """The console script."""
+    app.run(main, define, ABOUT)
+
+
+def define(values: flags.FlagValues) -> None:
+    """Defines the flags."""
+    flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
+    flags.mark_flag_as_required("workdir", values)
+    flags.DEFINE_string("checkpoint", "best", "best or last", flag_values=values)
+    flags.DEFINE_integer("tokens", 200, "how many words or characters to write", flag_values=values)
+    flags.DEFINE_float(
+        "temperature",
+        0.8,
+        "1: as the model says; lower: surer; 0: the likeliest",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "top_k", 0, "draw among the k likeliest only; 0: among all", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "seed", 0, "of the draws; another seed gives another text", flag_values=values
+    )
+    flags.DEFINE_string("prompt", "", "text to go on from", flag_values=values)
+
+
+def main(values: flags.FlagValues) -> None:
+    """Prints the text."""
+    from tfwd.lm.sampling import check_options, generate
+    from tfwd.lm.saved import load
+
+    options: dict[str, Any] = {
+        name: values[name].value for name in ("tokens", "temperature", "top_k", "seed")
+    }
+    check_options(**options)  # before the model is read, which takes its time
+    saved = load(values.workdir, values.checkpoint)
+    print(generate(saved.model, saved.vocabulary, prompt=values.prompt, **options))

@@ -1,0 +1,296 @@
+"""The AWD-LSTM of Merity, Keskar and Socher (2017): LSTMs with dropped recurrent weights.
+
+Everything that regularises is an option, and an option that is off leaves no layer and no
+operation behind: with all rates 0 the model is an embedding, plain Keras LSTMs and a softmax.
+States are tensors that go in and come out, so that the caller decides what is carried on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfwd import layers
+from tfwd import parametrizations as P
+from tfwd.lm.precision import at_least_float32
+
+States = list[list[tf.Tensor]]
+
+
+class Output(NamedTuple):
+    """What a call of the model returns.
+
+    Attributes:
+        logits: `[batch, time, vocabulary]`, float32 (float64 under that policy).
+        states: `[h, c]` of each LSTM after the last step, `[batch, units]` each.
+        raw: the last LSTM's output, `[batch, time, units]`.
+        dropped: `raw` after the output's locked dropout; what the softmax reads.
+    """
+
+    logits: tf.Tensor
+    states: States
+    raw: tf.Tensor
+    dropped: tf.Tensor
+
+
+@keras.saving.register_keras_serializable(package="tfwd.lm")
+class LanguageModel(keras.Model):
+    """A word or character model: embedding, LSTMs, softmax, and their regularisation.
+
+    Args:
+        vocabulary_size: the number of tokens.
+        embedding_dim: the embedding's width.
+        hidden_units: the width of each LSTM, first to last. With `tie_weights` the last one is
+            `embedding_dim`.
+        tie_weights: the softmax uses the embedding's matrix, with a bias of its own.
+        weight_dropout: rate on every recurrent kernel, drawn once a call.
+        variational_noise: standard deviation of the normal noise on every recurrent kernel. With
+            `weight_dropout`, the noise comes first.
+        noise_start_step: the training call with which the noise begins.
+        embedding_dropout: rate on whole rows of the embedding.
+        input_dropout: rate of the locked dropout on the embedded input.
+        hidden_dropout: rate of the locked dropout between two LSTMs.
+        output_dropout: rate of the locked dropout on the last LSTM's output.
+        init_scale: the embedding, and a softmax that is not tied, begin uniform in
+            (-init_scale, init_scale).
+        recompute: draw the dropped weights again in the backward pass, and keep none of them.
+        dtype_policy: a Keras dtype policy's name. Logits are float32 at least.
+        seed: of the initial weights and of all draws; `None` takes it from Keras's global seed.
+        name: the model's name, the beginning of every variable's path.
+
+    Raises:
+        ValueError: tied, and the last LSTM is not as wide as the embedding; or a rate outside
+            [0, 1).
+
+    References:
+        Merity, Keskar and Socher, "Regularizing and Optimizing LSTM Language Models" (2017).
+        LSTM weights begin uniform in (-1/sqrt(units), 1/sqrt(units)), the softmax's bias at zero,
+        as in the authors' program. Departure: an LSTM there has two bias vectors that are added;
+        here it has one, begun as one of them, and the forget gate gets nothing extra.
+
+    Example:
+        >>> model = LanguageModel(10, embedding_dim=4, hidden_units=(6, 4), weight_dropout=0.5)
+        >>> output = model(tf.zeros([2, 3], tf.int32), training=True)
+        >>> output.logits.shape
+        TensorShape([2, 3, 10])
+        >>> [[tuple(tensor.shape) for tensor in pair] for pair in output.states]
+        [[(2, 6), (2, 6)], [(2, 4), (2, 4)]]
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        embedding_dim: int = 400,
+        hidden_units: Sequence[int] = (1150, 1150, 400),
+        *,
+        tie_weights: bool = True,
+        weight_dropout: float = 0.0,
+        variational_noise: float = 0.0,
+        noise_start_step: int = 0,
+        embedding_dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        hidden_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        init_scale: float = 0.1,
+        recompute: bool = True,
+        dtype_policy: str = "float32",
+        seed: int | None = None,
+        name: str = "language_model",
+    ):
+        super().__init__(name=name, dtype=dtype_policy)
+        hidden_units = tuple(int(units) for units in hidden_units)
+        if not hidden_units:
+            raise ValueError("hidden_units is empty: give the width of at least one LSTM")
+        if tie_weights and hidden_units[-1] != embedding_dim:
+            raise ValueError(
+                f"hidden_units={hidden_units} with tie_weights: the last LSTM must be as wide as "
+                f"the embedding, embedding_dim={embedding_dim}"
+            )
+        self._options: dict[str, Any] = {
+            "vocabulary_size": vocabulary_size,
+            "embedding_dim": embedding_dim,
+            "hidden_units": list(hidden_units),
+            "tie_weights": tie_weights,
+            "weight_dropout": weight_dropout,
+            "variational_noise": variational_noise,
+            "noise_start_step": noise_start_step,
+            "embedding_dropout": embedding_dropout,
+            "input_dropout": input_dropout,
+            "hidden_dropout": hidden_dropout,
+            "output_dropout": output_dropout,
+            "init_scale": init_scale,
+            "recompute": recompute,
+            "seed": seed,
+        }
+        self.vocabulary_size = vocabulary_size
+        self.hidden_units = hidden_units
+        self._seeds = _seeds(seed)
+        scale = _uniform(init_scale, next(self._seeds))
+        row_seed = next(self._seeds)
+        if embedding_dropout:
+            self.embedding = layers.DropoutEmbedding(
+                vocabulary_size,
+                embedding_dim,
+                embedding_dropout,
+                seed=row_seed,
+                embeddings_initializer=scale,
+                dtype=self.dtype_policy,
+                name="embedding",
+            )
+        else:
+            self.embedding = keras.layers.Embedding(
+                vocabulary_size,
+                embedding_dim,
+                embeddings_initializer=scale,
+                dtype=self.dtype_policy,
+                name="embedding",
+            )
+        # One attribute a layer and no list of layers: tf.train.Checkpoint follows the attributes
+        # of a Keras model, and would leave the layers in a list out of the file without a word.
+        self.input_dropout = self._locked(input_dropout, "input_dropout")
+        for number, units in enumerate(hidden_units, 1):
+            setattr(self, f"lstm_{number}", self._lstm(units, f"lstm_{number}"))
+            if number < len(hidden_units):
+                name = f"hidden_dropout_{number}"
+                setattr(self, name, self._locked(hidden_dropout, name))
+        self.output_dropout = self._locked(output_dropout, "output_dropout")
+        if tie_weights:
+            self.decoder = layers.TiedDense(
+                self.embedding, use_bias=True, dtype=self.dtype_policy, name="decoder"
+            )
+        else:
+            self.decoder = keras.layers.Dense(
+                vocabulary_size,
+                kernel_initializer=_uniform(init_scale, next(self._seeds)),
+                bias_initializer="zeros",
+                dtype=self.dtype_policy,
+                name="decoder",
+            )
+        # All shapes are known, so the weights are made now: a checkpoint can be read into the
+        # model before its first call.
+        self.build((None, None))
+
+    def _locked(self, rate: float, name: str) -> keras.layers.Layer | None:
+        seed = next(self._seeds)  # drawn in any case: one option does not move another's draws
+        if not rate:
+            return None
+        return layers.LockedDropout(rate, seed=seed, dtype=self.dtype_policy, name=name)
+
+    def _lstm(self, units: int, name: str) -> keras.layers.Layer:
+        limit = units**-0.5
+        arguments = {
+            "kernel_initializer": _uniform(limit, next(self._seeds)),
+            "recurrent_initializer": _uniform(limit, next(self._seeds)),
+            "bias_initializer": _uniform(limit, next(self._seeds)),
+            "unit_forget_bias": False,
+            "return_sequences": True,
+            "return_state": True,
+            "dtype": self.dtype_policy,
+            "name": name,
+        }
+        seed = next(self._seeds)
+        rate, noise = self._options["weight_dropout"], self._options["variational_noise"]
+        draws = {"seed": seed, "recompute": self._options["recompute"]}
+        if not noise:
+            if not rate:
+                return keras.layers.LSTM(units, **arguments)
+            return layers.WeightDropLSTM(units, weight_dropout=rate, **draws, **arguments)
+        perturbation = P.GaussianNoise(noise, start_step=self._options["noise_start_step"])
+        if rate:
+            perturbation = P.Chain([perturbation, P.Dropout(rate)])
+        return layers.Parametrized(
+            keras.layers.LSTM(units, **arguments),
+            {"recurrent_kernel": perturbation},
+            name=f"perturbed_{name}",
+            dtype=self.dtype_policy,
+            **draws,
+        )
+
+    @property
+    def lstms(self) -> list[keras.layers.Layer]:
+        """The LSTMs, or the wrappers around them, first to last."""
+        return [getattr(self, f"lstm_{n}") for n in range(1, len(self.hidden_units) + 1)]
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the weights; `input_shape` says nothing that is not known already."""
+        if self.built:
+            return
+        self.embedding.build((None, None))
+        width = self._options["embedding_dim"]
+        for layer, units in zip(self.lstms, self.hidden_units, strict=True):
+            layer.build((None, None, width))
+            width = units
+        self.decoder.build((None, None, width))
+        self.built = True
+
+    def zero_state(self, batch_size: int | tf.Tensor) -> States:
+        """The state before the first token: zeros, `[h, c]` of `[batch_size, units]` each LSTM."""
+        dtype = self.compute_dtype
+        return [
+            [tf.zeros([batch_size, units], dtype) for _ in range(2)] for units in self.hidden_units
+        ]
+
+    def call(
+        self, ids: tf.Tensor, states: States | None = None, training: bool | None = None
+    ) -> Output:
+        """Runs the model over a window.
+
+        Args:
+            ids: int32 `[batch, time]`, the tokens' numbers.
+            states: as in `Output.states`; `None` for zeros.
+            training: whether the regularisation is on.
+
+        Returns:
+            `Output(logits, states, raw, dropped)`.
+        """
+        if states is None:
+            states = self.zero_state(tf.shape(ids)[0])
+        values = _embed(self.embedding, ids, training)
+        values = _maybe(self.input_dropout, values, training)
+        carried = []
+        for number, layer in enumerate(self.lstms, 1):
+            values, *state = layer(values, initial_state=states[number - 1], training=training)
+            carried.append(state)
+            if number < len(self.hidden_units):
+                values = _maybe(getattr(self, f"hidden_dropout_{number}"), values, training)
+        raw = values
+        dropped = _maybe(self.output_dropout, raw, training)
+        return Output(at_least_float32(self.decoder(dropped)), carried, raw, dropped)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {**self._options, "dtype_policy": self.dtype_policy.name, "name": self.name}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> LanguageModel:
+        """Makes a model from what `get_config` returned; its weights are new."""
+        return cls(**config)
+
+
+def _embed(layer: keras.layers.Layer, ids: tf.Tensor, training: bool | None) -> tf.Tensor:
+    # The call of a plain Embedding has no training argument.
+    if isinstance(layer, layers.DropoutEmbedding):
+        return layer(ids, training=training)
+    return layer(ids)
+
+
+def _maybe(layer: keras.layers.Layer | None, values: tf.Tensor, training: Any) -> tf.Tensor:
+    return values if layer is None else layer(values, training=training)
+
+
+def _uniform(limit: float, seed: int) -> keras.initializers.Initializer:
+    # A seed each: Keras's initializers are functions of (seed, shape), and two weights of one
+    # shape would begin equal.
+    return keras.initializers.RandomUniform(-limit, limit, seed=seed)
+
+
+def _seeds(seed: int | None):
+    """An endless row of seeds of 31 bits, none 0, which Keras's initializers take for no seed."""
+    generator = np.random.default_rng(random.randrange(2**31) if seed is None else seed)
+    while True:
+        yield int(generator.integers(1, 2**31 - 1))

@@ -1,0 +1,39 @@
+"""Loading TensorFlow without its notes on the processor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+
+def quiet_tensorflow() -> None:
+    """Loads TensorFlow without its notes on the processor; a failure to load is shown whole.
+
+    The notes are written by C++ before a logging level can be set, so stderr is put aside for
+    as long as the loading takes. After it, warnings and errors are shown and notes are not.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    if "tensorflow" not in sys.modules:
+        with _stderr_aside():
+            import tensorflow  # noqa: F401
+
+
+@contextlib.contextmanager
+def _stderr_aside() -> Iterator[None]:
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as aside:
+        kept = os.dup(2)
+        os.dup2(aside.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            aside.seek(0)
+            os.write(kept, aside.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)

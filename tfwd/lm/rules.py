@@ -1,0 +1,85 @@
+"""What a value of the configuration may be: small rules with the words for the error message."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tfwd.lm.errors import near
+
+DTYPE_POLICIES = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "mixed_float16",
+    "mixed_bfloat16",
+)
+
+
+class Rule(NamedTuple):
+    """A test of a value, and what is right in words ("give ...")."""
+
+    right: str
+    holds: Callable[[Any], bool]
+    hint: Callable[[Any], str] = lambda value: ""
+
+
+def one_of(*values: str) -> Rule:
+    """The rule that a value is one of `values`."""
+    return Rule(" or ".join(values), lambda value: value in values, lambda v: _hint(v, values))
+
+
+def optimizers() -> dict[str, type]:
+    """The optimizers of `keras.optimizers` by their names in lower case."""
+    import keras  # slow to load, and `--help` does without
+
+    return {
+        name.lower(): found
+        for name, found in vars(keras.optimizers).items()
+        if inspect.isclass(found)
+        and issubclass(found, keras.optimizers.Optimizer)
+        and name not in ("Optimizer", "LossScaleOptimizer")
+    }
+
+
+def arguments(optimizer: str) -> list[str]:
+    """What may stand in `optimizer.kwargs` for this optimizer."""
+    own = ("self", "kwargs", "learning_rate", "weight_decay", "global_clipnorm")
+    names = inspect.signature(optimizers()[optimizer.lower()]).parameters
+    return [name for name in names if name not in own]
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return (_whole(value) or isinstance(value, float)) and math.isfinite(value)
+
+
+def _hint(value: Any, values: Any) -> str:
+    found = near(value, values) if isinstance(value, str) else []
+    return f" (did you mean {' or '.join(found)}?)" if found else ""
+
+
+FLAG = Rule("true or false", lambda v: isinstance(v, bool))
+TEXT = Rule("a text", lambda v: isinstance(v, str))
+WHOLE = Rule("a whole number, at least 0", lambda v: _whole(v) and v >= 0)
+COUNT = Rule("a whole number, at least 1", lambda v: _whole(v) and v >= 1)
+POSITIVE = Rule("a number above 0", lambda v: _number(v) and v > 0)
+NOT_NEGATIVE = Rule("a number, at least 0", lambda v: _number(v) and v >= 0)
+RATE = Rule("a rate: at least 0, below 1", lambda v: _number(v) and 0 <= v < 1)
+FACTOR = Rule("a factor above 0, at most 1", lambda v: _number(v) and 0 < v <= 1)
+UNITS = Rule(
+    "whole numbers of at least 1, one a layer, as 300,150",
+    lambda v: isinstance(v, tuple) and len(v) > 0 and all(_whole(u) and u >= 1 for u in v),
+)
+MAPPING = Rule("arguments by name", lambda v: hasattr(v, "items"))
+OPTIMIZER = Rule(
+    "an optimizer of keras.optimizers, as sgd, adam, adamw, rmsprop",
+    lambda v: isinstance(v, str) and v.lower() in optimizers(),
+    lambda v: _hint(v, optimizers()),
+)

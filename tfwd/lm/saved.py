@@ -1,0 +1,87 @@
+"""A trained model, read from its run's folder; nothing in the folder is changed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ml_collections
+
+from tfwd.lm import config as configs
+from tfwd.lm.errors import UserError
+from tfwd.lm.folder import RunFolder
+from tfwd.lm.model import LanguageModel
+from tfwd.lm.vocabulary import Vocabulary
+
+CHECKPOINTS = ("best", "last")
+
+
+class Saved(NamedTuple):
+    """What is in a run's folder.
+
+    Attributes:
+        model: with the checkpoint's weights.
+        vocabulary: the model's.
+        config: the run's.
+        progress: where the run stood at the checkpoint, as `state.Progress` has it.
+    """
+
+    model: LanguageModel
+    vocabulary: Vocabulary
+    config: ml_collections.ConfigDict
+    progress: dict[str, Any]
+
+
+def make_model(config: ml_collections.ConfigDict, vocabulary_size: int) -> LanguageModel:
+    """A new model as `config` describes it.
+
+    Args:
+        config: the whole configuration; its `model` and `seed` are used.
+        vocabulary_size: the number of tokens.
+    """
+    options = config.model.to_dict()
+    for name in ("activation_regularization", "temporal_activation_regularization"):
+        del options[name]  # of the training step
+    return LanguageModel(vocabulary_size, seed=config.seed, **options)
+
+
+def load(
+    workdir: str | os.PathLike[str],
+    checkpoint: str = "best",
+    say: Callable[[str], object] = lambda line: print(line, file=sys.stderr),
+) -> Saved:
+    """Reads a model with its vocabulary and configuration.
+
+    Args:
+        workdir: the run's folder.
+        checkpoint: "best" is the weights with the lowest validation loss, "last" the newest.
+        say: called with a line for a checkpoint that is damaged; the one before it is used.
+
+    Returns:
+        What was read.
+
+    Raises:
+        UserError: there is no run, no checkpoint yet, no checkpoint that is whole, or the
+            checkpoint is of another vocabulary or shape.
+    """
+    if checkpoint not in CHECKPOINTS:
+        raise UserError(f"--checkpoint={checkpoint}: give {' or '.join(CHECKPOINTS)}")
+    folder = RunFolder(workdir)
+    if not folder.config.exists():
+        raise UserError(f"there is no run in {folder.path}: it has no {folder.config.name}")
+    config = configs.load(folder.config)
+    vocabulary = Vocabulary.load(folder.vocabulary)
+    if vocabulary.level != config.data.level:
+        raise UserError(
+            f"{folder.vocabulary} is of another run: its level is {vocabulary.level}, and the "
+            f"run's {config.data.level}"
+        )
+    model = make_model(config, len(vocabulary))
+    checkpoints = folder.best if checkpoint == "best" else folder.checkpoints
+    progress = checkpoints.restore({"model": model}, say=say)
+    if progress is None:
+        other = "; --checkpoint=last may have one" if checkpoint == "best" else ""
+        raise UserError(f"the run in {folder.path} has no {checkpoint} checkpoint yet{other}")
+    return Saved(model, vocabulary, config, progress)

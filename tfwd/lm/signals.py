@@ -1,0 +1,65 @@
+"""Ctrl-C and SIGTERM as a request, not a blow: the step under way is finished and saved first."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+
+class Stopped(Exception):
+    """A run was asked to stop, and has saved where it stands."""
+
+    def __init__(self, signal_number: int):
+        super().__init__(signal.Signals(signal_number).name)
+        self.signal_number = signal_number
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects: 130 after Ctrl-C, 143 after SIGTERM."""
+        return 128 + self.signal_number
+
+
+class StopRequest:
+    """While it is entered, the first SIGINT or SIGTERM only sets `number`.
+
+    A second one does what it would have done without this, for a program that hangs.
+
+    Example:
+        >>> import os, signal
+        >>> with StopRequest() as request:
+        ...     os.kill(os.getpid(), signal.SIGTERM)
+        ...     bool(request), request.number == signal.SIGTERM
+        (True, True)
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._before: dict[int, object] = {}
+
+    def __bool__(self) -> bool:
+        return self.number is not None
+
+    def __enter__(self) -> StopRequest:
+        # Python lets only the main thread set handlers; elsewhere signals are the caller's.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._put_back()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        self._put_back()
+
+    def _put_back(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()

@@ -1,0 +1,206 @@
+"""Where the text comes from, and how it is cut into tokens.
+
+The default text is in every Python: the topics of its reference manual, which `pydoc` shows
+(about 65,000 words; it differs a little from version to version). So the main job needs no
+download. It is taken as it is, with its rules of asterisks and its code. Other text is a folder
+of three files, as WikiText and the Penn Treebank come, or one file that is split by position.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tfwd.lm.errors import UserError
+
+EOS = "<eos>"
+LEVELS = ("word", "char")
+_NAMES = ("{}.txt", "wiki.{}.tokens", "ptb.{}.txt")
+
+
+class Splits(NamedTuple):
+    """The three parts of a text, and a name for reports."""
+
+    train: str
+    valid: str
+    test: str
+    name: str
+
+
+def load_splits(
+    path: str | None = None, fractions: tuple[float, float, float] = (0.9, 0.05, 0.05)
+) -> Splits:
+    """Reads the training, validation and test text.
+
+    Args:
+        path: a folder with `train.txt`, `valid.txt` and `test.txt` (the names
+            `wiki.train.tokens` and `ptb.train.txt` and their like are known too); or one text
+            file, which is split by position; or None or "" for the embedded text.
+        fractions: of one text, the shares (in characters) of the three parts. A cut is moved to
+            the next end of a line, so that no line is divided; in a text without lines to the
+            next space, and in one without spaces it stays where it is.
+
+    Returns:
+        The `Splits`. No part is empty.
+
+    Raises:
+        UserError: something is missing, empty, not UTF-8, or too short to be split.
+
+    Example:
+        >>> splits = load_splits()
+        >>> len(splits.train) > 10 * len(splits.test)
+        True
+    """
+    if not path:
+        return _split(_embedded(), fractions, f"Python {platform.python_version()} topics")
+    path = os.fspath(path)
+    if not os.path.isdir(path):
+        return _split(read_text(path), fractions, os.path.basename(path))
+    for pattern in _NAMES:
+        files = [os.path.join(path, pattern.format(part)) for part in ("train", "valid", "test")]
+        if os.path.exists(files[0]):
+            train, valid, test = map(read_text, files)
+            return Splits(train, valid, test, os.path.basename(os.path.abspath(path)))
+    there = ", ".join(sorted(os.listdir(path))[:8]) or "nothing"
+    raise UserError(
+        f"data.path={path}: this folder needs train.txt, valid.txt and test.txt; it has {there}"
+    )
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Reads a UTF-8 text file; line ends become a line feed, a byte-order mark is dropped.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The text, which has at least one character that is not white space.
+
+    Raises:
+        UserError: no such file, a folder, unreadable, empty, or not UTF-8; the last with the
+            offset of the first wrong byte, counted from 0.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError as error:
+        raise UserError(f"cannot read the text {path}: {error.strerror or error}") from error
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8: byte 0x{content[error.start]:02x} at offset {error.start} "
+            f"({error.reason}); convert it to UTF-8"
+        ) from error
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    if not text.strip():
+        raise UserError(f"the text {path} is empty")
+    return text
+
+
+def tokenize(text: str, level: str = "word") -> list[str]:
+    r"""Cuts a text into tokens.
+
+    Word level: what stands between white space, and `<eos>` at the end of each line. A blank
+    line gives nothing. (The programs of the AWD-LSTM paper give an `<eos>` for a blank line too;
+    it is easy to predict, so their perplexities on WikiText-2 are a little lower for that.)
+    Character level: every character, the line feed among them.
+
+    Args:
+        text: the text.
+        level: "word" or "char".
+
+    Returns:
+        The tokens.
+
+    Raises:
+        UserError: another level.
+
+    Example:
+        >>> tokenize("to be\n\nor not\n")
+        ['to', 'be', '<eos>', 'or', 'not', '<eos>']
+        >>> tokenize("a b\n", "char")
+        ['a', ' ', 'b', '\n']
+    """
+    check_level(level)
+    if level == "char":
+        return list(text)
+    tokens: list[str] = []
+    for line in text.split("\n"):  # not splitlines(): it also cuts at form feeds and the like
+        words = line.split()
+        if words:
+            tokens += words
+            tokens.append(EOS)
+    return tokens
+
+
+def detokenize(tokens: Sequence[str], level: str = "word") -> str:
+    r"""Makes a text of tokens: words with one space between, a line end for `<eos>`.
+
+    Args:
+        tokens: the tokens.
+        level: "word" or "char".
+
+    Returns:
+        The text. At character level it is the one that was tokenized; at word level it is that
+        text without blank lines and without repeated or leading white space.
+
+    Raises:
+        UserError: another level.
+
+    Example:
+        >>> detokenize(["to", "be", "<eos>", "or"])
+        'to be\nor'
+    """
+    check_level(level)
+    if level == "char":
+        return "".join(tokens)
+    parts: list[str] = []
+    for token in tokens:
+        if token == EOS:
+            parts.append("\n")
+        else:
+            parts.append(f" {token}" if parts and parts[-1] != "\n" else token)
+    return "".join(parts)
+
+
+def check_level(level: str) -> None:
+    """Raises UserError unless `level` is one of `LEVELS`."""
+    if level not in LEVELS:
+        raise UserError(f"data.level={level!r}: give word or char")
+
+
+def _embedded() -> str:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:  # some systems package Python without its documentation
+        raise UserError(
+            "this Python comes without pydoc_data, the embedded text; give data.path=FOLDER"
+        ) from error
+    return "\n".join(topics[key] for key in sorted(topics))
+
+
+def _split(text: str, fractions: tuple[float, float, float], name: str) -> Splits:
+    if min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
+        raise ValueError(f"fractions={fractions}: give three positive numbers with sum 1")
+    first = _cut(text, int(len(text) * fractions[0]))
+    second = _cut(text, int(len(text) * (fractions[0] + fractions[1])), first)
+    parts = text[:first], text[first:second], text[second:]
+    if not all(part.strip() for part in parts):
+        raise UserError(
+            f"{name} is too short ({len(text)} characters) to be split into training, validation "
+            "and test text; give a longer one, or a folder with the three files"
+        )
+    return Splits(*parts, name)
+
+
+def _cut(text: str, position: int, start: int = 0) -> int:
+    """The place of a cut at or soon after `position`: after a line end, else after a space."""
+    reach = position + max(1000, len(text) // 100)  # a line's end further off is no neighbour
+    for end in ("\n", " "):
+        found = text.find(end, max(position, start + 1) - 1, reach)
+        if found >= 0 and text[found + 1 :].strip():
+            return found + 1
+    return max(position, start)

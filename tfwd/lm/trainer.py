@@ -1,0 +1,297 @@
+"""A run from its first step to its last, through however many stops.
+
+The order at an epoch's end is what makes a stop at any moment harmless: the best weights are
+saved, the log is pushed to the disk, then the checkpoint is saved that knows of both; only then
+is anything older removed.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NoReturn
+
+import ml_collections
+import numpy as np
+import tensorflow as tf
+
+from tfwd.lm import stream
+from tfwd.lm.display import Display
+from tfwd.lm.errors import UserError
+from tfwd.lm.folder import RunFolder
+from tfwd.lm.loop import Evaluation, Evaluator, TrainStep, perplexity
+from tfwd.lm.metrics import Metrics
+from tfwd.lm.model import LanguageModel
+from tfwd.lm.optimizer import make_optimizer
+from tfwd.lm.pace import Pace
+from tfwd.lm.signals import Stopped, StopRequest
+from tfwd.lm.state import Progress, RunState, fingerprint
+
+
+class Trainer:
+    """Trains one model in one folder; what the folder holds is gone on with.
+
+    Args:
+        config: the whole configuration, checked.
+        vocabulary_size: the number of tokens.
+        texts: the numbered texts "train", "valid" and "test", int32 `[tokens]` each.
+        folder: opened.
+        display: shows the run.
+        stop: looked at after every window.
+
+    Raises:
+        UserError: a text is too short, or the folder's checkpoints do not fit or are all broken.
+    """
+
+    def __init__(
+        self,
+        config: ml_collections.ConfigDict,
+        vocabulary_size: int,
+        texts: dict[str, np.ndarray],
+        folder: RunFolder,
+        display: Display,
+        stop: StopRequest,
+    ):
+        self.config, self.folder, self.display, self.stop = config, folder, display, stop
+        data = config.data
+        self._train = stream.columns(texts["train"], data.batch_size, what="the training text")
+        self._evaluated = {
+            name: stream.columns(ids, data.eval_batch_size, what=f"the {name} text")
+            for name, ids in texts.items()
+        }
+        options = config.model.to_dict()
+        alpha = options.pop("activation_regularization")
+        beta = options.pop("temporal_activation_regularization")
+        self.model = LanguageModel(vocabulary_size, seed=config.seed, **options)
+        self.state = RunState(
+            self.model.zero_state(data.batch_size), config.optimizer.learning_rate
+        )
+        scaled = data.random_windows and config.optimizer.scale_lr_by_window
+        self.step = TrainStep(
+            self.model,
+            make_optimizer(
+                config.optimizer.name,
+                config.optimizer.learning_rate,
+                weight_decay=config.optimizer.weight_decay,
+                kwargs=config.optimizer.kwargs.to_dict(),
+                dtype_policy=config.model.dtype_policy,
+            ),
+            self.state,
+            clip_norm=config.optimizer.clip_norm,
+            alpha=alpha,
+            beta=beta,
+            base_window=data.window if scaled else 0,
+        )
+        self._evaluator = Evaluator(self.model, data.eval_batch_size)
+        self._objects = {
+            "model": self.model,
+            "optimizer": self.step.optimizer,
+            "state": self.state,
+        }
+        self.progress = Progress(data=fingerprint(texts))
+        self._restore()
+        logs = folder.tensorboard if config.training.tensorboard else None
+        self._metrics = Metrics(folder.metrics, self.progress.metrics_bytes, logs)
+        self._pace = Pace(wait=self.state.step.numpy)
+        self._loss: float | None = None  # the last one that was logged
+        self._saved_at = time.monotonic()
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to train."""
+        training = self.config.training
+        return self.progress.finished(training.epochs, training.patience)
+
+    @property
+    def parameters(self) -> int:
+        """The number of trained weights."""
+        return sum(int(np.prod(v.shape)) for v in self.model.trainable_variables)
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._metrics.close()
+
+    def train(self) -> None:
+        """Trains until the epochs are done or the patience is over.
+
+        Raises:
+            Stopped: a signal came; a checkpoint was saved.
+            UserError: a loss was not finite, or the disk is full; earlier checkpoints are kept.
+        """
+        while not self.finished:
+            self._epoch()
+
+    def evaluate_best(self) -> dict[str, Evaluation]:
+        """Reads the best weights and evaluates them on the three texts, without dropout.
+
+        Raises:
+            Stopped: a signal came.
+            UserError: the best weights cannot be read.
+        """
+        step = self.progress.best_step
+        if step:  # else no validation loss was ever finite
+            problem = self.folder.best.problem(step)
+            if problem:
+                raise UserError(f"the best weights, {self.folder.best.path(step)}: {problem}")
+            self.folder.best.read(step, {"model": self.model})
+        return {name: self._evaluate(columns) for name, columns in self._evaluated.items()}
+
+    def _restore(self) -> None:
+        found = self.folder.checkpoints.restore(self._objects, say=self.display.line)
+        if found is None:
+            return
+        progress = Progress.from_json(found)
+        if progress.data != self.progress.data:
+            raise UserError(
+                f"the text is not the one that the run in {self.folder.path} was trained on; "
+                "give another --workdir, or the same text"
+            )
+        self.progress = progress
+        where = f"epoch {progress.epoch + 1}, window {progress.window}"
+        self.display.line(f"going on from the checkpoint of step {progress.step:,} ({where})")
+        for step in self.folder.checkpoints.steps():
+            if step > progress.step:  # passed over as broken
+                self.folder.checkpoints.set_aside(step)
+
+    def _epoch(self) -> None:
+        progress, data = self.progress, self.config.data
+        lengths = stream.window_lengths(
+            self._train.shape[1] - 1,
+            data.window,
+            random=data.random_windows,
+            seed=self.config.seed,
+            epoch=progress.epoch,
+        )
+        title = f"epoch {progress.epoch + 1}/{self.config.training.epochs}"
+        self.display.epoch(title, len(lengths), progress.window)
+        for inputs, targets in stream.windows(self._train, lengths, first=progress.window):
+            self.step(inputs, targets)
+            self._pace.step(int(lengths[progress.window]) * data.batch_size)
+            progress.window += 1
+            progress.step += 1
+            if progress.step % self.config.training.log_steps == 0:
+                self._log()
+            self._show(lengths)
+            if self.stop:
+                self._save_and_stop()
+            if self._due():
+                self._save()
+        self._end_epoch(title)
+
+    def _end_epoch(self, title: str) -> None:
+        self._settle()
+        try:
+            valid = self._evaluate(self._evaluated["valid"])
+        except Stopped:
+            self._save_and_stop()  # all windows done, no validation: it is made on the way back
+        train_loss = self.state.take_epoch()
+        rate = float(self.state.learning_rate.numpy())
+        best = self.progress.end_epoch(valid.nats)
+        self._metrics.write(
+            {
+                "kind": "valid",
+                "step": self.progress.step,
+                "epoch": self.progress.epoch,
+                "loss": valid.nats,
+                "perplexity": valid.perplexity,
+                "train_loss": train_loss,
+                "train_perplexity": perplexity(train_loss),
+                "learning_rate": rate,
+                "best": best,
+            }
+        )
+        self.display.line(
+            f"{title}  perplexity: train {perplexity(train_loss):.2f}, "
+            f"valid {valid.perplexity:.2f}{' (best)' if best else ''}"
+        )
+        if best:
+            self.folder.best.save(
+                self.progress.step, {"model": self.model}, self.progress.to_json()
+            )
+        training = self.config.training
+        if self.progress.plateau(training.lr_decay_factor, training.lr_decay_patience):
+            lower = max(rate * training.lr_decay_factor, training.min_learning_rate)
+            if lower < rate:
+                self.state.learning_rate.assign(lower)
+                self.display.line(f"no better for a while: learning rate {rate:.4g} -> {lower:.4g}")
+        self._save()
+
+    def _evaluate(self, columns: np.ndarray) -> Evaluation:
+        window = self.config.data.eval_window
+        result = self._evaluator(columns, window, stop=lambda: bool(self.stop))
+        if result is None:
+            raise Stopped(self.stop.number)
+        return result
+
+    def _settle(self) -> None:
+        """Ends a lap of training; stops the run if a step was not finite."""
+        tokens, seconds = self._pace.end_lap()
+        self.progress.tokens += tokens
+        self.progress.seconds += seconds
+        failure = self.step.failure()
+        if failure is None:
+            return
+        norms = self._norms()
+        self._metrics.write({"kind": "failure", **failure._asdict(), "norms": norms})
+        steps = self.folder.checkpoints.steps()
+        kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "no checkpoint yet"
+        shown = ", ".join(f"{path} {norm:.4g}" for path, norm in norms.items())
+        raise UserError(
+            f"step {failure.step}: the loss or its gradient is not finite "
+            f"(loss {failure.loss:.4g}, gradient norm {failure.gradient_norm:.4g}, "
+            f"learning rate {failure.learning_rate:.4g}); norms of the weights before it: {shown}; "
+            f"{kept}; a lower optimizer.learning_rate or optimizer.clip_norm may help"
+        )
+
+    def _log(self) -> None:
+        self._settle()
+        self._loss = self.state.take_log()
+        self._metrics.write(
+            {
+                "kind": "train",
+                "step": self.progress.step,
+                "epoch": self.progress.epoch + 1,
+                "loss": self._loss,
+                "perplexity": perplexity(self._loss),
+                "learning_rate": float(self.state.learning_rate.numpy()),
+                "gradient_norm": float(self.state.gradient_norm.numpy()),
+                "tokens_per_second": self._pace.tokens_per_second,
+                "norms": self._norms(),
+            }
+        )
+        self._pace.step(0)
+
+    def _norms(self) -> dict[str, float]:
+        return {v.path: float(tf.norm(v.value).numpy()) for v in self.model.trainable_variables}
+
+    def _show(self, lengths: np.ndarray) -> None:
+        speed, left = self._pace.tokens_per_second, None
+        if speed:
+            epochs = self.config.training.epochs - self.progress.epoch - 1
+            steps = int(lengths[self.progress.window :].sum()) + epochs * int(lengths.sum())
+            left = steps * self.config.data.batch_size / speed
+        self.display.window(self.progress.window, self._loss, speed, left)
+
+    def _due(self) -> bool:
+        training = self.config.training
+        if training.checkpoint_steps and self.progress.step % training.checkpoint_steps == 0:
+            return True
+        seconds = training.checkpoint_seconds
+        return bool(seconds) and time.monotonic() - self._saved_at >= seconds
+
+    def _save(self) -> None:
+        self._settle()
+        self.progress.metrics_bytes = self._metrics.sync()
+        checkpoints = self.folder.checkpoints
+        checkpoints.save(self.progress.step, self._objects, self.progress.to_json())
+        kept = checkpoints.steps()[-self.config.training.keep_checkpoints :]
+        checkpoints.keep(kept)
+        # Whichever checkpoint is gone on from, the best weights that it speaks of are there.
+        spoken_of = (checkpoints.progress(step) or {} for step in kept)
+        self.folder.best.keep(found.get("best_step", 0) for found in spoken_of)
+        self._saved_at = time.monotonic()
+
+    def _save_and_stop(self) -> NoReturn:
+        self._save()
+        raise Stopped(self.stop.number)

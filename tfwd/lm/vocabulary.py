@@ -1,0 +1,156 @@
+"""Tokens and their numbers.
+
+The vocabulary is counted on the training text alone and saved with the model: a model without
+its vocabulary is a table of nameless rows. Its fingerprint lets a program refuse a checkpoint
+that belongs to another vocabulary, which would otherwise only show as bad predictions.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from tfwd.lm.errors import UserError
+from tfwd.lm.files import write_atomically
+from tfwd.lm.text import EOS, check_level
+
+UNK = "<unk>"
+
+
+class Vocabulary:
+    """A fixed list of tokens; a token's number is its place in the list.
+
+    The number 0 is `<unk>`, which stands for every token that is not in the list. At word level
+    the number 1 is `<eos>`, the end of a line. At character level no character can be mistaken
+    for `<unk>`, which has five. A word of the text that reads `<unk>` or `<eos>` is that symbol.
+
+    Args:
+        tokens: the tokens, without repetition and with the symbols in their places. To count a
+            text use `from_tokens`.
+        level: "word" or "char".
+
+    Raises:
+        ValueError: a token that is repeated, or a symbol that is not in its place.
+
+    Example:
+        >>> vocabulary = Vocabulary.from_tokens(["a", "b", "a", "<eos>"], "word", min_count=2)
+        >>> vocabulary.tokens
+        ['<unk>', '<eos>', 'a']
+        >>> vocabulary.encode(["a", "b", "<eos>"])
+        array([2, 0, 1], dtype=int32)
+        >>> vocabulary.decode([2, 0])
+        ['a', '<unk>']
+    """
+
+    def __init__(self, tokens: Sequence[str], level: str = "word"):
+        check_level(level)
+        specials = _specials(level)
+        self.level = level
+        self.tokens = list(tokens)
+        self._ids = {token: i for i, token in enumerate(self.tokens)}
+        if len(self._ids) != len(self.tokens):
+            repeated = collections.Counter(self.tokens).most_common(1)[0][0]
+            raise ValueError(f"the token {repeated!r} stands in the vocabulary more than once")
+        if self.tokens[: len(specials)] != specials:
+            raise ValueError(f"a {level} vocabulary begins with {specials}, not {self.tokens[:2]}")
+
+    @classmethod
+    def from_tokens(cls, tokens: Iterable[str], level: str, min_count: int = 1) -> Vocabulary:
+        """Counts a text; give it the training text only.
+
+        Args:
+            tokens: the tokens of the training text.
+            level: "word" or "char".
+            min_count: a token that is rarer is left out and becomes `<unk>`.
+
+        Returns:
+            The vocabulary: the symbols, then the tokens by falling count, those of one count in
+            the order of their first appearance.
+
+        Raises:
+            UserError: no token is frequent enough.
+        """
+        counts = collections.Counter(tokens)  # keeps the order of first appearance
+        specials = _specials(level)
+        kept = [
+            token
+            for token, count in counts.most_common()  # a stable sort
+            if count >= min_count and token not in specials
+        ]
+        if not kept:
+            raise UserError(
+                f"data.min_count={min_count}: no token of the training text is so frequent; "
+                f"the most frequent stands there {max(counts.values(), default=0)} times"
+            )
+        return cls(specials + kept, level)
+
+    def __len__(self) -> int:
+        """The number of tokens, the symbols included."""
+        return len(self.tokens)
+
+    @property
+    def unk_id(self) -> int:
+        """The number of `<unk>`."""
+        return self._ids[UNK]
+
+    @property
+    def eos_id(self) -> int | None:
+        """The number of `<eos>`; None at character level."""
+        return self._ids.get(EOS) if self.level == "word" else None
+
+    def encode(self, tokens: Sequence[str]) -> np.ndarray:
+        """The numbers of `tokens`, int32 `[len(tokens)]`; `unk_id` for one not in the list."""
+        get, unk = self._ids.get, self.unk_id
+        return np.fromiter((get(token, unk) for token in tokens), np.int32, len(tokens))
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """The tokens that have these numbers.
+
+        Raises:
+            ValueError: a number outside `[0, len(self))`.
+        """
+        ids = [int(i) for i in ids]
+        for i in ids:
+            if not 0 <= i < len(self.tokens):
+                raise ValueError(f"{i} is no token's number; they are 0 to {len(self.tokens) - 1}")
+        return [self.tokens[i] for i in ids]
+
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits that two vocabularies share only if they are equal."""
+        return hashlib.sha256(self._json().encode()).hexdigest()[:16]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the vocabulary as JSON, in one step.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        write_atomically(path, self._json() + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
+        """Reads what `save` wrote.
+
+        Raises:
+            UserError: the file is missing, or is not a whole vocabulary.
+        """
+        try:
+            with open(path, encoding="utf-8") as file:
+                content = json.load(file)
+            return cls(content["tokens"], content["level"])
+        except OSError as error:
+            raise UserError(f"cannot read the vocabulary {path}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, UserError) as error:
+            raise UserError(f"{path} is not a whole vocabulary: {error}") from error
+
+    def _json(self) -> str:
+        return json.dumps({"level": self.level, "tokens": self.tokens}, indent=0)
+
+
+def _specials(level: str) -> list[str]:
+    return [UNK, EOS] if level == "word" else [UNK]

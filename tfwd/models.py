@@ -1,0 +1,228 @@
+"""`parametrize` an existing model, and `unwrap` it again: both share the model's variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+
+from tfwd import _keras
+from tfwd.layers import targets as targeting
+from tfwd.layers.parametrized import Parametrized
+from tfwd.parametrizations import Parametrization
+
+
+def parametrize(
+    model: keras.Model,
+    parametrizations: Mapping[str, Parametrization],
+    seed: int | None = None,
+    recompute: bool = True,
+    share_across_replicas: bool = False,
+) -> keras.Model:
+    """A model on the same variables that computes with functions of its weights while it trains.
+
+    In a Sequential or functional model each layer that holds a matching weight is wrapped in a
+    `tfwd.layers.Parametrized` of its own, under the layer's name, in nested models too; all other
+    layers are the model's own. A subclassed model is wrapped whole, as a `ParametrizedModel`. The
+    given model is not changed, and goes on computing with the raw weights.
+
+    Args:
+        model: a Sequential, functional or subclassed Keras model.
+        parametrizations: dict from a pattern on the weights' paths to a parametrization, as in
+            `tfwd.layers.Parametrized`. A pattern is matched against the whole model: one that
+            matches nothing anywhere is an error.
+        seed: an integer from which each wrapped layer gets a seed of its own (`seed` plus the index
+            of its first weight in `model.weights`), or None for seeds drawn from Keras's global
+            one.
+        recompute, share_across_replicas: as in `tfwd.layers.Parametrized`.
+
+    Returns:
+        A model with the same weights in the same order. If the given one was compiled, it is
+        compiled alike, with a fresh optimizer, as Keras's `clone_model` does.
+
+    Raises:
+        ValueError: as `tfwd.layers.Parametrized`, or if a Sequential model is not built yet.
+
+    Example:
+
+    >>> import keras, tfwd
+    >>> from tfwd import parametrizations as P
+    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+    >>> dropped = tfwd.parametrize(model, {"kernel": P.Dropout(0.3)}, seed=1)
+    >>> dropped.weights[0] is model.weights[0]
+    True
+    >>> [type(layer).__name__ for layer in dropped.layers]
+    ['Parametrized', 'Parametrized']
+    """
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            f"parametrize takes a Keras model, got {model!r} of type {type(model).__name__}; "
+            "for a layer there is tfwd.layers.Parametrized"
+        )
+    options = {"recompute": recompute, "share_across_replicas": share_across_replicas}
+    if not _keras.is_layer_graph(model):
+        return ParametrizedModel(model, parametrizations, seed, name=model.name, **options)
+    if not model.built:
+        raise ValueError(
+            f"model '{model.name}' has no weights yet: give it an Input layer, build it, or call it"
+        )
+    chosen = {
+        id(target.variable): (target.position, parametrization)
+        for target, parametrization in targeting.match(model, parametrizations)
+    }
+
+    def wrap(layer: Any) -> Any:
+        if not isinstance(layer, keras.Layer):  # an operation such as `x + y`
+            return layer
+        found = [t for t in targeting.all_targets(layer) if id(t.variable) in chosen]
+        if not found:
+            return layer
+        own = {re.escape(t.name): chosen[id(t.variable)][1] for t in found}
+        own_seed = None if seed is None else seed + chosen[id(found[0].variable)][0]
+        return Parametrized(layer, own, seed=own_seed, name=layer.name, **options)
+
+    return _clone(model, wrap)
+
+
+def unwrap(model: keras.Layer) -> keras.Layer:
+    """The plain Keras model, or layer, on the same variables: the way back from tfwd.
+
+    Wrappers give way to the layers they wrap, and tfwd's own layers to plain ones on the same
+    variables: `WeightDropLSTM` to `LSTM`, `DropoutEmbedding` to `Embedding`, `LockedDropout` to
+    `SpatialDropout1D`, `TiedDense` to `EinsumDense`. The result computes in evaluation what the
+    model does, reads and writes the weight files of the plain model, and can be saved and exported
+    for programs that have no tfwd.
+
+    Args:
+        model: a model or a layer, of any depth. It is not changed.
+
+    Returns:
+        A model on the same variables; the same object if there is nothing of tfwd in it.
+
+    Raises:
+        ValueError: if a parametrization acts in evaluation too (`WeightNorm`), or if a subclassed
+            model keeps layers where Keras does not see them.
+
+    Example:
+
+    >>> import keras, tfwd
+    >>> from tfwd import layers
+    >>> model = keras.Sequential([keras.Input((3, 8)), layers.WeightDropLSTM(4)])
+    >>> plain = tfwd.unwrap(model)
+    >>> type(plain.layers[0]).__name__, plain.weights[0] is model.weights[0]
+    ('LSTM', True)
+    """
+    return _unwrap(model, {})
+
+
+@keras.saving.register_keras_serializable("tfwd")
+class ParametrizedModel(keras.Model):
+    """A model around a subclassed model that computes with functions of its weights.
+
+    Args:
+        model: the wrapped model.
+        parametrizations, seed, recompute, share_across_replicas: as in `tfwd.layers.Parametrized`.
+
+    Its weights are the wrapped model's; it trains with `fit` as that one does, save for a
+    `train_step` of the wrapped model's own, which it does not have.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        parametrizations: Mapping[str, Parametrization],
+        seed: int | None = None,
+        recompute: bool = True,
+        share_across_replicas: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.parametrized = Parametrized(
+            model, parametrizations, seed, recompute, share_across_replicas
+        )
+        _keras.adopt_call(self, model)
+
+    @property
+    def calls(self) -> Any:
+        """As in `tfwd.layers.Parametrized`."""
+        return self.parametrized.calls
+
+    def effective_weights(self, call: int) -> dict[str, Any]:
+        """As in `tfwd.layers.Parametrized`."""
+        return self.parametrized.effective_weights(call)
+
+    def build(self, *args: Any, **kwargs: Any) -> None:
+        self.parametrized.build(*args, **kwargs)
+
+    def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
+        return self.parametrized(*args, training=training, **kwargs)
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        return self.parametrized.compute_output_spec(*args, **kwargs)
+
+    def get_build_config(self) -> dict[str, Any]:
+        return self.parametrized.get_build_config()
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        self.parametrized.build_from_config(config)
+        self.built = self.parametrized.built
+
+    def get_config(self) -> dict[str, Any]:
+        config = self.parametrized.get_config()
+        return {**config, "name": self.name}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        inner = Parametrized.from_config(config, custom_objects)
+        return cls(
+            inner.layer,
+            inner.parametrizations,
+            inner.seed,
+            inner.recompute,
+            inner.share_across_replicas,
+            name=config["name"],
+        )
+
+
+def _clone(model: keras.Model, function: Callable[[Any], Any]) -> keras.Model:
+    return keras.models.clone_model(model, clone_function=function, recursive=True)
+
+
+def _unwrap(layer: Any, done: dict[int, Any]) -> Any:
+    """The plain layer; a layer that stands in several places becomes one layer."""
+    if not isinstance(layer, keras.Layer):
+        return layer
+    if id(layer) not in done:
+        done[id(layer)] = layer
+        done[id(layer)] = _unwrapped(layer, done)
+    return done[id(layer)]
+
+
+def _unwrapped(layer: keras.Layer, done: dict[int, Any]) -> keras.Layer:
+    if isinstance(layer, ParametrizedModel):
+        return _unwrap(layer.parametrized, done)
+    if hasattr(layer, "unwrapped"):
+        return _unwrap(layer.unwrapped(), done)
+    if not _holds_tfwd(layer):
+        return layer
+    if _keras.is_layer_graph(layer):
+        return _clone(layer, lambda inner: _unwrap(inner, done))
+    return _keras.share(layer, replace=lambda value: _unwrap_nest(value, done))
+
+
+def _unwrap_nest(value: Any, done: dict[int, Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: _unwrap_nest(item, done) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        items = [_unwrap_nest(item, done) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    return _unwrap(value, done)
+
+
+def _holds_tfwd(layer: keras.Layer) -> bool:
+    return any(
+        hasattr(inner, "unwrapped") or isinstance(inner, ParametrizedModel) or _holds_tfwd(inner)
+        for inner in _keras.sublayers(layer)
+    )

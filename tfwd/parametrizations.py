@@ -1,0 +1,405 @@
+"""Parametrizations: how a weight becomes the effective weight that a layer computes with.
+
+A parametrization is a small object that maps a tensor and a seed to a tensor of the same shape and
+dtype. It knows nothing of layers; `tfwd.layers.Parametrized` applies it to a layer's weights. To
+write one, subclass `Parametrization` and register it with Keras, as the classes below do.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras, draws, seeds
+
+Scalar = float | tf.Tensor | tf.Variable | Callable[[tf.Tensor], tf.Tensor]
+
+
+class Parametrization:
+    """Base class: a map from a weight to the effective weight.
+
+    Subclasses define `__call__`, and `get_config` if their constructor takes arguments. A
+    stochastic parametrization acts in training only; a deterministic one (`stochastic = False`)
+    acts in evaluation too.
+    """
+
+    stochastic = True
+
+    def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Returns the effective weight.
+
+        Args:
+            weight: a floating tensor.
+            seed: int32 `[2]`. The result may depend on nothing else that is random.
+
+        Returns:
+            A tensor of the weight's shape and dtype, differentiable in the weight.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define __call__")
+
+    def at(self, call: tf.Tensor) -> Parametrization:
+        """The parametrization of one training call, with its schedules and variables read.
+
+        Args:
+            call: int64 scalar, the number of the training call, from 0.
+        """
+        return self
+
+    def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
+        """Raises a ValueError that begins with `where` if the arguments cannot be used.
+
+        Args:
+            where: names the layer and the weight.
+            shape: the weight's shape, or None if it is not known yet.
+        """
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the effective weight is known to be the weight itself, whatever the call."""
+        return False
+
+    def elements(self) -> list[Parametrization]:
+        """The parametrizations that this one applies one after the other."""
+        return [self]
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments, in a form that Keras can serialize."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Parametrization:
+        """Builds the parametrization that `get_config` described."""
+        return cls(**keras.saving.deserialize_keras_object(config))
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({arguments})"
+
+
+@keras.saving.register_keras_serializable("tfwd")
+class Dropout(Parametrization):
+    """Weight dropout (DropConnect): each entry is kept with probability `keep`, else exactly zero.
+
+    Formula: `w'_i = m_i w_i / keep` with `m_i ~ Bernoulli(keep)`, where `keep` is `1 - rate`
+    rounded to a multiple of 2^-16, so that `E[w'_i] = w_i` exactly.
+
+    Args:
+        rate: the drop rate, in [0, 1): a float, a schedule (a callable from the number of the
+            training call to a scalar, such as a `keras.optimizers.schedules.LearningRateSchedule`)
+            or a variable, read at every call. A rate of 0.0 is the identity and draws nothing.
+        noise_shape: as in `keras.layers.Dropout`: the shape of the mask, where 1 shares it along an
+            axis and None stands for the weight's own size. `(None, 1)` drops whole rows.
+
+    Raises:
+        ValueError: when it is applied, if the rate is not in [0, 1) or the noise shape does not fit
+            the weight; by `Parametrized`, with the names of the layer and the weight.
+
+    Example:
+
+    >>> w = Dropout(0.5)(tf.ones([2, 4]), seed=tf.constant([1, 2]))
+    >>> sorted(set(w.numpy().ravel().tolist()))
+    [0.0, 2.0]
+
+    References: Wan et al., "Regularization of Neural Networks using DropConnect" (2013); Merity et
+    al., "Regularizing and Optimizing LSTM Language Models" (2017). DropConnect as published
+    averages over masks at test time; here, as in the second paper, the raw weight is used.
+    """
+
+    def __init__(self, rate: Scalar, noise_shape: Sequence[int | None] | None = None) -> None:
+        self.rate = rate
+        self.noise_shape = None if noise_shape is None else tuple(noise_shape)
+
+    def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        self.check("Dropout", tuple(weight.shape))
+        if self.is_identity:
+            return weight
+        kept = draws.mask(self._mask_shape(weight), self.rate, seed)
+        return draws.drop(weight, kept, self.rate)
+
+    def at(self, call: tf.Tensor) -> Dropout:
+        return Dropout(_read(self.rate, call, below=1.0), self.noise_shape)
+
+    def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
+        _check_scalar(where, "rate", self.rate, below=1.0)
+        if shape is None or self.noise_shape is None:
+            return
+        fits = len(shape) == len(self.noise_shape) and all(
+            n in (None, 1, size) for n, size in zip(self.noise_shape, shape, strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"{where}: noise_shape {self.noise_shape} does not fit a weight of shape {shape}; "
+                "it needs one entry an axis, each None, 1 or the axis's size"
+            )
+
+    @property
+    def is_identity(self) -> bool:
+        return _is_number(self.rate) and draws.keep_probability(float(self.rate)) == 1.0
+
+    def get_config(self) -> dict[str, Any]:
+        return {"rate": _serialized(self.rate), "noise_shape": self.noise_shape}
+
+    def _mask_shape(self, weight: tf.Tensor) -> tf.Tensor:
+        shape = weight.shape
+        if self.noise_shape is not None:
+            shape = [
+                size if n is None else n for n, size in zip(self.noise_shape, shape, strict=True)
+            ]
+        return tf.constant(list(shape), tf.int32)
+
+
+@keras.saving.register_keras_serializable("tfwd")
+class GaussianNoise(Parametrization):
+    """Variational noise: independent Gaussian noise on every entry.
+
+    Formula: `w' = w + stddev * e` with `e ~ N(0, I)`, from training call `start_step` on; before,
+    and where `stddev` is 0, `w' = w` bit for bit.
+
+    Args:
+        stddev: the standard deviation, at least 0: a float, a schedule or a variable, as the rate
+            of `Dropout`. A float 0.0 draws nothing.
+        start_step: the number of the first training call, counted from 0, that adds noise. Calls
+            are counted by the layer that is wrapped, so that a layer called twice in a training
+            step counts two.
+
+    Raises:
+        ValueError: when it is applied, if `stddev` is negative or not finite.
+
+    Example:
+
+    >>> w = GaussianNoise(0.1)(tf.zeros([1000]), seed=tf.constant([1, 2]))
+    >>> round(float(tf.math.reduce_std(w)), 2)
+    0.1
+
+    References: Graves, "Practical Variational Inference for Neural Networks" (2011). One fixed
+    deviation is used for all entries, as in speech recognition since; it is not learnt.
+    """
+
+    def __init__(self, stddev: Scalar, start_step: int = 0) -> None:
+        self.stddev = stddev
+        self.start_step = start_step
+
+    def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        self.check("GaussianNoise")
+        if self.is_identity:
+            return weight
+        stddev = tf.cast(self.stddev, weight.dtype)
+        noisy = weight + stddev * draws.normal(tf.shape(weight), weight.dtype, seed)
+        if _is_number(self.stddev):
+            return noisy
+        # Adding 0.0 would turn -0.0 into 0.0.
+        return tf.where(stddev > 0, noisy, weight)
+
+    def at(self, call: tf.Tensor) -> GaussianNoise:
+        stddev = _read(self.stddev, call, below=math.inf)
+        if self.start_step > 0 and not self.is_identity:
+            stddev = tf.where(call >= self.start_step, tf.cast(stddev, tf.float32), 0.0)
+        return GaussianNoise(stddev)
+
+    def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
+        _check_scalar(where, "stddev", self.stddev, below=math.inf)
+        if not isinstance(self.start_step, int) or self.start_step < 0:
+            raise ValueError(
+                f"{where}: start_step must be an integer of at least 0, got {self.start_step!r}"
+            )
+
+    @property
+    def is_identity(self) -> bool:
+        return _is_number(self.stddev) and float(self.stddev) == 0.0
+
+    def get_config(self) -> dict[str, Any]:
+        return {"stddev": _serialized(self.stddev), "start_step": self.start_step}
+
+
+@keras.saving.register_keras_serializable("tfwd")
+class WeightNorm(Parametrization):
+    """Weight normalization without a gain: every slice along `axis` has unit Euclidean length.
+
+    Formula: `w'_k = w_k / max(||w_k||, epsilon)` for each index `k` of `axis`, the norm taken over
+    all other axes. It is deterministic, and acts in training and in evaluation alike.
+
+    Args:
+        axis: the axis of the output features, which are normalized one by one.
+        epsilon: the least norm that is divided by.
+
+    Example:
+
+    >>> w = WeightNorm()(tf.constant([[3.0], [4.0]]), seed=None)
+    >>> [round(float(entry), 2) for entry in w.numpy().ravel()]
+    [0.6, 0.8]
+
+    References: Salimans and Kingma, "Weight Normalization" (2016). The published gain `g` would be
+    a new weight, which a parametrization does not add; a gain that is wanted can follow as a layer.
+    """
+
+    stochastic = False
+
+    def __init__(self, axis: int = -1, epsilon: float = 1e-6) -> None:
+        self.axis = axis
+        self.epsilon = epsilon
+
+    def __call__(self, weight: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
+        self.check("WeightNorm", tuple(weight.shape))
+        rank = len(weight.shape)
+        others = [axis for axis in range(rank) if axis != self.axis % rank]
+        wide = weight.dtype if weight.dtype.size >= 4 else tf.float32
+        squares = tf.reduce_sum(tf.square(tf.cast(weight, wide)), others, keepdims=True)
+        # The root is taken after the maximum: its slope at zero is infinite.
+        scale = tf.math.rsqrt(tf.maximum(squares, tf.cast(self.epsilon, wide) ** 2))
+        return tf.cast(tf.cast(weight, wide) * scale, weight.dtype)
+
+    def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
+        if shape is not None and not -len(shape) <= self.axis < len(shape):
+            raise ValueError(
+                f"{where}: axis {self.axis} does not exist in a weight of shape {shape}"
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        return {"axis": self.axis, "epsilon": self.epsilon}
+
+
+@keras.saving.register_keras_serializable("tfwd")
+class Chain(Parametrization):
+    """Several parametrizations, applied one after the other.
+
+    Formula: `Chain([p, q])(w) = q(p(w))`. Each element draws from a seed of its own, so that two
+    alike elements are independent.
+
+    Args:
+        parametrizations: the elements, the first applied first.
+
+    Example:
+
+    >>> p = Chain([GaussianNoise(0.1), Dropout(0.5)])
+    >>> w = p(tf.ones([1000]), seed=tf.constant([1, 2]))
+    >>> 0.45 < float(tf.reduce_mean(tf.cast(w == 0.0, tf.float32))) < 0.55
+    True
+    """
+
+    def __init__(self, parametrizations: Sequence[Parametrization]) -> None:
+        self.parametrizations = list(parametrizations)
+        for p in self.parametrizations:
+            if not isinstance(p, Parametrization):
+                raise TypeError(
+                    "Chain takes parametrizations such as Dropout(0.5), got "
+                    f"{p!r} of type {type(p).__name__}"
+                )
+
+    @property
+    def stochastic(self) -> bool:  # type: ignore[override]
+        """Whether any element is."""
+        return any(p.stochastic for p in self.parametrizations)
+
+    def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        return apply(weight, [Link(p, seed) for p in self.parametrizations])
+
+    def at(self, call: tf.Tensor) -> Chain:
+        return Chain([p.at(call) for p in self.parametrizations])
+
+    def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
+        for p in self.parametrizations:
+            p.check(where, shape)
+
+    @property
+    def is_identity(self) -> bool:
+        return all(p.is_identity for p in self.parametrizations)
+
+    def elements(self) -> list[Parametrization]:
+        return [element for p in self.parametrizations for element in p.elements()]
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "parametrizations": [
+                keras.saving.serialize_keras_object(p) for p in self.parametrizations
+            ]
+        }
+
+
+class Link(NamedTuple):
+    """One parametrization of a weight's chain, with what it needs for one call.
+
+    Attributes:
+        parametrization: what is applied.
+        seed: int32 `[2]`, or None if nothing of it is stochastic.
+        training: whether its stochastic elements act.
+    """
+
+    parametrization: Parametrization
+    seed: tf.Tensor | None
+    training: bool = True
+
+
+def apply(weight: tf.Tensor, chain: Sequence[Link]) -> tf.Tensor:
+    """Applies the links of a chain one after the other.
+
+    The element at index `k > 0` of the whole chain draws from `fold(seed, 0, k)`, so that elements
+    that were given equal seeds are independent, and a chain of one draws as its element would.
+
+    Args:
+        weight: a floating tensor.
+        chain: the links, the first applied first.
+
+    Returns:
+        The effective weight.
+    """
+    elements = [(element, link) for link in chain for element in link.parametrization.elements()]
+    for index, (element, link) in enumerate(elements):
+        if element.is_identity or (element.stochastic and not link.training):
+            continue
+        seed = link.seed
+        if index and element.stochastic:
+            seed = seeds.fold(seed, 0, index)
+        weight = element(weight, seed)
+    return weight
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _is_variable(value: Any) -> bool:
+    return isinstance(value, (tf.Variable, keras.Variable))
+
+
+def _check_scalar(where: str, name: str, value: Any, below: float) -> None:
+    """Checks what can be known now; schedules and tensors are checked when they are read."""
+    if _is_variable(value):
+        if not tf.executing_eagerly():
+            return
+    elif tf.is_tensor(value) or callable(value):
+        return
+    limit = "in [0, 1)" if below == 1.0 else "a finite number of at least 0"
+    if not _is_number(value) and not _is_variable(value):
+        raise ValueError(
+            f"{where}: {name} must be {limit}, a schedule or a variable; got {value!r}"
+        )
+    number = float(value)
+    if not 0.0 <= number < below:  # False for NaN
+        raise ValueError(f"{where}: {name} must be {limit}; got {number}")
+
+
+def _read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
+    """A float as it is; a variable or a schedule as a float32 scalar."""
+    if _is_number(value):
+        return value
+    if isinstance(value, keras.Variable):
+        value = _keras.value(value)
+    elif callable(value) and not _is_variable(value):
+        value = value(call)
+    value = tf.stop_gradient(tf.cast(value, tf.float32))
+    message = f"a rate or deviation of a parametrized weight must be at least 0 and below {below}"
+    tf.debugging.Assert((value >= 0.0) & (value < below), [message, value])
+    return value
+
+
+def _serialized(value: Scalar) -> Any:
+    if _is_variable(value):
+        return float(value)
+    if _is_number(value):
+        return value
+    return keras.saving.serialize_keras_object(value)

@@ -1,0 +1,77 @@
+"""Run a layer on other values of its variables.
+
+`call` runs a function that reads Keras variables, a layer's call, with chosen tensors in their
+place. Nothing is assigned and no attribute is swapped: the variables stay as they are, whoever else
+reads them. With `capture=True` it is a pure function: the updates that the layer makes (statistics,
+states, seeds) are returned instead of made, which is what a computation that is run again in
+backward needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras
+
+
+class Result(NamedTuple):
+    """What a substituted call gave.
+
+    Attributes:
+        outputs: what the function returned.
+        updates: pairs of a variable and the value that the call assigned to it (only if captured).
+        losses: scalar losses that layers added.
+        escaped: variables that were updated inside a loop or a branch, whose value is not known
+            outside (only if captured).
+        read: the ids of the Keras variables that the call read.
+    """
+
+    outputs: Any
+    updates: list[tuple[keras.Variable, tf.Tensor]]
+    losses: list[tf.Tensor]
+    escaped: list[keras.Variable]
+    read: set[int]
+
+
+def call(
+    function: Callable[[], Any],
+    values: Sequence[tuple[keras.Variable, tf.Tensor]],
+    capture: bool = False,
+) -> Result:
+    """Calls `function` with the given tensors in place of the given variables.
+
+    Args:
+        function: called without arguments; whatever Keras variables it reads, directly or through
+            layers, are looked up among `values` first.
+        values: pairs of a variable and a tensor of its shape and dtype. Autocast applies to the
+            tensor as it would to the variable.
+        capture: keep updates instead of making them.
+
+    Returns:
+        A `Result`.
+
+    Example:
+
+    >>> dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    >>> x = tf.ones([1, 3])
+    >>> dense(x).numpy().item()
+    3.0
+    >>> call(lambda: dense(x), [(dense.kernel, tf.zeros([3, 1]))]).outputs.numpy().item()
+    0.0
+    >>> dense(x).numpy().item()
+    3.0
+    """
+    with _keras.Substitution(list(values), capture) as scope:
+        outputs = function()
+    updates = list(scope.updates.values())
+    return Result(outputs, updates, list(scope.losses), scope.inner_updates, scope.read)
+
+
+def assign(updates: Sequence[tuple[keras.Variable, tf.Tensor]]) -> None:
+    """Makes updates that were captured."""
+    for variable, value in updates:
+        variable.assign(value)

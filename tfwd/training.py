@@ -1,0 +1,64 @@
+"""The training flag, and the only `tf.cond` of the library.
+
+Keras passes `training` as a Python bool; programs of their own may pass a boolean tensor, so that
+one traced function serves both training and evaluation. Everything that depends on the flag goes
+through `cond`, which costs nothing for a Python bool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+T = TypeVar("T")
+
+
+def standardize(training: Any) -> bool | tf.Tensor:
+    """The flag as a Python bool where its value is known, else as a scalar boolean tensor.
+
+    Args:
+        training: a bool, an int, a NumPy bool, a scalar tensor or variable, or None, which means
+            False as everywhere in Keras.
+
+    Returns:
+        A bool, or a `tf.bool` tensor of shape `[]` if the value is not known yet.
+
+    Raises:
+        ValueError: if the flag is a tensor that is not a scalar.
+
+    Example:
+
+    >>> standardize(None), standardize(1), standardize(tf.constant(True))
+    (False, True, True)
+    """
+    if training is None:
+        return False
+    if not (tf.is_tensor(training) or isinstance(training, tf.Variable)):
+        return bool(training)
+    flag = tf.convert_to_tensor(training)
+    if flag.shape.rank not in (0, None):
+        raise ValueError(
+            f"training must be a bool or a scalar boolean tensor, got a tensor of shape {flag.shape}"
+        )
+    known = tf.get_static_value(flag)
+    if known is not None:
+        return bool(known)
+    return tf.cast(flag, tf.bool)
+
+
+def cond(training: bool | tf.Tensor, if_training: Callable[[], T], otherwise: Callable[[], T]) -> T:
+    """Calls one function when training and the other when not.
+
+    For a Python bool only the chosen function is traced; for a tensor both are, as the branches of
+    a `tf.cond`, and must return alike structures.
+
+    Example:
+
+    >>> cond(True, lambda: "dropped", lambda: "raw")
+    'dropped'
+    """
+    if isinstance(training, bool):
+        return if_training() if training else otherwise()
+    return tf.cond(training, if_training, otherwise)
