@@ -30,6 +30,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=packages(),
+    py_modules=["tfwd_programs"],
     package_dir={f"tfwd.{top}": top for top in MOVED},
     package_data={"tfwd": ["py.typed"]},
     python_requires=">=3.10",
@@ -62,9 +63,9 @@ setup(
     },
     entry_points={
         "console_scripts": [
-            "tfwd-evaluate = tfwd.lm.evaluate:run",
-            "tfwd-generate = tfwd.lm.generate:run",
-            "tfwd-train = tfwd.lm.train:run",
+            "tfwd-evaluate = tfwd_programs:evaluate",
+            "tfwd-generate = tfwd_programs:generate",
+            "tfwd-train = tfwd_programs:train",
         ]
     },
 )

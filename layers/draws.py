@@ -22,12 +22,16 @@ class Draws(keras.layers.Layer):
     Args:
         seed: the root seed, an integer, or None for one drawn from Keras's global seed.
         share_across_replicas: draw alike on all replicas of a `tf.distribute` strategy.
+        stream: layers of one seed and different streams draw differently, as the two directions of
+            a `Bidirectional` layer, which makes them from one config.
 
     Raises:
         ValueError: if the seed is not an integer from 0 to 2^63 - 1.
     """
 
-    def __init__(self, seed: int | None = None, share_across_replicas: bool = False) -> None:
+    def __init__(
+        self, seed: int | None = None, share_across_replicas: bool = False, stream: int = 0
+    ) -> None:
         super().__init__(name="draws")
         if seed is not None and not (
             isinstance(seed, (int, np.integer))
@@ -37,6 +41,7 @@ class Draws(keras.layers.Layer):
             raise ValueError(f"seed must be None or an integer from 0 to 2^63 - 1, got {seed!r}")
         self.seed = None if seed is None else int(seed)
         self.share_across_replicas = share_across_replicas
+        self.stream = stream
         # Keras counts its state among `variables` but not among `weights`.
         self.generator = keras.random.SeedGenerator(self.seed)
         # Keras saves no generator's state in any format; TensorFlow's checkpoints go by attributes.
@@ -71,7 +76,8 @@ class Draws(keras.layers.Layer):
         """The seed of the weight at a position, int32 `[2]`, on this replica or the given one."""
         if replica is None:
             replica = 0 if self.share_across_replicas else seeds.replica_id()
-        return seeds.seed(root, position, call, replica)
+        seed = seeds.seed(root, position, call, replica)
+        return seeds.fold(seed, self.stream, 0) if self.stream else seed
 
     def seed_at(self, call: int, position: int) -> tf.Tensor:
         """The seed that training call number `call` uses on replica 0."""

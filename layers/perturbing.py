@@ -32,12 +32,16 @@ class Perturbing:
     share_across_replicas: bool
 
     def _init_perturbing(
-        self, seed: int | None, recompute: bool, share_across_replicas: bool = False
+        self,
+        seed: int | None,
+        recompute: bool,
+        share_across_replicas: bool = False,
+        stream: int = 0,
     ) -> None:
         self.seed = seed
         self.recompute = recompute
         self.share_across_replicas = share_across_replicas
-        self.draws = Draws(seed, share_across_replicas)
+        self.draws = Draws(seed, share_across_replicas, stream)
         self._perturber = Perturber(self.name, self.draws, recompute)  # type: ignore[attr-defined]
 
     def _subject(self) -> keras.Layer:

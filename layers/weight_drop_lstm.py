@@ -59,7 +59,7 @@ class WeightDropLSTM(Perturbing, keras.layers.LSTM):
         **kwargs: Any,
     ) -> None:
         super().__init__(units, seed=seed, **kwargs)
-        self._init_perturbing(seed, recompute)
+        self._init_perturbing(seed, recompute, stream=int(self.go_backwards))
         self._parametrization = Dropout(weight_dropout)
         self._check_early()
 

@@ -40,7 +40,8 @@ def standardize(training: Any) -> bool | tf.Tensor:
     flag = tf.convert_to_tensor(training)
     if flag.shape.rank not in (0, None):
         raise ValueError(
-            f"training must be a bool or a scalar boolean tensor, got a tensor of shape {flag.shape}"
+            "training must be a bool or a scalar boolean tensor, got a tensor of shape "
+            f"{flag.shape}"
         )
     known = tf.get_static_value(flag)
     if known is not None:

@@ -230,7 +230,7 @@ print(float(tf.constant(1.0) + 1.0))
 
 def test_tensorflow_is_loaded_without_its_notes(root, tmp_path):
     """In a process of its own, and without what else `import tfwd` loads."""
-    command = [sys.executable, "-c", QUIET, str(root / "tfwd" / "lm" / "quiet.py")]
+    command = [sys.executable, "-c", QUIET, str(root / "tfwd_programs.py")]
     environment = {"CUDA_VISIBLE_DEVICES": "-1", "HOME": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "2.0\n", "")

@@ -124,8 +124,9 @@ def test_a_step_that_is_not_finite_changes_nothing():
     after = weights(step), [v.numpy() for v in step.optimizer.variables]
     for old, new in zip(before[0] + before[1], after[0] + after[1], strict=True):
         np.testing.assert_array_equal(old, new)
-    for old, variable in zip(carried, [v for pair in step.state.carried for v in pair]):
-        np.testing.assert_array_equal(old, variable)
+    now = [v.numpy() for pair in step.state.carried for v in pair]
+    for old, new in zip(carried, now, strict=True):
+        np.testing.assert_array_equal(old, new)
     failure = step.failure()
     assert failure.step == 2 and np.isnan(failure.loss) and failure.learning_rate == 0.125
 

@@ -1,8 +1,7 @@
-"""What the programs share: flags, `--help`, quiet start-up, and one line for an error.
+"""What the programs share: flags, `--help`, and one line for an error.
 
 The flags are absl's, in a `FlagValues` of the program's own, so that `--help` shows them and not
-the hundreds that the libraries define; `--config` is a Python file of `ml_collections`. Nothing
-here loads TensorFlow before the flags are right, and then without its notes.
+the hundreds that the libraries define; `--config` is a Python file of `ml_collections`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from absl import flags
 from tfwd.lm.command_line import defined, parse
 from tfwd.lm.errors import UserError
 from tfwd.lm.keys import describe
-from tfwd.lm.quiet import quiet_tensorflow
 
 _HELP = ("-h", "-help", "--help", "-helpshort", "--helpshort", "-helpfull", "--helpfull")
 
@@ -34,7 +32,7 @@ def run(
 
     Args:
         main: the program; what the flags hold is an attribute, as `flags.workdir`. Its result is
-            the exit code (None is 0). It should import TensorFlow itself, as it is loaded late.
+            the exit code (None is 0).
         define: defines the program's flags, as `flags.DEFINE_string(..., flag_values=values)`.
         about: the text of `--help`: what the program does, with examples.
         config: whether the program has `--config`; then `flags.config` is a checked and locked
@@ -52,7 +50,6 @@ def run(
             code = 0
         else:
             values = parse(argv, define, config=config)
-            quiet_tensorflow()
             code = main(values) or 0
             sys.stdout.flush()  # a closed pipe shows here, and not after the last line
     except UserError as error:

@@ -21,7 +21,6 @@ from ml_collections import config_flags
 from tfwd.lm.config import check, lock
 from tfwd.lm.errors import UserError, near
 from tfwd.lm.keys import KEYS, known, unknown
-from tfwd.lm.quiet import quiet_tensorflow
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 
@@ -77,7 +76,6 @@ def parse(
         raise UserError(f"{rest[1]!r} is not a flag; flags begin with --, as --workdir=FOLDER")
     if config:
         lock(values.config)
-        quiet_tensorflow()  # the check asks Keras for its optimizers
         check(values.config)
     return values
 

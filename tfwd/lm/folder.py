@@ -55,24 +55,31 @@ class RunFolder:
             self._lock = open(self.path / ".lock", "w")  # noqa: SIM115 (held for the whole run)
         except OSError as error:
             raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
-        if not _lock(self._lock):
-            raise UserError(f"another process is training in the workdir {self.path}")
-        if self.config.exists():
-            different = differences(configs.load(self.config), config)
-            if different:
-                raise UserError(
-                    f"the workdir {self.path} holds a run with another configuration: "
-                    f"{'; '.join(different)}. Give another --workdir, or the same values"
-                )
-            before = Vocabulary.load(self.vocabulary)
-            if before.fingerprint() != vocabulary.fingerprint():
-                raise UserError(
-                    f"the workdir {self.path} holds a run with another vocabulary: "
-                    f"{len(before)} tokens there, {len(vocabulary)} in this text. "
-                    "Give another --workdir, or the same text"
-                )
-        vocabulary.save(self.vocabulary)
-        configs.save(config, self.config)  # last: with it the folder is a run's
+        try:
+            if not _lock(self._lock):
+                raise UserError(f"another process is training in the workdir {self.path}")
+            if self.config.exists():
+                self._verify(config, vocabulary)
+            vocabulary.save(self.vocabulary)
+            configs.save(config, self.config)  # last: with it the folder is a run's
+        except BaseException:
+            self.close()
+            raise
+
+    def _verify(self, config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
+        different = differences(configs.load(self.config), config)
+        if different:
+            raise UserError(
+                f"the workdir {self.path} holds a run with another configuration: "
+                f"{'; '.join(different)}. Give another --workdir, or the same values"
+            )
+        before = Vocabulary.load(self.vocabulary)
+        if before.fingerprint() != vocabulary.fingerprint():
+            raise UserError(
+                f"the workdir {self.path} holds a run with another vocabulary: "
+                f"{len(before)} tokens there, {len(vocabulary)} in this text. "
+                "Give another --workdir, or the same text"
+            )
 
     def close(self) -> None:
         """Lets another process use the folder."""

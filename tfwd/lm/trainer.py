@@ -7,6 +7,7 @@ is anything older removed.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import NoReturn
 
@@ -18,7 +19,7 @@ from tfwd.lm import stream
 from tfwd.lm.display import Display
 from tfwd.lm.errors import UserError
 from tfwd.lm.folder import RunFolder
-from tfwd.lm.loop import Evaluation, Evaluator, TrainStep, perplexity
+from tfwd.lm.loop import Evaluation, Evaluator, Failure, TrainStep, perplexity
 from tfwd.lm.metrics import Metrics
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.optimizer import make_optimizer
@@ -230,17 +231,19 @@ class Trainer:
         self.progress.tokens += tokens
         self.progress.seconds += seconds
         failure = self.step.failure()
-        if failure is None:
-            return
+        if failure is not None:
+            self._fail(failure)
+
+    def _fail(self, failure: Failure) -> NoReturn:
         norms = self._norms()
         self._metrics.write({"kind": "failure", **failure._asdict(), "norms": norms})
         steps = self.folder.checkpoints.steps()
         kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "no checkpoint yet"
         shown = ", ".join(f"{path} {norm:.4g}" for path, norm in norms.items())
         raise UserError(
-            f"step {failure.step}: the loss or its gradient is not finite "
+            f"step {failure.step}: the loss, its gradient or a weight is not finite "
             f"(loss {failure.loss:.4g}, gradient norm {failure.gradient_norm:.4g}, "
-            f"learning rate {failure.learning_rate:.4g}); norms of the weights before it: {shown}; "
+            f"learning rate {failure.learning_rate:.4g}); norms of the weights: {shown}; "
             f"{kept}; a lower optimizer.learning_rate or optimizer.clip_norm may help"
         )
 
@@ -282,6 +285,11 @@ class Trainer:
 
     def _save(self) -> None:
         self._settle()
+        if not all(map(math.isfinite, self._norms().values())):
+            # A finite step can still take a weight out of range, which only the next would see.
+            rate = float(self.state.learning_rate.numpy())
+            norm = float(self.state.gradient_norm.numpy())
+            self._fail(Failure(self.progress.step, math.nan, norm, rate))
         self.progress.metrics_bytes = self._metrics.sync()
         checkpoints = self.folder.checkpoints
         checkpoints.save(self.progress.step, self._objects, self.progress.to_json())

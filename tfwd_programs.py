@@ -1,4 +1,8 @@
-"""Loading TensorFlow without its notes on the processor."""
+"""The console scripts: they load TensorFlow without its notes, and then run the program.
+
+TensorFlow writes notes on the processor as soon as it is loaded, and the package `tfwd` loads it. So
+this module stands outside the package.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,30 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+
+
+def train() -> None:
+    """The console script `tfwd-train`."""
+    quiet_tensorflow()
+    from tfwd.lm import train
+
+    train.run()
+
+
+def evaluate() -> None:
+    """The console script `tfwd-evaluate`."""
+    quiet_tensorflow()
+    from tfwd.lm import evaluate
+
+    evaluate.run()
+
+
+def generate() -> None:
+    """The console script `tfwd-generate`."""
+    quiet_tensorflow()
+    from tfwd.lm import generate
+
+    generate.run()
 
 
 def quiet_tensorflow() -> None:

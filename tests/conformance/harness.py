@@ -1,0 +1,182 @@
+"""What the tests of the table have in common: built layers, training steps, comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conformance.table import SEED, Case
+
+
+def each(cases: Sequence[Case]) -> Any:
+    """Parametrizes a test over cases, which are named in the test's id."""
+    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+def randomize(layer: keras.Layer) -> None:
+    """Gives every weight values that are not zero, the same for layers of the same kind."""
+    random = np.random.default_rng(7)
+    for weight in layer.weights:
+        values = random.uniform(0.2, 0.9, weight.shape) * random.choice([-1, 1], weight.shape)
+        weight.assign(abs(values) if "variance" in weight.path else values)
+
+
+def built(case: Case, seed: int | None = SEED, recompute: bool = True) -> keras.Layer:
+    """The case's layer, built by a call in evaluation, with the weights of `randomize`."""
+    layer = case.make(seed=seed, recompute=recompute)
+    run(layer, case)
+    randomize(layer)
+    reset(layer)
+    return layer
+
+
+def plain(case: Case, values: Sequence[Any] | None = None) -> keras.Layer:
+    """The row's plain layer, with the weights of `randomize` or the given ones."""
+    layer = case.row.make()
+    run(layer, case)
+    if values is None:
+        randomize(layer)
+    else:
+        layer.set_weights([np.asarray(value) for value in values])
+    reset(layer)
+    return layer
+
+
+def run(layer: keras.Layer, case: Case, training: Any = False, inputs: Any = None) -> Any:
+    arguments, keywords = case.row.inputs() if inputs is None else inputs
+    return layer(*arguments, **keywords, training=training)
+
+
+def states(layer: keras.Layer) -> list[keras.Variable]:
+    """Variables that are no weights: seeds and recurrent states, without the state of draws."""
+    weights = {id(weight) for weight in layer.weights}
+    own = {id(inner.draws.state) for inner in inner_layers(layer) if hasattr(inner, "draws")}
+    seeds = [v for v in layer.variables if id(v) not in weights | own]
+    # Keras does not count the states of a stateful recurrent layer among its variables.
+    held = [getattr(inner, "states", None) for inner in inner_layers(layer)]
+    return [*seeds, *(v for v in tf.nest.flatten(held) if isinstance(v, keras.Variable))]
+
+
+def inner_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """The layer and all in it, outermost first."""
+    return [layer, *(found for inner in layer._layers for found in inner_layers(inner))]
+
+
+def numbers(nest: Any) -> list[np.ndarray]:
+    return [np.asarray(tf.convert_to_tensor(x)) for x in tf.nest.flatten(nest)]
+
+
+def assert_same(actual: Any, expected: Any, what: str = "") -> None:
+    """Bit for bit."""
+    actual, expected = numbers(actual), numbers(expected)
+    assert len(actual) == len(expected), what
+    for a, b in zip(actual, expected, strict=True):
+        assert a.dtype == b.dtype, what
+        np.testing.assert_array_equal(a.astype(np.float64), b.astype(np.float64), err_msg=what)
+
+
+def assert_close(actual: Any, expected: Any, tolerance: float = 2e-5, what: str = "") -> None:
+    actual, expected = numbers(actual), numbers(expected)
+    assert len(actual) == len(expected), what
+    for a, b in zip(actual, expected, strict=True):
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, err_msg=what)
+
+
+def differ(one: Any, other: Any) -> bool:
+    pairs = zip(numbers(one), numbers(other), strict=True)
+    return any(not np.array_equal(a, b) for a, b in pairs)
+
+
+def perturbing(layer: keras.Layer) -> list[keras.Layer]:
+    """The outermost layers inside a layer, or the layer itself, that perturb weights."""
+    if hasattr(layer, "effective_weights"):
+        return [layer]
+    return [found for inner in layer._layers for found in perturbing(inner)]
+
+
+def effective(layer: keras.Layer, call: int) -> dict[int, tf.Tensor]:
+    """The effective weights of a training call, by their positions in `layer.weights`."""
+    positions = {id(weight): i for i, weight in enumerate(layer.weights)}
+    result = {}
+    for inner in perturbing(layer):
+        for name, tensor in inner.effective_weights(call).items():
+            result[positions[id(weight_named(inner, name))]] = tensor
+    return result
+
+
+def weight_named(layer: keras.Layer, name: str) -> keras.Variable:
+    """The one weight whose path ends in the name."""
+    (weight,) = (w for w in layer.weights if ("/" + w.path).endswith("/" + name))
+    return weight
+
+
+def rates(case: Case, layer: keras.Layer) -> dict[int, float | None]:
+    """The drop rates of the case by positions in `layer.weights`."""
+    positions = {id(weight): i for i, weight in enumerate(layer.weights)}
+    return {positions[id(weight_named(layer, name))]: rate for name, rate in case.rates.items()}
+
+
+def all_effective(layer: keras.Layer, call: int) -> list[Any]:
+    """All weights as training call number `call` sees them."""
+    found = effective(layer, call)
+    return [found.get(i, weight) for i, weight in enumerate(layer.weights)]
+
+
+def loss_of(outputs: Any, losses: Sequence[Any]) -> tf.Tensor:
+    """A scalar to which every entry of every output contributes differently."""
+    total = tf.add_n([tf.cast(x, tf.float32) for x in losses]) if losses else tf.zeros([])
+    for output in tf.nest.flatten(outputs):
+        if not output.dtype.is_floating:
+            continue
+        flat = tf.reshape(tf.cast(output, tf.float32), [-1])
+        size = tf.cast(tf.size(flat), tf.float32)
+        total += tf.reduce_sum(flat * tf.cos(tf.range(size) * 0.7)) / size
+    return total
+
+
+def step(layer: keras.Layer, case: Case, training: Any = True) -> tuple[Any, list[Any]]:
+    """Outputs of a call, and gradients for the trainable weights and the floating inputs."""
+    return step_on(layer, case.row.inputs(), training)
+
+
+def step_on(layer: keras.Layer, inputs: Any, training: Any = True) -> tuple[Any, list[Any]]:
+    arguments, keywords = inputs
+    watched = [x for x in arguments if x.dtype.is_floating]
+    with tf.GradientTape() as tape:
+        tape.watch(watched)
+        outputs = layer(*arguments, **keywords, training=training)
+        loss = loss_of(outputs, layer.losses)
+    sources = [*(w.value for w in layer.trainable_weights), *watched]
+    gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
+    return outputs, [tf.convert_to_tensor(g) for g in gradients]
+
+
+def model_of(layer: keras.Layer, case: Case) -> keras.Model:
+    """A functional model that consists of the layer."""
+    arguments, keywords = case.row.inputs()
+    inputs = [keras.Input(batch_shape=x.shape, dtype=x.dtype.name) for x in arguments]
+    by_name = {
+        key: keras.Input(batch_shape=x.shape, dtype=x.dtype.name, name=key)
+        for key, x in keywords.items()
+    }
+    return keras.Model([*inputs, *by_name.values()], layer(*inputs, **by_name))
+
+
+def feed(case: Case) -> Any:
+    """The inputs of `model_of`."""
+    arguments, keywords = case.row.inputs()
+    flat = [*arguments, *keywords.values()]
+    return flat[0] if len(flat) == 1 else flat
+
+
+def reset(layer: keras.Layer) -> None:
+    """Sets the states of recurrent layers to zero."""
+    for state in states(layer):
+        if "float" in str(state.dtype):
+            state.assign(tf.zeros(state.shape, state.dtype))

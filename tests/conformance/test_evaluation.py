@@ -1,0 +1,115 @@
+"""In evaluation a perturbed layer is the plain layer, and its weights are the plain layer's."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfwd
+from conformance import harness
+from conformance.table import CASES, DROPOUT, ROWS, Case
+from tfwd import layers
+
+
+@harness.each(CASES)
+def test_evaluation_is_bit_for_bit_the_plain_layer(case: Case) -> None:
+    wrapped, plain = harness.built(case), harness.plain(case)
+    for training in (False, None, tf.constant(False)):
+        harness.reset(plain)
+        harness.reset(wrapped)
+        expected = harness.run(plain, case, training=False)
+        harness.assert_same(harness.run(wrapped, case, training=training), expected, str(training))
+
+
+@harness.each(CASES)
+def test_traced_evaluation_is_bit_for_bit_the_plain_layer(case: Case) -> None:
+    wrapped, plain = harness.built(case), harness.plain(case)
+    outputs, expected = (
+        tf.function(lambda layer=layer: harness.run(layer, case))() for layer in (wrapped, plain)
+    )
+    harness.assert_same(outputs, expected)
+
+
+@harness.each(CASES)
+def test_variables_are_those_of_the_plain_layer_in_the_same_order(case: Case) -> None:
+    wrapped, plain = harness.built(case), harness.plain(case)
+
+    def kinds(weights: list[keras.Variable]) -> list[tuple]:
+        return [(w.name, tuple(w.shape), w.dtype, w.trainable) for w in weights]
+
+    assert kinds(wrapped.weights) == kinds(plain.weights)
+    assert kinds(wrapped.trainable_weights) == kinds(plain.trainable_weights)
+    assert kinds(wrapped.non_trainable_weights) == kinds(plain.non_trainable_weights)
+    assert len(harness.states(wrapped)) == len(harness.states(plain))
+
+
+@harness.each(CASES)
+def test_set_weights_works_both_ways(case: Case) -> None:
+    wrapped, plain = harness.built(case), harness.plain(case)
+    values = [np.asarray(w) + 1 for w in plain.weights]
+    plain.set_weights(values)
+    wrapped.set_weights(plain.get_weights())
+    harness.assert_same(wrapped.get_weights(), values)
+    wrapped.set_weights([value - 3 for value in values])
+    plain.set_weights(wrapped.get_weights())
+    harness.assert_same(plain.get_weights(), [value - 3 for value in values])
+
+
+@harness.each(CASES)
+def test_training_assigns_to_no_weight(case: Case) -> None:
+    wrapped = harness.built(case)
+    before = wrapped.get_weights()
+    harness.step(wrapped, case)
+    moving = ["moving" in w.path for w in wrapped.weights]
+    pairs = list(zip(before, wrapped.get_weights(), moving, strict=True))
+    assert all(np.array_equal(a, b) for a, b, is_moving in pairs if not is_moving)
+
+
+@harness.each(CASES)
+def test_unwrap_gives_the_plain_layer_on_the_same_variables(case: Case) -> None:
+    wrapped, plain = harness.built(case), harness.plain(case)
+    harness.run(wrapped, case, training=True)
+    bare = tfwd.unwrap(wrapped)
+    assert not _of_tfwd(bare)
+    assert _is_plain_as(bare, plain)
+    assert [id(w) for w in bare.weights] == [id(w) for w in wrapped.weights]
+    bare.set_weights(plain.get_weights())
+    for layer in (wrapped, bare, plain):
+        harness.reset(layer)
+    harness.assert_same(harness.run(bare, case), harness.run(plain, case))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_the_default_weights(row) -> None:
+    layer = row.make()
+    arguments, keywords = row.inputs()
+    wrapped = layers.WeightDropout(layer, 0.5)
+    wrapped(*arguments, **keywords)
+    names = [
+        name
+        for name, value in wrapped.effective_weights(0).items()
+        if harness.weight_named(wrapped, name).shape == value.shape
+    ]
+    assert tuple(names) == row.default
+
+
+@harness.each(DROPOUT)
+def test_output_spec_is_that_of_the_plain_layer(case: Case) -> None:
+    wrapped, plain = harness.model_of(harness.built(case), case), case.row
+    expected = harness.model_of(plain.make(), case)
+
+    def kinds(outputs) -> list[tuple]:
+        return [(x.shape, x.dtype) for x in tf.nest.flatten(outputs)]
+
+    assert kinds(wrapped.outputs) == kinds(expected.outputs)
+
+
+def _of_tfwd(layer: keras.Layer) -> bool:
+    own = type(layer).__module__.startswith("tfwd") and not isinstance(layer, keras.Model)
+    return own or any(_of_tfwd(inner) for inner in layer._layers)
+
+
+def _is_plain_as(bare: keras.Layer, plain: keras.Layer) -> bool:
+    if isinstance(plain, layers.TiedDense):
+        return type(bare) is keras.layers.EinsumDense
+    return type(bare) is type(plain)

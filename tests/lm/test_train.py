@@ -1,0 +1,303 @@
+"""tfwd-train in this process: a run's folder, going on, and what goes wrong."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tfwd.lm import app
+from tfwd.lm.checkpoint import Checkpoints
+from tfwd.lm.config import default_config
+from tfwd.lm.errors import UserError
+from tfwd.lm.folder import RunFolder
+from tfwd.lm.loop import evaluate
+from tfwd.lm.metrics import read_metrics
+from tfwd.lm.model import LanguageModel
+from tfwd.lm.signals import Stopped, StopRequest
+from tfwd.lm.text import load_splits, tokenize
+from tfwd.lm.train import define, main, train
+from tfwd.lm.trainer import Trainer
+from tfwd.lm.vocabulary import Vocabulary
+
+WORDS = np.array(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"])
+
+
+class StopAfter(StopRequest):
+    """As if SIGTERM came at the time of the `looks`-th look."""
+
+    def __init__(self, looks):
+        super().__init__()
+        self.looks = looks
+
+    def __bool__(self):
+        self.looks -= 1
+        self.number = signal.SIGTERM
+        return self.looks < 0
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    lines = np.random.default_rng(0).choice(WORDS, (300, 4))
+    path.write_text("\n".join(map(" ".join, lines)) + "\n")
+    return path
+
+
+def make_config(text, **changes):
+    config = default_config()
+    config.data.update({"path": str(text), "batch_size": 4, "eval_batch_size": 2, "window": 10})
+    config.model.update({"embedding_dim": 4, "hidden_units": (4,), "hidden_dropout": 0.0})
+    config.optimizer.update({"name": "adam", "learning_rate": 0.01})
+    config.training.update({"epochs": 2, "log_steps": 10, "tensorboard": False})
+    config.sample.tokens = 5
+    for key, value in changes.items():
+        group, _, name = key.partition("__")
+        config[group][name] = value
+    return config
+
+
+def log(workdir):
+    found = read_metrics(workdir / "metrics.jsonl")
+    return [{k: v for k, v in r.items() if k != "tokens_per_second"} for r in found]
+
+
+@pytest.fixture(scope="module")
+def whole(text, tmp_path_factory):
+    """A run that ended, its summary and its folder."""
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    config = make_config(text, training__tensorboard=True)
+    return train(config, str(workdir), StopRequest()), workdir
+
+
+def test_what_a_run_leaves(whole):
+    summary, workdir = whole
+    assert json.loads((workdir / "report" / "summary.json").read_text()) == summary
+    names = {path.name for path in workdir.iterdir()}
+    assert names >= {"config.json", "vocabulary.json", "metrics.jsonl", "checkpoints", "best"}
+    assert (workdir / "report" / "curves.png").stat().st_size > 10_000
+    assert len((workdir / "report" / "sample.txt").read_text().split()) <= 5
+    records = log(workdir)
+    assert [r["step"] for r in records if r["kind"] == "train"] == list(
+        range(10, summary["step"] + 1, 10)
+    )
+    valid = [r for r in records if r["kind"] == "valid"]
+    assert [r["epoch"] for r in valid] == [1, 2]
+    assert summary["texts"]["valid"]["nats"] == min(r["loss"] for r in valid)
+    assert summary["tokens_per_second"] > 0
+
+
+def test_the_report_is_of_the_best_weights(whole, text):
+    summary, workdir = whole
+    splits, vocabulary = load_splits(str(text)), Vocabulary.load(workdir / "vocabulary.json")
+    config = make_config(text).model.to_dict()
+    for name in ("activation_regularization", "temporal_activation_regularization"):
+        del config[name]
+    model = LanguageModel(len(vocabulary), **config)
+    found = Checkpoints(workdir / "best").restore({"model": model})
+    assert found["best_epoch"] == summary["best_epoch"]
+    assert summary["parameters"] == model.count_params()
+    for name in ("train", "valid", "test"):
+        ids = vocabulary.encode(tokenize(getattr(splits, name), "word"))
+        evaluation = evaluate(model, ids, batch_size=2, window=50)
+        assert summary["texts"][name]["nats"] == pytest.approx(evaluation.nats, abs=1e-6)
+        assert summary["texts"][name]["tokens"] == evaluation.tokens
+
+
+def test_tensorboard_shows_everything(whole):
+    _, workdir = whole
+    board = EventAccumulator(str(workdir / "tensorboard")).Reload()
+    tags = set(board.Tags()["tensors"])
+    assert tags >= {
+        f"train/{name}" for name in ("loss", "perplexity", "learning_rate", "gradient_norm")
+    } | {"valid/loss", "valid/perplexity", "norm/language_model/embedding/embeddings"}
+    assert any(tag.startswith("norm/") and tag.endswith("recurrent_kernel") for tag in tags)
+
+
+@pytest.mark.parametrize("looks", [7, 29])
+def test_a_stop_anywhere_is_gone_on_from(whole, text, tmp_path, looks, capsys):
+    """In the first epoch's training, and in its validation."""
+    summary, finished = whole
+    config = make_config(text)
+    with pytest.raises(Stopped) as stopped:
+        train(config, str(tmp_path), StopAfter(looks))
+    assert stopped.value.exit_code == 143
+    (step,) = Checkpoints(tmp_path / "checkpoints").steps()
+    progress = Checkpoints(tmp_path / "checkpoints").progress(step)
+    assert progress["epoch"] == 0 and progress["window"] == step
+    steps = next(r["step"] for r in log(finished) if r["kind"] == "valid")
+    assert step == min(looks + 1, steps) and (looks < steps or "valid" not in log(tmp_path))
+    again = train(config, str(tmp_path), StopRequest())
+    assert f"going on from the checkpoint of step {step}" in capsys.readouterr().out
+    assert again["texts"]["test"]["nats"] == pytest.approx(
+        summary["texts"]["test"]["nats"], abs=1e-4
+    )
+    assert [r["step"] for r in log(tmp_path)] == [r["step"] for r in log(finished)]
+
+
+def copy(whole, tmp_path):
+    return Path(shutil.copytree(whole[1], tmp_path / "run"))
+
+
+def test_a_finished_run_may_be_given_more_epochs(whole, text, tmp_path):
+    workdir = copy(whole, tmp_path)
+    summary = train(make_config(text, training__epochs=3), str(workdir), StopRequest())
+    assert summary["epochs"] == 3
+    assert log(workdir)[: len(log(whole[1]))] == log(whole[1])
+    assert json.loads((workdir / "config.json").read_text())["training"]["epochs"] == 3
+
+
+def test_another_configuration_is_refused(whole, text, tmp_path):
+    workdir = copy(whole, tmp_path)
+    before = (workdir / "config.json").read_bytes()
+    config = make_config(text, model__weight_dropout=0.25, optimizer__learning_rate=0.5)
+    with pytest.raises(UserError) as error:
+        train(config, str(workdir), StopRequest())
+    assert "model.weight_dropout is 0.5 there and 0.25 here" in str(error.value)
+    assert "optimizer.learning_rate is 0.01 there and 0.5 here" in str(error.value)
+    assert (workdir / "config.json").read_bytes() == before
+
+
+def test_another_text_is_refused(whole, text, tmp_path):
+    workdir = copy(whole, tmp_path)
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text().replace("one", "eleven"))
+    with pytest.raises(UserError, match="another vocabulary"):
+        train(make_config(other), str(workdir), StopRequest())
+    lines = text.read_text().splitlines()
+    other.write_text("\n".join([*lines[:-2], *lines[:-3:-1]]) + "\n")
+    with pytest.raises(UserError, match=r"the text is not the one"):
+        train(make_config(other), str(workdir), StopRequest())
+    moved = shutil.copy(text, tmp_path / "moved.txt")
+    assert train(make_config(moved), str(workdir), StopRequest()) == whole[0]
+
+
+def test_broken_best_weights_are_said(whole, text, tmp_path):
+    workdir = copy(whole, tmp_path)
+    (workdir / "report" / "summary.json").unlink()
+    for index in (workdir / "best").glob("*/tensors.index"):
+        index.write_bytes(b"")
+    with pytest.raises(UserError, match=r"the best weights, .*tensors.index has 0 of"):
+        train(make_config(text), str(workdir), StopRequest())
+
+
+def test_a_loss_that_is_not_finite(text, tmp_path):
+    config = make_config(
+        text,
+        optimizer__name="sgd",
+        optimizer__learning_rate=1e18,
+        optimizer__clip_norm=0.0,
+        data__random_windows=False,
+        training__checkpoint_steps=1,
+    )
+    with pytest.raises(UserError) as error:
+        train(config, str(tmp_path), StopRequest())
+    message = str(error.value)
+    for part in ("is not finite", "loss ", "gradient norm", "learning rate 1e+18"):
+        assert part in message
+    for name in ("embeddings", "recurrent_kernel", "decoder/bias"):
+        assert f"{name} " in message
+    assert "\n" not in message
+    step = int(message.split(":")[0].removeprefix("step "))
+    assert step > 1 and f"the checkpoint of step {step - 1} is kept" in message
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert checkpoints.steps()[-1] == step - 1 and checkpoints.problem(step - 1) is None
+    failure = log(tmp_path)[-1]
+    assert failure["kind"] == "failure" and failure["step"] == step and failure["norms"]
+
+
+@pytest.mark.parametrize(("every", "step", "kept"), [(2, 4, 2), (3, 5, 3)])
+def test_a_weight_that_is_not_finite_is_never_saved(text, tmp_path, monkeypatch, every, step, kept):
+    """After step 4: seen before it is saved, or in step 5, which is told of after step 6."""
+
+    def spoil(self, lengths):
+        if self.progress.step == 4:
+            self.model.decoder.bias.assign(np.full(self.model.vocabulary_size, np.inf))
+
+    monkeypatch.setattr(Trainer, "_show", spoil)
+    config = make_config(text, training__checkpoint_steps=every)
+    with pytest.raises(UserError, match=rf"step {step}: .*decoder/bias inf.*step {kept} is kept"):
+        train(config, str(tmp_path), StopRequest())
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [kept]
+
+
+def test_early_stopping_and_decay(text, tmp_path):
+    config = make_config(
+        text,
+        training__epochs=9,
+        training__patience=2,
+        training__lr_decay_factor=0.5,
+        training__min_learning_rate=0.3,
+        optimizer__learning_rate=1.0,
+    )
+    summary = train(config, str(tmp_path), StopRequest())
+    valid = [r for r in log(tmp_path) if r["kind"] == "valid"]
+    losses = [r["loss"] for r in valid]
+    assert len(losses) < 9 and summary["epochs"] == len(losses)
+    assert summary["best_epoch"] == int(np.argmin(losses)) + 1 == len(losses) - 2
+    rate = 1.0
+    for number, record in enumerate(valid):
+        assert record["learning_rate"] == pytest.approx(rate)
+        assert record["best"] == (record["loss"] == min(losses[: number + 1]))
+        if not record["best"]:
+            rate = max(rate / 2, 0.3)
+
+
+def test_one_process_at_a_time(text, tmp_path):
+    config = make_config(text)
+    vocabulary = Vocabulary.from_tokens(WORDS.tolist(), "word")
+    folder = RunFolder(tmp_path)
+    folder.open(config, vocabulary)
+    with pytest.raises(UserError, match="another process is training"):
+        RunFolder(tmp_path).open(config, vocabulary)
+    folder.close()
+    again = RunFolder(tmp_path)
+    again.open(config, vocabulary)
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data__batch_size": 5000}, "the training text has .* largest batch size"),
+        ({"data__eval_batch_size": 500}, "the valid text has .* largest batch size"),
+        ({"data__path": "no/such/text"}, "no/such/text"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing_half_done(text, tmp_path, changes, message):
+    with pytest.raises(UserError, match=message) as error:
+        train(make_config(text, **changes), str(tmp_path / "run"), StopRequest())
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.glob("run/checkpoints/*"))
+
+
+def test_a_workdir_that_cannot_be_written(text, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write the workdir .*file/run"):
+        train(make_config(text), str(tmp_path / "file" / "run"), StopRequest())
+
+
+def test_no_workdir_given(capsys, root):
+    with pytest.raises(SystemExit) as ended:
+        config = f"--config={root / 'configs' / 'quickstart.py'}"
+        app.run(main, define, "", config=True, argv=["tfwd-train", config])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "error: give a folder for the run, as --workdir=runs/quickstart\n"
+    )
+
+
+def test_checkpoints_by_steps_and_how_many_are_kept(text, tmp_path):
+    config = make_config(
+        text, training__epochs=1, training__checkpoint_steps=4, training__keep_checkpoints=3
+    )
+    summary = train(config, str(tmp_path), StopRequest())
+    last = summary["step"]
+    expected = [*range(4, last, 4), last][-3:]
+    assert Checkpoints(tmp_path / "checkpoints").steps() == expected
+    assert Checkpoints(tmp_path / "best").steps() == [last]
+    assert not tf.io.gfile.glob(str(tmp_path / "checkpoints" / ".writing*"))
