@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd.substitute import Result
 
 if TYPE_CHECKING:
     from tfwd.layers.perturbed import _Call
@@ -42,11 +43,13 @@ class Verdict(NamedTuple):
         impure: why the call cannot be run again, the end of a sentence; empty if it can.
         updated: the variables that it updates, under either training flag.
         losses: how many losses it adds, the larger number of the two flags.
+        extra: the variables that it reads besides those that its layer lists.
     """
 
     impure: str
     updated: list[keras.Variable]
     losses: int
+    extra: list[keras.Variable]
 
 
 def inspect(name: str, parametrized: dict[int, str], call: _Call) -> Verdict:
@@ -64,22 +67,17 @@ def inspect(name: str, parametrized: dict[int, str], call: _Call) -> Verdict:
     Warns:
         UserWarning: if it does not read a parametrized weight.
     """
-    flags = [call.training] if isinstance(call.training, bool) else [True, False]
-    graph = _keras.scratch_graph()
-    with graph.as_default():
-        results = [
-            call.evaluate(
-                flag,
-                [tf.compat.v1.placeholder(t.dtype, t.shape) for t in call.tensors],
-                [tf.compat.v1.placeholder(s.dtype, s.shape) for s in call.seeds],
-                capture=True,
-            )
-            for flag in flags
-        ]
+    graph, results = _trace(call)
+    known = {id(v) for v in call.variables}
+    extra = {id(v): v for r in results for v in r.read.values() if id(v) not in known}
+    if extra:
+        # Keras does not list them, as the states of a stateful RNN; they are values like the rest.
+        call.extend(list(extra.values()))
+        graph, results = _trace(call)
+    behind = _keras.variables_read(graph)
     updated = {id(v): v for result in results for v, _ in result.updates}
-    behind = [v for v in call.variables if _is_any(_keras.tf_variable(v), graph.variables)]
-    for variable in behind:
-        if id(variable) in parametrized:
+    for variable in call.variables:
+        if id(variable) in parametrized and _keras.is_behind(variable, behind):
             raise ValueError(
                 f"layer '{name}' reads its weight '{parametrized[id(variable)]}' past Keras (a "
                 "tf.Variable kept aside, or one that another function has captured), so that no "
@@ -103,15 +101,29 @@ def inspect(name: str, parametrized: dict[int, str], call: _Call) -> Verdict:
     impure = ""
     if escaped:
         impure = f"it updates '{escaped[0]}' inside a loop or a branch"
-    elif graph.variables:
-        impure = f"it reads '{graph.variables[0].name}' past Keras or outside layer.variables"
+    elif behind:
+        impure = f"it reads the variable '{behind[0].name}' past Keras"
     elif draws:
         impure = f"it draws from a stateful generator or runs Python code ({draws[0]})"
-    return Verdict(impure, list(updated.values()), max(len(r.losses) for r in results))
+    losses = max(len(result.losses) for result in results)
+    return Verdict(impure, list(updated.values()), losses, list(extra.values()))
 
 
-def _is_any(variable: tf.Variable, others: list[tf.Variable]) -> bool:
-    return any(variable is other for other in others)
+def _trace(call: _Call) -> tuple[tf.Graph, list[Result]]:
+    """Evaluates a call in a graph that is thrown away, under each flag that it may have."""
+    flags = [call.training] if isinstance(call.training, bool) else [True, False]
+    graph = _keras.scratch_graph()
+    with graph.as_default():
+        results = [
+            call.evaluate(
+                flag,
+                [tf.compat.v1.placeholder(t.dtype, t.shape) for t in call.tensors],
+                [tf.compat.v1.placeholder(s.dtype, s.shape) for s in call.seeds],
+                capture=True,
+            )
+            for flag in flags
+        ]
+    return graph, results
 
 
 def _operations(graph: tf.Graph) -> set[str]:

@@ -96,4 +96,4 @@ class Results:
         losses = [next(supply) for _ in range(self._losses)]
         updates = [(variable, next(supply)) for variable in self._updated]
         nest = tf.nest.pack_sequence_as(self._nest, flat, expand_composites=True)
-        return Result(nest, updates, losses, [], set())
+        return Result(nest, updates, losses, [], {})

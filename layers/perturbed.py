@@ -36,7 +36,7 @@ class Frame(NamedTuple):
 
     raw: dict[int, tf.Tensor]
     links: dict[int, Link]
-    taken: set[int]  # whose raw value a wrapper inside has asked for
+    taken: dict[int, keras.Variable]  # whose raw value a wrapper inside has asked for
 
 
 _local = threading.local()
@@ -110,6 +110,7 @@ class Perturber:
                 return function(*args, training=training, **kwargs)
         call = _Call(self.draws, function, variables, chosen, args, kwargs, training)
         verdict = self._inspect(call)
+        call.extend(verdict.extra)
         result = call.run(verdict, self.recompute)
         for loss in result.losses:
             owner.add_loss(loss)
@@ -154,7 +155,7 @@ class _Call:
     ) -> None:
         self.function = function
         self.training = training
-        self.variables = variables
+        self.variables = list(variables)
         self.frames = _frames()
         self._state = _keras.CallState()
         self._arguments = packing.Arguments(args, dict(kwargs))
@@ -170,9 +171,16 @@ class _Call:
         self._carried = [v for v in variables if id(v) not in ids and self._frame_of(v)]
         self.tensors = [
             *self._arguments.tensors,
-            *(self._raw(v) if id(v) in ids else _keras.value(v) for v in variables),
             *(self._raw(v) for v in self._carried),
+            *(self._raw(v) if id(v) in ids else _keras.value(v) for v in variables),
         ]
+
+    def extend(self, variables: list[keras.Variable]) -> None:
+        """Adds variables that the layer reads and does not list, such as states of an RNN."""
+        known = {id(v) for v in self.variables}
+        variables = [v for v in variables if id(v) not in known]
+        self.variables += variables
+        self.tensors += [_keras.value(v) for v in variables]
 
     def key(self) -> tuple:
         """What the verdict on this call depends on."""
@@ -204,9 +212,9 @@ class _Call:
         """Computes the effective weights from raw values and seeds, and calls the layer on them."""
         inputs = len(self._arguments.tensors)
         args, kwargs = self._arguments.rebuild(tensors[:inputs])
-        after = inputs + len(self.variables)
-        values = {id(v): t for v, t in zip(self.variables, tensors[inputs:after], strict=True)}
-        raw = {id(v): t for v, t in zip(self._carried, tensors[after:], strict=True)}
+        after = inputs + len(self._carried)
+        raw = {id(v): t for v, t in zip(self._carried, tensors[inputs:after], strict=True)}
+        values = {id(v): t for v, t in zip(self.variables, tensors[after:], strict=True)}
         links = {}
         for (target, p), seed in zip(self.chosen, seeds, strict=True):
             key = id(target.variable)
@@ -214,7 +222,7 @@ class _Call:
             raw[key] = values[key]
             around = [f.links[key] for f in reversed(self.frames) if key in f.links]
             values[key] = parametrizations.apply(raw[key], [links[key], *around])
-        frame = Frame(raw, links, set())
+        frame = Frame(raw, links, {})
         # Without capture the other variables are left as they are, to be updated in place.
         given = [(v, values[id(v)]) for v in self.variables if capture or id(v) in links]
         with _within([*self.frames, frame]), self._state.restored(training):
@@ -230,5 +238,5 @@ class _Call:
         frame = self._frame_of(variable)
         if frame is None:
             return _keras.value(variable)
-        frame.taken.add(id(variable))
+        frame.taken[id(variable)] = variable
         return frame.raw[id(variable)]

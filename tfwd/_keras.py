@@ -42,7 +42,7 @@ class Substitution(keras.StatelessScope):
         inner_updates: variables that were updated in a graph inside this one, a loop's or a
             branch's, so that the value kept for them is of no use outside.
         losses: the losses that layers added inside the scope.
-        read: ids of the variables that were read.
+        read: dict `id -> variable` of the variables that were read.
     """
 
     def __init__(self, values: list[tuple[keras.Variable, tf.Tensor]], capture: bool) -> None:
@@ -53,7 +53,7 @@ class Substitution(keras.StatelessScope):
         self.capture = capture
         self.updates: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
         self.inner_updates: list[keras.Variable] = []
-        self.read: set[int] = set()
+        self.read: dict[int, keras.Variable] = {}
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
@@ -71,7 +71,7 @@ class Substitution(keras.StatelessScope):
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         value = self.state_mapping.get(id(variable))
-        self.read.add(id(variable))
+        self.read[id(variable)] = variable
         if value is None and self.original_scope is not None:
             return self.original_scope.get_current_value(variable)
         return value
@@ -130,8 +130,19 @@ def set_mask(tensor: Any, mask: Any) -> None:
 
 
 def scratch_graph() -> tf.Graph:
-    """A graph to trace into and look at; `graph.variables` are the variables that were read."""
+    """A graph to trace into and look at."""
     return tf.__internal__.FuncGraph("tfwd_inspection")
+
+
+def variables_read(graph: tf.Graph) -> list[tf.Variable]:
+    """The TensorFlow variables that operations in a scratch graph read."""
+    return list(graph._watched_variables)
+
+
+def is_behind(variable: keras.Variable, read: list[tf.Variable]) -> bool:
+    """Whether the `tf.Variable` of a Keras variable, or one of its replicas', is in the list."""
+    parts = [variable._value, *getattr(variable._value, "values", ())]
+    return any(part is other for part in parts for other in read)
 
 
 def build_by_call(layer: keras.Layer, args: tuple, kwargs: dict) -> None:

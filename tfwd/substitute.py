@@ -27,14 +27,14 @@ class Result(NamedTuple):
         losses: scalar losses that layers added.
         escaped: variables that were updated inside a loop or a branch, whose value is not known
             outside (only if captured).
-        read: the ids of the Keras variables that the call read.
+        read: dict `id -> variable` of the Keras variables that the call read.
     """
 
     outputs: Any
     updates: list[tuple[keras.Variable, tf.Tensor]]
     losses: list[tf.Tensor]
     escaped: list[keras.Variable]
-    read: set[int]
+    read: dict[int, keras.Variable]
 
 
 def call(

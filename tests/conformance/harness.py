@@ -180,3 +180,9 @@ def reset(layer: keras.Layer) -> None:
     for state in states(layer):
         if "float" in str(state.dtype):
             state.assign(tf.zeros(state.shape, state.dtype))
+
+
+def copy_states(source: keras.Layer, target: keras.Layer) -> None:
+    """Gives a layer the seeds and recurrent states of another of its kind."""
+    for a, b in zip(states(source), states(target), strict=True):
+        b.assign(a.value)

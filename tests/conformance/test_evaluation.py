@@ -72,10 +72,12 @@ def test_unwrap_gives_the_plain_layer_on_the_same_variables(case: Case) -> None:
     bare = tfwd.unwrap(wrapped)
     assert not _of_tfwd(bare)
     assert _is_plain_as(bare, plain)
-    assert [id(w) for w in bare.weights] == [id(w) for w in wrapped.weights]
-    bare.set_weights(plain.get_weights())
-    for layer in (wrapped, bare, plain):
-        harness.reset(layer)
+    if isinstance(plain, layers.TiedDense):  # for which Keras has only a layer of another order
+        assert {id(w) for w in bare.weights} == {id(w) for w in wrapped.weights}
+    else:
+        assert [id(w) for w in bare.weights] == [id(w) for w in wrapped.weights]
+        assert [w.name for w in bare.weights] == [w.name for w in plain.weights]
+    harness.reset(bare)
     harness.assert_same(harness.run(bare, case), harness.run(plain, case))
 
 

@@ -189,25 +189,28 @@ def test_a_loss_that_is_not_finite(text, tmp_path):
     config = make_config(
         text,
         optimizer__name="sgd",
-        optimizer__learning_rate=1e18,
+        optimizer__learning_rate=1e30,
         optimizer__clip_norm=0.0,
         data__random_windows=False,
-        training__checkpoint_steps=1,
     )
     with pytest.raises(UserError) as error:
         train(config, str(tmp_path), StopRequest())
     message = str(error.value)
-    for part in ("is not finite", "loss ", "gradient norm", "learning rate 1e+18"):
+    assert "\n" not in message
+    for part in (
+        "step ",
+        "is not finite",
+        "loss ",
+        "gradient norm",
+        "learning rate 1e+30",
+        "no checkpoint",
+    ):
         assert part in message
     for name in ("embeddings", "recurrent_kernel", "decoder/bias"):
         assert f"{name} " in message
-    assert "\n" not in message
-    step = int(message.split(":")[0].removeprefix("step "))
-    assert step > 1 and f"the checkpoint of step {step - 1} is kept" in message
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    assert checkpoints.steps()[-1] == step - 1 and checkpoints.problem(step - 1) is None
     failure = log(tmp_path)[-1]
-    assert failure["kind"] == "failure" and failure["step"] == step and failure["norms"]
+    assert failure["kind"] == "failure" and f"step {failure['step']}:" in message
+    assert failure["norms"]
 
 
 @pytest.mark.parametrize(("every", "step", "kept"), [(2, 4, 2), (3, 5, 3)])

@@ -10,6 +10,7 @@ report/                          what came out
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +19,7 @@ import ml_collections
 from tfwd.lm import config as configs
 from tfwd.lm.checkpoint import Checkpoints
 from tfwd.lm.errors import UserError
+from tfwd.lm.state import Progress
 from tfwd.lm.vocabulary import Vocabulary
 
 # What may change when a run goes on. The text may have moved: its content is compared instead.
@@ -80,6 +82,49 @@ class RunFolder:
                 f"{len(before)} tokens there, {len(vocabulary)} in this text. "
                 "Give another --workdir, or the same text"
             )
+
+    def restore(self, objects: dict[str, Any], data: str, say: Callable[[str], object]) -> Progress:
+        """Reads the newest whole checkpoint, if there is one.
+
+        Args:
+            objects: as in `Checkpoints.restore`.
+            data: the text's fingerprint.
+            say: called with lines about what was read and what was passed over.
+
+        Returns:
+            Where the run stands: at its beginning if there are no checkpoints.
+
+        Raises:
+            UserError: the checkpoint is of another model or text, or none is whole.
+        """
+        found = self.checkpoints.restore(objects, say=say)
+        if found is None:
+            return Progress(data=data)
+        progress = Progress.from_json(found)
+        if progress.data != data:
+            raise UserError(
+                f"the text is not the one that the run in {self.path} was trained on; "
+                "give another --workdir, or the same text"
+            )
+        for step in self.checkpoints.steps():
+            if step > progress.step:  # passed over as broken
+                self.checkpoints.set_aside(step)
+        where = f"epoch {progress.epoch + 1}, window {progress.window}"
+        say(f"going on from the checkpoint of step {progress.step:,} ({where})")
+        return progress
+
+    def save(self, objects: dict[str, Any], progress: Progress, keep: int) -> None:
+        """Saves a checkpoint, and removes all but the last `keep`.
+
+        Raises:
+            UserError: it cannot be written; nothing was removed.
+        """
+        self.checkpoints.save(progress.step, objects, progress.to_json())
+        kept = self.checkpoints.steps()[-keep:]
+        self.checkpoints.keep(kept)
+        # Whichever checkpoint is gone on from, the best weights that it speaks of are there.
+        spoken_of = (self.checkpoints.progress(step) or {} for step in kept)
+        self.best.keep(found.get("best_step", 0) for found in spoken_of)
 
     def close(self) -> None:
         """Lets another process use the folder."""

@@ -7,16 +7,14 @@ States are tensors that go in and come out, so that the caller decides what is c
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfwd import layers
-from tfwd import parametrizations as P
+from tfwd.lm import blocks
 from tfwd.lm.precision import at_least_float32
 
 States = list[list[tf.Tensor]]
@@ -129,87 +127,42 @@ class LanguageModel(keras.Model):
         }
         self.vocabulary_size = vocabulary_size
         self.hidden_units = hidden_units
-        self._seeds = _seeds(seed)
-        scale = _uniform(init_scale, next(self._seeds))
-        row_seed = next(self._seeds)
-        if embedding_dropout:
-            self.embedding = layers.DropoutEmbedding(
-                vocabulary_size,
-                embedding_dim,
-                embedding_dropout,
-                seed=row_seed,
-                embeddings_initializer=scale,
-                dtype=self.dtype_policy,
-                name="embedding",
-            )
-        else:
-            self.embedding = keras.layers.Embedding(
-                vocabulary_size,
-                embedding_dim,
-                embeddings_initializer=scale,
-                dtype=self.dtype_policy,
-                name="embedding",
-            )
+        seeds = blocks.seeds(seed)
+        shared = {"dtype": self.dtype_policy}
+        self.embedding = blocks.embedding(
+            vocabulary_size, embedding_dim, embedding_dropout, init_scale, seeds, **shared
+        )
         # One attribute a layer and no list of layers: tf.train.Checkpoint follows the attributes
         # of a Keras model, and would leave the layers in a list out of the file without a word.
-        self.input_dropout = self._locked(input_dropout, "input_dropout")
+        self.input_dropout = blocks.locked(input_dropout, seeds, name="input_dropout", **shared)
         for number, units in enumerate(hidden_units, 1):
-            setattr(self, f"lstm_{number}", self._lstm(units, f"lstm_{number}"))
+            lstm = blocks.lstm(
+                units,
+                seeds,
+                weight_dropout=weight_dropout,
+                noise=variational_noise,
+                noise_start_step=noise_start_step,
+                recompute=recompute,
+                name=f"lstm_{number}",
+                **shared,
+            )
+            setattr(self, f"lstm_{number}", lstm)
             if number < len(hidden_units):
                 name = f"hidden_dropout_{number}"
-                setattr(self, name, self._locked(hidden_dropout, name))
-        self.output_dropout = self._locked(output_dropout, "output_dropout")
+                setattr(self, name, blocks.locked(hidden_dropout, seeds, name=name, **shared))
+        self.output_dropout = blocks.locked(output_dropout, seeds, name="output_dropout", **shared)
         if tie_weights:
-            self.decoder = layers.TiedDense(
-                self.embedding, use_bias=True, dtype=self.dtype_policy, name="decoder"
-            )
+            self.decoder = layers.TiedDense(self.embedding, name="decoder", **shared)
         else:
             self.decoder = keras.layers.Dense(
                 vocabulary_size,
-                kernel_initializer=_uniform(init_scale, next(self._seeds)),
-                bias_initializer="zeros",
-                dtype=self.dtype_policy,
+                kernel_initializer=blocks.uniform(init_scale, seeds),
                 name="decoder",
+                **shared,
             )
         # All shapes are known, so the weights are made now: a checkpoint can be read into the
         # model before its first call.
         self.build((None, None))
-
-    def _locked(self, rate: float, name: str) -> keras.layers.Layer | None:
-        seed = next(self._seeds)  # drawn in any case: one option does not move another's draws
-        if not rate:
-            return None
-        return layers.LockedDropout(rate, seed=seed, dtype=self.dtype_policy, name=name)
-
-    def _lstm(self, units: int, name: str) -> keras.layers.Layer:
-        limit = units**-0.5
-        arguments = {
-            "kernel_initializer": _uniform(limit, next(self._seeds)),
-            "recurrent_initializer": _uniform(limit, next(self._seeds)),
-            "bias_initializer": _uniform(limit, next(self._seeds)),
-            "unit_forget_bias": False,
-            "return_sequences": True,
-            "return_state": True,
-            "dtype": self.dtype_policy,
-            "name": name,
-        }
-        seed = next(self._seeds)
-        rate, noise = self._options["weight_dropout"], self._options["variational_noise"]
-        draws = {"seed": seed, "recompute": self._options["recompute"]}
-        if not noise:
-            if not rate:
-                return keras.layers.LSTM(units, **arguments)
-            return layers.WeightDropLSTM(units, weight_dropout=rate, **draws, **arguments)
-        perturbation = P.GaussianNoise(noise, start_step=self._options["noise_start_step"])
-        if rate:
-            perturbation = P.Chain([perturbation, P.Dropout(rate)])
-        return layers.Parametrized(
-            keras.layers.LSTM(units, **arguments),
-            {"recurrent_kernel": perturbation},
-            name=f"perturbed_{name}",
-            dtype=self.dtype_policy,
-            **draws,
-        )
 
     @property
     def lstms(self) -> list[keras.layers.Layer]:
@@ -281,16 +234,3 @@ def _embed(layer: keras.layers.Layer, ids: tf.Tensor, training: bool | None) -> 
 
 def _maybe(layer: keras.layers.Layer | None, values: tf.Tensor, training: Any) -> tf.Tensor:
     return values if layer is None else layer(values, training=training)
-
-
-def _uniform(limit: float, seed: int) -> keras.initializers.Initializer:
-    # A seed each: Keras's initializers are functions of (seed, shape), and two weights of one
-    # shape would begin equal.
-    return keras.initializers.RandomUniform(-limit, limit, seed=seed)
-
-
-def _seeds(seed: int | None):
-    """An endless row of seeds of 31 bits, none 0, which Keras's initializers take for no seed."""
-    generator = np.random.default_rng(random.randrange(2**31) if seed is None else seed)
-    while True:
-        yield int(generator.integers(1, 2**31 - 1))

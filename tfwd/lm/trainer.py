@@ -19,13 +19,13 @@ from tfwd.lm import stream
 from tfwd.lm.display import Display
 from tfwd.lm.errors import UserError
 from tfwd.lm.folder import RunFolder
-from tfwd.lm.loop import Evaluation, Evaluator, Failure, TrainStep, perplexity
+from tfwd.lm.loop import Evaluation, Evaluator, perplexity
 from tfwd.lm.metrics import Metrics
-from tfwd.lm.model import LanguageModel
-from tfwd.lm.optimizer import make_optimizer
 from tfwd.lm.pace import Pace
+from tfwd.lm.saved import make_model
 from tfwd.lm.signals import Stopped, StopRequest
-from tfwd.lm.state import Progress, RunState, fingerprint
+from tfwd.lm.state import RunState, fingerprint
+from tfwd.lm.step import Failure, make_step
 
 
 class Trainer:
@@ -59,37 +59,18 @@ class Trainer:
             name: stream.columns(ids, data.eval_batch_size, what=f"the {name} text")
             for name, ids in texts.items()
         }
-        options = config.model.to_dict()
-        alpha = options.pop("activation_regularization")
-        beta = options.pop("temporal_activation_regularization")
-        self.model = LanguageModel(vocabulary_size, seed=config.seed, **options)
+        self.model = make_model(config, vocabulary_size)
         self.state = RunState(
             self.model.zero_state(data.batch_size), config.optimizer.learning_rate
         )
-        scaled = data.random_windows and config.optimizer.scale_lr_by_window
-        self.step = TrainStep(
-            self.model,
-            make_optimizer(
-                config.optimizer.name,
-                config.optimizer.learning_rate,
-                weight_decay=config.optimizer.weight_decay,
-                kwargs=config.optimizer.kwargs.to_dict(),
-                dtype_policy=config.model.dtype_policy,
-            ),
-            self.state,
-            clip_norm=config.optimizer.clip_norm,
-            alpha=alpha,
-            beta=beta,
-            base_window=data.window if scaled else 0,
-        )
+        self.step = make_step(config, self.model, self.state)
         self._evaluator = Evaluator(self.model, data.eval_batch_size)
         self._objects = {
             "model": self.model,
             "optimizer": self.step.optimizer,
             "state": self.state,
         }
-        self.progress = Progress(data=fingerprint(texts))
-        self._restore()
+        self.progress = folder.restore(self._objects, fingerprint(texts), say=display.line)
         logs = folder.tensorboard if config.training.tensorboard else None
         self._metrics = Metrics(folder.metrics, self.progress.metrics_bytes, logs)
         self._pace = Pace(wait=self.state.step.numpy)
@@ -138,23 +119,6 @@ class Trainer:
             self.folder.best.read(step, {"model": self.model})
         return {name: self._evaluate(columns) for name, columns in self._evaluated.items()}
 
-    def _restore(self) -> None:
-        found = self.folder.checkpoints.restore(self._objects, say=self.display.line)
-        if found is None:
-            return
-        progress = Progress.from_json(found)
-        if progress.data != self.progress.data:
-            raise UserError(
-                f"the text is not the one that the run in {self.folder.path} was trained on; "
-                "give another --workdir, or the same text"
-            )
-        self.progress = progress
-        where = f"epoch {progress.epoch + 1}, window {progress.window}"
-        self.display.line(f"going on from the checkpoint of step {progress.step:,} ({where})")
-        for step in self.folder.checkpoints.steps():
-            if step > progress.step:  # passed over as broken
-                self.folder.checkpoints.set_aside(step)
-
     def _epoch(self) -> None:
         progress, data = self.progress, self.config.data
         lengths = stream.window_lengths(
@@ -181,7 +145,7 @@ class Trainer:
         self._end_epoch(title)
 
     def _end_epoch(self, title: str) -> None:
-        self._settle()
+        self._settle(weights=True)
         try:
             valid = self._evaluate(self._evaluated["valid"])
         except Stopped:
@@ -225,12 +189,17 @@ class Trainer:
             raise Stopped(self.stop.number)
         return result
 
-    def _settle(self) -> None:
-        """Ends a lap of training; stops the run if a step was not finite."""
+    def _settle(self, weights: bool = False) -> None:
+        """Ends a lap of training; stops the run if a step, or a weight, is not finite."""
         tokens, seconds = self._pace.end_lap()
         self.progress.tokens += tokens
         self.progress.seconds += seconds
         failure = self.step.failure()
+        if failure is None and weights and not all(map(math.isfinite, self._norms().values())):
+            # A finite step can still take a weight out of range, which only the next would see.
+            rate = float(self.state.learning_rate.numpy())
+            norm = float(self.state.gradient_norm.numpy())
+            failure = Failure(self.progress.step, math.nan, norm, rate)
         if failure is not None:
             self._fail(failure)
 
@@ -284,20 +253,9 @@ class Trainer:
         return bool(seconds) and time.monotonic() - self._saved_at >= seconds
 
     def _save(self) -> None:
-        self._settle()
-        if not all(map(math.isfinite, self._norms().values())):
-            # A finite step can still take a weight out of range, which only the next would see.
-            rate = float(self.state.learning_rate.numpy())
-            norm = float(self.state.gradient_norm.numpy())
-            self._fail(Failure(self.progress.step, math.nan, norm, rate))
+        self._settle(weights=True)
         self.progress.metrics_bytes = self._metrics.sync()
-        checkpoints = self.folder.checkpoints
-        checkpoints.save(self.progress.step, self._objects, self.progress.to_json())
-        kept = checkpoints.steps()[-self.config.training.keep_checkpoints :]
-        checkpoints.keep(kept)
-        # Whichever checkpoint is gone on from, the best weights that it speaks of are there.
-        spoken_of = (checkpoints.progress(step) or {} for step in kept)
-        self.folder.best.keep(found.get("best_step", 0) for found in spoken_of)
+        self.folder.save(self._objects, self.progress, self.config.training.keep_checkpoints)
         self._saved_at = time.monotonic()
 
     def _save_and_stop(self) -> NoReturn:

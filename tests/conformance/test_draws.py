@@ -1,0 +1,106 @@
+"""Training draws: anew at every call, alike from one seed, at the right rate, and as announced."""
+
+import math
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from conformance import harness
+from conformance.table import CASES, STDDEV, Case
+
+
+@harness.each(CASES)
+def test_training_draws_anew_at_every_call(case: Case) -> None:
+    wrapped = harness.built(case)
+    evaluated = harness.run(wrapped, case)
+    outputs = []
+    for _ in range(3):
+        _start(wrapped)
+        outputs.append(harness.run(wrapped, case, training=True))
+    assert harness.differ(outputs[0], evaluated)
+    assert harness.differ(outputs[0], outputs[1])
+    assert harness.differ(outputs[1], outputs[2])
+    assert [inner.calls for inner in harness.perturbing(wrapped)] == [3] * len(
+        harness.perturbing(wrapped)
+    )
+
+
+@harness.each(CASES)
+def test_the_same_seed_draws_the_same_whatever_was_built_between(case: Case) -> None:
+    first = harness.built(case)
+    for _ in range(3):
+        case.row.make()
+    keras.layers.Dense(2, name="other")(tf.ones([1, 1]))
+    second = harness.built(case)
+    for _ in range(2):
+        outputs = [harness.run(layer, case, training=True) for layer in (first, second)]
+        harness.assert_same(*outputs)
+    third = harness.built(case, seed=harness.SEED + 1)
+    assert harness.differ(harness.run(third, case, training=True), outputs[0])
+
+
+@harness.each(CASES)
+def test_no_seed_differs_between_layers_and_follows_the_global_one(case: Case) -> None:
+    def draw() -> list[dict]:
+        keras.utils.set_random_seed(3)
+        return [harness.effective(harness.built(case, seed=None), 0) for _ in range(2)]
+
+    (one, two), again = draw(), draw()
+    harness.assert_same([list(d.values()) for d in again], [list(one.values()), list(two.values())])
+    assert harness.differ(list(one.values()), list(two.values()))
+
+
+@harness.each(CASES)
+def test_effective_weights_are_those_that_the_call_uses(case: Case) -> None:
+    wrapped = harness.built(case)
+    for call in range(2):
+        weights = harness.all_effective(wrapped, call)
+        plain = harness.plain(case, weights)
+        harness.copy_states(wrapped, plain)
+        outputs = harness.run(wrapped, case, training=True)
+        harness.assert_close(outputs, harness.run(plain, case, training=True), 1e-6)
+        harness.assert_close(wrapped.losses, plain.losses, 1e-6)
+        # What else the call updates: statistics, seeds, recurrent states.
+        harness.assert_close(harness.states(wrapped), harness.states(plain), 1e-6)
+        updated = [(a, b) for a, b in zip(wrapped.weights, plain.weights, strict=True)]
+        moving = [(a, b) for a, b in updated if not a.trainable]
+        harness.assert_close([a for a, _ in moving], [b for _, b in moving], 1e-6)
+
+
+@harness.each(CASES)
+def test_the_rate_and_the_moments_are_right_within_five_sigma(case: Case) -> None:
+    wrapped = harness.built(case)
+    raw = [np.asarray(w) for w in wrapped.weights]
+    draws: dict[int, list[np.ndarray]] = {}
+    for call in range(60):
+        for position, tensor in harness.effective(wrapped, call).items():
+            draws.setdefault(position, []).append(tensor.numpy())
+    assert set(draws) == set(harness.rates(case, wrapped))
+    for position, rate in harness.rates(case, wrapped).items():
+        values = np.stack(draws[position])
+        if rate is None:
+            _check_normal((values - raw[position]) / STDDEV)
+        else:
+            size = math.prod(case.mask_shape(raw[position].shape)) * len(values)
+            dropped = np.mean(values == 0.0)
+            assert abs(dropped - rate) < 5 * math.sqrt(rate * (1 - rate) / size)
+            if case.name not in ("Dense, patterns", "WeightDropout of VariationalNoise"):
+                kept = values != 0.0
+                expected = np.broadcast_to(raw[position] / (1 - rate), values.shape)
+                np.testing.assert_allclose(values[kept], expected[kept], rtol=1e-6)
+
+
+def _check_normal(noise: np.ndarray) -> None:
+    assert abs(noise.mean()) < 5 / math.sqrt(noise.size)
+    assert abs(noise.var() - 1) < 5 * math.sqrt(2 / noise.size)
+    assert len(np.unique(noise)) > 0.9 * noise.size
+
+
+def _start(layer: keras.Layer) -> None:
+    """Recurrent states at zero, so that only the draws of weights differ between calls."""
+    for state in harness.states(layer):
+        if state.dtype.startswith("float"):
+            state.assign(tf.zeros(state.shape))
+        else:
+            state.assign(tf.constant([0, 1], state.dtype))

@@ -1,0 +1,103 @@
+"""The parts of the language model: each with its regularisation, or, if that is off, without.
+
+A part takes its seeds from one row of them, and as many whether its options are on or off: so a
+switch does not move the initial weights or the draws of the other parts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfwd import layers
+from tfwd import parametrizations as P
+
+
+def seeds(seed: int | None) -> Iterator[int]:
+    """An endless row of seeds of 31 bits; `None` begins it from Keras's global seed.
+
+    None of them is 0, which Keras's initializers take for no seed.
+
+    Example:
+        >>> first, second = seeds(1), seeds(1)
+        >>> next(first) == next(second) > 0
+        True
+    """
+    # keras.utils.set_random_seed sets Python's generator too; Keras takes its own seeds from it.
+    generator = np.random.default_rng(random.randrange(2**31) if seed is None else seed)
+    while True:
+        yield int(generator.integers(1, 2**31 - 1))
+
+
+def uniform(limit: float, row: Iterator[int]) -> keras.initializers.Initializer:
+    """Uniform in (-limit, limit), with a seed of its own.
+
+    Keras's initializers are functions of (seed, shape): of one seed, two weights of one shape
+    would begin equal.
+    """
+    return keras.initializers.RandomUniform(-limit, limit, seed=next(row))
+
+
+def embedding(
+    words: int, width: int, rate: float, init_scale: float, row: Iterator[int], **kwargs: Any
+) -> keras.layers.Embedding:
+    """An embedding that drops whole rows at `rate`; a plain one if that is 0."""
+    kwargs |= {"embeddings_initializer": uniform(init_scale, row), "name": "embedding"}
+    seed = next(row)
+    if rate:
+        return layers.DropoutEmbedding(words, width, rate, seed=seed, **kwargs)
+    return keras.layers.Embedding(words, width, **kwargs)
+
+
+def locked(rate: float, row: Iterator[int], **kwargs: Any) -> keras.layers.Layer | None:
+    """A dropout with one mask for all time steps; `None` if the rate is 0."""
+    seed = next(row)
+    return layers.LockedDropout(rate, seed=seed, **kwargs) if rate else None
+
+
+def lstm(
+    units: int,
+    row: Iterator[int],
+    *,
+    weight_dropout: float,
+    noise: float,
+    noise_start_step: int,
+    recompute: bool,
+    name: str,
+    dtype: Any,
+) -> keras.layers.Layer:
+    """An LSTM that returns sequences and states, its recurrent kernel perturbed in training.
+
+    With both `noise` and `weight_dropout` the noise comes first, so that what is dropped is
+    exactly zero. With neither it is a plain `keras.layers.LSTM`.
+    """
+    limit = units**-0.5
+    arguments = {
+        "kernel_initializer": uniform(limit, row),
+        "recurrent_initializer": uniform(limit, row),
+        "bias_initializer": uniform(limit, row),
+        "unit_forget_bias": False,
+        "return_sequences": True,
+        "return_state": True,
+        "dtype": dtype,
+        "name": name,
+    }
+    draws = {"seed": next(row), "recompute": recompute}
+    if not noise:
+        if not weight_dropout:
+            return keras.layers.LSTM(units, **arguments)
+        return layers.WeightDropLSTM(units, weight_dropout=weight_dropout, **draws, **arguments)
+    perturbation = P.GaussianNoise(noise, start_step=noise_start_step)
+    if weight_dropout:
+        perturbation = P.Chain([perturbation, P.Dropout(weight_dropout)])
+    return layers.Parametrized(
+        keras.layers.LSTM(units, **arguments),
+        {"recurrent_kernel": perturbation},
+        name=f"perturbed_{name}",
+        dtype=dtype,
+        **draws,
+    )

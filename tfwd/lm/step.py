@@ -1,0 +1,171 @@
+"""One training step: loss, gradient, clipping, update.
+
+It is traced once: the window's length is left open in the signature, so that random lengths never
+trace anew. What a step produces stays on the device (`state.RunState`); the host fetches it when
+it has something to print. A step whose loss or gradient is not finite changes nothing, nor does
+any after it, so that the host may notice late and still find the weights as they were.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import keras
+import ml_collections
+import tensorflow as tf
+
+from tfwd.lm.loop import token_nats
+from tfwd.lm.model import LanguageModel
+from tfwd.lm.optimizer import make_optimizer
+from tfwd.lm.regularization import activation_penalty
+from tfwd.lm.state import RunState
+
+
+class Failure(NamedTuple):
+    """A step that was not finite: its number from 1, loss, gradient norm and learning rate."""
+
+    step: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+
+
+class TrainStep:
+    """The training step: `step(inputs, targets)` with int32 `[batch, time]` each.
+
+        objective = mean(nats) + alpha * AR + beta * TAR
+        gradient  = clip by the global norm of d(objective)/d(weights)
+        rate      = state.learning_rate * time / base_window
+
+    Args:
+        model: the model.
+        optimizer: its slots are made here. Its learning rate is assigned at each step.
+        state: what the step changes.
+        clip_norm: the largest global norm; 0 does not clip.
+        alpha: activation regularisation.
+        beta: temporal activation regularisation.
+        base_window: scale the rate by the window's length over this; 0 does not scale.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        optimizer: keras.optimizers.Optimizer,
+        state: RunState,
+        *,
+        clip_norm: float = 0.0,
+        alpha: float = 0.0,
+        beta: float = 0.0,
+        base_window: int = 0,
+    ):
+        self.model, self.optimizer, self.state = model, optimizer, state
+        self.clip_norm, self.alpha, self.beta = clip_norm, alpha, beta
+        self.base_window = base_window
+        # Slots made inside the traced function could not be restored before the first step.
+        optimizer.build(model.trainable_variables)
+        self._failed = tf.Variable(False, trainable=False)
+        self._failure = tf.Variable([0.0, 0.0, 0.0], trainable=False)
+        batch = state.carried[0][0].shape[0]
+        window = tf.TensorSpec([batch, None], tf.int32)
+        self.function = tf.function(self._step, input_signature=[window, window])
+
+    def __call__(self, inputs: tf.Tensor, targets: tf.Tensor) -> None:
+        self.function(inputs, targets)
+
+    def failure(self) -> Failure | None:
+        """The first step that was not finite, if there was one. Waits for the device."""
+        if not self._failed.numpy():
+            return None
+        loss, norm, rate = (float(value) for value in self._failure.numpy())
+        return Failure(int(self.state.step.numpy()) + 1, loss, norm, rate)
+
+    def _step(self, inputs: tf.Tensor, targets: tf.Tensor) -> None:
+        state = self.state
+        scaler = self.optimizer
+        scales_loss = isinstance(scaler, keras.optimizers.LossScaleOptimizer)
+        carried = [[tensor.read_value() for tensor in pair] for pair in state.carried]
+        with tf.GradientTape() as tape:
+            output = self.model(inputs, states=carried, training=True)
+            nats = token_nats(output.logits, targets)
+            loss = tf.reduce_mean(nats)
+            penalty = activation_penalty(output.raw, output.dropped, self.alpha, self.beta)
+            objective = loss if penalty is None else loss + penalty
+            if scales_loss:
+                objective = scaler.scale_loss(objective)
+        variables = self.model.trainable_variables
+        gradients = tape.gradient(objective, [variable.value for variable in variables])
+        # Dense, also for an embedding: a sparse gradient names a row once for each time it was
+        # used, and the norm of that is not the norm of the gradient.
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        unit = tf.cast(scaler.dynamic_scale, tf.float32) if scales_loss else None
+        norm = tf.linalg.global_norm(gradients)
+        if self.clip_norm:
+            limit = self.clip_norm * unit if scales_loss else self.clip_norm
+            gradients, _ = tf.clip_by_global_norm(gradients, limit, use_norm=norm)
+        loss, norm = tf.cast(loss, tf.float32), tf.cast(norm, tf.float32)
+        finite = tf.math.is_finite(loss)
+        if scales_loss:
+            norm = norm / unit  # a norm that is not finite is the scaler's own business
+        else:
+            finite = finite & tf.math.is_finite(norm)
+        rate = state.learning_rate.read_value()
+        if self.base_window:
+            rate = rate * tf.cast(tf.shape(inputs)[1], tf.float32) / self.base_window
+        total = tf.reduce_sum(tf.cast(nats, tf.float64))
+        tokens = tf.cast(tf.size(nats), tf.float64)
+
+        def update() -> tf.Tensor:
+            self.optimizer.learning_rate.assign(rate)
+            self.optimizer.apply(gradients, variables)
+            for old, new in zip(state.carried, output.states, strict=True):
+                for variable, value in zip(old, new, strict=True):
+                    variable.assign(value)
+            state.step.assign_add(1)
+            state.gradient_norm.assign(norm)
+            for nats_sum, count in (
+                (state.epoch_nats, state.epoch_tokens),
+                (state.log_nats, state.log_tokens),
+            ):
+                nats_sum.assign_add(total)
+                count.assign_add(tokens)
+            return tf.constant(True)
+
+        def keep() -> tf.Tensor:
+            seen = tf.stack([loss, norm, rate])
+            self._failure.assign(tf.where(self._failed, self._failure, seen))
+            self._failed.assign(True)
+            return tf.constant(False)
+
+        tf.cond(finite & ~self._failed, update, keep)
+
+
+def make_step(
+    config: ml_collections.ConfigDict, model: LanguageModel, state: RunState
+) -> TrainStep:
+    """The training step that a configuration describes, with a new optimizer.
+
+    Args:
+        config: the whole configuration.
+        model: as `saved.make_model` makes it.
+        state: what the step is to change.
+
+    Raises:
+        UserError: the optimizer does not take its arguments.
+    """
+    optimizer, data = config.optimizer, config.data
+    scaled = data.random_windows and optimizer.scale_lr_by_window
+    return TrainStep(
+        model,
+        make_optimizer(
+            optimizer.name,
+            optimizer.learning_rate,
+            weight_decay=optimizer.weight_decay,
+            kwargs=optimizer.kwargs.to_dict(),
+            dtype_policy=config.model.dtype_policy,
+        ),
+        state,
+        clip_norm=optimizer.clip_norm,
+        alpha=config.model.activation_regularization,
+        beta=config.model.temporal_activation_regularization,
+        base_window=data.window if scaled else 0,
+    )
