@@ -93,14 +93,15 @@ class DropoutEmbedding(Perturbing, keras.layers.Embedding):
         rate = self._parametrization.at(call).rate
         position = self._chosen()[0][0].position
         ids = tf.cast(inputs, tf.int32) if inputs.dtype != tf.int64 else inputs
-        rows = tf.gather(self._embeddings, ids)
+        # As in keras.layers.Embedding, whose negative ids count from the end.
+        rows = keras.ops.take(self.embeddings, ids, axis=0)
 
         def drop(training: bool, tensors: list, seeds: list) -> list:
             rows, ids = tensors
             if not training:
                 return [tf.identity(rows)]
             kept = draws.mask((self.input_dim, 1), rate, seeds[0])
-            return [draws.drop(rows, tf.gather(kept, ids), rate)]
+            return [draws.drop(rows, keras.ops.take(kept, ids, axis=0), rate)]
 
         seed = self.draws.seed_of(root, call, position)
         if self.recompute:

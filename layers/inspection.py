@@ -52,11 +52,12 @@ class Verdict(NamedTuple):
     extra: list[keras.Variable]
 
 
-def inspect(name: str, parametrized: dict[int, str], call: _Call) -> Verdict:
+def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _Call) -> Verdict:
     """Traces a call and says what it does.
 
     Args:
         name: the layer's name, for messages.
+        owner: the layer that is called, with all layers in it.
         parametrized: the names of the parametrized weights by the variables' ids.
         call: the call.
 
@@ -67,17 +68,24 @@ def inspect(name: str, parametrized: dict[int, str], call: _Call) -> Verdict:
     Warns:
         UserWarning: if it does not read a parametrized weight.
     """
-    graph, results = _trace(call)
-    known = {id(v) for v in call.variables}
-    extra = {id(v): v for r in results for v in r.read.values() if id(v) not in known}
-    if extra:
-        # Keras does not list them, as the states of a stateful RNN; they are values like the rest.
-        call.extend(list(extra.values()))
-        graph, results = _trace(call)
-    behind = _keras.variables_read(graph)
+    _check_calls(name, owner)
+    graph = _keras.ScratchGraph()
+    try:
+        results = _trace(call, graph)
+        known = {id(v) for v in call.variables}
+        extra = {id(v): v for r in results for v in r.read.values() if id(v) not in known}
+        if extra:
+            # Keras does not list them, as the states of a stateful RNN; they are values too.
+            call.extend(list(extra.values()))
+            graph = _keras.ScratchGraph()
+            results = _trace(call, graph)
+    except Exception as error:
+        # What is wrong with the call itself will be said when it is made in earnest.
+        reason = f"it cannot be traced by itself ({type(error).__name__})"
+        return Verdict(reason, [], 0, [])
     updated = {id(v): v for result in results for v, _ in result.updates}
     for variable in call.variables:
-        if id(variable) in parametrized and _keras.is_behind(variable, behind):
+        if id(variable) in parametrized and graph.reads(variable):
             raise ValueError(
                 f"layer '{name}' reads its weight '{parametrized[id(variable)]}' past Keras (a "
                 "tf.Variable kept aside, or one that another function has captured), so that no "
@@ -101,20 +109,32 @@ def inspect(name: str, parametrized: dict[int, str], call: _Call) -> Verdict:
     impure = ""
     if escaped:
         impure = f"it updates '{escaped[0]}' inside a loop or a branch"
-    elif behind:
+    elif behind := graph.variables_read():
         impure = f"it reads the variable '{behind[0].name}' past Keras"
+    elif graph.differentiable_taken():
+        impure = "it uses a tensor that is not among its arguments"
     elif draws:
         impure = f"it draws from a stateful generator or runs Python code ({draws[0]})"
     losses = max(len(result.losses) for result in results)
     return Verdict(impure, list(updated.values()), losses, list(extra.values()))
 
 
-def _trace(call: _Call) -> tuple[tf.Graph, list[Result]]:
+def _check_calls(name: str, owner: keras.Layer) -> None:
+    """Raises a ValueError if a layer's call is a tf.function, which keeps what it once read."""
+    for layer in _keras.all_layers(owner):
+        if isinstance(layer.call, tf.types.experimental.PolymorphicFunction):
+            raise ValueError(
+                f"the call of layer '{layer.name}', inside '{name}', is itself a tf.function and "
+                "goes on with the weights that it was traced with: take the decorator off, and "
+                "put a tf.function around the training step"
+            )
+
+
+def _trace(call: _Call, graph: tf.Graph) -> list[Result]:
     """Evaluates a call in a graph that is thrown away, under each flag that it may have."""
     flags = [call.training] if isinstance(call.training, bool) else [True, False]
-    graph = _keras.scratch_graph()
     with graph.as_default():
-        results = [
+        return [
             call.evaluate(
                 flag,
                 [tf.compat.v1.placeholder(t.dtype, t.shape) for t in call.tensors],
@@ -123,7 +143,6 @@ def _trace(call: _Call) -> tuple[tf.Graph, list[Result]]:
             )
             for flag in flags
         ]
-    return graph, results
 
 
 def _operations(graph: tf.Graph) -> set[str]:

@@ -109,19 +109,16 @@ class Perturber:
             with _keras.CallState().restored(training):
                 return function(*args, training=training, **kwargs)
         call = _Call(self.draws, function, variables, chosen, args, kwargs, training)
-        verdict = self._inspect(call)
+        # Layers that are frozen or set free behave otherwise from then on.
+        key = (*call.key(), tuple(layer.trainable for layer in _keras.all_layers(owner)))
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            names = {id(target.variable): target.name for target, _ in call.chosen}
+            verdict = inspection.inspect(self.name, owner, names, call)
         call.extend(verdict.extra)
         result = call.run(verdict, self.recompute)
-        for loss in result.losses:
-            owner.add_loss(loss)
-        substitute.assign(result.updates)
-        return result.outputs
-
-    def _inspect(self, call: _Call) -> inspection.Verdict:
-        key = call.key()
         if key not in self._verdicts:
-            names = {id(target.variable): target.name for target, _ in call.chosen}
-            verdict = inspection.inspect(self.name, names, call)
+            self._verdicts[key] = verdict
             if self.recompute and verdict.impure:
                 warnings.warn(
                     f"layer '{self.name}' cannot be run a second time in backward, because "
@@ -129,8 +126,10 @@ class Perturber:
                     "recompute=False",
                     stacklevel=2,
                 )
-            self._verdicts[key] = verdict
-        return self._verdicts[key]
+        for loss in result.losses:
+            owner.add_loss(loss)
+        substitute.assign(result.updates)
+        return result.outputs
 
 
 def acts(parametrization: Parametrization, training: bool | tf.Tensor) -> bool:

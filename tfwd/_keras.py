@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state as _global_state
+from tensorflow.python.eager import record
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -129,20 +130,50 @@ def set_mask(tensor: Any, mask: Any) -> None:
     tensor._keras_mask = mask
 
 
-def scratch_graph() -> tf.Graph:
-    """A graph to trace into and look at."""
-    return tf.__internal__.FuncGraph("tfwd_inspection")
+class ScratchGraph(tf.__internal__.FuncGraph):
+    """A graph to trace into and look at.
+
+    Attributes:
+        taken: the tensors from outside that its operations use.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("tfwd_inspection")
+        self.taken: list[tf.Tensor] = []
+
+    def capture(self, tensor: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
+        if getattr(tensor, "graph", None) is not self:
+            self.taken.append(tensor)
+        return super().capture(tensor, *args, **kwargs)
+
+    def variables_read(self) -> list[tf.Variable]:
+        """The TensorFlow variables that are read, as far as they are known."""
+        return list(self._watched_variables)
+
+    def reads(self, variable: keras.Variable) -> bool:
+        """Whether the `tf.Variable` behind a Keras variable is read, or passed to a function."""
+        parts = [variable._value, *getattr(variable._value, "values", ())]
+        read = self.variables_read()
+        return any(
+            any(part is other for other in read) or any(part.handle is t for t in self.taken)
+            for part in parts
+        )
+
+    def differentiable_taken(self) -> list[tf.Tensor]:
+        """The tensors from outside that a gradient may be wanted for."""
+        floating = [t for t in self.taken if t.dtype.is_floating or t.dtype.is_complex]
+        return [t for t in floating if _may_have_gradient(t)]
 
 
-def variables_read(graph: tf.Graph) -> list[tf.Variable]:
-    """The TensorFlow variables that operations in a scratch graph read."""
-    return list(graph._watched_variables)
+def _may_have_gradient(tensor: tf.Tensor) -> bool:
+    if hasattr(tensor, "numpy"):  # eager: a constant, unless a tape follows it
+        return record.should_record_backprop([tensor])
+    return tensor.op.type not in ("Const", "StopGradient")
 
 
-def is_behind(variable: keras.Variable, read: list[tf.Variable]) -> bool:
-    """Whether the `tf.Variable` of a Keras variable, or one of its replicas', is in the list."""
-    parts = [variable._value, *getattr(variable._value, "values", ())]
-    return any(part is other for part in parts for other in read)
+def not_recorded() -> contextlib.AbstractContextManager[None]:
+    """No tape records what is done inside, as in the forward run of `tf.recompute_grad`."""
+    return record.stop_recording()
 
 
 def build_by_call(layer: keras.Layer, args: tuple, kwargs: dict) -> None:
@@ -192,6 +223,11 @@ def sublayers(layer: keras.Layer) -> list[keras.Layer]:
     return list(layer._layers)
 
 
+def all_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """The layer, and all layers in it at any depth."""
+    return layer._flatten_layers()
+
+
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:
     """The weights that a layer holds itself, without those of its sublayers."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]
@@ -227,6 +263,10 @@ _OWN_STATE = {
     "_functional",
     "_call_signature",
     "call_signature_parameters",
+    "_call_has_training_arg",
+    "_call_has_mask_arg",
+    "_call_context_args",
+    "_call_has_context_arg",
     "build",
     "quantize",
     "train_function",

@@ -7,12 +7,14 @@ write one, subclass `Parametrization` and register it with Keras, as the classes
 
 from __future__ import annotations
 
+import copy
 import math
 import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras, draws, seeds
@@ -111,7 +113,7 @@ class Dropout(Parametrization):
     """
 
     def __init__(self, rate: Scalar, noise_shape: Sequence[int | None] | None = None) -> None:
-        self.rate = rate
+        self.rate = _constant(rate)
         self.noise_shape = None if noise_shape is None else tuple(noise_shape)
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -122,7 +124,7 @@ class Dropout(Parametrization):
         return draws.drop(weight, kept, self.rate)
 
     def at(self, call: tf.Tensor) -> Dropout:
-        return Dropout(_read(self.rate, call, below=1.0), self.noise_shape)
+        return _changed(self, rate=_read(self.rate, call, below=1.0))
 
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
         _check_scalar(where, "rate", self.rate, below=1.0)
@@ -181,7 +183,7 @@ class GaussianNoise(Parametrization):
     """
 
     def __init__(self, stddev: Scalar, start_step: int = 0) -> None:
-        self.stddev = stddev
+        self.stddev = _constant(stddev)
         self.start_step = start_step
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -198,8 +200,9 @@ class GaussianNoise(Parametrization):
     def at(self, call: tf.Tensor) -> GaussianNoise:
         stddev = _read(self.stddev, call, below=math.inf)
         if self.start_step > 0 and not self.is_identity:
-            stddev = tf.where(call >= self.start_step, tf.cast(stddev, tf.float32), 0.0)
-        return GaussianNoise(stddev)
+            started = tf.cast(call >= self.start_step, tf.float32)
+            stddev = tf.stop_gradient(tf.cast(stddev, tf.float32) * started)
+        return _changed(self, stddev=stddev, start_step=0)
 
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
         _check_scalar(where, "stddev", self.stddev, below=math.inf)
@@ -299,7 +302,7 @@ class Chain(Parametrization):
         return apply(weight, [Link(p, seed) for p in self.parametrizations])
 
     def at(self, call: tf.Tensor) -> Chain:
-        return Chain([p.at(call) for p in self.parametrizations])
+        return _changed(self, parametrizations=[p.at(call) for p in self.parametrizations])
 
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
         for p in self.parametrizations:
@@ -310,6 +313,8 @@ class Chain(Parametrization):
         return all(p.is_identity for p in self.parametrizations)
 
     def elements(self) -> list[Parametrization]:
+        if type(self).__call__ is not Chain.__call__:  # a subclass that does something else
+            return [self]
         return [element for p in self.parametrizations for element in p.elements()]
 
     def get_config(self) -> dict[str, Any]:
@@ -356,6 +361,22 @@ def apply(weight: tf.Tensor, chain: Sequence[Link]) -> tf.Tensor:
             seed = seeds.fold(seed, 0, index)
         weight = element(weight, seed)
     return weight
+
+
+def _changed(parametrization: Any, **attributes: Any) -> Any:
+    """A copy, of the same class, with other attributes."""
+    changed = copy.copy(parametrization)
+    vars(changed).update(attributes)
+    return changed
+
+
+def _constant(value: Any) -> Any:
+    """A float for a scalar array or a tensor whose value is known; anything else as it is."""
+    if isinstance(value, np.ndarray) or (tf.is_tensor(value) and not _is_variable(value)):
+        known = tf.get_static_value(value) if tf.is_tensor(value) else value
+        if known is not None and np.ndim(known) == 0 and np.issubdtype(known.dtype, np.floating):
+            return float(known)
+    return value
 
 
 def _is_number(value: Any) -> bool:

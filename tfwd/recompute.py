@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tfwd import _keras
 from tfwd import training as training_flag
 
 Tensors = list[tf.Tensor]
@@ -36,8 +37,8 @@ def call(
             A tensor that it takes from elsewhere gets no gradient.
         training: the training flag that is passed on; for a tensor, as a Python bool in each
             branch of a `tf.cond`.
-        tensors: the arguments with respect to which there are gradients (of floating dtype), and
-            others.
+        tensors: the arguments with respect to which there are gradients (of floating or complex
+            dtype), and others.
         seeds: integer tensors.
 
     Returns:
@@ -64,17 +65,14 @@ def call(
     def checkpoint(*arguments):
         values, keys = list(arguments[:count]), list(arguments[count:])
 
-        def forward(*_):
-            late = _after(keys, values)
-            return training_flag.cond(
+        early = _after(keys, values)
+        # In eager mode the tape would record, and keep, all that happens in a custom gradient.
+        with _keras.not_recorded():
+            outputs = training_flag.cond(
                 training,
-                lambda: tuple(function(True, values, late)),
-                lambda: tuple(function(False, values, late)),
+                lambda: tuple(function(True, values, early)),
+                lambda: tuple(function(False, values, early)),
             )
-
-        # In eager mode the tape would record, and keep, all that happens inside a custom gradient;
-        # inside this function nothing is recorded.
-        outputs = tf.recompute_grad(forward)(*arguments) if tf.executing_eagerly() else forward()
 
         def backward(*upstream):
             late = _after(keys, upstream)
@@ -84,7 +82,7 @@ def call(
                 lambda: _gradients(function, False, values, late, upstream, dense),
             )
             given = iter(gradients)
-            of_values = [next(given) if value.dtype.is_floating else None for value in values]
+            of_values = [next(given) if _differentiable(value) else None for value in values]
             return [*of_values, *(None for _ in keys)]
 
         return tuple(outputs), backward
@@ -102,15 +100,15 @@ def _gradients(
     upstream: Sequence[tf.Tensor | None],
     dense: bool,
 ) -> list[tf.Tensor | None]:
-    """d(function)/d(values) times upstream, for the values of floating dtype."""
-    watched = [value for value in values if value.dtype.is_floating]
+    """d(function)/d(values) times upstream, for the values that have a gradient."""
+    watched = [value for value in values if _differentiable(value)]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(watched)
         outputs = function(training, values, seeds)
     pairs = [
         (output, gradient)
         for output, gradient in zip(outputs, upstream, strict=True)
-        if output.dtype.is_floating and gradient is not None
+        if _differentiable(output) and gradient is not None
     ]
     gradients = tape.gradient(
         [output for output, _ in pairs],
@@ -126,10 +124,18 @@ def _after(seeds: Tensors, tensors: Sequence[tf.Tensor | None]) -> Tensors:
     if tf.executing_eagerly():
         return seeds
     for tensor in tensors:
-        if tensor is not None and (tensor.dtype.is_floating or tensor.dtype.is_integer):
+        if tensor is None:
+            continue
+        if tensor.dtype.is_complex:
+            tensor = tf.math.real(tensor)
+        if tensor.dtype.is_floating or tensor.dtype.is_integer:
             zero = _opaque_zero(tensor)
             return [seed + tf.cast(zero, seed.dtype) for seed in seeds]
     return seeds
+
+
+def _differentiable(tensor: tf.Tensor) -> bool:
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
 def _opaque_zero(tensor: tf.Tensor) -> tf.Tensor:

@@ -37,7 +37,11 @@ def test_the_same_seed_draws_the_same_whatever_was_built_between(case: Case) -> 
         outputs = [harness.run(layer, case, training=True) for layer in (first, second)]
         harness.assert_same(*outputs)
     third = harness.built(case, seed=harness.SEED + 1)
-    assert harness.differ(harness.run(third, case, training=True), outputs[0])
+    first, third = (
+        [list(harness.effective(layer, call).values()) for call in range(3)]
+        for layer in (first, third)
+    )
+    assert harness.differ(first, third)
 
 
 @harness.each(CASES)
@@ -73,7 +77,7 @@ def test_the_rate_and_the_moments_are_right_within_five_sigma(case: Case) -> Non
     wrapped = harness.built(case)
     raw = [np.asarray(w) for w in wrapped.weights]
     draws: dict[int, list[np.ndarray]] = {}
-    for call in range(60):
+    for call in range(20):
         for position, tensor in harness.effective(wrapped, call).items():
             draws.setdefault(position, []).append(tensor.numpy())
     assert set(draws) == set(harness.rates(case, wrapped))

@@ -90,6 +90,19 @@ def test_a_half_written_one_is_not_taken_for_whole(checkpoints):
     assert sorted(os.listdir(checkpoints.folder)) == ["step-00000001", "step-00000002"]
 
 
+def test_one_that_was_to_be_replaced_is_not_lost(checkpoints):
+    save(checkpoints, 1, [1.0, 1.0])
+    replaced = checkpoints.folder / ".replaced-step-00000001"
+    checkpoints.path(1).rename(replaced)  # killed here, before the new one had its name
+    shutil.copytree(replaced, checkpoints.folder / ".writing-00000001")
+    checkpoints.recover()
+    assert os.listdir(checkpoints.folder) == ["step-00000001"]
+    assert restored(checkpoints) == ({"step": 1}, [1.0, 1.0])
+    shutil.copytree(checkpoints.path(1), replaced)  # killed after it
+    checkpoints.recover()
+    assert os.listdir(checkpoints.folder) == ["step-00000001"]
+
+
 def test_another_shape_or_model_is_one_line(checkpoints):
     save(checkpoints, 1, [1.0, 1.0])
     with pytest.raises(UserError, match=r"step-00000001 is a checkpoint of another model") as info:

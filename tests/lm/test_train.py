@@ -143,6 +143,15 @@ def copy(whole, tmp_path):
     return Path(shutil.copytree(whole[1], tmp_path / "run"))
 
 
+def test_a_stop_in_the_last_evaluation_costs_only_that(whole, text, tmp_path):
+    workdir = copy(whole, tmp_path)
+    (workdir / "report" / "summary.json").unlink()
+    with pytest.raises(Stopped):
+        train(make_config(text), str(workdir), StopAfter(1))
+    assert not (workdir / "report" / "summary.json").exists()
+    assert train(make_config(text), str(workdir), StopRequest()) == whole[0]
+
+
 def test_a_finished_run_may_be_given_more_epochs(whole, text, tmp_path):
     workdir = copy(whole, tmp_path)
     summary = train(make_config(text, training__epochs=3), str(workdir), StopRequest())

@@ -76,7 +76,7 @@ def lstm(
     exactly zero. With neither it is a plain `keras.layers.LSTM`.
     """
     limit = units**-0.5
-    arguments = {
+    arguments: dict[str, Any] = {
         "kernel_initializer": uniform(limit, row),
         "recurrent_initializer": uniform(limit, row),
         "bias_initializer": uniform(limit, row),
@@ -86,12 +86,12 @@ def lstm(
         "dtype": dtype,
         "name": name,
     }
-    draws = {"seed": next(row), "recompute": recompute}
+    draws: dict[str, Any] = {"seed": next(row), "recompute": recompute}
     if not noise:
         if not weight_dropout:
             return keras.layers.LSTM(units, **arguments)
         return layers.WeightDropLSTM(units, weight_dropout=weight_dropout, **draws, **arguments)
-    perturbation = P.GaussianNoise(noise, start_step=noise_start_step)
+    perturbation: P.Parametrization = P.GaussianNoise(noise, start_step=noise_start_step)
     if weight_dropout:
         perturbation = P.Chain([perturbation, P.Dropout(weight_dropout)])
     return layers.Parametrized(

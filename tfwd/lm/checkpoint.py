@@ -77,8 +77,7 @@ class Checkpoints:
         temporary = self.folder / f".writing-{step:08d}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for old in self.folder.glob(".writing-*"):  # of a run that was killed while it saved
-                shutil.rmtree(old)
+            self.recover()
             temporary.mkdir()
             tf.train.Checkpoint(**objects).write(str(temporary / "tensors"))
             (temporary / _PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
@@ -87,11 +86,12 @@ class Checkpoints:
             for path in temporary.iterdir():
                 _sync(path)
             _sync(temporary)
+            replaced = self.folder / f".replaced-{final.name}"
             if final.exists():
-                final.rename(self.folder / f".writing-old-{step:08d}")
+                final.rename(replaced)
             temporary.rename(final)
             _sync(self.folder)
-            shutil.rmtree(self.folder / f".writing-old-{step:08d}", ignore_errors=True)
+            shutil.rmtree(replaced, ignore_errors=True)
         except (OSError, tf.errors.OpError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             kept = f"the {len(self.steps())} saved before are intact" if self.steps() else ""
@@ -99,6 +99,20 @@ class Checkpoints:
                 f"cannot save the checkpoint {final}: {_reason(error)}" + (kept and f"; {kept}")
             ) from error
         return final
+
+    def recover(self) -> None:
+        """Tidies up after a process that was killed while it saved.
+
+        A checkpoint that was to be replaced, and is not yet, takes its place again.
+        """
+        for replaced in self.folder.glob(".replaced-*"):
+            final = self.folder / replaced.name.removeprefix(".replaced-")
+            if final.exists():
+                shutil.rmtree(replaced)
+            else:
+                replaced.rename(final)
+        for unfinished in self.folder.glob(".writing-*"):
+            shutil.rmtree(unfinished)
 
     def restore(
         self, objects: dict[str, Any], say: Callable[[str], object] = print

@@ -89,7 +89,7 @@ class RunFolder:
         Args:
             objects: as in `Checkpoints.restore`.
             data: the text's fingerprint.
-            say: called with lines about what was read and what was passed over.
+            say: called with a line for each checkpoint that is passed over.
 
         Returns:
             Where the run stands: at its beginning if there are no checkpoints.
@@ -97,6 +97,8 @@ class RunFolder:
         Raises:
             UserError: the checkpoint is of another model or text, or none is whole.
         """
+        self.checkpoints.recover()
+        self.best.recover()
         found = self.checkpoints.restore(objects, say=say)
         if found is None:
             return Progress(data=data)
@@ -109,8 +111,6 @@ class RunFolder:
         for step in self.checkpoints.steps():
             if step > progress.step:  # passed over as broken
                 self.checkpoints.set_aside(step)
-        where = f"epoch {progress.epoch + 1}, window {progress.window}"
-        say(f"going on from the checkpoint of step {progress.step:,} ({where})")
         return progress
 
     def save(self, objects: dict[str, Any], progress: Progress, keep: int) -> None:

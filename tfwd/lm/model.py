@@ -80,6 +80,8 @@ class LanguageModel(keras.Model):
         [[(2, 6), (2, 6)], [(2, 4), (2, 4)]]
     """
 
+    built: bool  # of keras.Model
+
     def __init__(
         self,
         vocabulary_size: int,

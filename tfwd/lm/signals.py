@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType, TracebackType
+from typing import Any
 
 
 class Stopped(Exception):
@@ -35,10 +36,15 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Any] = {}
 
     def __bool__(self) -> bool:
         return self.number is not None
+
+    def error(self) -> Stopped:
+        """What to raise when the request was met."""
+        assert self.number is not None
+        return Stopped(self.number)
 
     def __enter__(self) -> StopRequest:
         # Python lets only the main thread set handlers; elsewhere signals are the caller's.

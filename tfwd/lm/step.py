@@ -97,7 +97,7 @@ class TrainStep:
         # Dense, also for an embedding: a sparse gradient names a row once for each time it was
         # used, and the norm of that is not the norm of the gradient.
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        unit = tf.cast(scaler.dynamic_scale, tf.float32) if scales_loss else None
+        unit = tf.cast(scaler.dynamic_scale, tf.float32) if scales_loss else tf.constant(1.0)
         norm = tf.linalg.global_norm(gradients)
         if self.clip_norm:
             limit = self.clip_norm * unit if scales_loss else self.clip_norm

@@ -97,6 +97,12 @@ def train(config: ml_collections.ConfigDict, workdir: str, stop: StopRequest) ->
                 f"{len(vocabulary):,}; model of {trainer.parameters:,} weights; run in "
                 f"{folder.path}"
             )
+            progress = trainer.progress
+            if progress.step:
+                display.line(
+                    f"going on from the checkpoint of step {progress.step:,} (epoch "
+                    f"{progress.epoch + 1}, window {progress.window})"
+                )
             with display:
                 trainer.train()
                 display.line("evaluating the best weights")

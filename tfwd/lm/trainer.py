@@ -186,7 +186,7 @@ class Trainer:
         window = self.config.data.eval_window
         result = self._evaluator(columns, window, stop=lambda: bool(self.stop))
         if result is None:
-            raise Stopped(self.stop.number)
+            raise self.stop.error()
         return result
 
     def _settle(self, weights: bool = False) -> None:
@@ -260,4 +260,4 @@ class Trainer:
 
     def _save_and_stop(self) -> NoReturn:
         self._save()
-        raise Stopped(self.stop.number)
+        raise self.stop.error()

@@ -1,0 +1,63 @@
+"""XLA, and every floating type."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conformance import harness
+from conformance.table import DROPOUT, NOISE, OWN, Case
+
+# XLA compiles slowly: what compiles to the same kernels is compiled once.
+_COMPILED = [case for case in (*DROPOUT, *OWN) if "Transpose" not in case.name]
+
+
+@harness.each(_COMPILED)
+def test_jit_compiled_training_step(case: Case) -> None:
+    wrapped = harness.built(case)
+    outputs, gradients = tf.function(lambda: harness.step(wrapped, case), jit_compile=True)()
+    assert all(np.isfinite(x).all() for x in harness.numbers([outputs, gradients]))
+    assert harness.differ(outputs, harness.run(harness.plain(case), case, training=True))
+    # Under XLA the masks may be others, but they must be masks: exact zeros in the gradient.
+    trainable = [i for i, w in enumerate(wrapped.weights) if w.trainable]
+    for position, rate in harness.rates(case, wrapped).items():
+        if rate is not None and wrapped.weights[position].shape.num_elements() > 20:
+            gradient = gradients[trainable.index(position)].numpy()
+            assert 0 < np.sum(gradient == 0.0) < gradient.size
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64", "bfloat16"])
+@harness.each([*DROPOUT, *OWN])
+def test_dtype_policies(case: Case, policy: str) -> None:
+    keras.config.set_dtype_policy(policy)
+    wrapped, plain = harness.built(case), harness.plain(case)
+    assert wrapped.dtype_policy == plain.dtype_policy
+    harness.assert_same(harness.run(wrapped, case), harness.run(plain, case))
+    harness.reset(wrapped)
+    weights = harness.all_effective(wrapped, 0)
+    for weight, value in zip(wrapped.weights, weights, strict=True):
+        assert value.dtype == weight.dtype
+    plain = harness.plain(case, [np.asarray(tf.cast(w, tf.float64)) for w in weights])
+    harness.copy_states(wrapped, plain)
+    expected, _ = harness.step(plain, case)
+    outputs, gradients = harness.step(wrapped, case)
+    tolerance = 1e-6 if policy == "float64" else 2e-2
+    harness.assert_close(outputs, expected, tolerance)
+    assert [x.dtype for x in tf.nest.flatten(outputs)] == [
+        x.dtype for x in tf.nest.flatten(expected)
+    ]
+    for weight, gradient in zip(wrapped.trainable_weights, gradients, strict=False):
+        assert gradient.dtype == weight.dtype
+        assert np.isfinite(tf.cast(gradient, tf.float64)).all()
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@harness.each([case for case in NOISE if case.row.name in ("Dense", "LSTM")])
+def test_noise_is_drawn_and_added_in_the_variables_own_type(case: Case, policy: str) -> None:
+    keras.config.set_dtype_policy(policy)
+    wrapped = harness.built(case)
+    (value,) = harness.effective(wrapped, 0).values()
+    assert value.dtype == "float32"
+    # In the narrow type there would be no more than a few bits behind the point.
+    narrow = tf.cast(tf.cast(value, wrapped.compute_dtype), tf.float32)
+    assert np.mean(narrow == value) < 0.2
