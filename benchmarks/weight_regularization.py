@@ -27,7 +27,6 @@ import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = "configs/wikitext2_small.py"
-BUDGET = ["--config.training.epochs=14"]
 VARIANTS = {
     "neither": {"weight_dropout": 0.0, "variational_noise": 0.0},
     "weight dropout 0.5": {"weight_dropout": 0.5, "variational_noise": 0.0},
@@ -45,7 +44,6 @@ def command(data: str, folder: Path, rates: dict[str, float], seed: int) -> list
         f"--config={CONFIG}",
         f"--workdir={folder}",
         f"--config.data.path={data}",
-        *BUDGET,
         *(f"--config.model.{name}={value}" for name, value in rates.items()),
         f"--config.seed={seed}",
     ]

@@ -13,22 +13,22 @@ from tfwd.lm.config import default_config
 
 def get_config():
     config = default_config()
-    config.data.min_count = 1  # WikiText has its rare words replaced already
-    config.data.batch_size = 20
+    config.data.min_count = 3  # on so little text, what is rarer cannot be learnt
+    config.data.batch_size = 32
     config.data.window = 35
     config.model.embedding_dim = 150
     config.model.hidden_units = (300, 150)
     config.model.weight_dropout = 0.5
-    config.model.embedding_dropout = 0.05
-    config.model.input_dropout = 0.3
-    config.model.hidden_dropout = 0.2
-    config.model.output_dropout = 0.3
+    config.model.embedding_dropout = 0.0
+    config.model.input_dropout = 0.2
+    config.model.hidden_dropout = 0.1
+    config.model.output_dropout = 0.2
     config.model.activation_regularization = 2.0
     config.model.temporal_activation_regularization = 1.0
     config.optimizer.name = "adam"
     config.optimizer.learning_rate = 2e-3
     config.optimizer.clip_norm = 0.25
-    config.training.epochs = 25
-    config.training.lr_decay_factor = 0.5
+    config.training.epochs = 12
+    config.training.lr_decay_factor = 0.4
     config.training.lr_decay_patience = 1
     return config

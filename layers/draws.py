@@ -84,6 +84,9 @@ class Draws(keras.layers.Layer):
         root = _keras.value(self.state)[0]
         return self.seed_of(root, tf.constant(call, tf.int64), position, replica=0)
 
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: there are no weights."""
+
     def save_own_variables(self, store: Any) -> None:
         store["state"] = np.asarray(self.state)
 

@@ -111,6 +111,8 @@ def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _
         impure = f"it updates '{escaped[0]}' inside a loop or a branch"
     elif behind := graph.variables_read():
         impure = f"it reads the variable '{behind[0].name}' past Keras"
+    elif kept := [n for inner in _keras.all_layers(owner) if (n := graph.kept_by(inner))]:
+        impure = f"it keeps a tensor in its attribute '{kept[0]}'"
     elif graph.differentiable_taken():
         impure = "it uses a tensor that is not among its arguments"
     elif draws:

@@ -151,6 +151,9 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
         """Resets the states of a stateful recurrent layer."""
         self.layer.reset_state()
 
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: the wrapped layer is quantized by itself."""
+
     def get_build_config(self) -> dict[str, Any]:
         return {"layer": self.layer.get_build_config()}
 

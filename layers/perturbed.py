@@ -91,7 +91,7 @@ class Perturber:
         chosen: Chosen,
         args: tuple,
         kwargs: Mapping[str, Any],
-        training: Any,
+        training: bool | tf.Tensor,
     ) -> Any:
         """Returns `function(*args, training=training, **kwargs)` on effective weights.
 
@@ -101,13 +101,11 @@ class Perturber:
             variables: all variables that it may read.
             chosen: the parametrized weights among them, each with its parametrization.
             args, kwargs: the arguments, tensors in any nest.
-            training: the training flag, in any form.
+            training: the training flag.
         """
-        training = training_flag.standardize(training)
         chosen = [(t, p) for t, p in chosen if not p.is_identity and acts(p, training)]
         if not chosen:
-            with _keras.CallState().restored(training):
-                return function(*args, training=training, **kwargs)
+            return self.run_plain(function, args, kwargs, training)
         call = _Call(self.draws, function, variables, chosen, args, kwargs, training)
         # Layers that are frozen or set free behave otherwise from then on.
         key = (*call.key(), tuple(layer.trainable for layer in _keras.all_layers(owner)))
@@ -130,6 +128,17 @@ class Perturber:
             owner.add_loss(loss)
         substitute.assign(result.updates)
         return result.outputs
+
+    def run_plain(
+        self,
+        function: Callable[..., Any],
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        training: bool | tf.Tensor,
+    ) -> Any:
+        """The same on the weights as they are."""
+        with _keras.CallState().restored(training):
+            return function(*args, training=training, **kwargs)
 
 
 def acts(parametrization: Parametrization, training: bool | tf.Tensor) -> bool:

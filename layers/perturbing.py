@@ -9,9 +9,10 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, parametrizations
+from tfwd import training as training_flag
 from tfwd.layers import targets as targeting
 from tfwd.layers.draws import Draws
-from tfwd.layers.perturbed import Chosen, Perturber
+from tfwd.layers.perturbed import Chosen, Perturber, acts
 from tfwd.parametrizations import Link, Parametrization
 
 # Attributes that a plain layer on the same variables does not have.
@@ -90,10 +91,13 @@ class Perturbing:
         kwargs: Mapping[str, Any],
         training: Any,
     ) -> Any:
+        flag = training_flag.standardize(training)
+        if not any(acts(parametrization, flag) for parametrization in self._patterns().values()):
+            return self._perturber.run_plain(function, args, kwargs, flag)
         own = id(self.draws.state)
         variables = [v for v in self._subject().variables if id(v) != own]
         chosen = self._chosen()
-        return self._perturber.run(self, function, variables, chosen, args, kwargs, training)
+        return self._perturber.run(self, function, variables, chosen, args, kwargs, flag)
 
     @property
     def calls(self) -> int | tf.Tensor:

@@ -115,7 +115,7 @@ def default_weights(layer: keras.Layer) -> list[keras.Variable]:
     """
     if isinstance(layer, keras.layers.RNN):
         return [v for v in layer.weights if v.name.endswith("recurrent_kernel")]
-    chosen = [v for v in _keras.own_variables(layer) if _is_default(v)]
+    chosen = [v for v in _keras.own_weights(layer) if _is_default(v)]
     for sublayer in _keras.sublayers(layer):
         chosen.extend(default_weights(sublayer))
     return chosen

@@ -159,6 +159,13 @@ class ScratchGraph(tf.__internal__.FuncGraph):
             for part in parts
         )
 
+    def kept_by(self, layer: keras.Layer) -> str | None:
+        """The name of an attribute in which the layer kept a tensor of this graph, if any."""
+        for name, attribute in vars(layer).items():
+            if any(getattr(x, "graph", None) is self for x in tf.nest.flatten(attribute)):
+                return name
+        return None
+
     def differentiable_taken(self) -> list[tf.Tensor]:
         """The tensors from outside that a gradient may be wanted for."""
         floating = [t for t in self.taken if t.dtype.is_floating or t.dtype.is_complex]
@@ -228,9 +235,9 @@ def all_layers(layer: keras.Layer) -> list[keras.Layer]:
     return layer._flatten_layers()
 
 
-def own_variables(layer: keras.Layer) -> list[keras.Variable]:
-    """The weights that a layer holds itself, without those of its sublayers."""
-    return [*layer._trainable_variables, *layer._non_trainable_variables]
+def own_weights(layer: keras.Layer) -> list[keras.Variable]:
+    """The weights that a layer holds itself and that were made to be trained, frozen or not."""
+    return list(layer._trainable_variables)
 
 
 def is_layer_graph(model: keras.Layer) -> bool:

@@ -101,6 +101,8 @@ def _gradients(
     dense: bool,
 ) -> list[tf.Tensor | None]:
     """d(function)/d(values) times upstream, for the values that have a gradient."""
+    # One tensor may stand in the list twice; each place has a gradient of its own.
+    values = [tf.identity(value) for value in values]
     watched = [value for value in values if _differentiable(value)]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(watched)

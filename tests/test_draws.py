@@ -1,0 +1,201 @@
+"""Masks and noise: the rate, the exact expectation, independence, and purity."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfwd import draws, seeds
+
+SHAPE = (200, 500)
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+
+
+def drawn(rate: float, call: int = 0, position: int = 0, root: int = 3, replica: int = 0):
+    seed = seeds.seed(root, position, call, replica)
+    return draws.mask(SHAPE, rate, seed).numpy().astype(np.float64)
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.999])
+def test_the_mask_rate_is_right(rate: float) -> None:
+    dropped = np.mean([1 - drawn(rate, call).mean() for call in range(5)])
+    assert abs(dropped - rate) < 5 * math.sqrt(rate * (1 - rate) / (5 * 200 * 500))
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.999])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_drop_rate_is_right_in_every_type(dtype: str, rate: float) -> None:
+    """0.001 is not 0 in bfloat16, which has three digits."""
+    kept = draws.mask(SHAPE, rate, seeds.seed(1, 0, 0))
+    dropped = draws.drop(tf.ones(SHAPE, dtype), kept, rate)
+    assert dropped.dtype == dtype
+    zeros = np.mean(tf.cast(dropped, tf.float64) == 0.0)
+    assert abs(zeros - rate) < 5 * math.sqrt(rate * (1 - rate) / (200 * 500))
+    keep = round((1 - rate) * 65536) / 65536
+    expected = tf.cast(tf.constant(1 / keep, tf.float64), dtype)
+    np.testing.assert_array_equal(
+        np.unique(tf.cast(dropped, tf.float64)), [0.0, float(tf.cast(expected, tf.float64))]
+    )
+
+
+@given(st.floats(0.0, 1.0, exclude_max=True))
+@settings(max_examples=100, deadline=None)
+def test_keep_is_the_nearest_multiple_of_two_to_the_minus_16(rate: float) -> None:
+    keep = draws.keep_probability(rate)
+    assert keep * 65536 == int(keep * 65536)
+    assert 1 / 65536 <= keep <= 1.0
+    assert abs(keep - (1 - rate)) <= (0.5 if rate < 1 - 0.5 / 65536 else 1) / 65536
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-6, 0.001, 0.25, 0.3, 0.999, 1 - 1e-9])
+def test_keep_of_a_tensor_is_keep_of_the_float(rate: float) -> None:
+    rate = float(np.float32(rate)) if rate < 1 - 1e-8 else rate
+    found = float(draws.keep_probability(tf.constant(rate, tf.float32)))
+    assert abs(found - draws.keep_probability(rate)) <= 2**-16 * (rate not in (0.0, 0.25))
+
+
+def test_the_expectation_is_exact() -> None:
+    """Over all 2^16 words of 16 bits, exactly `keep * 2^16` are kept."""
+    words = tf.constant(np.arange(65536, dtype=np.uint16).view(np.int32))
+    for rate in (0.001, 0.3, 0.5, 0.999):
+        fake = pytest.MonkeyPatch()
+        with fake.context() as patch:
+            patch.setattr(tf.random, "stateless_uniform", lambda *_, **__: words)
+            kept = draws.mask((65536,), rate, tf.constant([0, 0]))
+            as_tensor = draws.mask((65536,), tf.constant(rate), tf.constant([0, 0]))
+        keep = draws.keep_probability(rate)
+        assert np.sum(kept) == keep * 65536
+        assert np.sum(as_tensor) == keep * 65536
+        mean = np.mean(draws.drop(tf.ones([65536], tf.float64), kept, rate))
+        assert abs(mean - 1.0) < 1e-12
+
+
+def test_a_tensor_rate_draws_as_the_float() -> None:
+    seed = seeds.seed(1, 0, 0)
+    kept = draws.mask(SHAPE, tf.constant(0.25), seed)
+    np.testing.assert_array_equal(kept, draws.mask(SHAPE, 0.25, seed))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (7, 3), (2, 3, 5), (0, 4)])
+def test_masks_of_every_shape(shape: tuple[int, ...]) -> None:
+    kept = draws.mask(shape, 0.5, seeds.seed(1, 0, 0))
+    assert kept.dtype == tf.bool
+    assert kept.shape == shape
+    dynamic = tf.function(lambda s: draws.mask(s, 0.5, seeds.seed(1, 0, 0)))
+    np.testing.assert_array_equal(dynamic(tf.constant(shape, tf.int32)), kept)
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """In standard errors."""
+    a, b = a.ravel() - a.mean(), b.ravel() - b.mean()
+    return abs((a * b).mean() / (a.std() * b.std())) * math.sqrt(a.size)
+
+
+MASK_PAIRS = {
+    "neighbouring entries": lambda m: (m()[:, :-1], m()[:, 1:]),
+    "entries of one 32-bit word": lambda m: (m()[:, 0::2], m()[:, 1::2]),
+    "entries of neighbouring words": lambda m: (m()[:, :-2], m()[:, 2:]),
+    "rows": lambda m: (m()[:-1], m()[1:]),
+    "calls": lambda m: (m(call=0), m(call=1)),
+    "weights of a layer": lambda m: (m(position=0), m(position=1)),
+    "layers": lambda m: (m(root=3), m(root=4)),
+    "replicas": lambda m: (m(replica=0), m(replica=1)),
+    "a call and the next weight": lambda m: (m(call=1), m(position=1)),
+    "halves of the period": lambda m: (m()[:100], m()[100:]),
+}
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+@pytest.mark.parametrize("pair", MASK_PAIRS)
+def test_masks_are_independent(pair: str, rate: float) -> None:
+    assert _correlation(*MASK_PAIRS[pair](lambda **which: drawn(rate, **which))) < 5
+
+
+@pytest.mark.parametrize("pair", MASK_PAIRS)
+def test_noise_is_independent(pair: str) -> None:
+    def noise(root: int = 3, position: int = 0, call: int = 0, replica: int = 0) -> np.ndarray:
+        return draws.normal(SHAPE, tf.float32, seeds.seed(root, position, call, replica)).numpy()
+
+    one, other = MASK_PAIRS[pair](noise)
+    assert _correlation(one, other) < 5
+    assert _correlation(one**2, other**2) < 5
+
+
+def test_patterns_of_eight_entries_are_equally_frequent() -> None:
+    patterns = drawn(0.5).reshape(-1, 8) @ (2 ** np.arange(8))
+    counts = np.bincount(patterns.astype(int), minlength=256)
+    expected = counts.sum() / 256
+    chi_square = np.sum((counts - expected) ** 2 / expected)
+    assert abs(chi_square - 255) < 5 * math.sqrt(2 * 255)
+
+
+def test_columns_are_equally_often_dropped() -> None:
+    rates = drawn(0.3).mean(axis=0)
+    chi_square = np.sum((rates - 0.7) ** 2 / (0.21 / SHAPE[0]))
+    assert abs(chi_square - SHAPE[1]) < 5 * math.sqrt(2 * SHAPE[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_normal_moments(dtype: str) -> None:
+    noise = draws.normal(SHAPE, tf.as_dtype(dtype), seeds.seed(1, 0, 0))
+    assert noise.dtype == dtype
+    x = tf.cast(noise, tf.float64).numpy()
+    n = x.size
+    assert abs(x.mean()) < 5 / math.sqrt(n)
+    assert abs((x**2).mean() - 1) < 5 * math.sqrt(2 / n)
+    assert abs((x**3).mean()) < 5 * math.sqrt(15 / n)
+    assert abs((x**4).mean() - 3) < 5 * math.sqrt(96 / n)
+    for quantile, expected in ((-1.0, 0.158655), (0.0, 0.5), (2.0, 0.977250)):
+        # Half of a tie belongs to either side: the narrow types have many.
+        below = np.mean(x < quantile) + 0.5 * np.mean(x == quantile)
+        assert abs(below - expected) < 5 * 0.5 / math.sqrt(n) + (2e-3 if "64" not in dtype else 0)
+
+
+def test_a_draw_does_not_depend_on_the_program_around_it() -> None:
+    seed = seeds.seed(1, 0, 0)
+    expected = draws.mask((6, 7), 0.5, seed)
+    outputs = []
+
+    @tf.function
+    def draw(x: tf.Tensor) -> tf.Tensor:
+        tf.random.uniform([3])
+        loop = tf.while_loop(lambda i, _: i < 2, lambda i, _: (i + 1, again()), (0, again()))
+        return loop[1]
+
+    def again() -> tf.Tensor:
+        return draws.mask((6, 7), 0.5, seed)
+
+    for n in (1, 2):  # traced twice
+        outputs.append(draw(tf.ones([n])))
+    for output in outputs:
+        np.testing.assert_array_equal(output, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gradient_of_drop(dtype: str) -> None:
+    weight = tf.constant(np.linspace(-2, 2, 40).reshape(5, 8), dtype)
+    kept = draws.mask((5, 8), 0.25, seeds.seed(1, 0, 0))
+    with tf.GradientTape() as tape:
+        tape.watch(weight)
+        dropped = draws.drop(weight, kept, 0.25)
+    gradient = tf.cast(tape.gradient(dropped, weight), tf.float64).numpy()
+    assert (gradient[~kept.numpy()] == 0.0).all()
+    np.testing.assert_allclose(gradient[kept.numpy()], 1 / 0.75, rtol=1e-2)
+
+
+def test_a_dropped_entry_is_exactly_zero_whatever_it_was() -> None:
+    weight = tf.constant([np.inf, np.nan, -np.inf, 1e38])
+    dropped = draws.drop(weight, tf.zeros([4], tf.bool), 0.5)
+    np.testing.assert_array_equal(dropped, np.zeros(4))
+    assert not np.signbit(dropped).any()
+
+
+def test_division_is_made_in_float32_at_least() -> None:
+    """keep = 0.7 is 0.69921875 in bfloat16; the quotient must not suffer from that."""
+    weight = tf.ones([1], tf.bfloat16)
+    found = draws.drop(weight, tf.ones([1], tf.bool), 0.3)
+    exact = tf.cast(tf.constant(1 / draws.keep_probability(0.3), tf.float64), tf.bfloat16)
+    assert float(found[0]) == float(exact)

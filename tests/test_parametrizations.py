@@ -1,0 +1,243 @@
+"""What each parametrization computes, its gradient, its errors and its config."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfwd import draws, seeds
+from tfwd import parametrizations as P
+
+SEED = tf.constant([1, 2])
+ALL = [
+    P.Dropout(0.5),
+    P.Dropout(0.25, noise_shape=(None, 1)),
+    P.GaussianNoise(0.3),
+    P.GaussianNoise(0.3, start_step=2),
+    P.WeightNorm(),
+    P.WeightNorm(axis=0, epsilon=1e-3),
+    P.Chain([P.GaussianNoise(0.3), P.Dropout(0.5)]),
+    P.Chain([P.Chain([P.Dropout(0.5)]), P.WeightNorm()]),
+]
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+
+
+def weight(dtype: str = "float32", shape: tuple[int, ...] = (30, 40)) -> tf.Tensor:
+    size = math.prod(shape)
+    return tf.constant(1.1 + np.sin(np.arange(size)).reshape(shape), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("p", ALL, ids=repr)
+def test_shape_type_and_purity(p: P.Parametrization, dtype: str) -> None:
+    w = weight(dtype)
+    found = p.at(tf.constant(5, tf.int64))(w, SEED)
+    assert (found.shape, found.dtype) == (w.shape, w.dtype)
+    again = tf.function(lambda: p.at(tf.constant(5, tf.int64))(w, SEED))()
+    np.testing.assert_allclose(
+        tf.cast(found, tf.float64), tf.cast(again, tf.float64), rtol=1e-6 if "16" not in dtype else 0.02
+    )
+    changed = not np.array_equal(found, p.at(tf.constant(5, tf.int64))(w, SEED + 1))
+    assert changed == p.stochastic
+
+
+@pytest.mark.parametrize("p", ALL, ids=repr)
+def test_config_round_trip(p: P.Parametrization) -> None:
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(p))
+    assert again.get_config() == p.get_config()
+    call = tf.constant(5, tf.int64)
+    np.testing.assert_array_equal(again.at(call)(weight(), SEED), p.at(call)(weight(), SEED))
+
+
+@pytest.mark.parametrize("p", ALL, ids=repr)
+def test_the_gradient_is_that_of_finite_differences(p: P.Parametrization) -> None:
+    w = weight("float64", (4, 5))
+    p = p.at(tf.constant(5, tf.int64))
+    scale = tf.constant(np.cos(np.arange(20.0)).reshape(4, 5))
+
+    def loss(w: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(p(w, SEED) * scale)
+
+    theory, numeric = tf.test.compute_gradient(loss, [w], delta=1e-6)
+    np.testing.assert_allclose(theory[0], numeric[0], rtol=1e-6, atol=1e-7)
+
+
+def test_dropout_zeroes_and_divides() -> None:
+    w = weight()
+    found = P.Dropout(0.3)(w, SEED).numpy()
+    keep = round(0.7 * 65536) / 65536
+    kept = draws.mask((30, 40), 0.3, SEED).numpy()
+    assert (found[~kept] == 0.0).all()
+    np.testing.assert_allclose(found[kept], w.numpy()[kept] / keep, rtol=1e-7)
+    assert abs(np.mean(kept) - 0.7) < 5 * math.sqrt(0.21 / 1200)
+
+
+def test_the_mean_over_many_draws_is_the_weight() -> None:
+    w, rate, n = weight(shape=(4, 5)), 0.4, 2000
+    mean = tf.reduce_mean(
+        tf.map_fn(lambda i: P.Dropout(rate)(w, seeds.seed(1, 0, i)), tf.range(n), tf.float32), 0
+    )
+    sigma = w.numpy() * math.sqrt(rate / (1 - rate) / n)
+    assert (np.abs(mean - w) < 5 * sigma).all()
+
+
+@pytest.mark.parametrize(
+    ("noise_shape", "axis"), [((None, 1), 1), ((1, None), 0), ((30, 1), 1), ((1, 40), 0)]
+)
+def test_noise_shape_shares_the_mask_along_an_axis(noise_shape, axis: int) -> None:
+    found = P.Dropout(0.5, noise_shape)(weight(), SEED).numpy() == 0.0
+    assert (found.all(axis) | ~found.any(axis)).all()
+    assert 0 < found.mean() < 1
+
+
+@pytest.mark.parametrize("noise_shape", [(None,), (2, 1), (None, None, 1), ()])
+def test_a_noise_shape_that_does_not_fit_is_an_error(noise_shape) -> None:
+    with pytest.raises(ValueError, match="noise_shape .* does not fit a weight of shape"):
+        P.Dropout(0.5, noise_shape)(weight(), SEED)
+
+
+@pytest.mark.parametrize("rate", [1.0, -0.1, 1.5, float("nan"), float("inf"), "x", None, True])
+def test_a_rate_out_of_range_is_an_error(rate) -> None:
+    with pytest.raises(ValueError, match=r"rate must be in \[0, 1\).*got"):
+        P.Dropout(rate)(weight(), SEED)
+
+
+@pytest.mark.parametrize("stddev", [-0.1, float("nan"), float("inf"), "x", None])
+def test_a_deviation_out_of_range_is_an_error(stddev) -> None:
+    with pytest.raises(ValueError, match=r"stddev must be a finite number of at least 0.*got"):
+        P.GaussianNoise(stddev)(weight(), SEED)
+
+
+@pytest.mark.parametrize("start", [-1, 1.5, "x"])
+def test_a_start_that_is_no_step_is_an_error(start) -> None:
+    with pytest.raises(ValueError, match="start_step must be an integer of at least 0, got"):
+        P.GaussianNoise(0.1, start)(weight(), SEED)
+
+
+IDENTITIES = [
+    P.Dropout(0.0),
+    P.Dropout(0),
+    P.GaussianNoise(0.0),
+    P.GaussianNoise(0.0, start_step=3),
+    P.Chain([]),
+    P.Chain([P.Dropout(0.0), P.GaussianNoise(0.0)]),
+]
+
+
+@pytest.mark.parametrize("p", IDENTITIES, ids=repr)
+def test_zero_is_the_identity_without_a_random_operation(p: P.Parametrization) -> None:
+    assert p.is_identity
+    w = tf.constant([0.0, -0.0, np.nan, 1e-45, 3.0])
+    found = p.at(tf.constant(9, tf.int64))(w, SEED)
+    np.testing.assert_array_equal(found.numpy().view(np.int32), w.numpy().view(np.int32))
+    traced = tf.function(lambda w, seed: p(w, seed)).get_concrete_function(w, SEED)
+    assert not [op.type for op in traced.graph.get_operations() if "andom" in op.type]
+
+
+def test_noise_before_its_start_adds_exactly_nothing() -> None:
+    p, w = P.GaussianNoise(0.1, start_step=3), tf.constant([0.0, -0.0, 1e-45, 3.0])
+    for call in range(5):
+        found = p.at(tf.constant(call, tf.int64))(w, SEED)
+        same = np.array_equal(found.numpy().view(np.int32), w.numpy().view(np.int32))
+        assert same == (call < 3)
+
+
+def test_noise_is_normal_of_the_deviation() -> None:
+    noise = (P.GaussianNoise(0.3)(tf.zeros([100, 100]), SEED) / 0.3).numpy()
+    assert abs(noise.mean()) < 5 / 100
+    assert abs(noise.var() - 1) < 5 * math.sqrt(2 / 10000)
+
+
+def test_a_chain_applies_in_the_order_given() -> None:
+    noise_first = P.Chain([P.GaussianNoise(0.3), P.Dropout(0.5)])(weight(), SEED).numpy()
+    dropout_first = P.Chain([P.Dropout(0.5), P.GaussianNoise(0.3)])(weight(), SEED).numpy()
+    assert abs((noise_first == 0.0).mean() - 0.5) < 5 * 0.5 / math.sqrt(1200)
+    assert (dropout_first == 0.0).sum() == 0
+
+
+def test_alike_elements_of_a_chain_are_independent() -> None:
+    found = P.Chain([P.Dropout(0.5), P.Dropout(0.5)])(weight(), SEED).numpy()
+    assert abs((found == 0.0).mean() - 0.75) < 5 * math.sqrt(0.75 * 0.25 / 1200)
+    np.testing.assert_allclose(found[found != 0], 4 * weight().numpy()[found != 0], rtol=1e-6)
+
+
+def test_a_chain_of_one_draws_as_its_element() -> None:
+    p = P.Dropout(0.5)
+    np.testing.assert_array_equal(P.Chain([p])(weight(), SEED), p(weight(), SEED))
+
+
+def test_chain_takes_parametrizations_only() -> None:
+    with pytest.raises(TypeError, match=r"takes parametrizations such as Dropout\(0.5\), got 0.5"):
+        P.Chain([0.5])
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_weight_norm_makes_unit_lengths(axis: int) -> None:
+    found = P.WeightNorm(axis)(weight()).numpy()
+    np.testing.assert_allclose((found**2).sum(axis=1 - axis % 2), 1.0, rtol=1e-5)
+    np.testing.assert_array_equal(P.WeightNorm(axis)(tf.zeros([3, 4])), np.zeros([3, 4]))
+
+
+def test_weight_norm_of_a_missing_axis_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"axis 2 does not exist in a weight of shape \(30, 40\)"):
+        P.WeightNorm(2)(weight())
+
+
+def test_a_schedule_is_read_at_every_call() -> None:
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([1, 3], [0.0, 0.5, 0.75])
+    p = P.Dropout(schedule)
+    zeros = [np.mean(p.at(tf.constant(c, tf.int64))(weight(), SEED) == 0.0) for c in range(6)]
+    expected = [0.0, 0.0, 0.5, 0.5, 0.75, 0.75]
+    np.testing.assert_allclose(zeros, expected, atol=5 * 0.5 / math.sqrt(1200))
+    assert zeros[:2] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", [tf.Variable, keras.Variable])
+def test_a_variable_is_read_at_every_call_of_one_traced_function(kind) -> None:
+    rate = kind(0.5)
+    p = P.Dropout(rate)
+    draw = tf.function(lambda call: p.at(call)(weight(), SEED))
+    half = draw(tf.constant(0, tf.int64)).numpy()
+    rate.assign(0.0)
+    none = draw(tf.constant(0, tf.int64)).numpy()
+    assert draw.experimental_get_tracing_count() == 1
+    assert abs((half == 0).mean() - 0.5) < 0.1
+    np.testing.assert_array_equal(none, weight())
+
+
+def test_a_schedule_gets_no_gradient() -> None:
+    rate = tf.Variable(0.5)
+    with tf.GradientTape() as tape:
+        y = P.Dropout(rate).at(tf.constant(0, tf.int64))(weight(), SEED)
+    assert tape.gradient(y, rate) is None
+
+
+@pytest.mark.parametrize("value", [1.0, -0.5, float("nan")])
+def test_a_schedule_that_leaves_the_range_is_an_error(value: float) -> None:
+    call = tf.constant(0, tf.int64)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="at least 0 and below 1"):
+        P.Dropout(lambda _: value).at(call)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="at least 0 and below"):
+        P.GaussianNoise(tf.Variable(-1.0)).at(call)
+
+
+def test_a_parametrization_written_by_a_user() -> None:
+    class Sign(P.Parametrization):
+        stochastic = False
+
+        def __call__(self, weight, seed):
+            return tf.sign(weight)
+
+    found = P.Chain([Sign(), P.Dropout(0.5)])(-weight(), SEED).numpy()
+    assert set(np.unique(found)) == {-2.0, 0.0} or set(np.unique(found)) <= {-2.0, 0.0, 2.0}
+    with pytest.raises(NotImplementedError, match="Parametrization does not define __call__"):
+        P.Parametrization()(weight(), SEED)
+
+
+def test_apply_skips_what_is_not_in_training() -> None:
+    links = [P.Link(P.WeightNorm(), None, False), P.Link(P.Dropout(0.5), SEED, False)]
+    np.testing.assert_array_equal(P.apply(weight(), links), P.WeightNorm()(weight()))
+    links[1] = P.Link(P.Dropout(0.5), SEED, True)
+    assert np.mean(P.apply(weight(), links) == 0.0) > 0.4

@@ -1,0 +1,337 @@
+"""What backward keeps, that it draws the same again, and that the two draws stay two."""
+
+import gc
+import weakref
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import rewriter_config_pb2  # noqa: F401  (registers the protocol)
+
+from tfwd import layers, recompute
+
+N = 32  # a weight of the stack is N x N; no other tensor in it has this shape
+
+
+def dropped(training: bool, tensors: list, seeds: list) -> list:
+    x, w = tensors
+    mask = tf.random.stateless_uniform(w.shape, seeds[0], dtype=w.dtype) < 0.5
+    return [tf.matmul(x, tf.where(mask, w * 2, 0.0) if training else w)]
+
+
+def stack(recomputed: bool, depth: int = 3, kind: str = "dense") -> keras.Sequential:
+    def layer(index: int) -> keras.Layer:
+        if kind == "dense":
+            inner = keras.layers.Dense(N, activation="tanh", use_bias=False)
+        else:
+            inner = keras.layers.SimpleRNN(N, return_sequences=True)
+        return layers.WeightDropout(inner, 0.5, seed=index, recompute=recomputed)
+
+    model = keras.Sequential([layer(i) for i in range(depth)])
+    model.build((4, N) if kind == "dense" else (4, 3, N))
+    return model
+
+
+def inputs(kind: str = "dense") -> tf.Tensor:
+    shape = [4, N] if kind == "dense" else [4, 3, N]
+    return tf.random.stateless_normal(shape, [1, 2])
+
+
+SEED = tf.constant([3, 4])
+W = tf.random.stateless_normal([6, 5], [1, 2])
+X = tf.random.stateless_normal([2, 6], [3, 2])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_result_and_its_gradients(training: bool) -> None:
+    results = []
+    for run in (recompute.call, lambda f, t, tensors, seeds: f(t, tensors, seeds)):
+        with tf.GradientTape() as tape:
+            tape.watch([X, W])
+            (y,) = run(dropped, training, [X, W], [SEED])
+            loss = tf.reduce_sum(tf.sin(y))
+        results.append([y, *tape.gradient(loss, [X, W])])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_integers_get_no_gradient_and_results_may_be_integers() -> None:
+    ids = tf.constant([1, 2, 1])
+
+    def function(training, tensors, seeds):
+        w, ids = tensors
+        return [tf.gather(w, ids), ids + 1]
+
+    with tf.GradientTape() as tape:
+        tape.watch(W)
+        rows, more = recompute.call(function, True, [W, ids], [])
+    np.testing.assert_array_equal(more, [2, 3, 2])
+    gradient = tf.convert_to_tensor(tape.gradient(rows, W))
+    np.testing.assert_array_equal(gradient, tf.convert_to_tensor([[0.0] * 5, [2.0] * 5, [1.0] * 5, *[[0.0] * 5] * 3]))
+
+
+def test_a_draw_and_its_recomputation_are_the_same() -> None:
+    """A stateful draw inside `tf.recompute_grad` is not: its gradients are silently wrong."""
+
+    def function(training, tensors, seeds):
+        return [tensors[0] * tf.random.stateless_uniform([1000], seeds[0])]
+
+    w = tf.ones([1000])
+    for traced in (False, True):
+
+        def step():
+            with tf.GradientTape() as tape:
+                tape.watch(w)
+                (y,) = recompute.call(function, True, [w], [SEED])
+            return y, tape.gradient(y, w)
+
+        y, gradient = tf.function(step)() if traced else step()
+        np.testing.assert_array_equal(y, gradient)
+
+
+@pytest.mark.parametrize("first", [0.0, -0.0, np.nan, np.inf, -1.0, 1.0])
+def test_what_ties_a_seed_to_data_is_always_zero(first: float) -> None:
+    """Whatever the data: forward and backward would otherwise draw different masks."""
+    x = tf.constant([[first] * 6, [1.0] * 6])
+    eager = recompute.call(dropped, True, [x, W], [SEED])[0]
+    signature = [tf.TensorSpec(x.shape)]
+    traced = tf.function(
+        lambda x: recompute.call(dropped, True, [x, W], [SEED])[0], input_signature=signature
+    )(x)
+    np.testing.assert_allclose(traced, eager, rtol=1e-6)
+
+
+def test_an_empty_batch() -> None:
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(W)
+            (y,) = recompute.call(dropped, True, [x, W], [SEED])
+        return tape.gradient(y, W)
+
+    np.testing.assert_array_equal(step(tf.zeros([0, 6])), np.zeros([6, 5]))
+
+
+def test_second_derivatives_do_not_come_out_wrong() -> None:
+    """d/dx of a sum of squares of a gradient: right, or an error, never silently None or wrong."""
+    x = tf.constant([[0.3, 0.7]])
+
+    def function(training, tensors, seeds):
+        return [tensors[0] ** 3 * tf.random.stateless_uniform([1, 2], seeds[0])]
+
+    expected = 2 * 3 * x * tf.random.stateless_uniform([1, 2], SEED)
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            (y,) = recompute.call(function, True, [x], [SEED])
+        gradient = inner.gradient(y, x)
+    np.testing.assert_allclose(outer.gradient(gradient, x), expected, rtol=1e-5)
+
+
+def _sources(tensor: tf.Tensor) -> str:
+    """The type of the operation that made the tensor, past identities."""
+    while tensor.op.type in ("Identity", "IdentityN"):
+        index = tensor.value_index if tensor.op.type == "IdentityN" else 0
+        tensor = tensor.op.inputs[index]
+    return tensor.op.type
+
+
+def _kept(model: keras.Model, x: tf.Tensor) -> list[tf.Tensor]:
+    """What the forward function hands to backward, when the tape is outside of it."""
+    function = tf.function(lambda x: model(x, training=True))
+    concrete = function.get_concrete_function(x)
+    forward, _ = concrete._delayed_rewrite_functions.forward_backward()
+    graph = forward.cached_definition if hasattr(forward, "cached_definition") else None
+    del graph
+    return list(forward.graph.outputs) if hasattr(forward, "graph") else _outputs(concrete)
+
+
+def _outputs(concrete) -> list[tf.Tensor]:
+    # The forward pass is traced into a copy of the function's own graph, whose outputs it extends.
+    return list(concrete._func_graph.outputs)
+
+
+@pytest.mark.parametrize("kind", ["dense", "rnn"])
+def test_no_effective_weight_and_no_mask_is_kept_for_backward(kind: str) -> None:
+    """With the tape outside, forward hands backward raw weights and inputs, no drawn tensor."""
+
+    def drawn(recomputed: bool) -> list[str]:
+        kept = _intermediates(stack(recomputed, kind=kind), inputs(kind))
+        of_weights = [t for t in kept if t.shape == [N, N]]
+        return [_sources(t) for t in of_weights if _sources(t) not in _RAW]
+
+    assert drawn(recomputed=True) == []
+    assert len(drawn(recomputed=False)) >= 3  # so that this test can see them
+
+
+_RAW = {"ReadVariableOp", "Placeholder"}
+
+
+def _intermediates(model: keras.Model, x: tf.Tensor) -> list[tf.Tensor]:
+    """The tensors of the forward graph that backward captures."""
+    weights = [w.value for w in model.trainable_weights]
+    outer = tf.__internal__.FuncGraph("forward")
+    with outer.as_default():
+        # Everything is in one graph here: backward's operations come after those of forward.
+        with tf.GradientTape() as tape:
+            y = model(x, training=True)
+        before = set(outer.get_operations())
+        tape.gradient(y, weights)
+    used = []
+    for op in outer.get_operations():
+        if op not in before:
+            used += [t for t in op.inputs if t.op in before]
+    return used
+
+
+@pytest.mark.parametrize("kind", ["dense", "rnn"])
+def test_a_function_under_an_outer_tape_gives_back_no_drawn_tensor(kind: str) -> None:
+    """The same, by the outputs of the function that TensorFlow makes for forward."""
+
+    def outputs(recomputed: bool) -> int:
+        model, x = stack(recomputed, kind=kind), inputs(kind)
+        function = tf.function(lambda x: model(x, training=True))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        kept = [t for t in _held_by(tape) if t.shape == [N, N]]
+        tape.gradient(y, x)
+        return len(kept)
+
+    assert outputs(recomputed=True) <= outputs(recomputed=False) - 3
+
+
+def _held_by(tape: tf.GradientTape) -> list[tf.Tensor]:
+    del tape
+    gc.collect()
+    return [
+        x
+        for x in gc.get_objects()
+        if isinstance(x, tf.Tensor) and hasattr(x, "numpy") and not isinstance(x, tf.Variable)
+    ]
+
+
+@pytest.mark.parametrize("recomputed", [True, False])
+def test_eager_mode_keeps_no_effective_weight(recomputed: bool) -> None:
+    """The bytes of the tensors that live between forward and backward, by TensorFlow's count."""
+    size, depth = 1500, 4
+    weight = size * size * 4
+    options = {"use_bias": False, "activation": "tanh"}
+    model = keras.Sequential(
+        [
+            layers.WeightDropout(
+                keras.layers.Dense(size, **options), 0.5, seed=i, recompute=recomputed
+            )
+            for i in range(depth)
+        ]
+    )
+    x = tf.ones([2, size])
+    model(x, training=True)
+    gc.collect()
+    before = _resident()
+    with tf.GradientTape() as tape:
+        y = model(x, training=True)
+    held = (_resident() - before) / weight
+    gradients = tape.gradient(y, model.trainable_weights[0].value)
+    assert gradients.shape == [size, size]
+    if recomputed:
+        assert held < 0.5 * depth
+    else:
+        assert held > 0.9 * depth
+
+
+def _resident() -> int:
+    for line in open("/proc/self/status"):
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmRSS")
+
+
+def test_a_tape_that_is_dropped_frees_everything() -> None:
+    layer = layers.WeightDropout(keras.layers.Dense(3), 0.5, seed=1)
+    x = tf.ones([1, 4])
+    layer(x, training=True)
+    with tf.GradientTape() as tape:
+        y = layer(x, training=True)
+    watcher = weakref.ref(tape)
+    del tape, y
+    gc.collect()
+    assert watcher() is None
+
+
+DRAWS = ("StatelessRandomUniformFullIntV2",)
+
+
+def _optimized_draws(model: keras.Model, x: tf.Tensor, size: int) -> int:
+    """How many draws of a mask a training step really makes, counted in a run."""
+    weights = [w.value for w in model.trainable_weights]
+
+    @tf.function
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(x, training=True)))
+        return tape.gradient(loss, weights)
+
+    step(x)
+    metadata = _run_metadata(step, x)
+    return metadata
+
+
+def _run_metadata(step, x) -> int:
+    from tensorflow.python.eager import context
+
+    context.enable_graph_collection()
+    try:
+        step(x)
+        found = context.context().export_run_metadata()
+    finally:
+        context.disable_graph_collection()
+    count = 0
+    for graphs in found.function_graphs:
+        nodes = list(graphs.post_optimization_graph.node)
+        # One draw of a mask is a draw whose shape is not that of a seed.
+        count = max(count, sum("StatelessRandomUniformFullInt" in node.op for node in nodes))
+    return count
+
+
+def test_the_optimized_step_draws_in_forward_and_again_in_backward() -> None:
+    """If the optimizer merged the two draws, the first would be kept alive until backward."""
+    x = inputs()
+    kept = _optimized_draws(stack(False), x, N)
+    again = _optimized_draws(stack(True), x, N)
+    assert kept > 0
+    assert again >= kept + 3
+
+
+def test_forward_draws_depend_on_the_input_and_backward_draws_on_the_gradient() -> None:
+    model, x = stack(True), inputs()
+    weights = [w.value for w in model.trainable_weights]
+    graph = tf.__internal__.FuncGraph("step")
+    with graph.as_default():
+        fed = tf.compat.v1.placeholder(tf.float32, x.shape)
+        with tf.GradientTape() as tape:
+            y = model(fed, training=True)
+        before = set(graph.get_operations())
+        upstream = tf.compat.v1.placeholder(tf.float32, y.shape)
+        tape.gradient(y, weights, output_gradients=upstream)
+    draws = [op for op in graph.get_operations() if "RandomUniformFullInt" in op.type]
+    masks = [op for op in draws if op.outputs[0].shape != [2]]
+    forward, backward = ([op for op in masks if (op in before) is f] for f in (True, False))
+    assert len(forward) == len(backward) == 3
+    assert all(_depends(op, fed.op) for op in forward)
+    assert all(_depends(op, upstream.op) for op in backward)
+
+
+def _depends(op: tf.Operation, source: tf.Operation) -> bool:
+    """Through data: a control dependency does not keep operations from being merged."""
+    seen, todo = set(), [op]
+    while todo:
+        current = todo.pop()
+        if current is source:
+            return True
+        if current not in seen:
+            seen.add(current)
+            todo += [t.op for t in current.inputs]
+    return False

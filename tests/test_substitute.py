@@ -1,0 +1,134 @@
+"""A call on other values: nothing else changes, nothing is assigned."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfwd import substitute
+
+
+def dense() -> keras.layers.Dense:
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    return layer
+
+
+X = tf.ones([1, 3])
+
+
+def test_the_values_are_read_and_nothing_is_assigned() -> None:
+    layer = dense()
+    before = layer.get_weights()
+    found = substitute.call(lambda: layer(X), [(layer.kernel, tf.fill([3, 2], 2.0))])
+    np.testing.assert_array_equal(found.outputs, [[6.0, 6.0]])
+    for a, b in zip(before, layer.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(layer(X), tf.matmul(X, before[0]))
+
+
+def test_an_error_inside_leaves_no_trace() -> None:
+    layer = dense()
+    expected = layer(X)
+
+    def fail() -> None:
+        layer(X)
+        raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        substitute.call(fail, [(layer.kernel, tf.zeros([3, 2]))])
+    np.testing.assert_array_equal(layer(X), expected)
+
+
+def test_gradients_flow_to_the_tensors() -> None:
+    layer, kernel = dense(), tf.fill([3, 2], 2.0)
+    with tf.GradientTape() as tape:
+        tape.watch(kernel)
+        y = substitute.call(lambda: layer(X), [(layer.kernel, kernel)]).outputs
+    np.testing.assert_array_equal(tape.gradient(y, kernel), np.ones([3, 2]))
+
+
+def test_autocast_applies_to_the_tensor() -> None:
+    layer = keras.layers.Dense(2, dtype="mixed_bfloat16")
+    layer.build((None, 3))
+    found = substitute.call(lambda: layer(X), [(layer.kernel, tf.fill([3, 2], 1.001))])
+    np.testing.assert_array_equal(tf.cast(found.outputs, tf.float32), [[3.0, 3.0]])
+
+
+def test_nested_substitutions_see_the_inner_value_first() -> None:
+    layer = dense()
+    one, two = (tf.fill([3, 2], float(n)) for n in (1, 2))
+    bias = tf.constant([10.0, 20.0])
+
+    def inner():
+        return substitute.call(lambda: layer(X), [(layer.kernel, two)]).outputs
+
+    found = substitute.call(inner, [(layer.kernel, one), (layer.bias, bias)])
+    np.testing.assert_array_equal(found.outputs, [[16.0, 26.0]])
+
+
+def test_other_updates_are_made() -> None:
+    norm = keras.layers.BatchNormalization(momentum=0.5)
+    norm.build((None, 3))
+    gamma = (norm.gamma, tf.ones([3]))
+    found = substitute.call(lambda: norm(5 * X, training=True), [gamma])
+    np.testing.assert_array_equal(norm.moving_mean, [2.5] * 3)
+    assert found.updates == []
+
+
+def test_captured_updates_are_returned_and_not_made() -> None:
+    norm = keras.layers.BatchNormalization(momentum=0.5)
+    norm.build((None, 3))
+    values = [(v, tf.convert_to_tensor(v)) for v in norm.variables]
+    found = substitute.call(lambda: norm(5 * X, training=True), values, capture=True)
+    np.testing.assert_array_equal(norm.moving_mean, [0.0] * 3)
+    assert {v.name for v, _ in found.updates} == {"moving_mean", "moving_variance"}
+    substitute.assign(found.updates)
+    np.testing.assert_array_equal(norm.moving_mean, [2.5] * 3)
+
+
+def test_a_captured_update_is_read_back_inside() -> None:
+    counter = keras.Variable(0.0)
+
+    def twice() -> tf.Tensor:
+        counter.assign(counter + 1)
+        counter.assign(counter + 1)
+        return counter + 0.0
+
+    found = substitute.call(twice, [(counter, tf.constant(5.0))], capture=True)
+    assert float(found.outputs) == 7.0
+    assert float(counter.value) == 0.0
+    substitute.assign(found.updates)
+    assert float(counter.value) == 7.0
+
+
+def test_updates_in_a_loop_are_known_to_have_escaped() -> None:
+    counter = keras.Variable(0.0)
+
+    @tf.function
+    def run() -> None:
+        def body(index):
+            counter.assign(counter + 1)
+            return index + 1
+
+        value = (counter, tf.convert_to_tensor(counter.value))
+        loop = substitute.call(
+            lambda: tf.while_loop(lambda i: i < 3, body, [0]), [value], capture=True
+        )
+        assert loop.escaped == [counter]
+
+    run()
+
+
+def test_losses_are_collected() -> None:
+    layer = keras.layers.Dense(2, activity_regularizer="l2", kernel_initializer="ones")
+    layer.build((None, 3))
+    found = substitute.call(lambda: layer(X), [(layer.kernel, tf.zeros([3, 2]))])
+    assert [float(x) for x in found.losses] == [0.0]
+
+
+def test_what_was_read_is_known() -> None:
+    layer, other = dense(), keras.Variable(0.0)
+    found = substitute.call(lambda: layer(X), [(layer.kernel, tf.zeros([3, 2])), (other, X)])
+    assert {id(layer.kernel), id(layer.bias)} <= set(found.read)
+    assert id(other) not in found.read
