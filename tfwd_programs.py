@@ -1,7 +1,7 @@
 """The console scripts: they load TensorFlow without its notes, and then run the program.
 
-TensorFlow writes notes on the processor as soon as it is loaded, and the package `tfwd` loads it. So
-this module stands outside the package.
+TensorFlow writes notes on the processor as soon as it is loaded, and the package `tfwd` loads it.
+So this module stands outside the package.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from tfwd.lm.config import default_config
 
 def get_config():
     config = default_config()
-    config.data.min_count = 3  # on so little text, what is rarer cannot be learnt
+    config.data.min_count = 5  # on so little text, what is rarer cannot be learnt
     config.data.batch_size = 32
     config.data.window = 35
     config.model.embedding_dim = 150
@@ -26,7 +26,7 @@ def get_config():
     config.model.activation_regularization = 2.0
     config.model.temporal_activation_regularization = 1.0
     config.optimizer.name = "adam"
-    config.optimizer.learning_rate = 2e-3
+    config.optimizer.learning_rate = 3e-3
     config.optimizer.clip_norm = 0.25
     config.training.epochs = 12
     config.training.lr_decay_factor = 0.4

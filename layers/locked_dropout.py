@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import keras
@@ -54,7 +55,7 @@ class LockedDropout(keras.layers.Layer):
         self.seed = seed
         self.draws = Draws(seed)
         self.supports_masking = True
-        self.built = True
+        self._rank: int | None = None
 
     @property
     def rate(self) -> Any:
@@ -66,12 +67,15 @@ class LockedDropout(keras.layers.Layer):
         """How many training calls have drawn; the next one has this number."""
         return self.draws.calls
 
-    def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
-        if inputs.shape.rank is None or inputs.shape.rank < 2:
+    def build(self, input_shape: Any) -> None:
+        if len(input_shape) < 2:
             raise ValueError(
-                f"LockedDropout '{self.name}' takes [batch, time, ...], "
-                f"got an input of shape {inputs.shape}"
+                f"LockedDropout '{self.name}' takes [batch, time, ...]; "
+                f"got an input of shape {tuple(input_shape)}"
             )
+        self._rank = len(input_shape)
+
+    def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
         training = training_flag.standardize(training)
         if training is False or self._dropout.is_identity:
             return inputs
@@ -94,9 +98,16 @@ class LockedDropout(keras.layers.Layer):
         return input_shape
 
     def unwrapped(self) -> keras.layers.Layer:
-        """A plain `keras.layers.SpatialDropout1D` of this rate, which is the same in evaluation."""
-        rate = self.rate if isinstance(self.rate, float) else 0.0
-        return keras.layers.SpatialDropout1D(rate, name=self.name, dtype=self.dtype_policy)
+        """A plain Keras layer that drops alike: `SpatialDropout1D`, or `Dropout` for other ranks.
+
+        A rate that is a schedule or a variable becomes 0.
+        """
+        rate = float(self.rate) if isinstance(self.rate, numbers.Real) else 0.0
+        options = {"name": self.name, "dtype": self.dtype_policy}
+        if self._rank in (None, 3):
+            return keras.layers.SpatialDropout1D(rate, **options)
+        noise_shape = (None, 1, *[None] * (self._rank - 2))
+        return keras.layers.Dropout(rate, noise_shape=noise_shape, **options)
 
     def get_config(self) -> dict[str, Any]:
         rate = self._dropout.get_config()["rate"]

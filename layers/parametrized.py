@@ -115,16 +115,16 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
         if not self.layer.built and not _keras.has_default_build(self.layer):
             self.layer.build(*args, **kwargs)
             self.layer.built = True
-        if self.layer.built:
+        if _keras.has_weights(self.layer):
             self._chosen()
 
     def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
-        if not self.layer.built:
+        if not _keras.has_weights(self.layer):
             _keras.build_by_call(self.layer, args, kwargs)
         return self._perturbed_call(self.layer, args, kwargs, training)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.layer.built:
+        if not _keras.has_weights(self.layer):
             _keras.build_by_call(self.layer, args, kwargs)
         self._chosen()
         if not _keras.accepts_training(self.layer):
@@ -147,9 +147,10 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
         if value is not None:
             self.layer.input_spec = value
 
-    def reset_state(self) -> None:
-        """Resets the states of a stateful recurrent layer."""
-        self.layer.reset_state()
+    @property
+    def reset_state(self) -> Any:
+        """The wrapped layer's `reset_state()`, if it has one."""
+        return self.layer.reset_state
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Does nothing: the wrapped layer is quantized by itself."""
@@ -158,9 +159,10 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
         return {"layer": self.layer.get_build_config()}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        if not self.layer.built and config.get("layer"):
+        default = _keras.has_default_build(self.layer)
+        if not self.layer.built and not default and config.get("layer"):
             self.layer.build_from_config(config["layer"])
-        if self.layer.built:
+        if _keras.has_weights(self.layer):
             self._chosen()
             self.built = True
 

@@ -60,7 +60,7 @@ class Perturbing:
     def _check_early(self) -> None:
         """Checks in the constructor what can be checked, with the weights' names if it is built."""
         layer = self._subject()
-        if layer.built:
+        if _keras.has_weights(layer):
             self._chosen()
         for pattern, parametrization in self._patterns().items():
             where = f"weight '{pattern}' of layer '{layer.name}'"
@@ -121,7 +121,7 @@ class Perturbing:
         Raises:
             ValueError: if the layer has no weights yet.
         """
-        if not self._subject().built:
+        if not _keras.has_weights(self._subject()):
             raise ValueError(
                 f"layer '{self._subject().name}' has no weights yet: build it or call it first"
             )
@@ -135,7 +135,7 @@ class Perturbing:
 def _chain(layer: Any, variable: keras.Variable, ahead: int | tf.Tensor) -> list[Link]:
     """The links that a layer and those inside it put on a variable `ahead` calls from now."""
     links = [link for inner in _keras.sublayers(layer) for link in _chain(inner, variable, ahead)]
-    if isinstance(layer, Perturbing) and layer._subject().built:
+    if isinstance(layer, Perturbing) and _keras.has_weights(layer._subject()):
         number = tf.cast(ahead + layer.calls, tf.int64)
         for target, parametrization in layer._chosen():
             if target.variable is variable and not parametrization.is_identity:

@@ -30,7 +30,7 @@ class SingleParametrization(Parametrized):
         # `weights` itself is what Keras calls the list of a layer's variables.
         names = (weights,) if isinstance(weights, str) else weights
         self.weight_patterns = None if names is None else tuple(names)
-        self.parametrization = parametrization
+        self.parametrization: Any = parametrization
         if names is not None and not self.weight_patterns:
             raise ValueError(f"layer '{layer.name}': weights is empty; None means the default ones")
         self._check_early()

@@ -67,7 +67,7 @@ class TiedDense(keras.layers.Layer):
         self.embedding = inner
         self.use_bias = use_bias
         self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.bias = None
+        self.bias: Any = None
 
     def build(self, input_shape: Any) -> None:
         if not self.embedding.built:

@@ -37,7 +37,9 @@ def test_shape_type_and_purity(p: P.Parametrization, dtype: str) -> None:
     assert (found.shape, found.dtype) == (w.shape, w.dtype)
     again = tf.function(lambda: p.at(tf.constant(5, tf.int64))(w, SEED))()
     np.testing.assert_allclose(
-        tf.cast(found, tf.float64), tf.cast(again, tf.float64), rtol=1e-6 if "16" not in dtype else 0.02
+        tf.cast(found, tf.float64),
+        tf.cast(again, tf.float64),
+        rtol=1e-6 if "16" not in dtype else 0.02,
     )
     changed = not np.array_equal(found, p.at(tf.constant(5, tf.int64))(w, SEED + 1))
     assert changed == p.stochastic
@@ -76,9 +78,17 @@ def test_dropout_zeroes_and_divides() -> None:
 
 def test_the_mean_over_many_draws_is_the_weight() -> None:
     w, rate, n = weight(shape=(4, 5)), 0.4, 2000
-    mean = tf.reduce_mean(
-        tf.map_fn(lambda i: P.Dropout(rate)(w, seeds.seed(1, 0, i)), tf.range(n), tf.float32), 0
-    )
+
+    @tf.function
+    def draw() -> tf.Tensor:
+        numbers = tf.range(n)
+        return tf.map_fn(
+            lambda i: P.Dropout(rate)(w, seeds.seed(1, 0, i)),
+            numbers,
+            fn_output_signature=tf.float32,
+        )
+
+    mean = tf.reduce_mean(draw(), 0)
     sigma = w.numpy() * math.sqrt(rate / (1 - rate) / n)
     assert (np.abs(mean - w) < 5 * sigma).all()
 

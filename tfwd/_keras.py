@@ -162,9 +162,15 @@ class ScratchGraph(tf.__internal__.FuncGraph):
     def kept_by(self, layer: keras.Layer) -> str | None:
         """The name of an attribute in which the layer kept a tensor of this graph, if any."""
         for name, attribute in vars(layer).items():
-            if any(getattr(x, "graph", None) is self for x in tf.nest.flatten(attribute)):
+            if isinstance(attribute, dict):
+                attribute = list(attribute.values())
+            items = attribute if isinstance(attribute, (list, tuple)) else [attribute]
+            if any(isinstance(x, tf.Tensor) and self._holds(x) for x in items):
                 return name
         return None
+
+    def _holds(self, tensor: tf.Tensor) -> bool:
+        return getattr(tensor, "graph", None) is self
 
     def differentiable_taken(self) -> list[tf.Tensor]:
         """The tensors from outside that a gradient may be wanted for."""
@@ -235,6 +241,17 @@ def all_layers(layer: keras.Layer) -> list[keras.Layer]:
     return layer._flatten_layers()
 
 
+def has_weights(layer: keras.Layer) -> bool:
+    """Whether the layer is built, with all weights that it will have.
+
+    A layer without a `build` of its own is marked as built when it is loaded, although the layers
+    in it are not.
+    """
+    if not layer.built:
+        return False
+    return not has_default_build(layer) or all(inner.built for inner in sublayers(layer))
+
+
 def own_weights(layer: keras.Layer) -> list[keras.Variable]:
     """The weights that a layer holds itself and that were made to be trained, frozen or not."""
     return list(layer._trainable_variables)
@@ -299,9 +316,9 @@ def share(
     Raises:
         ValueError: if the second layer does not come out with the weights of the first.
     """
-    cls = cls or type(layer)
-    copy = cls.__new__(cls)
-    base = keras.Model if issubclass(cls, keras.Model) else keras.Layer
+    kind: Any = cls or type(layer)
+    copy = kind.__new__(kind)
+    base = keras.Model if issubclass(kind, keras.Model) else keras.Layer
     base.__init__(copy, name=layer.name, dtype=layer.dtype_policy)
     for name, attribute in vars(layer).items():
         if name in _OWN_STATE or name in leave_out or name.startswith(("_self_", "_obj_ref")):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -19,7 +19,8 @@ import tensorflow as tf
 
 from tfwd import _keras, draws, seeds
 
-Scalar = float | tf.Tensor | tf.Variable | Callable[[tf.Tensor], tf.Tensor]
+# A float, a tensor, a variable, or a callable from the call's number: TensorFlow has no types.
+Scalar = Any
 
 
 class Parametrization:
@@ -93,7 +94,8 @@ class Dropout(Parametrization):
     Args:
         rate: the drop rate, in [0, 1): a float, a schedule (a callable from the number of the
             training call to a scalar, such as a `keras.optimizers.schedules.LearningRateSchedule`)
-            or a variable, read at every call. A rate of 0.0 is the identity and draws nothing.
+            or a variable, read at every call. A rate of 0.0 is the identity and draws nothing. A
+            variable is the caller's to save: a config holds its value of the moment.
         noise_shape: as in `keras.layers.Dropout`: the shape of the mask, where 1 shares it along an
             axis and None stands for the weight's own size. `(None, 1)` drops whole rows.
 
@@ -351,6 +353,9 @@ def apply(weight: tf.Tensor, chain: Sequence[Link]) -> tf.Tensor:
 
     Returns:
         The effective weight.
+
+    Raises:
+        ValueError: if an element does not keep shape and dtype.
     """
     elements = [(element, link) for link in chain for element in link.parametrization.elements()]
     for index, (element, link) in enumerate(elements):
@@ -359,7 +364,13 @@ def apply(weight: tf.Tensor, chain: Sequence[Link]) -> tf.Tensor:
         seed = link.seed
         if index and element.stochastic:
             seed = seeds.fold(seed, 0, index)
-        weight = element(weight, seed)
+        effective = element(weight, seed)
+        if effective.dtype != weight.dtype or not effective.shape.is_compatible_with(weight.shape):
+            raise ValueError(
+                f"{element!r} made {effective.dtype.name} {effective.shape} of a weight that is "
+                f"{weight.dtype.name} {weight.shape}; it must keep shape and dtype"
+            )
+        weight = effective
     return weight
 
 

@@ -16,6 +16,7 @@ optimizer can know.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -62,7 +63,7 @@ def call(
     count = len(tensors)
 
     @tf.custom_gradient
-    def checkpoint(*arguments):
+    def checkpoint(*arguments: tf.Tensor) -> Any:
         values, keys = list(arguments[:count]), list(arguments[count:])
 
         early = _after(keys, values)
@@ -74,7 +75,7 @@ def call(
                 lambda: tuple(function(False, values, early)),
             )
 
-        def backward(*upstream):
+        def backward(*upstream: tf.Tensor) -> list:
             late = _after(keys, upstream)
             gradients = training_flag.cond(
                 training,

@@ -165,7 +165,9 @@ def model_of(layer: keras.Layer, case: Case) -> keras.Model:
         key: keras.Input(batch_shape=x.shape, dtype=x.dtype.name, name=key)
         for key, x in keywords.items()
     }
-    return keras.Model([*inputs, *by_name.values()], layer(*inputs, **by_name))
+    outputs = layer(*inputs, **by_name)
+    flat = [*inputs, *by_name.values()]
+    return keras.Model(flat[0] if len(flat) == 1 else flat, outputs)
 
 
 def feed(case: Case) -> Any:

@@ -273,7 +273,9 @@ def _pattern_case(name: str, parametrizations: dict[str, P.Parametrization], **r
 
 
 def _weight_drop_lstm(**options: Any) -> keras.Layer:
-    return layers.WeightDropLSTM(3, weight_dropout=0.5, return_sequences=True, name="lstm", **options)
+    return layers.WeightDropLSTM(
+        3, weight_dropout=0.5, return_sequences=True, name="lstm", **options
+    )
 
 
 def _nested(**options: Any) -> keras.Layer:

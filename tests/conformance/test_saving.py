@@ -126,7 +126,8 @@ def test_exported_saved_model(name: str, tmp_path: Path) -> None:
     model = harness.model_of(harness.built(case), case)
     expected = model(harness.feed(case))
     model.export(tmp_path / "exported", verbose=False)
-    served = tf.saved_model.load(str(tmp_path / "exported")).serve(harness.feed(case))
+    loaded = tf.saved_model.load(str(tmp_path / "exported"))
+    served = loaded.serve(harness.feed(case))
     harness.assert_close(served, expected, 1e-6)
 
 

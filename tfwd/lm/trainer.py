@@ -54,7 +54,9 @@ class Trainer:
     ):
         self.config, self.folder, self.display, self.stop = config, folder, display, stop
         data = config.data
-        self._train = stream.columns(texts["train"], data.batch_size, what="the training text")
+        self._train = stream.columns(
+            texts["train"], data.batch_size, window=data.window, what="the training text"
+        )
         self._evaluated = {
             name: stream.columns(ids, data.eval_batch_size, what=f"the {name} text")
             for name, ids in texts.items()
