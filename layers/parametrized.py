@@ -50,7 +50,8 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
             known once the layer is built is raised when it is built.
 
     Not supported: `tf.recompute_grad` or `keras.remat` around a whole wrapped layer, which would
-    draw a second time in backward.
+    draw a second time in backward; `tf.autodiff.ForwardAccumulator` in eager mode, which raises a
+    NotImplementedError unless `recompute=False`.
 
     Example:
 
@@ -187,6 +188,7 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
         config.pop("dtype", None)
         return {
             **config,
+            "layer": _keras.serialize(self.layer),
             "parametrizations": {
                 pattern: keras.saving.serialize_keras_object(parametrization)
                 for pattern, parametrization in self._patterns().items()

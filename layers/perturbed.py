@@ -104,7 +104,7 @@ class Perturber:
             training: the training flag.
         """
         chosen = [(t, p) for t, p in chosen if not p.is_identity and acts(p, training)]
-        if not chosen:
+        if not chosen and isinstance(training, bool):
             return self.run_plain(function, args, kwargs, training)
         call = _Call(self.draws, function, variables, chosen, args, kwargs, training)
         # Layers that are frozen or set free behave otherwise from then on.
@@ -114,10 +114,10 @@ class Perturber:
             names = {id(target.variable): target.name for target, _ in call.chosen}
             verdict = inspection.inspect(self.name, owner, names, call)
         call.extend(verdict.extra)
-        result = call.run(verdict, self.recompute)
+        result = call.run(verdict, self.recompute and bool(chosen))
         if key not in self._verdicts:
             self._verdicts[key] = verdict
-            if self.recompute and verdict.impure:
+            if self.recompute and chosen and verdict.impure:
                 warnings.warn(
                     f"layer '{self.name}' cannot be run a second time in backward, because "
                     f"{verdict.impure}; it keeps its effective weights until then, as with "
@@ -167,7 +167,7 @@ class _Call:
         self.frames = _frames()
         self._state = _keras.CallState()
         self._arguments = packing.Arguments(args, dict(kwargs))
-        if training is False:
+        if training is False or not chosen:
             root = number = tf.zeros([], tf.int64)
         else:
             root, number = draws.next(training)

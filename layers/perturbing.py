@@ -60,8 +60,6 @@ class Perturbing:
     def _check_early(self) -> None:
         """Checks in the constructor what can be checked, with the weights' names if it is built."""
         layer = self._subject()
-        if _keras.has_weights(layer):
-            self._chosen()
         for pattern, parametrization in self._patterns().items():
             where = f"weight '{pattern}' of layer '{layer.name}'"
             if not isinstance(parametrization, Parametrization):
@@ -69,7 +67,10 @@ class Perturbing:
                     f"{where}: a parametrization such as Dropout(0.5) is wanted; "
                     f"got {parametrization!r}"
                 )
-            parametrization.check(where)
+            if not _keras.has_weights(layer):
+                parametrization.check(where)
+        if _keras.has_weights(layer):
+            self._chosen()
 
     def _chosen(self) -> Chosen:
         layer = self._subject()
@@ -92,7 +93,9 @@ class Perturbing:
         training: Any,
     ) -> Any:
         flag = training_flag.standardize(training)
-        if not any(acts(parametrization, flag) for parametrization in self._patterns().values()):
+        if isinstance(flag, bool) and not any(
+            acts(parametrization, flag) for parametrization in self._patterns().values()
+        ):
             return self._perturber.run_plain(function, args, kwargs, flag)
         own = id(self.draws.state)
         variables = [v for v in self._subject().variables if id(v) != own]

@@ -113,7 +113,7 @@ class TiedDense(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "embedding": keras.saving.serialize_keras_object(self.embedding),
+            "embedding": _keras.serialize(self.embedding),
             "use_bias": self.use_bias,
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
         }

@@ -135,9 +135,7 @@ def test_unwrap_is_the_way_back(kind: str, tmp_path: Path) -> None:
     assert type(plain) is type(model)
     assert not [layer for layer in plain._flatten_layers() if "tfwd" in type(layer).__module__]
     assert [id(w) for w in plain.weights] == [id(w) for w in model.weights]
-    for found, expected in zip(
-        tf.nest.flatten(plain(X)), tf.nest.flatten(model(X)), strict=True
-    ):
+    for found, expected in zip(tf.nest.flatten(plain(X)), tf.nest.flatten(model(X)), strict=True):
         np.testing.assert_array_equal(found, expected)
     # Both read what the other writes.
     model.save_weights(tmp_path / "model.weights.h5")
@@ -157,9 +155,7 @@ def test_an_unwrapped_model_is_saved_and_exported_without_tfwd(kind: str, tmp_pa
     config = keras.saving.serialize_keras_object(plain)
     assert "tfwd" not in repr(config)
     other = keras.saving.load_model(tmp_path / "plain.keras")
-    for found, expected in zip(
-        tf.nest.flatten(other(X)), tf.nest.flatten(plain(X)), strict=True
-    ):
+    for found, expected in zip(tf.nest.flatten(other(X)), tf.nest.flatten(plain(X)), strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
@@ -169,9 +165,7 @@ def test_saved_and_loaded(kind: str, tmp_path: Path) -> None:
     dropped(X, training=True)
     dropped.save(tmp_path / "model.keras")
     other = keras.saving.load_model(tmp_path / "model.keras")
-    for found, expected in zip(
-        tf.nest.flatten(other(X)), tf.nest.flatten(dropped(X)), strict=True
-    ):
+    for found, expected in zip(tf.nest.flatten(other(X)), tf.nest.flatten(dropped(X)), strict=True):
         np.testing.assert_array_equal(found, expected)
     if kind != "subclassed":  # whose inner Dropout has a seed that Keras does not save
         found, expected = (tf.nest.flatten(m(X, training=True))[0] for m in (other, dropped))
@@ -302,7 +296,7 @@ def test_unwrap_gives_the_plain_layers_for_tfwds_own() -> None:
     assert type(plain.layers[4].backward_layer) is keras.layers.LSTM
     assert {id(w) for w in plain.weights} == {id(w) for w in model.weights}
     ids = tf.constant([[1, 2, 3, 4, 0]])
-    np.testing.assert_allclose(plain(ids), model(ids), rtol=1e-6)
+    np.testing.assert_allclose(plain(ids), model(ids), rtol=1e-5, atol=1e-9)
     np.testing.assert_array_equal(plain(ids, training=False), plain(ids))
     plain(ids, training=True)
     assert "tfwd" not in repr(keras.saving.serialize_keras_object(plain))

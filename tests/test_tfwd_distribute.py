@@ -10,9 +10,12 @@ import tensorflow as tf
 from tfwd import layers
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def strategy() -> tf.distribute.MirroredStrategy:
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    # The collective operations of one strategy would meet those of another in the same process.
+    return tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
 
 
 X = tf.eye(30)
@@ -126,6 +129,4 @@ def test_fit(strategy, recompute: bool) -> None:
     assert [layer.calls for layer in model.layers] == [4, 4]
     changed = [not np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True)]
     assert all(changed)
-    np.testing.assert_array_equal(
-        model.predict(x, verbose=0), model.predict(x, verbose=0)
-    )
+    np.testing.assert_array_equal(model.predict(x, verbose=0), model.predict(x, verbose=0))

@@ -184,11 +184,6 @@ def _may_have_gradient(tensor: tf.Tensor) -> bool:
     return tensor.op.type not in ("Const", "StopGradient")
 
 
-def not_recorded() -> contextlib.AbstractContextManager[None]:
-    """No tape records what is done inside, as in the forward run of `tf.recompute_grad`."""
-    return record.stop_recording()
-
-
 def build_by_call(layer: keras.Layer, args: tuple, kwargs: dict) -> None:
     """Builds a layer that only a call can build, by a call whose result is thrown away."""
     keras.src.backend.compute_output_spec(layer.__call__, *args, **kwargs)
@@ -239,6 +234,15 @@ def sublayers(layer: keras.Layer) -> list[keras.Layer]:
 def all_layers(layer: keras.Layer) -> list[keras.Layer]:
     """The layer, and all layers in it at any depth."""
     return layer._flatten_layers()
+
+
+def serialize(layer: keras.Layer) -> dict[str, Any]:
+    """A layer's config, by which a `.keras` file knows it again in another place.
+
+    Keras marks the config of an object that it has met before, but not where that config stands
+    inside another one, as a wrapped layer's does.
+    """
+    return {**keras.saving.serialize_keras_object(layer), "shared_object_id": id(layer)}
 
 
 def has_weights(layer: keras.Layer) -> bool:

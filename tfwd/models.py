@@ -39,8 +39,9 @@ def parametrize(
         recompute, share_across_replicas: as in `tfwd.layers.Parametrized`.
 
     Returns:
-        A model with the same weights in the same order. If the given one was compiled, it is
-        compiled alike, with a fresh optimizer, as Keras's `clone_model` does.
+        A model with the same weights in the same order. If a Sequential or functional model was
+        compiled, it is compiled alike, with a fresh optimizer, as Keras's `clone_model` does; a
+        `ParametrizedModel` is not compiled.
 
     Raises:
         ValueError: as `tfwd.layers.Parametrized`, or if a Sequential model is not built yet.
@@ -61,6 +62,14 @@ def parametrize(
             f"parametrize takes a Keras model, got {model!r} of type {type(model).__name__}; "
             "for a layer there is tfwd.layers.Parametrized"
         )
+    if not parametrizations:
+        raise ValueError("parametrizations is empty: give at least one pattern, as in the example")
+    for pattern, parametrization in parametrizations.items():
+        if not isinstance(parametrization, Parametrization):
+            raise ValueError(
+                f"'{pattern}' of model '{model.name}': a parametrization such as Dropout(0.5) is "
+                f"wanted; got {parametrization!r}"
+            )
     options = {"recompute": recompute, "share_across_replicas": share_across_replicas}
     if not _keras.is_layer_graph(model):
         return ParametrizedModel(model, parametrizations, seed, name=model.name, **options)

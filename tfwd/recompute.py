@@ -20,7 +20,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd import _keras
 from tfwd import training as training_flag
 
 Tensors = list[tf.Tensor]
@@ -67,13 +66,18 @@ def call(
         values, keys = list(arguments[:count]), list(arguments[count:])
 
         early = _after(keys, values)
-        # In eager mode the tape would record, and keep, all that happens in a custom gradient.
-        with _keras.not_recorded():
-            outputs = training_flag.cond(
+
+        def forward(*_: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return training_flag.cond(
                 training,
                 lambda: tuple(function(True, values, early)),
                 lambda: tuple(function(False, values, early)),
             )
+
+        # In eager mode a tape records, and keeps, all that happens in a custom gradient; inside
+        # `tf.recompute_grad` it does not.
+        eager = tf.executing_eagerly()
+        outputs = tf.recompute_grad(forward)(*arguments) if eager else forward()
 
         def backward(*upstream: tf.Tensor) -> list:
             late = _after(keys, upstream)

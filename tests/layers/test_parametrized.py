@@ -670,9 +670,7 @@ def test_a_rate_may_be_a_schedule_of_the_calls() -> None:
 
 
 def test_deterministic_parametrizations_act_in_evaluation_too() -> None:
-    wrapped = layers.Parametrized(
-        keras.layers.Dense(4, use_bias=False), {"kernel": P.WeightNorm()}
-    )
+    wrapped = layers.Parametrized(keras.layers.Dense(4, use_bias=False), {"kernel": P.WeightNorm()})
     y = wrapped(tf.eye(5))
     np.testing.assert_allclose(np.linalg.norm(y, axis=0), np.ones(4), rtol=1e-5)
     np.testing.assert_allclose(y, wrapped(tf.eye(5), training=True), rtol=1e-6)

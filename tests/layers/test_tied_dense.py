@@ -1,0 +1,86 @@
+"""Logits with the embedding's own matrix."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfwd import layers
+
+X = tf.random.stateless_normal([2, 3, 4], [1, 2])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(2, 4), (2, 3, 4), (2, 3, 5, 4)])
+def test_it_is_the_product_with_the_transpose(shape: tuple[int, ...], bias: bool) -> None:
+    embedding = keras.layers.Embedding(9, 4)
+    layer = layers.TiedDense(embedding, use_bias=bias, bias_initializer="ones")
+    x = tf.random.stateless_normal(shape, [1, 2])
+    y = layer(x)
+    expected = x.numpy() @ embedding.embeddings.numpy().T + bias
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+    assert layer.compute_output_shape(shape) == y.shape
+    assert len(layer.weights) == 1 + bias
+
+
+def test_both_uses_train_one_matrix() -> None:
+    embedding = keras.layers.Embedding(9, 4)
+    model = keras.Sequential([embedding, layers.TiedDense(embedding)])
+    ids = tf.constant([[1, 2]])
+    model(ids)
+    assert len(model.trainable_weights) == 2
+    matrix = embedding.embeddings
+    with tf.GradientTape() as tape:
+        y = model(ids)
+    found = tf.convert_to_tensor(tape.gradient(y, matrix.value)).numpy()
+    expected = np.zeros([9, 4])
+    expected[[1, 2]] += matrix.numpy().sum(0)
+    expected += matrix.numpy()[[1, 2]].sum(0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda e: layers.WeightDropout(e, 0.5),
+        lambda e: layers.WeightDropout(layers.VariationalNoise(e, 0.1), 0.5),
+    ],
+    ids=["once", "twice"],
+)
+def test_a_wrapped_embedding_is_seen_raw(wrap) -> None:
+    embedding = keras.layers.Embedding(9, 4)
+    layer = layers.TiedDense(wrap(embedding))
+    assert layer.embedding is embedding
+    expected = layer(X)
+    np.testing.assert_array_equal(layer(X, training=True), expected)
+
+
+def test_what_is_no_embedding_is_an_error() -> None:
+    with pytest.raises(ValueError, match="TiedDense 't' takes an Embedding layer, got .*Dense"):
+        layers.TiedDense(keras.layers.Dense(3), name="t")
+
+
+def test_another_width_is_an_error() -> None:
+    layer = layers.TiedDense(keras.layers.Embedding(9, 4), name="t")
+    with pytest.raises(ValueError, match=r"'t' is tied to an embedding of width 4.*\(2, 3, 5\)"):
+        layer(tf.ones([2, 3, 5]))
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
+def test_dtype_policies(policy: str) -> None:
+    keras.config.set_dtype_policy(policy)
+    layer = layers.TiedDense(keras.layers.Embedding(9, 4))
+    assert layer(X).dtype == layer.compute_dtype
+
+
+def test_a_bias_of_its_own_is_saved(tmp_path) -> None:
+    embedding = keras.layers.Embedding(9, 4)
+    model = keras.Sequential(
+        [keras.Input((3,), dtype="int32"), embedding, layers.TiedDense(embedding)]
+    )
+    model.layers[1].bias.assign(np.arange(9.0))
+    model.save(tmp_path / "model.keras")
+    other = keras.saving.load_model(tmp_path / "model.keras")
+    ids = tf.constant([[1, 2, 3]])
+    np.testing.assert_array_equal(other(ids), model(ids))
+    assert other.layers[1].embedding is other.layers[0]
