@@ -47,7 +47,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         model = saved.make_model(config, len(vocabulary))
         for step in steps:
             model.set_weights([weight * 1.5 for weight in model.get_weights()])
-            progress = Progress(step=step, data=data).to_json()
+            progress = Progress(step=step, data=data, vocabulary=vocabulary.fingerprint()).to_json()
             for kind in (folder.best, folder.checkpoints) if best else (folder.checkpoints,):
                 kind.save(step, {"model": model}, progress)
         return folder.path

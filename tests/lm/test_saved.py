@@ -79,3 +79,14 @@ def test_another_vocabulary_or_shape(make_run):
     Vocabulary.from_tokens(["a", "b"], "char").save(run / "vocabulary.json")
     with pytest.raises(UserError, match="is of another run: its level is char, and the run's word"):
         saved.load(run)
+
+
+def test_another_vocabulary_of_the_same_size_is_refused(make_run):
+    path = make_run()
+    vocabulary = Vocabulary.load(path / "vocabulary.json")
+    text = (path / "vocabulary.json").read_text()
+    first, second = (f'"{token}"' for token in vocabulary.tokens[-2:])
+    text = text.replace(first, "\0").replace(second, first).replace("\0", second)
+    (path / "vocabulary.json").write_text(text)
+    with pytest.raises(UserError, match="not the vocabulary that the best checkpoint"):
+        saved.load(path)

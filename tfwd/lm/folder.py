@@ -43,6 +43,7 @@ class RunFolder:
         self.checkpoints = Checkpoints(self.path / "checkpoints")
         self.best = Checkpoints(self.path / "best")
         self._lock: IO[str] | None = None
+        self._fingerprint = ""
 
     def open(self, config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
         """Makes the folder, or verifies that what is in it belongs to this configuration.
@@ -62,6 +63,7 @@ class RunFolder:
                 raise UserError(f"another process is training in the workdir {self.path}")
             if self.config.exists():
                 self._verify(config, vocabulary)
+            self._fingerprint = vocabulary.fingerprint()
             vocabulary.save(self.vocabulary)
             configs.save(config, self.config)  # last: with it the folder is a run's
         except BaseException:
@@ -101,8 +103,9 @@ class RunFolder:
         self.best.recover()
         found = self.checkpoints.restore(objects, say=say)
         if found is None:
-            return Progress(data=data)
+            return Progress(data=data, vocabulary=self._fingerprint)
         progress = Progress.from_json(found)
+        progress.vocabulary = self._fingerprint
         if progress.data != data:
             raise UserError(
                 f"the text is not the one that the run in {self.path} was trained on; "

@@ -34,6 +34,7 @@ class Progress:
         plateau_epochs: epochs without a new best since the last one or the last decay.
         metrics_bytes: the length of `metrics.jsonl`: what is behind it belongs to no checkpoint.
         data: a fingerprint of the numbered text.
+        vocabulary: the vocabulary's fingerprint, by which a checkpoint beside another one is known.
     """
 
     epoch: int = 0
@@ -47,6 +48,7 @@ class Progress:
     plateau_epochs: int = 0
     metrics_bytes: int = 0
     data: str = ""
+    vocabulary: str = ""
 
     def end_epoch(self, valid_loss: float) -> bool:
         """Counts an epoch and its validation loss.
@@ -105,6 +107,7 @@ class Progress:
             UserError: the fields are those of another version.
         """
         names = {field.name for field in dataclasses.fields(cls)}
+        fields = {"vocabulary": "", **fields}
         if set(fields) != names:
             different = ", ".join(sorted(set(fields) ^ names))
             raise UserError(f"the checkpoint was written by another version of tfwd ({different})")
