@@ -86,7 +86,7 @@ def load(
         raise UserError(f"the run in {folder.path} has no {checkpoint} checkpoint yet{other}")
     if progress.get("vocabulary") not in (None, "", vocabulary.fingerprint()):
         raise UserError(
-            f"{folder.vocabulary} is not the vocabulary that the {checkpoint} checkpoint was trained "
-            "with, although it is as large; put the right file back"
+            f"{folder.vocabulary} is not the vocabulary that the {checkpoint} checkpoint was "
+            "trained with, although it is as large; put the right file back"
         )
     return Saved(model, vocabulary, config, progress)
