@@ -7,6 +7,7 @@ So this module stands outside the package.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import tempfile
@@ -15,26 +16,27 @@ from collections.abc import Iterator
 
 def train() -> None:
     """The console script `tfwd-train`."""
-    quiet_tensorflow()
-    from tfwd.lm import train
-
-    train.run()
+    _run("train")
 
 
 def evaluate() -> None:
     """The console script `tfwd-evaluate`."""
-    quiet_tensorflow()
-    from tfwd.lm import evaluate
-
-    evaluate.run()
+    _run("evaluate")
 
 
 def generate() -> None:
     """The console script `tfwd-generate`."""
-    quiet_tensorflow()
-    from tfwd.lm import generate
+    _run("generate")
 
-    generate.run()
+
+def _run(program: str) -> None:
+    try:
+        quiet_tensorflow()
+        module = importlib.import_module(f"tfwd.lm.{program}")
+    except KeyboardInterrupt:  # the program itself knows what to do with it
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+    module.run()
 
 
 def quiet_tensorflow() -> None:

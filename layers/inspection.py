@@ -116,7 +116,7 @@ def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _
     elif graph.differentiable_taken():
         impure = "it uses a tensor that is not among its arguments"
     elif draws:
-        impure = f"it draws from a stateful generator or runs Python code ({draws[0]})"
+        impure = f"it, or a parametrization, uses what cannot be repeated ({draws[0]})"
     losses = max(len(result.losses) for result in results)
     return Verdict(impure, list(updated.values()), losses, list(extra.values()))
 

@@ -106,7 +106,7 @@ class Perturber:
         chosen = [(t, p) for t, p in chosen if not p.is_identity and acts(p, training)]
         if not chosen and isinstance(training, bool):
             return self.run_plain(function, args, kwargs, training)
-        call = _Call(self.draws, function, variables, chosen, args, kwargs, training)
+        call = _Call(self.name, self.draws, function, variables, chosen, args, kwargs, training)
         # Layers that are frozen or set free behave otherwise from then on.
         key = (*call.key(), tuple(layer.trainable for layer in _keras.all_layers(owner)))
         verdict = self._verdicts.get(key)
@@ -153,6 +153,7 @@ class _Call:
 
     def __init__(
         self,
+        name: str,
         draws: Draws,
         function: Callable[..., Any],
         variables: list[keras.Variable],
@@ -171,7 +172,10 @@ class _Call:
             root = number = tf.zeros([], tf.int64)
         else:
             root, number = draws.next(training)
-        self.chosen = [(target, p.at(number)) for target, p in chosen]
+        self.chosen = []
+        for target, parametrization in chosen:
+            with parametrizations.naming(f"weight '{target.name}' of layer '{name}'"):
+                self.chosen.append((target, parametrization.at(number)))
         self.seeds = [draws.seed_of(root, number, target.position) for target, _ in chosen]
         # Weights that only wrappers around this one parametrize are read as those left them; but a
         # wrapper inside this one may still ask for their raw values.

@@ -77,7 +77,7 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
         matched = [t for t in everything if matches(expression, t.variable.path)]
         if not matched:
             raise ValueError(
-                f"'{pattern}' matches no weight of layer '{layer.name}'; {_listing(layer)}"
+                f"'{pattern}' matches no weight of {_kind(layer)} '{layer.name}'; {_listing(layer)}"
             )
         for target in matched:
             check_floating(layer, target)
@@ -163,6 +163,10 @@ def _compile(layer: keras.Layer, pattern: str) -> re.Pattern[str]:
             f"{pattern!r}, meant to choose weights of layer '{layer.name}', is not a regular "
             f"expression: {error}"
         ) from error
+
+
+def _kind(layer: keras.Layer) -> str:
+    return "model" if isinstance(layer, keras.Model) else "layer"
 
 
 def _listing(layer: keras.Layer) -> str:

@@ -251,3 +251,30 @@ def test_apply_skips_what_is_not_in_training() -> None:
     np.testing.assert_array_equal(P.apply(weight(), links), P.WeightNorm()(weight()))
     links[1] = P.Link(P.Dropout(0.5), SEED, True)
     assert np.mean(P.apply(weight(), links) == 0.0) > 0.4
+
+
+def test_a_constructor_with_arguments_needs_a_config() -> None:
+    class Shift(P.Parametrization):
+        def __init__(self, by):
+            self.by = by
+
+        def __call__(self, weight, seed):
+            return weight + self.by
+
+    with pytest.raises(NotImplementedError, match="Shift takes by: define get_config"):
+        Shift(1.0).get_config()
+
+
+def test_what_a_parametrization_returns_is_checked() -> None:
+    class Wrong(P.Parametrization):
+        def __call__(self, weight, seed):
+            return weight[:1]
+
+    class NoTensor(P.Parametrization):
+        def __call__(self, weight, seed):
+            return None
+
+    with pytest.raises(ValueError, match="must keep shape and dtype"):
+        P.apply(weight(), [P.Link(Wrong(), SEED)])
+    with pytest.raises(ValueError, match="no tensor"):
+        P.apply(weight(), [P.Link(NoTensor(), SEED)])

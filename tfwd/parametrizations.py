@@ -7,10 +7,13 @@ write one, subclass `Parametrization` and register it with Keras, as the classes
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import copy
+import inspect
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -28,7 +31,24 @@ class Parametrization:
 
     Subclasses define `__call__`, and `get_config` if their constructor takes arguments. A
     stochastic parametrization acts in training only; a deterministic one (`stochastic = False`)
-    acts in evaluation too.
+    acts in evaluation too. Whatever is random must come from the seed, by a `tf.random.stateless_*`
+    function: a draw is made a second time in backward.
+
+    Example:
+
+    >>> @keras.saving.register_keras_serializable("my_package")
+    ... class UniformNoise(Parametrization):
+    ...     def __init__(self, width):
+    ...         self.width = width
+    ...     def __call__(self, weight, seed):
+    ...         noise = tf.random.stateless_uniform(weight.shape, seed, dtype=weight.dtype)
+    ...         return weight + self.width * (2 * noise - 1)
+    ...     def get_config(self):
+    ...         return {"width": self.width}
+    >>> from tfwd import layers
+    >>> dense = layers.Parametrized(keras.layers.Dense(2), {"kernel": UniformNoise(0.1)}, seed=1)
+    >>> dense(tf.ones([1, 3]), training=True).shape
+    TensorShape([1, 2])
     """
 
     stochastic = True
@@ -71,7 +91,17 @@ class Parametrization:
         return [self]
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments, in a form that Keras can serialize."""
+        """The constructor's arguments, in a form that Keras can serialize.
+
+        Raises:
+            NotImplementedError: if the constructor of a subclass takes arguments.
+        """
+        taken = list(inspect.signature(type(self)).parameters)
+        if taken:
+            raise NotImplementedError(
+                f"{type(self).__name__} takes {', '.join(taken)}: define get_config(), so that a "
+                "model that uses it can be saved"
+            )
         return {}
 
     @classmethod
@@ -365,6 +395,8 @@ def apply(weight: tf.Tensor, chain: Sequence[Link]) -> tf.Tensor:
         if index and element.stochastic:
             seed = seeds.fold(seed, 0, index)
         effective = element(weight, seed)
+        if not tf.is_tensor(effective):
+            raise ValueError(f"{element!r} made a {type(effective).__name__} that is no tensor")
         if effective.dtype != weight.dtype or not effective.shape.is_compatible_with(weight.shape):
             raise ValueError(
                 f"{element!r} made {effective.dtype.name} {effective.shape} of a weight that is "
@@ -372,6 +404,19 @@ def apply(weight: tf.Tensor, chain: Sequence[Link]) -> tf.Tensor:
             )
         weight = effective
     return weight
+
+
+_where: contextvars.ContextVar[str] = contextvars.ContextVar("where", default="")
+
+
+@contextlib.contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Errors about values that are read inside the body name this weight and layer."""
+    token = _where.set(where)
+    try:
+        yield
+    finally:
+        _where.reset(token)
 
 
 def _changed(parametrization: Any, **attributes: Any) -> Any:
@@ -424,7 +469,8 @@ def _read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
     elif callable(value) and not _is_variable(value):
         value = value(call)
     value = tf.stop_gradient(tf.cast(value, tf.float32))
-    message = f"a rate or deviation of a parametrized weight must be at least 0 and below {below}"
+    name = _where.get() or "a parametrized weight"
+    message = f"{name}: a rate or deviation must be at least 0 and below {below}; got"
     tf.debugging.Assert((value >= 0.0) & (value < below), [message, value])
     return value
 

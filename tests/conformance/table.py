@@ -329,3 +329,5 @@ OWN = [
     ),
 ]
 CASES = [*DROPOUT, *NOISE, *OWN]
+# For what cannot depend on the parametrization.
+NOT_NOISE = [*DROPOUT, *OWN]

@@ -4,6 +4,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,10 +13,10 @@ import tensorflow as tf
 
 import tfwd
 from conformance import harness
-from conformance.table import CASES, DROPOUT, OWN, ROW, Case
+from conformance.table import CASES, DROPOUT, NOT_NOISE, ROW, Case
 
 # What the draws are, and where the sequence stands, is the same for noise.
-SAVED = [*DROPOUT, *OWN]
+SAVED = NOT_NOISE
 
 
 @harness.each(CASES)
@@ -23,7 +24,7 @@ def test_config_round_trip(case: Case) -> None:
     wrapped = harness.built(case)
     config = wrapped.get_config()
     again = type(wrapped).from_config(copy.deepcopy(config))
-    assert again.get_config() == config
+    assert _without_identity(again.get_config()) == _without_identity(config)
     serialized = keras.saving.serialize_keras_object(wrapped)
     for other in (again, keras.saving.deserialize_keras_object(serialized)):
         assert other is not wrapped
@@ -46,8 +47,17 @@ def _pickled(model: keras.Model) -> keras.Model:
     return pickle.loads(pickle.dumps(model))
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, _pickled], ids=["deepcopy", "pickle"])
-@harness.each(SAVED)
+# Keras pickles a model as it copies one.
+_PICKLED = ("Dense", "Bidirectional", "subclassed model", "user's layer")
+_COPIES = [
+    pytest.param(case, copied, id=f"{case.name}, {name}")
+    for case in SAVED
+    for name, copied in (("deepcopy", copy.deepcopy), ("pickle", _pickled))
+    if name == "deepcopy" or case.row.name in _PICKLED
+]
+
+
+@pytest.mark.parametrize(("case", "copied"), _COPIES)
 def test_copy_of_a_model_goes_on_with_the_draws(case: Case, copied: Callable) -> None:
     model = harness.model_of(harness.built(case), case)
     model(harness.feed(case), training=True)
@@ -129,6 +139,16 @@ def test_exported_saved_model(name: str, tmp_path: Path) -> None:
     loaded = tf.saved_model.load(str(tmp_path / "exported"))
     served = loaded.serve(harness.feed(case))
     harness.assert_close(served, expected, 1e-6)
+
+
+def _without_identity(config: Any) -> Any:
+    """A config without the marks by which Keras knows a shared object again."""
+    if isinstance(config, dict):
+        items = config.items()
+        return {key: _without_identity(x) for key, x in items if key != "shared_object_id"}
+    if isinstance(config, list):
+        return [_without_identity(x) for x in config]
+    return config
 
 
 def _check_copy(case: Case, wrapped: keras.Layer, other: keras.Layer, calls: int) -> None:

@@ -43,3 +43,9 @@ def test_errors(make_run, capsys, argument, words):
     code, out, err = command(capsys, f"--workdir={make_run()}", argument)
     assert (code, out) == (1, "")
     assert err.startswith("error: ") and words in err and len(err.splitlines()) == 1
+
+
+def test_words_of_the_prompt_that_are_unknown_are_named(make_run, capsys):
+    arguments = [f"--workdir={make_run()}", "--tokens=2", "--prompt=the zebra quantum zebra"]
+    code, _, errors = command(capsys, *arguments)
+    assert code == 0 and errors == "not in the vocabulary, read as unknown: zebra, quantum\n"

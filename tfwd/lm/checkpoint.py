@@ -137,9 +137,12 @@ class Checkpoints:
             problems.append(f"{self.path(step)}: {problem}")
             before = [other for other in self.steps() if other < step]
             if before:
-                say(f"{problems[-1]}; using the checkpoint before it")
+                say(f"{problems[-1]}; trying the checkpoint before it")
         if problems:
-            raise UserError(f"no whole checkpoint is left: {'; '.join(problems)}")
+            raise UserError(
+                f"no whole checkpoint is left: {'; '.join(problems)}; put one back from a copy, or "
+                f"remove {self.folder}"
+            )
         return None
 
     def read(self, step: int, objects: dict[str, Any]) -> dict[str, Any]:

@@ -53,6 +53,7 @@ def parse(
     argv = list(argv)
     if config:
         argv, contents = _take_config_file(argv)
+        argv = _last_of_each(argv)
         for argument in argv[1 : argv.index("--") if "--" in argv else None]:
             found = _OVERRIDE.match(argument)
             if found and not known(found.group(1)):
@@ -78,6 +79,12 @@ def parse(
         lock(values.config)
         check(values.config)
     return values
+
+
+def _last_of_each(argv: list[str]) -> list[str]:
+    """Leaves out what a later `--config.KEY=VALUE` overrides: a tuple's values would add up."""
+    keys = [found[1] if (found := _OVERRIDE.match(a)) and "=" in a else None for a in argv]
+    return [a for i, a in enumerate(argv) if keys[i] is None or keys[i] not in keys[i + 1 :]]
 
 
 def _take_config_file(argv: list[str]) -> tuple[list[str], ml_collections.ConfigDict]:

@@ -61,7 +61,8 @@ class RunFolder:
         try:
             if not _lock(self._lock):
                 raise UserError(f"another process is training in the workdir {self.path}")
-            if self.config.exists():
+            # A start that failed before its first checkpoint left nothing to go on with.
+            if self.config.exists() and (self.checkpoints.steps() or self.best.steps()):
                 self._verify(config, vocabulary)
             self._fingerprint = vocabulary.fingerprint()
             vocabulary.save(self.vocabulary)

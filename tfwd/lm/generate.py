@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from absl import flags
 
 from tfwd.lm import app
+from tfwd.lm.text import tokenize
 
 ABOUT = """
 Writes text with a trained model.
@@ -54,4 +56,8 @@ def main(values: flags.FlagValues) -> None:
     }
     check_options(**options)  # before the model is read, which takes its time
     saved = load(values.workdir, values.checkpoint)
+    unknown = saved.vocabulary.unknown(tokenize(values.prompt, saved.vocabulary.level))
+    if unknown:
+        listed = ", ".join(unknown)
+        print(f"not in the vocabulary, read as unknown: {listed}", file=sys.stderr)
     print(generate(saved.model, saved.vocabulary, prompt=values.prompt, **options))

@@ -120,6 +120,11 @@ class Vocabulary:
                 raise ValueError(f"{i} is no token's number; they are 0 to {len(self.tokens) - 1}")
         return [self.tokens[i] for i in ids]
 
+    def unknown(self, tokens: Iterable[str]) -> list[str]:
+        """The tokens that are not in the vocabulary, each once, in order of appearance."""
+        known = set(self.tokens)
+        return list(dict.fromkeys(token for token in tokens if token not in known))
+
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits that two vocabularies share only if they are equal."""
         return hashlib.sha256(self._json().encode()).hexdigest()[:16]
