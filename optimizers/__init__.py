@@ -1,4 +1,4 @@
-"""Keras optimizers for regularised weights: imported as ``tfwd.optimizers``.
+"""The place of Keras optimizers, imported as ``tfwd.optimizers``; there are none yet.
 
 The sources stand in ``optimizers/`` at the top of the repository and are installed under this name.
 """

@@ -193,9 +193,11 @@ def test_a_dropped_entry_is_exactly_zero_whatever_it_was() -> None:
     assert not np.signbit(dropped).any()
 
 
-def test_division_is_made_in_float32_at_least() -> None:
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_division_is_made_in_float32_at_least(dtype: str) -> None:
     """keep = 0.7 is 0.69921875 in bfloat16; the quotient must not suffer from that."""
-    weight = tf.ones([1], tf.bfloat16)
-    found = draws.drop(weight, tf.ones([1], tf.bool), 0.3)
-    exact = tf.cast(tf.constant(1 / draws.keep_probability(0.3), tf.float64), tf.bfloat16)
-    assert float(found[0]) == float(exact)
+    weight = tf.cast(tf.linspace(1.0, 2.0, 128), dtype)
+    found = draws.drop(weight, tf.ones([128], tf.bool), 0.3)
+    keep = draws.keep_probability(0.3)
+    exact = tf.cast(tf.cast(weight, tf.float64) / keep, dtype)
+    np.testing.assert_array_equal(tf.cast(found, tf.float64), tf.cast(exact, tf.float64))

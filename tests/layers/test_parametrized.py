@@ -248,16 +248,27 @@ class FrozenNorm(keras.layers.Layer):
 def test_a_frozen_normalization_inside_does_not_change_later_layers_flag(
     rate: float, recompute: bool
 ) -> None:
-    recorder = Recorder()
-    wrapped = layers.WeightDropout(FrozenNorm(), rate, weights="kernel", recompute=recompute)
-    inputs = keras.Input((5,))
-    model = keras.Model(inputs, recorder(wrapped(inputs)))
-    recorder.seen.clear()
+    class Model(keras.Model):
+        """Passes no flag on, so that its layers see that of the call that is under way."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            inner = FrozenNorm()
+            self.wrapped = layers.WeightDropout(inner, rate, weights="kernel", recompute=recompute)
+            self.recorder = Recorder()
+
+        def call(self, x):
+            return self.recorder(self.wrapped(x))
+
+    model = Model()
+    model(X)
+    model.recorder.seen.clear()
     model(X, training=True)
-    assert recorder.seen == [True]
-    np.testing.assert_array_equal(wrapped.layer.norm.moving_mean, np.zeros(5))
-    if rate:
-        assert wrapped.calls == 1
+    tf.function(lambda: model(X, training=True))()
+    model(X, training=False)
+    assert model.recorder.seen == [True, True, False]
+    np.testing.assert_array_equal(model.wrapped.layer.norm.moving_mean, np.zeros(5))
+    assert model.wrapped.calls == (2 if rate else 0)
 
 
 def test_the_flag_of_the_model_reaches_the_wrapper() -> None:

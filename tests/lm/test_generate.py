@@ -15,9 +15,9 @@ def test_flags_reach_the_drawing(make_run, capsys):
     run = make_run()
     found = saved.load(run, "last")
     options = {"tokens": 12, "temperature": 1.25, "top_k": 4, "seed": 9}
-    expected = sampling.generate(found.model, found.vocabulary, prompt="the cat", **options)
+    expected = sampling.generate(found.model, found.vocabulary, prompt="a b", **options)
     given = [f"--{name}={value}" for name, value in options.items()]
-    arguments = [f"--workdir={run}", "--checkpoint=last", "--prompt=the cat", *given]
+    arguments = [f"--workdir={run}", "--checkpoint=last", "--prompt=a b", *given]
     assert command(capsys, *arguments) == (0, expected + "\n", "")
     assert command(capsys, *arguments) == (0, expected + "\n", "")
     assert command(capsys, *arguments, "--seed=10")[1] != expected + "\n"
