@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built of this checkout's sources."""
     root = Path(__file__).resolve().parents[1]
     copy = tmp_path_factory.mktemp("sources")
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "tfwd_programs.py"):
         shutil.copy(root / name, copy)
     for name in ("tfwd", "layers", "optimizers", "tests", "configs"):
         shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,5 +1,6 @@
 """Training draws: anew at every call, alike from one seed, at the right rate, and as announced."""
 
+import itertools
 import math
 
 import keras
@@ -10,22 +11,6 @@ from conformance import harness
 from conformance.table import CASES, NOT_NOISE, STDDEV, Case
 
 UNSEEDED = [case for case in CASES if case.row.name in ("Dense", "Bidirectional", "Embedding")]
-
-
-@harness.each(CASES)
-def test_training_draws_anew_at_every_call(case: Case) -> None:
-    wrapped = harness.built(case)
-    evaluated = harness.run(wrapped, case)
-    outputs = []
-    for _ in range(3):
-        _start(wrapped)
-        outputs.append(harness.run(wrapped, case, training=True))
-    assert harness.differ(outputs[0], evaluated)
-    assert harness.differ(outputs[0], outputs[1])
-    assert harness.differ(outputs[1], outputs[2])
-    assert [inner.calls for inner in harness.perturbing(wrapped)] == [3] * len(
-        harness.perturbing(wrapped)
-    )
 
 
 @harness.each(NOT_NOISE)
@@ -58,9 +43,17 @@ def test_no_seed_differs_between_layers_and_follows_the_global_one(case: Case) -
 
 
 @harness.each(CASES)
-def test_effective_weights_are_those_that_the_call_uses(case: Case) -> None:
+def test_every_training_call_draws_the_weights_that_effective_weights_announces(case: Case) -> None:
     wrapped = harness.built(case)
+    raw = harness.plain(case).get_weights()
+    first, second = (harness.all_effective(wrapped, call) for call in range(2))
+    for position in harness.effective(wrapped, 0):
+        if raw[position].size < 8:  # where two draws may well be equal
+            continue
+        draws = [raw[position], first[position], second[position]]
+        assert all(harness.differ(*pair) for pair in itertools.combinations(draws, 2))
     for call in range(2):
+        assert {inner.calls for inner in harness.perturbing(wrapped)} == {call}
         weights = harness.all_effective(wrapped, call)
         plain = harness.plain(case, weights)
         harness.copy_states(wrapped, plain)
@@ -101,12 +94,3 @@ def _check_normal(noise: np.ndarray) -> None:
     assert abs(noise.mean()) < 5 / math.sqrt(noise.size)
     assert abs(noise.var() - 1) < 5 * math.sqrt(2 / noise.size)
     assert len(np.unique(noise)) > 0.9 * noise.size
-
-
-def _start(layer: keras.Layer) -> None:
-    """Recurrent states at zero, so that only the draws of weights differ between calls."""
-    for state in harness.states(layer):
-        if state.dtype.startswith("float"):
-            state.assign(tf.zeros(state.shape))
-        else:
-            state.assign(tf.constant([0, 1], state.dtype))

@@ -122,6 +122,13 @@ def _tape_outside(layer, case: Case) -> list[np.ndarray]:
         gradients = [tf.convert_to_tensor(g) for g in gradients]
         _descend(layer, gradients)
         results += [*harness.numbers(outputs), *harness.numbers(gradients)]
+    # The same trace serves evaluation.
+    harness.reset(layer)
+    outputs, _ = function(tf.constant(False), *arguments)
+    harness.reset(layer)
+    harness.assert_close(outputs, harness.run(layer, case), 1e-6, "evaluation")
+    assert {inner.calls for inner in harness.perturbing(layer)} == {STEPS}
+    assert function.experimental_get_tracing_count() == 1
     return results
 
 
@@ -133,12 +140,16 @@ _MODES = {
     "tensor flag, tape outside": _tape_outside,
 }
 # Every mode for a layer of each nature; for the others those that contain all the rest.
-_ALL_MODES = {"Dense", "LSTM", "BatchNormalization", "user's layer"}
+_ALL_MODES = [
+    case
+    for case in DROPOUT
+    if case.row.name in ("Dense", "LSTM", "BatchNormalization", "user's layer")
+]
 _RECOMPUTED = [
     pytest.param(case, mode, id=f"{case.name}, {mode}")
     for case in NOT_NOISE
     for mode in _MODES
-    if case.row.name in _ALL_MODES or mode not in ("eager", "function", "loop")
+    if case in _ALL_MODES or mode not in ("eager", "function", "loop")
 ]
 _KEPT = ("loop, tensor flag", "tensor flag, tape outside")
 
@@ -149,22 +160,6 @@ def test_recomputation_changes_nothing(case: Case, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", _KEPT)
-@harness.each([case for case in DROPOUT if case.row.name in _ALL_MODES])
+@harness.each(_ALL_MODES)
 def test_modes_without_recomputation(case: Case, mode: str) -> None:
     harness.assert_close(_train(case, mode, recompute=False), _expected(case), what=mode)
-
-
-@harness.each(NOT_NOISE)
-def test_one_traced_function_serves_training_and_evaluation(case: Case) -> None:
-    wrapped, eager = harness.built(case), harness.built(case)
-    function = tf.function(
-        lambda training: harness.run(wrapped, case, training),
-        input_signature=[tf.TensorSpec([], tf.bool)],
-    )
-    for flag in (False, True, False, True):
-        for layer in (wrapped, eager):
-            harness.reset(layer)
-        expected = harness.run(eager, case, flag)
-        harness.assert_close(function(tf.constant(flag)), expected, 1e-6)
-    calls = [inner.calls for inner in harness.perturbing(wrapped)]
-    assert calls == [2] * len(calls)
