@@ -72,7 +72,7 @@ def distribution(installed: Path) -> PathDistribution:
 
 
 def test_wheel_holds_every_source_and_nothing_else(wheel: Path, root: Path) -> None:
-    expected = {"tfwd/py.typed"}
+    expected = {"tfwd/py.typed", "tfwd_programs.py"}
     for folder in ("tfwd", *MOVED):
         for path in (root / folder).rglob("*.py"):
             name = path.relative_to(root / folder).as_posix()
