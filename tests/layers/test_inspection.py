@@ -1,0 +1,93 @@
+"""Layers that cannot be run on other weights, or not twice."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfwd import layers
+
+X = tf.random.stateless_normal([4, 5], [1, 2])
+
+
+def nonzero(layer: keras.Layer) -> None:
+    for weight in layer.weights:
+        weight.assign(np.linspace(0.5, 1.5, int(np.prod(weight.shape))).reshape(weight.shape))
+
+
+class PastKeras(keras.layers.Layer):
+    def build(self, shape) -> None:
+        self.kernel = self.add_weight(shape=(shape[-1], 3), name="kernel")
+        self.aside = [lambda: self.kernel._value]
+
+    def call(self, x):
+        return tf.matmul(x, self.aside[0]())
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_weight_that_is_read_past_keras_is_an_error(traced: bool) -> None:
+    wrapped = layers.WeightDropout(PastKeras(), 0.5)
+
+    def call() -> tf.Tensor:
+        return wrapped(X, training=True)
+
+    with pytest.raises(ValueError, match="reads its weight 'kernel' past Keras"):
+        tf.function(call)() if traced else call()
+
+
+class Unread(keras.layers.Layer):
+    def build(self, shape) -> None:
+        self.kernel = self.add_weight(shape=(5, 3), name="kernel")
+        self.other = self.add_weight(shape=(5, 3), name="other")
+
+    def call(self, x):
+        return keras.ops.matmul(x, self.kernel)
+
+
+def test_a_weight_that_is_not_read_is_a_warning() -> None:
+    wrapped = layers.WeightDropout(Unread(), 0.5)
+    with pytest.warns(UserWarning, match="does not read 'other'"):
+        wrapped(X, training=True)
+
+
+class Assigning(keras.layers.Layer):
+    def build(self, shape) -> None:
+        self.kernel = self.add_weight(shape=(5, 3), name="kernel")
+
+    def call(self, x):
+        self.kernel.assign(self.kernel * 0.9)
+        return keras.ops.matmul(x, self.kernel)
+
+
+def test_a_layer_that_assigns_to_the_parametrized_weight_is_an_error() -> None:
+    with pytest.raises(ValueError, match="assigns to its weight 'kernel'"):
+        layers.WeightDropout(Assigning(), 0.5)(X, training=True)
+
+
+class StatefulDraw(keras.layers.Layer):
+    """Draws from TensorFlow's global generator, anew at each run."""
+
+    def build(self, shape) -> None:
+        self.kernel = self.add_weight(shape=(5, 3), name="kernel")
+
+    def call(self, x, training=None):
+        y = keras.ops.matmul(x, self.kernel)
+        return y * tf.random.uniform(tf.shape(y)) if training else y
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_layer_that_draws_statefully_is_not_run_twice(traced: bool) -> None:
+    wrapped = layers.WeightDropout(StatefulDraw(), 0.5, seed=1)
+    wrapped.build((None, 5))
+    nonzero(wrapped)
+
+    def step() -> tuple:
+        with tf.GradientTape() as tape:
+            y = wrapped(X, training=True)
+        return y, tape.gradient(y, wrapped.weights[0].value)
+
+    with pytest.warns(UserWarning, match="cannot be run a second time in backward, because"):
+        y, gradient = tf.function(step)() if traced else step()
+    # y = (x w') u, so that the sum over w' of gradient * w' is the sum of y, for the very u.
+    kernel = wrapped.weights[0].numpy()
+    np.testing.assert_allclose(np.sum(gradient * kernel), np.sum(y), rtol=1e-4)
