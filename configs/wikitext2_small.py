@@ -3,9 +3,9 @@
     tfwd-train --config=configs/wikitext2_small.py --config.data.path=FOLDER --workdir=runs/small
 
 FOLDER has train.txt, valid.txt and test.txt with a few hundred thousand words in all. On so little
-text a model of this size overfits, which is what the dropouts are for: they are those of the
-AWD-LSTM paper, scaled down to the smaller layers. To see what one of them does, turn it off:
-`--config.model.weight_dropout=0`.
+text a model of this size overfits, which is what the dropouts are for: weight dropout as in the
+AWD-LSTM paper, the others weaker, and none on the embedding. To see what one of them does, turn it
+off: `--config.model.weight_dropout=0`.
 """
 
 from tfwd.lm.config import default_config
