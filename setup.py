@@ -59,6 +59,7 @@ setup(
             "ruff>=0.9",
             "setuptools>=64",
             "wheel>=0.43",
+            "xxhash>=3",
         ],
     },
     entry_points={

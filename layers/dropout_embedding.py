@@ -7,10 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, draws, recompute
-from tfwd import training as training_flag
+from tfwd import _keras
 from tfwd.layers import targets as targeting
-from tfwd.layers.perturbed import is_parametrized_outside
 from tfwd.layers.perturbing import PERTURBING_ATTRIBUTES, Chosen, Perturbing
 from tfwd.parametrizations import Dropout, Parametrization
 
@@ -79,40 +77,14 @@ class DropoutEmbedding(Perturbing, keras.layers.Embedding):
     def _select(self) -> Chosen:
         return targeting.match(self, self._patterns())
 
+    def _is_lookup(self) -> bool:
+        return True
+
     def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
-        training = training_flag.standardize(training)
-        if training is False or self._parametrization.is_identity:
-            return super().call(inputs)
-        if is_parametrized_outside(self._embeddings):
+        def embed(inputs: tf.Tensor, training: bool) -> tf.Tensor:
+            return keras.layers.Embedding.call(self, inputs)
 
-            def embed(inputs: tf.Tensor, training: bool) -> tf.Tensor:
-                return keras.layers.Embedding.call(self, inputs)
-
-            return self._perturbed_call(embed, (inputs,), {}, training)
-        root, call = self.draws.next(training)
-        rate = self._parametrization.at(call).rate
-        position = self._chosen()[0][0].position
-        ids = tf.cast(inputs, tf.int32) if inputs.dtype != tf.int64 else inputs
-        # As in keras.layers.Embedding, whose negative ids count from the end.
-        rows = keras.ops.take(self.embeddings, ids, axis=0)
-
-        def drop(training: bool, tensors: list, seeds: list) -> list:
-            rows, ids = tensors
-            if not training:
-                return [tf.identity(rows)]
-            kept = draws.mask((self.input_dim, 1), rate, seeds[0])
-            return [draws.drop(rows, keras.ops.take(kept, ids, axis=0), rate)]
-
-        seed = self.draws.seed_of(root, call, position)
-        if self.recompute:
-            (rows,) = recompute.call(drop, training, [rows, ids], [seed])
-        else:
-            (rows,) = training_flag.cond(
-                training,
-                lambda: drop(True, [rows, ids], [seed]),
-                lambda: drop(False, [rows, ids], [seed]),
-            )
-        return tf.cast(rows, self.compute_dtype)
+        return self._perturbed_call(embed, (inputs,), {}, training)
 
     def compute_output_spec(self, inputs: Any, training: Any = None) -> Any:
         return super().compute_output_spec(inputs)

@@ -136,15 +136,13 @@ def _trace(call: _Call, graph: tf.Graph) -> list[Result]:
     """Evaluates a call in a graph that is thrown away, under each flag that it may have."""
     flags = [call.training] if isinstance(call.training, bool) else [True, False]
     with graph.as_default():
-        return [
-            call.evaluate(
-                flag,
-                [tf.compat.v1.placeholder(t.dtype, t.shape) for t in call.tensors],
-                [tf.compat.v1.placeholder(s.dtype, s.shape) for s in call.seeds],
-                capture=True,
-            )
-            for flag in flags
-        ]
+        results = []
+        for flag in flags:
+            tensors = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in call.tensors]
+            seeds = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in call.seeds]
+            weights = call.weights(flag, tensors, seeds)
+            results.append(call.evaluate(flag, tensors, seeds, weights, capture=True))
+        return results
 
 
 def _operations(graph: tf.Graph) -> set[str]:

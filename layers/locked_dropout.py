@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import draws, recompute
+from tfwd import draws
 from tfwd import training as training_flag
 from tfwd.layers.draws import Draws
 from tfwd.parametrizations import Dropout
@@ -82,15 +82,14 @@ class LockedDropout(keras.layers.Layer):
         root, call = self.draws.next(training)
         rate = self._dropout.at(call).rate
 
-        def drop(training: bool, tensors: list, seeds: list) -> list:
-            if not training:
-                return [tf.identity(tensors[0])]
-            shape = tf.shape(tensors[0])
-            one_step = tf.concat([shape[:1], [1], shape[2:]], axis=0)
-            return [draws.drop(tensors[0], draws.mask(one_step, rate, seeds[0]), rate)]
-
         seed = self.draws.seed_of(root, call, position=0)
-        (outputs,) = recompute.call(drop, training, [inputs], [seed])
+
+        def drop() -> tf.Tensor:
+            shape = tf.shape(inputs)
+            one_step = tf.concat([shape[:1], [1], shape[2:]], axis=0)
+            return draws.dropout(inputs, rate, seed, one_step)
+
+        outputs = training_flag.cond(training, drop, lambda: tf.identity(inputs))
         outputs.set_shape(inputs.shape)
         return outputs
 

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfwd import _keras, parametrizations, recompute, substitute
 from tfwd import training as training_flag
-from tfwd.layers import inspection, packing
+from tfwd.layers import inspection, lookup, packing
 from tfwd.layers.draws import Draws
 from tfwd.layers.targets import Target
 from tfwd.parametrizations import Link, Parametrization
@@ -54,11 +54,6 @@ def _within(frames: list[Frame]) -> Iterator[None]:
         yield
     finally:
         _local.frames = before
-
-
-def is_parametrized_outside(variable: keras.Variable) -> bool:
-    """Whether a wrapper around the present call parametrizes the variable."""
-    return any(id(variable) in frame.links for frame in _frames())
 
 
 class Perturber:
@@ -129,6 +124,14 @@ class Perturber:
         substitute.assign(result.updates)
         return result.outputs
 
+    def look_up(
+        self, layer: keras.layers.Embedding, chosen: Chosen, ids: Any, training: bool | tf.Tensor
+    ) -> tf.Tensor:
+        """The same for a lookup in a table of which only some rows need be computed."""
+        chosen = [(t, p) for t, p in chosen if not p.is_identity]
+        call = _Call(self.name, self.draws, layer, layer.weights, chosen, (), {}, training)
+        return lookup.rows(call, layer, ids)
+
     def run_plain(
         self,
         function: Callable[..., Any],
@@ -183,8 +186,8 @@ class _Call:
         self._carried = [v for v in variables if id(v) not in ids and self._frame_of(v)]
         self.tensors = [
             *self._arguments.tensors,
-            *(self._raw(v) for v in self._carried),
-            *(self._raw(v) if id(v) in ids else _keras.value(v) for v in variables),
+            *(self.raw(v) for v in self._carried),
+            *(self.raw(v) if id(v) in ids else _keras.value(v) for v in variables),
         ]
 
     def extend(self, variables: list[keras.Variable]) -> None:
@@ -205,35 +208,53 @@ class _Call:
         packed = packing.Results(verdict if not isinstance(self.training, bool) else None)
         pure = not verdict.impure
 
-        def function(training: bool, tensors: list, seeds: list) -> list[tf.Tensor]:
-            return packed.pack(self.evaluate(training, tensors, seeds, capture=pure))
+        def function(training: bool, tensors: list, seeds: list, weights: list) -> list[tf.Tensor]:
+            return packed.pack(self.evaluate(training, tensors, seeds, weights, capture=pure))
+
+        def keeping(training: bool) -> list[tf.Tensor]:
+            weights = self.weights(training, self.tensors, self.seeds)
+            return function(training, self.tensors, self.seeds, weights)
 
         if pure and recomputed:
-            flat = recompute.call(function, self.training, self.tensors, self.seeds)
+            flat = recompute.call(self.weights, function, self.training, self.tensors, self.seeds)
         else:
-            flat = training_flag.cond(
-                self.training,
-                lambda: function(True, self.tensors, self.seeds),
-                lambda: function(False, self.tensors, self.seeds),
-            )
+            flat = training_flag.cond(self.training, lambda: keeping(True), lambda: keeping(False))
         return packed.unpack(list(flat))
 
-    def evaluate(
-        self, training: bool, tensors: list, seeds: list, capture: bool
-    ) -> substitute.Result:
-        """Computes the effective weights from raw values and seeds, and calls the layer on them."""
-        inputs = len(self._arguments.tensors)
-        args, kwargs = self._arguments.rebuild(tensors[:inputs])
-        after = inputs + len(self._carried)
-        raw = {id(v): t for v, t in zip(self._carried, tensors[inputs:after], strict=True)}
-        values = {id(v): t for v, t in zip(self.variables, tensors[after:], strict=True)}
-        links = {}
+    def weights(self, training: bool, tensors: list, seeds: list) -> list[tf.Tensor]:
+        """The effective values of the parametrized weights, from raw values and seeds."""
+        values = self._values(tensors)
+        return [
+            parametrizations.apply(values[id(target.variable)], chain)
+            for (target, _), chain in zip(self.chosen, self.chains(training, seeds), strict=True)
+        ]
+
+    def chains(self, training: bool, seeds: list) -> list[list[Link]]:
+        """What is done to each of the parametrized weights, here and by wrappers around."""
+        chains = []
         for (target, p), seed in zip(self.chosen, seeds, strict=True):
             key = id(target.variable)
-            links[key] = Link(p, seed, training)
-            raw[key] = values[key]
             around = [f.links[key] for f in reversed(self.frames) if key in f.links]
-            values[key] = parametrizations.apply(raw[key], [links[key], *around])
+            chains.append([Link(p, seed, training), *around])
+        return chains
+
+    def _values(self, tensors: list) -> dict[int, tf.Tensor]:
+        after = len(self._arguments.tensors) + len(self._carried)
+        return {id(v): t for v, t in zip(self.variables, tensors[after:], strict=True)}
+
+    def evaluate(
+        self, training: bool, tensors: list, seeds: list, weights: list, capture: bool
+    ) -> substitute.Result:
+        """Calls the layer on effective weights."""
+        inputs = len(self._arguments.tensors)
+        args, kwargs = self._arguments.rebuild(tensors[:inputs])
+        raw = {id(v): t for v, t in zip(self._carried, tensors[inputs:], strict=False)}
+        values = self._values(tensors)
+        links = {}
+        for (target, p), seed, weight in zip(self.chosen, seeds, weights, strict=True):
+            key = id(target.variable)
+            links[key] = Link(p, seed, training)
+            raw[key], values[key] = values[key], weight
         frame = Frame(raw, links, {})
         # Without capture the other variables are left as they are, to be updated in place.
         given = [(v, values[id(v)]) for v in self.variables if capture or id(v) in links]
@@ -246,7 +267,8 @@ class _Call:
     def _frame_of(self, variable: keras.Variable) -> Frame | None:
         return next((f for f in reversed(self.frames) if id(variable) in f.raw), None)
 
-    def _raw(self, variable: keras.Variable) -> tf.Tensor:
+    def raw(self, variable: keras.Variable) -> tf.Tensor:
+        """The value of a weight that no wrapper has touched."""
         frame = self._frame_of(variable)
         if frame is None:
             return _keras.value(variable)

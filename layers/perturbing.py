@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfwd import _keras, parametrizations
 from tfwd import training as training_flag
+from tfwd.layers import lookup
 from tfwd.layers import targets as targeting
 from tfwd.layers.draws import Draws
 from tfwd.layers.perturbed import Chosen, Perturber, acts
@@ -57,6 +58,10 @@ class Perturbing:
         """The parametrized weights of the subject, which is built."""
         raise NotImplementedError
 
+    def _is_lookup(self) -> bool:
+        """Whether a call does what `keras.layers.Embedding` does, and nothing else."""
+        return type(self._subject()).call is keras.layers.Embedding.call
+
     def _check_early(self) -> None:
         """Checks in the constructor what can be checked, with the weights' names if it is built."""
         layer = self._subject()
@@ -100,6 +105,9 @@ class Perturbing:
         own = id(self.draws.state)
         variables = [v for v in self._subject().variables if id(v) != own]
         chosen = self._chosen()
+        if self._is_lookup() and lookup.applies(self._subject(), chosen):
+            (ids,) = (*args, *kwargs.values())
+            return self._perturber.look_up(self._subject(), chosen, ids, flag)
         return self._perturber.run(self, function, variables, chosen, args, kwargs, flag)
 
     @property

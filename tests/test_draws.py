@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfwd import draws, seeds
+from tfwd import draws, seeds, xxh32
 
 SHAPE = (200, 500)
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
@@ -57,15 +57,13 @@ def test_keep_of_a_tensor_is_keep_of_the_float(rate: float) -> None:
     assert abs(found - draws.keep_probability(rate)) <= 2**-16 * (rate not in (0.0, 0.25))
 
 
-def test_the_expectation_is_exact() -> None:
+def test_the_expectation_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over all 2^16 words of 16 bits, exactly `keep * 2^16` are kept."""
-    words = tf.constant(np.arange(65536, dtype=np.uint16).view(np.int32))
+    words = tf.constant(np.arange(65536, dtype=np.uint32) << 16)
+    monkeypatch.setattr(xxh32, "words", lambda *_: words)
     for rate in (0.001, 0.3, 0.5, 0.999):
-        fake = pytest.MonkeyPatch()
-        with fake.context() as patch:
-            patch.setattr(tf.random, "stateless_uniform", lambda *_, **__: words)
-            kept = draws.mask((65536,), rate, tf.constant([0, 0]))
-            as_tensor = draws.mask((65536,), tf.constant(rate), tf.constant([0, 0]))
+        kept = draws.mask((65536,), rate, tf.constant([0, 0]))
+        as_tensor = draws.mask((65536,), tf.constant(rate), tf.constant([0, 0]))
         keep = draws.keep_probability(rate)
         assert np.sum(kept) == keep * 65536
         assert np.sum(as_tensor) == keep * 65536
@@ -96,8 +94,8 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 MASK_PAIRS = {
     "neighbouring entries": lambda m: (m()[:, :-1], m()[:, 1:]),
-    "entries of one 32-bit word": lambda m: (m()[:, 0::2], m()[:, 1::2]),
-    "entries of neighbouring words": lambda m: (m()[:, :-2], m()[:, 2:]),
+    "even and odd entries": lambda m: (m()[:, 0::2], m()[:, 1::2]),
+    "entries two apart": lambda m: (m()[:, :-2], m()[:, 2:]),
     "rows": lambda m: (m()[:-1], m()[1:]),
     "calls": lambda m: (m(call=0), m(call=1)),
     "weights of a layer": lambda m: (m(position=0), m(position=1)),
@@ -201,3 +199,106 @@ def test_division_is_made_in_float32_at_least(dtype: str) -> None:
     keep = draws.keep_probability(0.3)
     exact = tf.cast(tf.cast(weight, tf.float64) / keep, dtype)
     np.testing.assert_array_equal(tf.cast(found, tf.float64), tf.cast(exact, tf.float64))
+
+
+SEED = seeds.seed(1, 0, 0)
+LARGE = (170, 130)  # more entries than from which draws are compiled
+
+
+@pytest.mark.parametrize("noise_shape", [None, (170, 1), (1, 130)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dropout_is_a_mask_and_its_application(dtype: str, noise_shape: tuple | None) -> None:
+    tensor = tf.cast(tf.random.stateless_normal(LARGE, [1, 2]), dtype)
+    found = draws.dropout(tensor, 0.3, SEED, noise_shape)
+    kept = tf.broadcast_to(draws.mask(noise_shape or LARGE, 0.3, SEED), LARGE)
+    expected = draws.drop(tensor, kept, 0.3)
+    np.testing.assert_array_equal(tf.cast(found, tf.float64), tf.cast(expected, tf.float64))
+
+
+@pytest.mark.parametrize("draw", [draws.dropout, draws.noise])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compiled_draws_are_the_same(draw, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = tf.cast(tf.random.stateless_normal(LARGE, [1, 2]), dtype)
+    assert tensor.shape.num_elements() >= draws.COMPILED_FROM
+    compiled = draw(tensor, 0.3, SEED)
+    monkeypatch.setattr(draws, "COMPILED_FROM", 1 << 40)
+    plain = draw(tensor, 0.3, SEED)
+    # The logarithm in noise may differ in its last bit; masks never do.
+    tolerance = (
+        0.0 if draw is draws.dropout else {"float16": 2e-3, "bfloat16": 2e-2}.get(dtype, 1e-6)
+    )
+    np.testing.assert_allclose(
+        tf.cast(compiled, tf.float64), tf.cast(plain, tf.float64), rtol=tolerance, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize("where", ["eager", "graph", "XLA"])
+@pytest.mark.parametrize("size", [(6, 5), LARGE])
+def test_gradients_of_dropout_and_noise(size: tuple[int, int], where: str) -> None:
+    """d(dropout)/d(tensor) = mask / keep; d(noise)/d(tensor) = 1."""
+    tensor, upstream = (tf.random.stateless_normal(size, [1, i]) for i in (2, 3))
+
+    def gradients(tensor: tf.Tensor) -> list[tf.Tensor]:
+        found = []
+        for draw in (draws.dropout, draws.noise):
+            with tf.GradientTape() as tape:
+                tape.watch(tensor)
+                y = draw(tensor, 0.25, SEED)
+            found.append(tape.gradient(y, tensor, output_gradients=upstream))
+        return found
+
+    run = gradients if where == "eager" else tf.function(gradients, jit_compile=where == "XLA")
+    of_dropout, of_noise = run(tensor)
+    np.testing.assert_array_equal(of_noise, upstream)
+    expected = np.where(draws.mask(size, 0.25, SEED), upstream / np.float32(0.75), 0.0)
+    np.testing.assert_allclose(of_dropout, expected, rtol=1e-6)
+
+
+def test_second_derivatives_of_dropout() -> None:
+    x = tf.constant([[0.3, -0.7, 2.0]])
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            y = draws.dropout(x**3, 0.5, SEED)
+        slope = inner.gradient(y, x)
+    kept = tf.cast(draws.mask((1, 3), 0.5, SEED), tf.float32)
+    np.testing.assert_allclose(outer.gradient(slope, x), 6 * x * kept / 0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("noise_shape", [(11, 4), (11, 1), (1, 4)])
+@pytest.mark.parametrize("ids", [[3, 3, 10], [[0, 5], [7, 2]], 4])
+def test_rows_get_the_draws_of_the_table(ids: object, noise_shape: tuple[int, int]) -> None:
+    table, ids = tf.random.stateless_normal((11, 4), [1, 2]), tf.constant(ids)
+    taken = tf.gather(table, ids)
+    found = draws.dropout(taken, 0.5, SEED, noise_shape, ids)
+    whole = draws.dropout(table, 0.5, SEED, noise_shape)
+    np.testing.assert_array_equal(found, tf.gather(whole, ids))
+    found = draws.noise(taken, 0.5, SEED, ids)
+    np.testing.assert_allclose(found, tf.gather(draws.noise(table, 0.5, SEED), ids), rtol=1e-6)
+
+
+def test_noise_of_deviation_zero_is_the_tensor_bit_for_bit() -> None:
+    tensor = tf.constant([0.0, -0.0, np.inf, np.nan, 1e-45])
+    for stddev in (0.0, tf.constant(0.0)):
+        found = draws.noise(tensor, stddev, SEED)
+        np.testing.assert_array_equal(tf.bitcast(found, tf.int32), tf.bitcast(tensor, tf.int32))
+
+
+def test_normal_follows_its_distribution_into_the_tails() -> None:
+    """The distribution function of the draws against the exact one, wherever it can be told."""
+    n = 2_000_000
+    x = np.sort(draws.normal((n,), tf.float32, SEED).numpy().astype(np.float64))
+    for bound in (-4.5, -4.0, -3.0, -1.0, -0.1, 0.0, 0.5, 2.0, 3.5, 4.2):
+        p = 0.5 * math.erfc(-bound / math.sqrt(2))
+        found = np.searchsorted(x, bound) / n
+        assert abs(found - p) < 5 * math.sqrt(p * (1 - p) / n)
+
+
+def test_the_half_normal_is_the_inverse_of_the_tail() -> None:
+    sizes = np.linspace(0.0, 6.2, 200)
+    tails = np.array([math.erfc(size / math.sqrt(2)) for size in sizes])
+    found = draws._half_normal(tf.constant(tails, tf.float32))
+    # The polynomials were made for single precision, which ends near 5.4.
+    np.testing.assert_allclose(found[sizes < 5.4], sizes[sizes < 5.4], rtol=2e-6, atol=2e-7)
+    np.testing.assert_allclose(found, sizes, rtol=3e-4)

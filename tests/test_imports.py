@@ -19,12 +19,13 @@ PACKAGES = {"tfwd": "tfwd", "layers": "tfwd.layers", "optimizers": "tfwd.optimiz
 # A module may import what is lower, and a package its own modules.
 HEIGHTS = {
     0: {"tfwd._keras"},
-    1: {"tfwd.draws", "tfwd.seeds", "tfwd.training", "tfwd.substitute"},
-    2: {"tfwd.parametrizations", "tfwd.recompute"},
-    3: {"tfwd.layers", "tfwd.optimizers"},
-    4: {"tfwd.models"},
-    5: {"tfwd"},
-    6: {"tfwd.lm"},
+    1: {"tfwd.saved_tensors", "tfwd.seeds", "tfwd.substitute", "tfwd.training", "tfwd.xxh32"},
+    2: {"tfwd.draws"},
+    3: {"tfwd.parametrizations", "tfwd.recompute"},
+    4: {"tfwd.layers", "tfwd.optimizers"},
+    5: {"tfwd.models"},
+    6: {"tfwd"},
+    7: {"tfwd.lm"},
 }
 HEIGHT = {name: height for height, names in HEIGHTS.items() for name in names}
 

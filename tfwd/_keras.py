@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state as _global_state
 from tensorflow.python.eager import record
+from tensorflow.python.ops import gradients_util
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -184,6 +185,65 @@ def _may_have_gradient(tensor: tf.Tensor) -> bool:
     return tensor.op.type not in ("Const", "StopGradient")
 
 
+@contextlib.contextmanager
+def captures_from(graph: tf.Graph, find: Callable[[tf.Tensor], tf.Tensor | None]) -> Iterator[None]:
+    """Inside, the graph of a function asks `find` for a tensor of its own before it captures one.
+
+    Args:
+        graph: the graph of a function that is being traced.
+        find: called with each tensor from outside; what it returns is used, unless it is None.
+    """
+
+    def capture(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+        if tf.is_tensor(tensor) and getattr(tensor, "graph", graph) is not graph:
+            found = find(tensor)
+            if found is not None:
+                return found
+        return type(graph).capture(graph, tensor, *args, **kwargs)
+
+    graph.capture = capture
+    try:
+        yield
+    finally:
+        del graph.capture
+
+
+def gradients(
+    outputs: list[tf.Tensor], sources: list[tf.Tensor], upstream: list[tf.Tensor]
+) -> list[Any]:
+    """The partial derivatives of a graph's outputs, built in the graph of the present function.
+
+    A tape would do it too, but under a second tape TensorFlow wraps loops in functions that keep
+    what they were given.
+
+    Returns:
+        For each source a gradient, or None. A source that depends on another is held fixed.
+    """
+    return gradients_util._GradientsHelper(
+        outputs,
+        sources,
+        grad_ys=upstream,
+        stop_gradients=sources,
+        src_graph=outputs[0].graph if outputs else tf.compat.v1.get_default_graph(),
+    )
+
+
+def is_loop_invariant(loop: tf.Operation, index: int) -> bool:
+    """Whether a loop of TensorFlow's hands a variable on as it got it, at each turn."""
+    body = getattr(loop, "_body_graph", None)
+    if body is None or index >= len(body.inputs):
+        return False
+    output = body.outputs[index]
+    while output.op.type == "Identity":
+        output = output.op.inputs[0]
+    return output is body.inputs[index]
+
+
+def add_control_input(operation: tf.Operation, other: tf.Operation) -> None:
+    """Lets an operation of a graph wait for another one."""
+    operation._add_control_input(other)
+
+
 def build_by_call(layer: keras.Layer, args: tuple, kwargs: dict) -> None:
     """Builds a layer that only a call can build, by a call whose result is thrown away."""
     keras.src.backend.compute_output_spec(layer.__call__, *args, **kwargs)
@@ -259,6 +319,15 @@ def has_weights(layer: keras.Layer) -> bool:
 def own_weights(layer: keras.Layer) -> list[keras.Variable]:
     """The weights that a layer holds itself and that were made to be trained, frozen or not."""
     return list(layer._trainable_variables)
+
+
+def is_altered(layer: keras.Layer) -> bool:
+    """Whether a call does more than the layer's `call` on its weights: LoRA, int8, extra losses."""
+    return bool(
+        getattr(layer, "lora_enabled", False)
+        or getattr(layer, "quantization_mode", None)
+        or layer.activity_regularizer
+    )
 
 
 def is_layer_graph(model: keras.Layer) -> bool:

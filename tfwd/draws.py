@@ -1,14 +1,30 @@
-"""Random masks and noise from a seed.
+"""Random masks and noise as pure functions of a seed and an entry's place.
 
-The keep probability is a multiple of 2^-16, so that a mask takes 16 random bits an entry and the
-division by the keep probability makes the expectation exact, not nearly so.
+A mask or noise is applied where it is drawn, in one pass, and its gradient draws it again: nothing
+is kept but the seed. For large tensors of static shape the pass is one loop that XLA compiles, in
+which a mask costs no more than a copy of the tensor. XLA compiles once a shape, so tensors of
+varying shape, and small ones, take the same operations one by one, with the same result.
+
+The keep probability is a multiple of 2^-16, so that the division by it makes the expectation exact,
+not nearly so.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import tensorflow as tf
 
+from tfwd import seeds as seeding
+from tfwd import xxh32
+
 LEVELS = 1 << 16
+
+# Compilation takes a tenth of a second and more for each shape, and below this many entries the
+# operations one by one take less than a fifth of a millisecond.
+COMPILED_FROM = 1 << 14
 
 
 def keep_probability(rate: float | tf.Tensor) -> float | tf.Tensor:
@@ -31,7 +47,7 @@ def keep_probability(rate: float | tf.Tensor) -> float | tf.Tensor:
     return tf.clip_by_value(levels, 1.0, float(LEVELS)) / LEVELS
 
 
-def mask(shape: tf.Tensor | tuple[int, ...], rate: float | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+def mask(shape: xxh32.Shape, rate: float | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """A boolean tensor whose entries are True with probability `keep_probability(rate)`.
 
     Args:
@@ -49,19 +65,7 @@ def mask(shape: tf.Tensor | tuple[int, ...], rate: float | tf.Tensor, seed: tf.T
     array([[ True,  True,  True],
            [ True,  True,  True]])>
     """
-    shape = tf.convert_to_tensor(shape, tf.int32) if not tf.is_tensor(shape) else shape
-    size = tf.reduce_prod(shape)
-    # One 32-bit draw serves two entries.
-    words = tf.random.stateless_uniform(
-        [(size + 1) // 2], seed=seed, minval=None, maxval=None, dtype=tf.int32, alg="philox"
-    )
-    bits = tf.reshape(tf.reshape(tf.bitcast(words, tf.uint16), [-1])[:size], shape)
-    keep = keep_probability(rate)
-    if isinstance(keep, float):
-        last = tf.constant(round(keep * LEVELS) - 1, tf.uint16)
-    else:
-        last = tf.cast(tf.cast(keep * LEVELS, tf.int32) - 1, tf.uint16)
-    return bits <= last
+    return _kept(xxh32.counters(shape), tf.cast(keep_probability(rate), tf.float32), seed)
 
 
 def drop(tensor: tf.Tensor, kept: tf.Tensor, rate: float | tf.Tensor) -> tf.Tensor:
@@ -78,14 +82,95 @@ def drop(tensor: tf.Tensor, kept: tf.Tensor, rate: float | tf.Tensor) -> tf.Tens
     Returns:
         A tensor of the first argument's shape and dtype.
     """
-    keep = keep_probability(rate)
-    wide = tensor.dtype if tensor.dtype.size >= 4 else tf.float32
-    scaled = tf.cast(tensor, wide) / tf.cast(keep, wide)
-    return tf.where(kept, tf.cast(scaled, tensor.dtype), tf.zeros([], tensor.dtype))
+    return _drop(tensor, kept, tf.cast(keep_probability(rate), tf.float32))
 
 
-def normal(shape: tf.Tensor, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
+def dropout(
+    tensor: tf.Tensor,
+    rate: float | tf.Tensor,
+    seed: tf.Tensor,
+    noise_shape: xxh32.Shape | None = None,
+    rows: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """`drop(tensor, mask(noise_shape, rate, seed), rate)` in one pass; no mask is kept.
+
+    Its gradient is the same function of the upstream gradient, with the same seed.
+
+    Args:
+        tensor: a floating tensor.
+        rate: the drop rate, in [0, 1): a float or a scalar tensor.
+        seed: int32 `[2]`.
+        noise_shape: the mask's shape, which broadcasts to the tensor's; by default the tensor's.
+        rows: integers `[...]`, if the tensor, of shape `rows.shape + width`, is made of rows of a
+            table: each row gets the draw that it would get in the table. A `noise_shape` is then
+            the table's.
+
+    Returns:
+        A tensor of the first argument's shape and dtype.
+
+    Example:
+
+    >>> table, ids, seed = tf.ones([5, 4]), tf.constant([3, 1]), tf.constant([1, 2])
+    >>> rows = dropout(tf.gather(table, ids), 0.5, seed, rows=ids)
+    >>> bool(tf.reduce_all(rows == tf.gather(dropout(table, 0.5, seed), ids)))
+    True
+    """
+
+    @tf.custom_gradient
+    def linear(tensor: tf.Tensor, keep: tf.Tensor, seed: tf.Tensor) -> Any:
+        def backward(upstream: Any) -> tuple:
+            upstream = tf.convert_to_tensor(upstream)
+            (late,) = seeding.after([seed], [upstream])
+            return linear(upstream, keep, late), None, None
+
+        result = _run(_dropout, tensor, keep, seed, rows, noise_shape)
+        return result, backward
+
+    return linear(tensor, tf.cast(keep_probability(rate), tf.float32), seed)
+
+
+def noise(
+    tensor: tf.Tensor,
+    stddev: float | tf.Tensor,
+    seed: tf.Tensor,
+    rows: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """`tensor + stddev * e`, `e ~ N(0, I)`, in one pass; no noise is kept.
+
+    Its gradient is the upstream gradient. Where `stddev` is 0 the result is the tensor, bit for
+    bit.
+
+    Args:
+        tensor: a floating tensor.
+        stddev: the standard deviation: a float or a scalar tensor.
+        seed: int32 `[2]`.
+        rows: as in `dropout`.
+
+    Returns:
+        A tensor of the first argument's shape and dtype.
+
+    Example:
+
+    >>> x = noise(tf.zeros([1000]), 0.1, tf.constant([1, 2]))
+    >>> round(float(tf.math.reduce_std(x)), 2)
+    0.1
+    """
+
+    @tf.custom_gradient
+    def shifted(tensor: tf.Tensor, stddev: tf.Tensor, seed: tf.Tensor) -> Any:
+        result = _run(_noise, tensor, stddev, seed, rows, None)
+        return result, lambda upstream: (upstream, None, None)
+
+    return shifted(tensor, tf.cast(stddev, _wide(tensor.dtype)), seed)
+
+
+def normal(shape: xxh32.Shape, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
     """Independent draws of N(0, 1) in the given dtype.
+
+    Formula: the inverse of the normal distribution function, at the middle of one of 2^32 equal
+    intervals (of 2^64 in float64, where the draws reach further). Its polynomials in single
+    precision are those of Giles (2010), evaluated at the distance from the nearer end, so that the
+    tails are nearly as precise as the middle; the largest draw in single precision is 6.2.
 
     Args:
         shape: static or a 1-D integer tensor.
@@ -94,5 +179,114 @@ def normal(shape: tf.Tensor, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
 
     Returns:
         A tensor of the given shape and dtype.
+
+    References: M. Giles, "Approximating the erfinv function" (2010).
     """
-    return tf.random.stateless_normal(shape, seed=seed, dtype=dtype, alg="philox")
+    return tf.cast(_normal(xxh32.counters(shape), _wide(dtype), seed), dtype)
+
+
+def _wide(dtype: tf.DType) -> tf.DType:
+    return dtype if dtype.size >= 4 else tf.float32
+
+
+def _kept(counters: list[tf.Tensor], keep: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    # Signed numbers, because more machines compare those at once.
+    levels = tf.bitcast(
+        tf.bitwise.right_shift(xxh32.words(counters, seed), xxh32.constant(16)), tf.int32
+    )
+    return levels < tf.cast(keep * LEVELS, tf.int32)
+
+
+def _drop(tensor: tf.Tensor, kept: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
+    wide = _wide(tensor.dtype)
+    scaled = tf.cast(tensor, wide) / tf.cast(keep, wide)
+    return tf.where(kept, tf.cast(scaled, tensor.dtype), tf.zeros([], tensor.dtype))
+
+
+def _dropout(
+    tensor: tf.Tensor,
+    keep: tf.Tensor,
+    seed: tf.Tensor,
+    rows: tf.Tensor | None,
+    shape: xxh32.Shape | None,
+) -> tf.Tensor:
+    shape = _shape_of(tensor, rows) if shape is None else shape
+    return _drop(tensor, _kept(xxh32.counters(shape, rows), keep, seed), keep)
+
+
+def _noise(
+    tensor: tf.Tensor,
+    stddev: tf.Tensor,
+    seed: tf.Tensor,
+    rows: tf.Tensor | None,
+    shape: xxh32.Shape | None,
+) -> tf.Tensor:
+    counters = xxh32.counters(_shape_of(tensor, rows), rows)
+    wide = stddev.dtype
+    noisy = tf.cast(tensor, wide) + stddev * _normal(counters, wide, seed)
+    # Adding 0.0 would turn -0.0 into 0.0.
+    return tf.where(stddev > 0, tf.cast(noisy, tensor.dtype), tensor)
+
+
+def _shape_of(tensor: tf.Tensor, rows: tf.Tensor | None) -> xxh32.Shape:
+    if rows is not None:
+        return (None, *tensor.shape[len(rows.shape) :])
+    return tuple(tensor.shape) if tensor.shape.is_fully_defined() else tf.shape(tensor)
+
+
+def _normal(counters: list[tf.Tensor], dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
+    drawn = xxh32.words(counters, seed)
+    # One bit is the sign, and the others choose among 2^31 intervals of the half line.
+    rest = tf.bitwise.right_shift(drawn, xxh32.constant(1))
+    if dtype == tf.float64:
+        low = xxh32.words(counters, tf.bitwise.bitwise_xor(seed, [0, -1]))
+        place = tf.cast(rest, dtype) + (tf.cast(low, dtype) + 0.5) * 2.0**-32
+        size = -tf.math.ndtri(place * 2.0**-32)
+    else:
+        size = _half_normal((tf.cast(tf.bitcast(rest, tf.int32), dtype) + 0.5) * 2.0**-31)
+    odd = tf.bitcast(tf.bitwise.bitwise_and(drawn, xxh32.constant(1)), tf.int32) > 0
+    return tf.where(odd, -size, size)
+
+
+# Giles (2010), table 5: single precision, for w < 5 and w >= 5, highest power first.
+_CENTRE = (
+    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
+    -0.00125372503, -0.00417768164, 0.246640727, 1.50140941,
+)  # fmt: skip
+_TAIL = (
+    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
+    -0.0076224613, 0.00943887047, 1.00167406, 2.83297682,
+)  # fmt: skip
+
+
+def _half_normal(tail: tf.Tensor) -> tf.Tensor:
+    """The value that |N(0, 1)| exceeds with the given probability, in float32."""
+    w = -tf.math.log(tail * (2.0 - tail))
+    central = w < 5.0
+    t = tf.where(central, w - 2.5, tf.sqrt(w) - 3.0)
+    p = tf.zeros([], tf.float32)
+    for centre, end in zip(_CENTRE, _TAIL, strict=True):
+        p = tf.where(central, centre, end) + p * t
+    return p * (1.0 - tail) * math.sqrt(2.0)
+
+
+def _run(
+    function: Callable[..., tf.Tensor],
+    tensor: tf.Tensor,
+    number: tf.Tensor,
+    seed: tf.Tensor,
+    rows: tf.Tensor | None,
+    shape: xxh32.Shape | None,
+) -> tf.Tensor:
+    """The function's result, from one compiled loop where that is worth it."""
+    static = tensor.shape.is_fully_defined() and not tf.is_tensor(shape)
+    # Rows are looked up by a batch, the length of which may change from call to call.
+    if static and rows is None and tensor.shape.num_elements() >= COMPILED_FROM:
+        function = _compiled[function]
+    return function(tensor, number, seed, rows, shape)
+
+
+_compiled = {
+    function: tf.function(function, jit_compile=True, autograph=False)
+    for function in (_dropout, _noise)
+}

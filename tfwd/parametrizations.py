@@ -52,6 +52,7 @@ class Parametrization:
     """
 
     stochastic = True
+    by_rows = False
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns the effective weight.
@@ -64,6 +65,25 @@ class Parametrization:
             A tensor of the weight's shape and dtype, differentiable in the weight.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
+
+    def of_rows(
+        self, rows: tf.Tensor, seed: tf.Tensor, places: tf.Tensor, shape: tuple[int, ...]
+    ) -> tf.Tensor:
+        """Rows of the effective weight, if that can be had without the rest of it.
+
+        A class that defines it sets `by_rows = True`. An embedding then computes the rows that are
+        looked up and no others.
+
+        Args:
+            rows: rows of a weight, `places.shape + shape[1:]`.
+            seed: int32 `[2]`.
+            places: integers, which rows these are.
+            shape: the weight's shape.
+
+        Returns:
+            `tf.gather(self(weight, seed), places)`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define of_rows")
 
     def at(self, call: tf.Tensor) -> Parametrization:
         """The parametrization of one training call, with its schedules and variables read.
@@ -144,6 +164,8 @@ class Dropout(Parametrization):
     averages over masks at test time; here, as in the second paper, the raw weight is used.
     """
 
+    by_rows = True
+
     def __init__(self, rate: Scalar, noise_shape: Sequence[int | None] | None = None) -> None:
         self.rate = _constant(rate)
         self.noise_shape = None if noise_shape is None else tuple(noise_shape)
@@ -152,8 +174,12 @@ class Dropout(Parametrization):
         self.check("Dropout", tuple(weight.shape))
         if self.is_identity:
             return weight
-        kept = draws.mask(self._mask_shape(weight), self.rate, seed)
-        return draws.drop(weight, kept, self.rate)
+        return draws.dropout(weight, self.rate, seed, self._mask_shape(weight.shape))
+
+    def of_rows(
+        self, rows: tf.Tensor, seed: tf.Tensor, places: tf.Tensor, shape: tuple[int, ...]
+    ) -> tf.Tensor:
+        return draws.dropout(rows, self.rate, seed, self._mask_shape(shape) or shape, places)
 
     def at(self, call: tf.Tensor) -> Dropout:
         return _changed(self, rate=_read(self.rate, call, below=1.0))
@@ -178,13 +204,11 @@ class Dropout(Parametrization):
     def get_config(self) -> dict[str, Any]:
         return {"rate": _serialized(self.rate), "noise_shape": self.noise_shape}
 
-    def _mask_shape(self, weight: tf.Tensor) -> tf.Tensor:
-        shape = weight.shape
-        if self.noise_shape is not None:
-            shape = [
-                size if n is None else n for n, size in zip(self.noise_shape, shape, strict=True)
-            ]
-        return tf.constant(list(shape), tf.int32)
+    def _mask_shape(self, shape: Sequence[int]) -> tuple[int, ...] | None:
+        if self.noise_shape is None:
+            return None
+        sizes = zip(self.noise_shape, shape, strict=True)
+        return tuple(size if n is None else n for n, size in sizes)
 
 
 @keras.saving.register_keras_serializable("tfwd")
@@ -214,6 +238,8 @@ class GaussianNoise(Parametrization):
     deviation is used for all entries, as in speech recognition since; it is not learnt.
     """
 
+    by_rows = True
+
     def __init__(self, stddev: Scalar, start_step: int = 0) -> None:
         self.stddev = _constant(stddev)
         self.start_step = start_step
@@ -222,12 +248,12 @@ class GaussianNoise(Parametrization):
         self.check("GaussianNoise")
         if self.is_identity:
             return weight
-        stddev = tf.cast(self.stddev, weight.dtype)
-        noisy = weight + stddev * draws.normal(tf.shape(weight), weight.dtype, seed)
-        if _is_number(self.stddev):
-            return noisy
-        # Adding 0.0 would turn -0.0 into 0.0.
-        return tf.where(stddev > 0, noisy, weight)
+        return draws.noise(weight, self.stddev, seed)
+
+    def of_rows(
+        self, rows: tf.Tensor, seed: tf.Tensor, places: tf.Tensor, shape: tuple[int, ...]
+    ) -> tf.Tensor:
+        return draws.noise(rows, self.stddev, seed, places)
 
     def at(self, call: tf.Tensor) -> GaussianNoise:
         stddev = _read(self.stddev, call, below=math.inf)
@@ -371,7 +397,12 @@ class Link(NamedTuple):
     training: bool = True
 
 
-def apply(weight: tf.Tensor, chain: Sequence[Link]) -> tf.Tensor:
+def apply(
+    weight: tf.Tensor,
+    chain: Sequence[Link],
+    places: tf.Tensor | None = None,
+    shape: tuple[int, ...] = (),
+) -> tf.Tensor:
     """Applies the links of a chain one after the other.
 
     The element at index `k > 0` of the whole chain draws from `fold(seed, 0, k)`, so that elements
@@ -380,9 +411,12 @@ def apply(weight: tf.Tensor, chain: Sequence[Link]) -> tf.Tensor:
     Args:
         weight: a floating tensor.
         chain: the links, the first applied first.
+        places: integers, if `weight` is not a whole weight but those rows of one; every element of
+            the chain must then be `by_rows`.
+        shape: the shape of the whole weight, if `places` is given.
 
     Returns:
-        The effective weight.
+        The effective weight, or those rows of it.
 
     Raises:
         ValueError: if an element does not keep shape and dtype.
@@ -394,7 +428,10 @@ def apply(weight: tf.Tensor, chain: Sequence[Link]) -> tf.Tensor:
         seed = link.seed
         if index and element.stochastic:
             seed = seeds.fold(seed, 0, index)
-        effective = element(weight, seed)
+        if places is None:
+            effective = element(weight, seed)
+        else:
+            effective = element.of_rows(weight, seed, places, shape)
         if not tf.is_tensor(effective):
             raise ValueError(f"{element!r} made a {type(effective).__name__} that is no tensor")
         if effective.dtype != weight.dtype or not effective.shape.is_compatible_with(weight.shape):

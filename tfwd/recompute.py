@@ -1,16 +1,32 @@
-"""Run a function of tensors and seeds so that backward keeps its arguments and nothing else.
+"""Run a function on effective weights so that backward keeps neither them nor their draws.
 
-Forward computes the result and forgets how. Backward makes the draws again from the same seeds,
-runs the function again, and takes the gradient of that. Since a draw is a pure function of its
-seed, both runs see the same masks.
+`call` computes `weights = draw(tensors, seeds)` and `outputs = function(tensors, weights)`. What
+the gradient of the function asks for again is kept as ever, with one exception: a tensor that was
+computed from the effective weights alone is computed again from the raw weights and the seeds.
+Since a draw is a pure function of its seed, both draws are the same. This is one mechanism for
+every function, whatever operations it is made of; there are two ways to it.
 
-Two things would undo the saving in a graph, where the order of operations is the executor's
-choice and equal operations are merged. A draw that depends on a seed alone can be made at time
-zero, so that the masks of all layers are alive at once: forward's seeds are made to depend on the
-function's input. And backward's draw equals forward's, so that an optimizer makes one of the two
-and keeps it alive between them: backward's seeds are made to depend on the incoming gradient. In
-both cases the dependence is an integer that is added to the seed and is always zero, which no
-optimizer can know.
+*In a graph* the gradient of the function is built as ever, in a graph of its own that notices when
+an effective weight, or something computed from nothing else (its transpose, a cast), would be
+kept, and takes it from a new draw instead (`tfwd.saved_tensors`). The function runs once.
+
+*In eager mode, or under a training flag that is a tensor*, there is no such moment: backward runs
+the function a second time from its arguments, which are then all that is kept.
+
+The order of operations is the executor's choice in a graph, equal operations are merged, and both
+could undo the saving:
+
+- A draw that depends on a seed alone can be made at time zero, so that the draws of all layers are
+  alive at once. Forward's seeds are made to depend on the function's input.
+- Backward's draw equals forward's, so that an optimizer would make one of the two and keep it
+  alive between them. Backward's seeds are made to depend on the incoming gradient, by data, which
+  an optimizer cannot see through (`seeds.after`).
+- Backward could draw while the product that gives the weight's gradient is being computed, and go
+  on to the next layer before the gradient of the raw weight is finished, so that the buffers of
+  two layers are alive at once. The draw waits for the product, and the gradient of the inputs for
+  that of the raw weights.
+
+`docs/recompute.md` shows what is alive when.
 """
 
 from __future__ import annotations
@@ -20,21 +36,29 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfwd import _keras, saved_tensors
+from tfwd import seeds as seeding
 from tfwd import training as training_flag
 
 Tensors = list[tf.Tensor]
-Function = Callable[[bool, Tensors, Tensors], Tensors]
+Draw = Callable[[bool, Tensors, Tensors], Tensors]
+Function = Callable[[bool, Tensors, Tensors, Tensors], Tensors]
 
 
 def call(
-    function: Function, training: bool | tf.Tensor, tensors: Sequence[tf.Tensor], seeds: Tensors
+    draw: Draw,
+    function: Function,
+    training: bool | tf.Tensor,
+    tensors: Sequence[tf.Tensor],
+    seeds: Tensors,
 ) -> Tensors:
-    """Computes `function(training, tensors, seeds)`, keeping only the arguments for backward.
+    """Computes `function(training, tensors, seeds, draw(training, tensors, seeds))`.
 
     Args:
-        function: a pure function: what it returns depends on its arguments alone, and it changes
-            nothing. It must return the same number of tensors of the same dtypes for either flag.
-            A tensor that it takes from elsewhere gets no gradient.
+        draw: a pure function that returns the effective weights.
+        function: a function of its arguments alone, which changes nothing. It must return the same
+            number of tensors of the same dtypes for either flag. A tensor that it takes from
+            elsewhere gets no gradient.
         training: the training flag that is passed on; for a tensor, as a Python bool in each
             branch of a `tf.cond`.
         tensors: the arguments with respect to which there are gradients (of floating or complex
@@ -46,32 +70,125 @@ def call(
 
     Example:
 
-    >>> w = tf.ones([4])
-    >>> def f(training, tensors, seeds):
+    >>> w, x = tf.ones([4]), tf.constant([1.0, 2.0, 3.0, 4.0])
+    >>> def draw(training, tensors, seeds):
     ...     return [tensors[0] * tf.random.stateless_uniform([4], seeds[0])]
+    >>> def product(training, tensors, seeds, weights):
+    ...     return [weights[0] * tensors[1]]
     >>> with tf.GradientTape() as tape:
     ...     tape.watch(w)
-    ...     (y,) = call(f, True, [w], [tf.constant([1, 2])])
+    ...     (y,) = call(draw, product, True, [w, x], [tf.constant([1, 2])])
     >>> bool(tf.reduce_all(tape.gradient(y, w) == y))
     True
 
-    References: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016);
-    `tf.recompute_grad`, which copies its arguments, merges the draws and lacks the training flag.
+    References: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), for running
+    again; the hooks on saved tensors of PyTorch, for replacing single ones. `tf.recompute_grad`
+    copies its arguments, merges the draws, lacks the training flag, and can only run all again.
     """
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    count = len(tensors)
+    if isinstance(training, bool) and not tf.executing_eagerly():
+        run = _saving(draw, function, training, len(tensors))
+    else:
+        run = _running_again(draw, function, training, len(tensors))
+    return list(run(*tensors, *seeds))
+
+
+def _saving(draw: Draw, function: Function, training: bool, count: int) -> Callable[..., Any]:
+    """The function with a gradient that keeps no effective weight, for use in a graph."""
+
+    @tf.custom_gradient
+    def saving(*arguments: tf.Tensor) -> Any:
+        values, keys = list(arguments[:count]), list(arguments[count:])
+        early = seeding.after(keys, values)
+        weights = [tf.identity(weight) for weight in draw(training, values, early)]
+        watched = [value for value in values if _differentiable(value)]
+        outputs = function(training, values, early, weights)
+
+        def backward(*upstream: Any) -> list:
+            pairs = [
+                (output, tf.convert_to_tensor(gradient))
+                for output, gradient in zip(outputs, upstream, strict=True)
+                if _differentiable(output) and gradient is not None
+            ]
+            targets = [output for output, _ in pairs]
+
+            # A function, for the sake of its graph, in which requests are noticed.
+            @tf.function(autograph=False)
+            def pull(upstream: Tensors, values: Tensors, keys: Tensors) -> list:
+                late = seeding.after(keys, upstream)
+                inner = [value for value in values if _differentiable(value)]
+                with tf.GradientTape(watch_accessed_variables=False) as draw_tape:
+                    draw_tape.watch(inner)
+                    again = draw(training, values, late)
+                with saved_tensors.replaced(weights, again):
+                    gradients = _keras.gradients(targets, [*watched, *weights], upstream)
+                direct, of_weights = gradients[: len(watched)], gradients[len(watched) :]
+                of_weights = [_dense(gradient) for gradient in of_weights]
+                saved_tensors.delay(late, of_weights)
+                drawn = _pull(draw_tape, again, of_weights, inner)
+                return _joined(direct, drawn)
+
+            gradients = iter(pull([gradient for _, gradient in pairs], values, keys))
+            of_values = [next(gradients) if _differentiable(value) else None for value in values]
+            return [*of_values, *(None for _ in keys)]
+
+        return tuple(outputs), backward
+
+    return saving
+
+
+def _pull(
+    tape: tf.GradientTape, outputs: Tensors, upstream: Sequence[Any], sources: Tensors
+) -> list:
+    """The gradients of a tape's outputs with respect to its sources; None where there is none."""
+    pairs = [(o, g) for o, g in zip(outputs, upstream, strict=True) if g is not None]
+    if not pairs:
+        return [None for _ in sources]
+    return tape.gradient(
+        [output for output, _ in pairs], sources, output_gradients=[g for _, g in pairs]
+    )
+
+
+def _joined(direct: Sequence[Any], drawn: Sequence[Any]) -> list:
+    """The sums of two lists of gradients; those of no raw weight wait for those that are."""
+    finished = [gradient for gradient in drawn if gradient is not None]
+    joined = []
+    with tf.control_dependencies(finished):
+        for one, other in zip(direct, drawn, strict=True):
+            if one is not None and other is not None:
+                joined.append(_dense(one) + _dense(other))
+            elif one is not None:
+                joined.append(tf.nest.map_structure(tf.identity, one, expand_composites=True))
+            else:
+                joined.append(other)
+    return joined
+
+
+def _dense(gradient: Any) -> tf.Tensor | None:
+    return None if gradient is None else tf.convert_to_tensor(gradient)
+
+
+def _running_again(
+    draw: Draw, function: Function, training: bool | tf.Tensor, count: int
+) -> Callable[..., Any]:
+    """The function with a gradient that keeps its arguments only, and runs it again."""
+
+    def whole(training: bool, values: Tensors, keys: Tensors) -> Tensors:
+        return function(training, values, keys, draw(training, values, keys))
+
+    # The branches of a tf.cond must return tensors; elsewhere None says that there is no gradient.
+    dense = not isinstance(training, bool)
 
     @tf.custom_gradient
     def checkpoint(*arguments: tf.Tensor) -> Any:
         values, keys = list(arguments[:count]), list(arguments[count:])
-
-        early = _after(keys, values)
+        early = seeding.after(keys, values)
 
         def forward(*_: tf.Tensor) -> tuple[tf.Tensor, ...]:
             return training_flag.cond(
                 training,
-                lambda: tuple(function(True, values, early)),
-                lambda: tuple(function(False, values, early)),
+                lambda: tuple(whole(True, values, early)),
+                lambda: tuple(whole(False, values, early)),
             )
 
         # In eager mode a tape records, and keeps, all that happens in a custom gradient; inside
@@ -80,11 +197,11 @@ def call(
         outputs = tf.recompute_grad(forward)(*arguments) if eager else forward()
 
         def backward(*upstream: tf.Tensor) -> list:
-            late = _after(keys, upstream)
+            late = seeding.after(keys, upstream)
             gradients = training_flag.cond(
                 training,
-                lambda: _gradients(function, True, values, late, upstream, dense),
-                lambda: _gradients(function, False, values, late, upstream, dense),
+                lambda: _gradients(whole, True, values, late, upstream, dense),
+                lambda: _gradients(whole, False, values, late, upstream, dense),
             )
             given = iter(gradients)
             of_values = [next(given) if _differentiable(value) else None for value in values]
@@ -92,26 +209,24 @@ def call(
 
         return tuple(outputs), backward
 
-    # The branches of a tf.cond must return tensors; elsewhere None says that there is no gradient.
-    dense = not isinstance(training, bool)
-    return list(checkpoint(*tensors, *seeds))
+    return checkpoint
 
 
 def _gradients(
-    function: Function,
+    whole: Callable[[bool, Tensors, Tensors], Tensors],
     training: bool,
     values: Tensors,
     seeds: Tensors,
     upstream: Sequence[tf.Tensor | None],
     dense: bool,
 ) -> list[tf.Tensor | None]:
-    """d(function)/d(values) times upstream, for the values that have a gradient."""
+    """d(whole)/d(values) times upstream, for the values that have a gradient."""
     # One tensor may stand in the list twice; each place has a gradient of its own.
     values = [tf.identity(value) for value in values]
     watched = [value for value in values if _differentiable(value)]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(watched)
-        outputs = function(training, values, seeds)
+        outputs = whole(training, values, seeds)
     pairs = [
         (output, gradient)
         for output, gradient in zip(outputs, upstream, strict=True)
@@ -126,26 +241,5 @@ def _gradients(
     return [tf.convert_to_tensor(gradient) for gradient in gradients] if dense else gradients
 
 
-def _after(seeds: Tensors, tensors: Sequence[tf.Tensor | None]) -> Tensors:
-    """The same seeds, not known before the first numeric one of the tensors is."""
-    if tf.executing_eagerly():
-        return seeds
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        if tensor.dtype.is_complex:
-            tensor = tf.math.real(tensor)
-        if tensor.dtype.is_floating or tensor.dtype.is_integer:
-            zero = _opaque_zero(tensor)
-            return [seed + tf.cast(zero, seed.dtype) for seed in seeds]
-    return seeds
-
-
 def _differentiable(tensor: tf.Tensor) -> bool:
     return tensor.dtype.is_floating or tensor.dtype.is_complex
-
-
-def _opaque_zero(tensor: tf.Tensor) -> tf.Tensor:
-    """An int32 scalar that is always 0 and depends on the tensor's data."""
-    first = tf.reshape(tensor, [-1])[:1]
-    return tf.cast(tf.reduce_any((first < 0) & (first > 0)), tf.int32)

@@ -8,6 +8,8 @@ when a function is traced anew.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 
@@ -56,6 +58,39 @@ def seed(
     state = fold(tf.zeros([2], tf.int32), _high_word(root), root)
     state = fold(state, position, replica)
     return fold(state, _high_word(call), call)
+
+
+def after(seeds: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
+    """The same seeds, which in a graph are not known before one of the tensors is.
+
+    The dependence is by data: an integer that is always zero is added, and no optimizer can know
+    that it is. So a draw is not made before it is needed, and is not merged with an equal draw from
+    the seeds as they were.
+
+    Args:
+        seeds: integer tensors.
+        tensors: the seeds wait for the first numeric one of these.
+
+    Returns:
+        Tensors of the same values.
+    """
+    if tf.executing_eagerly():
+        return list(seeds)
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if tensor.dtype.is_complex:
+            tensor = tf.math.real(tensor)
+        if tensor.dtype.is_floating or tensor.dtype.is_integer:
+            zero = _opaque_zero(tensor)
+            return [seed + tf.cast(zero, seed.dtype) for seed in seeds]
+    return list(seeds)
+
+
+def _opaque_zero(tensor: tf.Tensor) -> tf.Tensor:
+    """An int32 scalar that is always 0 and depends on the tensor's data."""
+    first = tf.reshape(tensor, [-1])[:1]
+    return tf.cast(tf.reduce_any((first < 0) & (first > 0)), tf.int32)
 
 
 def replica_id() -> tf.Tensor | int:

@@ -1,0 +1,57 @@
+"""Embedding tables: only the rows that are looked up are dropped or made noisy.
+
+A lookup takes a few rows of a table that may be larger than everything else in the model. Where a
+parametrization treats each entry by itself, the rows of the effective table are that
+parametrization of the raw rows, each with the draw that it would get in the whole table. So the
+effective table is never computed, and the table's gradient stays sparse as in a plain embedding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras, parametrizations
+from tfwd import training as training_flag
+
+if TYPE_CHECKING:
+    from tfwd.layers.perturbed import Chosen, _Call
+
+
+def applies(layer: keras.Layer, chosen: Chosen) -> bool:
+    """Whether a layer that does a plain lookup can do it in a table that is never computed."""
+    return (
+        not _keras.is_altered(layer)
+        and [target.variable for target, _ in chosen] == layer.weights
+        and all(element.by_rows for _, p in chosen for element in p.elements())
+    )
+
+
+def rows(call: _Call, layer: keras.layers.Embedding, ids: Any) -> tf.Tensor:
+    """The looked up rows of the effective table.
+
+    Args:
+        call: the call that is under way, with the table as its only chosen weight.
+        layer: the embedding.
+        ids: integers of any shape `[...]`; negative ones count from the end, as in Keras.
+
+    Returns:
+        `[..., output_dim]` in the layer's compute dtype.
+    """
+    ids = tf.convert_to_tensor(ids)
+    ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
+    raw = call.raw(call.chosen[0][0].variable)
+    taken = keras.ops.take(raw, ids, axis=0)
+    places = tf.where(ids < 0, ids + layer.input_dim, ids)
+
+    def perturbed(training: bool) -> tf.Tensor:
+        (chain,) = call.chains(training, call.seeds)
+        if not all(e.by_rows for link in chain for e in link.parametrization.elements()):
+            table = parametrizations.apply(raw, chain)
+            return keras.ops.take(table, ids, axis=0)
+        return parametrizations.apply(taken, chain, places, tuple(raw.shape))
+
+    result = training_flag.cond(call.training, lambda: perturbed(True), lambda: perturbed(False))
+    return tf.cast(result, layer.compute_dtype)

@@ -1,0 +1,98 @@
+"""The generator behind every draw: XXH32 of an entry's number, keyed with the seed.
+
+Entry number `i` of a draw depends on the seed and on `i` alone (a counter-based generator), so the
+rows of a large table can be drawn without the rest, and a draw can be made again anywhere. XXH32,
+the 32-bit xxHash of Collet (2012), is a published hash of which quality and test vectors are known;
+it is a dozen integer operations an entry, which a compiler can do for many entries at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+Shape = Any  # a static shape, or a 1-D integer tensor
+
+_PRIMES = (2654435761, 2246822519, 3266489917, 668265263, 374761393)
+
+
+def words(counters: Sequence[tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
+    """Independent uniform 32-bit words, one for each counter.
+
+    Formula: `XXH32(message = counter || seed[1], key = seed[0])`, all as little-endian 32-bit
+    words.
+
+    Args:
+        counters: uint32 tensors that broadcast against one another; a counter is their sum modulo
+            2^32. (Of many counters this way none is ever stored.)
+        seed: int32 `[2]`.
+
+    Returns:
+        uint32 of the broadcast shape.
+
+    Example:
+
+    >>> words([tf.constant([0, 1], tf.uint32)], tf.constant([1, 2])).numpy().tolist()
+    [179006902, 1412674086]
+
+    References: Y. Collet, the xxHash specification (github.com/Cyan4973/xxHash).
+    """
+    key, tail = tf.unstack(tf.bitcast(seed, tf.uint32))
+    state = key + constant(_PRIMES[4] + 8)  # 8 is the message's length in bytes
+    for counter in counters:
+        state = state + counter * constant(_PRIMES[2])
+    state = _rotate(state, 17) * constant(_PRIMES[3])
+    state = _rotate(state + tail * constant(_PRIMES[2]), 17) * constant(_PRIMES[3])
+    state = _fold_right(state, 15) * constant(_PRIMES[1])
+    state = _fold_right(state, 13) * constant(_PRIMES[2])
+    return _fold_right(state, 16)
+
+
+def counters(shape: Shape, rows: tf.Tensor | None = None) -> list[tf.Tensor]:
+    """The entries' numbers in a tensor of the shape, or in those rows of it, as sums.
+
+    They are uint32 and wrap around: in a tensor of more than 2^32 entries, two that are so far
+    apart draw alike.
+    """
+    if rows is not None:
+        width = tuple(shape[1:])
+        across = tf.reshape(_count(math.prod(width)), width)
+        if shape[0] == 1:
+            return [tf.reshape(across, (1,) * len(rows.shape) + width)]
+        start = tf.cast(rows, tf.uint32) * constant(math.prod(width))
+        return [tf.reshape(start, tf.concat([tf.shape(rows), [1] * len(width)], 0)), across]
+    if tf.is_tensor(shape):
+        return [tf.reshape(_count(tf.reduce_prod(tf.cast(shape, tf.int64))), shape)]
+    # Constants are stored with a compiled function, so they should be short: the numbers of the
+    # leading axes and those of the trailing ones.
+    sizes = [math.prod(shape[:axis]) + math.prod(shape[axis:]) for axis in range(len(shape) + 1)]
+    axis = sizes.index(min(sizes))
+    leading, trailing = tuple(shape[:axis]), tuple(shape[axis:])
+    start = _count(math.prod(leading)) * constant(math.prod(trailing))
+    return [
+        tf.reshape(start, leading + (1,) * len(trailing)),
+        tf.reshape(_count(math.prod(trailing)), trailing),
+    ]
+
+
+def _count(size: int | tf.Tensor) -> tf.Tensor:
+    if isinstance(size, int) and size < 1 << 31:
+        return tf.bitcast(tf.range(size), tf.uint32)
+    return tf.cast(tf.range(tf.cast(size, tf.int64)), tf.uint32)
+
+
+def constant(value: int) -> tf.Tensor:
+    """The low 32 bits of an integer, as uint32."""
+    return tf.constant(value & 0xFFFFFFFF, tf.uint32)
+
+
+def _rotate(words: tf.Tensor, by: int) -> tf.Tensor:
+    left = tf.bitwise.left_shift(words, constant(by))
+    return tf.bitwise.bitwise_or(left, tf.bitwise.right_shift(words, constant(32 - by)))
+
+
+def _fold_right(words: tf.Tensor, by: int) -> tf.Tensor:
+    return tf.bitwise.bitwise_xor(words, tf.bitwise.right_shift(words, constant(by)))
