@@ -1,0 +1,49 @@
+"""The stack of Dense layers in PyTorch, its weights perturbed as PyTorch's users do it."""
+
+from __future__ import annotations
+
+import functools
+
+import measure
+import torch
+import workloads
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+
+def _layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, way: str) -> torch.Tensor:
+    if "noise" in way or "both" in way:
+        weight = weight + workloads.STDDEV * torch.randn_like(weight)
+    if "dropout" in way or "both" in way:
+        weight = F.dropout(weight, workloads.RATE)
+    return F.relu(F.linear(x, weight, bias))
+
+
+def train_step(way: str, width: int = 3072, depth: int = 12, batch: int = 64) -> workloads.Step:
+    """A training step of the Dense stack: forward, backward and SGD.
+
+    Args:
+        way: "bare", "dropout", "noise" or "both"; with "checkpoint" in it, each layer runs inside
+            `torch.utils.checkpoint`, so that backward draws again.
+        width, depth, batch: as in `workloads.dense`.
+    """
+    torch.set_num_threads(measure.cores())
+    torch.manual_seed(0)
+    inputs = torch.from_numpy(workloads.dense(width, depth, batch).inputs().numpy())
+    linears = [torch.nn.Linear(width, width) for _ in range(depth)]
+    parameters = [p for linear in linears for p in linear.parameters()]
+    optimizer = torch.optim.SGD(parameters, workloads.LEARNING_RATE)
+    run = functools.partial(checkpoint, use_reentrant=False) if "checkpoint" in way else None
+
+    def step() -> float:
+        x = inputs
+        for linear in linears:
+            arguments = (x, linear.weight, linear.bias, way)
+            x = run(_layer, *arguments) if run else _layer(*arguments)
+        loss = x.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return workloads.Step(step, depth * width * width * 4)
