@@ -50,13 +50,13 @@ def shown(share: Spread | str) -> float | str:
 def main() -> None:
     """Measures, and reports a row a way."""
     options = measure.parser(__doc__)
-    options.add_argument("--steps", type=int, default=5, help="steps measured in each process")
+    options.add_argument("--steps", type=int, default=3, help="steps measured in each process")
     steps = options.parse_args().steps
     tf_ways = ["bare", *OURS, "fit", *(f"naive {way}" for way in OURS), "recompute_grad dropout"]
     torch_ways = ["bare", *OURS, "checkpoint dropout"]
     found = peak.in_children(tensorflow, {way: (KIND, way) for way in tf_ways}, steps=steps)
     found |= peak.in_children(
-        pytorch, {f"PyTorch {way}": (way,) for way in torch_ways}, steps=min(steps, 3)
+        pytorch, {f"PyTorch {way}": (way,) for way in torch_ways}, steps=1
     )
     share = {
         way: above(peaks, found["PyTorch bare" if "PyTorch" in way else "bare"], BYTES)

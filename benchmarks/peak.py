@@ -6,8 +6,9 @@ every step has a figure of its own, and the first ones, which trace and compile,
 Elsewhere the peak is ru_maxrss, which never falls: there the figure is that of all steps together,
 the first one included.
 
-Freed memory must leave the process for that, so the allocator of glibc is told to give back what
-is larger than a megabyte at once. A process begins as a fork of one that has loaded TensorFlow and
+Freed memory must leave the process for that. TensorFlow on x86 keeps what was freed in a pool of its
+own; it is told to use the system's allocator, and that of glibc to give back what is larger than a
+megabyte at once. So the figure is what is alive, without what a pool keeps beside it. A process begins as a fork of one that has loaded TensorFlow and
 done nothing with it, which is as good as a fresh one and three seconds earlier.
 """
 
@@ -28,7 +29,11 @@ from typing import Any
 import measure
 
 MIB = 1 << 20
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(MIB), "MALLOC_TRIM_THRESHOLD_": str(MIB)}
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(MIB),
+    "MALLOC_TRIM_THRESHOLD_": str(MIB),
+    "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
+}
 CLEAR = Path("/proc/self/clear_refs")
 STATUS = Path("/proc/self/status")
 
@@ -68,7 +73,7 @@ def _give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def peaks(step: Callable[[], Any], steps: int = 5, warmup: int = 2) -> list[int]:
+def peaks(step: Callable[[], Any], steps: int = 3, warmup: int = 1) -> list[int]:
     """The bytes by which each of the steps raised this process's resident set, at most.
 
     Args:
@@ -105,11 +110,17 @@ def _child(make: Callable[..., Any], arguments: tuple, steps: int, answer: Any) 
         answer.put(f"{type(error).__name__}: {error}".splitlines()[0][:200])
 
 
+def _shown(answer: list[int] | str) -> str:
+    if isinstance(answer, str):
+        return answer
+    return " ".join(f"{peak / MIB:.0f}" for peak in answer) + " MiB"
+
+
 def in_children(
     make: Callable[..., Callable[[], Any]],
     configurations: Mapping[str, tuple],
     *,
-    steps: int = 5,
+    steps: int = 3,
     seconds: float = 60.0,
     preload: Sequence[str] = ("tensorflow", "keras", "tfwd.layers"),
 ) -> dict[str, list[int] | str]:
@@ -149,6 +160,7 @@ def in_children(
                     child.kill()
                     child.join()
                 bar.advance(task)
+                measure.CONSOLE.print(f"{name}: {_shown(found[name])}", highlight=False)
     finally:
         os.environ.clear()
         os.environ.update(saved)

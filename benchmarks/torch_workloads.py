@@ -41,9 +41,9 @@ def train_step(way: str, width: int = 3072, depth: int = 12, batch: int = 64) ->
             arguments = (x, linear.weight, linear.bias, way)
             x = run(_layer, *arguments) if run else _layer(*arguments)
         loss = x.square().mean()
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()  # no gradient is left when the next step begins, as in TensorFlow
         return loss.item()
 
     return workloads.Step(step, depth * width * width * 4)

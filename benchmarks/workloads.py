@@ -80,7 +80,7 @@ def dense(width: int = 3072, depth: int = 12, batch: int = 64) -> Kind:
     """Dense layers with relu."""
 
     def layer() -> keras.layers.Layer:
-        return keras.layers.Dense(width, activation="relu", kernel_initializer="he_normal")
+        return keras.layers.Dense(width, activation="relu", kernel_initializer="he_uniform")
 
     return Kind(f"Dense {width}x{width} + relu, {depth} layers", layer, depth, (batch, width))
 
