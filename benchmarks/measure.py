@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 # Progress and tables are for the eye; standard output ends with the JSON line.
-CONSOLE = Console(stderr=True)
+CONSOLE = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
 # After its turn a library's threads spin for some milliseconds, on the next one's cores.
 PAUSE = 0.01
 
@@ -143,8 +143,10 @@ def alternate(
     with progress() as bar:
         task = bar.add_task(f"{title}: warming up", total=rounds)
         for name in names:
+            begin = time.perf_counter()
             for _ in range(warmup):
                 candidates[name]()
+            CONSOLE.log(title, name, "warm after", time.perf_counter() - begin)
         start = time.perf_counter()
         enabled = gc.isenabled()
         gc.disable()

@@ -102,17 +102,20 @@ def peaks(step: Callable[[], Any], steps: int = 3, warmup: int = 1) -> list[int]
     return found
 
 
-def _child(make: Callable[..., Any], arguments: tuple, steps: int, answer: Any) -> None:
+def _child(
+    make: Callable[..., Any], arguments: tuple, steps: int | None, answer: multiprocessing.Queue
+) -> None:
     try:
-        answer.put(peaks(make(*arguments), steps))
+        made = make(*arguments)
+        answer.put(made() if steps is None else peaks(made, steps))
     except BaseException as error:
         traceback.print_exc()
         answer.put(f"{type(error).__name__}: {error}".splitlines()[0][:200])
 
 
-def _shown(answer: list[int] | str) -> str:
-    if isinstance(answer, str):
-        return answer
+def _shown(answer: Any) -> str:
+    if not isinstance(answer, list) or not isinstance(answer[0], int):
+        return str(answer)
     return " ".join(f"{peak / MIB:.0f}" for peak in answer) + " MiB"
 
 
@@ -120,21 +123,21 @@ def in_children(
     make: Callable[..., Callable[[], Any]],
     configurations: Mapping[str, tuple],
     *,
-    steps: int = 3,
+    steps: int | None = 3,
     seconds: float = 60.0,
     preload: Sequence[str] = ("tensorflow", "keras", "tfwd.layers"),
-) -> dict[str, list[int] | str]:
+) -> dict[str, Any]:
     """The peaks of one step of each configuration, a process each, one after the other.
 
     Args:
         make: a function of a module's top level; `make(*arguments)` returns the step.
         configurations: the arguments by the configuration's name.
-        steps: the steps that are measured.
+        steps: the steps that are measured; None if what `make` returns measures for itself.
         seconds: a child that takes longer is ended.
         preload: what the process that the children are forks of has loaded.
 
     Returns:
-        By name, bytes a step; a text if it failed.
+        By name, bytes a step, or what was measured; a text if it failed.
     """
     kind = "forkserver" if sys.platform == "linux" else "spawn"
     context: Any = multiprocessing.get_context(kind)
@@ -142,7 +145,7 @@ def in_children(
         context.set_forkserver_preload(list(preload))
     saved = dict(os.environ)
     os.environ.update(ALLOCATOR)
-    found: dict[str, list[int] | str] = {}
+    found: dict[str, Any] = {}
     try:
         with measure.progress() as bar:
             task = bar.add_task("memory", total=len(configurations))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import measure
 from measure import Row, ratio
 
-LIMITS = {"dropout": 0.70, "noise": 0.75, "both": None}
+LIMITS = {"dropout": 0.70, "noise": 0.75}
 KIND = "dense"
 
 

@@ -1,4 +1,4 @@
-"""The stack of Dense layers in PyTorch, its weights perturbed as PyTorch's users do it."""
+"""The stack of Dense layers, and the LSTM, in PyTorch, perturbed as PyTorch's users do it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 
 import measure
 import torch
+import torch_lm
 import workloads
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -47,3 +48,24 @@ def train_step(way: str, width: int = 3072, depth: int = 12, batch: int = 64) ->
         return loss.item()
 
     return workloads.Step(step, depth * width * width * 4)
+
+
+def lstm_step(units: int = 512, time: int = 35, batch: int = 20) -> workloads.Step:
+    """A training step of one LSTM with dropout on its recurrent weight, as `workloads.lstm`."""
+    torch.set_num_threads(measure.cores())
+    torch.manual_seed(0)
+    inputs = torch.from_numpy(workloads.lstm(units, time, batch).inputs().numpy()).transpose(0, 1)
+    inputs = inputs.contiguous()
+    lstm = torch_lm.WeightDropLSTM(units, units, workloads.RATE)
+    optimizer = torch.optim.SGD(lstm.parameters(), workloads.LEARNING_RATE)
+    zero = torch.zeros(1, batch, units)
+
+    def step() -> float:
+        outputs, _ = lstm(inputs, (zero, zero))
+        loss = outputs.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return workloads.Step(step, 16 * units * units)

@@ -85,6 +85,15 @@ def dense(width: int = 3072, depth: int = 12, batch: int = 64) -> Kind:
     return Kind(f"Dense {width}x{width} + relu, {depth} layers", layer, depth, (batch, width))
 
 
+def lstm(units: int = 512, time: int = 35, batch: int = 20) -> Kind:
+    """One LSTM with an input of its own width."""
+
+    def layer() -> keras.layers.Layer:
+        return keras.layers.LSTM(units, return_sequences=True)
+
+    return Kind(f"LSTM {units}, time {time}", layer, 1, (batch, time, units), ("recurrent_kernel",))
+
+
 KINDS: dict[str, Kind] = {
     "dense": dense(),
     "conv": Kind(
@@ -187,6 +196,8 @@ def perturbed(way: str, layer: keras.layers.Layer, chosen: list[bool], seed: int
     noise, drop = "noise" in way or "both" in way, "noise" not in way
     if way.startswith(("naive", "recompute_grad")):
         return Naive(layer, chosen, noise, drop, way.startswith("recompute_grad"))
+    if way == "dropout" and isinstance(layer, keras.layers.LSTM):
+        return layers.WeightDropLSTM(layer.units, RATE, seed=seed, return_sequences=True)
     if noise:
         layer = layers.VariationalNoise(layer, STDDEV, seed=seed)
     if drop:
@@ -223,7 +234,7 @@ class Stack(keras.Model):
     def call(self, values: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         for layer in self.stack:
             # Plain layers without dropout, and the naive one, have no training argument.
-            takes = isinstance(layer, layers.Parametrized)
+            takes = isinstance(layer, layers.Parametrized | layers.WeightDropLSTM)
             values = self.apply(layer, values, **({"training": training} if takes else {}))
         return values
 
