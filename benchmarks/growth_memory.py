@@ -60,8 +60,13 @@ def main() -> None:
         else:
             costs[axis][way] = peaks
     panels = growth.panels(costs)
-    plots.draw("Peak memory of a training step, above the level before it", "MiB", panels, folder,
-               "growth_memory")
+    plots.draw(
+        "Peak memory of a training step, above the level before it",
+        "MiB",
+        panels,
+        folder,
+        "growth_memory",
+    )
     points = {axis: {"values": growth.SWEEPS[axis][2], "MiB": cost} for axis, cost in costs.items()}
     measure.report(
         "growth_memory", growth.rows("memory", costs), method=peak.method(), points=points

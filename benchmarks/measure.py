@@ -56,7 +56,10 @@ class Row:
         ours: our side in `unit`, or None where the figure says all.
         peers: the other sides by name, in `unit`; a text says why there is no figure.
         unit: of `ours` and `peers`.
-        at_most, at_least: what is to be reached; at most one of them. Neither: only stated.
+        at_most, at_least: what is to be reached.
+        no_more: what is to be reached by doing no more than the other side does: two equal sides
+            measure alike only within the spread, so the lower quartile must not be above it. Of
+            the three at most one is given; none says that the figure is only stated.
     """
 
     claim: str
@@ -67,6 +70,7 @@ class Row:
     unit: str = "ms"
     at_most: float | None = None
     at_least: float | None = None
+    no_more: float | None = None
 
     @property
     def reached(self) -> bool | None:
@@ -77,6 +81,8 @@ class Row:
             return median <= self.at_most
         if self.at_least is not None:
             return median >= self.at_least
+        if self.no_more is not None:
+            return round(self.figure.low, 2) <= self.no_more
         return None
 
     def to_json(self) -> dict[str, Any]:
@@ -143,10 +149,8 @@ def alternate(
     with progress() as bar:
         task = bar.add_task(f"{title}: warming up", total=rounds)
         for name in names:
-            begin = time.perf_counter()
             for _ in range(warmup):
                 candidates[name]()
-            CONSOLE.log(title, name, "warm after", time.perf_counter() - begin)
         start = time.perf_counter()
         enabled = gc.isenabled()
         gc.disable()
@@ -166,6 +170,8 @@ def alternate(
         finally:
             if enabled:
                 gc.enable()
+    for name, value in milliseconds(measured).items():
+        CONSOLE.print(f"{title}: {name} {number(value, 'ms')}", highlight=False)
     return measured
 
 
@@ -198,8 +204,10 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 def goal(row: Row) -> str:
     """What is to be reached, in words."""
     if row.at_most is not None:
-        return f"at most {row.at_most:g}"
-    return "stated" if row.at_least is None else f"at least {row.at_least:g}"
+        return f"at most {row.at_most:.2f}"
+    if row.no_more is not None:
+        return f"{row.no_more:.2f} within the spread"
+    return "stated" if row.at_least is None else f"at least {row.at_least:.2f}"
 
 
 def verdict(row: Row) -> str:

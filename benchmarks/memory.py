@@ -55,9 +55,7 @@ def main() -> None:
     tf_ways = ["bare", *OURS, "fit", *(f"naive {way}" for way in OURS), "recompute_grad dropout"]
     torch_ways = ["bare", *OURS, "checkpoint dropout"]
     found = peak.in_children(tensorflow, {way: (KIND, way) for way in tf_ways}, steps=steps)
-    found |= peak.in_children(
-        pytorch, {f"PyTorch {way}": (way,) for way in torch_ways}, steps=1
-    )
+    found |= peak.in_children(pytorch, {f"PyTorch {way}": (way,) for way in torch_ways}, steps=1)
     share = {
         way: above(peaks, found["PyTorch bare" if "PyTorch" in way else "bare"], BYTES)
         for way, peaks in found.items()

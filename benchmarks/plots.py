@@ -62,8 +62,9 @@ def draw(title: str, unit: str, panels: Sequence[Panel], folder: str | Path, nam
     row[0][0].set_ylabel(unit)
     # The legend of the panel with most lines holds for all.
     fullest = max(row[0], key=lambda axes: len(axes.get_lines()))
-    figure.legend(*fullest.get_legend_handles_labels(), loc="outside lower center", ncols=4,
-                  frameon=False)
+    figure.legend(
+        *fullest.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
+    )
     figure.suptitle(title)
     path = Path(folder) / f"{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)

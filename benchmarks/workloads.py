@@ -159,7 +159,12 @@ class Naive(keras.layers.Layer):
     """
 
     def __init__(
-        self, layer: keras.layers.Layer, chosen: list[bool], noise: bool, drop: bool, recompute: bool
+        self,
+        layer: keras.layers.Layer,
+        chosen: list[bool],
+        noise: bool,
+        drop: bool,
+        recompute: bool,
     ) -> None:
         super().__init__()
         self.layer, self.chosen, self.recompute = layer, chosen, recompute
