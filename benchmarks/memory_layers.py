@@ -2,8 +2,8 @@
 
     python benchmarks/memory_layers.py [--kinds conv gru ...]
 
-As memory.py, for convolutions, einsums, embeddings and attention, which have rules of their own, and
-for layers that have none: a GRU and a layer that a user wrote.
+As memory.py, for convolutions, einsums, embeddings and attention, and for layers that no rule is
+for: a GRU and a layer that a user wrote.
 """
 
 from __future__ import annotations

@@ -6,10 +6,12 @@ every step has a figure of its own, and the first ones, which trace and compile,
 Elsewhere the peak is ru_maxrss, which never falls: there the figure is that of all steps together,
 the first one included.
 
-Freed memory must leave the process for that. TensorFlow on x86 keeps what was freed in a pool of its
-own; it is told to use the system's allocator, and that of glibc to give back what is larger than a
-megabyte at once. So the figure is what is alive, without what a pool keeps beside it. A process begins as a fork of one that has loaded TensorFlow and
-done nothing with it, which is as good as a fresh one and three seconds earlier.
+Freed memory must leave the process for that. TensorFlow on x86 keeps what was freed in a pool of
+its own; it is told to use the system's allocator, and that of glibc to give back at once what is
+larger than a megabyte. So the figure is what is alive, without what a pool keeps beside it.
+
+A process begins as a fork of one that has loaded TensorFlow and done nothing with it, which is as
+good as a fresh one and three seconds earlier.
 """
 
 from __future__ import annotations

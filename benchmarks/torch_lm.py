@@ -8,6 +8,7 @@ from `tfwd.lm`: an LSTM of PyTorch has two biases that are added.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import measure
@@ -57,7 +58,7 @@ class LanguageModel(torch.nn.Module):
         widths = [model.embedding_dim, *model.hidden_units]
         self.lstms = torch.nn.ModuleList(
             WeightDropLSTM(inputs, units, model.weight_dropout)
-            for inputs, units in zip(widths[:-1], widths[1:], strict=True)
+            for inputs, units in itertools.pairwise(widths)
         )
         self.bias = torch.nn.Parameter(torch.zeros(words))
 

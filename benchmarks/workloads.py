@@ -184,7 +184,9 @@ class Naive(keras.layers.Layer):
     def _run(self, seed: tf.Tensor, *arguments: tf.Tensor) -> tf.Tensor:
         count = len(self.chosen)
         weights = [
-            _naive(weight, seed + [place, 0], self.noise, self.drop) if chosen else weight
+            _naive(weight, seed + tf.constant([place, 0]), self.noise, self.drop)
+            if chosen
+            else weight
             for place, (weight, chosen) in enumerate(
                 zip(arguments[:count], self.chosen, strict=True)
             )
@@ -202,7 +204,10 @@ def perturbed(way: str, layer: keras.layers.Layer, chosen: list[bool], seed: int
     if way.startswith(("naive", "recompute_grad")):
         return Naive(layer, chosen, noise, drop, way.startswith("recompute_grad"))
     if way == "dropout" and isinstance(layer, keras.layers.LSTM):
-        return layers.WeightDropLSTM(layer.units, RATE, seed=seed, return_sequences=True)
+        fast = layers.WeightDropLSTM(layer.units, RATE, seed=seed, return_sequences=True)
+        fast.build((None, None, layer.trainable_variables[0].shape[0]))
+        fast.set_weights(layer.get_weights())
+        return fast
     if noise:
         layer = layers.VariationalNoise(layer, STDDEV, seed=seed)
     if drop:
