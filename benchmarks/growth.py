@@ -75,10 +75,10 @@ def rows(what: str, costs: dict[str, dict[str, list[float]]]) -> list[Row]:
 
 
 def panels(costs: dict[str, dict[str, list[float]]]) -> list[plots.Panel]:
-    """What is drawn: a panel an axis."""
+    """What is drawn: a panel an axis, titled by what stays as it is."""
     return [
         plots.Panel(
-            {"dense": "Dense", "lstm": "LSTM"}[SWEEPS[axis][0]],
+            ", ".join(f"{size} {value}" for size, value in SWEEPS[axis][1].items()),
             axis,
             SWEEPS[axis][2],
             {LABELS[way]: cost for way, cost in by_way.items()},
@@ -110,11 +110,10 @@ def main() -> None:
             del steps
             keras.backend.clear_session()
             gc.collect()
-    dense = {axis: cost for axis, cost in costs.items() if SWEEPS[axis][0] == "dense"}
-    lstm = {axis: cost for axis, cost in costs.items() if SWEEPS[axis][0] == "lstm"}
-    folder = chosen.plots
-    plots.draw("Time of a training step, Dense", "ms", panels(dense), folder, "growth_time")
-    plots.draw("Time of a training step, LSTM", "ms", panels(lstm), folder, "lstm_time")
+    for model, title in (("dense", "Dense"), ("lstm", "LSTM")):
+        drawn = {axis: cost for axis, cost in costs.items() if SWEEPS[axis][0] == model}
+        title = f"Time of a training step, {title}"
+        plots.draw(title, "ms", panels(drawn), chosen.plots, f"{model}_time")
     points = {axis: {"values": SWEEPS[axis][2], "ms": cost} for axis, cost in costs.items()}
     measure.report("growth", rows("time", costs), points=points)
 

@@ -59,14 +59,10 @@ def main() -> None:
             measure.CONSOLE.print(f"without {name}: {peaks}", style="yellow")
         else:
             costs[axis][way] = peaks
-    panels = growth.panels(costs)
-    plots.draw(
-        "Peak memory of a training step, above the level before it",
-        "MiB",
-        panels,
-        folder,
-        "growth_memory",
-    )
+    for model, title in (("dense", "Dense"), ("lstm", "LSTM")):
+        drawn = {axis: cost for axis, cost in costs.items() if growth.SWEEPS[axis][0] == model}
+        title = f"Peak memory of a training step above the level before it, {title}"
+        plots.draw(title, "MiB", growth.panels(drawn), folder, f"{model}_memory")
     points = {axis: {"values": growth.SWEEPS[axis][2], "MiB": cost} for axis, cost in costs.items()}
     measure.report(
         "growth_memory", growth.rows("memory", costs), method=peak.method(), points=points

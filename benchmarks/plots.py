@@ -10,7 +10,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 FOLDER = Path(__file__).resolve().parent / "plots"
 # Ours is the strong colour; who does nothing, and has the least to pay, is grey.
@@ -55,6 +55,7 @@ def draw(title: str, unit: str, panels: Sequence[Panel], folder: str | Path, nam
         axes.set(xscale="log", yscale="log", xlabel=panel.size, title=panel.title)
         axes.set_xticks(panel.values, [f"{value:g}" for value in panel.values])
         axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.spines[["top", "right"]].set_visible(False)
