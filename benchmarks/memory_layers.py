@@ -48,7 +48,8 @@ def main() -> None:
         bare, ours, naive = (found[f"{kind}: {way}"] for way in WAYS)
         figure = memory.above(ours, bare, SIZES[kind])
         if isinstance(figure, str):
-            raise RuntimeError(f"{kind}: {figure}")
+            measure.CONSOLE.print(f"without {kind}: {figure}", style="red")
+            continue
         rows.append(
             Row(
                 f"memory of a step with dropout, {workloads.KINDS[kind].title}",
@@ -60,6 +61,8 @@ def main() -> None:
                 at_most=LIMITS[kind],
             )
         )
+    if not rows:
+        raise RuntimeError("no kind could be measured")
     measure.report("memory_layers", rows, method=peak.method())
 
 

@@ -126,7 +126,7 @@ def in_children(
     configurations: Mapping[str, tuple],
     *,
     steps: int | None = 3,
-    seconds: float = 60.0,
+    seconds: float = 90.0,
     preload: Sequence[str] = ("tensorflow", "keras", "tfwd.layers"),
 ) -> dict[str, Any]:
     """The peaks of one step of each configuration, a process each, one after the other.
