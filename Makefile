@@ -1,14 +1,21 @@
-# Every target sets up what it needs in .venv and writes nothing outside the checkout.
-# The set-up runs again only when setup.py or pyproject.toml changed, or the checkout was moved.
+# Every target sets up what it needs, the benchmarks in .venv-bench and the others in .venv, and writes
+# nothing outside the checkout. The set-up runs again only when setup.py or pyproject.toml changed, or
+# the checkout was moved.
 
 PYTHON ?= python3
 # The build of TensorFlow is one of the extras: EXTRAS=tf,tune,dev takes the one for GPUs.
 EXTRAS ?= cpu,tune,dev
+# The benchmarks' own, with the libraries that they compare with.
+BENCH_EXTRAS ?= cpu,bench
+# Further arguments of pip. On Linux PyTorch comes with gigabytes for GPUs; its build without them:
+# make bench PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+PIP_ARGS ?=
 # Further arguments: make train ARGS=--config.training.epochs=3, make test ARGS="-k seeds"
 ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+BENCH_STAMP := .venv-bench/.installed
 TYPED := .venv/typed
 
 # Keras and matplotlib would write to the home folder, and read settings that are there.
@@ -23,7 +30,7 @@ CHECK_VERSION := import sys; v = sys.version_info[:2]; \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test lint clean distclean
+.PHONY: help setup train test lint bench clean distclean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -45,29 +52,39 @@ lint: $(STAMP) ## check style, format and types
 	@ln -s "$(CURDIR)"/tfwd/* "$(CURDIR)/layers" "$(CURDIR)/optimizers" $(TYPED)/tfwd
 	cd $(TYPED) && ../bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p tfwd
 
-clean: ## remove caches and builds; .venv and runs stay
+# Some of the scripts: make bench ARGS="draws lm_step".
+bench: export KERAS_HOME := $(CURDIR)/.venv-bench/keras
+bench: export MPLCONFIGDIR := $(CURDIR)/.venv-bench/matplotlib
+bench: export TF_CPP_MIN_LOG_LEVEL := 3
+bench: $(BENCH_STAMP) ## run the benchmarks; writes benchmarks/results.md and plots
+	.venv-bench/bin/python benchmarks/run_all.py $(ARGS)
+
+clean: ## remove caches and builds; .venv, .venv-bench and runs stay
 	rm -rf build dist ./*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache $(TYPED)
-	find . -name .venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name '.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## remove .venv too
-	rm -rf .venv
+distclean: clean ## remove .venv and .venv-bench too
+	rm -rf .venv .venv-bench
 
-# The stamp holds the checkout's path, because a virtual environment that was moved does not work.
-ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
-$(STAMP): FORCE
-endif
+# A stamp holds the checkout's path, because a virtual environment that was moved does not work.
+MOVED := $(shell for stamp in $(STAMP) $(BENCH_STAMP); do \
+  [ "$$(cat $$stamp 2>/dev/null)" = "$(CURDIR)" ] || echo $$stamp; done)
+$(MOVED): FORCE
 FORCE:
+
+$(STAMP): WANTED = $(EXTRAS)
+$(BENCH_STAMP): WANTED = $(BENCH_EXTRAS)
 
 # The stamp is written last, so a set-up that failed half way leaves none. A .venv without pip is what
 # stays when a system has no ensurepip; it is made anew, as one that was moved.
-$(STAMP): setup.py pyproject.toml
-	@if [ -e $@ ] && [ "$$(cat $@)" != "$(CURDIR)" ] || ! $(BIN)/python -m pip -V >/dev/null 2>&1; \
+$(STAMP) $(BENCH_STAMP): %/.installed: setup.py pyproject.toml
+	@if [ -e $@ ] && [ "$$(cat $@)" != "$(CURDIR)" ] || ! $*/bin/python -m pip -V >/dev/null 2>&1; \
 	then \
 	  command -v "$(PYTHON)" >/dev/null || { \
 	    echo "there is no $(PYTHON); name another: make PYTHON=python3.12" >&2; exit 1; }; \
-	  "$(PYTHON)" -c '$(CHECK_VERSION)' && "$(PYTHON)" -m venv --clear .venv; \
+	  "$(PYTHON)" -c '$(CHECK_VERSION)' && "$(PYTHON)" -m venv --clear $*; \
 	fi
-	@$(BIN)/python -c '$(CHECK_VERSION)'
-	@echo "installing tfwd[$(EXTRAS)] into .venv (on the first time some minutes)"
-	@$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	@$*/bin/python -c '$(CHECK_VERSION)'
+	@echo "installing tfwd[$(WANTED)] into $* (on the first time some minutes)"
+	@$*/bin/python -m pip install --quiet $(PIP_ARGS) --editable '.[$(WANTED)]'
 	@printf '%s\n' "$(CURDIR)" > $@

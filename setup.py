@@ -49,7 +49,10 @@ setup(
         "tf": ["tensorflow>=2.18"],
         "cpu": ["tensorflow-cpu>=2.18"],
         "tune": ["keras-tuner>=1.4.8"],
-        "bench": ["torch>=2.2"],
+        # The libraries that the benchmarks compare with.
+        "bench": [
+            "torch>=2.2",
+        ],
         "dev": [
             "build>=1.2",
             "hypothesis>=6.100",

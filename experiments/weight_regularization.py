@@ -1,6 +1,6 @@
 """What weight dropout and variational noise do to a language model's perplexity.
 
-    python benchmarks/weight_regularization.py --data=FOLDER --runs=runs/evidence
+    python experiments/weight_regularization.py --data=FOLDER --runs=runs/evidence
 
 One model and one budget, four ways to regularise the recurrent kernels, several seeds each. FOLDER
 has train.txt, valid.txt and test.txt. Runs are independent `tfwd-train` processes, as many at a
@@ -141,7 +141,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     print("\n".join(rows))
     plot(folders, Path(options.plot))
-    print(json.dumps({"benchmark": "weight_regularization", "test_perplexity": table}))
+    print(json.dumps({"experiment": "weight_regularization", "test_perplexity": table}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,129 @@
+"""A whole training step of the AWD-LSTM of published size: tokens a second, against PyTorch.
+
+    python benchmarks/lm_step.py
+
+The model and the step of `tfwd-train --config=configs/awd_lstm_ptb.py`: 24 million weights, 10,000
+words, batch 20, time 70, all its dropouts, both activation penalties, clipping and SGD. PyTorch's
+side is torch_lm.py. The second row is the model of configs/quickstart.py. Before anything is timed
+both sides must have as many weights (PyTorch's second biases apart) and begin with the loss of
+guessing, ln(words).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import measure
+import numpy as np
+from measure import Row, Spread, ratio
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+
+def load_config(name: str) -> Any:
+    """The configuration of a file in configs/."""
+    spec = importlib.util.spec_from_file_location(name, CONFIGS / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config()
+
+
+def quickstart_words(config: Any) -> int:
+    """The number of words of the quickstart's text."""
+    from tfwd.lm import text, vocabulary
+
+    train = text.load_splits(config.data.path).train
+    tokens = text.tokenize(train, config.data.level)
+    return len(vocabulary.Vocabulary.from_tokens(tokens, config.data.level, config.data.min_count))
+
+
+def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], float], int]:
+    """The training step of `tfwd.lm`, as torch_lm.train_step."""
+    import tensorflow as tf
+
+    from tfwd.lm.saved import make_model
+    from tfwd.lm.state import RunState
+    from tfwd.lm.step import make_step
+
+    model = make_model(config, words)
+    state = RunState(model.zero_state(config.data.batch_size), config.optimizer.learning_rate)
+    step = make_step(config, model, state)
+
+    def run(inputs: np.ndarray, targets: np.ndarray) -> float:
+        step(tf.constant(inputs), tf.constant(targets))
+        loss = state.take_log()
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"the step failed: {step.failure()}")
+        return loss
+
+    return run, sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+
+
+def check(name: str, loss: float, words: int) -> None:
+    """An untrained model guesses; another loss would be that of other work."""
+    if abs(loss - math.log(words)) > 0.1:
+        raise AssertionError(f"{name}: the first loss is {loss:.3f}, not ln {words}")
+
+
+def compare(name: str, config: Any, words: int, seconds: float) -> tuple[dict, dict]:
+    """Times the steps of both sides; also what they agree on."""
+    # The optimizers' first steps at full rate would leave the loss of guessing at once.
+    config.optimizer.learning_rate *= 1e-2
+    shape, draw = (config.data.batch_size, config.data.window), np.random.default_rng(0)
+    ids = draw.integers(words, size=(2, *shape), dtype=np.int32)
+    step, weights = ours(config, words)
+    sides = {"ours": step}
+    facts = {"words": words, "weights": weights, "first_loss": step(*ids)}
+    check("ours", facts["first_loss"], words)
+    torch_lm = measure.attempt(lambda: __import__("torch_lm"), "PyTorch")
+    if torch_lm:
+        theirs, count = torch_lm.train_step(config, words)
+        facts |= {"PyTorch_weights": count, "PyTorch_first_loss": theirs(*ids)}
+        check("PyTorch", facts["PyTorch_first_loss"], words)
+        if count - weights != 4 * sum(config.model.hidden_units):
+            raise AssertionError(f"{name}: {weights} weights here, {count} in PyTorch")
+        sides["PyTorch"] = theirs
+    candidates = {side: lambda run=run: run(*ids) for side, run in sides.items()}
+    return measure.alternate(candidates, seconds=seconds, warmup=1, title=name), facts
+
+
+def main() -> None:
+    """Measures, and reports a row a model."""
+    options = measure.parser(__doc__)
+    options.add_argument("--seconds", type=float, default=40.0, help="time for the rounds")
+    seconds = options.parse_args().seconds
+    measure.attempt(lambda: __import__("torch"), "PyTorch")
+    measure.equal_threads()
+    quickstart = load_config("quickstart")
+    models = {
+        "AWD-LSTM of published size": (load_config("awd_lstm_ptb"), 10_000, 1.6),
+        "quickstart": (quickstart, quickstart_words(quickstart), None),
+    }
+    rows, facts = [], {}
+    for number, (name, (config, words, limit)) in enumerate(models.items()):
+        found, facts[name] = compare(name, config, words, seconds / (1 + 2 * number))
+        tokens = config.data.batch_size * config.data.window
+        pace = {side: Spread.of([tokens / t for t in times]) for side, times in found.items()}
+        facts[name]["milliseconds"] = measure.milliseconds(found)
+        peer = found.get("PyTorch")
+        rows.append(
+            Row(
+                f"a training step, {name} ({facts[name]['weights'] / 1e6:.1f} M weights)",
+                ratio(peer, found["ours"]) if peer else pace["ours"],
+                "times the tokens a second of PyTorch" if peer else "tokens a second",
+                pace["ours"].median,
+                {"PyTorch": pace["PyTorch"].median if peer else "not installed"},
+                "tokens/s",
+                at_least=limit if peer else None,
+            )
+        )
+    measure.report("lm_step", rows, models=facts)
+
+
+if __name__ == "__main__":
+    main()

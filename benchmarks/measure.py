@@ -1,0 +1,255 @@
+"""How the benchmarks time, compare and report.
+
+Candidates run by turns in one process, so that what else the machine does falls on all of them
+alike, and a comparison is the median of the ratios within the turns; single times mean little.
+Each library gets as many threads as there are cores. What a script found is a list of `Row`s, and
+`report` prints them as a table and, last, as one line of JSON, which `run_all.py` collects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+# Progress and tables are for the eye; standard output ends with the JSON line.
+CONSOLE = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
+# After its turn a library's threads spin for some milliseconds, on the next one's cores.
+PAUSE = 0.01
+
+
+class Spread(NamedTuple):
+    """A median and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of some values; of one value, that value thrice."""
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0])
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high)
+
+
+@dataclasses.dataclass
+class Row:
+    """One claim and what was measured for it.
+
+    Attributes:
+        claim: what is claimed, in words.
+        figure: the figure that the claim is about: a ratio or a share.
+        means: what the figure is, such as "time over naive".
+        ours: our side in `unit`, or None where the figure says all.
+        peers: the other sides by name, in `unit`; a text says why there is no figure.
+        unit: of `ours` and `peers`.
+        at_most, at_least: what is to be reached.
+        no_more: what is to be reached by doing no more than the other side does: two equal sides
+            measure alike only within the spread, so the lower quartile must not be above it. Of
+            the three at most one is given; none says that the figure is only stated.
+    """
+
+    claim: str
+    figure: Spread
+    means: str
+    ours: float | None = None
+    peers: dict[str, float | str] = dataclasses.field(default_factory=dict)
+    unit: str = "ms"
+    at_most: float | None = None
+    at_least: float | None = None
+    no_more: float | None = None
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the median is where it is to be; None if nothing is to be reached."""
+        # What is compared is what is printed: two decimals.
+        median = round(self.figure.median, 2)
+        if self.at_most is not None:
+            return median <= self.at_most
+        if self.at_least is not None:
+            return median >= self.at_least
+        if self.no_more is not None:
+            return round(self.figure.low, 2) <= self.no_more
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """All attributes, and `reached`."""
+        fields = dataclasses.asdict(self)
+        return {**fields, "figure": self.figure._asdict(), "reached": self.reached}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Row:
+        """The reverse of `to_json`."""
+        fields = {name: value for name, value in fields.items() if name != "reached"}
+        return cls(**{**fields, "figure": Spread(**fields["figure"])})
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def equal_threads() -> int:
+    """Gives TensorFlow, and PyTorch if it is loaded, one thread a core; returns their number."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(cores())
+    tf.config.threading.set_inter_op_parallelism_threads(cores())
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(cores())
+    return cores()
+
+
+def progress() -> Progress:
+    """A progress bar on the terminal: what runs now, how many are done, the time."""
+    columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), console=CONSOLE, transient=True)
+
+
+def alternate(
+    candidates: Mapping[str, Callable[[], Any]],
+    *,
+    seconds: float = 15.0,
+    rounds: int = 40,
+    least: int = 5,
+    calls: int = 1,
+    warmup: int = 2,
+    title: str = "",
+) -> dict[str, list[float]]:
+    """Runs the candidates by turns and times each run.
+
+    Args:
+        candidates: functions by name; each waits until its work is done.
+        seconds: no new round begins after so long, if there were `least` of them.
+        rounds: the most rounds. In each, every candidate has one turn; who begins rotates.
+        least: the fewest rounds.
+        calls: calls in a turn, for work of less than some milliseconds; the time is for one.
+        warmup: calls of each beforehand that are not timed: tracing and compiling.
+        title: for the progress bar.
+
+    Returns:
+        By name, the seconds of one call, round by round: the same place in two lists is the same
+        round.
+    """
+    names = list(candidates)
+    measured: dict[str, list[float]] = {name: [] for name in names}
+    with progress() as bar:
+        task = bar.add_task(f"{title}: warming up", total=rounds)
+        for name in names:
+            for _ in range(warmup):
+                candidates[name]()
+        start = time.perf_counter()
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            for turn in range(rounds):
+                if turn >= least and time.perf_counter() - start > seconds:
+                    break
+                first = turn % len(names)
+                for name in names[first:] + names[:first]:
+                    bar.update(task, description=f"{title}: {name}")
+                    time.sleep(PAUSE)
+                    begin = time.perf_counter()
+                    for _ in range(calls):
+                        candidates[name]()
+                    measured[name].append((time.perf_counter() - begin) / calls)
+                bar.advance(task)
+        finally:
+            if enabled:
+                gc.enable()
+    for name, value in milliseconds(measured).items():
+        CONSOLE.print(f"{title}: {name} {number(value, 'ms')}", highlight=False)
+    return measured
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> Spread:
+    """The spread of `above / below`, round by round."""
+    return Spread.of([a / b for a, b in zip(above, below, strict=True)])
+
+
+def milliseconds(times: Mapping[str, Sequence[float]]) -> dict[str, float | str]:
+    """The median of each list of seconds, in milliseconds."""
+    return {name: 1e3 * statistics.median(values) for name, values in times.items()}
+
+
+def attempt(make: Callable[[], Any], what: str) -> Any | None:
+    """What `make` returns; None if it fails, which is said: one peer less, and the rest goes on."""
+    try:
+        return make()
+    except Exception as error:
+        CONSOLE.print(f"without {what}: {type(error).__name__}: {error}", style="yellow")
+        return None
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """The command line of a script, described by its docstring."""
+    return argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def goal(row: Row) -> str:
+    """What is to be reached, in words."""
+    if row.at_most is not None:
+        return f"at most {row.at_most:.2f}"
+    if row.no_more is not None:
+        return f"{row.no_more:.2f} within the spread"
+    return "stated" if row.at_least is None else f"at least {row.at_least:.2f}"
+
+
+def verdict(row: Row) -> str:
+    """Whether it is reached, in words."""
+    return {True: "yes", False: "no", None: ""}[row.reached]
+
+
+def number(value: float | str | None, unit: str = "") -> str:
+    """A figure with three digits and its unit; a text as it is."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f} {unit}".rstrip()
+
+
+HEADS = ("claim", "to reach", "ours", "peers", "ratio", "spread", "reached")
+
+
+def cells(row: Row) -> Iterable[str]:
+    """A row of the table under `HEADS`."""
+    low, high = row.figure.low, row.figure.high
+    peers = ", ".join(f"{name} {number(value, row.unit)}" for name, value in row.peers.items())
+    figure = f"{row.figure.median:.2f} ({row.means})"
+    spread = f"{low:.2f} to {high:.2f}"
+    return row.claim, goal(row), number(row.ours, row.unit), peers, figure, spread, verdict(row)
+
+
+def report(benchmark: str, rows: Sequence[Row], **data: Any) -> None:
+    """Prints the rows as a table on the terminal, and as one line of JSON, which is the last.
+
+    Args:
+        benchmark: the script's name.
+        rows: what it found.
+        data: more for the JSON line, such as the points of a plot.
+    """
+    table = Table(title=benchmark)
+    for head in HEADS:
+        table.add_column(head)
+    for row in rows:
+        table.add_row(*cells(row))
+    CONSOLE.print(table)
+    line = {"benchmark": benchmark, "rows": [row.to_json() for row in rows], **data}
+    print(json.dumps(line), flush=True)

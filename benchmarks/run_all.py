@@ -1,0 +1,186 @@
+"""Runs every benchmark and writes what came out: `make bench`.
+
+    python benchmarks/run_all.py [NAME ...] [--out benchmarks/results.md]
+
+A benchmark is a script in this folder. It prints what it likes and ends with one line of JSON:
+
+    {"benchmark": NAME, "rows": [...], more ...}
+
+with rows as `measure.Row.to_json` makes them; a script without rows is shown with its JSON as it
+is. Plots are the PNG files that the scripts leave in `plots/`. A script that fails, or takes too
+long, is reported as such, and the others go on; the exit status then says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import measure
+from measure import Row
+
+FOLDER = Path(__file__).resolve().parent
+PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "torch", "jax", "optax")
+ALLOWED = 120.0  # seconds that a script may take
+LIMIT = 300.0  # seconds after which it is stopped
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of one script.
+
+    Attributes:
+        name: the script's.
+        seconds: how long it took.
+        line: its JSON line, or None.
+        problem: what went wrong, or an empty text.
+    """
+
+    name: str
+    seconds: float
+    line: dict[str, Any] | None
+    problem: str = ""
+
+    @property
+    def rows(self) -> list[Row]:
+        """Its rows, if it has any."""
+        return [Row.from_json(row) for row in (self.line or {}).get("rows", [])]
+
+
+def scripts(folder: Path = FOLDER) -> list[Path]:
+    """The benchmarks of a folder: what can be run, except this file."""
+    return sorted(
+        path
+        for path in folder.glob("*.py")
+        if path.name != Path(__file__).name
+        and 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+    )
+
+
+def run(path: Path, limit: float = LIMIT) -> Outcome:
+    """Runs one script; its progress and its errors go to the terminal."""
+    begin = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, str(path)], stdout=subprocess.PIPE, text=True, timeout=limit
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome(path.stem, limit, None, f"stopped after {limit:g} s")
+    seconds = time.monotonic() - begin
+    if done.returncode:
+        return Outcome(path.stem, seconds, None, f"failed with status {done.returncode}")
+    line = last_json(done.stdout)
+    if line is None:
+        return Outcome(path.stem, seconds, None, "did not end with a line of JSON")
+    slow = f"took {seconds:.0f} s, of {ALLOWED:g} s allowed" if seconds > ALLOWED else ""
+    return Outcome(path.stem, seconds, line, slow)
+
+
+def last_json(text: str) -> dict[str, Any] | None:
+    """The JSON object in the last line that is not blank, or None."""
+    lines = text.strip().splitlines()
+    try:
+        found = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def markdown(outcomes: Sequence[Outcome], plots: Sequence[Path], out: Path) -> str:
+    """The text of the results' page.
+
+    Args:
+        outcomes: what became of the scripts.
+        plots: PNG files.
+        out: where the page will stand; the plots are named relative to its folder.
+    """
+    parts = ["# Benchmarks", "", f"`make bench` wrote this page. {machine()}.", ""]
+    parts += [
+        "Sides run by turns; a ratio is the median over the turns, and the spread its quartiles",
+        "(for an exponent: the least and the greatest of the doublings). Ratios matter, not times.",
+        "",
+    ]
+    rows = [row for outcome in outcomes for row in outcome.rows]
+    if rows:
+        parts += [_line(measure.HEADS), _line(["---"] * len(measure.HEADS))]
+        parts += [_line(measure.cells(row)) for row in rows]
+        judged = [row.reached for row in rows if row.reached is not None]
+        parts += ["", f"{sum(judged)} of {len(judged)} figures are reached.", ""]
+    methods = {o.name: o.line["method"] for o in outcomes if o.line and "method" in o.line}
+    for name, method in methods.items():
+        parts.append(f"- `{name}`: memory is {method}.")
+    parts += [""] if methods else []
+    problems = [outcome for outcome in outcomes if outcome.problem]
+    if problems:
+        parts += ["## What went wrong", ""]
+        parts += [f"- `{outcome.name}`: {outcome.problem}" for outcome in problems] + [""]
+    others = [outcome for outcome in outcomes if outcome.line and not outcome.rows]
+    if others:
+        parts += ["## Other figures", ""]
+        for outcome in others:
+            parts += [
+                f"`{outcome.name}`:",
+                "```json",
+                json.dumps(outcome.line, indent=1),
+                "```",
+                "",
+            ]
+    if plots:
+        parts += ["## Plots", ""]
+        for path in plots:
+            where = path.relative_to(out.parent) if path.is_relative_to(out.parent) else path
+            parts += [f"![{path.stem.replace('_', ' ')}]({where.as_posix()})", ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def machine() -> str:
+    """Cores, Python, and the versions of what was compared."""
+    found = [f"{measure.cores()} cores", f"Python {platform.python_version()}"]
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def _line(cells: Any) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def main() -> int:
+    """Runs, writes the page, and returns how many scripts went wrong."""
+    there = {path.stem: path for path in scripts()}
+    options = measure.parser(__doc__)
+    options.add_argument("names", nargs="*", metavar="NAME", help="some of the scripts; else all")
+    options.add_argument("--out", type=Path, default=FOLDER / "results.md", help="page to write")
+    options.add_argument("--limit", type=float, default=LIMIT, help="seconds a script may take")
+    chosen = options.parse_args()
+    unknown = [name for name in chosen.names if name not in there]
+    if unknown:
+        options.error(f"there is no {', '.join(unknown)}; there are {', '.join(there)}")
+    outcomes = []
+    for name in chosen.names or there:
+        measure.CONSOLE.rule(name)
+        outcomes.append(run(there[name], chosen.limit))
+        if outcomes[-1].problem:
+            measure.CONSOLE.print(f"{name}: {outcomes[-1].problem}", style="red")
+    out = chosen.out.resolve()
+    page = markdown(outcomes, sorted((FOLDER / "plots").glob("*.png")), out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page, encoding="utf-8")
+    print(page)
+    measure.CONSOLE.print(f"written to {out}")
+    return sum(outcome.line is None for outcome in outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))

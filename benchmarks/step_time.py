@@ -1,0 +1,55 @@
+"""Time of a training step with perturbed weights, over the naive step that keeps its masks.
+
+    python benchmarks/step_time.py
+
+The step of memory.py, twelve Dense layers of 3072 x 3072 with relu. Naive is TensorFlow's
+`tf.nn.experimental.stateless_dropout` or `tf.random.stateless_normal` on the weight, in a custom
+layer, which keeps the masks and the perturbed weights for backward.
+"""
+
+from __future__ import annotations
+
+import measure
+from measure import Row, ratio
+
+LIMITS = {"dropout": 0.70, "noise": 0.75}
+KIND = "dense"
+
+
+def main() -> None:
+    """Measures, and reports a row a way."""
+    options = measure.parser(__doc__)
+    options.add_argument("--seconds", type=float, default=40.0, help="time for the rounds")
+    seconds = options.parse_args().seconds
+    torch_workloads = measure.attempt(lambda: __import__("torch_workloads"), "PyTorch")
+    measure.equal_threads()
+    import workloads
+
+    ways = ["bare", *LIMITS, *(f"naive {way}" for way in LIMITS), "recompute_grad dropout"]
+    steps = {way: workloads.train_step(KIND, way) for way in ways}
+    if torch_workloads:
+        steps["PyTorch dropout"] = torch_workloads.train_step("dropout")
+    found = measure.alternate(steps, seconds=seconds, least=4, warmup=1, title="step time")
+    medians = measure.milliseconds(found)
+    rows = []
+    for way, limit in LIMITS.items():
+        peers = {"naive": medians[f"naive {way}"], "without": medians["bare"]}
+        if way == "dropout":
+            peers["recompute_grad"] = medians["recompute_grad dropout"]
+            peers["PyTorch"] = medians.get("PyTorch dropout", "not installed")
+        rows.append(
+            Row(
+                f"time of a step with {way}, 12 Dense 3072x3072",
+                ratio(found[way], found[f"naive {way}"]),
+                "time over naive",
+                float(medians[way]),
+                peers,
+                at_most=limit,
+            )
+        )
+    over_bare = {way: ratio(times, found["bare"])._asdict() for way, times in found.items()}
+    measure.report("step_time", rows, milliseconds=medians, over_bare=over_bare)
+
+
+if __name__ == "__main__":
+    main()

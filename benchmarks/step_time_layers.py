@@ -1,0 +1,57 @@
+"""Time of a training step with weight dropout over the naive step, kind of layer by kind.
+
+    python benchmarks/step_time_layers.py [--kinds conv gru ...]
+
+As step_time.py, for the layers of memory_layers.py. Where a layer has no rule of its own it is run
+again in backward, so there the time is only stated.
+"""
+
+from __future__ import annotations
+
+import measure
+from measure import Row, ratio
+
+LIMITS = {
+    "conv": 0.9,
+    "einsum": 0.9,
+    "embedding": 0.9,
+    "attention": 0.9,
+    "gru": None,
+    "user": None,
+}
+
+
+def main() -> None:
+    """Measures, and reports a row a kind."""
+    options = measure.parser(__doc__)
+    options.add_argument("--seconds", type=float, default=6.0, help="time for a kind's rounds")
+    options.add_argument("--kinds", nargs="+", choices=LIMITS, default=list(LIMITS))
+    chosen = options.parse_args()
+    measure.equal_threads()
+    import workloads
+
+    rows = []
+    for kind in chosen.kinds:
+        ways = ("bare", "dropout", "naive dropout", "recompute_grad dropout")
+        steps = {way: workloads.train_step(kind, way) for way in ways}
+        found = measure.alternate(steps, seconds=chosen.seconds, warmup=1, title=kind)
+        medians = measure.milliseconds(found)
+        rows.append(
+            Row(
+                f"time of a step with dropout, {workloads.KINDS[kind].title}",
+                ratio(found["dropout"], found["naive dropout"]),
+                "time over naive",
+                float(medians["dropout"]),
+                {
+                    "naive": medians["naive dropout"],
+                    "without": medians["bare"],
+                    "recompute_grad": medians["recompute_grad dropout"],
+                },
+                at_most=LIMITS[kind],
+            )
+        )
+    measure.report("step_time_layers", rows)
+
+
+if __name__ == "__main__":
+    main()
