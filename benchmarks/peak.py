@@ -116,7 +116,9 @@ def _child(
 
 
 def _shown(answer: Any) -> str:
-    if not isinstance(answer, list) or not isinstance(answer[0], int):
+    if isinstance(answer, list) and not isinstance(answer[0], int):
+        return f"{len(answer)} samples"
+    if not isinstance(answer, list):
         return str(answer)
     return " ".join(f"{peak / MIB:.0f}" for peak in answer) + " MiB"
 
