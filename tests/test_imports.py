@@ -19,7 +19,7 @@ PACKAGES = {"tfwd": "tfwd", "layers": "tfwd.layers", "optimizers": "tfwd.optimiz
 # A module may import what is lower, and a package its own modules.
 HEIGHTS = {
     0: {"tfwd._keras"},
-    1: {"tfwd.draws", "tfwd.seeds", "tfwd.training", "tfwd.substitute"},
+    1: {"tfwd.draws", "tfwd.lstm", "tfwd.seeds", "tfwd.training", "tfwd.substitute"},
     2: {"tfwd.parametrizations", "tfwd.recompute"},
     3: {"tfwd.layers", "tfwd.optimizers"},
     4: {"tfwd.models"},
