@@ -88,17 +88,12 @@ def lstm(
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             dz, dh, dc = _backward(kept, recurrent_kernel, mask, *upstream)
-            dinputs, dkernel = _products(inputs, kernel, dz)
-            before = tf.concat([h[None], kept.outputs[:-1]], 0)
-            drecurrent = tf.matmul(_rows(before), _rows(dz), transpose_a=True)
-            return [
-                dinputs,
-                dh,
-                dc,
-                dkernel,
-                drecurrent,
-                *(tf.reduce_sum(dz, [0, 1]) for _ in bias),
-            ]
+            rows, before = _rows(dz), tf.concat([h[None], kept.outputs[:-1]], 0)
+            dinputs = _unrows(tf.matmul(rows, kernel, transpose_b=True), inputs)
+            dkernel = tf.matmul(_rows(inputs), rows, transpose_a=True)
+            drecurrent = tf.matmul(_rows(before), rows, transpose_a=True)
+            dbias = [tf.reduce_sum(rows, 0) for _ in bias]
+            return [dinputs, dh, dc, dkernel, drecurrent, *dbias]
 
         return (kept.outputs, last_h, last_c), gradient
 
@@ -112,55 +107,58 @@ def _rows(sequences: tf.Tensor) -> tf.Tensor:
 
 
 def _unrows(matrix: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(matrix, tf.concat([tf.shape(like)[:2], tf.shape(matrix)[1:]], 0))
+    shape = [*tf.unstack(tf.shape(like)[:2]), matrix.shape[1]]
+    return tf.ensure_shape(tf.reshape(matrix, shape), [*like.shape[:2], matrix.shape[1]])
 
 
-def _project(inputs: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
-    projected = tf.matmul(_rows(inputs), kernel)
+def _by_gate(weights: tf.Tensor) -> list[tf.Tensor]:
+    """The columns of i, f, g and o.
+
+    Inside the loops each gate is a tensor of its own: cutting or joining them there, though they
+    are a few kilobytes, wakes other threads and takes as long as a product.
+    """
+    return tf.split(weights, 4, -1)
+
+
+def _project(inputs: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor) -> list[tf.Tensor]:
+    """What the inputs contribute to each gate's pre-activation, each `[time, batch, units]`."""
+    rows = _rows(inputs)
+    products = [tf.matmul(rows, block) for block in _by_gate(kernel)]
     if bias:
-        projected = tf.nn.bias_add(projected, bias[0])
-    return _unrows(projected, inputs)
+        pairs = zip(products, _by_gate(bias[0]), strict=True)
+        products = [tf.nn.bias_add(product, part) for product, part in pairs]
+    return [_unrows(product, inputs) for product in products]
 
 
-def _products(inputs: tf.Tensor, kernel: tf.Tensor, dz: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    rows = _rows(dz)
-    dinputs = _unrows(tf.matmul(rows, kernel, transpose_b=True), inputs)
-    return dinputs, tf.matmul(_rows(inputs), rows, transpose_a=True)
-
-
-def _list(size: tf.Tensor, like: tf.Tensor, width: int) -> tf.TensorArray:
-    return tf.TensorArray(
-        like.dtype, size, clear_after_read=False, element_shape=[like.shape[0], width]
-    )
+def _list(size: tf.Tensor, like: tf.Tensor) -> tf.TensorArray:
+    return tf.TensorArray(like.dtype, size, clear_after_read=False, element_shape=like.shape)
 
 
 def _forward(
-    projected: tf.Tensor,
+    projected: list[tf.Tensor],
     h: tf.Tensor,
     c: tf.Tensor,
     recurrent_kernel: tf.Tensor,
     mask: tf.Tensor | None,
 ) -> tuple[Kept, tf.Tensor, tf.Tensor]:
-    time, units = tf.shape(projected)[0], recurrent_kernel.shape[0]
-    blocks = tf.split(recurrent_kernel, 4, 1)
+    time, blocks = tf.shape(projected[0])[0], _by_gate(recurrent_kernel)
 
     def step(t: tf.Tensor, h: tf.Tensor, c: tf.Tensor, *lists: tf.TensorArray) -> list:
-        parts = tf.split(projected[t], 4, 1)
-        zi, zf, zg, zo = (x + tf.matmul(h, u) for x, u in zip(parts, blocks, strict=True))
+        pairs = zip(projected, blocks, strict=True)
+        zi, zf, zg, zo = (x[t] + tf.matmul(h, block) for x, block in pairs)
         i, f, g, o = tf.sigmoid(zi), tf.sigmoid(zf), tf.tanh(zg), tf.sigmoid(zo)
         new_c = f * c + i * g
         new_h = o * tf.tanh(new_c)
         if mask is not None:
             new_h, new_c = tf.where(mask[t], new_h, h), tf.where(mask[t], new_c, c)
-        written = [a.write(t, x) for a, x in zip(lists, (i, f, g, o, new_h), strict=False)]
-        return [t + 1, new_h, new_c, *written, lists[-1].write(t + 1, new_c)]
+        *rest, cells = lists
+        written = [x.write(t, value) for x, value in zip(rest, (i, f, g, o, new_h), strict=True)]
+        return [t + 1, new_h, new_c, *written, cells.write(t + 1, new_c)]
 
-    lists = [_list(time, h, units) for _ in range(5)]
-    cells = _list(time + 1, c, units).write(0, c)
-    _, h, c, *lists = tf.while_loop(
-        lambda t, *_: t < time, step, [tf.constant(0), h, c, *lists, cells]
-    )
-    return Kept(tuple(lists[:4]), lists[5], lists[4].stack()), h, c
+    lists = [*(_list(time, h) for _ in range(5)), _list(time + 1, c).write(0, c)]
+    _, h, c, *lists = tf.while_loop(lambda t, *_: t < time, step, [tf.constant(0), h, c, *lists])
+    *gates, outputs, cells = lists
+    return Kept(tuple(gates), cells, outputs.stack()), h, c
 
 
 def _backward(
@@ -172,30 +170,43 @@ def _backward(
     dc: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """The gradients of the pre-activations `[time, batch, 4 * units]` and of the first state."""
-    time, units = tf.shape(doutputs)[0], recurrent_kernel.shape[0]
-    blocks = [tf.transpose(u) for u in tf.split(recurrent_kernel, 4, 1)]
+    time = tf.shape(doutputs)[0]
+    # Once: a product with a transposed matrix of this shape takes twice the time.
+    blocks = [tf.transpose(block) for block in _by_gate(recurrent_kernel)]
 
-    def step(t: tf.Tensor, dh: tf.Tensor, dc: tf.Tensor, dz: tf.TensorArray) -> list:
+    def step(t: tf.Tensor, dh: tf.Tensor, dc: tf.Tensor, *lists: tf.TensorArray) -> list:
         i, f, g, o = (gate.read(t) for gate in kept.gates)
-        dh += doutputs[t]
         tanh_c = tf.tanh(kept.cells.read(t + 1))
-        dc_t = dc + dh * o * (1 - tanh_c * tanh_c)
-        parts = [
-            dc_t * g * i * (1 - i),
-            dc_t * kept.cells.read(t) * f * (1 - f),
-            dc_t * i * (1 - g * g),
-            dh * tanh_c * o * (1 - o),
+        dh += doutputs[t]
+        dc_t = dc + _of_tanh(tanh_c, dh * o)
+        dz = [
+            _of_sigmoid(i, dc_t * g),
+            _of_sigmoid(f, dc_t * kept.cells.read(t)),
+            _of_tanh(g, dc_t * i),
+            _of_sigmoid(o, dh * tanh_c),
         ]
         dc_t *= f
         if mask is not None:
             # The products, not their factors: what was computed in a masked step may not be finite.
-            parts = [tf.where(mask[t], part, tf.zeros_like(part)) for part in parts]
+            dz = [tf.where(mask[t], part, tf.zeros_like(part)) for part in dz]
             dc_t = tf.where(mask[t], dc_t, dc)
-        dh_t = tf.add_n([tf.matmul(x, u) for x, u in zip(parts, blocks, strict=True)])
+        pairs = zip(dz, blocks, strict=True)
+        dh_t = tf.add_n([tf.matmul(part, block) for part, block in pairs])
         if mask is not None:
             dh_t += tf.where(mask[t], tf.zeros_like(dh), dh)
-        return [t - 1, dh_t, dc_t, dz.write(t, tf.concat(parts, 1))]
+        written = [x.write(t, part) for x, part in zip(lists, dz, strict=True)]
+        return [t - 1, dh_t, dc_t, *written]
 
-    dz = _list(time, dh, 4 * units)
-    _, dh, dc, dz = tf.while_loop(lambda t, *_: t >= 0, step, [time - 1, dh, dc, dz])
-    return dz.stack(), dh, dc
+    lists = [_list(time, dh) for _ in range(4)]
+    _, dh, dc, *lists = tf.while_loop(lambda t, *_: t >= 0, step, [time - 1, dh, dc, *lists])
+    return tf.concat([dz.stack() for dz in lists], 2), dh, dc
+
+
+def _of_sigmoid(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+    """`dy y (1 - y)`, as one op."""
+    return tf.raw_ops.SigmoidGrad(y=y, dy=dy)
+
+
+def _of_tanh(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+    """`dy (1 - y^2)`, as one op."""
+    return tf.raw_ops.TanhGrad(y=y, dy=dy)
