@@ -54,11 +54,12 @@ def by_tensorflow(
         with tf.GradientTape() as tape, scope:
             tape.watch([sequences, *weights])
             y = layer(sequences, training=True)
-        return tape.gradient(y, [sequences, *weights], output_gradients=given)
+        # The output is a result too, or a layer that computes it again in backward would save that.
+        return [y, *tape.gradient(y, [sequences, *weights], output_gradients=given)]
 
     def run() -> None:
-        for gradient in step(sequences, given):
-            gradient.numpy()
+        for tensor in step(sequences, given):
+            tensor.numpy()
 
     return run
 

@@ -90,14 +90,15 @@ class _FastLoop:
         if isinstance(mask, (list, tuple)):
             mask = mask[0]
         if mask is not None:
+            mask = tf.reshape(mask, tf.shape(mask)[:2])  # Keras takes [batch, time, 1] too
             mask = tf.transpose(tf.cast(mask, tf.bool))
         inputs = tf.transpose(sequences, [1, 0, 2])
         if self._layer.go_backwards:
             inputs = tf.reverse(inputs, [0])
             mask = None if mask is None else tf.reverse(mask, [0])
-        weights = [cell.kernel, cell.recurrent_kernel, *([cell.bias] if cell.use_bias else [])]
-        weights = [tf.cast(tf.convert_to_tensor(w), inputs.dtype) for w in weights]
-        outputs, h, c = lstm.lstm(inputs, initial_state, *weights, mask=mask)
+        names = ["kernel", "recurrent_kernel", *(["bias"] if cell.use_bias else [])]
+        values = {n: tf.cast(tf.convert_to_tensor(getattr(cell, n)), inputs.dtype) for n in names}
+        outputs, h, c = lstm.lstm(inputs, initial_state, mask=mask, **values)
         last = h
         if mask is not None:
             shown = mask
