@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 
 from tfwd import _keras
+from tfwd.layers import lstm_call
 from tfwd.layers import targets as targeting
 from tfwd.layers.perturbing import Chosen, Perturbing
 from tfwd.parametrizations import Parametrization
@@ -122,7 +124,10 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
     def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
         if not _keras.has_weights(self.layer):
             _keras.build_by_call(self.layer, args, kwargs)
-        return self._perturbed_call(self.layer, args, kwargs, training)
+        function: Callable[..., Any] = self.layer
+        if lstm_call.is_plain(self.layer):
+            function = functools.partial(lstm_call.training_call, self.layer)
+        return self._perturbed_call(function, args, kwargs, training)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         if not _keras.has_weights(self.layer):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
 
 from tfwd import _keras
+from tfwd.layers import lstm_call
 from tfwd.layers import targets as targeting
 from tfwd.layers.perturbing import PERTURBING_ATTRIBUTES, Chosen, Perturbing
 from tfwd.parametrizations import Dropout, Parametrization
@@ -89,7 +91,12 @@ class WeightDropLSTM(Perturbing, keras.layers.LSTM):
         training: Any = False,
     ) -> Any:
         arguments = {"initial_state": initial_state, "mask": mask}
-        return self._perturbed_call(super().call, (sequences,), arguments, training)
+        return self._perturbed_call(self._run, (sequences,), arguments, training)
+
+    def _run(self, sequences: Any, training: bool, **arguments: Any) -> Any:
+        # Evaluation is Keras's own, to the last bit.
+        run = functools.partial(lstm_call.call, self) if training else super().call
+        return run(sequences, training=training, **arguments)
 
     def unwrapped(self) -> keras.layers.LSTM:
         """A plain `keras.layers.LSTM` on the same variables."""

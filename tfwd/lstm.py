@@ -1,0 +1,212 @@
+"""An LSTM over a sequence as a function of tensors, with a gradient written by hand.
+
+Whatever does not depend on the step before is taken out of the loops: the input's product with the
+kernel is one product before the forward loop, and the gradients of the kernel, the recurrent kernel
+and the input are one product each after the backward loop, which only finds the pre-activations'
+gradients. `docs/lstm.md` has the formulas and what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class Kept(NamedTuple):
+    """What a forward pass leaves for backward, as lists over time.
+
+    Six numbers a time step, row and unit, of which `outputs` is what the caller gets anyway.
+
+    Attributes:
+        gates: i, f, g and o after their activations, each `[time][batch, units]`.
+        cells: the cell states, the initial one first: `[time + 1][batch, units]`.
+        outputs: the outputs `[time, batch, units]`.
+    """
+
+    gates: tuple[tf.TensorArray, ...]
+    cells: tf.TensorArray
+    outputs: tf.Tensor
+
+
+def lstm(
+    inputs: tf.Tensor,
+    initial_state: Sequence[tf.Tensor],
+    kernel: tf.Tensor,
+    recurrent_kernel: tf.Tensor,
+    bias: tf.Tensor | None = None,
+    mask: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The states of an LSTM over time.
+
+    Formula, with `z_t = x_t K + h_{t-1} U + b` cut into four along its columns:
+    `i, f, o = sigmoid(z_i, z_f, z_o)`, `g = tanh(z_g)`, `c_t = f c_{t-1} + i g`,
+    `h_t = o tanh(c_t)`. Where the mask is False, `h_t = h_{t-1}` and `c_t = c_{t-1}`.
+
+    Backward keeps the arguments and, a time step, row and unit, six numbers: the four gates, `c_t`
+    and `h_t`; in float32 24 bytes, 4 of them the output itself. It transposes the recurrent kernel
+    when it runs, and keeps nothing else that follows from the weights alone.
+
+    Args:
+        inputs: `[time, batch, features]` of a floating dtype, which all arguments share. Time and
+            batch need not be known before the call.
+        initial_state: `h` and `c` before the first step, each `[batch, units]`.
+        kernel: `K` `[features, 4 * units]`; the order of gates is i, f, g, o, as in Keras.
+        recurrent_kernel: `U` `[units, 4 * units]`.
+        bias: `b` `[4 * units]`, or None for none.
+        mask: boolean `[time, batch]`: False where a step is to be skipped. None for no such steps.
+
+    Returns:
+        `h_t` `[time, batch, units]`, and the last `h` and `c`, each `[batch, units]`. They can be
+        differentiated as often as is wanted.
+
+    Example:
+
+    >>> x, zeros = tf.ones([5, 2, 3]), tf.zeros([2, 4])
+    >>> outputs, h, c = lstm(x, [zeros, zeros], tf.ones([3, 16]), tf.ones([4, 16]))
+    >>> outputs.shape.as_list(), bool(tf.reduce_all(outputs[-1] == h))
+    ([5, 2, 4], True)
+
+    References: Hochreiter and Schmidhuber, "Long Short-Term Memory" (1997), with the forget gate of
+    Gers et al., "Learning to Forget" (2000), and without peepholes.
+    """
+    if mask is not None:
+        mask = tf.expand_dims(mask, 2)
+
+    @tf.custom_gradient
+    def run(
+        inputs: tf.Tensor,
+        h: tf.Tensor,
+        c: tf.Tensor,
+        kernel: tf.Tensor,
+        recurrent_kernel: tf.Tensor,
+        *bias: tf.Tensor,
+    ) -> tuple[tuple[tf.Tensor, ...], Callable[..., list]]:
+        projected = _project(inputs, kernel, *bias)
+        kept, last_h, last_c = _forward(projected, h, c, recurrent_kernel, mask)
+
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            dz, dh, dc = _backward(kept, recurrent_kernel, mask, *upstream)
+            rows, before = _rows(dz), tf.concat([h[None], kept.outputs[:-1]], 0)
+            dinputs = _unrows(tf.matmul(rows, kernel, transpose_b=True), inputs)
+            dkernel = tf.matmul(_rows(inputs), rows, transpose_a=True)
+            drecurrent = tf.matmul(_rows(before), rows, transpose_a=True)
+            dbias = [tf.reduce_sum(rows, 0) for _ in bias]
+            return [dinputs, dh, dc, dkernel, drecurrent, *dbias]
+
+        return (kept.outputs, last_h, last_c), gradient
+
+    given = [] if bias is None else [bias]
+    return run(inputs, *initial_state, kernel, recurrent_kernel, *given)
+
+
+def _rows(sequences: tf.Tensor) -> tf.Tensor:
+    """`[time, batch, n]` as one matrix `[time * batch, n]`."""
+    return tf.reshape(sequences, [-1, sequences.shape[2]])
+
+
+def _unrows(matrix: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    shape = [*tf.unstack(tf.shape(like)[:2]), matrix.shape[1]]
+    return tf.ensure_shape(tf.reshape(matrix, shape), [*like.shape[:2], matrix.shape[1]])
+
+
+def _by_gate(weights: tf.Tensor) -> list[tf.Tensor]:
+    """The columns of i, f, g and o.
+
+    Inside the loops each gate is a tensor of its own: cutting or joining them there, though they
+    are a few kilobytes, wakes other threads and takes as long as a product.
+    """
+    return tf.split(weights, 4, -1)
+
+
+def _project(inputs: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor) -> list[tf.Tensor]:
+    """What the inputs contribute to each gate's pre-activation, each `[time, batch, units]`."""
+    rows = _rows(inputs)
+    products = [tf.matmul(rows, block) for block in _by_gate(kernel)]
+    if bias:
+        pairs = zip(products, _by_gate(bias[0]), strict=True)
+        products = [tf.nn.bias_add(product, part) for product, part in pairs]
+    return [_unrows(product, inputs) for product in products]
+
+
+def _list(size: tf.Tensor, like: tf.Tensor) -> tf.TensorArray:
+    return tf.TensorArray(like.dtype, size, clear_after_read=False, element_shape=like.shape)
+
+
+def _forward(
+    projected: list[tf.Tensor],
+    h: tf.Tensor,
+    c: tf.Tensor,
+    recurrent_kernel: tf.Tensor,
+    mask: tf.Tensor | None,
+) -> tuple[Kept, tf.Tensor, tf.Tensor]:
+    time, blocks = tf.shape(projected[0])[0], _by_gate(recurrent_kernel)
+
+    def step(t: tf.Tensor, h: tf.Tensor, c: tf.Tensor, *lists: tf.TensorArray) -> list:
+        pairs = zip(projected, blocks, strict=True)
+        zi, zf, zg, zo = (x[t] + tf.matmul(h, block) for x, block in pairs)
+        i, f, g, o = tf.sigmoid(zi), tf.sigmoid(zf), tf.tanh(zg), tf.sigmoid(zo)
+        new_c = f * c + i * g
+        new_h = o * tf.tanh(new_c)
+        if mask is not None:
+            new_h, new_c = tf.where(mask[t], new_h, h), tf.where(mask[t], new_c, c)
+        *rest, cells = lists
+        written = [x.write(t, value) for x, value in zip(rest, (i, f, g, o, new_h), strict=True)]
+        return [t + 1, new_h, new_c, *written, cells.write(t + 1, new_c)]
+
+    lists = [*(_list(time, h) for _ in range(5)), _list(time + 1, c).write(0, c)]
+    _, h, c, *lists = tf.while_loop(lambda t, *_: t < time, step, [tf.constant(0), h, c, *lists])
+    *gates, outputs, cells = lists
+    return Kept(tuple(gates), cells, outputs.stack()), h, c
+
+
+def _backward(
+    kept: Kept,
+    recurrent_kernel: tf.Tensor,
+    mask: tf.Tensor | None,
+    doutputs: tf.Tensor,
+    dh: tf.Tensor,
+    dc: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The gradients of the pre-activations `[time, batch, 4 * units]` and of the first state."""
+    time = tf.shape(doutputs)[0]
+    # Once: a product with a transposed matrix of this shape takes twice the time.
+    blocks = [tf.transpose(block) for block in _by_gate(recurrent_kernel)]
+
+    def step(t: tf.Tensor, dh: tf.Tensor, dc: tf.Tensor, *lists: tf.TensorArray) -> list:
+        i, f, g, o = (gate.read(t) for gate in kept.gates)
+        tanh_c = tf.tanh(kept.cells.read(t + 1))
+        dh += doutputs[t]
+        dc_t = dc + _of_tanh(tanh_c, dh * o)
+        dz = [
+            _of_sigmoid(i, dc_t * g),
+            _of_sigmoid(f, dc_t * kept.cells.read(t)),
+            _of_tanh(g, dc_t * i),
+            _of_sigmoid(o, dh * tanh_c),
+        ]
+        dc_t *= f
+        if mask is not None:
+            # The products, not their factors: what was computed in a masked step may not be finite.
+            dz = [tf.where(mask[t], part, tf.zeros_like(part)) for part in dz]
+            dc_t = tf.where(mask[t], dc_t, dc)
+        pairs = zip(dz, blocks, strict=True)
+        dh_t = tf.add_n([tf.matmul(part, block) for part, block in pairs])
+        if mask is not None:
+            dh_t += tf.where(mask[t], tf.zeros_like(dh), dh)
+        written = [x.write(t, part) for x, part in zip(lists, dz, strict=True)]
+        return [t - 1, dh_t, dc_t, *written]
+
+    lists = [_list(time, dh) for _ in range(4)]
+    _, dh, dc, *lists = tf.while_loop(lambda t, *_: t >= 0, step, [time - 1, dh, dc, *lists])
+    return tf.concat([dz.stack() for dz in lists], 2), dh, dc
+
+
+def _of_sigmoid(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+    """`dy y (1 - y)`, as one op."""
+    return tf.raw_ops.SigmoidGrad(y=y, dy=dy)
+
+
+def _of_tanh(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+    """`dy (1 - y^2)`, as one op."""
+    return tf.raw_ops.TanhGrad(y=y, dy=dy)
