@@ -1,0 +1,133 @@
+"""Wrapped embeddings: the looked up rows of the effective table, without that table."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfwd import layers
+from tfwd import parametrizations as P
+
+IDS = tf.constant([[3, 0, 7], [3, -1, 2]])
+
+WRAPPERS = {
+    "dropout": lambda e: layers.WeightDropout(e, 0.5, seed=1),
+    "noise": lambda e: layers.VariationalNoise(e, 0.3, seed=1),
+    "rows": lambda e: layers.WeightDropout(e, 0.5, noise_shape=(None, 1), seed=1),
+    "columns": lambda e: layers.WeightDropout(e, 0.5, noise_shape=(1, None), seed=1),
+    "chain": lambda e: layers.Parametrized(
+        e, {"embeddings": P.Chain([P.GaussianNoise(0.3), P.Dropout(0.5)])}, seed=1
+    ),
+    "nested": lambda e: layers.WeightDropout(layers.VariationalNoise(e, 0.3, seed=2), 0.5, seed=1),
+    "around rows": lambda e: layers.VariationalNoise(
+        layers.DropoutEmbedding(8, 4, 0.5, seed=2), 0.3, seed=1
+    ),
+    "a norm": lambda e: layers.Parametrized(
+        e, {"embeddings": P.Chain([P.Dropout(0.5), P.WeightNorm(0)])}, seed=1
+    ),
+}
+
+
+@pytest.mark.parametrize("recomputed", [True, False])
+@pytest.mark.parametrize("traced", [True, False])
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_rows_and_gradients_are_those_of_the_effective_table(
+    kind: str, traced: bool, recomputed: bool
+) -> None:
+    layer = WRAPPERS[kind](keras.layers.Embedding(8, 4))
+    layer.recompute = recomputed
+    layer(IDS)
+    (table,) = (w.value for w in layer.weights)
+
+    def step() -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            rows = layer(IDS, training=True)
+            loss = tf.reduce_sum(tf.sin(rows))
+        return rows, tf.convert_to_tensor(tape.gradient(loss, table))
+
+    (effective,) = layer.effective_weights(0).values()
+    rows, gradient = tf.function(step)() if traced else step()
+    expected = tf.gather(effective, IDS % 8)
+    np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
+    assert layer.calls == 1
+    if kind in ("dropout", "rows", "columns"):
+        scale = tf.cast(effective != 0.0, tf.float32) * 2.0
+        summed = tf.math.unsorted_segment_sum(
+            tf.reshape(tf.cos(expected), [-1, 4]), tf.reshape(IDS % 8, [-1]), 8
+        )
+        np.testing.assert_allclose(gradient, scale * summed, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["dropout", "noise", "rows", "chain"])
+def test_the_gradient_stays_sparse(kind: str) -> None:
+    layer = WRAPPERS[kind](keras.layers.Embedding(8, 4))
+    layer.build((None, 3))
+    for traced in (False, True):
+
+        def gradient() -> tf.IndexedSlices:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(IDS, training=True))
+            return tape.gradient(loss, layer.weights[0].value)
+
+        found = tf.function(gradient)() if traced else gradient()
+        assert isinstance(found, tf.IndexedSlices)
+        assert found.values.shape == [6, 4]
+
+
+@pytest.mark.parametrize("kind", ["dropout", "noise", "chain", "nested"])
+def test_nothing_of_the_size_of_the_table_is_computed(kind: str) -> None:
+    """What is computed reaches the outputs; what is not is pruned."""
+    layer = WRAPPERS[kind](keras.layers.Embedding(997, 4))
+    layer.build((None, 3))
+
+    @tf.function
+    def step() -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            rows = layer(IDS, training=True)
+            loss = tf.reduce_sum(rows)
+        gradient = tape.gradient(loss, layer.weights[0].value)
+        return rows, gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+    graph = step.get_concrete_function().graph
+    seen, todo = set(), [output.op for output in graph.outputs]
+    while todo:
+        operation = todo.pop()
+        if operation not in seen:
+            seen.add(operation)
+            todo += [t.op for t in operation.inputs]
+    large = {op.type for op in seen for t in op.outputs if t.shape == [997, 4]}
+    if kind == "nested":  # whose gradient goes through the outer wrapper's
+        large -= {"IdentityN", "PartitionedCall", "StatefulPartitionedCall"}
+    assert large <= {"ReadVariableOp", "Identity"}
+
+
+def test_a_tensor_as_training_flag() -> None:
+    layer = WRAPPERS["dropout"](keras.layers.Embedding(8, 4))
+    layer.build((None, 3))
+    raw = tf.gather(layer.weights[0].value, IDS % 8)
+
+    @tf.function
+    def call(training: tf.Tensor) -> tf.Tensor:
+        return layer(IDS, training=training)
+
+    np.testing.assert_array_equal(call(tf.constant(False)), raw)
+    dropped = call(tf.constant(True))
+    assert 0 < np.mean(dropped == 0.0) < 1
+
+
+def test_masks_floats_and_policies_are_as_in_the_plain_layer() -> None:
+    plain = keras.layers.Embedding(8, 4, mask_zero=True, dtype="mixed_bfloat16")
+    layer = WRAPPERS["dropout"](plain)
+    ids = tf.constant([[1.0, 0.0, 3.0]])
+    outputs = layer(ids, training=True)
+    assert outputs.dtype == tf.bfloat16
+    np.testing.assert_array_equal(outputs._keras_mask, [[True, False, True]])
+
+
+def test_a_subclass_with_a_call_of_its_own_is_called() -> None:
+    class Scaled(keras.layers.Embedding):
+        def call(self, inputs):
+            return 3.0 * super().call(inputs)
+
+    layer = layers.WeightDropout(Scaled(8, 4, embeddings_initializer="ones"), 0.5, seed=1)
+    assert set(np.unique(layer(IDS, training=True))) == {0.0, 6.0}
