@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state as _global_state
 from tensorflow.python.eager import record
-from tensorflow.python.ops import gradients_util
+from tensorflow.python.ops import control_flow_v2_func_graphs, gradients_util
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -237,6 +237,16 @@ def is_loop_invariant(loop: tf.Operation, index: int) -> bool:
     while output.op.type == "Identity":
         output = output.op.inputs[0]
     return output is body.inputs[index]
+
+
+def in_branch() -> bool:
+    """Whether the present graph is that of a branch of a `tf.cond`, or inside one."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def add_control_input(operation: tf.Operation, other: tf.Operation) -> None:

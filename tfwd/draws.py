@@ -17,8 +17,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfwd import _keras, xxh32
 from tfwd import seeds as seeding
-from tfwd import xxh32
 
 LEVELS = 1 << 16
 
@@ -94,7 +94,9 @@ def dropout(
 ) -> tf.Tensor:
     """`drop(tensor, mask(noise_shape, rate, seed), rate)` in one pass; no mask is kept.
 
-    Its gradient is the same function of the upstream gradient, with the same seed.
+    Its gradient is the same function of the upstream gradient, with the same seed. (Inside a branch
+    of a `tf.cond`, where TensorFlow cannot follow such a gradient from a tape outside, it keeps the
+    mask.)
 
     Args:
         tensor: a floating tensor.
@@ -115,6 +117,9 @@ def dropout(
     >>> bool(tf.reduce_all(rows == tf.gather(dropout(table, 0.5, seed), ids)))
     True
     """
+    keep = tf.cast(keep_probability(rate), tf.float32)
+    if _keras.in_branch():
+        return _run(_dropout, tensor, tf.stop_gradient(keep), seed, rows, noise_shape)
 
     @tf.custom_gradient
     def linear(tensor: tf.Tensor, keep: tf.Tensor, seed: tf.Tensor) -> Any:
@@ -126,7 +131,7 @@ def dropout(
         result = _run(_dropout, tensor, keep, seed, rows, noise_shape)
         return result, backward
 
-    return linear(tensor, tf.cast(keep_probability(rate), tf.float32), seed)
+    return linear(tensor, keep, seed)
 
 
 def noise(
@@ -155,13 +160,16 @@ def noise(
     >>> round(float(tf.math.reduce_std(x)), 2)
     0.1
     """
+    stddev = tf.cast(stddev, _wide(tensor.dtype))
+    if _keras.in_branch():
+        return _run(_noise, tensor, tf.stop_gradient(stddev), seed, rows, None)
 
     @tf.custom_gradient
     def shifted(tensor: tf.Tensor, stddev: tf.Tensor, seed: tf.Tensor) -> Any:
         result = _run(_noise, tensor, stddev, seed, rows, None)
         return result, lambda upstream: (upstream, None, None)
 
-    return shifted(tensor, tf.cast(stddev, _wide(tensor.dtype)), seed)
+    return shifted(tensor, stddev, seed)
 
 
 def normal(shape: xxh32.Shape, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:

@@ -134,6 +134,31 @@ def _list(size: tf.Tensor, like: tf.Tensor) -> tf.TensorArray:
     return tf.TensorArray(like.dtype, size, clear_after_read=False, element_shape=like.shape)
 
 
+# Steps in a turn of a loop: a turn has a price of its own, which counts where products are small.
+_STEPS = 4
+
+
+def _loop(
+    more: Callable[[tf.Tensor], tf.Tensor], by: int, step: Callable[..., list], state: list
+) -> list:
+    """`step` as long as there are `more` steps, several a turn and the rest one by one.
+
+    Args:
+        more: whether a step of the number is to be made. If it is not, later ones are not either.
+        by: the difference between the numbers of two steps.
+        step: a map from a state to the next; a state begins with the number of the step.
+        state: the first state.
+    """
+
+    def several(*state: tf.Tensor) -> list:
+        for _ in range(_STEPS):
+            state = step(*state)
+        return list(state)
+
+    state = tf.while_loop(lambda t, *_: more(t + by * (_STEPS - 1)), several, state)
+    return tf.while_loop(lambda t, *_: more(t), step, state)
+
+
 def _forward(
     projected: list[tf.Tensor],
     h: tf.Tensor,
@@ -156,7 +181,7 @@ def _forward(
         return [t + 1, new_h, new_c, *written, cells.write(t + 1, new_c)]
 
     lists = [*(_list(time, h) for _ in range(5)), _list(time + 1, c).write(0, c)]
-    _, h, c, *lists = tf.while_loop(lambda t, *_: t < time, step, [tf.constant(0), h, c, *lists])
+    _, h, c, *lists = _loop(lambda t: t < time, 1, step, [tf.constant(0), h, c, *lists])
     *gates, outputs, cells = lists
     return Kept(tuple(gates), cells, outputs.stack()), h, c
 
@@ -198,7 +223,7 @@ def _backward(
         return [t - 1, dh_t, dc_t, *written]
 
     lists = [_list(time, dh) for _ in range(4)]
-    _, dh, dc, *lists = tf.while_loop(lambda t, *_: t >= 0, step, [time - 1, dh, dc, *lists])
+    _, dh, dc, *lists = _loop(lambda t: t >= 0, -1, step, [time - 1, dh, dc, *lists])
     return tf.concat([dz.stack() for dz in lists], 2), dh, dc
 
 
