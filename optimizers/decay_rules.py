@@ -73,6 +73,9 @@ class DecayRules:
     Raises:
         ValueError: a pattern is not a regular expression, or a factor is not a finite number of at
             least 0.
+
+    Attributes:
+        chosen: what was chosen for the variables of an optimizer, by their keys.
     """
 
     def __init__(
@@ -92,8 +95,10 @@ class DecayRules:
             number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
             if not number or not 0 <= factor < float("inf"):
                 raise ValueError(
-                    f"{owner}: multipliers[{pattern!r}]={factor!r}: give a finite number, at least 0"
+                    f"{owner}: multipliers[{pattern!r}]={factor!r}: give a finite number of at "
+                    "least 0"
                 )
+        self.chosen: dict[Any, Choice] = {}
         self._compiled = {
             (kind, pattern): self._compile(kind, pattern)
             for kind in ("include", "exclude", "multipliers")

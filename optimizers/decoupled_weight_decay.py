@@ -7,8 +7,8 @@ gradient, the replica that the variable stands on.
 
 from __future__ import annotations
 
-import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,10 +16,11 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras_optimizers
+from tfwd.optimizers.decay_rate import DecayRate
 from tfwd.optimizers.decay_rules import Choice, DecayRow, DecayRules, DecayTable
-from tfwd.optimizers.decay_step import decay, decay_rows, wide
+from tfwd.optimizers.decay_step import FusedSteps, decay, decay_rows, wide
 
-SCALES = ("absolute", "learning_rate", "schedule")
+Own = Callable[..., None]  # an optimizer's own update_step
 SPARSE = ("table", "rows")
 
 
@@ -93,27 +94,23 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         name: str | None = None,
     ) -> None:
         kind = type(self).__name__
-        _check_weight_decay(kind, weight_decay)
-        for argument, value, values in (("scale", scale, SCALES), ("sparse", sparse, SPARSE)):
-            if value not in values:
-                raise ValueError(f"{kind}: {argument}={value!r}: give one of {', '.join(values)}")
+        decay_rate = DecayRate(kind, weight_decay, scale)
         rules = DecayRules(kind, include, exclude, multipliers)
+        if sparse not in SPARSE:
+            raise ValueError(f"{kind}: sparse={sparse!r}: give one of {', '.join(SPARSE)}")
         super().__init__(optimizer, name=name)
         for held in _keras_optimizers.chain(self.optimizer):
             _check_no_decay(kind, held)
-        self._rules = rules
-        self._weight_decay = weight_decay
-        self.scale, self.sparse, self.decay_unused = scale, sparse, bool(decay_unused)
-        self._initial_rates: list[float] = []
-        if scale == "schedule":
-            self._note_initial_rates()
-        self._choices: dict[Any, Choice] = {}
+        self._decay_rate, self._rules = decay_rate, rules
+        self.sparse, self.decay_unused = sparse, bool(decay_unused)
+        self._decay_rate.note_initial(_keras_optimizers.leaves(self.optimizer))
+        self._fused = FusedSteps()
         self._unused_known = False
 
     @property
     def weight_decay(self) -> Any:
         """d, as it was given; it cannot be assigned, since traced functions hold it."""
-        return vars(self).get("_weight_decay")
+        return self._decay_rate.weight_decay if "optimizer" in vars(self) else None
 
     @weight_decay.setter
     def weight_decay(self, value: Any) -> None:
@@ -122,6 +119,10 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
                 "weight_decay cannot be assigned, as traced training steps would not see it: give "
                 "a schedule, a function or a tf.Variable, whose value is read in each step"
             )
+
+    @property
+    def scale(self) -> str:
+        return self._decay_rate.scale
 
     @property
     def include(self) -> list[str] | None:
@@ -165,12 +166,13 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         """
         variables = getattr(model, "trainable_variables", model)
         rows = DecayTable()
+        leaves = _keras_optimizers.leaves(self.optimizer)
         for variable, choice in zip(variables, self._choose(variables), strict=True):
             share = 0.0
             if choice.multiplier:
                 leaf = _keras_optimizers.leaf_of(self.optimizer, variable)
-                rate = leaf.learning_rate if self.scale != "absolute" else None
-                share = float(self._fraction(leaf, choice.multiplier, rate, tf.float64))
+                rate = None if self.scale == "absolute" else leaf.learning_rate
+                share = choice.multiplier * float(self._decay_rate(leaf, leaves, rate, tf.float64))
             path, shape = _keras_optimizers.path(variable), tuple(variable.shape)
             rows.append(DecayRow(path, shape, share, choice.multiplier, choice.reason))
         return rows
@@ -181,123 +183,83 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
     def _check_variables(self, variables: list[keras.Variable]) -> None:
         choices = self._choose(variables)
         keys = [_keras_optimizers.key(self, variable) for variable in variables]
-        self._choices = dict(zip(keys, choices, strict=True))
+        self._rules.chosen = dict(zip(keys, choices, strict=True))
 
     def _build(self, variables: list[keras.Variable]) -> None:
-        if self.scale == "schedule":
-            self._note_initial_rates()
-        for leaf in _keras_optimizers.leaves(self.optimizer):  # some are not known earlier
+        leaves = _keras_optimizers.leaves(self.optimizer)  # some are not known earlier
+        for leaf in leaves:
             _check_no_decay(type(self).__name__, leaf)
+        self._decay_rate.note_initial(leaves)
 
     def _apply(self, grads: list[Any], variables: list[Any]) -> None:
-        unused = [v for g, v in zip(grads, variables, strict=True) if g is None]
-        if self._is_zero():
+        if self._decay_rate.is_zero:
             super()._apply(grads, variables)
             return
-        if len(unused) == len(variables):
-            unused = []  # the wrapped optimizer's error
-        if unused and not self.decay_unused and not self._unused_known:
-            self._unused_known = True
-            warnings.warn(
-                f"{type(self).__name__} '{self.name}': no gradient reaches these variables, which "
-                f"are neither updated nor decayed: {', '.join(map(_keras_optimizers.path, unused))}",
-                stacklevel=3,
-            )
-        twice = _Once(self, variables)
-        quiet = _keras_optimizers.without_warning_of_unused
+        unused = [v for g, v in zip(grads, variables, strict=True) if g is None]
+        self._tell(unused, len(variables))
+        leaves = _keras_optimizers.leaves(self.inner)
+        first = _FirstUpdates(self, variables)
 
-        def step(own: Callable[..., None], gradient: Any, variable: Any, rate: Any) -> None:
-            if twice.first(variable):
-                self._decay(variable, rate, gradient)
+        def step(
+            leaf: Any, own: Callable[..., None], gradient: Any, variable: Any, rate: Any
+        ) -> None:
+            fraction = self._fraction(leaf, variable, rate) if first(variable) else None
+            if fraction is not None and self._fused.takes(leaf, gradient, variable):
+                self._fused(own, gradient, variable, rate, fraction)
+                return
+            if fraction is not None:
+                if self.sparse == "rows" and isinstance(gradient, tf.IndexedSlices):
+                    decay_rows(variable, gradient.indices, fraction)
+                else:
+                    decay(variable, fraction)
             own(gradient, variable, rate)
 
-        def before(leaf: Any, _: Any) -> None:
-            if not self.decay_unused:
-                return
-            mine = [v for v in unused if _keras_optimizers.leaf_of(self.inner, v) is leaf]
-            rate = leaf.learning_rate
-            _keras_optimizers.on_every_replica(mine, lambda v: self._decay(v, rate, None))
+        def before(leaf: Any) -> None:
+            mine = [v for v in unused if _keras_optimizers.is_built_for(leaf, v)]
+            if self.decay_unused and mine:
+                _keras_optimizers.on_every_replica(mine, lambda v: self._decay_unused(leaf, v))
 
-        leaves = _keras_optimizers.leaves(self.inner)
-        with _keras_optimizers.intercepted(leaves, step, before), quiet():
+        with (
+            _keras_optimizers.intercepted(leaves, step, before),
+            _keras_optimizers.without_warning_of_unused(),
+        ):
             super()._apply(grads, variables)
 
-    def _is_zero(self) -> bool:
-        return isinstance(self._weight_decay, (int, float)) and self._weight_decay == 0
-
-    def _decay(self, variable: tf.Variable, rate: Any, gradient: Any) -> None:
-        choice = self._choices[_keras_optimizers.key(self, variable)]
-        if not choice.multiplier:
+    def _tell(self, unused: list[Any], of: int) -> None:
+        """Lists the variables without a gradient, once; none at all is Keras's error."""
+        if not unused or len(unused) == of or self.decay_unused or self._unused_known:
             return
-        leaf = _keras_optimizers.leaf_of(self.inner, variable)
-        fraction = self._fraction(leaf, choice.multiplier, rate, wide(variable.dtype))
-        if self.sparse == "rows" and isinstance(gradient, tf.IndexedSlices):
-            decay_rows(variable, gradient.indices, fraction)
-        else:
+        self._unused_known = True
+        paths = ", ".join(map(_keras_optimizers.path, unused))
+        warnings.warn(
+            f"{type(self).__name__} '{self.name}': no gradient reaches these variables, which are "
+            f"neither updated nor decayed: {paths}",
+            stacklevel=4,
+        )
+
+    def _decay_unused(self, leaf: Any, variable: tf.Variable) -> None:
+        fraction = self._fraction(leaf, variable, leaf.learning_rate)
+        if fraction is not None:
             decay(variable, fraction)
 
-    def _fraction(self, leaf: Any, multiplier: float, rate: Any, dtype: tf.DType) -> tf.Tensor:
-        """d * m * s of an update that is made now."""
-        current = self._weight_decay
-        if isinstance(current, keras.optimizers.schedules.LearningRateSchedule):
-            current = current(_keras_optimizers.schedule_step(leaf))
-        elif callable(current) and not isinstance(current, (tf.Variable, keras.Variable)):
-            current = current()
-        if isinstance(current, (int, float)):
-            fraction = tf.constant(current * multiplier, dtype)
-        else:
-            fraction = tf.cast(keras.ops.convert_to_tensor(current), dtype) * multiplier
-        if self.scale == "absolute":
-            return fraction
-        rate = tf.cast(keras.ops.convert_to_tensor(rate), dtype)
-        if self.scale == "schedule":
-            rate = rate / self._initial_rate(leaf)
-        return fraction * rate
-
-    def _note_initial_rates(self) -> None:
-        """Keeps the learning rates of the optimizers that were not known before."""
-        for leaf in _keras_optimizers.leaves(self.optimizer)[len(self._initial_rates) :]:
-            rate = leaf._learning_rate
-            if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-                initial = float(rate(tf.constant(0, tf.int64)))
-            else:
-                initial = float(leaf.learning_rate)
-            if initial <= 0:
-                raise ValueError(
-                    f"{type(self).__name__}: scale='schedule' divides by the initial learning "
-                    f"rate, and that of {type(leaf).__name__} '{leaf.name}' is {initial}; take "
-                    "scale='learning_rate' and divide weight_decay by the largest rate"
-                )
-            self._initial_rates = [*self._initial_rates, initial]
-
-    def _initial_rate(self, leaf: Any) -> float:
-        for known, rate in zip(
-            _keras_optimizers.leaves(self.optimizer), self._initial_rates, strict=True
-        ):
-            if known is leaf:
-                return rate
-        raise AssertionError(f"{leaf.name} is not in {self.name}")
+    def _fraction(self, leaf: Any, variable: tf.Variable, rate: Any) -> tf.Tensor | None:
+        """d * m * s of this update, `None` for a variable that is not decayed."""
+        multiplier = self._rules.chosen[_keras_optimizers.key(self, variable)].multiplier
+        if not multiplier:
+            return None
+        leaves = _keras_optimizers.leaves(self.inner)
+        return multiplier * self._decay_rate(leaf, leaves, rate, wide(variable.dtype))
 
     def get_config(self) -> dict[str, Any]:
-        weight_decay = self._weight_decay
-        if isinstance(weight_decay, (tf.Variable, keras.Variable)):
-            weight_decay = float(weight_decay.numpy())
-        elif not isinstance(weight_decay, (int, float)):
-            weight_decay = keras.saving.serialize_keras_object(weight_decay)
-        config = {
+        return {
             **super().get_config(),
-            "weight_decay": weight_decay,
-            "scale": self.scale,
+            **self._decay_rate.get_config(),
             "include": self.include,
             "exclude": self.exclude,
             "multipliers": self.multipliers,
             "sparse": self.sparse,
             "decay_unused": self.decay_unused,
         }
-        if self.scale == "schedule":
-            # The learning rate in the optimizer's config is the current one.
-            config["initial_rates"] = list(self._initial_rates)
-        return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
@@ -305,42 +267,28 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         rates = config.pop("initial_rates", None)
         made = cls(**config)
         if rates is not None:
-            made._initial_rates = list(rates)
+            made._decay_rate.initial = list(rates)
         return made
 
 
-class _Once:
+class _FirstUpdates:
     """Tells a variable's first update in a step from others, where one is given twice.
 
-    A variable that is tied by being in the list twice gets two updates, and is decayed once.
+    A variable that is tied by standing in the list twice gets two updates, and is decayed once.
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        self._optimizer = optimizer
-        keys = [_keras_optimizers.key(optimizer, v) for v in variables]
-        self._repeated = {k for k in keys if keys.count(k) > 1} if len(set(keys)) < len(keys) else {}
+        self._key = lambda variable: _keras_optimizers.key(optimizer, variable)
+        counts = Counter(map(self._key, variables))
+        self._repeated = {key for key, count in counts.items() if count > 1}
         self._seen: set[int] = set()
 
-    def first(self, variable: tf.Variable) -> bool:
-        if _keras_optimizers.key(self._optimizer, variable) not in self._repeated:
+    def __call__(self, variable: tf.Variable) -> bool:
+        if self._key(variable) not in self._repeated:
             return True
-        if id(variable) in self._seen:
-            return False
+        known = id(variable) in self._seen
         self._seen.add(id(variable))
-        return True
-
-
-def _check_weight_decay(kind: str, weight_decay: Any) -> None:
-    if isinstance(weight_decay, bool) or not (
-        isinstance(weight_decay, (int, float, tf.Variable, keras.Variable))
-        or callable(weight_decay)
-    ):
-        raise TypeError(
-            f"{kind}: weight_decay={weight_decay!r}: give a number, a schedule, a function without "
-            "arguments or a scalar variable"
-        )
-    if isinstance(weight_decay, (int, float)) and not 0 <= weight_decay < math.inf:
-        raise ValueError(f"{kind}: weight_decay={weight_decay}: give a finite number, at least 0")
+        return not known
 
 
 def _check_no_decay(kind: str, optimizer: Any) -> None:

@@ -16,17 +16,18 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.optimizers import Optimizer
 
-# (the optimizer's own update_step, gradient, variable, learning rate)
-Step = Callable[[Callable[..., None], Any, tf.Variable, Any], None]
+# (the optimizer, its own update_step, gradient, variable, learning rate)
+Step = Callable[[Any, Callable[..., None], Any, tf.Variable, Any], None]
 
-_Optimizer = keras.optimizers.Optimizer
-_LossScale = keras.optimizers.LossScaleOptimizer
+
+_LossScale: Any = keras.optimizers.LossScaleOptimizer
 # A later addition of Keras: another optimizer for each variable.
 _Multi: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
-class Wrapper(_Optimizer):
+class Wrapper(Optimizer):
     """An optimizer that holds another one and is in its place: same variables, rate and steps.
 
     Args:
@@ -49,17 +50,17 @@ class Wrapper(_Optimizer):
 
     def _forget_variables(self) -> None:
         """Begins a new list of own variables: TensorFlow cannot save one that lost an element."""
-        tracker = self._tracker
+        tracker: Any = vars(self)["_tracker"]
         is_variable = tracker.config["variables"][0]
         object.__delattr__(self, "_tracker")
         self._variables: list[keras.Variable] = []
         self._tracker = type(tracker)({"variables": (is_variable, self._variables)})
 
-    def _as_optimizer(self, optimizer: Any) -> _Optimizer:
+    def _as_optimizer(self, optimizer: Any) -> Optimizer:
         kind = type(self).__name__
         if isinstance(optimizer, str):
             optimizer = keras.optimizers.get(optimizer)
-        if not isinstance(optimizer, _Optimizer):
+        if not isinstance(optimizer, Optimizer):
             raise TypeError(
                 f"{kind} needs an optimizer of keras.optimizers, and {optimizer!r} is a "
                 f"{type(optimizer).__module__}.{type(optimizer).__name__}"
@@ -75,7 +76,7 @@ class Wrapper(_Optimizer):
         return optimizer
 
     @property
-    def inner(self) -> _Optimizer:
+    def inner(self) -> Optimizer:
         """The optimizer that is called: the one held, without a loss scale that is not needed."""
         return self.optimizer.inner_optimizer if self._scaled_outside else self.optimizer
 
@@ -221,7 +222,7 @@ def revived(config: dict[str, Any], custom_objects: Any = None) -> dict[str, Any
     }
 
 
-def leaves(optimizer: _Optimizer) -> list[_Optimizer]:
+def leaves(optimizer: Optimizer) -> list[Optimizer]:
     """The optimizers that make the updates, as far as they are known before `build`."""
     if isinstance(optimizer, _LossScale):
         return leaves(optimizer.inner_optimizer)
@@ -232,21 +233,29 @@ def leaves(optimizer: _Optimizer) -> list[_Optimizer]:
     return [optimizer]
 
 
-def leaf_of(optimizer: _Optimizer, variable: keras.Variable) -> _Optimizer:
+def leaf_of(optimizer: Optimizer, variable: keras.Variable) -> Optimizer:
     """The optimizer that makes the updates of one variable; nothing need be built."""
     if isinstance(optimizer, _LossScale):
         return leaf_of(optimizer.inner_optimizer, variable)
     if isinstance(optimizer, Wrapper):
         return leaf_of(optimizer.inner, variable)
     if isinstance(optimizer, _Multi):
+        if optimizer.built:  # a map may be a function that makes new optimizers
+            index = optimizer._var_to_optimizer_idx[key(optimizer, variable)]
+            return leaf_of(optimizer.optimizers[index], variable)
         return leaf_of(optimizer._optimizer_map(variable), variable)
     return optimizer
 
 
-def chain(optimizer: _Optimizer) -> Iterator[_Optimizer]:
+def is_built_for(optimizer: Optimizer, variable: keras.Variable) -> bool:
+    """Whether an optimizer that is built makes the updates of a variable."""
+    return key(optimizer, variable) in optimizer._trainable_variables_indices
+
+
+def chain(optimizer: Optimizer) -> Iterator[Optimizer]:
     """The optimizer and all optimizers in it, the outer first."""
     yield optimizer
-    held: list[_Optimizer] = []
+    held: list[Optimizer] = []
     if isinstance(optimizer, _LossScale):
         held = [optimizer.inner_optimizer]
     elif isinstance(optimizer, Wrapper):
@@ -257,7 +266,7 @@ def chain(optimizer: _Optimizer) -> Iterator[_Optimizer]:
         yield from chain(inner)
 
 
-def own_decay(optimizer: _Optimizer) -> tuple[str, Any] | None:
+def own_decay(optimizer: Optimizer) -> tuple[str, Any] | None:
     """The name and value of an argument by which a Keras optimizer decays weights itself."""
     for name, value in vars(optimizer).items():
         if name.endswith("weight_decay") and not name.startswith("_") and value:
@@ -265,7 +274,7 @@ def own_decay(optimizer: _Optimizer) -> tuple[str, Any] | None:
     return None
 
 
-def key(optimizer: _Optimizer, variable: Any) -> Any:
+def key(optimizer: Optimizer, variable: Any) -> Any:
     """What is the same for a variable, its `tf.Variable`, and its copies on the replicas."""
     return optimizer._var_key(variable)
 
@@ -280,21 +289,23 @@ def is_overwritten(variable: Any) -> bool:
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
-def schedule_step(optimizer: _Optimizer) -> tf.Tensor:
+def schedule_step(optimizer: Optimizer) -> tf.Tensor:
     """The number of the step that Keras's own learning rate schedules are called with."""
     return tf.convert_to_tensor(optimizer._iterations.value)
 
 
 @contextlib.contextmanager
 def intercepted(
-    optimizers: Sequence[_Optimizer], step: Step, before: Callable[[_Optimizer, Any], None]
+    optimizers: Sequence[Optimizer],
+    step: Step,
+    before: Callable[[Optimizer], None],
 ) -> Iterator[None]:
     """While open, each update of a variable goes through `step`, and each update of all `before`.
 
     Args:
         optimizers: as `leaves` returns them. Their own decay is left out meanwhile.
         step: called in place of `update_step`, with that as its first argument.
-        before: called once an update, before any variable's, with the optimizer and the variables.
+        before: called with the optimizer once an update, before that of any variable.
     """
     # Replicas enter one after the other, and all are in it when the first leaves.
     for leaf in optimizers:
@@ -304,12 +315,12 @@ def intercepted(
             kept = {n: vars(leaf)[n] for n in ("update_step",) if n in vars(leaf)}
 
             def update_step(
-                gradient: Any, variable: Any, learning_rate: Any, own: Any = own
+                gradient: Any, variable: Any, learning_rate: Any, leaf: Any = leaf, own: Any = own
             ) -> None:
-                step(own, gradient, variable, learning_rate)
+                step(leaf, own, gradient, variable, learning_rate)
 
             def decay(variables: Any, leaf: Any = leaf) -> None:
-                before(leaf, variables)
+                before(leaf)
 
             # Past Keras's tracking of attributes, which has no business with functions.
             object.__setattr__(leaf, "update_step", update_step)
@@ -323,9 +334,10 @@ def intercepted(
             if depth > 1:
                 object.__setattr__(leaf, "_tfwd_intercepted", (depth - 1, kept))
                 continue
+            attributes: dict[str, Any] = leaf.__dict__
             for name in ("update_step", "_apply_weight_decay", "_tfwd_intercepted"):
-                vars(leaf).pop(name, None)
-            vars(leaf).update(kept)
+                del attributes[name]
+            attributes.update(kept)
 
 
 def on_every_replica(variables: Sequence[Any], update: Callable[..., None], *args: Any) -> None:
