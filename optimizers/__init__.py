@@ -11,6 +11,16 @@ if __name__ != "tfwd.optimizers":
         "write `from tfwd import optimizers` (in a checkout, after `pip install -e .`)"
     )
 
+from tfwd.optimizers.addons import SGDW, AdamW, extend_with_decoupled_weight_decay
+from tfwd.optimizers.averaging_callback import NonMonotonicASGDCallback
 from tfwd.optimizers.decoupled_weight_decay import DecoupledWeightDecay
+from tfwd.optimizers.non_monotonic_asgd import NonMonotonicASGD
 
-__all__ = ["DecoupledWeightDecay"]
+__all__ = [
+    "SGDW",
+    "AdamW",
+    "DecoupledWeightDecay",
+    "NonMonotonicASGD",
+    "NonMonotonicASGDCallback",
+    "extend_with_decoupled_weight_decay",
+]

@@ -101,7 +101,8 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         super().__init__(optimizer, name=name)
         for held in _keras_optimizers.chain(self.optimizer):
             _check_no_decay(kind, held)
-        self._decay_rate, self._rules = decay_rate, rules
+        self._decay_rate = decay_rate
+        self._rules: Any = rules
         self.sparse, self.decay_unused = sparse, bool(decay_unused)
         self._decay_rate.note_initial(_keras_optimizers.leaves(self.optimizer))
         self._fused = FusedSteps()
@@ -157,12 +158,13 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
 
         Example:
             >>> import keras
-            >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="score")])
+            >>> layers = [keras.Input((2,)), keras.layers.Dense(3, name="score")]
+            >>> model = keras.Sequential(layers, name="m")
             >>> optimizer = DecoupledWeightDecay("adam", 0.0005, exclude="bias")
             >>> print(optimizer.decay_table(model))
-            variable      shape  decay an update  why
-            score/kernel    2x3           0.0005  every variable
-            score/bias        3                -  exclude 'bias'
+            variable        shape  decay an update  why
+            m/score/kernel    2x3           0.0005  every variable
+            m/score/bias        3                -  exclude 'bias'
         """
         variables = getattr(model, "trainable_variables", model)
         rows = DecayTable()
