@@ -17,7 +17,7 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
     Once the average has begun, the averaged weights are in the model from each evaluation until
     the next epoch begins, and from the end of training on; in between it trains on the raw ones.
     So validation, and every callback that looks at the model at the end of an epoch, as
-    ModelCheckpoint and EarlyStopping, sees the averages. A model that is saved then has the averages
+    ModelCheckpoint and EarlyStopping, sees the averages. A model saved then has the averages
     for its weights and the raw weights in its optimizer, and `fit` goes on from these.
 
     Args:

@@ -95,6 +95,10 @@ class Wrapper(Optimizer):
         if not self.inner.built:
             self.inner.build(variables)
         self._build(variables)
+        if any(isinstance(held, _Multi) for held in chain(self.inner)):
+            # Keras keeps these where TensorFlow's checkpoints do not see them.
+            for i, leaf in enumerate(leaves(self.inner)):
+                self._track_trackable(leaf, f"_optimizer_{i}", overwrite=True)
         with contextlib.suppress(AttributeError):  # of releases that lock what an optimizer tracks
             self._tracker.unlock()
         super().build(variables)
