@@ -38,6 +38,7 @@ ROUNDS = 25
 
 
 def arrays(seed: int) -> list[np.ndarray]:
+    """Normal numbers in all the shapes, the same each time."""
     rng = np.random.default_rng(seed)
     return [rng.normal(size=shape).astype("float32") for shape in SHAPES]
 
@@ -57,6 +58,7 @@ def in_keras(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
 
 
 def in_torch() -> Callable[[], None] | None:
+    """PyTorch's AdamW, `None` without PyTorch."""
     try:
         import torch
     except ImportError:
@@ -68,6 +70,7 @@ def in_torch() -> Callable[[], None] | None:
 
 
 def in_optax() -> Callable[[], None] | None:
+    """Optax's adamw in one compiled function, `None` without Optax."""
     try:
         import jax
         import optax
@@ -91,6 +94,7 @@ def in_optax() -> Callable[[], None] | None:
 
 
 def sides() -> dict[str, Callable[[], None] | None]:
+    """What is measured: name -> one step."""
     optimizers = keras.optimizers
 
     def wrapped(inner: keras.optimizers.Optimizer) -> DecoupledWeightDecay:
@@ -118,6 +122,7 @@ RATIOS = {
 
 
 def quartiles(values: list[float]) -> list[float]:
+    """The lower quartile, the median and the upper quartile."""
     return [round(value, 4) for value in statistics.quantiles(values, n=4)]
 
 

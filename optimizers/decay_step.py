@@ -83,4 +83,4 @@ class FusedSteps:
                 own(gradient, variable, rate)
 
             self._functions[id(variable)] = both
-        self._functions[id(variable)](gradient, keras.ops.convert_to_tensor(rate), fraction)
+        self._functions[id(variable)](gradient, tf.convert_to_tensor(rate), fraction)

@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.optimizers import Optimizer
+from keras.src.utils import tracking
 
 # (the optimizer, its own update_step, gradient, variable, learning rate)
 Step = Callable[[Any, Callable[..., None], Any, tf.Variable, Any], None]
@@ -45,6 +46,10 @@ class Wrapper(Optimizer):
         self._iterations = inner._iterations
         self._learning_rate = inner._learning_rate
         self._forget_variables()
+        # What Keras's class sets to its defaults; __getattr__ then finds what is true.
+        for name in inspect.signature(keras.optimizers.Optimizer).parameters:
+            if name != "name" and name in vars(self):
+                object.__delattr__(self, name)
         self._scaled_outside = False
         self.optimizer = inner
 
@@ -80,6 +85,15 @@ class Wrapper(Optimizer):
         """The optimizer that is called: the one held, without a loss scale that is not needed."""
         return self.optimizer.inner_optimizer if self._scaled_outside else self.optimizer
 
+    @property
+    def inner_optimizer(self) -> Optimizer:
+        """The same, by the name that Keras's callbacks know (SwapEMAWeights)."""
+        return self.inner
+
+    @property
+    def _model_variables_moving_average(self) -> list[keras.Variable]:
+        return self.inner._model_variables_moving_average  # SwapEMAWeights reads it
+
     def __getattr__(self, name: str) -> Any:
         # Called for what is not found here: momentum, beta_1, optimizers, dynamic_scale, ...
         if name.startswith("_") or "optimizer" not in vars(self):
@@ -99,9 +113,10 @@ class Wrapper(Optimizer):
             # Keras keeps these where TensorFlow's checkpoints do not see them.
             for i, leaf in enumerate(leaves(self.inner)):
                 self._track_trackable(leaf, f"_optimizer_{i}", overwrite=True)
-        with contextlib.suppress(AttributeError):  # of releases that lock what an optimizer tracks
-            self._tracker.unlock()
-        super().build(variables)
+        with tracking.DotNotTrackScope():  # the model's variables are none of the optimizer's
+            self._trainable_variables = variables
+            self._trainable_variables_indices = {key(self, v): i for i, v in enumerate(variables)}
+        self.built = True
 
     def _check_variables(self, variables: list[keras.Variable]) -> None:
         """Raises before anything is made, if these variables will not do."""

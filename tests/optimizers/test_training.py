@@ -180,6 +180,16 @@ def test_ema_of_the_wrapped_one_averages_decayed_weights():
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_keras_callback_that_swaps_in_the_ema(scaled):
+    optimizer = wrap(make("SGD", use_ema=True, ema_momentum=0.5))
+    net = model()
+    net.compile(LossScale(optimizer) if scaled else optimizer, "mse", jit_compile=False)
+    fit(net, epochs=2, callbacks=[keras.callbacks.SwapEMAWeights(swap_on_epoch=True)])
+    averages = values(optimizer.optimizer._model_variables_moving_average)
+    assert_same(net.get_weights(), averages)
+
+
 def test_constraints_are_applied_after_it():
     weight = keras.Variable([3.0, 4.0])
     weight.constraint = keras.constraints.UnitNorm(axis=0)
