@@ -168,7 +168,12 @@ class Wrapper(Optimizer):
 
     @property
     def loss_scale_factor(self) -> float | None:
-        return self.optimizer.loss_scale_factor if "optimizer" in vars(self) else None
+        if "optimizer" not in vars(self):
+            return None
+        if isinstance(self.optimizer, _LossScale) and not self._scaled_outside:
+            # Not None: Keras leaves out an assignment of what is there already.
+            return self.optimizer.initial_scale
+        return self.inner.loss_scale_factor
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, value: float | None) -> None:

@@ -190,10 +190,10 @@ def test_rows_of_a_real_embedding():
         model.fit(np.array([[1, 4, 1]]), np.zeros((1, 3, 1)), verbose=0)
         return model.get_weights()[0] / old
 
-    np.testing.assert_allclose(train("table"), 1 - D, rtol=1e-12)
+    np.testing.assert_allclose(train("table"), 1 - D, rtol=1e-6)
     expected = np.ones((6, 2))
     expected[[1, 4]] = 1 - D
-    np.testing.assert_allclose(train("rows"), expected, rtol=1e-12)
+    np.testing.assert_allclose(train("rows"), expected, rtol=1e-6)
 
 
 # Variables without a gradient.
@@ -260,7 +260,7 @@ def test_a_tied_embedding_decays_once():
     old = model.get_weights()
     model.fit(np.array([[1, 2]]), np.zeros((1, 2, 5)), verbose=0)
     for found, before in zip(model.get_weights(), old, strict=True):
-        np.testing.assert_allclose(found, before * (1 - D), rtol=1e-12)
+        np.testing.assert_allclose(found, before * (1 - D), rtol=1e-6)
 
 
 # Half precision and large variables.

@@ -77,7 +77,7 @@ KEYS: dict[str, tuple[Any, rules.Rule, str]] = {
     "optimizer.non_monotone_interval": (
         0,
         WHOLE,
-        "average weights (NT-ASGD) after so many epochs without a better one; 0: off",
+        "average weights (NT-ASGD) after epochs without a better one; 0: off",
     ),
     "optimizer.clip_norm": (0.25, NOT_NEGATIVE, "largest global norm of the gradient; 0: off"),
     "optimizer.scale_lr_by_window": (True, FLAG, "learning rate times length over data.window"),
