@@ -47,7 +47,7 @@ class Wrapper(Optimizer):
         self._learning_rate = inner._learning_rate
         self._forget_variables()
         # What Keras's class sets to its defaults; __getattr__ then finds what is true.
-        for name in inspect.signature(keras.optimizers.Optimizer).parameters:
+        for name in inspect.signature(keras.optimizers.SGD).parameters:
             if name != "name" and name in vars(self):
                 object.__delattr__(self, name)
         self._scaled_outside = False

@@ -344,7 +344,8 @@ def test_averages_are_evaluated_and_kept_and_training_goes_on_from_the_raw_weigh
     assert [r["averaged"] for r in valid] == [False] * 3 + [True] * 5
     best = Checkpoints(tmp_path / "whole" / "best")
     assert whole["best_epoch"] > 3, "the averages are better than the weights at such a rate"
-    model = LanguageModel(13, **model_options(text))
+    vocabulary = Vocabulary.load(tmp_path / "whole" / "vocabulary.json")
+    model = LanguageModel(len(vocabulary), **model_options(text))
     best.read(best.steps()[-1], {"model": model})
     assert not np.array_equal(model.get_weights()[1], seen[best.steps()[-1]][1])
 
@@ -405,7 +406,8 @@ def test_unused_weights_are_listed_once(text, tmp_path, capsys, monkeypatch, ask
     )
     summary = train(config, str(tmp_path), StopRequest())
     assert capsys.readouterr().out.count("no gradient reaches these weights") == 1
-    model = WithPooler(13, **model_options(text))
+    vocabulary = Vocabulary.load(tmp_path / "vocabulary.json")
+    model = WithPooler(len(vocabulary), **model_options(text))
     Checkpoints(tmp_path / "checkpoints").restore({"model": model})
     left = model.pooler.numpy()
     assert (left < 1).all() if asked else (left == 1).all()
