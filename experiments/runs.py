@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -117,12 +116,13 @@ def table(experiment: Experiment, results: Mapping[tuple[str, int], dict]) -> tu
     for kind in experiment.variants:
         test = figures(kind, "test")
         mean = statistics.mean(test)
-        spread = statistics.stdev(test) if len(test) > 1 else math.nan
+        spread = statistics.stdev(test) if len(test) > 1 else None  # JSON has no NaN
         train_, valid = (statistics.mean(figures(kind, text)) for text in ("train", "valid"))
         found[kind] = {"test": test, "mean": mean, "stdev": spread, "valid": valid}
+        shown = "" if spread is None else f" ± {spread:.2f}"
         each = ", ".join(f"{value:.2f}" for value in test)
         lines.append(
-            f"| {kind} | {train_:.1f} | {valid:.1f} | {mean:.2f} ± {spread:.2f} | {each} "
+            f"| {kind} | {train_:.1f} | {valid:.1f} | {mean:.2f}{shown} | {each} "
             f"| {100 * (mean / base - 1):+.1f} % |"
         )
     return "\n".join(lines), found
