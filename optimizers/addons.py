@@ -190,7 +190,7 @@ class AdamW(DecoupledWeightDecayExtension):
         >>> optimizer = AdamW(weight_decay=0.25, learning_rate=1.0)
         >>> weight = keras.Variable([4.0])
         >>> _ = optimizer.minimize(lambda: 2.0 * weight.value, [weight])
-        >>> round(float(weight[0]), 5)
+        >>> round(float(weight[0]), 3)
         2.0
     """
 

@@ -168,10 +168,10 @@ class NonMonotonicASGD(_keras_optimizers.Wrapper):
             tf.logical_not(tf.convert_to_tensor(self._is_exchanged.value)),
             ["the averaged weights are in the model: call exchange() before training goes on"],
         )
-        before = keras.ops.convert_to_tensor(self.inner.iterations) + 0
+        before = keras.ops.convert_to_tensor(self.iterations) + 0
         super()._apply(grads, variables)
         # A loss scale or the accumulation of gradients may have made no update.
-        made = keras.ops.convert_to_tensor(self.inner.iterations) > before
+        made = keras.ops.convert_to_tensor(self.iterations) > before
         begun = self._averaged_updates.value >= 0
         self._averaged_updates.assign_add(tf.cast(made & begun, tf.int64))
         count = tf.convert_to_tensor(self._averaged_updates.value)

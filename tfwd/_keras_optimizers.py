@@ -156,7 +156,10 @@ class Wrapper(Optimizer):
 
     @property
     def iterations(self) -> Any:
-        return self.inner.iterations
+        inner = self.inner  # a loss scale counts nothing in older releases
+        return (
+            inner.inner_optimizer.iterations if isinstance(inner, _LossScale) else inner.iterations
+        )
 
     @property
     def learning_rate(self) -> Any:
