@@ -392,6 +392,7 @@ class WithPooler(LanguageModel):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        self._tracker.unlock()  # the model is built when it is made
         self.pooler = self.add_weight(shape=(3,), name="pooler", initializer="ones")
 
 
