@@ -10,10 +10,10 @@ Perplexities, published; not run here:
 - the authors' program (github.com/salesforce/awd-lstm-lm) with the values below, with averaged
   SGD and without fine-tuning: about 68.7 validation, 65.6 test.
 The values are those of the program's command for this text (`--epochs 750 --dropouth 0.2`) and its
-defaults. Where this differs from it: plain SGD throughout, where the authors change to averaged
-SGD when validation no longer improves; an LSTM has one bias, not two that are added; blank lines
-are skipped, where the program predicts an end of line for each. The run takes weeks on
-processors; it is meant for a GPU.
+defaults, averaged SGD among them. Where this differs from it: an LSTM has one bias, not two that
+are added; blank lines are skipped, where the program predicts an end of line for each; the average
+has all weights since it began, also the first. The run takes weeks on processors; it is meant for a
+GPU.
 
 Reference: "Regularizing and Optimizing LSTM Language Models", arXiv:1708.02182.
 """
@@ -42,6 +42,7 @@ def get_config():
     config.optimizer.name = "sgd"
     config.optimizer.learning_rate = 30.0
     config.optimizer.weight_decay = 1.2e-6
+    config.optimizer.non_monotone_interval = 5
     config.optimizer.clip_norm = 0.25
     config.optimizer.scale_lr_by_window = True
     config.training.epochs = 750

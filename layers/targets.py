@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 import keras
 
 from tfwd import _keras
+from tfwd.paths import matches
 
 T = TypeVar("T")
 
@@ -88,12 +89,6 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
                 found.append((target, patterns[pattern]))
                 break
     return found
-
-
-def matches(expression: re.Pattern[str], path: str) -> bool:
-    """Whether the expression matches the whole path, or a whole end of it that follows a `/`."""
-    parts = path.split("/")
-    return any(expression.fullmatch("/".join(parts[i:])) for i in range(len(parts)))
 
 
 def check_floating(layer: keras.Layer, target: Target) -> None:

@@ -1,4 +1,4 @@
-"""The place of Keras optimizers, imported as ``tfwd.optimizers``; there are none yet.
+"""Keras optimizers and what goes around them: imported as ``tfwd.optimizers``.
 
 The sources stand in ``optimizers/`` at the top of the repository and are installed under this name.
 """
@@ -11,4 +11,16 @@ if __name__ != "tfwd.optimizers":
         "write `from tfwd import optimizers` (in a checkout, after `pip install -e .`)"
     )
 
-__all__: list[str] = []
+from tfwd.optimizers.addons import SGDW, AdamW, extend_with_decoupled_weight_decay
+from tfwd.optimizers.averaging_callback import NonMonotonicASGDCallback
+from tfwd.optimizers.decoupled_weight_decay import DecoupledWeightDecay
+from tfwd.optimizers.non_monotonic_asgd import NonMonotonicASGD
+
+__all__ = [
+    "SGDW",
+    "AdamW",
+    "DecoupledWeightDecay",
+    "NonMonotonicASGD",
+    "NonMonotonicASGDCallback",
+    "extend_with_decoupled_weight_decay",
+]

@@ -29,6 +29,9 @@ def get_config():
     config.model.variational_noise = 0.01
     config.optimizer.name = "adam"
     config.optimizer.learning_rate = 0.01
+    config.optimizer.weight_decay = 0.1
+    config.optimizer.decay_exclude = "bias"
+    config.optimizer.non_monotone_interval = 1
     config.training.epochs = 2
     config.training.lr_decay_factor = 0.5
     config.training.checkpoint_steps = 7

@@ -67,6 +67,51 @@ def test_clipping_is_by_the_global_norm():
     assert float(step.state.gradient_norm) == pytest.approx(norm(gradients), rel=1e-5)
 
 
+def test_coupled_decay_is_added_after_clipping():
+    step = make(rate=1.0, clip_norm=0.01, l2=0.5)
+    before = weights(step)
+    _, gradients = expected_gradients(step.model)
+    step(INPUTS, TARGETS)
+    for old, new, gradient in zip(before, weights(step), gradients, strict=True):
+        clipped = gradient * 0.01 / norm(gradients)
+        np.testing.assert_allclose(new, old - clipped - 0.5 * old, atol=1e-6)
+    assert float(step.state.gradient_norm) == pytest.approx(norm(gradients), rel=1e-5)
+
+
+def test_coupled_decay_under_a_loss_scale():
+    steps = [make(rate=1.0, policy=p, l2=0.5) for p in ("float32", "mixed_float16")]
+    for step in steps:
+        step(INPUTS, TARGETS)
+    for one, other in zip(*map(weights, steps), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-3)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_of_an_embedding_that_is_only_looked_up(tied):
+    """The window has no 0 and no 4; a tied embedding's gradient is dense."""
+    model = LanguageModel(7, 4, (6, 4), seed=3, tie_weights=tied)
+    made = make_optimizer("sgd", 0.0, weight_decay=0.5, decay_scale="absolute", decay_sparse="rows")
+    step = TrainStep(model, made, RunState(model.zero_state(2), 1e-30), sparse=True)
+    (table,) = (v for v in model.trainable_variables if v.name == "embeddings")
+    old = table.numpy()
+    step(INPUTS, TARGETS)
+    expected = np.full(7, 0.5)
+    if not tied:
+        expected[[0, 4]] = 1
+    np.testing.assert_allclose(table.numpy(), old * expected[:, None], rtol=1e-6)
+
+
+def test_a_sparse_gradient_has_the_norm_of_the_dense_one():
+    found = []
+    for sparse in (False, True):
+        step = make(rate=0.5, model={"tie_weights": False}, sparse=sparse, clip_norm=0.01)
+        step(INPUTS, TARGETS)
+        found.append((float(step.state.gradient_norm), weights(step)))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-7)
+
+
 def test_the_rate_follows_the_windows_length():
     plain, scaled = make(rate=0.5), make(rate=0.5, base_window=8)
     before = weights(plain)

@@ -1,4 +1,4 @@
-"""The optimizer that a config names."""
+"""The optimizer that a config names, and what goes around it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import keras
 
 from tfwd.lm import rules
 from tfwd.lm.errors import UserError
+from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
 
 
 def make_optimizer(
@@ -15,20 +16,33 @@ def make_optimizer(
     learning_rate: float,
     *,
     weight_decay: float = 0.0,
+    decay_scale: str = "learning_rate",
+    decay_include: str = "",
+    decay_exclude: str = "",
+    decay_multipliers: str = "",
+    decay_sparse: str = "table",
+    decay_unused: bool = False,
+    non_monotone_interval: int = 0,
     kwargs: dict[str, Any] | None = None,
     dtype_policy: str = "float32",
 ) -> keras.optimizers.Optimizer:
-    """Makes an optimizer of `keras.optimizers`.
+    """Makes an optimizer of `keras.optimizers`, in `DecoupledWeightDecay` and the like if asked.
 
     Args:
         name: the class's name, in any case: "sgd", "Adam".
         learning_rate: the base rate; the training step assigns to it.
-        weight_decay: Keras's own argument; 0 leaves it out.
+        weight_decay: of `DecoupledWeightDecay`; 0 leaves it out. An optimizer that has a decay of
+            its own (AdamW) has this one in its place.
+        decay_scale, decay_sparse, decay_unused: its `scale`, `sparse` and `decay_unused`.
+        decay_include, decay_exclude: its patterns, with spaces between; "" is `None`.
+        decay_multipliers: pattern=factor, with spaces between.
+        non_monotone_interval: of `NonMonotonicASGD`; 0 leaves it out.
         kwargs: more arguments of the class (momentum, beta_1, ...).
         dtype_policy: under "mixed_float16" the optimizer is wrapped to scale the loss.
 
     Returns:
-        The optimizer, without slots yet.
+        The optimizer, without slots yet. The loss scale is around the average, and that around the
+        decay.
 
     Raises:
         UserError: there is no such optimizer, or it does not take the arguments.
@@ -36,17 +50,56 @@ def make_optimizer(
     Example:
         >>> make_optimizer("sgd", 0.5, kwargs={"momentum": 0.9}).momentum
         0.9
+        >>> make_optimizer("sgd", 0.5, weight_decay=1e-6, decay_exclude="bias").exclude
+        ['bias']
     """
     if not rules.OPTIMIZER.holds(name):
         hint = rules.OPTIMIZER.hint(name)
         raise UserError(f"optimizer.name={name!r}: give {rules.OPTIMIZER.right}{hint}")
-    arguments = dict(kwargs or {})
-    if weight_decay:
-        arguments["weight_decay"] = weight_decay
+    kind = rules.optimizers()[name.lower()]
+    arguments = {**_no_decay(kind), **(kwargs or {})}
     try:
-        optimizer = rules.optimizers()[name.lower()](learning_rate=learning_rate, **arguments)
+        optimizer = kind(learning_rate=learning_rate, **arguments)
+        if weight_decay:
+            optimizer = DecoupledWeightDecay(
+                optimizer,
+                weight_decay,
+                scale=decay_scale,
+                include=rules.patterns(decay_include) or None,
+                exclude=rules.patterns(decay_exclude) or None,
+                multipliers=rules.multipliers(decay_multipliers) or None,
+                sparse=decay_sparse,
+                decay_unused=decay_unused,
+            )
+        if non_monotone_interval:
+            optimizer = NonMonotonicASGD(optimizer, non_monotone_interval)
     except (TypeError, ValueError) as error:
         raise UserError(f"optimizer {name} with {arguments}: {error}") from error
     if dtype_policy == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
+
+
+def averaging(optimizer: keras.optimizers.Optimizer) -> NonMonotonicASGD | None:
+    """The `NonMonotonicASGD` in what `make_optimizer` made, if there is one."""
+    return _held(optimizer, NonMonotonicASGD)
+
+
+def decaying(optimizer: keras.optimizers.Optimizer) -> DecoupledWeightDecay | None:
+    """The `DecoupledWeightDecay` in what `make_optimizer` made, if there is one."""
+    return _held(optimizer, DecoupledWeightDecay)
+
+
+def _held(optimizer: Any, kind: type) -> Any:
+    while not isinstance(optimizer, kind):
+        names = ("inner_optimizer", "optimizer")
+        held = [getattr(optimizer, name, None) for name in names if name in vars(optimizer)]
+        if not held:
+            return None
+        optimizer = held[0]
+    return optimizer
+
+
+def _no_decay(kind: type) -> dict[str, float]:
+    """The arguments by which an optimizer that decays by default does not."""
+    return {name: 0.0 for name in rules.defaults(kind) if name.endswith("weight_decay")}

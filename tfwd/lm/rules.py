@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -47,9 +48,58 @@ def optimizers() -> dict[str, type]:
 
 def arguments(optimizer: str) -> list[str]:
     """What may stand in `optimizer.kwargs` for this optimizer."""
-    own = ("self", "kwargs", "learning_rate", "weight_decay", "global_clipnorm")
+    own = ("self", "kwargs", "learning_rate", "weight_decay", "global_clipnorm")  # have own keys
     names = inspect.signature(optimizers()[optimizer.lower()]).parameters
     return [name for name in names if name not in own]
+
+
+def defaults(optimizer: type) -> dict[str, Any]:
+    """The arguments of an optimizer class whose default is neither none nor zero."""
+    parameters = inspect.signature(optimizer).parameters.values()
+    return {p.name: p.default for p in parameters if p.default and p.default is not p.empty}
+
+
+def patterns(text: str) -> list[str]:
+    """The regular expressions in a text: what stands between its spaces.
+
+    Example:
+        >>> patterns("bias decoder/.*")
+        ['bias', 'decoder/.*']
+    """
+    return text.split()
+
+
+def multipliers(text: str) -> dict[str, float]:
+    """The factors by regular expression in a text of pattern=factor, with spaces between.
+
+    Raises:
+        ValueError: a part is not of this form.
+
+    Example:
+        >>> multipliers("embeddings=0.5 .*kernel=2")
+        {'embeddings': 0.5, '.*kernel': 2.0}
+    """
+    found = {}
+    for part in text.split():
+        pattern, equals, factor = part.rpartition("=")
+        if not equals or not NOT_NEGATIVE.holds(float(factor)):
+            raise ValueError(part)
+        found[pattern] = float(factor)
+    return found
+
+
+def _are(read: Callable[[str], Any]) -> Callable[[Any], bool]:
+    """The test that a text can be read, and the patterns in it are regular expressions."""
+
+    def holds(value: Any) -> bool:
+        try:
+            for pattern in read(value):
+                re.compile(pattern)
+        except (AttributeError, ValueError, re.error):
+            return False
+        return True
+
+    return holds
 
 
 def _whole(value: Any) -> bool:
@@ -77,6 +127,8 @@ UNITS = Rule(
     "whole numbers of at least 1, one a layer, as 300,150",
     lambda v: isinstance(v, tuple) and len(v) > 0 and all(_whole(u) and u >= 1 for u in v),
 )
+PATTERNS = Rule("regular expressions for paths of weights, with spaces between", _are(patterns))
+MULTIPLIERS = Rule("pattern=factor, with spaces between, as embeddings=0.5", _are(multipliers))
 MAPPING = Rule("arguments by name", lambda v: hasattr(v, "items"))
 OPTIMIZER = Rule(
     "an optimizer of keras.optimizers, as sgd, adam, adamw, rmsprop",

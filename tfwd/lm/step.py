@@ -8,15 +8,17 @@ any after it, so that the host may notice late and still find the weights as the
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import warnings
+from typing import Any, NamedTuple
 
 import keras
 import ml_collections
 import tensorflow as tf
 
+from tfwd.lm.errors import UserError
 from tfwd.lm.loop import token_nats
 from tfwd.lm.model import LanguageModel
-from tfwd.lm.optimizer import make_optimizer
+from tfwd.lm.optimizer import averaging, decaying, make_optimizer
 from tfwd.lm.regularization import activation_penalty
 from tfwd.lm.state import RunState
 
@@ -34,7 +36,7 @@ class TrainStep:
     """The training step: `step(inputs, targets)` with int32 `[batch, time]` each.
 
         objective = mean(nats) + alpha * AR + beta * TAR
-        gradient  = clip by the global norm of d(objective)/d(weights)
+        gradient  = clip by the global norm of d(objective)/d(weights), + l2 * weights
         rate      = state.learning_rate * time / base_window
 
     Args:
@@ -45,6 +47,13 @@ class TrainStep:
         alpha: activation regularisation.
         beta: temporal activation regularisation.
         base_window: scale the rate by the window's length over this; 0 does not scale.
+        l2: coupled decay. It is added after clipping, as PyTorch's optimizers add theirs, and is
+            no part of the norm that is reported.
+        sparse: leaves the gradient of a table that is only looked up in as its rows.
+
+    Attributes:
+        averaging: the optimizer's `NonMonotonicASGD`, or `None`.
+        unused: the paths of the weights that no gradient reaches; known once it is traced.
     """
 
     def __init__(
@@ -57,10 +66,14 @@ class TrainStep:
         alpha: float = 0.0,
         beta: float = 0.0,
         base_window: int = 0,
+        l2: float = 0.0,
+        sparse: bool = False,
     ):
         self.model, self.optimizer, self.state = model, optimizer, state
         self.clip_norm, self.alpha, self.beta = clip_norm, alpha, beta
-        self.base_window = base_window
+        self.base_window, self.l2, self.sparse = base_window, l2, sparse
+        self.averaging = averaging(optimizer)
+        self.unused: list[str] = []
         # Slots made inside the traced function could not be restored before the first step.
         optimizer.build(model.trainable_variables)
         self._failed = tf.Variable(False, trainable=False)
@@ -71,6 +84,10 @@ class TrainStep:
 
     def __call__(self, inputs: tf.Tensor, targets: tf.Tensor) -> None:
         self.function(inputs, targets)
+
+    def trace(self) -> None:
+        """Traces the step, which the first call does otherwise."""
+        self.function.get_concrete_function()
 
     def failure(self) -> Failure | None:
         """The first step that was not finite, if there was one. Waits for the device."""
@@ -94,14 +111,20 @@ class TrainStep:
                 objective = scaler.scale_loss(objective)
         variables = self.model.trainable_variables
         gradients = tape.gradient(objective, [variable.value for variable in variables])
-        # Dense, also for an embedding: a sparse gradient names a row once for each time it was
-        # used, and the norm of that is not the norm of the gradient.
-        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        self.unused = [v.path for v, g in zip(variables, gradients, strict=True) if g is None]
+        # A sparse gradient names a row once for each time it was used, and the norm of that is not
+        # the norm of the gradient.
+        gradients = [_summed(g, self.sparse and not self.l2) for g in gradients]
         unit = tf.cast(scaler.dynamic_scale, tf.float32) if scales_loss else tf.constant(1.0)
         norm = tf.linalg.global_norm(gradients)
         if self.clip_norm:
             limit = self.clip_norm * unit if scales_loss else self.clip_norm
             gradients, _ = tf.clip_by_global_norm(gradients, limit, use_norm=norm)
+        if self.l2:
+            gradients = [
+                None if g is None else g + tf.cast(self.l2 * unit, g.dtype) * v.value
+                for g, v in zip(gradients, variables, strict=True)
+            ]
         loss, norm = tf.cast(loss, tf.float32), tf.cast(norm, tf.float32)
         finite = tf.math.is_finite(loss)
         if scales_loss:
@@ -116,7 +139,9 @@ class TrainStep:
 
         def update() -> tf.Tensor:
             self.optimizer.learning_rate.assign(rate)
-            self.optimizer.apply(gradients, variables)
+            with warnings.catch_warnings():  # of weights that are not used: see `unused`
+                warnings.filterwarnings("ignore", ".*[Gg]radient.*variables")
+                self.optimizer.apply(gradients, variables)
             for old, new in zip(state.carried, output.states, strict=True):
                 for variable, value in zip(old, new, strict=True):
                     variable.assign(value)
@@ -139,6 +164,15 @@ class TrainStep:
         tf.cond(finite & ~self._failed, update, keep)
 
 
+def _summed(gradient: Any, sparse: bool) -> Any:
+    """A gradient with each row once: dense, or of the rows that were used."""
+    if gradient is None or not (sparse and isinstance(gradient, tf.IndexedSlices)):
+        return None if gradient is None else tf.convert_to_tensor(gradient)
+    rows, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
 def make_step(
     config: ml_collections.ConfigDict, model: LanguageModel, state: RunState
 ) -> TrainStep:
@@ -152,20 +186,26 @@ def make_step(
     Raises:
         UserError: the optimizer does not take its arguments.
     """
-    optimizer, data = config.optimizer, config.data
-    scaled = data.random_windows and optimizer.scale_lr_by_window
+    optimizer, data = config.optimizer.to_dict(), config.data
+    rate, clip_norm, l2 = (optimizer.pop(key) for key in ("learning_rate", "clip_norm", "l2"))
+    scaled = optimizer.pop("scale_lr_by_window") and data.random_windows
+    made = make_optimizer(
+        optimizer.pop("name"), rate, dtype_policy=config.model.dtype_policy, **optimizer
+    )
+    try:
+        decay = decaying(made)
+        if decay is not None:
+            decay.decay_table(model)
+    except ValueError as error:
+        raise UserError(f"optimizer.decay_{error}".replace("DecoupledWeightDecay: ", "")) from error
     return TrainStep(
         model,
-        make_optimizer(
-            optimizer.name,
-            optimizer.learning_rate,
-            weight_decay=optimizer.weight_decay,
-            kwargs=optimizer.kwargs.to_dict(),
-            dtype_policy=config.model.dtype_policy,
-        ),
+        made,
         state,
-        clip_norm=optimizer.clip_norm,
+        clip_norm=clip_norm,
         alpha=config.model.activation_regularization,
         beta=config.model.temporal_activation_regularization,
         base_window=data.window if scaled else 0,
+        l2=l2,
+        sparse=optimizer["decay_sparse"] == "rows",
     )

@@ -103,6 +103,7 @@ def train(config: ml_collections.ConfigDict, workdir: str, stop: StopRequest) ->
                     f"going on from the checkpoint of step {progress.step:,} (epoch "
                     f"{progress.epoch + 1}, window {progress.window})"
                 )
+            trainer.describe_optimizer()
             with display:
                 trainer.train()
                 display.line("evaluating the best weights")

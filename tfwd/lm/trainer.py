@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
 import ml_collections
@@ -21,6 +22,7 @@ from tfwd.lm.errors import UserError
 from tfwd.lm.folder import RunFolder
 from tfwd.lm.loop import Evaluation, Evaluator, perplexity
 from tfwd.lm.metrics import Metrics
+from tfwd.lm.optimizer import decaying
 from tfwd.lm.pace import Pace
 from tfwd.lm.saved import make_model
 from tfwd.lm.signals import Stopped, StopRequest
@@ -90,6 +92,18 @@ class Trainer:
         """The number of trained weights."""
         return sum(int(np.prod(v.shape)) for v in self.model.trainable_variables)
 
+    def describe_optimizer(self) -> None:
+        """Shows what is decayed, by how much and why, and the weights that no gradient reaches."""
+        decay = decaying(self.step.optimizer)
+        if decay is not None:
+            self.display.line(str(decay.decay_table(self.model)))
+        self.step.trace()
+        if self.step.unused:
+            asked = decay is not None and decay.decay_unused
+            kept = "they are only decayed" if asked else "they stay as they are"
+            unused = ", ".join(self.step.unused)
+            self.display.line(f"no gradient reaches these weights, {kept}: {unused}")
+
     def __enter__(self) -> Trainer:
         return self
 
@@ -149,12 +163,15 @@ class Trainer:
     def _end_epoch(self, title: str) -> None:
         self._settle(weights=True)
         try:
-            valid = self._evaluate(self._evaluated["valid"])
+            with self._averaged():
+                valid = self._evaluate(self._evaluated["valid"])
         except Stopped:
             self._save_and_stop()  # all windows done, no validation: it is made on the way back
         train_loss = self.state.take_epoch()
         rate = float(self.state.learning_rate.numpy())
         best = self.progress.end_epoch(valid.nats)
+        averaging = self.step.averaging
+        averaged = averaging is not None and averaging.triggered
         self._metrics.write(
             {
                 "kind": "valid",
@@ -166,16 +183,21 @@ class Trainer:
                 "train_perplexity": perplexity(train_loss),
                 "learning_rate": rate,
                 "best": best,
+                **({} if averaging is None else {"averaged": averaged}),
             }
         )
         self.display.line(
             f"{title}  perplexity: train {perplexity(train_loss):.2f}, "
-            f"valid {valid.perplexity:.2f}{' (best)' if best else ''}"
+            f"valid {valid.perplexity:.2f}{' (averaged)' if averaged else ''}"
+            f"{' (best)' if best else ''}"
         )
         if best:
-            self.folder.best.save(
-                self.progress.step, {"model": self.model}, self.progress.to_json()
-            )
+            with self._averaged():
+                self.folder.best.save(
+                    self.progress.step, {"model": self.model}, self.progress.to_json()
+                )
+        if averaging is not None and averaging.observe(valid.nats):
+            self.display.line("no better for a while: from now on the weights are averaged")
         training = self.config.training
         if self.progress.plateau(training.lr_decay_factor, training.lr_decay_patience):
             lower = max(rate * training.lr_decay_factor, training.min_learning_rate)
@@ -183,6 +205,11 @@ class Trainer:
                 self.state.learning_rate.assign(lower)
                 self.display.line(f"no better for a while: learning rate {rate:.4g} -> {lower:.4g}")
         self._save()
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """Within it the model has the averaged weights, once there are any."""
+        averaging = self.step.averaging
+        return nullcontext() if averaging is None else averaging.averaged()
 
     def _evaluate(self, columns: np.ndarray) -> Evaluation:
         window = self.config.data.eval_window

@@ -1,0 +1,56 @@
+"""What decoupled decay and averaging do to a language model's perplexity.
+
+    python experiments/optimizers.py decay --data=FOLDER
+    python experiments/optimizers.py averaging --data=FOLDER
+
+Two questions, each with one model, one budget and several seeds. FOLDER has train.txt, valid.txt
+and test.txt.
+
+- decay, with Adam: none, coupled L2 (l2 * w added to the gradient, which Adam then divides by its
+  second moment) and decoupled decay, two strengths each;
+- averaging, with SGD: plain SGD, and SGD whose weights are averaged from the epoch on in which the
+  validation loss is no better than the best of all but the last few before it (NT-ASGD).
+
+At the end: a table in Markdown, a plot, and one line of JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import runs
+
+CONFIG = "configs/wikitext2_small.py"
+DECAY = {
+    "no decay": {},
+    "coupled L2 1e-6": {"optimizer.l2": 1e-6},
+    "coupled L2 1e-5": {"optimizer.l2": 1e-5},
+    "decoupled decay 0.01": {"optimizer.weight_decay": 0.01},
+    "decoupled decay 0.1": {"optimizer.weight_decay": 0.1},
+}
+# As in the paper, plain SGD at a large constant rate; the interval is short for so few epochs.
+SGD = {
+    "optimizer.name": "sgd",
+    "optimizer.learning_rate": 20.0,
+    "training.lr_decay_factor": 1.0,
+    "training.epochs": 30,
+}
+AVERAGING = {
+    "SGD": SGD,
+    "NT-ASGD": {**SGD, "optimizer.non_monotone_interval": 3},
+}
+EXPERIMENTS = {
+    "decay": runs.Experiment("decay", CONFIG, DECAY, "no decay", "decay"),
+    "averaging": runs.Experiment("averaging", CONFIG, AVERAGING, "SGD", "optimizer"),
+}
+
+
+def main() -> None:
+    """Reads which question is meant, and answers it."""
+    if len(sys.argv) < 2 or sys.argv[1] not in EXPERIMENTS:
+        sys.exit(f"say which: python {sys.argv[0]} {'|'.join(EXPERIMENTS)} --data=FOLDER")
+    runs.answer(EXPERIMENTS[sys.argv.pop(1)], __doc__.splitlines()[0])
+
+
+if __name__ == "__main__":
+    main()

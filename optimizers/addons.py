@@ -1,0 +1,258 @@
+"""The weight decay optimizers of tensorflow-addons, by its names and with its arguments.
+
+For code that was written for it: after changing the import it runs on Keras 3. New code is better
+off with `DecoupledWeightDecay`, whose patterns are checked and whose embeddings decay as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras_optimizers
+from tfwd.optimizers.decay_rules import Choice, DecayRules
+from tfwd.optimizers.decoupled_weight_decay import DecoupledWeightDecay
+
+
+class DecoupledWeightDecayExtension(DecoupledWeightDecay):
+    """What `AdamW`, `SGDW` and the classes of `extend_with_decoupled_weight_decay` share.
+
+    Each update is  w <- w - weight_decay * w,  then the step of the optimizer that is extended.
+    The decay does not follow the learning rate: where that has a schedule, give it one too.
+
+    Args:
+        weight_decay: a number, a schedule, a function without arguments, or a scalar variable.
+        args: of the optimizer that is extended.
+        exclude_from_weight_decay: regular expressions; a variable in whose path one is found,
+            anywhere, is not decayed. One that is found nowhere is no error.
+        name: the optimizer's name.
+        sparse: "rows" decays only the rows in a sparse gradient, as tensorflow-addons does;
+            "table" the whole table.
+        kwargs: of the optimizer that is extended.
+
+    Attributes:
+        base_optimizer: the class that is extended; set by subclasses.
+    """
+
+    base_optimizer: Any = None
+
+    def __init__(
+        self,
+        weight_decay: Any,
+        *args: Any,
+        exclude_from_weight_decay: Sequence[str] | None = None,
+        name: str | None = None,
+        sparse: str = "rows",
+        **kwargs: Any,
+    ) -> None:
+        rules = _AddonsRules(type(self).__name__, exclude_from_weight_decay or ())
+        if "lr" in kwargs:
+            kwargs["learning_rate"] = kwargs.pop("lr")
+        optimizer = self.base_optimizer(*args, **kwargs)
+        super().__init__(optimizer, weight_decay, sparse=sparse, name=name)
+        self._rules = rules
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        name: str | None = None,
+        decay_var_list: Iterable[Any] | None = None,
+    ) -> Any:
+        """One step.
+
+        Args:
+            grads_and_vars: pairs of a gradient and a variable.
+            name: not used; tensorflow-addons takes one.
+            decay_var_list: the variables to decay in this step; all by default.
+        """
+        variables = list(decay_var_list or ())
+        only = {_keras_optimizers.key(self, variable) for variable in variables}
+        self._rules.only = only or None
+        try:
+            return super().apply_gradients(grads_and_vars)
+        finally:
+            self._rules.only = None
+
+    def minimize(
+        self,
+        loss: Any,
+        var_list: Any,
+        grad_loss: Any = None,
+        name: str | None = None,
+        decay_var_list: Iterable[Any] | None = None,
+        tape: tf.GradientTape | None = None,
+    ) -> Any:
+        """Computes the gradient of a loss and makes a step.
+
+        Args:
+            loss: a function without arguments, or a tensor that was computed under `tape`.
+            var_list: variables, or a function that returns them.
+            grad_loss: the gradient with respect to the loss, 1 by default.
+            name: not used.
+            decay_var_list: as for `apply_gradients`.
+            tape: the tape that saw a loss that is a tensor.
+
+        Raises:
+            ValueError: the loss is a tensor, and there is no tape.
+        """
+        if callable(loss):
+            with tape or tf.GradientTape() as tape:
+                loss = loss()
+        elif tape is None:
+            raise ValueError(f"{type(self).__name__}.minimize: a loss that is a tensor needs tape=")
+        variables = list(var_list() if callable(var_list) else var_list)
+        plain = [v.value if isinstance(v, keras.Variable) else v for v in variables]
+        gradients = tape.gradient(loss, plain, grad_loss)
+        return self.apply_gradients(zip(gradients, variables, strict=True), name, decay_var_list)
+
+    def _fraction(self, leaf: Any, variable: tf.Variable, rate: Any) -> tf.Tensor | None:
+        only = self._rules.only
+        if only is not None and _keras_optimizers.key(self, variable) not in only:
+            return None
+        return super()._fraction(leaf, variable, rate)
+
+    def get_config(self) -> dict[str, Any]:
+        ours = super().get_config()
+        return {
+            **self.optimizer.get_config(),
+            "name": self.name,
+            "weight_decay": ours["weight_decay"],
+            "sparse": self.sparse,
+            "exclude_from_weight_decay": self._rules.patterns or None,
+        }
+
+
+class _AddonsRules(DecayRules):
+    """Exclusions that are searched for anywhere in the path, and need not be found."""
+
+    def __init__(self, owner: str, patterns: Sequence[str]) -> None:
+        super().__init__(owner)
+        self.patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+        self.only: set[Any] | None = None
+        try:
+            self._expressions = [re.compile(pattern) for pattern in self.patterns]
+        except (re.error, TypeError) as error:
+            raise ValueError(
+                f"{owner}: exclude_from_weight_decay={self.patterns} has what is not a regular "
+                f"expression: {error}"
+            ) from error
+
+    def _choice(self, variable: Any, path: str) -> Choice:
+        for expression in self._expressions:
+            if expression.search(path):
+                return Choice(0.0, f"exclude_from_weight_decay {expression.pattern!r}")
+        return super()._choice(variable, path)
+
+
+def extend_with_decoupled_weight_decay(base_optimizer: type) -> type:
+    """The class of an optimizer with decoupled weight decay, made of one without.
+
+    Args:
+        base_optimizer: an optimizer class of Keras 3.
+
+    Returns:
+        A class whose constructor takes `weight_decay` first, then what `base_optimizer` takes, and
+        `exclude_from_weight_decay`. Register it with Keras under a name of your own, or give it in
+        `custom_objects`, to load what was saved with it.
+
+    Example:
+        >>> import keras
+        >>> NadamW = extend_with_decoupled_weight_decay(keras.optimizers.Nadam)
+        >>> optimizer = NadamW(weight_decay=1e-4, learning_rate=1e-3)
+        >>> optimizer.weight_decay, optimizer.beta_1
+        (0.0001, 0.9)
+    """
+
+    class OptimizerWithDecoupledWeightDecay(DecoupledWeightDecayExtension):
+        """`base_optimizer`, after a decay of  w <- w - weight_decay * w."""
+
+    OptimizerWithDecoupledWeightDecay.base_optimizer = base_optimizer
+    return OptimizerWithDecoupledWeightDecay
+
+
+@keras.saving.register_keras_serializable("tfwd")
+class AdamW(DecoupledWeightDecayExtension):
+    """tensorflow-addons' AdamW:  w <- w - weight_decay * w,  then Adam's step.
+
+    Unlike `keras.optimizers.AdamW`, the decay is not multiplied by the learning rate.
+
+    Args:
+        weight_decay: as for `DecoupledWeightDecayExtension`.
+        learning_rate, beta_1, beta_2, epsilon, amsgrad: Adam's.
+        name: the optimizer's name.
+        kwargs: `exclude_from_weight_decay`, `sparse`, and what else Keras's Adam takes.
+
+    Example:
+        >>> optimizer = AdamW(weight_decay=0.25, learning_rate=1.0)
+        >>> weight = keras.Variable([4.0])
+        >>> _ = optimizer.minimize(lambda: 2.0 * weight.value, [weight])
+        >>> round(float(weight[0]), 3)
+        2.0
+    """
+
+    base_optimizer = keras.optimizers.Adam
+
+    def __init__(
+        self,
+        weight_decay: Any,
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-07,
+        amsgrad: bool = False,
+        name: str = "AdamW",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            weight_decay,
+            learning_rate=learning_rate,
+            beta_1=beta_1,
+            beta_2=beta_2,
+            epsilon=epsilon,
+            amsgrad=amsgrad,
+            name=name,
+            **kwargs,
+        )
+
+
+@keras.saving.register_keras_serializable("tfwd")
+class SGDW(DecoupledWeightDecayExtension):
+    """tensorflow-addons' SGDW:  w <- w - weight_decay * w,  then the step of SGD with momentum.
+
+    Args:
+        weight_decay: as for `DecoupledWeightDecayExtension`.
+        learning_rate, momentum, nesterov: SGD's.
+        name: the optimizer's name.
+        kwargs: `exclude_from_weight_decay`, `sparse`, and what else Keras's SGD takes.
+
+    Example:
+        >>> optimizer = SGDW(weight_decay=0.25, learning_rate=1.0)
+        >>> weight = keras.Variable([4.0])
+        >>> _ = optimizer.apply_gradients([(tf.constant([1.0]), weight)])
+        >>> float(weight[0])
+        2.0
+    """
+
+    base_optimizer = keras.optimizers.SGD
+
+    def __init__(
+        self,
+        weight_decay: Any,
+        learning_rate: Any = 0.001,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        name: str = "SGDW",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            weight_decay,
+            learning_rate=learning_rate,
+            momentum=momentum,
+            nesterov=nesterov,
+            name=name,
+            **kwargs,
+        )

@@ -1,0 +1,112 @@
+"""How much an update decays: weight_decay and its scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras_optimizers
+
+SCALES = ("absolute", "learning_rate", "schedule")
+
+
+class DecayRate:
+    """d * s, where d is `weight_decay` and s what `scale` says.
+
+    Args:
+        owner: whose it is, for error messages.
+        weight_decay: a number, a schedule, a function without arguments, or a scalar variable.
+        scale: one of `SCALES`.
+
+    Raises:
+        TypeError: weight_decay is of another kind.
+        ValueError: weight_decay is negative or not finite, or there is no such scale.
+    """
+
+    def __init__(self, owner: str, weight_decay: Any, scale: str) -> None:
+        variable = isinstance(weight_decay, (tf.Variable, keras.Variable))
+        number = isinstance(weight_decay, (int, float)) and not isinstance(weight_decay, bool)
+        if not (variable or number or callable(weight_decay)):
+            raise TypeError(
+                f"{owner}: weight_decay={weight_decay!r}: give a number, a schedule, a function "
+                "without arguments, or a scalar variable"
+            )
+        if number and not 0 <= weight_decay < math.inf:
+            raise ValueError(f"{owner}: weight_decay={weight_decay}: give a finite number, >= 0")
+        if scale not in SCALES:
+            raise ValueError(f"{owner}: scale={scale!r}: give one of {', '.join(SCALES)}")
+        self.owner, self.weight_decay, self.scale = owner, weight_decay, scale
+        self.is_zero = number and weight_decay == 0
+        self._is_constant, self._is_variable = number, variable
+        self.initial: list[float] = []
+
+    def note_initial(self, leaves: Sequence[Any]) -> None:
+        """Keeps the initial learning rates of those optimizers that were not known before.
+
+        Raises:
+            ValueError: the scale divides by one that is 0.
+        """
+        if self.scale != "schedule":
+            return
+        for leaf in leaves[len(self.initial) :]:
+            rate = leaf._learning_rate
+            schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+            with tf.init_scope():  # one can be met first while a step is traced
+                if schedule:
+                    initial = float(rate(tf.constant(0, tf.int64)))
+                else:
+                    initial = float(rate() if callable(rate) else rate)
+            if initial <= 0:
+                raise ValueError(
+                    f"{self.owner}: scale='schedule' divides by the initial learning rate, and "
+                    f"that of {type(leaf).__name__} '{leaf.name}' is {initial}; take "
+                    "scale='learning_rate' and divide weight_decay by the largest rate"
+                )
+            self.initial = [*self.initial, initial]
+
+    def __call__(
+        self, leaf: Any, leaves: Sequence[Any], learning_rate: Any, dtype: tf.DType
+    ) -> tf.Tensor:
+        """d * s of an update that is made now, a scalar.
+
+        Args:
+            leaf: the optimizer that makes it.
+            leaves: all optimizers that make updates, in the order of `note_initial`.
+            learning_rate: the update's.
+            dtype: of the result.
+        """
+        decay = self.weight_decay
+        if isinstance(decay, keras.optimizers.schedules.LearningRateSchedule):
+            decay = decay(_keras_optimizers.schedule_step(leaf))
+        elif not (self._is_constant or self._is_variable):
+            decay = decay()
+        decay = _scalar(decay, dtype)
+        if self.scale == "absolute":
+            return decay
+        rate = _scalar(learning_rate, dtype)
+        if self.scale == "schedule":
+            index = next(i for i, known in enumerate(leaves) if known is leaf)
+            rate = rate / self.initial[index]
+        return decay * rate
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, and the initial rates: an optimizer's own config has the current one."""
+        decay = self.weight_decay
+        if self._is_variable:
+            decay = float(decay.numpy())
+        elif not self._is_constant:
+            decay = keras.saving.serialize_keras_object(decay)
+        config = {"weight_decay": decay, "scale": self.scale}
+        if self.scale == "schedule":
+            config["initial_rates"] = list(self.initial)
+        return config
+
+
+def _scalar(value: Any, dtype: tf.DType) -> tf.Tensor:
+    if isinstance(value, (int, float)):
+        return tf.constant(value, dtype)
+    return tf.cast(keras.ops.convert_to_tensor(value), dtype)

@@ -1,0 +1,159 @@
+"""Which variables are decayed, how much more or less than others, and why.
+
+The rules are made once, when the optimizer meets its variables, and the same rules print the table
+that a user reads to see whether the patterns say what was meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from tfwd import _keras_optimizers
+from tfwd.paths import matches
+
+
+class Choice(NamedTuple):
+    """What the rules say of one variable.
+
+    Attributes:
+        multiplier: times the decay; 0 is none.
+        reason: the pattern that said so.
+    """
+
+    multiplier: float
+    reason: str
+
+
+class DecayRow(NamedTuple):
+    """A line of the table.
+
+    Attributes:
+        path: the variable's.
+        shape: the variable's.
+        decay: the share of the variable that an update takes away now: d * m * s.
+        multiplier: m.
+        reason: which pattern chose it.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    decay: float
+    multiplier: float
+    reason: str
+
+
+class DecayTable(list):
+    """The rows of a table of decays; `str` and `print` show it in columns."""
+
+    def __str__(self) -> str:
+        cells = [("variable", "shape", "decay an update", "why")]
+        for row in self:
+            shape = "x".join(map(str, row.shape)) or "scalar"
+            cells.append((row.path, shape, f"{row.decay:.6g}" if row.decay else "-", row.reason))
+        widths = [max(len(line[i]) for line in cells) for i in range(3)]
+        lines = [
+            f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}" for a, b, c, d in cells
+        ]
+        return "\n".join(lines)
+
+
+class DecayRules:
+    """`include`, `exclude` and `multipliers`, checked and compiled.
+
+    Args:
+        owner: whose they are, for error messages.
+        include: patterns; `None` is every variable.
+        exclude: patterns; they win over `include`.
+        multipliers: pattern -> factor; the first that matches a variable counts.
+
+    Raises:
+        ValueError: a pattern is not a regular expression, or a factor is not a finite number of at
+            least 0.
+
+    Attributes:
+        chosen: what was chosen for the variables of an optimizer, by their keys.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        include: str | Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
+        multipliers: Mapping[str, float] | None = None,
+    ) -> None:
+        self.owner = owner
+        self.include = None if include is None else _patterns(include)
+        self.exclude = None if exclude is None else _patterns(exclude)
+        self.multipliers = None if multipliers is None else dict(multipliers)
+        if self.include == []:
+            raise ValueError(f"{owner}: include=[] decays nothing; None means every variable")
+        for pattern, factor in (self.multipliers or {}).items():
+            number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
+            if not number or not 0 <= factor < float("inf"):
+                raise ValueError(
+                    f"{owner}: multipliers[{pattern!r}]={factor!r}: give a finite number of at "
+                    "least 0"
+                )
+        self.chosen: dict[Any, Choice] = {}
+        self._compiled = {
+            (kind, pattern): self._compile(kind, pattern)
+            for kind in ("include", "exclude", "multipliers")
+            for pattern in getattr(self, kind) or ()
+        }
+
+    def choose(self, variables: Sequence[Any]) -> list[Choice]:
+        """What the rules say of each variable.
+
+        Raises:
+            ValueError: a pattern matches none of the variables; the message lists their paths.
+        """
+        paths = [_keras_optimizers.path(variable) for variable in variables]
+        for (kind, pattern), expression in self._compiled.items():
+            if not any(matches(expression, path) for path in paths):
+                there = ", ".join(paths) if paths else "there are none"
+                raise ValueError(
+                    f"{self.owner}: {kind} pattern {pattern!r} matches no variable; their paths: "
+                    f"{there}"
+                )
+        return [self._choice(v, path) for v, path in zip(variables, paths, strict=True)]
+
+    def _choice(self, variable: Any, path: str) -> Choice:
+        if _keras_optimizers.is_overwritten(variable):
+            return Choice(0.0, "its gradient is its new value")
+        if not keras.backend.is_float_dtype(keras.backend.standardize_dtype(variable.dtype)):
+            return Choice(0.0, f"of dtype {keras.backend.standardize_dtype(variable.dtype)}")
+        if (pattern := self._first("exclude", path)) is not None:
+            return Choice(0.0, f"exclude {pattern!r}")
+        reason = "every variable"
+        if self.include is not None:
+            pattern = self._first("include", path)
+            if pattern is None:
+                return Choice(0.0, "no include pattern matches")
+            reason = f"include {pattern!r}"
+        pattern = self._first("multipliers", path)
+        if pattern is None or self.multipliers is None:
+            return Choice(1.0, reason)
+        factor = float(self.multipliers[pattern])
+        return Choice(factor, f"{reason}, times {factor:g} by {pattern!r}")
+
+    def _first(self, kind: str, path: str) -> str | None:
+        for pattern in getattr(self, kind) or ():
+            if matches(self._compiled[kind, pattern], path):
+                return pattern
+        return None
+
+    def _compile(self, kind: str, pattern: str) -> re.Pattern[str]:
+        try:
+            return re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ValueError(
+                f"{self.owner}: {kind} pattern {pattern!r} is not a regular expression: {error}"
+            ) from error
+
+
+def _patterns(given: str | Sequence[str]) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)

@@ -1,0 +1,198 @@
+"""Non-monotonically triggered averaged SGD (NT-ASGD).
+
+Averaging the weights over many steps of SGD takes out the noise of the steps, but an average that
+begins too early remembers weights that were not good yet. Here it begins when the validation loss
+has stopped to fall. For other kinds of averages, Keras's optimizers have `use_ema`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras_optimizers
+
+
+@keras.saving.register_keras_serializable("tfwd")
+class NonMonotonicASGD(_keras_optimizers.Wrapper):
+    """Any Keras optimizer, with an average of the weights that begins when training stalls.
+
+    `observe(loss)` is told the validation loss v_t after each evaluation. With n the interval, the
+    average is triggered by the first for which more than n losses came before it and
+
+        v_t > min(v_1, ..., v_{t-n-1}),
+
+    the best of all earlier ones but the last n. From then on, after each of the K updates that the
+    wrapped optimizer makes, the average is
+
+        a = (w_1 + ... + w_K) / K.
+
+    Training goes on from the raw weights w, and `averaged()` puts a in their place for evaluation.
+    Before the trigger, and until the first update after it, that is w itself.
+
+    All of it (average, trigger, losses) is state of the optimizer, saved and restored with it.
+
+    Args:
+        optimizer: a Keras optimizer or the name of one; in the paper plain SGD.
+        non_monotone_interval: n, at least 1.
+        name: the optimizer's name.
+
+    Raises:
+        TypeError: the optimizer is not a Keras optimizer.
+        ValueError: n is not a whole number of at least 1.
+
+    Example:
+        >>> import keras
+        >>> optimizer = NonMonotonicASGD(keras.optimizers.SGD(1.0), non_monotone_interval=1)
+        >>> weight = keras.Variable([0.0])
+        >>> optimizer.build([weight])
+        >>> [optimizer.observe(loss) for loss in (3.0, 2.0, 4.0)]
+        [False, False, True]
+        >>> for _ in range(3):
+        ...     optimizer.apply([tf.constant([-1.0])], [weight])
+        >>> float(weight[0])
+        3.0
+        >>> with optimizer.averaged():
+        ...     float(weight[0])
+        2.0
+
+    References:
+        Merity, Keskar and Socher, "Regularizing and Optimizing LSTM Language Models",
+        arXiv:1708.02182, Algorithm 1. Polyak and Juditsky, "Acceleration of Stochastic
+        Approximation by Averaging" (1992). PyTorch's ASGD, which the authors' program uses, gives
+        the first weight after the trigger no part in the average; here all K count alike.
+    """
+
+    def __init__(
+        self, optimizer: Any, non_monotone_interval: int = 5, name: str | None = None
+    ) -> None:
+        n = non_monotone_interval
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise ValueError(
+                f"{type(self).__name__}: non_monotone_interval={n!r}: give a whole number, at "
+                "least 1"
+            )
+        super().__init__(optimizer, name=name)
+        self.non_monotone_interval = n
+        self._averages: list[keras.Variable | None] = []
+
+    def _build(self, variables: list[keras.Variable]) -> None:
+        def scalar(name: str, dtype: str, value: float, shape: tuple[int, ...] = ()) -> Any:
+            initial = keras.initializers.Constant(value)
+            first = "only_first_replica"
+            return self.add_variable(shape, initial, dtype, aggregation=first, name=name)
+
+        n = self.non_monotone_interval
+        self._averaged_updates = scalar("averaged_updates", "int64", -1)  # -1: not triggered
+        self._evaluations = scalar("evaluations", "int64", 0)
+        self._best = scalar("best", "float64", math.inf)  # of all but the last n
+        self._recent = scalar("recent", "float64", math.inf, (n,))  # the last n, the newest last
+        self._is_exchanged = scalar("is_exchanged", "bool", 0)
+        self._averages = [
+            None
+            if _keras_optimizers.is_overwritten(variable)
+            else self.add_variable_from_reference(variable, "average")
+            for variable in variables
+        ]
+
+    @property
+    def triggered(self) -> bool:
+        """Whether the average has begun."""
+        return self.built and int(self._averaged_updates.numpy()) >= 0
+
+    @property
+    def exchanged(self) -> bool:
+        """Whether the averaged weights are in the model now, and the raw ones kept here."""
+        return self.built and bool(self._is_exchanged.numpy())
+
+    def observe(self, loss: float) -> bool:
+        """Is told the loss of an evaluation; begins the average if training has stalled.
+
+        Args:
+            loss: the lower the better. NaN is as bad as infinity.
+
+        Returns:
+            Whether this loss was the one that triggered it.
+
+        Raises:
+            ValueError: the optimizer is not built, so that there is nothing to average yet.
+        """
+        if not self.built:
+            raise ValueError(f"{type(self).__name__}: call build(variables), or train, before")
+        loss = math.inf if math.isnan(loss) else float(loss)
+        triggers = not self.triggered and loss > float(self._best.numpy())
+        recent = self._recent.numpy()
+        self._best.assign(min(float(self._best.numpy()), float(recent[0])))
+        self._recent.assign([*recent[1:], loss])
+        self._evaluations.assign_add(1)
+        if triggers:
+            self._averaged_updates.assign(0)
+        return triggers
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within it the model has the averaged weights, and after it the raw ones again."""
+        begins = not self.exchanged
+        if begins:
+            self.exchange()
+        try:
+            yield
+        finally:
+            if begins and self.exchanged:
+                self.exchange()
+
+    def exchange(self) -> None:
+        """Puts the averages into the model and keeps the raw weights, or the other way round.
+
+        Nothing is lost if the state is saved in between. Without an average it does nothing.
+        """
+        if not self.built or int(self._averaged_updates.numpy()) < 1:
+            return
+        for variable, average in self._pairs():
+            kept = tf.identity(variable.value)
+            variable.assign(average.value)
+            average.assign(kept)
+        self._is_exchanged.assign(not self.exchanged)
+
+    def _pairs(self) -> list[tuple[keras.Variable, keras.Variable]]:
+        pairs = zip(self._trainable_variables, self._averages, strict=True)
+        return [(variable, average) for variable, average in pairs if average is not None]
+
+    def _apply(self, grads: list[Any], variables: list[Any]) -> None:
+        tf.debugging.Assert(
+            tf.logical_not(tf.convert_to_tensor(self._is_exchanged.value)),
+            ["the averaged weights are in the model: call exchange() before training goes on"],
+        )
+        before = keras.ops.convert_to_tensor(self.iterations) + 0
+        super()._apply(grads, variables)
+        # A loss scale or the accumulation of gradients may have made no update.
+        made = keras.ops.convert_to_tensor(self.iterations) > before
+        begun = self._averaged_updates.value >= 0
+        self._averaged_updates.assign_add(tf.cast(made & begun, tf.int64))
+        count = tf.convert_to_tensor(self._averaged_updates.value)
+        pairs = self._pairs()
+        _keras_optimizers.on_every_replica(
+            [average for _, average in pairs],
+            lambda average, weight: _include(average, weight, count, made & begun),
+            [variable.value for variable, _ in pairs],
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "non_monotone_interval": self.non_monotone_interval}
+
+
+def _include(average: tf.Variable, weight: tf.Variable, count: tf.Tensor, when: tf.Tensor) -> None:
+    """Makes the mean of count - 1 values that of count, if `when`."""
+
+    def include() -> None:
+        share = tf.cast(1 / count, average.dtype)
+        value = average + (weight - average) * share
+        # What is there before the first is no part of it, not even by a rounding.
+        average.assign(tf.where(count == 1, tf.identity(weight), value))
+
+    tf.cond(when, include, lambda: None)

@@ -1,0 +1,164 @@
+"""What is refused, before anything is changed."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from optimizers_table import make, model, values, variables
+
+from tfwd.optimizers import AdamW, DecoupledWeightDecay
+
+LossScale = keras.optimizers.LossScaleOptimizer
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        lambda: keras.optimizers.AdamW(),
+        lambda: keras.optimizers.SGD(weight_decay=0.1),
+        lambda: LossScale(keras.optimizers.AdamW()),
+        lambda: DecoupledWeightDecay(make("SGD"), 0.1),
+        lambda: LossScale(DecoupledWeightDecay(make("SGD"), 0.1)),
+        lambda: AdamW(0.1),
+    ],
+)
+def test_what_decays_already_is_refused(inner):
+    with pytest.raises(ValueError, match="decays weights already .*weight_decay"):
+        DecoupledWeightDecay(inner(), 0.1)
+
+
+@pytest.mark.skipif(not hasattr(keras.optimizers, "Muon"), reason="of later releases of Keras")
+def test_the_other_decay_of_muon_is_noticed():
+    with pytest.raises(ValueError, match=r"Muon .*\(adam_weight_decay=0.004\)"):
+        DecoupledWeightDecay(keras.optimizers.Muon(weight_decay=0.0), 0.1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"include": "kernels"},
+        {"exclude": ["bias", "gamma"]},
+        {"multipliers": {"bias": 2, "ernel": 1}},
+    ],
+)
+def test_a_pattern_that_matches_nothing_lists_the_paths(arguments):
+    """The variables are first known at build, and nothing is built then."""
+    optimizer, weights = DecoupledWeightDecay(make("Adam"), 0.1, **arguments), variables()
+    old = values(weights)
+    (kind,) = arguments
+    with pytest.raises(
+        ValueError, match=f"{kind} pattern .* matches no variable; .*: kernel, bias"
+    ):
+        optimizer.apply([tf.zeros([3, 2]), tf.zeros([2])], weights)
+    assert not optimizer.built and not optimizer.optimizer.built
+    np.testing.assert_array_equal(weights[0].numpy(), old[0])
+    with pytest.raises(ValueError, match="matches no variable"):
+        optimizer.decay_table(weights)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"weight_decay": -0.1}, ValueError, "weight_decay=-0.1: give a finite number"),
+        ({"weight_decay": float("nan")}, ValueError, "weight_decay=nan"),
+        ({"weight_decay": None}, TypeError, "weight_decay=None: give a number, a schedule"),
+        ({"weight_decay": True}, TypeError, "weight_decay=True"),
+        ({"scale": "lr"}, ValueError, "scale='lr': give one of absolute, learning_rate, schedule"),
+        ({"sparse": "row"}, ValueError, "sparse='row': give one of table, rows"),
+        ({"include": []}, ValueError, "None means every variable"),
+        ({"include": "("}, ValueError, r"include pattern '\(' is not a regular expression"),
+        ({"exclude": [3]}, ValueError, "exclude pattern 3 is not a regular expression"),
+        ({"multipliers": {"a": -1}}, ValueError, r"multipliers\['a'\]=-1: give a finite number"),
+        ({"multipliers": {"a": float("inf")}}, ValueError, r"multipliers\['a'\]=inf"),
+        ({"optimizer": 3}, TypeError, "needs an optimizer of keras.optimizers, and 3 is a"),
+        ({"optimizer": keras.optimizers.SGD}, TypeError, "needs an optimizer"),
+    ],
+)
+def test_arguments(arguments, error, words):
+    with pytest.raises(error, match=words) as caught:
+        DecoupledWeightDecay(**{"optimizer": "sgd", "weight_decay": 0.1, **arguments})
+    assert "\n" not in str(caught.value)
+
+
+def test_an_optimizer_with_updates_of_its_own_is_refused():
+    class Own(keras.optimizers.SGD):
+        def _backend_update_step(self, grads, trainable_variables, learning_rate):
+            pass
+
+    with pytest.raises(TypeError, match="cannot follow the updates of Own"):
+        DecoupledWeightDecay(Own(), 0.1)
+
+
+def test_a_subclass_with_an_update_step_of_its_own_is_not():
+    class Sign(keras.optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            self.assign_sub(variable, tf.cast(learning_rate, variable.dtype) * tf.sign(gradient))
+
+    weight = keras.Variable([4.0])
+    DecoupledWeightDecay(Sign(1.0), 0.25).apply([tf.constant([7.0])], [weight])
+    assert float(weight[0]) == 2.0
+
+
+def test_weight_decay_cannot_be_assigned_nor_exclusions_be_named_keras_way():
+    optimizer = DecoupledWeightDecay("sgd", 0.1)
+    with pytest.raises(AttributeError, match="give a schedule, a function or a tf.Variable"):
+        optimizer.weight_decay = 0.2
+    with pytest.raises(ValueError, match="exclude="):
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+
+
+def test_the_wrapped_optimizer_by_itself_does_not_decay():
+    """Two around one optimizer do not disturb each other, nor does it keep anything of them."""
+    inner, weights = make("SGD", 0.0), variables()
+    optimizer = DecoupledWeightDecay(inner, 0.5)
+    other = DecoupledWeightDecay(inner, 0.25)
+    zeros = [tf.zeros_like(v.value) for v in weights]
+    old = weights[0].numpy()
+    optimizer.apply(zeros, weights)
+    inner.apply(zeros, weights)
+    np.testing.assert_allclose(weights[0].numpy(), old * 0.5)
+    other.apply(zeros, weights)
+    np.testing.assert_allclose(weights[0].numpy(), old * 0.5 * 0.75)
+    assert not {"update_step", "_apply_weight_decay"} & set(vars(inner))
+
+
+def test_after_an_error_in_a_step_nothing_is_left_behind():
+    class Broken(keras.optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            raise RuntimeError("broken")
+
+    inner = Broken()
+    with pytest.raises(RuntimeError, match="broken"):
+        DecoupledWeightDecay(inner, 0.5).apply([tf.zeros([1])], [keras.Variable([1.0])])
+    assert not {"update_step", "_apply_weight_decay"} & set(vars(inner))
+
+
+def test_a_model_without_weights():
+    net = keras.Sequential([keras.Input((3,)), keras.layers.Activation("relu")])
+    optimizer = DecoupledWeightDecay("sgd", 0.1)
+    assert list(optimizer.decay_table(net)) == []
+    optimizer.build(net.trainable_variables)
+    with pytest.raises(ValueError, match="their paths: there are none"):
+        DecoupledWeightDecay("sgd", 0.1, include="kernel").build([])
+
+
+def test_the_table_says_why():
+    optimizer = DecoupledWeightDecay(
+        make("SGD", 0.5),
+        0.1,
+        scale="learning_rate",
+        include=[".*kernel", "hidden/bias"],
+        exclude="out/.*",
+        multipliers={"hidden/bias": 3},
+    )
+    rows = optimizer.decay_table(model())
+    assert [(row.path, row.reason) for row in rows] == [
+        ("m/hidden/kernel", "include '.*kernel'"),
+        ("m/hidden/bias", "include 'hidden/bias', times 3 by 'hidden/bias'"),
+        ("m/out/kernel", "exclude 'out/.*'"),
+        ("m/out/bias", "exclude 'out/.*'"),
+    ]
+    np.testing.assert_allclose([row.decay for row in rows], [0.05, 0.15, 0, 0], rtol=1e-6)
+    assert [row.multiplier for row in rows] == [1, 3, 0, 0]
+    assert rows[0].shape == (4, 3)
+    assert "m/hidden/bias" in str(rows) and len(str(rows).splitlines()) == 5

@@ -1,0 +1,394 @@
+"""What the optimizers of tfwd need of Keras beyond its public API, and nothing else.
+
+Keras has no public place for something that is to happen with each update of a variable. An
+optimizer makes an update by calling its own `update_step` for each variable: after clipping, once
+for several accumulated gradients, never in a step that a loss scale skips, and on every replica.
+That method is replaced here on the instance for as long as a call of `apply` lasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.optimizers import Optimizer
+from keras.src.utils import tracking
+
+# (the optimizer, its own update_step, gradient, variable, learning rate)
+Step = Callable[[Any, Callable[..., None], Any, tf.Variable, Any], None]
+
+
+_LossScale: Any = keras.optimizers.LossScaleOptimizer
+# A later addition of Keras: another optimizer for each variable.
+_Multi: Any = getattr(keras.optimizers, "MultiOptimizer", ())
+
+
+class Wrapper(Optimizer):
+    """An optimizer that holds another one and is in its place: same variables, rate and steps.
+
+    Args:
+        optimizer: the other one, a Keras optimizer or the name of one.
+        name: of this one; Keras makes one up by default.
+
+    Raises:
+        TypeError: it is not a Keras optimizer.
+    """
+
+    def __init__(self, optimizer: Any, name: str | None = None) -> None:
+        inner = self._as_optimizer(optimizer)
+        super().__init__(learning_rate=0.0, name=name)
+        # The counter and the rate are those of the optimizer that is held, and its state.
+        self._iterations = inner._iterations
+        self._learning_rate = inner._learning_rate
+        self._forget_variables()
+        # What Keras's class sets to its defaults; __getattr__ then finds what is true.
+        for name in inspect.signature(keras.optimizers.SGD).parameters:
+            if name != "name" and name in vars(self):
+                object.__delattr__(self, name)
+        self._scaled_outside = False
+        self.optimizer = inner
+
+    def _forget_variables(self) -> None:
+        """Begins a new list of own variables: TensorFlow cannot save one that lost an element."""
+        tracker: Any = vars(self)["_tracker"]
+        is_variable = tracker.config["variables"][0]
+        object.__delattr__(self, "_tracker")
+        self._variables: list[keras.Variable] = []
+        self._tracker = type(tracker)({"variables": (is_variable, self._variables)})
+
+    def _as_optimizer(self, optimizer: Any) -> Optimizer:
+        kind = type(self).__name__
+        if isinstance(optimizer, str):
+            optimizer = keras.optimizers.get(optimizer)
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                f"{kind} needs an optimizer of keras.optimizers, and {optimizer!r} is a "
+                f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+            )
+        for leaf in leaves(optimizer):
+            for name in ("_backend_apply_gradients", "_backend_update_step"):
+                definer = next(cls for cls in type(leaf).__mro__ if name in vars(cls))
+                if not definer.__module__.startswith("keras."):
+                    raise TypeError(
+                        f"{kind} cannot follow the updates of {type(leaf).__name__}: it has a "
+                        f"{name} of its own, and Keras's optimizers override update_step alone"
+                    )
+        return optimizer
+
+    @property
+    def inner(self) -> Optimizer:
+        """The optimizer that is called: the one held, without a loss scale that is not needed."""
+        return self.optimizer.inner_optimizer if self._scaled_outside else self.optimizer
+
+    @property
+    def inner_optimizer(self) -> Optimizer:
+        """The same, by the name that Keras's callbacks know (SwapEMAWeights)."""
+        return self.inner
+
+    @property
+    def _model_variables_moving_average(self) -> list[keras.Variable]:
+        return self.inner._model_variables_moving_average  # SwapEMAWeights reads it
+
+    def __getattr__(self, name: str) -> Any:
+        # Called for what is not found here: momentum, beta_1, optimizers, dynamic_scale, ...
+        if name.startswith("_") or "optimizer" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.inner, name)
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Makes the state for the variables: the held optimizer's, then its own."""
+        if self.built:
+            return
+        variables = list(variables)
+        self._check_variables(variables)
+        if not self.inner.built:
+            self.inner.build(variables)
+        self._build(variables)
+        if any(isinstance(held, _Multi) for held in chain(self.inner)):
+            # Keras keeps these where TensorFlow's checkpoints do not see them.
+            for i, leaf in enumerate(leaves(self.inner)):
+                self._track_trackable(leaf, f"_optimizer_{i}", overwrite=True)
+        with tracking.DotNotTrackScope():  # the model's variables are none of the optimizer's
+            self._trainable_variables = variables
+            self._trainable_variables_indices = {key(self, v): i for i, v in enumerate(variables)}
+        self.built = True
+
+    def _check_variables(self, variables: list[keras.Variable]) -> None:
+        """Raises before anything is made, if these variables will not do."""
+
+    def _build(self, variables: list[keras.Variable]) -> None:
+        """Makes what this optimizer itself needs for the variables."""
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """One step; see Keras."""
+        grads = list(grads)
+        if not grads:
+            return
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            if not self.built:
+                with keras.name_scope(self.name, caller=self):
+                    self.build(trainable_variables)
+        elif not self.built:
+            raise ValueError(
+                f"{type(self).__name__}: give the variables with the gradients, or call "
+                "build(variables) before"
+            )
+        self._apply(grads, trainable_variables or list(self._trainable_variables))
+
+    def _apply(self, grads: list[Any], variables: list[Any]) -> None:
+        self.inner.apply(grads, variables)
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        """One step, for pairs of a gradient and a variable; see Keras."""
+        grads, variables = zip(*grads_and_vars, strict=True)
+        self.apply(grads, variables)
+        return self.inner._iterations
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        return [*self._variables, *self.inner.variables]
+
+    @property
+    def iterations(self) -> Any:
+        inner = self.inner  # a loss scale counts nothing in older releases
+        return (
+            inner.inner_optimizer.iterations if isinstance(inner, _LossScale) else inner.iterations
+        )
+
+    @property
+    def learning_rate(self) -> Any:
+        return self.inner.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.inner.learning_rate = value
+
+    @property
+    def loss_scale_factor(self) -> float | None:
+        if "optimizer" not in vars(self):
+            return None
+        if isinstance(self.optimizer, _LossScale) and not self._scaled_outside:
+            # Not None: Keras leaves out an assignment of what is there already.
+            return self.optimizer.initial_scale
+        return self.inner.loss_scale_factor
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, value: float | None) -> None:
+        if "optimizer" not in vars(self):  # set by the constructor of Keras's class
+            return
+        if not isinstance(self.optimizer, _LossScale):
+            self.optimizer.loss_scale_factor = value
+            return
+        # Whoever puts a loss scale around this one turns it off inside, or gradients would be
+        # divided twice. Keras's `compile` does under mixed_float16.
+        standard = inspect.signature(_LossScale).parameters
+        for argument in ("initial_scale", "dynamic_growth_steps"):
+            if getattr(self.optimizer, argument) != standard[argument].default:
+                warnings.warn(
+                    f"{type(self).__name__} '{self.name}' holds a LossScaleOptimizer and is in "
+                    "another one, which alone acts; its arguments are lost. Put the loss scale "
+                    "around, or compile with auto_scale_loss=False",
+                    stacklevel=2,
+                )
+                break
+        self._scaled_outside = True
+
+    def scale_loss(self, loss: Any) -> Any:
+        return self.inner.scale_loss(loss)
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        self.inner.finalize_variable_values(var_list)
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Sets all `variables`; see Keras."""
+        own = len(self._variables)
+        for variable, value in zip(self._variables, weights[:own], strict=True):
+            variable.assign(value)
+        self.inner.set_weights(weights[own:])
+
+    # The optimizer that is held is saved by Keras as an attribute of this one.
+    def save_own_variables(self, store: Any) -> None:
+        for i, variable in enumerate(self._variables):
+            store[str(i)] = variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        if len(store.keys()) != len(self._variables):
+            warnings.warn(
+                f"the saved state of optimizer '{self.name}' has {len(store.keys())} variables and "
+                f"the optimizer has {len(self._variables)}; it is not loaded",
+                stacklevel=2,
+            )
+            return
+        for i, variable in enumerate(self._variables):
+            variable.assign(store[str(i)])
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "optimizer": keras.saving.serialize_keras_object(self.optimizer),
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        return cls(**revived(config, custom_objects))
+
+
+def revived(config: dict[str, Any], custom_objects: Any = None) -> dict[str, Any]:
+    """The config with the Keras objects in it made from their own configs."""
+    return {
+        name: keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
+        if isinstance(value, dict) and "class_name" in value
+        else value
+        for name, value in config.items()
+    }
+
+
+def leaves(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizers that make the updates, as far as they are known before `build`."""
+    if isinstance(optimizer, _LossScale):
+        return leaves(optimizer.inner_optimizer)
+    if isinstance(optimizer, Wrapper):
+        return leaves(optimizer.inner)
+    if isinstance(optimizer, _Multi):
+        return [leaf for inner in optimizer.optimizers for leaf in leaves(inner)]
+    return [optimizer]
+
+
+def leaf_of(optimizer: Optimizer, variable: keras.Variable) -> Optimizer:
+    """The optimizer that makes the updates of one variable; nothing need be built."""
+    if isinstance(optimizer, _LossScale):
+        return leaf_of(optimizer.inner_optimizer, variable)
+    if isinstance(optimizer, Wrapper):
+        return leaf_of(optimizer.inner, variable)
+    if isinstance(optimizer, _Multi):
+        if optimizer.built:  # a map may be a function that makes new optimizers
+            index = optimizer._var_to_optimizer_idx[key(optimizer, variable)]
+            return leaf_of(optimizer.optimizers[index], variable)
+        return leaf_of(optimizer._optimizer_map(variable), variable)
+    return optimizer
+
+
+def is_built_for(optimizer: Optimizer, variable: keras.Variable) -> bool:
+    """Whether an optimizer that is built makes the updates of a variable."""
+    return key(optimizer, variable) in optimizer._trainable_variables_indices
+
+
+def chain(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """The optimizer and all optimizers in it, the outer first."""
+    yield optimizer
+    held: list[Optimizer] = []
+    if isinstance(optimizer, _LossScale):
+        held = [optimizer.inner_optimizer]
+    elif isinstance(optimizer, Wrapper):
+        held = [optimizer.optimizer]
+    elif isinstance(optimizer, _Multi):
+        held = optimizer.optimizers
+    for inner in held:
+        yield from chain(inner)
+
+
+def own_decay(optimizer: Optimizer) -> tuple[str, Any] | None:
+    """The name and value of an argument by which a Keras optimizer decays weights itself."""
+    for name, value in vars(optimizer).items():
+        if name.endswith("weight_decay") and not name.startswith("_") and value:
+            return name, value
+    return None
+
+
+def key(optimizer: Optimizer, variable: Any) -> Any:
+    """What is the same for a variable, its `tf.Variable`, and its copies on the replicas."""
+    return optimizer._var_key(variable)
+
+
+def path(variable: Any) -> str:
+    """The path of a Keras variable, or the name of a `tf.Variable`."""
+    return getattr(variable, "path", None) or variable.name.partition(":")[0]
+
+
+def is_overwritten(variable: Any) -> bool:
+    """Whether Keras puts the gradient in the variable's place, as it does for float8 scales."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def schedule_step(optimizer: Optimizer) -> tf.Tensor:
+    """The number of the step that Keras's own learning rate schedules are called with."""
+    return tf.convert_to_tensor(optimizer._iterations.value)
+
+
+@contextlib.contextmanager
+def intercepted(
+    optimizers: Sequence[Optimizer],
+    step: Step,
+    before: Callable[[Optimizer], None],
+) -> Iterator[None]:
+    """While open, each update of a variable goes through `step`, and each update of all `before`.
+
+    Args:
+        optimizers: as `leaves` returns them. Their own decay is left out meanwhile.
+        step: called in place of `update_step`, with that as its first argument.
+        before: called with the optimizer once an update, before that of any variable.
+    """
+    # Replicas enter one after the other, and all are in it when the first leaves.
+    for leaf in optimizers:
+        depth, kept = vars(leaf).get("_tfwd_intercepted", (0, None))
+        if not depth:
+            own = leaf.update_step
+            kept = {n: vars(leaf)[n] for n in ("update_step",) if n in vars(leaf)}
+
+            def update_step(
+                gradient: Any, variable: Any, learning_rate: Any, leaf: Any = leaf, own: Any = own
+            ) -> None:
+                step(leaf, own, gradient, variable, learning_rate)
+
+            def decay(variables: Any, leaf: Any = leaf) -> None:
+                before(leaf)
+
+            # Past Keras's tracking of attributes, which has no business with functions.
+            object.__setattr__(leaf, "update_step", update_step)
+            object.__setattr__(leaf, "_apply_weight_decay", decay)
+        object.__setattr__(leaf, "_tfwd_intercepted", (depth + 1, kept))
+    try:
+        yield
+    finally:
+        for leaf in optimizers:
+            depth, kept = leaf._tfwd_intercepted
+            if depth > 1:
+                object.__setattr__(leaf, "_tfwd_intercepted", (depth - 1, kept))
+                continue
+            attributes: dict[str, Any] = leaf.__dict__
+            for name in ("update_step", "_apply_weight_decay", "_tfwd_intercepted"):
+                del attributes[name]
+            attributes.update(kept)
+
+
+def on_every_replica(variables: Sequence[Any], update: Callable[..., None], *args: Any) -> None:
+    """Calls `update(variable, *values)` on every replica's copy of each variable.
+
+    Args:
+        variables: Keras variables or `tf.Variable`s.
+        update: called with the copy, and with an element of each of `args`.
+        args: lists as long as `variables`, of what a replica has its own copy of.
+    """
+
+    def merged(strategy: tf.distribute.Strategy, *lists: Any) -> None:
+        for variable, *values in zip(*lists, strict=True):
+            strategy.extended.update(variable, update, args=tuple(values), group=False)
+
+    plain = [v.value if isinstance(v, keras.Variable) else v for v in variables]
+    tf.__internal__.distribute.interim.maybe_merge_call(
+        merged, tf.distribute.get_strategy(), plain, *args
+    )
+
+
+@contextlib.contextmanager
+def without_warning_of_unused() -> Iterator[None]:
+    """Keeps Keras from warning, in every step, of the variables that have no gradient."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Gradients do not exist for variables")
+        yield
