@@ -48,7 +48,7 @@ setup(
     extras_require={
         "tf": ["tensorflow>=2.18"],
         "cpu": ["tensorflow-cpu>=2.18"],
-        "tune": ["keras-tuner>=1.4.8"],
+        "tune": ["keras-tuner[bayesian]>=1.4.8"],
         "bench": ["torch>=2.2"],
         "dev": [
             "build>=1.2",
@@ -66,6 +66,7 @@ setup(
             "tfwd-evaluate = tfwd_programs:evaluate",
             "tfwd-generate = tfwd_programs:generate",
             "tfwd-train = tfwd_programs:train",
+            "tfwd-tune = tfwd_programs:tune",
         ]
     },
 )
