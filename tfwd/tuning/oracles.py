@@ -89,6 +89,7 @@ class Sturdy(keras_tuner.Oracle):
         if trial.trial_id in self._retry_queue:
             self._retry_queue.remove(trial.trial_id)
         super().end_trial(trial)
+        self.save()  # keras-tuner's own save is made while the trial still counts as under way
         if self.watcher:
             self.watcher.ended(self.trials[trial.trial_id])
 
@@ -157,10 +158,13 @@ class Sturdy(keras_tuner.Oracle):
         super().reload()
         for trial_id in set(self.trials) - set(self.start_order):
             del self.trials[trial_id]
+        self._retry_queue = [name for name in self._retry_queue if name not in self.end_order]
         if self._timeout is None:
             return
         # A chief that was started again: its workers may still be at it, and are waited for.
         for worker, trial in self._was_ongoing.items():
+            if trial.trial_id not in self._retry_queue:
+                continue
             self._retry_queue.remove(trial.trial_id)
             self.ongoing_trials[worker] = trial
             self.tuner_ids.add(worker)
