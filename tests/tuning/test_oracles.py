@@ -231,6 +231,13 @@ def test_methods():
         make_oracle("gird", "val_loss")
 
 
+def test_hyperband_over_too_few_points_is_refused(tmp_path):
+    """keras-tuner would stop after the first short trials."""
+    with pytest.raises(ValueError, match="draws 9 different points and the space has 6"):
+        make(tmp_path, "hyperband", space={"rate": Float(0, 0.5, step=0.1)})
+    make(tmp_path, "hyperband", space={"rate": Float(0, 0.5)})
+
+
 def test_bayesian_search_finds_the_bottom_of_a_bowl(tmp_path):
     pytest.importorskip("sklearn")
     space = {"rate": Float(0, 1), "units": Int(1, 3)}

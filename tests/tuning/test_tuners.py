@@ -70,7 +70,7 @@ def test_rates_of_a_subclassed_model_trains():
 
     def make():
         model = Own()
-        model.build((None, 3))
+        model(X[:1, 0])
         model.compile("sgd", "mse")
         return model
 
@@ -88,23 +88,16 @@ def test_rates_says_what_is_missing():
         hypermodel.build(tuning.space.keras_tuner.HyperParameters())
 
 
-class AveragedAdam(keras.optimizers.Adam):
-    """Keras's own averaging, so that a promotion has averages to carry over."""
-
-    def __init__(self):
-        super().__init__(0.05, use_ema=True, ema_momentum=0.9)
-
-
 def make_averaged():
-    model = make_model()
-    model.compile(AveragedAdam(), "mse")
+    model = make_model()  # with averages, that a promotion has to carry over
+    model.compile(keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.9), "mse")
     return model
 
 
 def test_a_promotion_goes_on_as_if_it_had_not_been_stopped(tmp_path):
     """Weights, moments, averages and draws: bit for bit those of one run of all epochs."""
     hypermodel = tuning.rates(
-        make_averaged, {"recurrent_kernel": tuning.Choice([0.3, 0.5, 0.6]), "dense/kernel": 0.2}
+        make_averaged, {"recurrent_kernel": tuning.Float(0.2, 0.7), "dense/kernel": 0.2}
     )
     tuner = tuning.tuner(
         hypermodel, method="hyperband", max_epochs=4, factor=2, directory=tmp_path / "sweep", seed=3

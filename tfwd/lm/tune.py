@@ -203,18 +203,21 @@ def _oracle(sweep: Sweep, config: Any, timeout: float | None = None, watcher: An
     from tfwd.tuning.oracles import make_oracle
     from tfwd.tuning.space import hyperparameters
 
-    return make_oracle(
-        sweep.method,
-        keras_tuner.Objective(OBJECTIVE, "min"),
-        hyperparameters(sweep.space),
-        max_trials=sweep.trials,
-        max_epochs=config.training.epochs,
-        factor=sweep.factor,
-        iterations=sweep.iterations,
-        seed=sweep.seed,
-        worker_timeout=timeout,
-        watcher=watcher,
-    )
+    try:
+        return make_oracle(
+            sweep.method,
+            keras_tuner.Objective(OBJECTIVE, "min"),
+            hyperparameters(sweep.space),
+            max_trials=sweep.trials,
+            max_epochs=config.training.epochs,
+            factor=sweep.factor,
+            iterations=sweep.iterations,
+            seed=sweep.seed,
+            worker_timeout=timeout,
+            watcher=watcher,
+        )
+    except ValueError as error:
+        raise UserError(f"the sweep: {error}") from error
 
 
 def _changed(sweep: Sweep, values: flags.FlagValues) -> Sweep:

@@ -15,6 +15,7 @@ The search is theirs. What is added, and why:
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 import time
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import keras_tuner
+from keras_tuner.engine.hyperparameters import Float
 from keras_tuner.engine.trial import Trial, TrialStatus
 
 LOSSES_ALLOWED = 3
@@ -238,6 +240,7 @@ def make_oracle(
 
     Raises:
         ValueError: there is no such method.
+            Or Hyperband's rounds need more points than there are in the space.
         ImportError: "bayesian" without scikit-learn and SciPy.
 
     Example:
@@ -259,4 +262,20 @@ def make_oracle(
         options.update(max_epochs=max_epochs, factor=factor, hyperband_iterations=iterations)
     elif max_trials is not None:
         options["max_trials"] = max_trials
-    return METHODS[method](**options)
+    oracle = METHODS[method](**options)
+    if method == "hyperband" and space is not None:
+        _check_enough(oracle, space)
+    return oracle
+
+
+def _check_enough(oracle: HyperbandOracle, space: keras_tuner.HyperParameters) -> None:
+    """keras-tuner draws no point twice, and promotes nobody before a round is full."""
+    if any(isinstance(hp, Float) and hp.step is None for hp in space.space):
+        return
+    there = math.prod(len(list(hp.values)) for hp in space.space)
+    needed = sum(rounds[0][0] for rounds in oracle.rounds())
+    if there < needed:
+        raise ValueError(
+            f"Hyperband draws {needed} different points and the space has {there}: widen it, take "
+            "fewer epochs, or another method"
+        )
