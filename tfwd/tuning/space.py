@@ -58,7 +58,9 @@ class Float:
     @property
     def ends(self) -> tuple[float, float]:
         """The lowest and the highest value."""
-        return (self.values[0], self.values[-1]) if self.values else (self.low, self.high)
+        if self.values:
+            return self.values[0], self.values[-1]
+        return float(self.low), float(self.high)
 
     def declare(self, hp: keras_tuner.HyperParameters, name: str) -> Any:
         """Registers the hyperparameter; returns its value in this trial, as `read` would."""

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras_tuner.src.config
 from keras_tuner.engine.base_tuner import BaseTuner
 from keras_tuner.engine.trial import Trial
 
@@ -75,7 +76,7 @@ class Steady(BaseTuner):
         Raises:
             OSError: the sweep's state cannot be written.
         """
-        with _quiet_about_new_functions():
+        with _quiet():
             if role() == CHIEF:
                 with _guarded(self.oracle):
                     super().search(*args, **kwargs)
@@ -131,18 +132,24 @@ class Steady(BaseTuner):
 
 
 @contextlib.contextmanager
-def _quiet_about_new_functions() -> Iterator[None]:
-    """Leaves out TensorFlow's warning of functions traced again: each trial has its own."""
+def _quiet() -> Iterator[None]:
+    """Leaves out what says nothing here, or is said better elsewhere.
+
+    That is TensorFlow's warning of functions traced again (each trial has its own), and the
+    traceback of a trial that failed, which keras-tuner prints and keeps in `trial.message`.
+    """
 
     def keep(record: logging.LogRecord) -> bool:
         return "triggered tf.function retracing" not in str(record.msg)
 
     logger = logging.getLogger("tensorflow")
     logger.addFilter(keep)
+    debug, keras_tuner.src.config.DEBUG = keras_tuner.src.config.DEBUG, False
     try:
         yield
     finally:
         logger.removeFilter(keep)
+        keras_tuner.src.config.DEBUG = debug
 
 
 @contextlib.contextmanager

@@ -1,0 +1,99 @@
+"""Whether a sweep's memory grows from trial to trial.
+
+    python benchmarks/sweep_memory.py
+
+Thirty trials of tfwd-tune in one process, each a new model of some megabytes of weights, moments and
+functions. The memory that the process holds (resident set) is read after each trial. The first
+trials fill pools that stay; growth is the slope of a line through the last twenty, with its
+standard error. A leaked model would add what one trial needs, which is printed beside it. At the
+end: one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+
+from tfwd.lm import tune
+from tfwd.lm.command_line import parse
+from tfwd.lm.sweeps import tuner
+
+ROOT = Path(__file__).resolve().parent.parent
+LAST = 20  # trials that the line goes through
+SWEEP = """
+from tfwd.lm.sweeps import Float, Sweep
+
+def get_sweep():
+    return Sweep({"model.weight_dropout": Float(0, 0.7)})
+"""
+
+
+def resident() -> float:
+    """The process's resident memory now, in MiB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def main() -> None:
+    """Runs the sweep and prints the memory."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--trials", type=int, default=30)
+    trials = arguments.parse_args().trials
+    readings: list[float] = []
+    tidy_up = tuner.tidy_up
+
+    def tidy_up_and_read() -> None:
+        tidy_up()
+        readings.append(resident())
+        print(f"after trial {len(readings) - 1}: {readings[-1]:,.1f} MiB", flush=True)
+
+    tuner.tidy_up = tidy_up_and_read
+    with tempfile.TemporaryDirectory() as folder:
+        words = np.random.default_rng(0).integers(0, 300, (60, 8))
+        text = "\n".join(" ".join(f"w{word}" for word in line) for line in words)
+        Path(folder, "text.txt").write_text(text + "\n")
+        Path(folder, "sweep.py").write_text(SWEEP)
+        settings = {
+            "data.path": f"{folder}/text.txt",
+            "data.min_count": 1,
+            "data.batch_size": 4,
+            "data.eval_batch_size": 1,
+            "data.window": 20,
+            "model.hidden_units": "512",
+            "model.tie_weights": "false",
+            "training.epochs": 1,
+        }
+        flags = [f"--config.{key}={value}" for key, value in settings.items()]
+        flags += [f"--config={ROOT}/configs/quickstart.py", f"--sweep={folder}/sweep.py"]
+        flags += [f"--workdir={folder}/sweep", f"--max_trials={trials}"]
+        tune.main(parse(["tfwd-tune", *flags], tune.define, config=True))
+        saved = sum(
+            path.stat().st_size for path in Path(folder).glob("sweep/*/run-0/best/*/tensors*")
+        )
+    last = np.array(readings[-LAST:])
+    place = np.arange(len(last))
+    (slope, start), covariance = np.polyfit(place, last, 1, cov=True)
+    error = float(np.sqrt(covariance[0, 0]))
+    print(f"growth: {slope:.3f} ± {error:.3f} MiB a trial over the last {len(last)} of {trials}")
+    one = 3 * saved / trials / 2**20  # weights, and Adam's two moments of each
+    print(f"the weights and moments of one trial: {one:.1f} MiB")
+    result = {
+        "benchmark": "sweep_memory",
+        "trials": trials,
+        "mib_after_trial": [round(value, 1) for value in readings],
+        "growth_mib_a_trial": round(float(slope), 4),
+        "standard_error": round(error, 4),
+        "mib_of_a_trials_weights_and_moments": round(one, 1),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
