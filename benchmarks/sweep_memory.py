@@ -2,8 +2,8 @@
 
     python benchmarks/sweep_memory.py
 
-Thirty trials of tfwd-tune in one process, each a new model of some megabytes of weights, moments and
-functions. The memory that the process holds (resident set) is read after each trial. The first
+Thirty trials of tfwd-tune in one process, each a new model of some megabytes of weights, moments
+and functions. The memory that the process holds (resident set) is read after each trial. The first
 trials fill pools that stay; growth is the slope of a line through the last twenty, with its
 standard error. A leaked model would add what one trial needs, which is printed beside it. At the
 end: one line of JSON.
@@ -74,12 +74,11 @@ def main() -> None:
         flags += [f"--config={ROOT}/configs/quickstart.py", f"--sweep={folder}/sweep.py"]
         flags += [f"--workdir={folder}/sweep", f"--max_trials={trials}"]
         tune.main(parse(["tfwd-tune", *flags], tune.define, config=True))
-        saved = sum(
-            path.stat().st_size for path in Path(folder).glob("sweep/*/run-0/best/*/tensors*")
-        )
+        files = Path(folder).glob("sweep/*/run-0/best/*/tensors*")
+        saved = sum(path.stat().st_size for path in files)
     last = np.array(readings[-LAST:])
     place = np.arange(len(last))
-    (slope, start), covariance = np.polyfit(place, last, 1, cov=True)
+    (slope, _), covariance = np.polyfit(place, last, 1, cov=True)
     error = float(np.sqrt(covariance[0, 0]))
     print(f"growth: {slope:.3f} ± {error:.3f} MiB a trial over the last {len(last)} of {trials}")
     one = 3 * saved / trials / 2**20  # weights, and Adam's two moments of each
