@@ -185,7 +185,8 @@ def test_a_sweep_that_was_stopped_again_and_again_goes_on(run, tmp_path, monkeyp
             patch.setattr(tune, "StopRequest", StopAfter)
             code, out, err = run()
         assert (code, err) == (130, "")
-        assert [row["status"] for row in table(tmp_path / "sweep")].count("done") == done
+        states = [row["status"] for row in table(tmp_path / "sweep")]
+        assert states == ["done"] * done + ["waiting"] * (looks > 0)
         assert f"stopped; the same command, with --workdir={tmp_path / 'sweep'}, goes on" in out
     code, out, _ = run()
     assert code == 0 and "going on with the sweep: 1 trials are done" in out
@@ -276,6 +277,7 @@ def test_a_folder_with_something_else_is_refused(run, tmp_path):
         ("{}", "", "the sweep has no space"),
         (SPACE, 'method="gird"', "give random, grid, bayesian, hyperband (did you mean grid?)"),
         (SPACE, "max_trials=0", "max_trials=0 of the sweep: give a whole number, at least 1"),
+        (SPACE, 'method="hyperband", max_trials=3', "leave it out"),
         (SPACE, "trials=3", "unexpected keyword argument 'trials'"),
         ('{"training.epochs": Choice([1, 2])}', 'method="hyperband"', "leave it out"),
         (SPACE, 'method="hyperband", factor=2, iterations=1', "draws 10 different points"),

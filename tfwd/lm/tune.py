@@ -152,6 +152,7 @@ def search(sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
             hparams.write_space(folder.tensorboard, sweep.space)
             for trial in oracle.trials.values():
                 board.add(trial)
+            board.rest()
         _greet(board, sweep, config, corpus, folder, notes, role, again)
         code = 0
         try:
@@ -166,6 +167,7 @@ def search(sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
         if role == workers.WORKER:
             board.line("the chief has no more trials" if not code else "stopped")
             return code
+        board.rest()
         best = report.finish(board, sweep, config, folder, corpus.name)
         if code:
             board.line(f"stopped; the same command, with --workdir={values.workdir}, goes on")
@@ -246,7 +248,7 @@ def _greet(board: Any, sweep: Sweep, config: Any, corpus: Any, folder: Any, note
         for line in [*plan(sweep, oracle, config.training.epochs), *notes]:
             board.line(line)
     if again:
-        done = sum(row.status != "running" for row in board.rows.values())
+        done = sum(row.status != "waiting" for row in board.rows.values())
         board.line(f"going on with the sweep: {done} trials are done")
 
 

@@ -63,7 +63,7 @@ class Sturdy(keras_tuner.Oracle):
         super().__init__(max_consecutive_failed_trials=sys.maxsize, **kwargs)
         self.verbose = 0
         self.watcher = watcher
-        self.failure: Exception | None = None  # why the state could not be written
+        self.failure: Exception | None = None  # why the search cannot go on
         self._timeout, self._clock = worker_timeout, clock
         self._seen: dict[str, float] = {}  # of a trial: when its worker was last heard of
         self._asked: dict[str, float] = {}  # of a worker: when it last asked for a trial
@@ -77,8 +77,7 @@ class Sturdy(keras_tuner.Oracle):
         trial = super().create_trial(tuner_id)
         if trial.status == TrialStatus.RUNNING:
             self._seen[trial.trial_id] = self._clock()
-            if self.watcher:
-                self.watcher.began(trial)
+            self._tell("began", trial)
         elif trial.status == TrialStatus.STOPPED and self.ongoing_trials:
             trial.status = TrialStatus.IDLE
             self.tuner_ids.add(tuner_id)  # who waits is not gone yet
@@ -92,8 +91,7 @@ class Sturdy(keras_tuner.Oracle):
             self._retry_queue.remove(trial.trial_id)
         super().end_trial(trial)
         self.save()  # keras-tuner's own save is made while the trial still counts as under way
-        if self.watcher:
-            self.watcher.ended(self.trials[trial.trial_id])
+        self._tell("ended", self.trials[trial.trial_id])
 
     def get_trial(self, trial_id: str) -> Trial:
         # Workers ask for their trial every few seconds, which is how one knows that they live.
@@ -119,11 +117,17 @@ class Sturdy(keras_tuner.Oracle):
             del self.ongoing_trials[worker]
             self._retry_queue.append(trial.trial_id)
             self.save()
-            if self.watcher:
-                self.watcher.lost(trial, worker)
+            self._tell("lost", trial, worker)
         for worker in self.tuner_ids - set(self.ongoing_trials):
             if self._clock() - self._asked.get(worker, 0.0) >= self._timeout:
                 self.tuner_ids.discard(worker)
+
+    def _tell(self, what: str, *facts: Any) -> None:
+        if self.watcher is not None:
+            try:
+                getattr(self.watcher, what)(*facts)
+            except Exception as error:  # as in _replace
+                self.failure = error
 
     def save(self) -> None:
         self._replace(self._get_oracle_fname, super(keras_tuner.Oracle, self).save)

@@ -85,6 +85,12 @@ class Board:
         self.rows[row.trial] = row
         return row
 
+    def rest(self) -> None:
+        """No trial is under way any more: the process that ran it was stopped."""
+        for row in self.rows.values():
+            if row.status == RUNNING:
+                row.status = WAITING
+
     def began(self, trial: Trial) -> None:
         """A trial was given to a worker."""
         self._began[self.add(trial).trial] = self._clock()

@@ -11,6 +11,7 @@ from tensorboard.plugins.hparams import api
 from tensorboard.plugins.hparams.api_pb2 import Status
 from tensorboard.plugins.hparams.summary import session_end_pb
 
+from tfwd.lm.errors import UserError
 from tfwd.lm.keys import shown
 from tfwd.lm.loop import perplexity
 from tfwd.lm.sweeps.trial import Result
@@ -32,7 +33,18 @@ def write_space(folder: Path, space: Mapping[str, Spec]) -> None:
 
 
 def write(folder: Path, trial_id: str, values: Mapping[str, Any], result: Result | None) -> None:
-    """Writes a run's values, and what came of it: None for a run that failed."""
+    """Writes a run's values, and what came of it: None for a run that failed.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        _write(folder, trial_id, values, result)
+    except (OSError, tf.errors.OpError) as error:
+        raise UserError(f"cannot write {folder}: {error}") from error
+
+
+def _write(folder: Path, trial_id: str, values: Mapping[str, Any], result: Result | None) -> None:
     writer = tf.summary.create_file_writer(str(folder), filename_suffix=".hparams")
     with writer.as_default():
         api.hparams({key: _plain(value) for key, value in values.items()}, trial_id=trial_id)

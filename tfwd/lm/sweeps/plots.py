@@ -153,16 +153,16 @@ def against(axes: Axes, done: Sequence[Row], failed: Sequence[Row], key: str, sp
 def smoothed(
     points: Sequence[tuple[float, float]], log: bool = False
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """A line through points: at each place the locally weighted straight line (Cleveland's LOESS).
+    """A line through points: at each place the straight line fitted with weights around it.
 
-    Weights are tricube in the distance over that of the farthest of the nearest two thirds.
+    The weights are a Gaussian in the distance, whose deviation is a seventh of the points' range.
 
     Args:
         points: (x, y).
         log: measure distances between logarithms.
 
     Returns:
-        x and y of the line; None if there are too few points or places for one.
+        x and y of the line; None if there are too few places for one.
 
     Example:
         >>> x, y = smoothed([(i / 10, 2 + 3 * i / 10) for i in range(9)])
@@ -175,14 +175,12 @@ def smoothed(
         return None
     x = np.log(x) if log else x
     places = np.linspace(x.min(), x.max(), 80)
-    near = max(math.ceil(len(x) * 2 / 3), 4)
+    deviation = (x.max() - x.min()) / 7
     line = []
     for place in places:
-        distance = np.abs(x - place)
-        width = max(np.sort(distance)[near - 1], np.sort(np.unique(distance))[2]) * 1.001
-        weight = np.sqrt(np.clip(1 - (distance / width) ** 3, 0, None) ** 3)
+        root = np.exp(-(((x - place) / deviation) ** 2) / 4)  # of the weight
         design = np.stack([np.ones_like(x), x - place], axis=1)
-        line.append(np.linalg.lstsq(design * weight[:, None], y * weight, rcond=None)[0][0])
+        line.append(np.linalg.lstsq(design * root[:, None], y * root, rcond=None)[0][0])
     return (np.exp(places) if log else places), np.array(line)
 
 
@@ -283,13 +281,12 @@ def _colour(values: Sequence[float]) -> ScalarMappable:
 
 
 def _colour_bar(figure: Figure, colour: ScalarMappable, axes: Any) -> None:
-    bar = figure.colorbar(colour, ax=axes, label="validation perplexity", pad=0.02)
-    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7), numticks=8))
-    low, high = colour.get_clim()
-    if high < 1.6 * low:
-        bar.set_ticks(list(np.geomspace(low, high, 4)))
+    label = "validation perplexity"
+    bar = figure.colorbar(colour, ax=axes, label=label, pad=0.02, aspect=35, fraction=0.05)
+    bar.set_ticks(list(np.geomspace(*colour.get_clim(), 5)))
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
     bar.ax.yaxis.set_minor_formatter(NullFormatter())
+    bar.ax.minorticks_off()
 
 
 def _save(figure: Figure, path: Path) -> Path:

@@ -98,6 +98,11 @@ below 1
         _check_count(name, getattr(sweep, name), least)
     if sweep.max_trials is not None:
         _check_count("max_trials", sweep.max_trials, 1)
+        if sweep.method == "hyperband":
+            raise UserError(
+                f"max_trials={sweep.max_trials} of the sweep: Hyperband's number of trials follows "
+                "from training.epochs and factor (see --dry_run); leave it out"
+            )
     if not isinstance(sweep.space, Mapping) or not sweep.space:
         raise UserError('the sweep has no space: give {"model.weight_dropout": Float(0, 0.7)}')
     for key, spec in sweep.space.items():

@@ -109,8 +109,9 @@ class LanguageTuner(Steady):
                     if not math.isfinite(result.loss):
                         raise UserError("no validation loss was finite")
                     hparams.write(folder / "tensorboard", trial.trial_id, values, result)
-                except UserError:
-                    hparams.write(folder / "tensorboard", trial.trial_id, values, None)
+                except UserError as error:
+                    if not _is_of_the_disk(error):
+                        hparams.write(folder / "tensorboard", trial.trial_id, values, None)
                     raise
                 finally:
                     tidy_up()
@@ -130,7 +131,9 @@ class LanguageTuner(Steady):
 
     def on_trial_end(self, trial: Trial) -> None:
         if trial.message:  # the chief is not told of it otherwise
-            write_atomically(self._folder.trial(trial.trial_id) / "error.txt", trial.message)
+            folder = self._folder.trial(trial.trial_id)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / "error.txt", trial.message)
         super().on_trial_end(trial)
         if self._is_worker():
             self._board.ended(self.oracle.get_trial(trial.trial_id), trial.message)
@@ -150,6 +153,10 @@ def _text_of(config: ml_collections.ConfigDict) -> tuple[Any, ...]:
     return config.data.path, config.data.level, config.data.min_count
 
 
+def _is_of_the_disk(error: UserError) -> bool:
+    return isinstance(error.__cause__, (OSError, tf.errors.OpError))
+
+
 @contextmanager
 def _sorted_errors() -> Iterator[None]:
     """Tells what ends the sweep from what ends the trial alone.
@@ -162,7 +169,7 @@ def _sorted_errors() -> Iterator[None]:
     except Stopped as stopped:
         raise SweepEnd(stopped) from stopped
     except UserError as error:
-        if isinstance(error.__cause__, (OSError, tf.errors.OpError)):
+        if _is_of_the_disk(error):
             raise SweepEnd(error) from error
         raise FailedTrialError(str(error)) from error
     except OSError as error:
