@@ -21,6 +21,7 @@ import keras_tuner.src.config
 from keras_tuner.engine.base_tuner import BaseTuner
 from keras_tuner.engine.trial import Trial
 
+from tfwd.tuning.forgetting import forgotten_gradients
 from tfwd.tuning.oracles import Sturdy
 
 CHIEF, WORKER, ALONE = "chief", "worker", "alone"
@@ -106,7 +107,7 @@ class Steady(BaseTuner):
             raise failure
 
     def _run_and_update_trial(self, trial: Trial, *args: Any, **kwargs: Any) -> None:
-        with self._signs_of_life(trial):
+        with self._signs_of_life(trial), forgotten_gradients():
             super()._run_and_update_trial(trial, *args, **kwargs)
 
     @contextlib.contextmanager
