@@ -117,20 +117,22 @@ def test_a_promotion_goes_on_as_if_it_had_not_been_stopped(tmp_path):
     epochs = trial.hyperparameters["tuner/epochs"]
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)
-    straight = hypermodel.build(trial.hyperparameters)
-    history = straight.fit(X, Y, epochs=epochs, **DATA).history
+    straight, state = hypermodel.build(trial.hyperparameters), FullState(str(tmp_path / "straight"))
+    history = straight.fit(X, Y, epochs=epochs, callbacks=[state], **DATA).history
     assert trial.score == min(history["val_loss"])
-    resumed = hypermodel.build(trial.hyperparameters)
-    resumed.optimizer.build(resumed.trainable_variables)
-    folder = tmp_path / "sweep" / f"trial_{trial.trial_id}" / "state-0"
-    resumed.load_weights(folder / "latest.weights.h5")
-    for ours, theirs in zip(
-        resumed.weights + resumed.optimizer.variables,
-        straight.weights + straight.optimizer.variables,
-        strict=True,
-    ):
+    models = []
+    for folder in (tmp_path / "sweep" / f"trial_{trial.trial_id}" / "state-0", state.backup_dir):
+        keras.backend.clear_session()
+        model = hypermodel.build(trial.hyperparameters)
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(f"{folder}/latest.weights.h5")
+        models.append(model)
+    variables = [model.weights + model.optimizer.variables for model in models]
+    assert any("average" in variable.path for variable in variables[0])
+    for ours, theirs in zip(*variables, strict=True):
         np.testing.assert_array_equal(ours, theirs, err_msg=ours.path)
-    for ours, theirs in zip(resumed.layers[1:], straight.layers[1:], strict=True):
+    for name in ("hidden", "out"):
+        ours, theirs = (model.get_layer(name) for model in models)
         assert int(ours.calls) == int(theirs.calls) == 3 * epochs
 
 

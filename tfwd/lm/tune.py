@@ -80,6 +80,7 @@ def main(values: flags.FlagValues) -> int:
     if sweep.method == "bayesian":
         _need("sklearn", "scikit-learn")
         _need("scipy", "SciPy")
+    _oracle(sweep, values.config)  # it raises what is wrong with the method's own numbers
     if values.dry_run:
         return dry_run(sweep, values.config, notes)
     if not values.workdir:

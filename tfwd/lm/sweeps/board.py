@@ -138,7 +138,7 @@ class Board:
         rows = [*best, *sorted(rest, key=lambda row: row.trial)]
         if most is not None and len(rows) > most:
             newest = sorted(rows, key=_number)[-(most - 1) // 2 :]
-            first = [row for row in rows if row not in newest][: most - 1 - len(newest)]
+            first = [row for row in rows if row not in newest][: most - len(newest)]
             rows = [*first, *newest]
         elif most is not None:
             rows = sorted(rows, key=_number)
