@@ -4,14 +4,16 @@
 
 Thirty trials of tfwd-tune in one process, each a new model of some megabytes of weights, moments
 and functions. The memory that the process holds (resident set) is read after each trial. The first
-trials fill pools that stay; growth is the slope of a line through the last twenty, with its
-standard error. A leaked model would add what one trial needs, which is printed beside it. At the
-end: one line of JSON.
+trials fill pools that stay, and now and then the allocator takes a block more; growth is therefore
+the median of the slopes between any two of the last twenty (Theil and Sen), with the quartiles. A
+model that is left behind would add at least its weights and moments, whose size is printed beside
+it. At the end: one line of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import tempfile
@@ -26,7 +28,7 @@ from tfwd.lm.command_line import parse
 from tfwd.lm.sweeps import tuner
 
 ROOT = Path(__file__).resolve().parent.parent
-LAST = 20  # trials that the line goes through
+LAST = 20  # trials that the growth is over
 SWEEP = """
 from tfwd.lm.sweeps import Float, Sweep
 
@@ -77,18 +79,21 @@ def main() -> None:
         files = Path(folder).glob("sweep/*/run-0/best/*/tensors*")
         saved = sum(path.stat().st_size for path in files)
     last = np.array(readings[-LAST:])
-    place = np.arange(len(last))
-    (slope, _), covariance = np.polyfit(place, last, 1, cov=True)
-    error = float(np.sqrt(covariance[0, 0]))
-    print(f"growth: {slope:.3f} ± {error:.3f} MiB a trial over the last {len(last)} of {trials}")
+    pairs = itertools.combinations(enumerate(last), 2)
+    slopes = [(after - before) / (j - i) for (i, before), (j, after) in pairs]
+    low, slope, high = (float(value) for value in np.percentile(slopes, (25, 50, 75)))
+    print(
+        f"growth: {slope:.3f} MiB a trial ({low:.3f} to {high:.3f}) over the last {len(last)} of "
+        f"{trials}"
+    )
     one = 3 * saved / trials / 2**20  # weights, and Adam's two moments of each
     print(f"the weights and moments of one trial: {one:.1f} MiB")
     result = {
         "benchmark": "sweep_memory",
         "trials": trials,
         "mib_after_trial": [round(value, 1) for value in readings],
-        "growth_mib_a_trial": round(float(slope), 4),
-        "standard_error": round(error, 4),
+        "growth_mib_a_trial": round(slope, 4),
+        "quartiles": [round(low, 4), round(high, 4)],
         "mib_of_a_trials_weights_and_moments": round(one, 1),
     }
     print(json.dumps(result))

@@ -1,6 +1,6 @@
-"""Six trials of three epochs: what `make sweep` runs, in about three minutes on two cores.
+"""Six trials of two epochs: what `make sweep` runs, in about three minutes on two cores.
 
-    tfwd-tune --config=configs/quickstart.py --config.training.epochs=3 \
+    tfwd-tune --config=configs/quickstart.py --config.training.epochs=2 \
         --sweep=configs/sweeps/small.py --workdir=runs/sweep
 """
 
