@@ -30,7 +30,7 @@ CHECK_VERSION := import sys; v = sys.version_info[:2]; \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test lint bench clean distclean
+.PHONY: help setup train sweep test lint bench clean distclean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -39,6 +39,10 @@ setup: $(STAMP) ## install tfwd and its tools into .venv (every target does so b
 
 train: $(STAMP) ## train the quickstart language model into runs/quickstart
 	$(BIN)/tfwd-train --config=configs/quickstart.py --workdir=runs/quickstart $(ARGS)
+
+sweep: $(STAMP) ## search for two dropout rates of a short run, into runs/sweep
+	$(BIN)/tfwd-tune --config=configs/quickstart.py --config.training.epochs=2 \
+	  --sweep=configs/sweeps/small.py --workdir=runs/sweep $(ARGS)
 
 # A worker for each core, but no more than four: each holds a TensorFlow of its own.
 test: $(STAMP) ## run the tests

@@ -48,9 +48,11 @@ setup(
     extras_require={
         "tf": ["tensorflow>=2.18"],
         "cpu": ["tensorflow-cpu>=2.18"],
-        "tune": ["keras-tuner>=1.4.8"],
+        "tune": ["keras-tuner[bayesian]>=1.4.8"],
         # The libraries that the benchmarks compare with.
         "bench": [
+            "jax>=0.4.30",
+            "optax>=0.2.3",
             "torch>=2.2",
         ],
         "dev": [
@@ -70,6 +72,7 @@ setup(
             "tfwd-evaluate = tfwd_programs:evaluate",
             "tfwd-generate = tfwd_programs:generate",
             "tfwd-train = tfwd_programs:train",
+            "tfwd-tune = tfwd_programs:tune",
         ]
     },
 )

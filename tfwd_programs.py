@@ -19,6 +19,11 @@ def train() -> None:
     _run("train")
 
 
+def tune() -> None:
+    """The console script `tfwd-tune`."""
+    _run("tune")
+
+
 def evaluate() -> None:
     """The console script `tfwd-evaluate`."""
     _run("evaluate")

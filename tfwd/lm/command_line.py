@@ -13,6 +13,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import ml_collections
 from absl import flags
@@ -104,21 +105,39 @@ def _take_config_file(argv: list[str]) -> tuple[list[str], ml_collections.Config
 
 
 def _load_config_file(given: str) -> ml_collections.ConfigDict:
-    path, *arguments = given.split(":", 1)  # what follows a colon is get_config's argument
+    config = from_file("config", given, "get_config")
+    if not isinstance(config, ml_collections.ConfigDict):
+        path = given.partition(":")[0]
+        raise UserError(f"{path}: get_config() returned no ConfigDict; begin with default_config()")
+    return config
+
+
+def from_file(flag: str, given: str, function: str) -> Any:
+    """What a function in a Python file returns.
+
+    Args:
+        flag: the flag's name, for messages.
+        given: the flag's value: a path. What follows a colon is the function's argument.
+        function: the function's name.
+
+    Raises:
+        UserError: there is no such file, or it raises; the message names the line.
+    """
+    path, *arguments = given.split(":", 1)
     if not os.path.isfile(path):
         folder = os.path.dirname(path) or "."
         there = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         there = [name for name in there if name.endswith(".py")]
         names = near(os.path.basename(path), there) or there
         hint = f"; {folder} has {', '.join(names)}" if names else ""
-        raise UserError(f"--config={given}: there is no such file{hint}")
+        raise UserError(f"--{flag}={given}: there is no such file{hint}")
     try:
-        loader = importlib.machinery.SourceFileLoader("config_file", path)
-        spec = importlib.util.spec_from_loader("config_file", loader)
+        loader = importlib.machinery.SourceFileLoader(f"{flag}_file", path)
+        spec = importlib.util.spec_from_loader(f"{flag}_file", loader)
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
-        config = module.get_config(*arguments)
+        return getattr(module, function)(*arguments)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == path]
@@ -128,9 +147,6 @@ def _load_config_file(given: str) -> ml_collections.ConfigDict:
         if key:
             raise UserError(f"{where}: {unknown(key.group(1))}") from error
         raise UserError(f"{where}: {reason}") from error
-    if not isinstance(config, ml_collections.ConfigDict):
-        raise UserError(f"{path}: get_config() returned no ConfigDict; begin with default_config()")
-    return config
 
 
 def _first_line(error: Exception) -> str:

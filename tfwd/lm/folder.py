@@ -59,7 +59,7 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
         try:
-            if not _lock(self._lock):
+            if not take_lock(self._lock):
                 raise UserError(f"another process is training in the workdir {self.path}")
             # A start that failed before its first checkpoint left nothing to go on with.
             if self.config.exists() and (self.checkpoints.steps() or self.best.steps()):
@@ -163,7 +163,7 @@ def _value(config: ml_collections.ConfigDict, key: str) -> Any:
     return config
 
 
-def _lock(file: IO[str]) -> bool:
+def take_lock(file: IO[str]) -> bool:
     """Takes the lock, which ends with the process however it ends; True where there are none."""
     try:
         import fcntl

@@ -67,21 +67,16 @@ def train(config: ml_collections.ConfigDict, workdir: str, stop: StopRequest) ->
     import keras
     import tensorflow as tf
 
+    from tfwd.lm.corpus import read_corpus
     from tfwd.lm.display import Display
     from tfwd.lm.finish import finish, finished_before, show
     from tfwd.lm.folder import RunFolder
-    from tfwd.lm.text import load_splits, tokenize
     from tfwd.lm.trainer import Trainer
-    from tfwd.lm.vocabulary import Vocabulary
 
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(config.seed)
-    splits = load_splits(config.data.path or None)
-    level = config.data.level
-    tokens = {name: tokenize(getattr(splits, name), level) for name in ("train", "valid", "test")}
-    vocabulary = Vocabulary.from_tokens(tokens["train"], level, config.data.min_count)
-    texts = {name: vocabulary.encode(split) for name, split in tokens.items()}
+    name, vocabulary, texts = read_corpus(config.data)
 
     folder, display = RunFolder(workdir), Display()
     folder.open(config, vocabulary)
@@ -93,7 +88,7 @@ def train(config: ml_collections.ConfigDict, workdir: str, stop: StopRequest) ->
                 show(summary, folder, display)
                 return summary
             display.line(
-                f"{splits.name}: {len(texts['train']):,} tokens to train on, vocabulary of "
+                f"{name}: {len(texts['train']):,} tokens to train on, vocabulary of "
                 f"{len(vocabulary):,}; model of {trainer.parameters:,} weights; run in "
                 f"{folder.path}"
             )
@@ -107,7 +102,7 @@ def train(config: ml_collections.ConfigDict, workdir: str, stop: StopRequest) ->
             with display:
                 trainer.train()
                 display.line("evaluating the best weights")
-                summary = finish(trainer, vocabulary, splits.name)
+                summary = finish(trainer, vocabulary, name)
         show(summary, folder, display)
         return summary
     finally:

@@ -1,0 +1,21 @@
+"""All dropout rates and the noise of the language model, by Hyperband: most trials are short.
+
+    tfwd-tune --config=configs/quickstart.py --sweep=configs/sweeps/rates.py --workdir=runs/rates
+
+With the 12 epochs of the quickstart that is 30 trials and 136 epochs in all (see --dry_run).
+"""
+
+from tfwd.lm.sweeps import Float, Sweep
+
+
+def get_sweep():
+    return Sweep(
+        {
+            "model.weight_dropout": Float(0, 0.7, step=0.1),
+            "model.variational_noise": Float(0, 0.1, step=0.025),
+            "model.embedding_dropout": Float(0, 0.3, step=0.05),
+            "model.input_dropout": Float(0, 0.6, step=0.1),
+            "model.hidden_dropout": Float(0, 0.5, step=0.1),
+        },
+        method="hyperband",
+    )

@@ -1,0 +1,43 @@
+"""What the tests of sweeps share: a text, a model and a space that are tiny."""
+
+from pathlib import Path
+
+import numpy as np
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+
+SWEEP = """
+from tfwd.lm.sweeps import Float, Sweep
+
+def get_sweep():
+    return Sweep({"model.weight_dropout": Float(0, 0.7, step=0.1)})
+"""
+
+
+def write_text(folder: Path) -> Path:
+    """A text of 300 lines in which each word but one says what the next is likely to be."""
+    random, path = np.random.default_rng(0), folder / "text.txt"
+    lines = []
+    for _ in range(300):
+        first = int(random.integers(10))
+        lines.append(" ".join(WORDS[(first + 3 * i) % 10] for i in range(4)))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def tiny_flags(folder: Path, root: Path, **training: object) -> list[str]:
+    """The command line of a model that trains in a second."""
+    settings = {
+        "data.path": write_text(folder),
+        "data.batch_size": 4,
+        "data.eval_batch_size": 2,
+        "data.window": 10,
+        "model.embedding_dim": 4,
+        "model.hidden_units": 4,
+        "optimizer.learning_rate": 0.01,
+        "training.log_steps": 1,
+        "sample.tokens": 0,
+        **{f"training.{name}": value for name, value in training.items()},
+    }
+    config = [f"--config.{key}={value}" for key, value in settings.items()]
+    return [f"--config={root / 'configs' / 'quickstart.py'}", *config]

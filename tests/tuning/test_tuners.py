@@ -1,0 +1,228 @@
+"""Sweeps over a Keras model of one's own: the README's example, promotions, stops, failures."""
+
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import tfwd
+from tfwd import parametrizations as P
+from tfwd import tuning
+from tfwd.tuning import workers
+from tfwd.tuning.state import FullState
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(24, 5, 3)).astype("float32")
+Y = X.sum((1, 2))[:, None]
+DATA = {"validation_data": (X, Y), "verbose": 0, "batch_size": 8, "shuffle": False}
+
+
+def make_model():
+    model = keras.Sequential(
+        [
+            keras.Input((5, 3)),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3, "tanh", name="hidden"),
+            keras.layers.Dense(1, name="out"),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.05), "mse")
+    return model
+
+
+def test_the_example_of_the_readme(tmp_path):
+    x, y = X, Y
+    hypermodel = tuning.rates(make_model, dropout={"hidden/kernel": tuning.Float(0, 0.7, step=0.1)})
+    tuner = tuning.tuner(hypermodel, "val_loss", max_trials=3, directory=tmp_path / "rates")
+    tuner.search(x, y, validation_data=(x, y), epochs=2, verbose=0)
+    best = tuner.get_best_hyperparameters()[0].values
+    assert 0 <= best["dropout/hidden/kernel"] <= 0.7
+    trials = tuner.oracle.trials.values()
+    assert [trial.status for trial in trials] == ["COMPLETED"] * 3
+    assert len({trial.hyperparameters["dropout/hidden/kernel"] for trial in trials}) == 3
+    assert best is tuner.oracle.get_best_trials()[0].hyperparameters.values
+    model = tuner.get_best_models()[0]
+    assert isinstance(model.get_layer("hidden"), tfwd.layers.Parametrized)
+    score = min(trial.score for trial in trials)
+    assert model.evaluate(x, y, verbose=0) == pytest.approx(score, rel=1e-5)
+
+
+def test_rates_makes_what_parametrize_makes():
+    dropout = {"hidden/kernel": tuning.Choice([0.5]), "out/kernel": 0.25}
+    noise = {"hidden/kernel": tuning.Choice([0.1])}
+    hypermodel = tuning.rates(lambda hp: make_model(), dropout, noise)
+    hp = tuning.space.keras_tuner.HyperParameters()
+    model = hypermodel.build(hp)
+    assert set(hp.values) == {"dropout/hidden/kernel", "noise/hidden/kernel"}
+    (chain,) = model.get_layer("hidden").parametrizations.values()
+    assert repr(chain) == repr(P.Chain([P.GaussianNoise(0.1), P.Dropout(0.5)]))
+    assert [type(layer).__name__ for layer in model.layers] == ["Flatten", *["Parametrized"] * 2]
+    assert model.compiled
+
+
+def test_rates_of_a_subclassed_model_trains():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1, name="dense")
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+    def make():
+        model = Own()
+        model(X[:1, 0])
+        model.compile("sgd", "mse")
+        return model
+
+    model = tuning.rates(make, {"kernel": 0.5}).build(tuning.space.keras_tuner.HyperParameters())
+    assert model.compiled
+    model.fit(X[:, 0], Y, verbose=0)
+
+
+def test_rates_says_what_is_missing():
+    with pytest.raises(ValueError, match="give rates to try"):
+        tuning.rates(make_model)
+    plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    hypermodel = tuning.rates(lambda: plain, {"kernel": 0.5})
+    with pytest.raises(ValueError, match="must make a compiled Keras model"):
+        hypermodel.build(tuning.space.keras_tuner.HyperParameters())
+
+
+def make_averaged():
+    model = make_model()  # with averages, that a promotion has to carry over
+    model.compile(keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.9), "mse")
+    return model
+
+
+def test_a_promotion_goes_on_as_if_it_had_not_been_stopped(tmp_path):
+    """Weights, moments, averages and draws: bit for bit those of one run of all epochs."""
+    hypermodel = tuning.rates(
+        make_averaged, {"hidden/kernel": tuning.Float(0.2, 0.7), "out/kernel": 0.2}
+    )
+    tuner = tuning.tuner(
+        hypermodel, method="hyperband", max_epochs=2, factor=2, directory=tmp_path / "sweep", seed=3
+    )
+    tuner.search(X, Y, **DATA)
+    promoted = [
+        trial
+        for trial in tuner.oracle.trials.values()
+        if "tuner/trial_id" in trial.hyperparameters.values
+    ]
+    assert promoted and {trial.status for trial in promoted} == {"COMPLETED"}
+    trial = promoted[-1]
+    epochs = trial.hyperparameters["tuner/epochs"]
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    straight, state = hypermodel.build(trial.hyperparameters), FullState(str(tmp_path / "straight"))
+    history = straight.fit(X, Y, epochs=epochs, callbacks=[state], **DATA).history
+    assert trial.score == min(history["val_loss"])
+    models = []
+    for folder in (tmp_path / "sweep" / f"trial_{trial.trial_id}" / "state-0", state.backup_dir):
+        keras.backend.clear_session()
+        model = hypermodel.build(trial.hyperparameters)
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(f"{folder}/latest.weights.h5")
+        models.append(model)
+    variables = [model.weights + model.optimizer.variables for model in models]
+    assert any("average" in variable.path for variable in variables[0])
+    for ours, theirs in zip(*variables, strict=True):
+        np.testing.assert_array_equal(ours, theirs, err_msg=ours.path)
+    for name in ("hidden", "out"):
+        ours, theirs = (model.get_layer(name) for model in models)
+        assert int(ours.calls) == int(theirs.calls) == 3 * epochs
+
+
+def test_full_state_keeps_the_history_of_a_run_that_was_stopped(tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise InterruptedError
+
+    hypermodel = tuning.rates(make_model, {"hidden/kernel": 0.5})
+
+    def fit(folder, *more):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        model, state = hypermodel.build(None), FullState(str(folder))
+        model.fit(X, Y, epochs=4, callbacks=[state, *more], **DATA)
+        return state.history()
+
+    with pytest.raises(InterruptedError):
+        fit(tmp_path / "parts", Stop())
+    assert fit(tmp_path / "parts") == fit(tmp_path / "whole")
+    assert len(fit(tmp_path / "whole")["val_loss"]) == 4  # nothing is left to train
+
+
+def test_trials_that_diverge_or_crash_are_failed_and_the_search_goes_on(tmp_path):
+    def make(hp):
+        what = hp.Choice("what", ["fine", "diverges", "crashes", "infinite"])
+        if what == "crashes" and hp.values.get("ready"):
+            raise RuntimeError("out of everything")
+        model = keras.Sequential([keras.Input((5, 3)), keras.layers.Flatten()])
+        model.add(keras.layers.Dense(1))
+        rate = {"diverges": 1e30, "infinite": 1e12}.get(what, 0.01)
+        model.compile(keras.optimizers.SGD(rate), "mse")
+        return model
+
+    hypermodel = tuning.rates(make, {"kernel": 0.1})
+    tuner = tuning.tuner(hypermodel, method="grid", directory=tmp_path)
+    tuner.oracle.hyperparameters.Fixed("ready", True)
+    tuner.search(X, Y, epochs=4, **DATA)
+    found = {t.hyperparameters["what"]: t for t in tuner.oracle.trials.values()}
+    assert {what: trial.status for what, trial in found.items()} == {
+        "fine": "COMPLETED",
+        "diverges": "FAILED",
+        "crashes": "FAILED",
+        "infinite": "FAILED",
+    }
+    assert "val_loss is not finite in every epoch" in found["diverges"].message
+    assert "out of everything" in found["crashes"].message
+    assert tuner.get_best_hyperparameters()[0]["what"] == "fine"
+
+
+def test_seeds_of_the_runs_are_fixed_and_differ(tmp_path):
+    seen = []
+
+    class See(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            seen.append(float(self.model.get_layer("hidden").layer.get_weights()[0].sum()))
+
+    hypermodel = tuning.rates(make_model, {"hidden/kernel": tuning.Choice([0.2, 0.4])})
+    tuner = tuning.tuner(hypermodel, method="grid", executions_per_trial=2, directory=tmp_path)
+    tuner.search(X, Y, epochs=1, callbacks=[See()], **DATA)
+    assert seen[:2] == seen[2:] and seen[0] != seen[1]
+
+
+def test_roles(monkeypatch):
+    for name in ("TUNER_ID", "ORACLE_IP", "ORACLE_PORT"):
+        monkeypatch.delenv(f"KERASTUNER_{name}", raising=False)
+    assert workers.role() == workers.ALONE
+    monkeypatch.setenv("KERASTUNER_TUNER_ID", "chief")
+    assert workers.role() == workers.ALONE
+    monkeypatch.setenv("KERASTUNER_ORACLE_IP", "127.0.0.1")
+    with pytest.raises(ValueError, match="KERASTUNER_ORACLE_PORT must be set too"):
+        workers.role()
+    monkeypatch.setenv("KERASTUNER_ORACLE_PORT", "8000")
+    assert workers.role() == workers.CHIEF
+    monkeypatch.setenv("KERASTUNER_TUNER_ID", "worker1")
+    assert workers.role() == workers.WORKER
+
+
+@pytest.mark.slow
+def test_without_keras_tuner_the_extra_is_named(tmp_path):
+    (tmp_path / "keras_tuner.py").write_text(
+        "raise ModuleNotFoundError('no', name='keras_tuner')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "import tfwd; import tfwd.tuning"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr.strip().endswith(
+        "ImportError: tfwd.tuning needs keras-tuner: pip install 'tfwd[tune]'"
+    )

@@ -1,0 +1,222 @@
+"""The live table of trials on a terminal, a line for each trial elsewhere, and the final table."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from keras_tuner.engine.trial import Trial
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from tfwd.lm.display import span
+from tfwd.lm.keys import shown
+from tfwd.lm.sweeps.folder import SweepFolder
+from tfwd.lm.sweeps.rows import DONE, FAILED, RUNNING, WAITING, Row, make_row, ranked
+from tfwd.tuning.space import Spec
+
+_COLOURS = {RUNNING: "cyan", FAILED: "red", WAITING: "yellow"}
+_OTHER_LINES = 8  # of the terminal: head, borders, and what stands above
+
+
+class Board:
+    """Knows the trials and shows them; what a watcher of the oracle is told.
+
+    Args:
+        space: what is varied.
+        folder: of the sweep.
+        epochs: of a trial for which the search names no other number.
+        runs: of each trial.
+        seeds: of the runs.
+        console: where to; standard output by default.
+        clock: for tests.
+        changed: called when a trial has ended.
+    """
+
+    def __init__(
+        self,
+        space: Mapping[str, Spec],
+        folder: SweepFolder,
+        epochs: int,
+        seeds: Sequence[int] = (0,),
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        changed: Callable[[], object] = lambda: None,
+    ):
+        self.console = console or Console()
+        self.rows: dict[str, Row] = {}
+        self.total: int | None = None
+        self.changed = changed
+        self._space, self._folder, self._epochs, self._seeds = space, folder, epochs, tuple(seeds)
+        self._clock = clock
+        self._began: dict[str, float] = {}
+        self._now: dict[str, tuple[int, int, float, float]] = {}
+        self._names = short_names(space)
+        self._live = Live(
+            get_renderable=self._shown,
+            console=self.console,
+            refresh_per_second=2,
+            transient=True,  # the final table takes its place
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def __enter__(self) -> Board:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
+
+    def line(self, text: str) -> None:
+        """Prints a line, above the table."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def add(self, trial: Trial) -> Row:
+        """Takes a trial in as keras-tuner has it, without a word."""
+        row = make_row(trial, self._space, self._folder)
+        row.budget = row.budget or self._epochs
+        row.seeds = self._seeds
+        self.rows[row.trial] = row
+        return row
+
+    def rest(self) -> None:
+        """No trial is under way any more: the process that ran it was stopped."""
+        for row in self.rows.values():
+            if row.status == RUNNING:
+                row.status = WAITING
+
+    def began(self, trial: Trial) -> None:
+        """A trial was given to a worker."""
+        self._began[self.add(trial).trial] = self._clock()
+        self._now.pop(trial.trial_id, None)
+
+    def ended(self, trial: Trial, message: str | None = None) -> None:
+        """A trial is over."""
+        trial.message = trial.message or message
+        row = self.add(trial)
+        if row.seconds is None and row.trial in self._began:
+            row.seconds = self._clock() - self._began[row.trial]
+        if not self.console.is_terminal:
+            best = ranked(self.rows.values())
+            parts = [f"trial {row.trial}", self._values(row), self._outcome(row)]
+            parts += [f"{self._epochs_of(row)} epochs", self._time(row)]
+            self.line("  ".join(parts + (["(best)"] if best and best[0] is row else [])))
+        elif row.status == FAILED:
+            self.line(f"trial {row.trial} failed: {row.message}")
+        self.changed()
+
+    def lost(self, trial: Trial, worker: str) -> None:
+        """A worker was silent for too long."""
+        self.add(trial).status = WAITING
+        self.line(f"{worker} is silent: trial {trial.trial_id} waits for another worker")
+
+    def progress(self, trial: str, run: int, epochs: int, share: float, loss: float) -> None:
+        """A trial of this process is under way."""
+        self._now[trial] = (run, epochs, share, loss)
+
+    def table(self, most: int | None = None) -> Table:
+        """The trials: all in their order, or the best and the newest if they are more than `most`.
+
+        Args:
+            most: rows at most; None is all, the best first.
+        """
+        made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        made.add_column("trial")
+        for name in self._names.values():
+            made.add_column(name, justify="right")
+        for name in ("valid perplexity", "epochs", "time"):
+            made.add_column(name, justify="right")
+        made.add_column("")
+        best = ranked(self.rows.values())
+        rest = [row for row in self.rows.values() if row not in best]
+        rows = [*best, *sorted(rest, key=lambda row: row.trial)]
+        if most is not None and len(rows) > most:
+            newest = sorted(rows, key=_number)[-(most - 1) // 2 :]
+            first = [row for row in rows if row not in newest][: most - len(newest)]
+            rows = [*first, *newest]
+        elif most is not None:
+            rows = sorted(rows, key=_number)
+        for row in rows:
+            remark = "best" if best and row is best[0] else ""
+            if row.status == FAILED:
+                remark = f"failed: {row.message[:60]}" if most is None else FAILED
+            elif row.status != DONE:
+                remark = self._under_way(row)
+            elif row.parent:
+                remark = f"{remark}  goes on with {row.parent}".strip()
+            style = "bold" if remark.startswith("best") else _COLOURS.get(row.status, "")
+            made.add_row(
+                row.trial,
+                *(shown(row.values[key]) for key in self._names),
+                self._perplexity(row),
+                self._epochs_of(row),
+                self._time(row),
+                remark,
+                style=style,
+            )
+        return made
+
+    def _shown(self) -> Table:
+        table = self.table(most=max(self.console.height - _OTHER_LINES, 4))
+        done = sum(row.status in (DONE, FAILED) for row in self.rows.values())
+        of = f" of {self.total}" if self.total else ""
+        table.title = f"{done}{of} trials are done"
+        return table
+
+    def _under_way(self, row: Row) -> str:
+        if row.status == RUNNING and row.trial in self._now:
+            run, _, share, _ = self._now[row.trial]
+            which = f"run {run + 1} of {len(self._seeds)}, " if len(self._seeds) > 1 else ""
+            return f"{which}{share:.0%} of an epoch"
+        return row.status
+
+    def _perplexity(self, row: Row) -> str:
+        if row.perplexity is not None:
+            return f"{row.perplexity:,.2f}"
+        loss = self._now.get(row.trial, (0, 0, 0.0, math.inf))[3]
+        under_way = row.status == RUNNING and math.isfinite(loss)
+        return f"{math.exp(min(loss, 700)):,.2f}" if under_way else ""
+
+    def _outcome(self, row: Row) -> str:
+        if row.status == FAILED:
+            return f"failed: {row.message}"
+        return f"valid perplexity {self._perplexity(row)}"
+
+    def _epochs_of(self, row: Row) -> str:
+        done = row.epochs
+        if done is None:
+            done = self._now.get(row.trial, (0, 0, 0.0, 0.0))[1]
+        return f"{done}/{row.budget}"
+
+    def _time(self, row: Row) -> str:
+        if row.seconds is not None:
+            return span(row.seconds)
+        if row.status == RUNNING and row.trial in self._began:
+            return span(self._clock() - self._began[row.trial])
+        return ""
+
+    def _values(self, row: Row) -> str:
+        return "  ".join(f"{name} {shown(row.values[key])}" for key, name in self._names.items())
+
+
+def short_names(space: Mapping[str, Any]) -> dict[str, str]:
+    """The last parts of the keys where they are told apart by them, else the whole keys.
+
+    Example:
+        >>> short_names({"model.weight_dropout": None, "optimizer.learning_rate": None})
+        {'model.weight_dropout': 'weight_dropout', 'optimizer.learning_rate': 'learning_rate'}
+    """
+    lasts = [key.rpartition(".")[2] for key in space]
+    return {
+        key: last if lasts.count(last) == 1 else key for key, last in zip(space, lasts, strict=True)
+    }
+
+
+def _number(row: Row) -> int:
+    return int(row.trial)

@@ -1,0 +1,163 @@
+"""A sweep's folder: what lies where, and whether it is this sweep's.
+
+sweep.json                       what the sweep is
+oracle.json  tuner.json          keras-tuner's state
+trial_03/trial.json              keras-tuner's record of a trial
+trial_03/run-0/                  a training run, as tfwd-train leaves it; run-1 with another seed
+trials.csv  best_config.py  plots/  tensorboard/     what came out
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import IO, Any
+
+import ml_collections
+
+from tfwd.lm import config as configs
+from tfwd.lm.errors import UserError
+from tfwd.lm.files import write_atomically
+from tfwd.lm.folder import take_lock
+from tfwd.lm.sweeps.sweep import Sweep
+
+_OURS = (
+    "sweep.json",
+    "oracle.json*",
+    "tuner.json",
+    "trial_*",
+    "trials.csv",
+    "best_config.py",
+    "plots",
+    "tensorboard",
+)
+# What has no influence on any trial's result. The text may have moved: it has a fingerprint.
+_FREE = (
+    "data.path",
+    "data.eval_window",
+    "sample.",
+    "training.checkpoint",
+    "training.keep_checkpoints",
+    "training.log_steps",
+    "training.tensorboard",
+)
+
+
+class SweepFolder:
+    """The paths in a sweep's folder.
+
+    Args:
+        path: the folder; it need not exist.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(os.path.abspath(path))
+        self.description = self.path / "sweep.json"
+        self.table = self.path / "trials.csv"
+        self.best_config = self.path / "best_config.py"
+        self.plots = self.path / "plots"
+        self.tensorboard = self.path / "tensorboard"
+        self._lock: IO[str] | None = None
+
+    def trial(self, trial_id: str) -> Path:
+        """The folder of a trial, where keras-tuner has it."""
+        return self.path / f"trial_{trial_id}"
+
+    def run(self, trial_id: str, execution: int) -> Path:
+        """The folder of one of a trial's runs."""
+        return self.trial(trial_id) / f"run-{execution}"
+
+    def open(self, description: dict[str, Any], overwrite: bool) -> bool:
+        """Makes the folder, or verifies that it holds this sweep.
+
+        Args:
+            description: as `describe` makes it.
+            overwrite: remove the sweep that is there.
+
+        Returns:
+            Whether a sweep is gone on with.
+
+        Raises:
+            UserError: it cannot be written, another process searches in it, or it holds another
+                sweep or something else.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.path / ".lock", "w")  # noqa: SIM115 (held for the whole sweep)
+        except OSError as error:
+            raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
+        try:
+            if not take_lock(self._lock):
+                raise UserError(f"another process searches in the workdir {self.path}")
+            there = self.description.exists()
+            if not there and any((self.path / n).exists() for n in ("config.json", "oracle.json")):
+                raise UserError(
+                    f"the workdir {self.path} holds something that is no sweep of tfwd-tune; give "
+                    "another --workdir"
+                )
+            if there and overwrite:
+                self._clear()
+            elif there:
+                self.verify(description)
+            for folder in (self.plots, self.tensorboard):
+                folder.mkdir(exist_ok=True)
+            write_atomically(self.description, json.dumps(description, indent=2) + "\n")
+        except OSError as error:
+            self.close()
+            raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
+        except BaseException:
+            self.close()
+            raise
+        return there and not overwrite
+
+    def verify(self, description: dict[str, Any]) -> None:
+        """Raises a `UserError` if the folder holds a sweep with another description."""
+        try:
+            before = json.loads(self.description.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.description} cannot be read: {error}") from error
+        different = [
+            f"{key} is {before.get(key, 'not given')} there and {description.get(key)} here"
+            for key in dict.fromkeys([*before, *description])
+            if before.get(key) != description.get(key) and not key.startswith(_FREE)
+        ]
+        if different:
+            raise UserError(
+                f"the workdir {self.path} holds another sweep: {'; '.join(different)}. Give "
+                "another --workdir, or --overwrite to remove that sweep"
+            )
+
+    def _clear(self) -> None:
+        for pattern in _OURS:
+            for path in self.path.glob(pattern):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+
+    def close(self) -> None:
+        """Lets another process use the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def describe(sweep: Sweep, config: ml_collections.ConfigDict, text: str) -> dict[str, Any]:
+    """What a sweep is, flat: one entry a thing that may differ.
+
+    Args:
+        sweep, config: the sweep, and the configuration that its trials change.
+        text: the fingerprint of the numbered text.
+    """
+    found = sweep.describe()
+    space = found.pop("space")
+    described = {f"sweep.{name}": value for name, value in found.items()}
+    described |= {f"space {key}": text for key, text in space.items()}
+    for key in configs.flat_keys(config):
+        value: Any = config
+        for name in key.split("."):
+            value = value[name]
+        described[key] = list(value) if isinstance(value, tuple) else value
+    return {**described, "text": text}

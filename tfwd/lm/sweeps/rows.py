@@ -1,0 +1,133 @@
+"""What is known of each trial, as one row: for the tables, the plots and `trials.csv`."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from keras_tuner.engine.trial import Trial, TrialStatus
+
+from tfwd.lm.files import write_atomically
+from tfwd.lm.keys import shown
+from tfwd.lm.loop import perplexity
+from tfwd.lm.sweeps.folder import SweepFolder
+from tfwd.tuning.space import Spec, read
+
+RUNNING, DONE, FAILED, WAITING = "running", "done", "failed", "waiting"
+OBJECTIVE = "loss"
+
+
+@dataclasses.dataclass
+class Row:
+    """A trial.
+
+    Attributes:
+        trial: its number.
+        status: `RUNNING`, `DONE`, `FAILED` or `WAITING` (its process was stopped or lost).
+        values: by config key.
+        loss: the lowest validation loss, nats a token, the mean over the runs; None if unknown.
+        losses: of each run.
+        epochs: that were trained, in the longest run, with those of the promoted trial.
+        budget: the epochs that were to be trained.
+        seconds: what the trial took.
+        parent: the trial that was promoted to this one, "" for none.
+        seeds: of the runs.
+        message: why it failed.
+    """
+
+    trial: str
+    status: str
+    values: dict[str, Any]
+    loss: float | None = None
+    losses: tuple[float, ...] = ()
+    epochs: int | None = None
+    budget: int | None = None
+    seconds: float | None = None
+    parent: str = ""
+    seeds: tuple[int, ...] = ()
+    message: str = ""
+
+    @property
+    def perplexity(self) -> float | None:
+        """exp(loss)."""
+        return None if self.loss is None else perplexity(self.loss)
+
+
+def make_row(trial: Trial, space: Mapping[str, Spec], folder: SweepFolder) -> Row:
+    """The row of a trial as keras-tuner has it."""
+    values = trial.hyperparameters.values
+    status = {TrialStatus.COMPLETED: DONE, TrialStatus.RUNNING: RUNNING}.get(trial.status, FAILED)
+    found = {
+        name: trial.metrics.get_best_value(name) for name in trial.metrics.metrics if status == DONE
+    }
+    row = Row(
+        trial=trial.trial_id,
+        status=status,
+        values=read(space, values),
+        budget=values.get("tuner/epochs"),
+        parent=values.get("tuner/trial_id", ""),
+    )
+    if found:
+        runs = sorted(name for name in found if name.startswith("loss-"))
+        row.loss = float(found[OBJECTIVE])
+        row.losses = tuple(float(found[name]) for name in runs)
+        row.epochs, row.seconds = int(found["epochs"]), float(found["seconds"])
+    if status == FAILED:
+        row.message = reason(trial, folder)
+    return row
+
+
+def reason(trial: Trial, folder: SweepFolder) -> str:
+    """Why a trial failed, in one line; the whole is in `error.txt` in its folder."""
+    text = trial.message or ""
+    path = folder.trial(trial.trial_id) / "error.txt"
+    if not text and path.exists():  # another process ran it
+        text = path.read_text(encoding="utf-8")
+    last = (text.strip().splitlines() or ["no reason is known"])[-1]
+    name, _, rest = last.partition(": ")
+    # An exception's class says nothing where we raised it; of a crash it is half the message.
+    return rest if rest and name.endswith("FailedTrialError") else last.rpartition("errors.")[2]
+
+
+def ranked(rows: Iterable[Row]) -> list[Row]:
+    """Those that are done, the best first; of a chain of promotions its last trial only."""
+    done = [row for row in rows if row.status == DONE]
+    promoted = {row.parent for row in done}
+    return sorted((r for r in done if r.trial not in promoted), key=lambda r: (r.loss, r.trial))
+
+
+def write_csv(rows: Iterable[Row], keys: Iterable[str], folder: SweepFolder) -> None:
+    """Writes `trials.csv`: a line a trial.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    out = io.StringIO()
+    empty = Row("", "", dict.fromkeys(keys, ""))
+    writer = csv.DictWriter(out, list(_record(empty)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(map(_record, rows))
+    write_atomically(folder.table, out.getvalue())
+
+
+def _record(row: Row) -> dict[str, str]:
+    return {
+        "trial": row.trial,
+        "status": row.status,
+        **{key: shown(value) for key, value in row.values.items()},
+        "valid_perplexity": _text(row.perplexity),
+        "valid_loss": _text(row.loss),
+        "run_losses": " ".join(map(_text, row.losses)),
+        "epochs": _text(row.epochs),
+        "seconds": "" if row.seconds is None else f"{row.seconds:.1f}",
+        "seeds": " ".join(map(str, row.seeds)),
+        "promoted_from": row.parent,
+        "message": row.message,
+    }
+
+
+def _text(value: float | int | None) -> str:
+    return "" if value is None else repr(value)

@@ -1,0 +1,116 @@
+"""One run of a trial: a training run in a folder of its own, by the trainer of tfwd-train."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import keras
+import ml_collections
+from rich.console import Console
+
+from tfwd.lm.corpus import Corpus
+from tfwd.lm.display import Display
+from tfwd.lm.folder import RunFolder
+from tfwd.lm.signals import StopRequest
+from tfwd.lm.trainer import Trainer
+
+# Called in a run: finished epochs, share of the one under way, best loss so far (first infinite).
+Report = Callable[[int, float, float], None]
+
+
+class Result(NamedTuple):
+    """What came of a run: the best validation loss, its epochs, and the seconds it took now."""
+
+    loss: float
+    epochs: int
+    seconds: float
+
+
+def run(
+    config: ml_collections.ConfigDict,
+    corpus: Corpus,
+    folder: Path,
+    stop: StopRequest,
+    report: Report = lambda epochs, share, loss: None,
+) -> Result:
+    """Trains to the end of `config.training.epochs`; goes on with what the folder holds.
+
+    Args:
+        config: the trial's configuration, with the run's seed.
+        corpus: the text.
+        folder: of the run.
+        stop: looked at after every window.
+        report: told of the progress.
+
+    Raises:
+        Stopped: a signal came; a checkpoint was saved.
+        UserError: training failed, or a file cannot be written.
+    """
+    began = time.monotonic()
+    keras.utils.set_random_seed(config.seed)
+    run_folder = RunFolder(folder)
+    run_folder.open(config, corpus.vocabulary)
+    try:
+        with open(folder / "log.txt", "a", encoding="utf-8") as log:
+            display = _TrialDisplay(log)
+            with Trainer(
+                config, len(corpus.vocabulary), corpus.texts, run_folder, display, stop
+            ) as trainer:
+                progress = trainer.progress
+                display.tell = lambda share: report(progress.epoch, share, progress.best_loss)
+                trainer.train()
+                return Result(progress.best_loss, progress.epoch, time.monotonic() - began)
+    finally:
+        run_folder.close()
+
+
+def tidy_up() -> None:
+    """Gives back what a run held, so that the next one finds the memory as this one did.
+
+    The model, its functions and the trainer hold each other; Keras keeps a graph and names.
+    """
+    keras.backend.clear_session()
+    gc.collect()
+
+
+def promote(parent: Path, folder: Path) -> None:
+    """Begins a run where another ended: with its checkpoints, best weights and log.
+
+    All of the state is in the checkpoint: weights, optimizer (moments, averages), learning rate,
+    the numbers of the next draws, and the place in the text. So a promoted run is, bit for bit, the
+    run that would have been trained for so many epochs at once.
+    """
+    if folder.exists():  # it has begun before, and was stopped
+        return
+    copied = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(copied, ignore_errors=True)
+    shutil.copytree(parent, copied, ignore=shutil.ignore_patterns(".lock", "events.out.*"))
+    copied.rename(folder)
+
+
+class _TrialDisplay(Display):
+    """Writes what `tfwd-train` would show to the run's `log.txt`, and tells how far it is."""
+
+    def __init__(self, log: IO[str]):
+        super().__init__(Console(file=log, width=120), seconds=30.0)
+        self.tell: Callable[[float], None] = lambda share: None
+        self._total = 1
+
+    def epoch(self, title: str, windows: int, done: int) -> None:
+        self._total = max(windows, 1)
+        super().epoch(title, windows, done)
+
+    def window(
+        self,
+        done: int,
+        loss: float | None = None,
+        tokens_per_second: float | None = None,
+        seconds_left: float | None = None,
+    ) -> None:
+        super().window(done, loss, tokens_per_second, seconds_left)
+        self.tell(done / self._total)

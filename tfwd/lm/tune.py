@@ -1,0 +1,263 @@
+"""tfwd-tune: sweeps over the keys of a configuration, alone or with workers on other machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from tfwd.lm import app
+from tfwd.lm.errors import UserError
+from tfwd.lm.signals import Stopped, StopRequest
+
+if TYPE_CHECKING:
+    from tfwd.lm.sweeps.sweep import Sweep
+
+ABOUT = """
+Searches for the best values of config keys, each trial a training run, and shows what came out.
+
+    tfwd-tune --config=configs/quickstart.py --sweep=configs/sweeps/rates.py --workdir=runs/rates
+    tfwd-tune --config=configs/quickstart.py --sweep=configs/sweeps/rates.py --dry_run
+
+The sweep file says what is varied:
+
+    from tfwd.lm.sweeps import Float, Sweep
+
+    def get_sweep():
+        return Sweep({"model.weight_dropout": Float(0, 0.7, step=0.1)}, method="grid")
+
+A sweep that was stopped goes on when the same command is given again. Several machines share one by
+KERASTUNER_TUNER_ID, KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT: see docs/tuning.md.
+"""
+
+
+def run() -> None:
+    """The console script."""
+    app.run(main, define, ABOUT, config=True)
+
+
+def define(values: flags.FlagValues) -> None:
+    """Defines the flags."""
+
+    def text(name: str, default: str, about: str) -> None:
+        flags.DEFINE_string(name, default, about, flag_values=values)
+
+    def number(name: str, about: str, least: int) -> None:
+        flags.DEFINE_integer(name, None, about, lower_bound=least, flag_values=values)
+
+    text("sweep", "", "Python file with get_sweep(), as configs/sweeps/rates.py")
+    text("workdir", "", "folder of the sweep: trials, tables, plots, the best configuration")
+    text("method", "", "random, grid, bayesian or hyperband, in place of the sweep file's")
+    number("max_trials", "at most so many trials, in place of the sweep file's", 1)
+    number("executions_per_trial", "runs of each trial, in place of the sweep file's", 1)
+    number("search_seed", "of the search, in place of the sweep file's", 0)
+    flags.DEFINE_bool(
+        "dry_run", False, "print the space and the number of trials", flag_values=values
+    )
+    flags.DEFINE_bool(
+        "overwrite", False, "remove the sweep that is in the workdir", flag_values=values
+    )
+    flags.DEFINE_float(
+        "worker_timeout",
+        60.0,
+        "seconds of silence after which the chief gives a worker's trial to another one",
+        lower_bound=1.0,
+        flag_values=values,
+    )
+
+
+def main(values: flags.FlagValues) -> int:
+    """Searches; returns the exit code."""
+    _need("keras_tuner", "keras-tuner")
+    if not values.sweep:
+        raise UserError("--sweep is missing; give a file, as --sweep=configs/sweeps/rates.py")
+    from tfwd.lm.sweeps.sweep import check, load_sweep
+
+    sweep = _changed(load_sweep(values.sweep), values)
+    notes = check(sweep, values.config)
+    if sweep.method == "bayesian":
+        _need("sklearn", "scikit-learn")
+        _need("scipy", "SciPy")
+    _oracle(sweep, values.config)  # it raises what is wrong with the method's own numbers
+    if values.dry_run:
+        return dry_run(sweep, values.config, notes)
+    if not values.workdir:
+        raise UserError("give a folder for the sweep, as --workdir=runs/rates")
+    return search(sweep, values, notes)
+
+
+def dry_run(sweep: Sweep, config: Any, notes: list[str]) -> int:
+    """Prints the space and the number of trials."""
+    from rich.console import Console
+
+    from tfwd.lm.sweeps.report import plan, space_table
+
+    console = Console()
+    console.print(space_table(sweep, config))
+    for line in [*plan(sweep, _oracle(sweep, config), config.training.epochs), *notes]:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    return 0
+
+
+def search(sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
+    """Runs the sweep to its end, or this process's part in it.
+
+    Returns:
+        The exit code: 0; 1 if no trial is done; 130 or 143 after a signal.
+
+    Raises:
+        UserError: the text, the folder or the sweep in it is wrong, or the disk is full.
+    """
+    import tensorflow as tf
+
+    from tfwd.lm.corpus import read_corpus
+    from tfwd.lm.state import fingerprint
+    from tfwd.lm.sweeps import hparams, report, rows
+    from tfwd.lm.sweeps.board import Board
+    from tfwd.lm.sweeps.folder import SweepFolder, describe
+    from tfwd.lm.sweeps.tuner import LanguageTuner, SweepEnd
+    from tfwd.tuning import workers
+
+    config = values.config
+    if config.training.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    try:
+        role = workers.role()
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    timeout = None if role == workers.ALONE else values.worker_timeout
+    corpus = read_corpus(config.data)
+    folder = SweepFolder(values.workdir)
+    description = describe(sweep, config, fingerprint(corpus.texts))
+    again = False
+    if role != workers.WORKER:
+        again = folder.open(description, values.overwrite)
+    elif folder.description.exists():
+        folder.verify(description)
+    try:
+        seeds = [config.seed + number for number in range(sweep.executions_per_trial)]
+        board = Board(sweep.space, folder, config.training.epochs, seeds)
+        oracle = _oracle(sweep, config, timeout, board if role != workers.WORKER else None)
+        board.total = report.trial_count(sweep, oracle)
+        stop = StopRequest()
+        tuner = LanguageTuner(oracle, sweep, config, corpus, folder, board, stop, timeout)
+
+        def write_table() -> None:
+            done = sorted(board.rows.values(), key=lambda row: int(row.trial))
+            rows.write_csv(done, sweep.space, folder)
+
+        if role != workers.WORKER:
+            board.changed = write_table
+            hparams.write_space(folder.tensorboard, sweep.space)
+            for trial in oracle.trials.values():
+                board.add(trial)
+            board.rest()
+        _greet(board, sweep, config, corpus, folder, notes, role, again)
+        code = 0
+        try:
+            with board:
+                _serve(tuner, stop, role)
+        except SweepEnd as end:
+            if not isinstance(end.cause, Stopped):
+                raise end.cause from end
+            code = end.cause.exit_code
+        except KeyboardInterrupt:
+            code = 130
+        if role == workers.WORKER:
+            board.line("the chief has no more trials" if not code else "stopped")
+            return code
+        board.rest()
+        best = report.finish(board, sweep, config, folder, corpus.name)
+        if code:
+            board.line(f"stopped; the same command, with --workdir={values.workdir}, goes on")
+        elif best is None:
+            raise UserError(_why_none(board))
+        return code
+    except OSError as error:
+        raise UserError(f"cannot write the workdir {folder.path}: {error.strerror}") from error
+    finally:
+        folder.close()
+
+
+def _serve(tuner: Any, stop: StopRequest, role: str) -> None:
+    from tfwd.tuning import workers
+
+    if role == workers.CHIEF:  # it trains nothing: what it knows is on the disk at any time
+        tuner.search()
+        return
+    with stop:
+        if role == workers.ALONE:
+            tuner.search()
+            return
+        import grpc
+
+        try:
+            tuner.search()
+        except grpc.RpcError as error:
+            raise UserError(f"the chief does not answer: {error.details()}") from error
+
+
+def _oracle(sweep: Sweep, config: Any, timeout: float | None = None, watcher: Any = None) -> Any:
+    import keras_tuner
+
+    from tfwd.lm.sweeps.rows import OBJECTIVE
+    from tfwd.tuning.oracles import make_oracle
+    from tfwd.tuning.space import hyperparameters
+
+    try:
+        return make_oracle(
+            sweep.method,
+            keras_tuner.Objective(OBJECTIVE, "min"),
+            hyperparameters(sweep.space),
+            max_trials=sweep.trials,
+            max_epochs=config.training.epochs,
+            factor=sweep.factor,
+            iterations=sweep.iterations,
+            seed=sweep.seed,
+            worker_timeout=timeout,
+            watcher=watcher,
+        )
+    except ValueError as error:
+        raise UserError(f"the sweep: {error}") from error
+
+
+def _changed(sweep: Sweep, values: flags.FlagValues) -> Sweep:
+    """The sweep with what the command line says in place of the file."""
+    given = {
+        "method": values.method or None,
+        "max_trials": values.max_trials,
+        "executions_per_trial": values.executions_per_trial,
+        "seed": values.search_seed,
+    }
+    return dataclasses.replace(sweep, **{k: v for k, v in given.items() if v is not None})
+
+
+def _greet(board: Any, sweep: Sweep, config: Any, corpus: Any, folder: Any, notes: list[str],
+           role: str, again: bool) -> None:  # fmt: skip
+    from tfwd.lm.sweeps.report import plan
+    from tfwd.tuning import workers
+
+    what = {workers.CHIEF: "chief of the sweep", workers.WORKER: "worker of the sweep"}
+    board.line(
+        f"{corpus.name}: {len(corpus.texts['train']):,} tokens to train on; "
+        f"{what.get(role, 'sweep')} in {folder.path}"
+    )
+    if role != workers.WORKER:
+        oracle = _oracle(sweep, config)
+        for line in [*plan(sweep, oracle, config.training.epochs), *notes]:
+            board.line(line)
+    if again:
+        done = sum(row.status != "waiting" for row in board.rows.values())
+        board.line(f"going on with the sweep: {done} trials are done")
+
+
+def _why_none(board: Any) -> str:
+    reasons = [row.message for row in board.rows.values() if row.message]
+    return f"no trial came to its end; the first one: {reasons[0]}" if reasons else "no trial ran"
+
+
+def _need(module: str, name: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise UserError(f"tfwd-tune needs {name}: pip install 'tfwd[tune]'")

@@ -1,0 +1,29 @@
+"""Sweeps over dropout and noise rates of a Keras model, by keras-tuner.
+
+    from tfwd import tuning
+
+    hypermodel = tuning.rates(
+        make_model, dropout={"recurrent_kernel": tuning.Float(0, 0.7, step=0.1)}
+    )
+    tuner = tuning.tuner(hypermodel, "val_loss", max_trials=8, directory="runs/rates")
+    tuner.search(x, y, validation_data=(x_valid, y_valid), epochs=5)
+
+The search, the bookkeeping and the distribution are keras-tuner's. Here are the declaration of a
+space (`space`), the model (`hypermodel`), and what a sweep needs to come through stops, crashes and
+lost machines (`oracles`, `workers`, `tuners`). `import tfwd` does not import this package, because
+keras-tuner is an extra.
+"""
+
+try:
+    import keras_tuner  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "keras_tuner":
+        raise
+    raise ImportError("tfwd.tuning needs keras-tuner: pip install 'tfwd[tune]'") from error
+
+from tfwd.tuning.hypermodel import rates
+from tfwd.tuning.oracles import METHODS, make_oracle
+from tfwd.tuning.space import Boolean, Choice, Float, Int
+from tfwd.tuning.tuners import tuner
+
+__all__ = ["METHODS", "Boolean", "Choice", "Float", "Int", "make_oracle", "rates", "tuner"]

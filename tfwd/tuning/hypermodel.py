@@ -1,0 +1,95 @@
+"""`rates`: a keras-tuner model whose weights are dropped, or given noise, at rates to be found."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+
+import keras
+import keras_tuner
+
+from tfwd import parametrizations as P
+from tfwd.models import parametrize
+from tfwd.tuning.space import Spec
+
+
+def rates(
+    make_model: Callable[..., keras.Model],
+    dropout: Mapping[str, Spec | float] | None = None,
+    noise: Mapping[str, Spec | float] | None = None,
+) -> Rates:
+    """A hypermodel that wraps a model with `tfwd.parametrize` at rates that a tuner chooses.
+
+        weight -> Dropout(rate)(GaussianNoise(stddev)(weight))
+
+    Args:
+        make_model: makes a compiled model, anew at each call. If it takes an argument, it is given
+            the trial's `hp`, by which it may declare more that is to be tuned.
+        dropout: from a pattern on the weights' paths, as in `tfwd.parametrize`, to the drop rates
+            to try: a `Float`, `Int` or `Choice`, or one number.
+        noise: the same for the deviations of variational noise. A pattern that is in both, noise
+            comes first.
+
+    Returns:
+        A `keras_tuner.HyperModel`. Its hyperparameters are "dropout/PATTERN" and "noise/PATTERN".
+
+    Raises:
+        ValueError: neither is given. While it builds: as `tfwd.parametrize`, or if `make_model`
+            makes no compiled model.
+
+    Example:
+
+    >>> from tfwd import tuning
+    >>> def make_model():
+    ...     model = keras.Sequential([keras.Input((3, 8)), keras.layers.LSTM(4)])
+    ...     model.compile("adam", "mse")
+    ...     return model
+    >>> hypermodel = tuning.rates(make_model, {"recurrent_kernel": tuning.Float(0, 0.7, step=0.1)})
+    >>> hp = keras_tuner.HyperParameters()
+    >>> hp.values["dropout/recurrent_kernel"] = 0.3
+    >>> hypermodel.build(hp).layers[0].parametrizations
+    {'recurrent_kernel': Dropout(0.3)}
+    """
+    if not dropout and not noise:
+        raise ValueError('give rates to try, as dropout={"recurrent_kernel": Float(0, 0.7)}')
+    return Rates(make_model, dropout or {}, noise or {})
+
+
+class Rates(keras_tuner.HyperModel):
+    """What `rates` makes."""
+
+    def __init__(
+        self,
+        make_model: Callable[..., keras.Model],
+        dropout: Mapping[str, Spec | float],
+        noise: Mapping[str, Spec | float],
+    ):
+        super().__init__()
+        self.make_model, self.dropout, self.noise = make_model, dict(dropout), dict(noise)
+        self._takes_hp = bool(inspect.signature(make_model).parameters)
+
+    def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
+        self.parametrizations(hp)
+
+    def parametrizations(self, hp: keras_tuner.HyperParameters) -> dict[str, P.Parametrization]:
+        """The parametrizations of a trial, by pattern."""
+        chosen: dict[str, P.Parametrization] = {}
+        for pattern, spec in self.noise.items():
+            chosen[pattern] = P.GaussianNoise(_value(hp, f"noise/{pattern}", spec))
+        for pattern, spec in self.dropout.items():
+            drop = P.Dropout(_value(hp, f"dropout/{pattern}", spec))
+            chosen[pattern] = P.Chain([chosen[pattern], drop]) if pattern in chosen else drop
+        return chosen
+
+    def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
+        model = self.make_model(hp) if self._takes_hp else self.make_model()
+        if not getattr(model, "compiled", False):
+            raise ValueError(f"make_model must make a compiled Keras model; it made {model!r}")
+        wrapped = parametrize(model, self.parametrizations(hp))
+        if not wrapped.compiled:  # a subclassed model's wrapper
+            wrapped.compile_from_config(model.get_compile_config())
+        return wrapped
+
+
+def _value(hp: keras_tuner.HyperParameters, name: str, spec: Spec | float) -> float:
+    return float(spec) if isinstance(spec, (int, float)) else spec.declare(hp, name)

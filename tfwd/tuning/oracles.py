@@ -1,0 +1,285 @@
+"""keras-tuner's oracles, made to come through stops, crashes and lost workers.
+
+The search is theirs. What is added, and why:
+
+- The state is written beside its file and moved over it, so that a kill leaves the old or the new.
+- A trial that the state does not know (the kill came between two files) is dropped.
+- The grid's order of trials is rebuilt on a restart; keras-tuner does not save it, and its grid
+  ends there.
+- A trial whose worker is lost goes to another one. keras-tuner waits for a worker of that name for
+  ever, and its chief with it.
+- No worker is sent home while another's trial may still have to be taken over.
+- Any number of failed trials is allowed: each is in the table with its reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import keras_tuner
+from keras_tuner.engine.hyperparameters import Float
+from keras_tuner.engine.trial import Trial, TrialStatus
+
+LOSSES_ALLOWED = 3
+
+
+class Watcher(Protocol):
+    """Who is told of the trials: where the oracle is, that is the chief or the only process."""
+
+    def began(self, trial: Trial) -> None:
+        """A trial was given to a worker."""
+
+    def ended(self, trial: Trial) -> None:
+        """A trial is over, whatever came of it."""
+
+    def lost(self, trial: Trial, worker: str) -> None:
+        """A worker was silent for too long; its trial waits for another one."""
+
+
+class Sturdy(keras_tuner.Oracle):
+    """What is added to an oracle; it stands before the oracle's class.
+
+    Args:
+        worker_timeout: seconds of silence after which a worker is lost; None, never: for one
+            process.
+        watcher: told of the trials.
+        clock: for tests.
+        **kwargs: the oracle's.
+    """
+
+    def __init__(
+        self,
+        worker_timeout: float | None = None,
+        watcher: Watcher | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **kwargs: Any,
+    ):
+        super().__init__(max_consecutive_failed_trials=sys.maxsize, **kwargs)
+        self.verbose = 0
+        self.watcher = watcher
+        self.failure: Exception | None = None  # why the search cannot go on
+        self._timeout, self._clock = worker_timeout, clock
+        self._seen: dict[str, float] = {}  # of a trial: when its worker was last heard of
+        self._asked: dict[str, float] = {}  # of a worker: when it last asked for a trial
+        self._losses: dict[str, int] = {}
+        self._was_ongoing: dict[str, Trial] = {}
+
+    @keras_tuner.synchronized
+    def create_trial(self, tuner_id: str) -> Trial:
+        self._asked[tuner_id] = self._clock()
+        self.release_lost(besides=tuner_id)
+        trial = super().create_trial(tuner_id)
+        if trial.status == TrialStatus.RUNNING:
+            self._seen[trial.trial_id] = self._clock()
+            self._tell("began", trial)
+        elif trial.status == TrialStatus.STOPPED and self.ongoing_trials:
+            trial.status = TrialStatus.IDLE
+            self.tuner_ids.add(tuner_id)  # who waits is not gone yet
+        return trial
+
+    @keras_tuner.synchronized
+    def end_trial(self, trial: Trial) -> None:
+        if trial.trial_id in self.end_order:
+            return  # a worker that was given up has come back with what is known already
+        if trial.trial_id in self._retry_queue:
+            self._retry_queue.remove(trial.trial_id)
+        super().end_trial(trial)
+        self.save()  # keras-tuner's own save is made while the trial still counts as under way
+        self._tell("ended", self.trials[trial.trial_id])
+
+    def get_trial(self, trial_id: str) -> Trial:
+        # Workers ask for their trial every few seconds, which is how one knows that they live.
+        self._seen[trial_id] = self._clock()
+        return super().get_trial(trial_id)
+
+    @keras_tuner.synchronized
+    def release_lost(self, besides: str = "") -> None:
+        """Takes the trials of lost workers back, for whoever asks next."""
+        if self._timeout is None:
+            return
+        for worker, trial in list(self.ongoing_trials.items()):
+            silent = self._clock() - self._seen.get(trial.trial_id, 0.0)
+            if worker == besides or silent < self._timeout:
+                continue
+            self.tuner_ids.discard(worker)
+            losses = self._losses[trial.trial_id] = self._losses.get(trial.trial_id, 0) + 1
+            if losses >= LOSSES_ALLOWED:
+                trial.status = TrialStatus.FAILED
+                trial.message = f"its worker was lost {losses} times"
+                self.end_trial(trial)
+                continue
+            del self.ongoing_trials[worker]
+            self._retry_queue.append(trial.trial_id)
+            self.save()
+            self._tell("lost", trial, worker)
+        for worker in self.tuner_ids - set(self.ongoing_trials):
+            if self._clock() - self._asked.get(worker, 0.0) >= self._timeout:
+                self.tuner_ids.discard(worker)
+
+    def _tell(self, what: str, *facts: Any) -> None:
+        if self.watcher is not None:
+            try:
+                getattr(self.watcher, what)(*facts)
+            except Exception as error:  # as in _replace
+                self.failure = error
+
+    def save(self) -> None:
+        self._replace(self._get_oracle_fname, super(keras_tuner.Oracle, self).save)
+
+    def _save_trial(self, trial: Trial) -> None:
+        def path() -> str:
+            return os.path.join(self._get_trial_dir(trial.trial_id), "trial.json")
+
+        self._replace(path, trial.save)
+
+    def _replace(self, path: Callable[[], str], save: Callable[[str], object]) -> None:
+        # Not raised here: keras-tuner would hold its lock for ever. The tuner looks at `failure`.
+        try:
+            final = path()
+            save(f"{final}.new")
+            os.replace(f"{final}.new", final)
+        except OSError as error:
+            self.failure = error
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        declared = self.hyperparameters
+        super().set_state(state)
+        self._was_ongoing = dict(self.ongoing_trials)
+        saved = {hp.name: hp.get_config() for hp in self.hyperparameters.space}
+        for hp in declared.space:
+            if saved.get(hp.name) != hp.get_config():
+                raise ValueError(
+                    f"{self._project_dir} holds a sweep over another space: {hp.name} was "
+                    f"{saved.get(hp.name)} and is {hp.get_config()}; give another folder, or "
+                    "overwrite=True to begin anew"
+                )
+
+    def reload(self) -> None:
+        super().reload()
+        for trial_id in set(self.trials) - set(self.start_order):
+            del self.trials[trial_id]
+        self._retry_queue = [name for name in self._retry_queue if name not in self.end_order]
+        if self._timeout is None:
+            return
+        # A chief that was started again: its workers may still be at it, and are waited for.
+        for worker, trial in self._was_ongoing.items():
+            if trial.trial_id not in self._retry_queue:
+                continue
+            self._retry_queue.remove(trial.trial_id)
+            self.ongoing_trials[worker] = trial
+            self.tuner_ids.add(worker)
+            self._seen[trial.trial_id] = self._clock()
+
+
+class RandomOracle(Sturdy, keras_tuner.oracles.RandomSearchOracle):
+    """`RandomSearchOracle`, sturdy."""
+
+
+class BayesianOracle(Sturdy, keras_tuner.oracles.BayesianOptimizationOracle):
+    """`BayesianOptimizationOracle`, sturdy."""
+
+
+class HyperbandOracle(Sturdy, keras_tuner.oracles.HyperbandOracle):
+    """`HyperbandOracle`, sturdy."""
+
+    def rounds(self) -> list[list[tuple[int, int]]]:
+        """Of each bracket, in the order they are run, the rounds: (trials, epochs in all)."""
+        return [
+            [(self._get_size(b, r), self._get_epochs(b, r)) for r in range(self._get_num_rounds(b))]
+            for b in reversed(range(self._get_num_brackets()))
+        ]
+
+
+class GridOracle(Sturdy, keras_tuner.oracles.GridSearchOracle):
+    """`GridSearchOracle`, sturdy."""
+
+    def reload(self) -> None:
+        super().reload()
+        values = {name: trial.hyperparameters.values for name, trial in self.trials.items()}
+        order = functools.cmp_to_key(lambda a, b: self._compare(values[a], values[b]))
+        for trial_id in sorted(values, key=order):
+            self._ordered_ids.insert(trial_id)
+            self._populate_next.append(trial_id)  # one whose next point was tried is passed over
+
+
+METHODS = {
+    "random": RandomOracle,
+    "grid": GridOracle,
+    "bayesian": BayesianOracle,
+    "hyperband": HyperbandOracle,
+}
+
+
+def make_oracle(
+    method: str,
+    objective: str | keras_tuner.Objective,
+    space: keras_tuner.HyperParameters | None = None,
+    *,
+    max_trials: int | None = None,
+    max_epochs: int = 27,
+    factor: int = 3,
+    iterations: int = 1,
+    seed: int = 0,
+    worker_timeout: float | None = None,
+    watcher: Watcher | None = None,
+) -> keras_tuner.Oracle:
+    """One of keras-tuner's oracles, by its method's name.
+
+    Args:
+        method: "random", "grid", "bayesian" or "hyperband".
+        objective: the name of what is minimised, or an `Objective`.
+        space: what is declared before the first trial. More may be declared by a model.
+        max_trials: at most so many; None is all of a grid, and 10 of the others. Of no meaning for
+            Hyperband, whose number of trials follows from its epochs.
+        max_epochs, factor, iterations: of Hyperband: the epochs of its longest trials, by how much
+            a round has fewer trials of more epochs than the one before, and how often it is done.
+        seed: of the search: 0 is a seed as any other.
+        worker_timeout, watcher: as in `Sturdy`.
+
+    Raises:
+        ValueError: there is no such method.
+            Or Hyperband's rounds need more points than there are in the space.
+        ImportError: "bayesian" without scikit-learn and SciPy.
+
+    Example:
+
+    >>> oracle = make_oracle("hyperband", "val_loss", max_epochs=9)
+    >>> oracle.rounds()
+    [[(9, 1), (3, 3), (1, 9)], [(5, 3), (2, 9)], [(3, 9)]]
+    """
+    if method not in METHODS:
+        raise ValueError(f"method {method!r}: give {', '.join(METHODS)}")
+    options: dict[str, Any] = {
+        "objective": objective,
+        "hyperparameters": space,
+        "seed": seed + 1,  # keras-tuner takes 0 for none, and draws one
+        "worker_timeout": worker_timeout,
+        "watcher": watcher,
+    }
+    if method == "hyperband":
+        options.update(max_epochs=max_epochs, factor=factor, hyperband_iterations=iterations)
+    elif max_trials is not None:
+        options["max_trials"] = max_trials
+    oracle = METHODS[method](**options)
+    if method == "hyperband" and space is not None:
+        _check_enough(oracle, space)
+    return oracle
+
+
+def _check_enough(oracle: HyperbandOracle, space: keras_tuner.HyperParameters) -> None:
+    """keras-tuner draws no point twice, and promotes nobody before a round is full."""
+    if any(isinstance(hp, Float) and hp.step is None for hp in space.space):
+        return
+    there = math.prod(len(list(hp.values)) for hp in space.space)
+    needed = sum(rounds[0][0] for rounds in oracle.rounds())
+    if there < needed:
+        raise ValueError(
+            f"Hyperband draws {needed} different points and the space has {there}: widen it, take "
+            "fewer epochs, or another method"
+        )

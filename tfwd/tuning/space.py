@@ -1,0 +1,241 @@
+"""What a sweep may vary: `Float`, `Int`, `Choice` and `Boolean`, by name.
+
+They are declared to keras-tuner as its own hyperparameters, with one difference: the values of a
+`Float` with a step are listed exactly. keras-tuner counts steps with `//`, by which 0 to 0.7 in
+steps of 0.1 has no 0.7, and adds them up, by which the fourth is 0.30000000000000004.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras_tuner
+
+
+@dataclasses.dataclass(frozen=True)
+class Float:
+    """A number in [low, high].
+
+    Args:
+        low, high: the ends; both may occur.
+        step: only `low + i * step`; of a logarithmic range, `low * step**i`. None: any number
+            (rounded to six digits, so that it can be written down).
+        log: draw evenly on a logarithmic scale.
+
+    Raises:
+        ValueError: the ends are not in order, or not finite; a step that makes no sense.
+
+    Example:
+
+    >>> Float(0, 0.7, step=0.1).values
+    (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
+    >>> Float(1e-4, 1e-2, step=10, log=True).values
+    (0.0001, 0.001, 0.01)
+    """
+
+    low: float
+    high: float
+    step: float | None = None
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range(self, (int, float))
+
+    @property
+    def values(self) -> tuple[float, ...] | None:
+        """All values, rising; None if they are not counted."""
+        if self.step is None:
+            return None
+        if self.log:
+            count = math.floor(math.log(self.high / self.low) / math.log(self.step) + 1e-6)
+            return tuple(_short(self.low * self.step**i) for i in range(count + 1))
+        count = math.floor((self.high - self.low) / self.step + 1e-6)
+        return tuple(_short(self.low + i * self.step) for i in range(count + 1))
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest value."""
+        if self.values:
+            return self.values[0], self.values[-1]
+        return float(self.low), float(self.high)
+
+    def declare(self, hp: keras_tuner.HyperParameters, name: str) -> Any:
+        """Registers the hyperparameter; returns its value in this trial, as `read` would."""
+        if self.values is not None:
+            return hp.Choice(name, list(self.values), ordered=True)
+        sampling = "log" if self.log else "linear"
+        return self.read(hp.Float(name, float(self.low), float(self.high), sampling=sampling))
+
+    def read(self, value: Any) -> float:
+        """The value that keras-tuner's stands for."""
+        return value if self.step is not None else min(max(_short(value), self.low), self.high)
+
+    def __str__(self) -> str:
+        return _range_text(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Int:
+    """A whole number in [low, high].
+
+    Args:
+        low, high: the ends; both may occur.
+        step: only `low + i * step`.
+        log: draw evenly on a logarithmic scale (without a step).
+
+    Example:
+
+    >>> Int(10, 30, step=10).values
+    (10, 20, 30)
+    """
+
+    low: int
+    high: int
+    step: int = 1
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range(self, int)
+        if self.log and self.step != 1:
+            raise ValueError(f"{self!r}: a logarithmic Int takes no step")
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """All values, rising."""
+        return tuple(range(self.low, self.high + 1, self.step))
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The lowest and the highest value."""
+        return self.values[0], self.values[-1]
+
+    def declare(self, hp: keras_tuner.HyperParameters, name: str) -> int:
+        """Registers the hyperparameter; returns its value in this trial."""
+        if self.log:
+            return hp.Int(name, self.low, self.high, sampling="log")
+        return hp.Int(name, self.low, self.high, step=self.step)
+
+    def read(self, value: Any) -> int:
+        """The value that keras-tuner's stands for."""
+        return int(value)
+
+    def __str__(self) -> str:
+        return _range_text(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One of several values, of any kind that can be written down.
+
+    Args:
+        values: at least one: numbers, texts, booleans or tuples.
+
+    Example:
+
+    >>> str(Choice([(300, 150), (400, 200)]))
+    '300,150 | 400,200'
+    """
+
+    values: Sequence[Any]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.values, str) or not len(self.values):
+            raise ValueError(f"{self!r}: give a list of values, as Choice(['adam', 'sgd'])")
+        found = tuple(tuple(v) if isinstance(v, list) else v for v in self.values)
+        object.__setattr__(self, "values", found)
+        if len({_written(value) for value in found}) < len(found):
+            raise ValueError(f"{self!r}: a value stands there twice")
+
+    @property
+    def numbers(self) -> bool:
+        """Whether all values are numbers, which have an order."""
+        return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in self.values)
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """All values: any of them may be the one that is wrong."""
+        return tuple(self.values)
+
+    def declare(self, hp: keras_tuner.HyperParameters, name: str) -> Any:
+        """Registers the hyperparameter; returns its value in this trial."""
+        if self.numbers:
+            kind = int if all(isinstance(value, int) for value in self.values) else float
+            return self.read(hp.Choice(name, [kind(value) for value in self.values]))
+        return self.read(hp.Choice(name, [_written(value) for value in self.values]))
+
+    def read(self, value: Any) -> Any:
+        """The value that keras-tuner's stands for."""
+        if self.numbers:
+            return next(own for own in self.values if own == value)
+        return next(own for own in self.values if _written(own) == value)
+
+    def __str__(self) -> str:
+        return " | ".join(map(_written, self.values))
+
+
+def Boolean() -> Choice:
+    """False or true."""
+    return Choice((False, True))
+
+
+Spec = Float | Int | Choice
+
+
+def hyperparameters(space: Mapping[str, Spec]) -> keras_tuner.HyperParameters:
+    """keras-tuner's declaration of a space."""
+    hp = keras_tuner.HyperParameters()
+    for name, spec in space.items():
+        spec.declare(hp, name)
+    return hp
+
+
+def read(space: Mapping[str, Spec], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a trial, from those that keras-tuner holds."""
+    return {name: spec.read(values[name]) for name, spec in space.items()}
+
+
+def size(space: Mapping[str, Spec]) -> int | None:
+    """The number of points in a space; None if they are not counted."""
+    counts = [len(spec.values) if spec.values is not None else 0 for spec in space.values()]
+    return math.prod(counts) or None
+
+
+def grid_size(space: Mapping[str, Spec]) -> int:
+    """The number of points that keras-tuner's grid has: of a continuous range it takes some."""
+    declared = hyperparameters(space).space
+    return math.prod(len({hp.default, *hp.values}) for hp in declared)
+
+
+def _check_range(spec: Float | Int, kind: Any) -> None:
+    for value in (spec.low, spec.high, 1 if spec.step is None else spec.step):
+        if not isinstance(value, kind) or isinstance(value, bool) or not math.isfinite(value):
+            what = "whole numbers" if kind is int else "finite numbers"
+            raise ValueError(f"{spec!r}: give {what}")
+    if spec.low > spec.high:
+        raise ValueError(f"{spec!r}: low is above high")
+    if spec.log and spec.low <= 0:
+        raise ValueError(f"{spec!r}: a logarithmic range begins above 0")
+    least = 1 if spec.log and isinstance(spec, Float) else 0
+    if spec.step is not None and spec.step <= least:
+        raise ValueError(f"{spec!r}: give a step above {least}")
+
+
+def _range_text(spec: Float | Int) -> str:
+    text = f"{spec.low:g} to {spec.high:g}"
+    if spec.step is not None and not (isinstance(spec, Int) and spec.step == 1):
+        text += f", {'times' if spec.log else 'step'} {spec.step:g}"
+    return text + (", log" if spec.log else "")
+
+
+def _short(value: float) -> float:
+    """Six digits say everything about a rate, and can be typed."""
+    return float(f"{value:.6g}")
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,49 @@
+"""Everything that a run of `fit` needs to go on: Keras's backup, and the epochs so far."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import keras
+
+
+class FullState(keras.callbacks.BackupAndRestore):
+    """`BackupAndRestore` that stays after the end, and keeps the history.
+
+    The weights' file has the model's variables, those of its optimizer (moments, averages, step)
+    and those that number the draws. Not in it: the order of shuffled data, and what callbacks hold.
+
+    Args:
+        folder: of this run alone.
+
+    Attributes:
+        epochs: the logs of all epochs, also of those before the run went on.
+    """
+
+    def __init__(self, folder: str):
+        super().__init__(folder, double_checkpoint=True, delete_checkpoint=False)
+        self._path = os.path.join(folder, "history.json")
+        self.epochs: list[dict[str, float]] = []
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        super().on_train_begin(logs)
+        if os.path.exists(self._path):
+            with open(self._path, encoding="utf-8") as file:
+                self.epochs = json.load(file)
+        # The history is written first: an epoch whose weights were not saved is trained again.
+        self.epochs = self.epochs[: self.model._initial_epoch or 0]
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.epochs.append({name: float(value) for name, value in (logs or {}).items()})
+        os.makedirs(self.backup_dir, exist_ok=True)
+        with open(f"{self._path}.new", "w", encoding="utf-8") as file:
+            json.dump(self.epochs, file)
+        os.replace(f"{self._path}.new", self._path)
+        super().on_epoch_end(epoch, logs)
+
+    def history(self) -> dict[str, list[float]]:
+        """All epochs, also those before the run went on, as `History.history` has them."""
+        names = dict.fromkeys(name for epoch in self.epochs for name in epoch)
+        return {name: [e[name] for e in self.epochs if name in e] for name in names}
