@@ -1,0 +1,284 @@
+"""The forms that per-example gradients take, and their moments.
+
+A term stands for the gradients `g_b`, `b = 1..B`, of one weight by one use of it, mostly without
+holding them: an outer product of what went into a product and of what came back to its result, a
+sum of rows, or the gradients themselves. What is wanted of a term are the sums over the examples
+of `g_b` and of `g_b^2`, element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+import tensorflow as tf
+
+# Per-example gradients that are made at once, in bytes.
+BLOCK_BYTES = 64 << 20
+
+# What an entry of a per-example gradient costs to write, read, square and add, in multiplications
+# of a large matrix product (measured on two cores: between 30 and 60).
+ENTRY_COST = 40
+
+
+class Term:
+    """Per-example gradients of a weight.
+
+    Attributes:
+        shape: the weight's shape.
+        batch: the number of examples, an int or a scalar tensor.
+    """
+
+    shape: tuple[int, ...]
+    batch: int | tf.Tensor
+
+    def sums(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """`sum_b g_b` and `sum_b g_b^2`, of the weight's shape."""
+        total, squares = blockwise([self], _both)
+        return total, squares
+
+    def total(self) -> tf.Tensor:
+        """`sum_b g_b`."""
+        return blockwise([self], lambda g: (tf.reduce_sum(g, 0),))[0]
+
+    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Term:
+        """The same of the examples `start .. start + size - 1`."""
+        raise NotImplementedError
+
+    def gradients(self) -> tf.Tensor:
+        """All `g_b`, `[B, *shape]`."""
+        raise NotImplementedError
+
+
+class Given(Term):
+    """The gradients themselves, for weights that are small beside the activations.
+
+    Args:
+        gradients: `[B, *shape]`.
+    """
+
+    def __init__(self, gradients: tf.Tensor) -> None:
+        self._gradients = wide(gradients)
+        self.shape = tuple(gradients.shape[1:])
+        self.batch = size(gradients, 0)
+
+    def sums(self) -> tuple[tf.Tensor, tf.Tensor]:
+        return _both(self._gradients)
+
+    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Given:
+        return Given(self._gradients[start : start + size])
+
+    def gradients(self) -> tf.Tensor:
+        return self._gradients
+
+
+class Outer(Term):
+    """`g_b = sum_p x_bp d_bp^T`: the kernel of a product, `x` its input, `d` at its result.
+
+    Args:
+        x: `[B, P, I]`: P positions (time steps, pixels), of which an example's gradient is the sum.
+            `[B, I]` for one position, `[B, P, G, I]` for a product in G groups.
+        d: `[B, P, O]`, `[B, O]` or `[B, P, G, O]`.
+        arrange: brings `[n, I, O]`, or `[n, G, I, O]`, to `[n, *weight's shape]`; None for nothing.
+        layout: terms with equal layouts have arrangements that do the same; by default none have.
+
+    With one position the squares are one more product, `sum_b (x_b^2) (d_b^2)^T`, and with few
+    positions too, over pairs of them: `(sum_p x_p d_p)^2 = sum_pq (x_p x_q) (d_p d_q)`. With more it
+    is cheaper to make the gradients of a block of examples, and square them.
+    """
+
+    def __init__(
+        self,
+        x: tf.Tensor,
+        d: tf.Tensor,
+        arrange: Callable[[tf.Tensor], tf.Tensor] | None = None,
+        layout: Hashable = None,
+    ) -> None:
+        if x.shape.rank == 2:
+            x, d = x[:, tf.newaxis], d[:, tf.newaxis]
+        self.x, self.d, self.arrange = wide(x), wide(d), arrange
+        self.layout = layout if layout is not None or arrange is None else arrange
+        bare = (*x.shape[2:], d.shape[-1])
+        self.shape = bare if arrange is None else tuple(arrange(tf.zeros([1, *bare])).shape[1:])
+        self.batch = size(x, 0)
+
+    def sums(self) -> tuple[tf.Tensor, tf.Tensor]:
+        positions = self.x.shape[1]
+        if positions is not None and 2 * _pairs(positions) <= 2 * positions + ENTRY_COST:
+            return self.total(), self._arranged(self._pair_products(positions))
+        total, squares = blockwise([Outer(self.x, self.d)], _both)
+        return self._arranged(total), self._arranged(squares)
+
+    def total(self) -> tf.Tensor:
+        return self._arranged(_product(self.x, self.d))
+
+    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Outer:
+        x, d = self.x[start : start + size], self.d[start : start + size]
+        return Outer(x, d, self.arrange, self.layout)
+
+    def gradients(self) -> tf.Tensor:
+        if self.x.shape.rank == 3:
+            gradients = tf.matmul(self.x, self.d, transpose_a=True)
+        else:
+            x, d = (tf.transpose(t, [0, 2, 1, 3]) for t in (self.x, self.d))
+            gradients = tf.matmul(x, d, transpose_a=True)
+        return gradients if self.arrange is None else self.arrange(gradients)
+
+    def _arranged(self, gradient: tf.Tensor) -> tf.Tensor:
+        return gradient if self.arrange is None else self.arrange(gradient[tf.newaxis])[0]
+
+    def _pair_products(self, positions: int) -> tf.Tensor:
+        if positions == 1:
+            return _product(self.x * self.x, self.d * self.d)
+        first = [p for p in range(positions) for _ in range(p, positions)]
+        second = [q for p in range(positions) for q in range(p, positions)]
+        # Each pair of two different positions stands for both orders.
+        often = tf.constant([1.0 if p == q else 2.0 for p, q in zip(first, second, strict=True)])
+        often = tf.reshape(tf.cast(often, self.x.dtype), [-1, *[1] * (self.x.shape.rank - 2)])
+        x = tf.gather(self.x, first, axis=1) * tf.gather(self.x, second, axis=1) * often
+        d = tf.gather(self.d, first, axis=1) * tf.gather(self.d, second, axis=1)
+        # A sum with terms of both signs can end a rounding error below zero.
+        return tf.maximum(_product(x, d), 0)
+
+
+class Rows(Term):
+    """`g_b[i] = sum over p with id_bp = i of d_bp`: the matrix of an embedding.
+
+    Args:
+        ids: integers `[B, P]` in `[0, rows)`, or below zero, counted from the end.
+        d: `[B, P, D]`, the gradient at the rows that were looked up.
+        rows: the number of rows of the matrix.
+
+    An example's gradients of one row are summed by sorting its ids; nothing of the size
+    `B x rows x D` is made.
+    """
+
+    def __init__(self, ids: tf.Tensor, d: tf.Tensor, rows: int) -> None:
+        self.ids = tf.where(ids < 0, ids + rows, ids)
+        self.d, self.rows = wide(d), rows
+        self.shape = (rows, d.shape[-1])
+        self.batch = size(d, 0)
+
+    def sums(self) -> tuple[tf.Tensor, tf.Tensor]:
+        found, sums = self.summed()
+        return self.total(), scatter(found, sums * sums, self.rows)
+
+    def total(self) -> tf.Tensor:
+        return scatter(self.ids, self.d, self.rows)
+
+    def summed(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Each example's different ids `[B, P]` and the sums of their gradients `[B, P, D]`.
+
+        What is over, where an id stands twice, has the id 0 and the sum 0.
+        """
+        order = tf.argsort(self.ids, axis=1)
+        ids = tf.gather(self.ids, order, batch_dims=1)
+        d = tf.gather(self.d, order, batch_dims=1)
+        batch, positions = size(ids, 0), size(ids, 1)
+        new = tf.concat([tf.zeros_like(ids[:, :1]), tf.cast(ids[:, 1:] != ids[:, :-1], ids.dtype)], 1)
+        slot = tf.cumsum(new, axis=1) + tf.range(batch, dtype=ids.dtype)[:, tf.newaxis] * tf.cast(
+            positions, ids.dtype
+        )
+        slots = batch * positions
+        sums = tf.math.unsorted_segment_sum(
+            tf.reshape(d, [slots, d.shape[-1]]), tf.reshape(slot, [slots]), slots
+        )
+        found = tf.math.unsorted_segment_max(tf.reshape(ids, [slots]), tf.reshape(slot, [slots]), slots)
+        shape = tf.shape(d)
+        return tf.reshape(tf.maximum(found, 0), shape[:2]), tf.reshape(sums, shape)
+
+    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Rows:
+        return Rows(self.ids[start : start + size], self.d[start : start + size], self.rows)
+
+    def gradients(self) -> tf.Tensor:
+        example = tf.range(size(self.ids, 0), dtype=self.ids.dtype)[:, tf.newaxis]
+        flat = scatter(self.ids + example * self.rows, self.d, self.batch * self.rows)
+        return tf.reshape(flat, [-1, *self.shape])
+
+
+def blockwise(
+    terms: Sequence[Term], function: Callable[..., tuple[tf.Tensor, ...]]
+) -> tuple[tf.Tensor, ...]:
+    """Sums `function(g, h, ..)` over blocks of examples, so that few gradients are held at once.
+
+    Args:
+        terms: terms of one batch.
+        function: takes the gradients `[n, *shape]` of each term, returns sums over the examples.
+    """
+    entries = sum(_entries(term.shape) for term in terms)
+    block = max(1, BLOCK_BYTES // (4 * entries))
+    return over_blocks(
+        terms[0].batch,
+        block,
+        lambda start, size: function(*(term.part(start, size).gradients() for term in terms)),
+    )
+
+
+def over_blocks(
+    batch: int | tf.Tensor,
+    block: int,
+    function: Callable[[int | tf.Tensor, int | tf.Tensor], tuple[tf.Tensor, ...]],
+) -> tuple[tf.Tensor, ...]:
+    """Sums `function(start, size)` over blocks of at most `block` examples.
+
+    In a graph it is a loop whose body is traced once, begun with the block that is not a whole one.
+    """
+    if isinstance(batch, int):
+        if batch <= block:
+            return function(0, batch)
+        block = -(-batch // -(-batch // block))  # of one size, as far as it goes
+        if tf.executing_eagerly() or batch <= 4 * block:
+            sums = [function(start, min(block, batch - start)) for start in range(0, batch, block)]
+            return tuple(tf.add_n(list(parts)) for parts in zip(*sums, strict=True))
+    first = (batch - 1) % block + 1
+    count = (batch - first) // block
+
+    def body(index: tf.Tensor, *sums: tf.Tensor) -> tuple:
+        more = function(first + index * block, block)
+        return (index + 1, *(s + m for s, m in zip(sums, more, strict=True)))
+
+    initial = (tf.constant(0), *function(0, first))
+    result = tf.while_loop(lambda index, *_: index < count, body, initial, parallel_iterations=1)
+    return tuple(result[1:])
+
+
+def wide(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor in float32 at least, in which moments are summed."""
+    return tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
+
+
+def size(tensor: tf.Tensor, axis: int) -> int | tf.Tensor:
+    """The size of an axis, an int where it is known."""
+    known = tensor.shape[axis]
+    return tf.shape(tensor)[axis] if known is None else known
+
+
+def scatter(ids: tf.Tensor, rows: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
+    """The sums of `rows [..., D]` by their ids, `[count, D]`."""
+    flat = tf.reshape(rows, [-1, rows.shape[-1]])
+    return tf.math.unsorted_segment_sum(flat, tf.reshape(ids, [-1]), count)
+
+
+def _both(gradients: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    return tf.reduce_sum(gradients, 0), tf.reduce_sum(gradients * gradients, 0)
+
+
+def _entries(shape: Sequence[int]) -> int:
+    entries = 1
+    for axis in shape:
+        entries *= axis
+    return max(1, entries)
+
+
+def _pairs(positions: int) -> int:
+    return positions * (positions + 1) // 2
+
+
+def _product(x: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
+    """`sum_bp x_bp d_bp^T`, in each group."""
+    if x.shape.rank == 3:
+        x, d = tf.reshape(x, [-1, x.shape[-1]]), tf.reshape(d, [-1, d.shape[-1]])
+        return tf.matmul(x, d, transpose_a=True)
+    groups = x.shape[2]
+    x = tf.transpose(tf.reshape(x, [-1, groups, x.shape[-1]]), [1, 2, 0])
+    d = tf.transpose(tf.reshape(d, [-1, groups, d.shape[-1]]), [1, 0, 2])
+    return tf.matmul(x, d)
