@@ -156,3 +156,26 @@ def loss_object(loss: Any) -> keras.losses.Loss:
 def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """What Keras does to a last axis of size one before it multiplies losses by their weights."""
     return squeeze_or_expand_to_same_rank(values, weights)
+
+
+def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tensor]:
+    """The states that a recurrent layer of one cell begins with, as its own call has them."""
+    if given is None:
+        batch = keras.ops.shape(sequences)[0]
+        given = layer.states if layer.stateful else layer.get_initial_state(batch_size=batch)
+    given = list(given) if isinstance(given, (list, tuple)) else [given]
+    return [keras.ops.convert_to_tensor(s, dtype=layer.cell.compute_dtype) for s in given]
+
+
+def recurrent_dropout(
+    layer: Any, sequences: tf.Tensor, states: list[tf.Tensor]
+) -> tuple[tf.Tensor | None, tf.Tensor | None]:
+    """What a recurrent layer's cell multiplies inputs and states by in one training call."""
+    cell = layer.cell
+    layer._maybe_config_dropout_masks(cell, sequences[:, 0, :], states)
+    masks = (
+        cell.get_dropout_mask(sequences[:, 0, :]),
+        cell.get_recurrent_dropout_mask(states[0]),
+    )
+    layer._maybe_reset_dropout_masks(cell)
+    return masks

@@ -8,7 +8,7 @@
 the rules of layers; `rule` registers another.
 """
 
-from tfwd.gradients import rules_dense
+from tfwd.gradients import rules_conv, rules_dense, rules_normalization, rules_recurrent  # noqa: F401 (they register)
 from tfwd.gradients.moments import Moments, squared_mean
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule

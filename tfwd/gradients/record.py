@@ -8,7 +8,7 @@ so is one that goes past Keras; such a weight has to be computed the general way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -212,14 +212,16 @@ class Call:
         self.uses.append((key, use))
 
     def original(
-        self, *args: Any, values: dict[keras.Variable, tf.Tensor] | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        values: Sequence[tuple[keras.Variable, tf.Tensor]] = (),
+        **kwargs: Any,
     ) -> Any:
         """The layer's own call, with tensors in place of some of its weights.
 
         It is for weights that the rule accounts for by itself: their reads are not noticed.
         """
-        given = list((values or {}).items())
-        with self._pass.ruled(), self._pass._observed(given):
+        with self._pass.ruled(), self._pass._observed(list(values)):
             return self._original(*args, **kwargs)
 
 
