@@ -29,7 +29,7 @@ def build(model: keras.Model, x: Any) -> None:
         raise ValueError(f"model '{model.name}' has no trainable weights")
 
 
-def independent(model: keras.Model, training: bool) -> None:
+def batch_normalization(model: keras.Model, training: bool) -> None:
     """Raises a ValueError for layers under which the examples of a batch depend on each other."""
     if not training:
         return

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, substitute
-from tfwd.gradients import checks, general
+from tfwd.gradients import checks, general, independence
 from tfwd.gradients.combine import Scaled, sums, total
 from tfwd.gradients.data import Data
 from tfwd.gradients.losses import Losses
@@ -120,8 +120,9 @@ def _squared_mean(
     losses = Losses(loss, loss_weights)
     data = Data.of(x, y, sample_weight)
     checks.build(model, data.x)
-    checks.independent(model, bool(training))
-    job = _Job(model, losses, data, bool(training))
+    checks.batch_normalization(model, bool(training))
+    found = independence.verdict(model, data, bool(training))
+    job = _Job(model, losses, data, bool(training), found)
     first, second = job.sums(chunk_size)
     first, second, count = _over_replicas(first, second, data.size)
     mean = [a / tf.cast(count, a.dtype) for a in first]
@@ -139,10 +140,12 @@ class _Job:
         losses: Losses,
         data: Data,
         training: bool,
+        verdict: independence.Verdict,
     ) -> None:
         self.model, self.losses, self.data = model, losses, data
         self.training, self.batch = training, data.size
         self.variables = model.trainable_variables
+        self.verdict = verdict
         self.perturbations = Perturbations()
         self._methods: dict[int, str] = {}
 
@@ -171,13 +174,13 @@ class _Job:
         second: dict[int, tf.Tensor] = {}
         for variable in self.variables:
             key = id(variable)
-            terms = _terms(record, variable, ds, length)
+            terms = self._terms(record, variable, ds, length)
             if terms is None:
                 continue
             self._methods[key] = "+".join(dict.fromkeys(use.method for use in record.uses[key]))
             first[key], second[key] = sums(terms)
             if scalar_ds is not None:
-                more = _terms(record, variable, scalar_ds, length)
+                more = self._terms(record, variable, scalar_ds, length)
                 if more is not None:
                     # Divided by B later, which makes it the mean over chunks.
                     first[key] += tf.cast(length, first[key].dtype) * total(more)
@@ -185,6 +188,32 @@ class _Job:
         if slow:
             self._general(slow, chunk, record, first, second)
         return tuple(moment[id(v)] for moment in (first, second) for v in self.variables)
+
+    def _terms(
+        self, record: Pass, variable: keras.Variable, ds: list[tf.Tensor | None], batch: int | tf.Tensor
+    ) -> list[Scaled] | None:
+        """The uses of a weight; None if rules do not account for it."""
+        uses = record.uses.get(id(variable), [])
+        if not uses or id(variable) in record.general | self.verdict.general:
+            return None
+        terms = []
+        for use in uses:
+            given = [ds[probe] for probe in use.probes]
+            if any(d is None for d in given):  # perhaps recorded where the tape does not see it
+                return None
+            term = use.term(*given)
+            if tuple(term.shape) != tuple(variable.shape):
+                raise ValueError(
+                    f"the rule '{use.method}' gives gradients of shape {tuple(term.shape)} for the "
+                    f"weight '{variable.path}' of shape {tuple(variable.shape)}"
+                )
+            known = isinstance(term.batch, int) and isinstance(batch, int)
+            if term.batch != batch if known else id(variable) in self.verdict.folded:
+                if known and term.batch % batch:
+                    return None
+                term = term.folded(batch)
+            terms.append(Scaled(term, use.scale))
+        return terms
 
     def _losses(self, record: Pass, chunk: Data) -> tuple[tf.Tensor, tf.Tensor | None]:
         """The examples' losses `[n]`, and the sum of those that are not of an example."""
@@ -239,30 +268,6 @@ class _Job:
                 wanted = first[id(variable)].dtype
                 gradient = tf.cast(tf.convert_to_tensor(gradient), wanted)
                 first[id(variable)] += tf.cast(chunk.size, wanted) * gradient
-
-
-def _terms(
-    record: Pass, variable: keras.Variable, ds: list[tf.Tensor | None], batch: int | tf.Tensor
-) -> list[Scaled] | None:
-    """The uses of a weight; None if rules do not account for it."""
-    uses = record.uses.get(id(variable), [])
-    if not uses or id(variable) in record.general:
-        return None
-    terms = []
-    for use in uses:
-        given = [ds[probe] for probe in use.probes]
-        if any(d is None for d in given):  # perhaps recorded where the tape does not see it
-            return None
-        term = use.term(*given)
-        if tuple(term.shape) != tuple(variable.shape):
-            raise ValueError(
-                f"the rule '{use.method}' gives gradients of shape {tuple(term.shape)} for the "
-                f"weight '{variable.path}' of shape {tuple(variable.shape)}"
-            )
-        if isinstance(term.batch, int) and isinstance(batch, int) and term.batch != batch:
-            return None
-        terms.append(Scaled(term, use.scale))
-    return terms
 
 
 def _regularization(variables: list[keras.Variable]) -> list[tf.Tensor | None]:

@@ -44,6 +44,10 @@ class Term:
         """The same of the examples `start .. start + size - 1`."""
         raise NotImplementedError
 
+    def folded(self, batch: int | tf.Tensor) -> Term:
+        """The same where several rows, one after the other, are of one example."""
+        return Given(self.gradients()).folded(batch)
+
     def gradients(self) -> tf.Tensor:
         """All `g_b`, `[B, *shape]`."""
         raise NotImplementedError
@@ -66,6 +70,9 @@ class Given(Term):
 
     def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Given:
         return Given(self._gradients[start : start + size])
+
+    def folded(self, batch: int | tf.Tensor) -> Given:
+        return Given(tf.reduce_sum(tf.reshape(self._gradients, [batch, -1, *self.shape]), 1))
 
     def gradients(self) -> tf.Tensor:
         return self._gradients
@@ -113,6 +120,10 @@ class Outer(Term):
 
     def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Outer:
         x, d = self.x[start : start + size], self.d[start : start + size]
+        return Outer(x, d, self.arrange, self.layout)
+
+    def folded(self, batch: int | tf.Tensor) -> Outer:
+        x, d = (tf.reshape(t, [batch, -1, *t.shape[2:]]) for t in (self.x, self.d))
         return Outer(x, d, self.arrange, self.layout)
 
     def gradients(self) -> tf.Tensor:
@@ -188,6 +199,10 @@ class Rows(Term):
 
     def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Rows:
         return Rows(self.ids[start : start + size], self.d[start : start + size], self.rows)
+
+    def folded(self, batch: int | tf.Tensor) -> Rows:
+        d = tf.reshape(self.d, [batch, -1, self.d.shape[-1]])
+        return Rows(tf.reshape(self.ids, [batch, -1]), d, self.rows)
 
     def gradients(self) -> tf.Tensor:
         example = tf.range(size(self.ids, 0), dtype=self.ids.dtype)[:, tf.newaxis]
