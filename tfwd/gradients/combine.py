@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfwd.gradients.terms import Outer, Rows, Term, blockwise, scatter
+from tfwd.gradients.terms import Outer, Rows, Scale, Term, blockwise, scaled, scatter
 
 
 class Scaled(NamedTuple):
@@ -28,8 +28,8 @@ class Scaled(NamedTuple):
     scale: tf.Tensor | None
 
 
-def sums(uses: Sequence[Scaled]) -> tuple[tf.Tensor, tf.Tensor]:
-    """`sum_b g_b` and `sum_b g_b^2` for the sum of all uses of one weight."""
+def sums(uses: Sequence[Scaled], by: Scale = 1.0) -> tuple[tf.Tensor, tf.Tensor]:
+    """`sum_b g_b` and `sum_b g_b^2` for the sum of all uses of one weight, times `by`."""
     groups: dict[int | None, list[Term]] = {}
     scales: dict[int | None, tf.Tensor | None] = {}
     for term, scale in uses:
@@ -41,13 +41,13 @@ def sums(uses: Sequence[Scaled]) -> tuple[tf.Tensor, tf.Tensor]:
     ]
     total, squares = None, None
     for index, (term, scale) in enumerate(found):
-        first, second = term.sums()
+        first, second = term.sums(by)
         if scale is not None:
             first, second = scale * first, scale * scale * second
         total = first if total is None else total + first
         squares = second if squares is None else squares + second
         for other, other_scale in found[:index]:
-            product = 2 * _cross(term, other)
+            product = scaled(2 * _cross(term, other), by)
             for factor in (scale, other_scale):
                 product = product if factor is None else factor * product
             squares = squares + product
@@ -56,10 +56,12 @@ def sums(uses: Sequence[Scaled]) -> tuple[tf.Tensor, tf.Tensor]:
     return total, squares
 
 
-def total(uses: Sequence[Scaled]) -> tf.Tensor:
-    """`sum_b g_b` for the sum of all uses of one weight."""
-    parts = [u.term.total() if u.scale is None else u.scale * u.term.total() for u in uses]
-    return tf.add_n(parts)
+def total(uses: Sequence[Scaled], by: Scale = 1.0) -> tf.Tensor:
+    """`sum_b g_b` for the sum of all uses of one weight, times `by`."""
+    totals = [use.term.total(by) for use in uses]
+    return tf.add_n(
+        [t if u.scale is None else u.scale * t for u, t in zip(uses, totals, strict=True)]
+    )
 
 
 def _merged(terms: list[Term]) -> list[Term]:
@@ -90,8 +92,8 @@ class Sum(Term):
         self.terms = list(terms)
         self.shape, self.batch = terms[0].shape, terms[0].batch
 
-    def total(self) -> tf.Tensor:
-        return tf.add_n([term.total() for term in self.terms])
+    def total(self, scale: Scale = 1.0) -> tf.Tensor:
+        return tf.add_n([term.total(scale) for term in self.terms])
 
     def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Sum:
         return Sum([term.part(start, size) for term in self.terms])

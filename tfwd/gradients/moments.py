@@ -14,7 +14,7 @@ from tfwd.gradients.data import Data
 from tfwd.gradients.losses import Losses
 from tfwd.gradients.perturbations import Perturbations
 from tfwd.gradients.record import Pass
-from tfwd.gradients.terms import over_blocks, wide
+from tfwd.gradients.terms import Scale, over_blocks, scaled, wide
 
 
 class Moments(NamedTuple):
@@ -123,12 +123,11 @@ def _squared_mean(
     checks.batch_normalization(model, bool(training))
     found = independence.verdict(model, data, bool(training))
     job = _Job(model, losses, data, bool(training), found)
-    first, second = job.sums(chunk_size)
-    first, second, count = _over_replicas(first, second, data.size)
-    mean = [a / tf.cast(count, a.dtype) for a in first]
+    mean, squares = job.means(chunk_size)
+    mean, squares, count = _over_replicas(mean, squares, data.size)
     extra = _regularization(model.trainable_variables)
     mean = [a if b is None else a + wide(b) for a, b in zip(mean, extra, strict=True)]
-    return Moments(mean, [a / tf.cast(count, a.dtype) for a in second], job.methods(), count)
+    return Moments(mean, squares, job.methods(), count)
 
 
 class _Job:
@@ -146,11 +145,13 @@ class _Job:
         self.training, self.batch = training, data.size
         self.variables = model.trainable_variables
         self.verdict = verdict
+        # Each sum is multiplied by 1/B where it is cheapest.
+        self.share = 1 / data.size if isinstance(data.size, int) else 1 / tf.cast(data.size, tf.float64)
         self.perturbations = Perturbations()
         self._methods: dict[int, str] = {}
 
-    def sums(self, chunk_size: int | None) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """`sum_b g_b` and `sum_b g_b^2` of all weights."""
+    def means(self, chunk_size: int | None) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """`(1/B) sum_b g_b` and `(1/B) sum_b g_b^2` of all weights."""
         if chunk_size is None or (isinstance(self.batch, int) and self.batch <= chunk_size):
             found = self._chunk(0, self.batch)
         else:
@@ -161,6 +162,11 @@ class _Job:
     def methods(self) -> list[str]:
         """How each weight was computed."""
         return [self._methods[id(v)] for v in self.variables]
+
+    def _share_of(self, length: int | tf.Tensor) -> Scale:
+        """What part of the batch a chunk is."""
+        both_known = isinstance(length, int) and isinstance(self.share, float)
+        return length * self.share if both_known else tf.cast(length, tf.float64) * self.share
 
     def _chunk(self, start: int | tf.Tensor, length: int | tf.Tensor) -> tuple[tf.Tensor, ...]:
         chunk = self.data.part(start, length)
@@ -178,12 +184,12 @@ class _Job:
             if terms is None:
                 continue
             self._methods[key] = "+".join(dict.fromkeys(use.method for use in record.uses[key]))
-            first[key], second[key] = sums(terms)
+            first[key], second[key] = sums(terms, self.share)
             if scalar_ds is not None:
                 more = self._terms(record, variable, scalar_ds, length)
                 if more is not None:
-                    # Divided by B later, which makes it the mean over chunks.
-                    first[key] += tf.cast(length, first[key].dtype) * total(more)
+                    # The mean over the chunks, by their sizes.
+                    first[key] += total(more, self._share_of(length))
         slow = [v for v in self.variables if id(v) not in first]
         if slow:
             self._general(slow, chunk, record, first, second)
@@ -260,14 +266,15 @@ class _Job:
         for index, variable in enumerate(slow):
             key = id(variable)
             self._methods[key] = method
-            first[key], second[key] = found[index], found[len(slow) + index]
+            first[key] = scaled(found[index], self.share)
+            second[key] = scaled(found[len(slow) + index], self.share)
         if scalar is not None:
             targets = [_keras.tf_variable(v) for v in slow]
             more = tape.gradient(scalar, targets, unconnected_gradients="zero")
             for variable, gradient in zip(slow, more, strict=True):
                 wanted = first[id(variable)].dtype
                 gradient = tf.cast(tf.convert_to_tensor(gradient), wanted)
-                first[id(variable)] += tf.cast(chunk.size, wanted) * gradient
+                first[id(variable)] += scaled(gradient, self._share_of(chunk.size))
 
 
 def _regularization(variables: list[keras.Variable]) -> list[tf.Tensor | None]:
@@ -286,12 +293,13 @@ def _regularization(variables: list[keras.Variable]) -> list[tf.Tensor | None]:
 
 
 def _over_replicas(
-    first: list[tf.Tensor], second: list[tf.Tensor], batch: int | tf.Tensor
+    mean: list[tf.Tensor], squares: list[tf.Tensor], batch: int | tf.Tensor
 ) -> tuple[list[tf.Tensor], list[tf.Tensor], int | tf.Tensor]:
-    """The sums over all replicas, in a replica's context."""
+    """The means over all replicas' examples, in a replica's context."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
-        return first, second, batch
-    count = tf.cast(batch, tf.int32)
-    first, second, count = context.all_reduce("SUM", [first, second, count])
-    return first, second, count
+        return mean, squares, batch
+    count = context.all_reduce("SUM", tf.cast(batch, tf.float64))
+    share = tf.cast(batch, tf.float64) / count
+    moments = context.all_reduce("SUM", [scaled(m, share) for m in [*mean, *squares]])
+    return moments[: len(mean)], moments[len(mean) :], tf.cast(count, tf.int32)

@@ -17,7 +17,7 @@ from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
 from tfwd.gradients.rules_dense import plain
 from tfwd.gradients.scan import Step, scan
-from tfwd.gradients.terms import Given, Outer, Term, size, wide
+from tfwd.gradients.terms import Given, Outer, Scale, Term, size, wide
 
 
 class Sequence(NamedTuple):
@@ -262,12 +262,12 @@ class Columns(Term):
         self.terms, self.batch = terms, terms[0].batch
         self.shape = (*terms[0].shape[:-1], sum(term.shape[-1] for term in terms))
 
-    def sums(self) -> tuple[tf.Tensor, tf.Tensor]:
-        first, second = zip(*(term.sums() for term in self.terms), strict=True)
+    def sums(self, scale: Scale = 1.0) -> tuple[tf.Tensor, tf.Tensor]:
+        first, second = zip(*(term.sums(scale) for term in self.terms), strict=True)
         return tf.concat(first, -1), tf.concat(second, -1)
 
-    def total(self) -> tf.Tensor:
-        return tf.concat([term.total() for term in self.terms], -1)
+    def total(self, scale: Scale = 1.0) -> tf.Tensor:
+        return tf.concat([term.total(scale) for term in self.terms], -1)
 
     def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Term:
         return Columns([term.part(start, size) for term in self.terms])

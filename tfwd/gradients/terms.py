@@ -19,6 +19,8 @@ BLOCK_BYTES = 64 << 20
 # of a large matrix product (measured on two cores: between 30 and 60).
 ENTRY_COST = 40
 
+Scale = float | tf.Tensor
+
 
 class Term:
     """Per-example gradients of a weight.
@@ -31,14 +33,14 @@ class Term:
     shape: tuple[int, ...]
     batch: int | tf.Tensor
 
-    def sums(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """`sum_b g_b` and `sum_b g_b^2`, of the weight's shape."""
-        total, squares = blockwise([self], _both)
-        return total, squares
+    def sums(self, scale: Scale = 1.0) -> tuple[tf.Tensor, tf.Tensor]:
+        """`scale sum_b g_b` and `scale sum_b g_b^2`, of the weight's shape."""
+        total, squares = blockwise([self], both)
+        return scaled(total, scale), scaled(squares, scale)
 
-    def total(self) -> tf.Tensor:
-        """`sum_b g_b`."""
-        return blockwise([self], lambda g: (tf.reduce_sum(g, 0),))[0]
+    def total(self, scale: Scale = 1.0) -> tf.Tensor:
+        """`scale sum_b g_b`."""
+        return scaled(blockwise([self], lambda g: (tf.reduce_sum(g, 0),))[0], scale)
 
     def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Term:
         """The same of the examples `start .. start + size - 1`."""
@@ -65,8 +67,9 @@ class Given(Term):
         self.shape = tuple(gradients.shape[1:])
         self.batch = size(gradients, 0)
 
-    def sums(self) -> tuple[tf.Tensor, tf.Tensor]:
-        return _both(self._gradients)
+    def sums(self, scale: Scale = 1.0) -> tuple[tf.Tensor, tf.Tensor]:
+        total, squares = both(self._gradients)
+        return scaled(total, scale), scaled(squares, scale)
 
     def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Given:
         return Given(self._gradients[start : start + size])
@@ -108,15 +111,21 @@ class Outer(Term):
         self.shape = bare if arrange is None else tuple(arrange(tf.zeros([1, *bare])).shape[1:])
         self.batch = size(x, 0)
 
-    def sums(self) -> tuple[tf.Tensor, tf.Tensor]:
+    def sums(self, scale: Scale = 1.0) -> tuple[tf.Tensor, tf.Tensor]:
         positions = self.x.shape[1]
         if positions is not None and 2 * _pairs(positions) <= 2 * positions + ENTRY_COST:
-            return self.total(), self._arranged(self._pair_products(positions))
-        total, squares = blockwise([Outer(self.x, self.d)], _both)
-        return self._arranged(total), self._arranged(squares)
+            return self.total(scale), self._arranged(self._pair_products(positions, scale))
+        total, squares = blockwise([Outer(self.x, self.d)], both)
+        return self._arranged(scaled(total, scale)), self._arranged(scaled(squares, scale))
 
-    def total(self) -> tf.Tensor:
-        return self._arranged(_product(self.x, self.d))
+    def total(self, scale: Scale = 1.0) -> tf.Tensor:
+        return self._arranged(_product(*self._scaled(self.x, self.d, scale)))
+
+    def _scaled(self, x: tf.Tensor, d: tf.Tensor, scale: Scale) -> tuple[tf.Tensor, tf.Tensor]:
+        """A factor of the product on what is smaller, which mostly is smaller than the product."""
+        if x.shape[-1] < d.shape[-1]:
+            return scaled(x, scale), d
+        return x, scaled(d, scale)
 
     def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Outer:
         x, d = self.x[start : start + size], self.d[start : start + size]
@@ -137,9 +146,9 @@ class Outer(Term):
     def _arranged(self, gradient: tf.Tensor) -> tf.Tensor:
         return gradient if self.arrange is None else self.arrange(gradient[tf.newaxis])[0]
 
-    def _pair_products(self, positions: int) -> tf.Tensor:
+    def _pair_products(self, positions: int, scale: Scale) -> tf.Tensor:
         if positions == 1:
-            return _product(self.x * self.x, self.d * self.d)
+            return _product(*self._scaled(self.x * self.x, self.d * self.d, scale))
         first = [p for p in range(positions) for _ in range(p, positions)]
         second = [q for p in range(positions) for q in range(p, positions)]
         # Each pair of two different positions stands for both orders.
@@ -148,7 +157,7 @@ class Outer(Term):
         x = tf.gather(self.x, first, axis=1) * tf.gather(self.x, second, axis=1) * often
         d = tf.gather(self.d, first, axis=1) * tf.gather(self.d, second, axis=1)
         # A sum with terms of both signs can end a rounding error below zero.
-        return tf.maximum(_product(x, d), 0)
+        return tf.maximum(_product(*self._scaled(x, d, scale)), 0)
 
 
 class Rows(Term):
@@ -169,12 +178,12 @@ class Rows(Term):
         self.shape = (rows, d.shape[-1])
         self.batch = size(d, 0)
 
-    def sums(self) -> tuple[tf.Tensor, tf.Tensor]:
+    def sums(self, scale: Scale = 1.0) -> tuple[tf.Tensor, tf.Tensor]:
         found, sums = self.summed()
-        return self.total(), scatter(found, sums * sums, self.rows)
+        return self.total(scale), scatter(found, scaled(sums * sums, scale), self.rows)
 
-    def total(self) -> tf.Tensor:
-        return scatter(self.ids, self.d, self.rows)
+    def total(self, scale: Scale = 1.0) -> tf.Tensor:
+        return scatter(self.ids, scaled(self.d, scale), self.rows)
 
     def summed(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Each example's different ids `[B, P]` and the sums of their gradients `[B, P, D]`.
@@ -273,7 +282,13 @@ def scatter(ids: tf.Tensor, rows: tf.Tensor, count: int | tf.Tensor) -> tf.Tenso
     return tf.math.unsorted_segment_sum(flat, tf.reshape(ids, [-1]), count)
 
 
-def _both(gradients: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def scaled(tensor: tf.Tensor, scale: Scale) -> tf.Tensor:
+    """`scale * tensor`."""
+    return tensor if isinstance(scale, float) and scale == 1 else tensor * tf.cast(scale, tensor.dtype)
+
+
+def both(gradients: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The sums over the examples of gradients and of their squares."""
     return tf.reduce_sum(gradients, 0), tf.reduce_sum(gradients * gradients, 0)
 
 
