@@ -15,8 +15,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
+from keras.src.losses.losses import LossFunctionWrapper
 from tensorflow.python.eager import record
 
 from tfwd._keras import Substitution
@@ -45,12 +45,16 @@ def intercepted(classes: Iterable[type], handler: Handler) -> Iterator[None]:
     """
     wanted = [(cls, "call") for cls in dict.fromkeys(classes) if "call" in vars(cls)]
     # A fused pass through both directions of a Bidirectional would pass the two layers by.
-    wanted += [(keras.layers.Bidirectional, n) for n in _FUSED if hasattr(keras.layers.Bidirectional, n)]
+    wanted += [
+        (keras.layers.Bidirectional, n) for n in _FUSED if hasattr(keras.layers.Bidirectional, n)
+    ]
     with _lock:
         for cls, name in wanted:
             count, original = _patched.get((cls, name), (0, vars(cls)[name]))
             if not count:
-                setattr(cls, name, _asking(cls, original) if name == "call" else _refusing(original))
+                setattr(
+                    cls, name, _asking(cls, original) if name == "call" else _refusing(original)
+                )
             _patched[cls, name] = count + 1, original
     before = getattr(_here, "handler", None)
     _here.handler = handler
@@ -179,3 +183,11 @@ def recurrent_dropout(
     )
     layer._maybe_reset_dropout_masks(cell)
     return masks
+
+
+def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
+    """The loss and the outputs' weights that a model was compiled with, None if with none."""
+    found = getattr(model, "_compile_loss", None)
+    if found is None:
+        return None, None
+    return getattr(found, "_user_loss", None), getattr(found, "_user_loss_weights", None)

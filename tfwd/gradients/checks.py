@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfwd import _keras
 
@@ -40,5 +39,3 @@ def batch_normalization(model: keras.Model, training: bool) -> None:
                 "training, so that an example's gradient depends on the other examples: pass "
                 "training=False, freeze it by layer.trainable = False, or use GroupNormalization"
             )
-
-

@@ -36,9 +36,7 @@ def sums(uses: Sequence[Scaled], by: Scale = 1.0) -> tuple[tf.Tensor, tf.Tensor]
         key = None if scale is None else id(scale)
         scales[key] = scale
         groups.setdefault(key, []).append(term)
-    found = [
-        (term, scales[key]) for key, terms in groups.items() for term in _merged(terms)
-    ]
+    found = [(term, scales[key]) for key, terms in groups.items() for term in _merged(terms)]
     total, squares = None, None
     for index, (term, scale) in enumerate(found):
         first, second = term.sums(by)
@@ -75,7 +73,9 @@ def _merged(terms: list[Term]) -> list[Term]:
         merged.append(Rows(ids, tf.concat([term.d for term in rows], 1), rows[0].rows))
     kinds: dict[tuple, list[Outer]] = {}
     for term in outers:
-        kinds.setdefault((tuple(term.x.shape[2:]), tuple(term.d.shape[2:]), term.layout), []).append(term)
+        kinds.setdefault(
+            (tuple(term.x.shape[2:]), tuple(term.d.shape[2:]), term.layout), []
+        ).append(term)
     for alike in kinds.values():
         x = tf.concat([term.x for term in alike], 1)
         d = tf.concat([term.d for term in alike], 1)

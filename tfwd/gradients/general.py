@@ -49,7 +49,9 @@ def one_by_one(
 
     def mapped(start: int | tf.Tensor, size: int | tf.Tensor) -> Sums:
         stacked = tf.vectorized_map(gradients, tf.range(start, start + size))
-        return _sums([tf.reduce_sum(g, 0) for g in stacked], [tf.reduce_sum(g * g, 0) for g in stacked])
+        return _sums(
+            [tf.reduce_sum(g, 0) for g in stacked], [tf.reduce_sum(g * g, 0) for g in stacked]
+        )
 
     entries = sum(int(tf.TensorShape(v.shape).num_elements()) for v in variables)
     block = max(1, MAP_BYTES // (4 * entries))

@@ -146,7 +146,9 @@ class _Job:
         self.variables = model.trainable_variables
         self.verdict = verdict
         # Each sum is multiplied by 1/B where it is cheapest.
-        self.share = 1 / data.size if isinstance(data.size, int) else 1 / tf.cast(data.size, tf.float64)
+        self.share = (
+            1 / data.size if isinstance(data.size, int) else 1 / tf.cast(data.size, tf.float64)
+        )
         self.perturbations = Perturbations()
         self._methods: dict[int, str] = {}
 
@@ -196,7 +198,11 @@ class _Job:
         return tuple(moment[id(v)] for moment in (first, second) for v in self.variables)
 
     def _terms(
-        self, record: Pass, variable: keras.Variable, ds: list[tf.Tensor | None], batch: int | tf.Tensor
+        self,
+        record: Pass,
+        variable: keras.Variable,
+        ds: list[tf.Tensor | None],
+        batch: int | tf.Tensor,
     ) -> list[Scaled] | None:
         """The uses of a weight; None if rules do not account for it."""
         uses = record.uses.get(id(variable), [])

@@ -16,7 +16,6 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, _keras_calls
-from tfwd import training as training_flag
 from tfwd.gradients import registry
 from tfwd.gradients.perturbations import Perturbations, plain_call
 from tfwd.gradients.terms import Term

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tfwd import _keras_calls
 
 if TYPE_CHECKING:
-    from tfwd.gradients.record import Call
+    pass
 
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)

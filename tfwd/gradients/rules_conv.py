@@ -7,7 +7,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-
 from tfwd.gradients.patches import windows
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule

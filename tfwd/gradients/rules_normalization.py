@@ -42,7 +42,9 @@ def _scaled(
     summed = [axis for axis in range(1, inputs.shape.rank) if axis not in axes]
 
     def given(product: tf.Tensor, variable: Any) -> Given:
-        return Given(tf.reshape(tf.reduce_sum(product, summed), [size(product, 0), *variable.shape]))
+        return Given(
+            tf.reshape(tf.reduce_sum(product, summed), [size(product, 0), *variable.shape])
+        )
 
     call.use(gamma, z, lambda d: given(wide(d) * wide(normalized), gamma))
     call.use(beta, z, lambda d: given(wide(d), beta))

@@ -78,9 +78,7 @@ def outputs(layer: Any, given: Sequence, states: list[tf.Tensor]) -> Any:
 
 def project(layer: Any, call: Call, x: tf.Tensor, bias: tf.Tensor | None) -> tf.Tensor:
     """`x W + b` of all time steps, `[B, T, Z]`, a probe."""
-    z = tf.matmul(
-        tf.reshape(x, [-1, x.shape[-1]]), call.value(layer.cell.kernel)
-    )
+    z = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), call.value(layer.cell.kernel))
     z = z if bias is None else z + bias
     z = call.probe(tf.reshape(z, [size(x, 0), size(x, 1), z.shape[-1]]))
     call.use(layer.cell.kernel, z, lambda d: Outer(x, d))
@@ -99,9 +97,7 @@ def summed(d: tf.Tensor) -> Term:
     return Given(tf.reduce_sum(wide(d), 1))
 
 
-def _single(
-    layer: Any, call: Call, given: Sequence, states: list[tf.Tensor], step: Step
-) -> Any:
+def _single(layer: Any, call: Call, given: Sequence, states: list[tf.Tensor], step: Step) -> Any:
     """A layer whose two products are added up: one gradient serves both."""
     cell = layer.cell
     z = project(layer, call, given.x, call.value(cell.bias) if cell.use_bias else None)
@@ -245,9 +241,7 @@ def _gru_reset_before(
         h = previous(given, found[0])
         r = tf.matmul(tf.reshape(h, [-1, units]), gates)
         r = tf.reshape(r, [size(h, 0), size(h, 1), 2 * units])
-        return Columns(
-            [Outer(h, d[..., : 2 * units]), Outer(reset(z, r, h), d[..., 2 * units :])]
-        )
+        return Columns([Outer(h, d[..., : 2 * units]), Outer(reset(z, r, h), d[..., 2 * units :])])
 
     call.use(cell.recurrent_kernel, z, term)
     if cell.use_bias:

@@ -194,7 +194,9 @@ class Rows(Term):
         ids = tf.gather(self.ids, order, batch_dims=1)
         d = tf.gather(self.d, order, batch_dims=1)
         batch, positions = size(ids, 0), size(ids, 1)
-        new = tf.concat([tf.zeros_like(ids[:, :1]), tf.cast(ids[:, 1:] != ids[:, :-1], ids.dtype)], 1)
+        new = tf.concat(
+            [tf.zeros_like(ids[:, :1]), tf.cast(ids[:, 1:] != ids[:, :-1], ids.dtype)], 1
+        )
         slot = tf.cumsum(new, axis=1) + tf.range(batch, dtype=ids.dtype)[:, tf.newaxis] * tf.cast(
             positions, ids.dtype
         )
@@ -202,7 +204,9 @@ class Rows(Term):
         sums = tf.math.unsorted_segment_sum(
             tf.reshape(d, [slots, d.shape[-1]]), tf.reshape(slot, [slots]), slots
         )
-        found = tf.math.unsorted_segment_max(tf.reshape(ids, [slots]), tf.reshape(slot, [slots]), slots)
+        found = tf.math.unsorted_segment_max(
+            tf.reshape(ids, [slots]), tf.reshape(slot, [slots]), slots
+        )
         shape = tf.shape(d)
         return tf.reshape(tf.maximum(found, 0), shape[:2]), tf.reshape(sums, shape)
 
@@ -284,7 +288,9 @@ def scatter(ids: tf.Tensor, rows: tf.Tensor, count: int | tf.Tensor) -> tf.Tenso
 
 def scaled(tensor: tf.Tensor, scale: Scale) -> tf.Tensor:
     """`scale * tensor`."""
-    return tensor if isinstance(scale, float) and scale == 1 else tensor * tf.cast(scale, tensor.dtype)
+    return (
+        tensor if isinstance(scale, float) and scale == 1 else tensor * tf.cast(scale, tensor.dtype)
+    )
 
 
 def both(gradients: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

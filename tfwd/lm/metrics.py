@@ -19,7 +19,7 @@ from tfwd.lm.errors import UserError
 
 
 class Metrics:
-    """Writes records; each has a `kind` ("train", "valid", "test", "failure") and a `step`.
+    """Writes records; each has a `kind` ("train", "valid", "test", "failure", "gradient") and a `step`.
 
     Args:
         path: the file.
