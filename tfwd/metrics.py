@@ -1,4 +1,4 @@
-"""`GradientSquaredMean`: the mean of squared per-example gradients, over steps, as a Keras metric."""
+"""`GradientSquaredMean`: the mean of squared per-example gradients over steps, a Keras metric."""
 
 from __future__ import annotations
 

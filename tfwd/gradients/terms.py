@@ -92,8 +92,8 @@ class Outer(Term):
         layout: terms with equal layouts have arrangements that do the same; by default none have.
 
     With one position the squares are one more product, `sum_b (x_b^2) (d_b^2)^T`, and with few
-    positions too, over pairs of them: `(sum_p x_p d_p)^2 = sum_pq (x_p x_q) (d_p d_q)`. With more it
-    is cheaper to make the gradients of a block of examples, and square them.
+    positions too, over pairs of them: `(sum_p x_p d_p)^2 = sum_pq (x_p x_q) (d_p d_q)`. With more
+    it is cheaper to make the gradients of a block of examples, and square them.
     """
 
     def __init__(
@@ -288,9 +288,9 @@ def scatter(ids: tf.Tensor, rows: tf.Tensor, count: int | tf.Tensor) -> tf.Tenso
 
 def scaled(tensor: tf.Tensor, scale: Scale) -> tf.Tensor:
     """`scale * tensor`."""
-    return (
-        tensor if isinstance(scale, float) and scale == 1 else tensor * tf.cast(scale, tensor.dtype)
-    )
+    if isinstance(scale, float):
+        return tensor if scale == 1 else tensor * scale
+    return tensor * tf.cast(scale, tensor.dtype)
 
 
 def both(gradients: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
