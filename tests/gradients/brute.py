@@ -33,7 +33,9 @@ def assert_moments(moments: gradients.Moments, rows: list, tolerance: float = 1e
     for mean, squares, row in zip(moments.mean, moments.squared_mean, rows, strict=True):
         for found, wanted in ((mean, row.mean(0)), (squares, (row**2).mean(0))):
             scale = np.abs(wanted).max() + 1e-30
-            np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * scale + 1e-15)
+            np.testing.assert_allclose(
+                found, wanted, rtol=tolerance, atol=tolerance * scale + 1e-15
+            )
 
 
 def general(moments: gradients.Moments) -> bool:

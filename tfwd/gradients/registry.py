@@ -43,6 +43,7 @@ def rule(*classes: type) -> Callable[[R], R]:
     A layer that multiplies by a vector, `y = x * scale`: for one example, `dl/dscale = x * dl/dy`.
 
     >>> import keras
+    >>> import tensorflow as tf
     >>> from tfwd import gradients
     >>> class Scale(keras.layers.Layer):
     ...     def build(self, shape):
