@@ -122,7 +122,7 @@ def test_parametrization_that_is_not_elementwise(training: bool) -> None:
     x = np.random.default_rng(1).normal(size=(4, 3))
     y = np.random.default_rng(2).normal(size=(4, 2))
     moments = gradients.squared_mean(randomized(model), x, y, "mse", training=training)
-    assert moments.methods[0] == "vectorized_map" and moments.methods[-1] == "dense"
+    assert moments.methods[0] in ("vectorized_map", "loop") and moments.methods[-1] == "dense"
     assert_moments(moments, per_example(model, x, y, training=training))
 
 

@@ -81,7 +81,8 @@ def _try(model: keras.Model, x: Any, training: bool) -> Verdict:
 
 
 def _tried(model: keras.Model, x: Any, training: bool) -> Verdict:
-    record = Pass(model, Perturbations())
+    perturbations = Perturbations()
+    record = Pass(model, perturbations)
     with record.tape:
         outputs = [t for t in keras.tree.flatten(record.run(x, training)) if _is_floating(t)]
         loss = tf.add_n([tf.cast(_wavy(t[:1]), tf.float32) for t in outputs])
@@ -100,16 +101,16 @@ def _tried(model: keras.Model, x: Any, training: bool) -> Verdict:
                 general.add(key)
                 names[key] = record.variables[key].path
     if not record.before:
-        _check_alone(model, x, training, outputs, list(names.values()))
+        alone = Pass(model, perturbations, rules=False)
+        _check_alone(alone, x, training, outputs, list(names.values()))
     return Verdict(frozenset(folded - general), frozenset(general))
 
 
 def _check_alone(
-    model: keras.Model, x: Any, training: bool, outputs: list[tf.Tensor], names: list[str]
+    record: Pass, x: Any, training: bool, outputs: list[tf.Tensor], names: list[str]
 ) -> None:
     """Raises a ValueError if the first example by itself gives something else."""
     first = keras.tree.map_structure(lambda t: None if t is None else t[:1], x)
-    record = Pass(model, Perturbations(), rules=False)
     alone = [t for t in keras.tree.flatten(record.run(first, training)) if _is_floating(t)]
     for one, both in zip(alone, outputs, strict=True):
         a, b = np.asarray(one, np.float64), np.asarray(both[:1], np.float64)
@@ -117,7 +118,7 @@ def _check_alone(
         if a.shape != b.shape or not np.allclose(a, b, rough, rough * (1e-6 + np.abs(b).max())):
             near = f" (what was noticed at {', '.join(names)})" if names else ""
             raise ValueError(
-                f"model '{model.name}' gives an example another output when another example is in "
+                f"model '{record.model.name}' gives an example another output when another example is in "
                 f"the batch{near}: its examples depend on each other, so that there are no "
                 "per-example gradients"
             )
