@@ -95,7 +95,10 @@ def test_matplotlib_is_imported_for_the_plot_only(monkeypatch: pytest.MonkeyPatc
 
 
 def test_replicas_measure_the_global_batch() -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    # Collectives of two strategies in one process would take each other for their own.
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
     with strategy.scope():
         watched = model()
     callback = callbacks.GradientSquaredMean(every=100, training=False)

@@ -212,7 +212,10 @@ def test_function_with_an_unknown_batch_size_and_chunks() -> None:
 
 
 def test_replicas_share_the_moments_of_the_global_batch() -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    # Collectives of two strategies in one process would take each other for their own.
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
     with strategy.scope():
         model = mlp()
     x, y = data()
@@ -276,7 +279,7 @@ def test_an_error_inside_leaves_keras_as_it_was() -> None:
     layer = Fails()
     layer.built = True
     model = keras.Sequential([keras.Input((4,)), L.Dense(3)])
-    model.call = lambda x, training=None: layer.call(model.layers[0](x))
+    model.call = lambda x, **kwargs: layer.call(model.layers[0](x))
     x, y = data()
     with pytest.raises(RuntimeError, match="no"):
         gradients.squared_mean(model, x, y, "mse")

@@ -61,7 +61,7 @@ class _Logits(keras.Model):
     """The model as one of a dict of ids and states, which gives the logits alone."""
 
     def __init__(self, model: LanguageModel):
-        super().__init__(dtype=model.dtype_policy)
+        super().__init__(dtype=model.dtype_policy, name="logits")
         self.model = model
         self.built = True
 
