@@ -118,8 +118,8 @@ def _check_alone(
         if a.shape != b.shape or not np.allclose(a, b, rough, rough * (1e-6 + np.abs(b).max())):
             near = f" (what was noticed at {', '.join(names)})" if names else ""
             raise ValueError(
-                f"model '{record.model.name}' gives an example another output when another example is in "
-                f"the batch{near}: its examples depend on each other, so that there are no "
+                f"model '{record.model.name}' gives an example another output when another example "
+                f"is in the batch{near}: its examples depend on each other, so that there are no "
                 "per-example gradients"
             )
 

@@ -285,7 +285,7 @@ class _Job:
 
 def _regularization(variables: list[keras.Variable]) -> list[tf.Tensor | None]:
     """The gradients of the weights' regularizers."""
-    found = []
+    found: list[tf.Tensor | None] = []
     for variable in variables:
         if variable.regularizer is None:
             found.append(None)

@@ -1,9 +1,9 @@
 """A recurrent loop whose gradient goes to the pre-activations and to nothing else.
 
 At each step `r = product(h)`, then `states = step(z_t, r, states)`. Forward keeps `r` and the
-states. Backward goes through the elementwise `step` again and through one product a step; the gradients at
-`z` and at `r`, which it has anyway, are all that the weights' gradients are made of, and these are
-products over all time steps, outside the loop.
+states. Backward goes through the elementwise `step` again and through one product a step; the
+gradients at `z` and at `r`, which it has anyway, are all that the weights' gradients are made of,
+and these are products over all time steps, outside the loop.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ of `g_b` and of `g_b^2`, element by element.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -19,7 +20,7 @@ BLOCK_BYTES = 64 << 20
 # of a large matrix product (measured on two cores: between 30 and 60).
 ENTRY_COST = 40
 
-Scale = float | tf.Tensor
+Scale: TypeAlias = "float | tf.Tensor"
 
 
 class Term:
@@ -286,7 +287,7 @@ def scatter(ids: tf.Tensor, rows: tf.Tensor, count: int | tf.Tensor) -> tf.Tenso
     return tf.math.unsorted_segment_sum(flat, tf.reshape(ids, [-1]), count)
 
 
-def scaled(tensor: tf.Tensor, scale: Scale) -> tf.Tensor:
+def scaled(tensor: tf.Tensor, scale: Any) -> tf.Tensor:
     """`scale * tensor`."""
     if isinstance(scale, float):
         return tensor if scale == 1 else tensor * scale
