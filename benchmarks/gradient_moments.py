@@ -11,6 +11,7 @@ Last, the growth of our time with the batch from 8 to 1024. Ends with one line o
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -28,7 +29,8 @@ import tensorflow as tf
 from tfwd import gradients, layers
 
 MOST_SECONDS = 1.0
-SECONDS = 2.0  # for the rounds of a case
+SECONDS = 2.4  # for the rounds of a framework in a case
+BLOCKS = 3
 L = keras.layers
 RANDOM = np.random.default_rng(0)
 
@@ -36,17 +38,20 @@ Runs = dict[str, Callable[[], Any]]
 
 
 def mlp(widths: list[int], batch: int) -> tuple:
+    """Dense layers and ten classes; as of all cases, the model, inputs and targets."""
     hidden = [L.Dense(width, "relu") for width in widths[1:]]
     stack = [keras.Input((widths[0],)), *hidden, L.Dense(10)]
     return keras.Sequential(stack), floats(batch, widths[0]), ids(10, batch)
 
 
 def sequence() -> tuple:
+    """Dense layers at each of many positions."""
     stack = [keras.Input((64, 128)), L.Dense(256, "relu"), L.Dense(256, "relu"), L.Dense(10)]
     return keras.Sequential(stack), floats(32, 64, 128), ids(10, 32, 64)
 
 
 def convolutions() -> tuple:
+    """Two convolutions on small images."""
     options = {"padding": "same", "activation": "relu"}
     stack = [L.Conv2D(32, 3, **options), L.Conv2D(64, 3, **options), L.GlobalAveragePooling2D()]
     model = keras.Sequential([keras.Input((32, 32, 3)), *stack, L.Dense(10)])
@@ -54,11 +59,13 @@ def convolutions() -> tuple:
 
 
 def embedding() -> tuple:
+    """An embedding and a class at each position."""
     stack = [keras.Input((32,), dtype="int32"), L.Embedding(2000, 64), L.Dense(10)]
     return keras.Sequential(stack), ids(2000, 64, 32), ids(10, 64, 32)
 
 
 def lstm() -> tuple:
+    """One recurrent layer."""
     stack = [keras.Input((32, 64)), L.LSTM(128), L.Dense(10)]
     return keras.Sequential(stack), floats(16, 32, 64), ids(10, 16)
 
@@ -83,10 +90,12 @@ CASES: dict[str, tuple[str, Callable[[], tuple]]] = {
 
 
 def floats(*shape: int) -> np.ndarray:
+    """Inputs."""
     return RANDOM.normal(size=shape).astype("float32")
 
 
 def ids(count: int, *shape: int) -> np.ndarray:
+    """Words or classes."""
     return RANDOM.integers(0, count, size=shape).astype("int32")
 
 
@@ -129,7 +138,7 @@ def torch_model(name: str) -> Any:
 
     def dense(widths: list[int]) -> list:
         stack = []
-        for a, b in zip(widths, widths[1:], strict=False):
+        for a, b in itertools.pairwise(widths):
             stack += [nn.Linear(a, b), nn.ReLU()]
         return [*stack, nn.Linear(widths[-1], 10)]
 
@@ -215,28 +224,40 @@ def peers(name: str, x: np.ndarray, y: np.ndarray) -> Runs:
 
 
 def timed(run: Callable[[], Any]) -> float:
+    """Seconds of one run."""
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
 
 
-def alternate(runs: Runs) -> dict[str, list[float]]:
-    """The times of each, in turns; what fails is left out, and what is slow runs once."""
+def alternate(groups: list[Runs]) -> dict[str, list[float]]:
+    """The times of each; what fails is left out, and what is slow runs once.
+
+    Frameworks take turns in blocks, each begun with a run that is not timed, since the threads of
+    one go on for a while when another begins; within a block the runs take turns, in an order that
+    is turned round each time.
+    """
     times: dict[str, list[float]] = {}
-    for name, run in list(runs.items()):
-        try:
-            first, second = timed(run), timed(run)
-        except Exception as error:  # a peer that cannot do a case says so in its own way
-            print(f"    {name}: {type(error).__name__}: {str(error).splitlines()[0][:60]}")
-            del runs[name]
-            continue
-        times[name] = [second] if min(first, second) > MOST_SECONDS else []
-    quick = [name for name, found in times.items() if not found]
-    end, rounds = time.perf_counter() + SECONDS, 0
-    while rounds < 5 or (time.perf_counter() < end and rounds < 60):
-        for name in quick:
-            times[name].append(timed(runs[name]))
-        rounds += 1
+    for runs in groups:
+        for name, run in list(runs.items()):
+            try:
+                first, second = timed(run), timed(run)
+            except Exception as error:  # a peer that cannot do a case says so in its own way
+                print(f"    {name}: {type(error).__name__}: {str(error).splitlines()[0][:60]}")
+                del runs[name]
+                continue
+            times[name] = [second] if min(first, second) > MOST_SECONDS else []
+    slow = {name for name, found in times.items() if found}
+    for _ in range(BLOCKS):
+        for runs in groups:
+            quick = [name for name in runs if name not in slow]
+            end, rounds = time.perf_counter() + SECONDS / BLOCKS, 0
+            for name in quick:
+                timed(runs[name])
+            while rounds < 3 or time.perf_counter() < end:
+                for name in quick if rounds % 2 else quick[::-1]:
+                    times[name].append(timed(runs[name]))
+                rounds += 1
     return times
 
 
@@ -268,7 +289,7 @@ def main() -> None:
         print(title)
         model, x, y = make()
         runs, _ = ours(model, x, y)
-        times = alternate({**runs, **peers(name, x, y)})
+        times = alternate([runs, peers(name, x, y)])
         results[name] = {"plain_ms": 1e3 * statistics.median(times["plain"])}
         for other in times:
             if other.endswith("plain"):

@@ -6,8 +6,8 @@
     model = tfwd.parametrize(model, {"recurrent_kernel": P.Dropout(0.5)})
 
 `tfwd.layers` has the Keras layers, `tfwd.parametrizations` the maps from a weight to the weight
-that a layer computes with, `tfwd.gradients` moments of per-example gradients, `tfwd.lm` the language
-model.
+that a layer computes with, `tfwd.gradients` moments of per-example gradients, `tfwd.lm` the
+language model.
 """
 
 try:

@@ -122,8 +122,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
         """The model's training function, after a measurement where one is due."""
         try:
             steps = self.model.steps_per_execution
-            due = self._step % self.every < steps and (self._step % self.every == 0 or steps > 1)
-            if due:
+            if -self._step % self.every < steps:  # a multiple of `every` is among these steps
                 data = next(iterator)
                 self._record(self._measure(data))
                 iterator = itertools.chain([data], iterator)

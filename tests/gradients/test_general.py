@@ -1,4 +1,4 @@
-"""What no rule is known for is computed another way, and said to be; what cannot be, is an error."""
+"""What no rule is known for goes another way, and says so; what cannot be computed is an error."""
 
 from typing import Any
 

@@ -8,7 +8,8 @@ backward pass once for each example's loss, which costs more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -56,7 +57,8 @@ def one_by_one(
     entries = sum(int(tf.TensorShape(v.shape).num_elements()) for v in variables)
     block = max(1, MAP_BYTES // (4 * entries))
     try:
-        return "vectorized_map", over_blocks(batch, block, mapped)
+        with _without_log():
+            return "vectorized_map", over_blocks(batch, block, mapped)
     except Exception:  # it has no converter for an operation, and says so in many ways
         return "loop", _loop(gradients, batch)
 
@@ -83,6 +85,21 @@ def backward_each(
         return tuple(wide(tf.convert_to_tensor(gradient)) for gradient in found)
 
     return "backward_each", _loop(gradients, losses.shape[0] or tf.shape(losses)[0])
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """vectorized_map writes pages about an operation that it has no converter for."""
+
+    def never(record: Any) -> bool:
+        return False
+
+    logger = tf.get_logger()
+    logger.addFilter(never)
+    try:
+        yield
+    finally:
+        logger.removeFilter(never)
 
 
 def _loop(gradients: Callable[[Any], tuple[tf.Tensor, ...]], batch: int | tf.Tensor) -> Sums:

@@ -46,7 +46,7 @@ def geometry(layer: Any) -> tuple:
     return tuple(layer.kernel_size), strides, dilation, layer.padding
 
 
-def _is_kerass(layer: Any, classes: tuple[type, ...]) -> bool:
+def _convolves_as_keras(layer: Any, classes: tuple[type, ...]) -> bool:
     """Whether the convolution itself is Keras's own, not one that a subclass has put there."""
     method = getattr(type(layer), "convolution_op", None)
     return method is None or any(method is getattr(cls, "convolution_op", None) for cls in classes)
@@ -55,7 +55,7 @@ def _is_kerass(layer: Any, classes: tuple[type, ...]) -> bool:
 @rule(*CONVOLUTIONS)
 def conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     """The kernel gets the outer products of what lies under it and `d`, summed over positions."""
-    if not plain(layer.kernel) or not _is_kerass(layer, CONVOLUTIONS):
+    if not plain(layer.kernel) or not _convolves_as_keras(layer, CONVOLUTIONS):
         return NotImplemented
     causal = layer.padding == "causal"
     given = tf.pad(inputs, layer._compute_causal_padding()) if causal else inputs
