@@ -5,7 +5,8 @@
 For each case a plain gradient and all ways to both moments run in turns on the same work; what is
 printed is the median of the ratios to the plain gradient of the same framework, and their
 quartiles. Peers are BackPACK (`SumGradSquared`), PyTorch's `torch.func.vmap` and Opacus, as far as
-they are installed and can; a peer that needs more than MOST_SECONDS for a run is timed once.
+they are installed and can; a peer that needs more than MOST_SECONDS for a run is timed once, and
+those that hold every example's gradient are left out where that is more than MOST_BYTES.
 Last, the growth of our time with the batch from 8 to 1024. Ends with one line of JSON.
 """
 
@@ -29,6 +30,7 @@ import tensorflow as tf
 from tfwd import gradients, layers
 
 MOST_SECONDS = 1.0
+MOST_BYTES = 1 << 30
 SECONDS = 2.4  # for the rounds of a framework in a case
 BLOCKS = 3
 L = keras.layers
@@ -188,7 +190,10 @@ def peers(name: str, x: np.ndarray, y: np.ndarray) -> Runs:
     def vmap() -> list:
         return [(g.mean(0), (g * g).mean(0)) for g in each(parameters, given, target).values()]
 
-    runs: Runs = {"torch plain": plain, "torch vmap": vmap}
+    runs: Runs = {"torch plain": plain}
+    held = 4 * len(x) * sum(p.numel() for p in model.parameters()) <= MOST_BYTES
+    if held:
+        runs["torch vmap"] = vmap
     try:
         from backpack import backpack, extend
         from backpack.extensions import SumGradSquared
@@ -217,7 +222,8 @@ def peers(name: str, x: np.ndarray, y: np.ndarray) -> Runs:
             samples = [p.grad_sample for p in watched.parameters()]
             return [(g.mean(0), (g * g).mean(0)) for g in samples]
 
-        runs["Opacus"] = with_opacus
+        if held:
+            runs["Opacus"] = with_opacus
     except ImportError:
         pass
     return runs

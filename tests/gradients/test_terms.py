@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd.gradients import combine, terms
+from tfwd.gradients import combine, rows, terms
 
 RANDOM = np.random.default_rng(0)
 
@@ -42,7 +42,7 @@ def test_rows_with_ids_that_repeat_and_count_from_the_end() -> None:
     each = np.zeros((4, 4, 2))
     for b in range(4):
         np.add.at(each[b], ids[b] % 4, d[b])
-    check(terms.Rows(tf.constant(ids), tf.constant(d), 4), each)
+    check(rows.Rows(tf.constant(ids), tf.constant(d), 4), each)
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,17 +57,17 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_uses_are_summed_before_they_are_squared() -> None:
     ids = tf.constant([[1, 1, 3], [0, 2, 0], [3, 3, 1], [2, 0, 2]])
-    rows = terms.Rows(ids, tf.constant(RANDOM.normal(size=(4, 3, 2))), 4)
+    some = rows.Rows(ids, tf.constant(RANDOM.normal(size=(4, 3, 2))), 4)
     outer = terms.Outer(
         tf.constant(RANDOM.normal(size=(4, 9, 4))), tf.constant(RANDOM.normal(size=(4, 9, 2)))
     )
     given = terms.Given(tf.constant(RANDOM.normal(size=(4, 4, 2))))
     mask = tf.constant(RANDOM.normal(size=(4, 2)))
     for uses in (
-        [(rows, None), (outer, None)],
-        [(rows, mask), (outer, None)],
-        [(rows, mask), (outer, mask), (given, None)],
-        [(rows, None), (rows, mask), (outer, None), (outer, None), (given, None)],
+        [(some, None), (outer, None)],
+        [(some, mask), (outer, None)],
+        [(some, mask), (outer, mask), (given, None)],
+        [(some, None), (some, mask), (outer, None), (outer, None), (given, None)],
     ):
         each = sum(t.gradients() * (1 if scale is None else scale) for t, scale in uses)
         total, squares = combine.sums([combine.Scaled(*use) for use in uses], 0.25)
@@ -80,7 +80,7 @@ def test_embedding_makes_nothing_of_the_size_of_batch_times_table() -> None:
 
     @tf.function
     def run(ids: tf.Tensor, d: tf.Tensor) -> tuple:
-        return terms.Rows(ids, d, 50_000).sums()
+        return rows.Rows(ids, d, 50_000).sums()
 
     graph = run.get_concrete_function(
         tf.TensorSpec([64, 32], tf.int32), tf.TensorSpec([64, 32, 16])

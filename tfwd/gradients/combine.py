@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfwd.gradients.terms import Outer, Rows, Scale, Term, blockwise, scaled, scatter
+from tfwd.gradients.rows import Rows, scatter
+from tfwd.gradients.terms import Outer, Scale, Term, blockwise, scaled
 
 
 class Scaled(NamedTuple):

@@ -16,7 +16,8 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.gradients.terms import over_blocks, wide
+from tfwd.gradients.blocks import over_blocks
+from tfwd.gradients.terms import wide
 
 # Gradients that vectorized_map makes at once, in bytes; it needs several times that.
 MAP_BYTES = 16 << 20

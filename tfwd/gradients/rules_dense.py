@@ -10,7 +10,8 @@ import tensorflow as tf
 from tfwd import layers
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
-from tfwd.gradients.terms import Given, Outer, Rows, Term, size, wide
+from tfwd.gradients.rows import Rows
+from tfwd.gradients.terms import Given, Outer, Term, size, wide
 
 
 def positions(tensor: tf.Tensor, last: int = 1) -> tf.Tensor:
