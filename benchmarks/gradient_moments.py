@@ -31,7 +31,7 @@ from tfwd import gradients, layers
 
 MOST_SECONDS = 1.0
 MOST_BYTES = 1 << 30
-SECONDS = 2.4  # for the rounds of a framework in a case
+SECONDS = 1.2  # for the rounds of a framework in a case
 BLOCKS = 3
 L = keras.layers
 RANDOM = np.random.default_rng(0)
