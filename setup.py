@@ -51,7 +51,9 @@ setup(
         "tune": ["keras-tuner[bayesian]>=1.4.8"],
         # The libraries that the benchmarks compare with.
         "bench": [
+            "backpack-for-pytorch>=1.6",
             "jax>=0.4.30",
+            "opacus>=1.5",
             "optax>=0.2.3",
             "torch>=2.2",
         ],

@@ -79,10 +79,10 @@ class Draws(keras.layers.Layer):
         seed = seeds.seed(root, position, call, replica)
         return seeds.fold(seed, self.stream, 0) if self.stream else seed
 
-    def seed_at(self, call: int, position: int) -> tf.Tensor:
+    def seed_at(self, call: int | tf.Tensor, position: int) -> tf.Tensor:
         """The seed that training call number `call` uses on replica 0."""
         root = _keras.value(self.state)[0]
-        return self.seed_of(root, tf.constant(call, tf.int64), position, replica=0)
+        return self.seed_of(root, tf.convert_to_tensor(call, tf.int64), position, replica=0)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Does nothing: there are no weights."""

@@ -6,7 +6,8 @@
     model = tfwd.parametrize(model, {"recurrent_kernel": P.Dropout(0.5)})
 
 `tfwd.layers` has the Keras layers, `tfwd.parametrizations` the maps from a weight to the weight
-that a layer computes with, `tfwd.lm` the language model.
+that a layer computes with, `tfwd.gradients` moments of per-example gradients, `tfwd.lm` the
+language model.
 """
 
 try:
@@ -19,7 +20,16 @@ except ModuleNotFoundError as error:
         "pip install 'tfwd[tf]', or 'tfwd[cpu]' for the smaller build without GPU support"
     ) from error
 
-from tfwd import layers, optimizers, parametrizations
+from tfwd import callbacks, gradients, layers, metrics, optimizers, parametrizations
 from tfwd.models import parametrize, unwrap
 
-__all__ = ["layers", "optimizers", "parametrizations", "parametrize", "unwrap"]
+__all__ = [
+    "callbacks",
+    "gradients",
+    "layers",
+    "metrics",
+    "optimizers",
+    "parametrizations",
+    "parametrize",
+    "unwrap",
+]

@@ -23,7 +23,7 @@ from tfwd.lm.state import Progress
 from tfwd.lm.vocabulary import Vocabulary
 
 # What may change when a run goes on. The text may have moved: its content is compared instead.
-_FREE = ("training.", "sample.", "data.path", "data.eval_window")
+_FREE = ("training.", "gradients.", "sample.", "data.path", "data.eval_window")
 
 
 class RunFolder:

@@ -92,6 +92,11 @@ KEYS: dict[str, tuple[Any, rules.Rule, str]] = {
     "training.deterministic": (False, FLAG, "operations with the same bits each time (slower)"),
     "training.tensorboard": (True, FLAG, "write a log for TensorBoard"),
     "training.log_steps": (20, COUNT, "steps between entries of the logs"),
+    "gradients.every": (
+        0,
+        WHOLE,
+        "steps between measurements of the gradient's moments and noise; 0: off",
+    ),
     "sample.tokens": (60, WHOLE, "tokens of the sample at the end of training; 0: none"),
     "sample.temperature": (
         0.8,

@@ -19,7 +19,9 @@ from tfwd.lm.errors import UserError
 
 
 class Metrics:
-    """Writes records; each has a `kind` ("train", "valid", "test", "failure") and a `step`.
+    """Writes records; each has a `kind` and a `step`.
+
+    The kinds are "train", "valid", "test", "failure" and "gradient".
 
     Args:
         path: the file.

@@ -20,6 +20,7 @@ from tfwd.lm import stream
 from tfwd.lm.display import Display
 from tfwd.lm.errors import UserError
 from tfwd.lm.folder import RunFolder
+from tfwd.lm.gradients import GradientMeter
 from tfwd.lm.loop import Evaluation, Evaluator, perplexity
 from tfwd.lm.metrics import Metrics
 from tfwd.lm.optimizer import decaying
@@ -68,6 +69,8 @@ class Trainer:
             self.model.zero_state(data.batch_size), config.optimizer.learning_rate
         )
         self.step = make_step(config, self.model, self.state)
+        every = config.gradients.every
+        self._gradients = GradientMeter(self.model, self.state) if every else None
         self._evaluator = Evaluator(self.model, data.eval_batch_size)
         self._objects = {
             "model": self.model,
@@ -147,6 +150,9 @@ class Trainer:
         title = f"epoch {progress.epoch + 1}/{self.config.training.epochs}"
         self.display.epoch(title, len(lengths), progress.window)
         for inputs, targets in stream.windows(self._train, lengths, first=progress.window):
+            if self._gradients and progress.step % self.config.gradients.every == 0:
+                record = {"kind": "gradient", "step": progress.step, "epoch": progress.epoch + 1}
+                self._metrics.write({**record, **self._gradients(inputs, targets)})
             self.step(inputs, targets)
             self._pace.step(int(lengths[progress.window]) * data.batch_size)
             progress.window += 1

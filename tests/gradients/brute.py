@@ -1,0 +1,51 @@
+"""The moments by their definition: one example after the other, each alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfwd import gradients
+
+MSE = keras.losses.MeanSquaredError
+
+
+def per_example(model: keras.Model, x: Any, y: Any, loss: Any = None, **kwargs: Any) -> list:
+    """`[B, *shape]` for each weight: the gradients of `loss` for each example as a batch of one."""
+    loss = loss or MSE(dtype="float64")
+    rows = []
+    for b in range(len(keras.tree.flatten(x)[0])):
+        one = keras.tree.map_structure(lambda t, b=b: tf.convert_to_tensor(t[b : b + 1]), (x, y))
+        with tf.GradientTape() as tape:
+            value = loss(one[1], model(one[0], **kwargs))
+        found = tape.gradient(
+            value, [v.value for v in model.trainable_variables], unconnected_gradients="zero"
+        )
+        rows.append([np.asarray(tf.convert_to_tensor(g), np.float64) for g in found])
+    return [np.stack(parts) for parts in zip(*rows, strict=True)]
+
+
+def assert_moments(moments: gradients.Moments, rows: list, tolerance: float = 1e-9) -> None:
+    """The moments are those of these per-example gradients."""
+    for mean, squares, row in zip(moments.mean, moments.squared_mean, rows, strict=True):
+        for found, wanted in ((mean, row.mean(0)), (squares, (row**2).mean(0))):
+            scale = np.abs(wanted).max() + 1e-30
+            np.testing.assert_allclose(
+                found, wanted, rtol=tolerance, atol=tolerance * scale + 1e-15
+            )
+
+
+def general(moments: gradients.Moments) -> bool:
+    """Whether any weight was computed the general way."""
+    return any(m in ("vectorized_map", "loop", "backward_each") for m in moments.methods)
+
+
+def randomized(model: keras.Model, seed: int = 0) -> keras.Model:
+    """The model with no weight at a special value, such as a bias at 0."""
+    random = np.random.default_rng(seed)
+    for variable in model.trainable_variables:
+        variable.assign(np.asarray(variable) + 0.2 * random.normal(size=variable.shape))
+    return model

@@ -1,0 +1,208 @@
+"""What no rule is known for goes another way, and says so; what cannot be computed is an error."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from gradients.brute import assert_moments, general, per_example, randomized
+
+from tfwd import gradients
+
+L = keras.layers
+
+
+@pytest.fixture(autouse=True)
+def float64() -> None:
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+
+
+class Scale(L.Layer):
+    """A user's layer, without a rule."""
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.sin(x * self.scale)
+
+
+class Own(keras.Model):
+    """A model that uses its layers' weights in ways of its own."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.first, self.second, self.way = L.Dense(3, "tanh"), L.Dense(2), way
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        if self.way == "merged":
+            return tf.reshape(self.second(self.first(tf.reshape(x, [-1, 3]))), [-1, 4, 2])
+        plain = self.second(self.first(x))
+        if self.way == "kernel":
+            return plain + tf.matmul(x, self.first.kernel)[..., :2]
+        if self.way == "past_keras":
+            return plain + tf.matmul(x, self.first.kernel._value)[..., :2]
+        if self.way == "time_first":
+            x = tf.transpose(x, [1, 0, 2])
+            return plain + tf.transpose(self.second(self.first(x)), [1, 0, 2])
+        if self.way == "function":
+            return tf.function(lambda x: self.second(self.first(x)))(x)
+        return self.second(self.first(x - tf.reduce_mean(x, 0)))
+
+
+def data(*shape: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(1)
+    return random.normal(size=shape), random.normal(size=(*shape[:-1], 2))
+
+
+def test_model_whose_only_layer_is_a_users_own() -> None:
+    model = keras.Sequential([keras.Input((2,)), Scale()])
+    x, y = data(5, 2)
+    moments = gradients.squared_mean(model, x, y, "mse")
+    assert moments.methods == ["vectorized_map"]
+    assert_moments(moments, per_example(model, x, y))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_users_layer_among_others(chunk_size: int | None) -> None:
+    model = keras.Sequential([keras.Input((3,)), L.Dense(4), Scale(), L.Dense(2)])
+    x, y = data(5, 3)
+    moments = gradients.squared_mean(randomized(model), x, y, "mse", chunk_size=chunk_size)
+    assert moments.methods == ["dense", "dense", "vectorized_map", "dense", "dense"]
+    assert_moments(moments, per_example(model, x, y))
+
+
+@pytest.mark.parametrize(
+    ("way", "slow"),
+    [
+        ("kernel", [True, False, False, False]),
+        ("past_keras", [True, False, False, False]),
+        ("time_first", [True, True, True, True]),
+        ("function", [True, True, True, True]),
+        ("merged", [False, False, False, False]),
+    ],
+)
+def test_weights_that_are_used_elsewhere(way: str, slow: list[bool]) -> None:
+    model = Own(way)
+    x, y = data(4, 4, 3)
+    model(x)
+    moments = gradients.squared_mean(model, x, y, "mse")
+    assert [m in ("vectorized_map", "loop") for m in moments.methods] == slow
+    assert_moments(moments, per_example(model, x, y))
+
+
+def test_traced_layers_of_a_user_are_left_as_they_are() -> None:
+    model = Own("merged")
+    x, y = data(4, 4, 3)
+    model(x)
+    call = tf.function(lambda x: model.second(model.first(x)))
+    model.call = lambda x, training=None: call(x)
+    gradients.squared_mean(model, x, y, "mse")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(call(x))
+    assert tape.gradient(loss, model.first.kernel.value) is not None
+
+
+def test_loop_where_vectorized_map_fails() -> None:
+    class Counts(L.Layer):
+        def build(self, shape: Any) -> None:
+            self.scale = self.add_weight(shape=(), initializer="ones")
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            # vectorized_map knows no strings.
+            text = tf.strings.as_string(tf.stop_gradient(x))
+            return self.scale * x * tf.strings.to_number(text, x.dtype)
+
+    model = keras.Sequential([keras.Input((2,)), Counts()])
+    x, y = np.round(data(3, 2), 3)
+    moments = gradients.squared_mean(model, x, y, "mse")
+    assert_moments(moments, per_example(model, x, y), 1e-5)
+    assert general(moments)
+
+
+def test_random_layers_see_one_draw() -> None:
+    """A weight without a rule is computed under the very masks that the rules saw."""
+    twin = L.Dense(3, "tanh", name="twin")
+    model = keras.Sequential([keras.Input((3,)), Scale(), twin, L.Dropout(0.5, seed=1), L.Dense(2)])
+    x, y = data(6, 3)
+    state = [v.numpy() for v in model.non_trainable_variables]
+    moments = gradients.squared_mean(model, x, y, "mse", training=True)
+    assert moments.methods[0] == "backward_each" and moments.methods[1] == "dense"
+    for variable, value in zip(model.non_trainable_variables, state, strict=True):
+        variable.assign(value)
+    with tf.GradientTape(persistent=True) as tape:
+        losses = tf.unstack(tf.reduce_mean((model(x, training=True) - y) ** 2, -1))
+    rows = [tape.gradient(loss, [v.value for v in model.trainable_variables]) for loss in losses]
+    assert_moments(moments, [np.stack(parts) for parts in zip(*rows, strict=True)])
+
+
+def test_batch_normalization_in_training_is_an_error_before_any_work() -> None:
+    model = keras.Sequential([keras.Input((3,)), L.Dense(2), L.BatchNormalization(name="norm")])
+    x, y = data(4, 3)
+    before = [v.numpy() for v in model.variables]
+    with pytest.raises(ValueError, match="layer 'norm' .* normalizes over the batch in training"):
+        gradients.squared_mean(model, x, y, "mse", training=True)
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    moments = gradients.squared_mean(model, x, y, "mse")
+    assert_moments(moments, per_example(model, x, y))
+    model.layers[-1].trainable = False
+    gradients.squared_mean(model, x, y, "mse", training=True)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_examples_that_depend_on_each_other_are_an_error(traced: bool) -> None:
+    model = Own("mixed")
+    x, y = data(4, 4, 3)
+    model(x)
+
+    def run(x: Any, y: Any) -> Any:
+        return gradients.squared_mean(model, x, y, "mse").mean
+
+    with pytest.raises(ValueError, match="its examples depend on each other"):
+        (tf.function(run) if traced else run)(tf.constant(x), tf.constant(y))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"loss": lambda y, p: tf.reduce_mean((y - p) ** 2)}, "one number for the whole batch"),
+        ({"loss": None}, "loss is None"),
+        ({"loss": "no such"}, "is not a Keras loss, its name or a function"),
+        ({"y": np.zeros((3, 2))}, "the numbers of examples differ: 4 in x, 3 in y"),
+        ({"x": np.zeros((0, 3)), "y": np.zeros((0, 2))}, "no examples"),
+        ({"chunk_size": 0}, "chunk_size must be None or an int of at least 1, got 0"),
+        ({"training": "yes"}, "training must be True or False, got 'yes'"),
+        ({"model": "model"}, "a Keras model is wanted, got 'model'"),
+    ],
+)
+def test_wrong_arguments(arguments: dict, message: str) -> None:
+    x, y = data(4, 3)
+    model = keras.Sequential([keras.Input((3,)), L.Dense(2)])
+    given = {"model": model, "x": x, "y": y, "loss": "mse", **arguments}
+    with pytest.raises(ValueError, match=message):
+        gradients.squared_mean(**given)
+
+
+def test_rule_with_gradients_of_a_wrong_shape_is_named() -> None:
+    class Wrong(Scale):
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return super().call(x)
+
+    @gradients.rule(Wrong)
+    def bad(layer: Any, call: gradients.Call, x: tf.Tensor) -> tf.Tensor:
+        y = call.probe(tf.sin(x * call.value(layer.scale)))
+        call.use(layer.scale, y, lambda d: gradients.Given(d[:, :1]))
+        return y
+
+    x, y = data(4, 2)
+    model = keras.Sequential([keras.Input((2,)), Wrong()])
+    with pytest.raises(ValueError, match=r"rule 'bad' gives gradients of shape \(1,\)"):
+        gradients.squared_mean(model, x, y, "mse")
+
+
+def test_rule_is_for_layer_classes() -> None:
+    with pytest.raises(ValueError, match="takes Keras layer classes, got 3"):
+        gradients.rule(3)

@@ -1,0 +1,127 @@
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfwd import callbacks, gradients, layers
+from tfwd.gradients import statistics
+
+L = keras.layers
+X = np.random.default_rng(0).normal(size=(24, 3)).astype("f")
+Y = np.random.default_rng(1).normal(size=(24, 2)).astype("f")
+
+
+def model(**compiled: Any) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    inner = layers.WeightDropout(L.Dense(4, "tanh"), 0.5, seed=1)
+    made = keras.Sequential([keras.Input((3,)), inner, L.Dropout(0.2, seed=2), L.Dense(2)])
+    made.compile(**{"optimizer": "sgd", "loss": "mse", **compiled})
+    return made
+
+
+def fit(made: keras.Model, *given: Any, epochs: int = 2) -> keras.callbacks.History:
+    return made.fit(
+        X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=list(given)
+    )
+
+
+@pytest.mark.parametrize("compiled", [{}, {"run_eagerly": True}, {"steps_per_execution": 3}])
+def test_measures_every_n_batches_and_training_is_the_same(compiled: dict) -> None:
+    plain, watched = model(**compiled), model(**compiled)
+    fit(plain)
+    callback = callbacks.GradientSquaredMean(every=3)
+    history = fit(watched, callback)
+    assert [record["step"] for record in callback.records] == [0, 3]
+    for a, b in zip(plain.get_weights(), watched.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    assert watched.layers[0].calls == 6
+    assert history.history["gradient_squared_mean"] == [
+        record["squared_mean"] for record in callback.records
+    ]
+
+
+def test_record_is_of_the_batch_before_its_step() -> None:
+    watched, twin = model(), model()
+    callback = callbacks.GradientSquaredMean(every=100, training=False)
+    fit(watched, callback, epochs=1)
+    moments = gradients.squared_mean(twin, X[:8], Y[:8], "mse")
+    (record,) = callback.records
+    flat = [np.concatenate([np.ravel(m) for m in part]) for part in moments[:2]]
+    assert record["batch_size"] == 8
+    assert record["square_of_mean"] == pytest.approx(np.mean(flat[0] ** 2), rel=1e-5)
+    assert record["squared_mean"] == pytest.approx(np.mean(flat[1]), rel=1e-5)
+    variance = 8 / 7 * np.sum(flat[1] - flat[0] ** 2)
+    signal = max(np.sum(flat[0] ** 2) - variance / 8, 0)
+    assert record["signal_to_noise"] == pytest.approx(signal / variance, rel=1e-4)
+    assert len(record["variables"]) == 4
+
+
+def test_statistics_of_known_noise() -> None:
+    """Gradients N(mu, 1) of n entries: the noise scale is n / |mu|^2, to five standard errors."""
+    random, batch, size = np.random.default_rng(0), 500, 400
+    mu = random.normal(size=size)
+    each = mu + random.normal(size=(batch, size))
+    sums = [(each**2).mean(0).sum(), (each.mean(0) ** 2).sum()]
+    found = statistics.describe([[sums[0]], [sums[1]]], ["w"], [size], batch)
+    assert found["noise_scale"] == pytest.approx(size / np.sum(mu**2), rel=5 * 0.01)
+    assert found["variables"]["w"]["signal_to_noise"] == pytest.approx(1 / found["noise_scale"])
+    assert math.isnan(statistics.describe([[1.0], [1.0]], ["w"], [1], 1)["noise_scale"])
+
+
+def test_tensorboard_and_plot(tmp_path: Path) -> None:
+    callback = callbacks.GradientSquaredMean(
+        every=2, log_dir=tmp_path / "logs", plot=tmp_path / "plots" / "moments.png"
+    )
+    fit(model(), callback)
+    (events,) = (tmp_path / "logs").glob("events.out.tfevents.*")
+    tags = {
+        value.tag
+        for event in tf.compat.v1.train.summary_iterator(str(events))
+        for value in event.summary.value
+    }
+    assert {f"gradient/{key}" for key in callbacks.KEYS} <= tags
+    assert len(tags) == 4 * 5  # the model and its four weights
+    assert (tmp_path / "plots" / "moments.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_matplotlib_is_imported_for_the_plot_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    fit(model(), callbacks.GradientSquaredMean(every=2))
+
+
+def test_replicas_measure_the_global_batch() -> None:
+    # Collectives of two strategies in one process would take each other for their own.
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+    with strategy.scope():
+        watched = model()
+    callback = callbacks.GradientSquaredMean(every=100, training=False)
+    fit(watched, callback, epochs=1)
+    single = callbacks.GradientSquaredMean(every=100, training=False)
+    fit(model(), single, epochs=1)
+    (found,), (wanted,) = callback.records, single.records
+    assert found["batch_size"] == 8
+    assert found["squared_mean"] == pytest.approx(wanted["squared_mean"], rel=1e-4)
+
+
+def test_model_is_left_as_it_was() -> None:
+    watched = model()
+    callback = callbacks.GradientSquaredMean(every=1)
+    fit(watched, callback, epochs=1)
+    fit(watched, epochs=1)
+    assert len(callback.records) == 3
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="every must be an int of at least 1, got 0"):
+        callbacks.GradientSquaredMean(every=0)
+    made = keras.Sequential([keras.Input((3,)), L.Dense(2)])
+    made.compile("sgd")
+    with pytest.raises(ValueError, match="compiled without a loss"):
+        fit(made, callbacks.GradientSquaredMean())

@@ -1,0 +1,63 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfwd import gradients, metrics
+
+
+def moments(*values: float, batch_size: int = 2) -> gradients.Moments:
+    squares = [tf.constant([[values[0], values[1]]]), tf.constant([values[2]])]
+    return gradients.Moments(squares, squares, ["dense"] * 2, batch_size)
+
+
+def make() -> metrics.GradientSquaredMean:
+    return metrics.GradientSquaredMean([("dense/kernel", 2), ("dense/bias", 1)], name="squares")
+
+
+def test_every_example_of_every_step_counts_once() -> None:
+    metric = make()
+    assert float(metric.result()) == 0
+    metric.update_state(moments(1, 3, 8, batch_size=1))
+    metric.update_state(moments(5, 7, 0, batch_size=3))
+    by_variable = {path: float(value) for path, value in metric.by_variable().items()}
+    assert by_variable == {"dense/kernel": 5.0, "dense/bias": 2.0}
+    assert float(metric.result()) == pytest.approx(4.0)
+    metric.reset_state()
+    metric.update_state(moments(1, 1, 4))
+    assert float(metric.result()) == pytest.approx(2.0)
+
+
+def test_config_and_state_survive() -> None:
+    metric = make()
+    metric.update_state(moments(1, 3, 8))
+    config = keras.saving.serialize_keras_object(metric)
+    twin = keras.saving.deserialize_keras_object(config)
+    for variable, value in zip(twin.variables, metric.variables, strict=True):
+        variable.assign(value)
+    assert twin.name == "squares"
+    assert float(twin.result()) == float(metric.result())
+    twin.update_state(moments(0, 0, 0))
+    assert float(twin.result()) == pytest.approx(float(metric.result()) / 2)
+
+
+def test_in_a_traced_step_of_a_model() -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    metric = metrics.GradientSquaredMean(model.trainable_variables)
+    x, y = tf.random.normal([5, 3]), tf.random.normal([5, 2])
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+        metric.update_state(gradients.squared_mean(model, x, y, "mse"))
+
+    step(x, y)
+    found = gradients.squared_mean(model, x, y, "mse").squared_mean
+    entries = np.concatenate([np.ravel(s) for s in found])
+    assert float(metric.result()) == pytest.approx(entries.mean(), rel=1e-5)
+
+
+def test_wrong_moments_and_no_variables() -> None:
+    with pytest.raises(ValueError, match="metric 'squares' is of 2 weights"):
+        make().update_state(moments(1, 2, 3)._replace(squared_mean=[tf.zeros([3])]))
+    with pytest.raises(ValueError, match="model.trainable_variables"):
+        metrics.GradientSquaredMean([])

@@ -1,0 +1,35 @@
+"""Sums over blocks of examples, so that what is large is made for a few of them at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+
+def over_blocks(
+    batch: int | tf.Tensor,
+    block: int,
+    function: Callable[[int | tf.Tensor, int | tf.Tensor], tuple[tf.Tensor, ...]],
+) -> tuple[tf.Tensor, ...]:
+    """Sums `function(start, size)` over blocks of at most `block` examples.
+
+    In a graph it is a loop whose body is traced once, begun with the block that is not a whole one.
+    """
+    if isinstance(batch, int):
+        if batch <= block:
+            return function(0, batch)
+        block = -(-batch // -(-batch // block))  # of one size, as far as it goes
+        if tf.executing_eagerly() or batch <= 4 * block:
+            sums = [function(start, min(block, batch - start)) for start in range(0, batch, block)]
+            return tuple(tf.add_n(list(parts)) for parts in zip(*sums, strict=True))
+    first = (batch - 1) % block + 1
+    count = (batch - first) // block
+
+    def body(index: tf.Tensor, *sums: tf.Tensor) -> tuple:
+        more = function(first + index * block, block)
+        return (index + 1, *(s + m for s, m in zip(sums, more, strict=True)))
+
+    initial = (tf.constant(0), *function(0, first))
+    result = tf.while_loop(lambda index, *_: index < count, body, initial, parallel_iterations=1)
+    return tuple(result[1:])

@@ -1,0 +1,115 @@
+"""The general way: the gradient of one example after the other.
+
+Where nothing in the model is random, each example is taken by itself, all at once where
+`tf.vectorized_map` can and else in a loop. Where something is (a dropout on activations), an
+example by itself would be dropped otherwise than in the batch: the batch is run once, and the
+backward pass once for each example's loss, which costs more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras
+from tfwd.gradients.blocks import over_blocks
+from tfwd.gradients.terms import wide
+
+# Gradients that vectorized_map makes at once, in bytes; it needs several times that.
+MAP_BYTES = 16 << 20
+
+Sums = tuple[tf.Tensor, ...]  # first all sum_b g_b, then all sum_b g_b^2
+
+
+def one_by_one(
+    losses: Callable[[int | tf.Tensor], tf.Tensor],
+    variables: list[keras.Variable],
+    batch: int | tf.Tensor,
+) -> tuple[str, Sums]:
+    """Each example by itself.
+
+    Args:
+        losses: from an example's number to its loss, a scalar.
+        variables: the weights.
+        batch: the number of examples.
+
+    Returns:
+        The method's name, and the sums.
+    """
+
+    def gradients(index: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        with tf.GradientTape() as tape:
+            loss = losses(index)
+        found = tape.gradient(
+            loss, [_keras.tf_variable(v) for v in variables], unconnected_gradients="zero"
+        )
+        return tuple(wide(tf.convert_to_tensor(gradient)) for gradient in found)
+
+    def mapped(start: int | tf.Tensor, size: int | tf.Tensor) -> Sums:
+        stacked = tf.vectorized_map(gradients, tf.range(start, start + size))
+        return _sums(
+            [tf.reduce_sum(g, 0) for g in stacked], [tf.reduce_sum(g * g, 0) for g in stacked]
+        )
+
+    entries = sum(int(tf.TensorShape(v.shape).num_elements()) for v in variables)
+    block = max(1, MAP_BYTES // (4 * entries))
+    try:
+        with _without_log():
+            return "vectorized_map", over_blocks(batch, block, mapped)
+    except Exception:  # it has no converter for an operation, and says so in many ways
+        return "loop", _loop(gradients, batch)
+
+
+def backward_each(
+    losses: tf.Tensor, tape: tf.GradientTape, variables: list[keras.Variable]
+) -> tuple[str, Sums]:
+    """One backward pass for each example's loss, after one forward pass.
+
+    Args:
+        losses: `[B]`.
+        tape: a persistent tape that has recorded them.
+        variables: the weights.
+    """
+
+    def gradients(index: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        upstream = tf.one_hot(index, tf.shape(losses)[0], dtype=losses.dtype)
+        found = tape.gradient(
+            losses,
+            [_keras.tf_variable(v) for v in variables],
+            output_gradients=upstream,
+            unconnected_gradients="zero",
+        )
+        return tuple(wide(tf.convert_to_tensor(gradient)) for gradient in found)
+
+    return "backward_each", _loop(gradients, losses.shape[0] or tf.shape(losses)[0])
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """vectorized_map writes pages about an operation that it has no converter for."""
+
+    def never(record: Any) -> bool:
+        return False
+
+    logger = tf.get_logger()
+    logger.addFilter(never)
+    try:
+        yield
+    finally:
+        logger.removeFilter(never)
+
+
+def _loop(gradients: Callable[[Any], tuple[tf.Tensor, ...]], batch: int | tf.Tensor) -> Sums:
+    def one(start: int | tf.Tensor, size: int | tf.Tensor) -> Sums:
+        found = gradients(start)
+        return _sums(list(found), [g * g for g in found])
+
+    return over_blocks(batch, 1, one)
+
+
+def _sums(first: list[tf.Tensor], second: list[tf.Tensor]) -> Sums:
+    return (*first, *second)

@@ -1,0 +1,169 @@
+"""The moments of a batch: chunks, the rules, and the general way for what they leave over."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras, substitute
+from tfwd.gradients import general, independence
+from tfwd.gradients.blocks import over_blocks
+from tfwd.gradients.combine import Scaled, sums, total
+from tfwd.gradients.data import Data
+from tfwd.gradients.losses import Losses
+from tfwd.gradients.perturbations import Perturbations
+from tfwd.gradients.record import Pass
+from tfwd.gradients.terms import Scale, scaled, wide
+
+
+class Job:
+    """One computation, whose chunks see the same draws."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        losses: Losses,
+        data: Data,
+        training: bool,
+        verdict: independence.Verdict,
+    ) -> None:
+        self.model, self.losses, self.data = model, losses, data
+        self.training, self.batch = training, data.size
+        self.variables = model.trainable_variables
+        self.verdict = verdict
+        # Each sum is multiplied by 1/B where it is cheapest.
+        self.share = (
+            1 / data.size if isinstance(data.size, int) else 1 / tf.cast(data.size, tf.float64)
+        )
+        self.perturbations = Perturbations()
+        self._methods: dict[int, str] = {}
+
+    def means(self, chunk_size: int | None) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """`(1/B) sum_b g_b` and `(1/B) sum_b g_b^2` of all weights."""
+        if chunk_size is None or (isinstance(self.batch, int) and self.batch <= chunk_size):
+            found = self._chunk(0, self.batch)
+        else:
+            found = over_blocks(self.batch, chunk_size, self._chunk)
+        count = len(self.variables)
+        return list(found[:count]), list(found[count:])
+
+    def methods(self) -> list[str]:
+        """How each weight was computed."""
+        return [self._methods[id(v)] for v in self.variables]
+
+    def _share_of(self, length: int | tf.Tensor) -> Scale:
+        """What part of the batch a chunk is."""
+        both_known = isinstance(length, int) and isinstance(self.share, float)
+        return length * self.share if both_known else tf.cast(length, tf.float64) * self.share
+
+    def _chunk(self, start: int | tf.Tensor, length: int | tf.Tensor) -> tuple[tf.Tensor, ...]:
+        chunk = self.data.part(start, length)
+        record = Pass(self.model, self.perturbations)
+        with record.tape:
+            per_example, scalar = self._losses(record, chunk)
+        ds = record.tape.gradient(per_example, record.probes)
+        scalar_ds = None if scalar is None else record.tape.gradient(scalar, record.probes)
+        del record.tape
+        first: dict[int, tf.Tensor] = {}
+        second: dict[int, tf.Tensor] = {}
+        for variable in self.variables:
+            key = id(variable)
+            terms = self._terms(record, variable, ds, length)
+            if terms is None:
+                continue
+            self._methods[key] = "+".join(dict.fromkeys(use.method for use in record.uses[key]))
+            first[key], second[key] = sums(terms, self.share)
+            if scalar_ds is not None:
+                more = self._terms(record, variable, scalar_ds, length)
+                if more is not None:
+                    # The mean over the chunks, by their sizes.
+                    first[key] += total(more, self._share_of(length))
+        slow = [v for v in self.variables if id(v) not in first]
+        if slow:
+            self._general(slow, chunk, record, first, second)
+        return tuple(moment[id(v)] for moment in (first, second) for v in self.variables)
+
+    def _terms(
+        self,
+        record: Pass,
+        variable: keras.Variable,
+        ds: list[tf.Tensor | None],
+        batch: int | tf.Tensor,
+    ) -> list[Scaled] | None:
+        """The uses of a weight; None if rules do not account for it."""
+        uses = record.uses.get(id(variable), [])
+        if not uses or id(variable) in record.general | self.verdict.general:
+            return None
+        terms = []
+        for use in uses:
+            given = [ds[probe] for probe in use.probes]
+            if any(d is None for d in given):  # perhaps recorded where the tape does not see it
+                return None
+            term = use.term(*given)
+            if tuple(term.shape) != tuple(variable.shape):
+                raise ValueError(
+                    f"the rule '{use.method}' gives gradients of shape {tuple(term.shape)} for the "
+                    f"weight '{variable.path}' of shape {tuple(variable.shape)}"
+                )
+            known = isinstance(term.batch, int) and isinstance(batch, int)
+            if term.batch != batch if known else id(variable) in self.verdict.folded:
+                if known and term.batch % batch:
+                    return None
+                term = term.folded(batch)
+            terms.append(Scaled(term, use.scale))
+        return terms
+
+    def _losses(self, record: Pass, chunk: Data) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """The examples' losses `[n]`, and the sum of those that are not of an example."""
+        outputs = record.run(chunk.x, self.training)
+        per_example = wide(self.losses(chunk.y, outputs, chunk.sample_weight))
+        scalar = None
+        for loss in record.losses:
+            loss = tf.cast(loss, per_example.dtype)
+            if loss.shape.rank and loss.shape[0] == per_example.shape[0]:
+                own = tf.reduce_sum(tf.reshape(loss, [tf.shape(loss)[0], -1]), 1)
+                per_example += tf.cast(self.batch, own.dtype) * own
+            else:
+                record.scalars = True
+                loss = tf.reduce_sum(loss)
+                scalar = loss if scalar is None else scalar + loss
+        return per_example, scalar
+
+    def _general(
+        self,
+        slow: list[keras.Variable],
+        chunk: Data,
+        fast: Pass,
+        first: dict[int, tf.Tensor],
+        second: dict[int, tf.Tensor],
+    ) -> None:
+        """Computes the weights that no rule accounts for, from the states before the fast pass."""
+
+        def run(part: Data) -> tuple[tf.Tensor, tf.Tensor | None]:
+            record = Pass(self.model, self.perturbations, rules=False)
+            values = list(fast.before.values())
+            return substitute.call(lambda: self._losses(record, part), values, capture=True).outputs
+
+        def one(index: int | tf.Tensor) -> tf.Tensor:
+            return tf.reduce_sum(run(chunk.part(index, 1))[0])
+
+        scalar = None
+        if fast.before or fast.scalars:
+            with tf.GradientTape(persistent=True) as tape:
+                per_example, scalar = run(chunk)
+        if fast.before:
+            method, found = general.backward_each(per_example, tape, slow)
+        else:
+            method, found = general.one_by_one(one, slow, chunk.size)
+        for index, variable in enumerate(slow):
+            key = id(variable)
+            self._methods[key] = method
+            first[key] = scaled(found[index], self.share)
+            second[key] = scaled(found[len(slow) + index], self.share)
+        if scalar is not None:
+            targets = [_keras.tf_variable(v) for v in slow]
+            more = tape.gradient(scalar, targets, unconnected_gradients="zero")
+            for variable, gradient in zip(slow, more, strict=True):
+                wanted = first[id(variable)].dtype
+                gradient = tf.cast(tf.convert_to_tensor(gradient), wanted)
+                first[id(variable)] += scaled(gradient, self._share_of(chunk.size))

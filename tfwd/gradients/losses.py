@@ -1,0 +1,171 @@
+"""The loss of each example, whatever a loss object would do with them.
+
+For values `v_bp` of a loss at the positions `p` of an example (one, or time steps, or pixels), with
+masks `m` and sample weights `w`:
+
+    l_b = sum_p m_bp w_bp v_bp / sum_p m_bp
+
+which is what a Keras loss that averages ("sum_over_batch_size") gives for the example alone. With
+several outputs the losses are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras, _keras_calls
+
+
+class Part(NamedTuple):
+    """The loss of one output.
+
+    Attributes:
+        name: for messages.
+        loss: a Keras loss.
+        weight: what its losses are multiplied by.
+    """
+
+    name: str
+    loss: keras.losses.Loss
+    weight: float
+
+
+class Losses:
+    """Per-example losses of a model's outputs.
+
+    Args:
+        loss: a name, a function `(y_true, y_pred) -> values`, or a Keras loss; for a model with
+            several outputs also a list or dict of them, in the outputs' structure, None for an
+            output without a loss.
+        weights: multiply the losses of several outputs; a list or dict in their structure.
+
+    Raises:
+        ValueError: if it is none of these, or a loss has a `__call__` of its own.
+    """
+
+    def __init__(self, loss: Any, weights: Any = None) -> None:
+        self._loss, self._weights = loss, weights
+        for one in keras.tree.flatten(loss):
+            if one is not None:
+                _checked(one, "the output")
+        if not any(one is not None for one in keras.tree.flatten(loss)):
+            raise ValueError("loss is None: give a Keras loss, its name or a function")
+
+    def __call__(self, y: Any, outputs: Any, sample_weight: Any) -> tf.Tensor:
+        """The losses `[B]`.
+
+        Raises:
+            ValueError: if targets and outputs do not match, or a loss gives no value for each
+                example.
+        """
+        total = None
+        for name, part, target, output, weight in self._matched(y, outputs, sample_weight):
+            losses = _of_output(name, part.loss, target, output, weight)
+            losses = losses if part.weight == 1 else losses * part.weight
+            total = losses if total is None else total + losses
+        return total
+
+    def _matched(self, y: Any, outputs: Any, sample_weight: Any) -> list[tuple]:
+        names = _names(outputs)
+        flat_outputs = _spread(outputs, names)
+        several = len(names) > 1
+        targets = _spread(y, names, "y")
+        losses = _spread(self._loss, names, "loss", same=True)
+        weights = _spread(self._weights, names, "loss_weights", same=True)
+        samples = _spread(sample_weight, names, "sample_weight", same=True)
+        found = []
+        for name in names:
+            if losses[name] is None:
+                continue
+            where = f"output {name!r}" if several else "the output"
+            part = Part(where, _checked(losses[name], where), _number(weights[name]))
+            found.append((where, part, targets[name], flat_outputs[name], samples[name]))
+        return found
+
+
+def _names(outputs: Any) -> list[Any]:
+    if isinstance(outputs, Mapping):
+        return list(outputs)
+    return list(range(len(outputs))) if isinstance(outputs, (list, tuple)) else [0]
+
+
+def _spread(value: Any, names: list[Any], what: str = "", same: bool = False) -> dict[Any, Any]:
+    """A value for each output: from a dict, a list, or one for all."""
+    if isinstance(value, Mapping):
+        unknown = [key for key in value if key not in names]
+        missing = [key for key in names if key not in value]
+        if unknown or (missing and not same):
+            raise ValueError(f"{what} has the keys {list(value)}, the model's outputs are {names}")
+        return {name: value.get(name) for name in names}
+    if isinstance(value, (list, tuple)) and (len(names) > 1 or len(value) == 1):
+        if len(value) != len(names):
+            raise ValueError(f"{what} has {len(value)} entries for {len(names)} outputs {names}")
+        return dict(zip(names, value, strict=True))
+    if len(names) > 1 and not same:
+        raise ValueError(f"{what} must be a list or dict: the model has the outputs {names}")
+    return dict.fromkeys(names, value)
+
+
+def _checked(loss: Any, where: str) -> keras.losses.Loss:
+    try:
+        found = _keras_calls.loss_object(loss)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"the loss {loss!r} of {where} is not a Keras loss, its name or a function"
+        ) from error
+    if type(found).__call__ is not keras.losses.Loss.__call__:
+        raise ValueError(
+            f"the loss {type(found).__name__} of {where} has a __call__ of its own, so that the "
+            "examples' losses are not known: override call(), which gives a value an example"
+        )
+    return found
+
+
+def _number(weight: Any) -> float:
+    return 1.0 if weight is None else float(weight)
+
+
+def _of_output(
+    where: str, loss: keras.losses.Loss, y: Any, output: Any, sample_weight: Any
+) -> tf.Tensor:
+    mask = _keras.get_mask(output)
+    as_tensor = keras.ops.convert_to_tensor
+    prediction = keras.tree.map_structure(lambda t: as_tensor(t, loss.dtype), output)
+    target = keras.tree.map_structure(lambda t: as_tensor(t, loss.dtype), y)
+    values = tf.convert_to_tensor(loss.call(target, prediction))
+    if values.shape.rank == 0:
+        raise ValueError(
+            f"the loss of {where} gives one number for the whole batch; it must give a value for "
+            "each example, of shape [batch] or [batch, ...], and leave the reduction to tfwd"
+        )
+    for found in (_keras.get_mask(values),):
+        mask = found if mask is None else mask if found is None else mask & found
+    count: Any = None
+    if mask is not None:
+        values, mask = _aligned(values, tf.cast(mask, values.dtype))
+        values = values * mask
+        count = tf.broadcast_to(mask, tf.shape(values))
+        count = tf.reduce_sum(tf.reshape(count, [tf.shape(count)[0], -1]), 1)
+    if sample_weight is not None:
+        values, weight = _aligned(values, as_tensor(sample_weight, values.dtype))
+        values = values * weight
+    batch = tf.shape(values)[0]
+    flat = tf.reshape(values, [batch, -1])
+    if count is None:
+        return tf.reduce_mean(flat, 1)
+    return tf.math.divide_no_nan(tf.reduce_sum(flat, 1), count)
+
+
+def _aligned(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Both of one rank: weights of fewer axes hold for all positions along the rest."""
+    values, weights = _keras_calls.to_same_rank(values, weights)
+    rank = max(values.shape.rank, weights.shape.rank)
+    for _ in range(rank - weights.shape.rank):
+        weights = weights[..., tf.newaxis]
+    for _ in range(rank - values.shape.rank):
+        values = values[..., tf.newaxis]
+    return values, weights

@@ -1,0 +1,156 @@
+"""`squared_mean`: both moments of the per-example gradients of a batch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras
+from tfwd.gradients import checks, independence
+from tfwd.gradients.data import Data
+from tfwd.gradients.job import Job
+from tfwd.gradients.losses import Losses
+from tfwd.gradients.terms import scaled, wide
+
+
+class Moments(NamedTuple):
+    """Moments of per-example gradients, each a list in the order of `model.trainable_variables`.
+
+    Attributes:
+        mean: `(1/B) sum_b g_b`, and the gradient of losses that are not of an example.
+        squared_mean: `(1/B) sum_b g_b^2`.
+        methods: how each was computed: the names of the rules of the layers that use the weight,
+            joined by "+", or the general way: "vectorized_map", "loop", "backward_each"; "unused"
+            for a weight that no loss depends on.
+        batch_size: B, over all replicas: an int, or a scalar tensor where it is not known.
+    """
+
+    mean: list[tf.Tensor]
+    squared_mean: list[tf.Tensor]
+    methods: list[str]
+    batch_size: Any
+
+
+def squared_mean(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    loss: Any,
+    sample_weight: Any = None,
+    training: bool = False,
+    chunk_size: int | None = None,
+    *,
+    loss_weights: Any = None,
+) -> Moments:
+    """The mean and the mean square of the per-example gradients of a batch.
+
+    Formula: with the losses `l_b`, `b = 1..B`, of the examples,
+
+        mean = (1/B) sum_b dl_b/dw        squared_mean = (1/B) sum_b (dl_b/dw)^2
+
+    element by element, an example's gradient being summed over its positions, time steps and all
+    uses of a shared weight before it is squared. It takes one forward and one backward pass that
+    computes no weight's gradient, and a product or two for each weight, for the layers that have a
+    rule; other weights are computed the general way, which `Moments.methods` names.
+
+    The loss of an example is the mean of the loss object's values over its positions that are not
+    masked, times the sample weights, whatever the object's reduction. Losses from `add_loss` of
+    shape `[B]` are added to the examples' own, times B, since Keras adds their sum to the mean;
+    regularizers and other scalars are added to `mean` and left out of `squared_mean`.
+
+    Args:
+        model: any Keras model.
+        x: what the model takes, the examples along the first axis: tensors or arrays in any nest.
+        y: the targets, for several outputs in their structure.
+        loss: a Keras loss of any reduction, its name, or a function `(y_true, y_pred)` that gives
+            values of shape `[B]` or `[B, ...]`; for several outputs one for all, or a list or dict.
+        sample_weight: None, or weights of shape `[B]` or `[B, ...]`; for several outputs one for
+            all, or a list or dict.
+        training: the flag that the model is called with. With weight dropout, the layers draw once
+            for the batch, as for a training call.
+        chunk_size: how many examples are in memory at a time; None for all. The result does not
+            depend on it, but for dropout on activations, which draws for each chunk.
+        loss_weights: factors of several outputs' losses; a list or dict.
+
+    Returns:
+        `Moments`, of the weights' shapes, in float32 (float64 for float64 weights). Under a
+        `tf.distribute` strategy, in a replica's context, over the batch of all replicas.
+
+    Raises:
+        ValueError: for what cannot be computed, as BatchNormalization in training, whose examples
+            depend on each other, and for arguments that do not fit; before any work.
+
+    Example:
+
+    >>> import keras
+    >>> from tfwd import gradients
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+    >>> model.set_weights([tf.ones([2, 1])])
+    >>> x, y = tf.constant([[1.0, 0.0], [1.0, 2.0]]), tf.constant([[0.0], [2.0]])
+    >>> moments = gradients.squared_mean(model, x, y, "mse")
+    >>> moments.mean[0].numpy().T  # of 2 (x w - y) x = (2, 0) and (2, 4)
+    array([[2., 2.]], dtype=float32)
+    >>> moments.squared_mean[0].numpy().T
+    array([[4., 8.]], dtype=float32)
+
+    References: Dangel et al., "BackPACK: Packing more into Backprop" (2020), whose
+    `sum_grad_squared` this is, there a sum for a loss that is divided by B.
+    """
+    return _squared_mean(
+        model, x, y, loss, sample_weight, training, chunk_size, loss_weights=loss_weights
+    )
+
+
+@tf.autograph.experimental.do_not_convert
+def _squared_mean(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    loss: Any,
+    sample_weight: Any,
+    training: Any,
+    chunk_size: int | None,
+    loss_weights: Any,
+) -> Moments:
+    checks.arguments(model, training, chunk_size)
+    losses = Losses(loss, loss_weights)
+    data = Data.of(x, y, sample_weight)
+    checks.build(model, data.x)
+    checks.batch_normalization(model, bool(training))
+    found = independence.verdict(model, data, bool(training))
+    job = Job(model, losses, data, bool(training), found)
+    mean, squares = job.means(chunk_size)
+    mean, squares, count = _over_replicas(mean, squares, data.size)
+    extra = _regularization(model.trainable_variables)
+    mean = [a if b is None else a + wide(b) for a, b in zip(mean, extra, strict=True)]
+    return Moments(mean, squares, job.methods(), count)
+
+
+def _regularization(variables: list[keras.Variable]) -> list[tf.Tensor | None]:
+    """The gradients of the weights' regularizers."""
+    found: list[tf.Tensor | None] = []
+    for variable in variables:
+        if variable.regularizer is None:
+            found.append(None)
+            continue
+        value = _keras.value(variable)
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            loss = variable.regularizer(value)
+        found.append(tape.gradient(loss, value))
+    return found
+
+
+def _over_replicas(
+    mean: list[tf.Tensor], squares: list[tf.Tensor], batch: int | tf.Tensor
+) -> tuple[list[tf.Tensor], list[tf.Tensor], int | tf.Tensor]:
+    """The means over all replicas' examples, in a replica's context."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return mean, squares, batch
+    count = context.all_reduce("SUM", tf.cast(batch, tf.float64))
+    share = tf.cast(batch, tf.float64) / count
+    moments = context.all_reduce("SUM", [scaled(m, share) for m in [*mean, *squares]])
+    return moments[: len(mean)], moments[len(mean) :], tf.cast(count, tf.int32)

@@ -1,0 +1,124 @@
+"""The effective weights of tfwd's layers, drawn once for all passes of one computation.
+
+Chunks of a batch, and the examples that the general way takes one by one, must see the same mask:
+weight dropout draws one for the batch. So a layer draws when it is first called, and is called
+again with what it drew.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras, layers
+from tfwd import training as training_flag
+from tfwd.layers.perturbing import Perturbing
+from tfwd.parametrizations import Dropout, GaussianNoise, Parametrization
+
+# variable, effective weight, derivative of that by the raw weight (None if it is not elementwise)
+Effective = list[tuple[keras.Variable, tf.Tensor, tf.Tensor | None]]
+
+
+class Perturbations:
+    """The draws of one computation."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, int], Any] = {}
+        self._found: dict[tuple[int, int], Effective] = {}
+        self._calls: dict[int, int] = {}
+
+    def begin(self) -> None:
+        """Begins another pass, in which each layer's first call is its first again."""
+        self._calls = {}
+
+    def take(self, layer: Perturbing, differentiable: bool = False) -> Effective:
+        """The effective weights of a layer's next training call in this pass.
+
+        Args:
+            layer: a layer of tfwd, in training.
+            differentiable: compute them anew, so that a tape around it sees how they come from the
+                raw ones; they are the same.
+        """
+        index = self._calls.get(id(layer), 0)
+        self._calls[id(layer)] = index + 1
+        key = id(layer), index
+        if key not in self._numbers:
+            self._numbers[key] = layer.calls
+            self._found[key] = _effective(layer, self._numbers[key])
+            layer.draws.next(True)
+        if differentiable:
+            return _effective(layer, self._numbers[key], scales=False)
+        return self._found[key]
+
+
+def plain_call(
+    owner: type, layer: Any, original: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+) -> Callable[[], Any] | None:
+    """The call of the layer without its own perturbation, in training; None if that is not known.
+
+    Where the layer does not train, it is its own affair whether anything is done.
+    """
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    training = training_flag.standardize({**given, **given.get("kwargs", {})}.get("training"))
+    if training is not True:
+        return None
+    if owner is layers.Parametrized:
+        inner, kwargs = layer.layer, {**kwargs, "training": True}
+        flags = _keras.CallState()
+
+        def call() -> Any:
+            with flags.restored(True):
+                return inner(*args, **kwargs)
+
+        return call
+    if owner is layers.WeightDropLSTM:
+        return functools.partial(keras.layers.LSTM.call, layer, *args, **kwargs)
+    if owner is layers.DropoutEmbedding:
+        return functools.partial(keras.layers.Embedding.call, layer, args[0])
+    return None
+
+
+def _effective(layer: Any, call: Any, scales: bool = True) -> Effective:
+    if not scales:
+        values = layer.effective_weights(call)
+        return [(_named(layer, name), value, None) for name, value in values.items()]
+    elementwise = _is_elementwise(layer)
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        raw = {id(v): _keras.value(v) for v in layer.weights}
+        for value in raw.values():
+            tape.watch(value)
+        values = layer.effective_weights(call)
+    found: Effective = []
+    for name, value in values.items():
+        variable = _named(layer, name)
+        scale = None
+        if elementwise:
+            scale = tape.gradient(value, raw[id(variable)])
+        found.append((variable, tf.stop_gradient(value), scale))
+    return found
+
+
+def _named(layer: Any, name: str) -> keras.Variable:
+    """The weight that `effective_weights` names."""
+    return next(v for v in layer.weights if v.path == name or v.path.endswith(f"/{name}"))
+
+
+def _is_elementwise(layer: Any) -> bool:
+    """Whether each entry of an effective weight depends on the same entry of the raw one alone."""
+    return all(
+        type(element) in (Dropout, GaussianNoise)
+        for inner in _keras.all_layers(layer)
+        for parametrization in _parametrizations(inner)
+        for element in parametrization.elements()
+    )
+
+
+def _parametrizations(layer: Any) -> list[Parametrization]:
+    if hasattr(layer, "parametrizations"):
+        return list(layer.parametrizations.values())
+    return [layer.parametrization] if hasattr(layer, "parametrization") else []

@@ -1,0 +1,228 @@
+"""One forward pass in which every use of every weight is noted.
+
+Layers with a rule are run by it: they read their weights with the gradient stopped, so that the
+tape computes no weight's gradient, and leave probes, the tensors whose gradients are wanted. Every
+other read of a weight, by a layer without a rule or by a model's own code, is noticed as such, and
+so is one that goes past Keras; such a weight has to be computed the general way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras, _keras_calls
+from tfwd.gradients import registry
+from tfwd.gradients.perturbations import Perturbations, plain_call
+from tfwd.gradients.terms import Term
+from tfwd.layers.perturbing import Perturbing
+
+
+class Use(NamedTuple):
+    """One use of a weight.
+
+    Attributes:
+        method: the rule's name.
+        probes: the numbers of the probes that the term needs the gradients of.
+        term: from these gradients to the weight's per-example gradients.
+        scale: the derivative of the effective weight that was used, None if it was the weight.
+    """
+
+    method: str
+    probes: tuple[int, ...]
+    term: Callable[..., Term]
+    scale: tf.Tensor | None
+
+
+class Pass:
+    """A forward pass. Use it as a context around the model's call; the tape stays open inside.
+
+    Args:
+        model: a built Keras model.
+        perturbations: the draws, the same for all passes of one computation.
+        rules: whether rules are used. Without, the model runs as it is, save for the draws.
+
+    Attributes:
+        uses: by the weights' ids, their uses.
+        general: ids of weights that have to be computed the general way.
+        losses: what `add_loss` was given.
+        before: what was updated, other than the draws of tfwd's layers, such as the state of a
+            dropout's generator: by ids, the variable and its value before.
+        scalars: whether there are losses that are not of an example.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        perturbations: Perturbations,
+        rules: bool = True,
+    ) -> None:
+        self.model, self.perturbations = model, perturbations
+        self.variables = {id(v): v for v in model.trainable_variables}
+        self.uses: dict[int, list[Use]] = {}
+        self.general: set[int] = set()
+        self.rules = rules
+        self.losses: list[tf.Tensor] = []
+        self.before: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
+        self.scalars = False
+        self.probes: list[tf.Tensor] = []
+        self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
+        self._ruled = 0
+        self._values: dict[int, tf.Tensor] = {}
+        self._scales: dict[int, tf.Tensor | None] = {}
+
+    def run(self, x: Any, training: bool) -> Any:
+        """The model's outputs, recorded. To be called with the tape open."""
+        self._graph = _graph()
+        self._values = {key: _keras.value(v) for key, v in self.variables.items()}
+        layers = _keras.all_layers(self.model)
+        owners = [owner for layer in layers for owner in registry.owners(type(layer))]
+        owners += [_keras_calls.calls_of(type(x)) for x in layers if isinstance(x, Perturbing)]
+        self.perturbations.begin()
+        with (
+            _keras_calls.intercepted(owners, self._handle),
+            self._observed([]),
+            _keras_calls.Accesses() as accesses,
+        ):
+            outputs = self.model(x, training=training)
+        for key, variable in self.variables.items():
+            if accesses.has(variable):
+                self.general.add(key)
+        return outputs
+
+    def _observed(self, values: list[tuple[keras.Variable, tf.Tensor]]) -> _keras_calls.Observed:
+        return _keras_calls.Observed(values, self._read, self._update, self.losses.append)
+
+    def _read(self, variable: keras.Variable) -> tf.Tensor | None:
+        key = id(variable)
+        if key not in self.variables:
+            return None
+        if not self._ruled:
+            self.general.add(key)
+        return self._values[key] if self.rules and _graph() is self._graph else None
+
+    def _update(self, variable: keras.Variable) -> None:
+        if not self._ruled:
+            self.before.setdefault(id(variable), (variable, _keras.value(variable)))
+
+    def _handle(
+        self,
+        owner: type,
+        layer: keras.Layer,
+        original: Callable[..., Any],
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if _graph() is not self._graph or _keras_calls.is_rematerialized(layer):
+            return original(*args, **kwargs)
+        if isinstance(layer, Perturbing):
+            plain = plain_call(owner, layer, original, args, kwargs)
+            if plain is not None:
+                return self._perturbed(layer, plain)
+        function = registry.find(type(layer), owner)
+        ours = [v for v in layer.trainable_variables if id(v) in self.variables]
+        if function is None or not ours or not self.rules:
+            return original(*args, **kwargs)
+        call = Call(self, function.__name__, original)
+        result = function(layer, call, *args, **kwargs)
+        if result is NotImplemented:
+            return original(*args, **kwargs)
+        for key, use in call.uses:
+            self.uses.setdefault(key, []).append(use)
+        return result
+
+    def _perturbed(self, layer: Perturbing, plain: Callable[[], Any]) -> Any:
+        """Runs a layer of tfwd on its effective weights of this pass."""
+        with self.ruled():
+            found = self.perturbations.take(layer, differentiable=not self.rules)
+        given, before = [], dict(self._scales)
+        for variable, value, scale in found:
+            key = id(variable)
+            if key in before:  # a layer around this one has applied the whole chain already
+                continue
+            given.append((variable, value))
+            self._scales[key] = scale
+            if scale is None:
+                self.general.add(key)
+        try:
+            with self._observed(given):
+                return plain()
+        finally:
+            self._scales = before
+
+    @contextmanager
+    def ruled(self) -> Iterator[None]:
+        """Reads in the body are accounted for."""
+        self._ruled += 1
+        try:
+            yield
+        finally:
+            self._ruled -= 1
+
+
+class Call:
+    """What a rule is given beside the layer and the arguments of its call."""
+
+    def __init__(self, recorder: Pass, method: str, original: Callable[..., Any]) -> None:
+        self._pass, self._method, self._original = recorder, method, original
+        self.uses: list[tuple[int, Use]] = []
+
+    def value(self, variable: keras.Variable) -> tf.Tensor:
+        """What the layer computes with in place of the variable, without a gradient to it.
+
+        It has the layer's compute dtype, and is the effective weight under weight dropout.
+        """
+        with self._pass.ruled():
+            return tf.stop_gradient(tf.convert_to_tensor(variable.value))
+
+    def probe(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Marks a tensor whose gradient is wanted. What is returned must be computed on with."""
+        probe = tf.identity(tensor)
+        self._pass.tape.watch(probe)
+        self._pass.probes.append(probe)
+        return probe
+
+    def use(
+        self,
+        variable: keras.Variable | None,
+        probes: tf.Tensor | tuple[tf.Tensor, ...],
+        term: Callable[..., Term],
+    ) -> None:
+        """Says what the per-example gradients of a weight by this use are.
+
+        Args:
+            variable: the weight; None and what is not trained are ignored.
+            probes: one or several results of `probe`.
+            term: called with the gradients of the sum of the examples' losses with respect to the
+                probes; returns an `Outer`, `Rows`, `Given` or other `Term` of the weight's shape.
+        """
+        key = id(variable)
+        if variable is None or key not in self._pass.variables:
+            return
+        wanted = probes if isinstance(probes, tuple) else (probes,)
+        numbers = {id(probe): number for number, probe in enumerate(self._pass.probes)}
+        use = Use(
+            self._method, tuple(numbers[id(p)] for p in wanted), term, self._pass._scales.get(key)
+        )
+        self.uses.append((key, use))
+
+    def original(
+        self,
+        *args: Any,
+        values: Sequence[tuple[keras.Variable, tf.Tensor]] = (),
+        **kwargs: Any,
+    ) -> Any:
+        """The layer's own call, with tensors in place of some of its weights.
+
+        It is for weights that the rule accounts for by itself: their reads are not noticed.
+        """
+        with self._pass.ruled(), self._pass._observed(list(values)):
+            return self._original(*args, **kwargs)
+
+
+def _graph() -> Any:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

@@ -1,0 +1,88 @@
+"""The rules: how the per-example gradients of a layer's weights are got from one pass.
+
+A rule stands in for a layer's `call` while moments are computed. It computes the same outputs,
+marks the pre-activations whose gradients it wants, and says what each weight's per-example
+gradients are in terms of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tfwd import _keras_calls
+
+if TYPE_CHECKING:
+    pass
+
+Rule = Callable[..., Any]
+R = TypeVar("R", bound=Rule)
+
+_rules: dict[type, Rule] = {}
+
+
+def rule(*classes: type) -> Callable[[R], R]:
+    """Registers a function as the rule of layer classes, in place of any before.
+
+    The rule holds for subclasses too, as far as they run the `call` of the class.
+
+    Args:
+        *classes: Keras layer classes.
+
+    Returns:
+        A decorator for a function `rule(layer, call, *args, **kwargs)`, with the arguments of the
+        layer's `call` and a `Call`, which returns what the layer's `call` returns, or
+        `NotImplemented` where it has no answer; the layer's weights are then computed the general
+        way.
+
+    Raises:
+        ValueError: if a class is not a Keras layer class.
+
+    Example:
+
+    A layer that multiplies by a vector, `y = x * scale`: for one example, `dl/dscale = x * dl/dy`.
+
+    >>> import keras
+    >>> import tensorflow as tf
+    >>> from tfwd import gradients
+    >>> class Scale(keras.layers.Layer):
+    ...     def build(self, shape):
+    ...         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+    ...     def call(self, x):
+    ...         return x * self.scale
+    >>> @gradients.rule(Scale)
+    ... def scale(layer, call, x):
+    ...     y = call.probe(x * call.value(layer.scale))
+    ...     call.use(layer.scale, y, lambda d: gradients.Given(x * d))
+    ...     return y
+    >>> model = keras.Sequential([keras.Input((2,)), Scale()])
+    >>> x, y = tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.zeros([2, 2])
+    >>> moments = gradients.squared_mean(model, x, y, "mse")
+    >>> moments.methods
+    ['scale']
+    >>> moments.mean[0].numpy(), moments.squared_mean[0].numpy()  # of x * x
+    (array([ 5., 10.], dtype=float32), array([ 41., 136.], dtype=float32))
+    """
+    for cls in classes:
+        if not (isinstance(cls, type) and hasattr(cls, "call")):
+            raise ValueError(f"rule() takes Keras layer classes, got {cls!r}")
+
+    def register(function: R) -> R:
+        for cls in classes:
+            _rules[cls] = function
+        return function
+
+    return register
+
+
+def find(cls: type, owner: type) -> Rule | None:
+    """The rule for a `call` that `owner` defines and an instance of `cls` runs."""
+    for base in cls.__mro__:
+        if base in _rules and _keras_calls.calls_of(base) is owner:
+            return _rules[base]
+    return None
+
+
+def owners(cls: type) -> list[type]:
+    """The classes whose `call` a rule may stand in for, in an instance of `cls`."""
+    return [_keras_calls.calls_of(base) for base in cls.__mro__ if base in _rules]

@@ -1,0 +1,76 @@
+"""The per-example gradients of an embedding's matrix, by the rows that an example uses."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfwd.gradients.terms import Scale, Term, scaled, size, wide
+
+
+class Rows(Term):
+    """`g_b[i] = sum over p with id_bp = i of d_bp`: the matrix of an embedding.
+
+    Args:
+        ids: integers `[B, P]` in `[0, rows)`, or below zero, counted from the end.
+        d: `[B, P, D]`, the gradient at the rows that were looked up.
+        rows: the number of rows of the matrix.
+
+    An example's gradients of one row are summed by sorting its ids; nothing of the size
+    `B x rows x D` is made.
+    """
+
+    def __init__(self, ids: tf.Tensor, d: tf.Tensor, rows: int) -> None:
+        self.ids = tf.where(ids < 0, ids + rows, ids)
+        self.d, self.rows = wide(d), rows
+        self.shape = (rows, d.shape[-1])
+        self.batch = size(d, 0)
+
+    def sums(self, scale: Scale = 1.0) -> tuple[tf.Tensor, tf.Tensor]:
+        found, sums = self.summed()
+        return self.total(scale), scatter(found, scaled(sums * sums, scale), self.rows)
+
+    def total(self, scale: Scale = 1.0) -> tf.Tensor:
+        return scatter(self.ids, scaled(self.d, scale), self.rows)
+
+    def summed(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Each example's different ids `[B, P]` and the sums of their gradients `[B, P, D]`.
+
+        What is over, where an id stands twice, has the id 0 and the sum 0.
+        """
+        order = tf.argsort(self.ids, axis=1)
+        ids = tf.gather(self.ids, order, batch_dims=1)
+        d = tf.gather(self.d, order, batch_dims=1)
+        batch, positions = size(ids, 0), size(ids, 1)
+        new = tf.concat(
+            [tf.zeros_like(ids[:, :1]), tf.cast(ids[:, 1:] != ids[:, :-1], ids.dtype)], 1
+        )
+        slot = tf.cumsum(new, axis=1) + tf.range(batch, dtype=ids.dtype)[:, tf.newaxis] * tf.cast(
+            positions, ids.dtype
+        )
+        slots = batch * positions
+        sums = tf.math.unsorted_segment_sum(
+            tf.reshape(d, [slots, d.shape[-1]]), tf.reshape(slot, [slots]), slots
+        )
+        found = tf.math.unsorted_segment_max(
+            tf.reshape(ids, [slots]), tf.reshape(slot, [slots]), slots
+        )
+        shape = tf.shape(d)
+        return tf.reshape(tf.maximum(found, 0), shape[:2]), tf.reshape(sums, shape)
+
+    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Rows:
+        return Rows(self.ids[start : start + size], self.d[start : start + size], self.rows)
+
+    def folded(self, batch: int | tf.Tensor) -> Rows:
+        d = tf.reshape(self.d, [batch, -1, self.d.shape[-1]])
+        return Rows(tf.reshape(self.ids, [batch, -1]), d, self.rows)
+
+    def gradients(self) -> tf.Tensor:
+        example = tf.range(size(self.ids, 0), dtype=self.ids.dtype)[:, tf.newaxis]
+        flat = scatter(self.ids + example * self.rows, self.d, self.batch * self.rows)
+        return tf.reshape(flat, [-1, *self.shape])
+
+
+def scatter(ids: tf.Tensor, rows: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
+    """The sums of `rows [..., D]` by their ids, `[count, D]`."""
+    flat = tf.reshape(rows, [-1, rows.shape[-1]])
+    return tf.math.unsorted_segment_sum(flat, tf.reshape(ids, [-1]), count)

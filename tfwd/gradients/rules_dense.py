@@ -1,0 +1,165 @@
+"""Rules for layers whose weights stand in a product: dense layers, embeddings, tied softmaxes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import layers
+from tfwd.gradients.record import Call
+from tfwd.gradients.registry import rule
+from tfwd.gradients.rows import Rows
+from tfwd.gradients.terms import Given, Outer, Term, size, wide
+
+
+def positions(tensor: tf.Tensor, last: int = 1) -> tf.Tensor:
+    """`[B, ..., (last axes)]` with all axes between in one: `[B, P, (last axes)]`."""
+    kept = [size(tensor, axis) for axis in range(tensor.shape.rank - last, tensor.shape.rank)]
+    return tf.reshape(tensor, [size(tensor, 0), _count(tensor, last), *kept])
+
+
+def _count(tensor: tf.Tensor, last: int) -> int | tf.Tensor:
+    count: Any = 1
+    for axis in range(1, tensor.shape.rank - last):
+        count = count * size(tensor, axis)
+    return count
+
+
+def bias(d: tf.Tensor) -> Term:
+    """A bias along the last axis: `g_b = sum_p d_bp`."""
+    return Given(tf.reduce_sum(wide(d), list(range(1, d.shape.rank - 1))))
+
+
+def plain(variable: Any) -> bool:
+    """Whether a layer's weight is the variable itself, not something composed, as by LoRA."""
+    return isinstance(variable, keras.Variable)
+
+
+def activated(layer: Any, z: tf.Tensor) -> Any:
+    """The layer's activation of its pre-activation."""
+    return z if layer.activation is None else layer.activation(z)
+
+
+@rule(keras.layers.Dense)
+def dense(layer: Any, call: Call, inputs: tf.Tensor, training: Any = None) -> Any:
+    """`z = x W + b`: W gets `sum_p x_p d_p^T`, b gets `sum_p d_p`."""
+    if not plain(layer.kernel) or inputs.shape.rank is None or isinstance(inputs, tf.SparseTensor):
+        return NotImplemented
+    z = keras.ops.matmul(inputs, call.value(layer.kernel))
+    if layer.bias is not None:
+        z = keras.ops.add(z, call.value(layer.bias))
+    z = call.probe(z)
+    call.use(layer.kernel, z, lambda d: Outer(positions(inputs), positions(d)))
+    call.use(layer.bias, z, bias)
+    return activated(layer, z)
+
+
+@rule(keras.layers.EinsumDense)
+def einsum_dense(layer: Any, call: Call, inputs: tf.Tensor, training: Any = None) -> Any:
+    """`z = einsum(x, W) + b`: W gets the einsum of x and d over what is not the batch."""
+    if not plain(layer.kernel):
+        return NotImplemented
+    letters = _letters(layer.equation, inputs.shape.rank)
+    if letters is None:
+        return NotImplemented
+    z = keras.ops.einsum(layer.equation, inputs, call.value(layer.kernel))
+    if layer.bias is not None:
+        z = keras.ops.add(z, call.value(layer.bias))
+    z = call.probe(z)
+    call.use(layer.kernel, z, lambda d: _einsum_outer(*letters, inputs, d))
+    if layer.bias is not None:
+        call.use(layer.bias, z, lambda d: Given(_unbroadcast(d, layer.bias.shape)))
+    return activated(layer, z)
+
+
+def _letters(equation: str, rank: int) -> tuple[str, str, str] | None:
+    """The letters of input, kernel and output, ellipses spelled out; None if it is not a product
+    with a batch axis in front of both."""
+    left, _, output = equation.replace(" ", "").partition("->")
+    given, _, kernel = left.partition(",")
+    free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation]
+    dots = "".join(free[: rank - len(given.replace("...", ""))])
+    given, output = given.replace("...", dots), output.replace("...", dots)
+    if "." in kernel or not given or given[0] != output[:1] or given[0] in kernel:
+        return None
+    alone = set(given[1:]) - set(kernel) - set(output)
+    return None if alone or len(set(given)) < len(given) else (given, kernel, output)
+
+
+def _einsum_outer(given: str, kernel: str, output: str, x: tf.Tensor, d: tf.Tensor) -> Term:
+    batch = given[0]
+    between = [c for c in given[1:] if c in output and c not in kernel]
+    groups = [c for c in kernel if c in given and c in output]
+    inner = [c for c in kernel if c in given and c not in output]
+    outer = [c for c in kernel if c not in given]
+    sizes = {**_sizes(given, x), **_sizes(output, d)}
+
+    def flat(tensor: tf.Tensor, letters: str, last: list[str]) -> tf.Tensor:
+        order = [batch, *between, *groups, *last]
+        tensor = tf.transpose(tensor, [letters.index(c) for c in order])
+        parts = [between, groups, last] if groups else [between, last]
+        return tf.reshape(tensor, [sizes[batch], *(_product(sizes, part) for part in parts)])
+
+    stored = [*groups, *inner, *outer]
+
+    def arrange(gradients: tf.Tensor) -> tf.Tensor:
+        gradients = tf.reshape(gradients, [-1, *(sizes[c] for c in stored)])
+        return tf.transpose(gradients, [0, *(1 + stored.index(c) for c in kernel)])
+
+    trivial = stored == list(kernel) and len(inner) == len(outer) == 1 and not groups
+    layout = (tuple(stored), kernel, tuple(sizes[c] for c in kernel))
+    return Outer(
+        flat(x, given, inner), flat(d, output, outer), None if trivial else arrange, layout
+    )
+
+
+def _sizes(letters: str, tensor: tf.Tensor) -> dict[str, Any]:
+    return {letter: size(tensor, axis) for axis, letter in enumerate(letters)}
+
+
+def _product(sizes: dict[str, Any], letters: list[str]) -> Any:
+    product: Any = 1
+    for letter in letters:
+        product = product * sizes[letter]
+    return product
+
+
+def _unbroadcast(d: tf.Tensor, shape: Any) -> tf.Tensor:
+    """Sums, for each example, over what a weight of that shape was broadcast along."""
+    missing = d.shape.rank - len(shape)
+    ones = [missing + i for i, n in enumerate(shape) if n == 1 and missing + i > 0]
+    axes = [*range(1, missing), *ones]
+    return tf.reshape(tf.reduce_sum(wide(d), axes), [size(d, 0), *shape])
+
+
+@rule(keras.layers.Embedding)
+def embedding(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
+    """`z = E[i]`: row `i` gets the sum of the `d` of its positions."""
+    if not plain(layer.embeddings) or not isinstance(inputs, tf.Tensor):
+        return NotImplemented
+    ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+    rows = keras.ops.take(call.value(layer.embeddings), ids, axis=0)
+    z = call.probe(tf.cast(rows, layer.compute_dtype))
+    flat = tf.reshape(ids, [size(ids, 0), _count(ids, 0)])
+    call.use(layer.embeddings, z, lambda d: Rows(flat, positions(d), layer.input_dim))
+    return z
+
+
+@rule(layers.TiedDense)
+def tied_dense(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
+    """`z = x E^T + b`: E gets `sum_p d_p x_p^T`."""
+    matrix = layer.embedding.embeddings
+    if not plain(matrix):
+        return NotImplemented
+    table = tf.cast(call.value(matrix), layer.compute_dtype)
+    flat = tf.reshape(inputs, [-1, layer.embedding.output_dim])
+    logits = tf.matmul(flat, table, transpose_b=True)
+    if layer.bias is not None:
+        logits = tf.nn.bias_add(logits, call.value(layer.bias))
+    leading = [size(inputs, axis) for axis in range(inputs.shape.rank - 1)]
+    z = call.probe(tf.reshape(logits, [*leading, layer.embedding.input_dim]))
+    call.use(matrix, z, lambda d: Outer(positions(d), positions(inputs)))
+    call.use(layer.bias, z, bias)
+    return z

@@ -1,0 +1,132 @@
+"""The rule for GRU: its candidate's product is reset after the product, or its state before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd.gradients.record import Call
+from tfwd.gradients.registry import rule
+from tfwd.gradients.rules_recurrent import (
+    Sequence,
+    outputs,
+    previous,
+    project,
+    sequence,
+    summed,
+)
+from tfwd.gradients.scan import scan
+from tfwd.gradients.terms import Given, Outer, Scale, Term, size, wide
+
+
+@rule(keras.layers.GRU)
+def gru(
+    layer: Any,
+    call: Call,
+    sequences: tf.Tensor,
+    initial_state: Any = None,
+    mask: Any = None,
+    training: Any = False,
+) -> Any:
+    """Gates in the order z, r, h; with `reset_after` the candidate's product is reset, else `h`."""
+    given = None
+    if type(layer.cell) is keras.layers.GRUCell:
+        given = sequence(layer, sequences, initial_state, mask, training)
+    if given is None:
+        return NotImplemented
+    run = _gru_reset_after if layer.cell.reset_after else _gru_reset_before
+    return run(layer, call, given, layer.cell.activation, layer.cell.recurrent_activation)
+
+
+def _gru_reset_after(
+    layer: Any, call: Call, given: Sequence, activation: Callable, gate: Callable
+) -> Any:
+    cell = layer.cell
+    # Two rows: the bias of the inputs' product, and that of the state's.
+    biases = call.value(cell.bias) if cell.use_bias else None
+    z = project(layer, call, given.x, None if biases is None else biases[0])
+    matrix = call.value(cell.recurrent_kernel)
+
+    def step(z: tf.Tensor, r: tf.Tensor, states: list[tf.Tensor]) -> list[tf.Tensor]:
+        r = r if biases is None else r + biases[1]
+        (z_update, z_reset, z_new), (update, reset, new) = (tf.split(t, 3, axis=1) for t in (z, r))
+        update, reset = gate(z_update + update), gate(z_reset + reset)
+        new = activation(z_new + reset * new)
+        return [update * states[0] + (1 - update) * new]
+
+    time_major = tf.transpose(z, [1, 0, 2])
+    recurrent = call.probe(tf.zeros_like(z))
+    found = scan(
+        time_major,
+        tf.transpose(recurrent, [1, 0, 2]),
+        given.states,
+        matrix,
+        step,
+        given.keep,
+        given.factor,
+    )
+    call.use(cell.recurrent_kernel, recurrent, lambda d: Outer(previous(given, found[0]), d))
+    if cell.use_bias:
+        call.use(
+            cell.bias,
+            (z, recurrent),
+            lambda d, e: Given(tf.stack([tf.reduce_sum(wide(d), 1), tf.reduce_sum(wide(e), 1)], 1)),
+        )
+    return outputs(layer, given, found)
+
+
+def _gru_reset_before(
+    layer: Any, call: Call, given: Sequence, activation: Callable, gate: Callable
+) -> Any:
+    cell = layer.cell
+    z = project(layer, call, given.x, call.value(cell.bias) if cell.use_bias else None)
+    kernel, units = call.value(cell.recurrent_kernel), cell.units
+    gates, candidate = kernel[:, : 2 * units], kernel[:, 2 * units :]
+
+    def reset(z: tf.Tensor, r: tf.Tensor, h: tf.Tensor) -> tf.Tensor:
+        return gate(z[..., units : 2 * units] + r[..., units:]) * h
+
+    def step(z: tf.Tensor, r: tf.Tensor, states: list[tf.Tensor]) -> list[tf.Tensor]:
+        h = states[0]
+        update = gate(z[:, :units] + r[:, :units])
+        new = activation(z[:, 2 * units :] + tf.matmul(reset(z, r, h), candidate))
+        return [update * h + (1 - update) * new]
+
+    time_major = tf.transpose(z, [1, 0, 2])
+    unused = tf.zeros_like(time_major[..., : 2 * units])
+    found = scan(time_major, unused, given.states, gates, step, given.keep)
+
+    def term(d: tf.Tensor) -> Term:
+        h = previous(given, found[0])
+        r = tf.matmul(tf.reshape(h, [-1, units]), gates)
+        r = tf.reshape(r, [size(h, 0), size(h, 1), 2 * units])
+        return Columns([Outer(h, d[..., : 2 * units]), Outer(reset(z, r, h), d[..., 2 * units :])])
+
+    call.use(cell.recurrent_kernel, z, term)
+    if cell.use_bias:
+        call.use(cell.bias, z, summed)
+    return outputs(layer, given, found)
+
+
+class Columns(Term):
+    """Terms of the parts of a weight, side by side along its last axis."""
+
+    def __init__(self, terms: list[Term]) -> None:
+        self.terms, self.batch = terms, terms[0].batch
+        self.shape = (*terms[0].shape[:-1], sum(term.shape[-1] for term in terms))
+
+    def sums(self, scale: Scale = 1.0) -> tuple[tf.Tensor, tf.Tensor]:
+        first, second = zip(*(term.sums(scale) for term in self.terms), strict=True)
+        return tf.concat(first, -1), tf.concat(second, -1)
+
+    def total(self, scale: Scale = 1.0) -> tf.Tensor:
+        return tf.concat([term.total(scale) for term in self.terms], -1)
+
+    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Term:
+        return Columns([term.part(start, size) for term in self.terms])
+
+    def gradients(self) -> tf.Tensor:
+        return tf.concat([term.gradients() for term in self.terms], -1)

@@ -1,0 +1,77 @@
+"""Rules for the normalizations whose examples are independent: `z = gamma xhat + beta`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd.gradients.record import Call
+from tfwd.gradients.registry import rule
+from tfwd.gradients.terms import Given, size, wide
+
+
+def _scaled(
+    layer: Any,
+    call: Call,
+    inputs: tf.Tensor,
+    gamma: Any,
+    beta: Any,
+    axes: Sequence[int],
+) -> Any:
+    """gamma gets `xhat d` and beta gets `d`, summed over all axes but the batch's and their own."""
+    if 0 in axes:
+        return NotImplemented  # it normalizes over the examples, or scales each by its own number
+    values = []
+    if gamma is not None:
+        values.append((gamma, tf.ones(gamma.shape, gamma.dtype)))
+    if beta is not None:
+        values.append((beta, tf.zeros(beta.shape, beta.dtype)))
+    normalized = call.original(inputs, values=values)
+    shape = [1] * inputs.shape.rank
+    for axis in axes:
+        shape[axis] = inputs.shape[axis]
+    z = wide(normalized)
+    if gamma is not None:
+        z = z * tf.reshape(wide(call.value(gamma)), shape)
+    if beta is not None:
+        z = z + tf.reshape(wide(call.value(beta)), shape)
+    z = call.probe(tf.cast(z, normalized.dtype))
+    summed = [axis for axis in range(1, inputs.shape.rank) if axis not in axes]
+
+    def given(product: tf.Tensor, variable: Any) -> Given:
+        return Given(
+            tf.reshape(tf.reduce_sum(product, summed), [size(product, 0), *variable.shape])
+        )
+
+    call.use(gamma, z, lambda d: given(wide(d) * wide(normalized), gamma))
+    call.use(beta, z, lambda d: given(wide(d), beta))
+    return z
+
+
+def _axes(axis: Any, rank: int) -> list[int]:
+    axes = axis if isinstance(axis, (list, tuple)) else [axis]
+    return sorted(a % rank for a in axes)
+
+
+@rule(keras.layers.LayerNormalization)
+def layer_normalization(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
+    """Over the features of a position."""
+    axes = _axes(layer.axis, inputs.shape.rank)
+    return _scaled(layer, call, inputs, layer.gamma, layer.beta, axes)
+
+
+@rule(keras.layers.GroupNormalization)
+def group_normalization(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
+    """Over all positions of a group of channels."""
+    gamma = layer.gamma if layer.scale else None
+    beta = layer.beta if layer.center else None
+    return _scaled(layer, call, inputs, gamma, beta, _axes(layer.axis, inputs.shape.rank))
+
+
+@rule(*[cls for cls in (getattr(keras.layers, "RMSNormalization", None),) if cls])
+def rms_normalization(layer: Any, call: Call, x: tf.Tensor) -> Any:
+    """By the root of the mean square; without a beta."""
+    return _scaled(layer, call, x, layer.scale, None, _axes(layer.axis, x.shape.rank))

@@ -1,0 +1,159 @@
+"""Rules for recurrent layers: the products of all time steps at once, outside the loop.
+
+The kernel gets the outer products of the inputs and of the gradients at the pre-activations, the
+recurrent kernel those of the states before each step, summed over time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras_calls
+from tfwd.gradients.record import Call
+from tfwd.gradients.registry import rule
+from tfwd.gradients.rules_dense import plain
+from tfwd.gradients.scan import Step, scan
+from tfwd.gradients.terms import Given, Outer, Term, size, wide
+
+
+class Sequence(NamedTuple):
+    """A recurrent layer's call, as far as it is alike for all.
+
+    Attributes:
+        x: the inputs `[B, T, I]` in the order of the loop, dropped if the cell drops them.
+        states: the initial states.
+        keep: `[T, B, 1]`, tf.bool, or None.
+        factor: what the cell's dropout multiplies the state by, or None.
+    """
+
+    x: tf.Tensor
+    states: list[tf.Tensor]
+    keep: tf.Tensor | None
+    factor: tf.Tensor | None
+
+
+def sequence(
+    layer: Any, sequences: tf.Tensor, initial_state: Any, mask: Any, training: Any
+) -> Sequence | None:
+    """What goes into the loop; None for what the rules do not cover."""
+    cell = layer.cell
+    dropped = bool(training) and (cell.dropout > 0 or cell.recurrent_dropout > 0)
+    if not plain(cell.kernel) or (dropped and getattr(cell, "implementation", 2) == 1):
+        return None
+    states = _keras_calls.initial_states(layer, sequences, initial_state)
+    factors = (None, None)
+    if dropped:
+        factors = _keras_calls.recurrent_dropout(layer, sequences, states)
+    x = sequences if factors[0] is None else sequences * factors[0][:, tf.newaxis]
+    mask = mask[0] if isinstance(mask, (list, tuple)) else mask
+    if mask is not None:
+        mask = tf.transpose(tf.cast(mask, tf.bool))[..., tf.newaxis]
+    if layer.go_backwards:
+        x = tf.reverse(x, [1])
+        mask = None if mask is None else tf.reverse(mask, [0])
+    return Sequence(x, states, mask, factors[1])
+
+
+def outputs(layer: Any, given: Sequence, states: list[tf.Tensor]) -> Any:
+    """What the layer returns, from the states `[T, B, U]` after each step; stores the last ones."""
+    values = states[0]
+    if given.keep is not None:
+        # Keras repeats the output before a masked step, and begins with zeros.
+        seen = given.keep
+        if not layer.zero_output_for_mask:
+            seen = tf.cumsum(tf.cast(seen, tf.int32), 0) > 0
+        values = tf.where(seen, values, tf.zeros_like(values))
+    last = [tf.cast(state[-1], layer.compute_dtype) for state in states]
+    if layer.stateful:
+        for variable, value in zip(keras.tree.flatten(layer.states), last, strict=True):
+            variable.assign(value)
+    output = tf.transpose(values, [1, 0, 2]) if layer.return_sequences else values[-1]
+    output = tf.cast(output, layer.compute_dtype)
+    return (output, *last) if layer.return_state else output
+
+
+def project(layer: Any, call: Call, x: tf.Tensor, bias: tf.Tensor | None) -> tf.Tensor:
+    """`x W + b` of all time steps, `[B, T, Z]`, a probe."""
+    z = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), call.value(layer.cell.kernel))
+    z = z if bias is None else z + bias
+    z = call.probe(tf.reshape(z, [size(x, 0), size(x, 1), z.shape[-1]]))
+    call.use(layer.cell.kernel, z, lambda d: Outer(x, d))
+    return z
+
+
+def previous(given: Sequence, states: tf.Tensor) -> tf.Tensor:
+    """What the recurrent kernel was multiplied with at each step, `[B, T, U]`."""
+    before = tf.concat([given.states[0][tf.newaxis], states[:-1]], 0)
+    before = before if given.factor is None else before * given.factor
+    return tf.transpose(before, [1, 0, 2])
+
+
+def summed(d: tf.Tensor) -> Term:
+    """A bias that is added at every step."""
+    return Given(tf.reduce_sum(wide(d), 1))
+
+
+def _single(layer: Any, call: Call, given: Sequence, states: list[tf.Tensor], step: Step) -> Any:
+    """A layer whose two products are added up: one gradient serves both."""
+    cell = layer.cell
+    z = project(layer, call, given.x, call.value(cell.bias) if cell.use_bias else None)
+    matrix = call.value(cell.recurrent_kernel)
+    time_major = tf.transpose(z, [1, 0, 2])
+    found = scan(
+        time_major, tf.zeros_like(time_major), given.states, matrix, step, given.keep, given.factor
+    )
+    call.use(cell.recurrent_kernel, z, lambda d: Outer(previous(given, found[0]), d))
+    if cell.use_bias:
+        call.use(cell.bias, z, summed)
+    return outputs(layer, given, found)
+
+
+@rule(keras.layers.SimpleRNN)
+def simple_rnn(
+    layer: Any,
+    call: Call,
+    sequences: tf.Tensor,
+    initial_state: Any = None,
+    mask: Any = None,
+    training: Any = False,
+) -> Any:
+    """`h = activation(x W + h U + b)`."""
+    given = None
+    if type(layer.cell) is keras.layers.SimpleRNNCell:
+        given = sequence(layer, sequences, initial_state, mask, training)
+    if given is None:
+        return NotImplemented
+    activation = layer.cell.activation or keras.activations.linear
+
+    def step(z: tf.Tensor, r: tf.Tensor, states: list[tf.Tensor]) -> list[tf.Tensor]:
+        return [activation(z + r)]
+
+    return _single(layer, call, given, given.states, step)
+
+
+@rule(keras.layers.LSTM)
+def lstm(
+    layer: Any,
+    call: Call,
+    sequences: tf.Tensor,
+    initial_state: Any = None,
+    mask: Any = None,
+    training: Any = False,
+) -> Any:
+    """Gates in the order i, f, c, o of `x W + h U + b`."""
+    given = None
+    if type(layer.cell) is keras.layers.LSTMCell:
+        given = sequence(layer, sequences, initial_state, mask, training)
+    if given is None:
+        return NotImplemented
+    activation, gate = layer.cell.activation, layer.cell.recurrent_activation
+
+    def step(z: tf.Tensor, r: tf.Tensor, states: list[tf.Tensor]) -> list[tf.Tensor]:
+        i, f, new, o = tf.split(z + r, 4, axis=1)
+        c = gate(f) * states[1] + gate(i) * activation(new)
+        return [gate(o) * activation(c), c]
+
+    return _single(layer, call, given, given.states, step)

@@ -1,0 +1,226 @@
+"""The forms that per-example gradients take, and their moments.
+
+A term stands for the gradients `g_b`, `b = 1..B`, of one weight by one use of it, mostly without
+holding them: an outer product of what went into a product and of what came back to its result, a
+sum of rows, or the gradients themselves. What is wanted of a term are the sums over the examples
+of `g_b` and of `g_b^2`, element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from tfwd.gradients.blocks import over_blocks
+
+# Per-example gradients that are made at once, in bytes.
+BLOCK_BYTES = 64 << 20
+
+# What an entry of a per-example gradient costs to write, read, square and add, in multiplications
+# of a large matrix product (measured on two cores: between 30 and 60).
+ENTRY_COST = 40
+
+Scale: TypeAlias = "float | tf.Tensor"
+
+
+class Term:
+    """Per-example gradients of a weight.
+
+    Attributes:
+        shape: the weight's shape.
+        batch: the number of examples, an int or a scalar tensor.
+    """
+
+    shape: tuple[int, ...]
+    batch: int | tf.Tensor
+
+    def sums(self, scale: Scale = 1.0) -> tuple[tf.Tensor, tf.Tensor]:
+        """`scale sum_b g_b` and `scale sum_b g_b^2`, of the weight's shape."""
+        total, squares = blockwise([self], both)
+        return scaled(total, scale), scaled(squares, scale)
+
+    def total(self, scale: Scale = 1.0) -> tf.Tensor:
+        """`scale sum_b g_b`."""
+        return scaled(blockwise([self], lambda g: (tf.reduce_sum(g, 0),))[0], scale)
+
+    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Term:
+        """The same of the examples `start .. start + size - 1`."""
+        raise NotImplementedError
+
+    def folded(self, batch: int | tf.Tensor) -> Term:
+        """The same where several rows, one after the other, are of one example."""
+        return Given(self.gradients()).folded(batch)
+
+    def gradients(self) -> tf.Tensor:
+        """All `g_b`, `[B, *shape]`."""
+        raise NotImplementedError
+
+
+class Given(Term):
+    """The gradients themselves, for weights that are small beside the activations.
+
+    Args:
+        gradients: `[B, *shape]`.
+    """
+
+    def __init__(self, gradients: tf.Tensor) -> None:
+        self._gradients = wide(gradients)
+        self.shape = tuple(gradients.shape[1:])
+        self.batch = size(gradients, 0)
+
+    def sums(self, scale: Scale = 1.0) -> tuple[tf.Tensor, tf.Tensor]:
+        total, squares = both(self._gradients)
+        return scaled(total, scale), scaled(squares, scale)
+
+    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Given:
+        return Given(self._gradients[start : start + size])
+
+    def folded(self, batch: int | tf.Tensor) -> Given:
+        return Given(tf.reduce_sum(tf.reshape(self._gradients, [batch, -1, *self.shape]), 1))
+
+    def gradients(self) -> tf.Tensor:
+        return self._gradients
+
+
+class Outer(Term):
+    """`g_b = sum_p x_bp d_bp^T`: the kernel of a product, `x` its input, `d` at its result.
+
+    Args:
+        x: `[B, P, I]`: P positions (time steps, pixels), of which an example's gradient is the sum.
+            `[B, I]` for one position, `[B, P, G, I]` for a product in G groups.
+        d: `[B, P, O]`, `[B, O]` or `[B, P, G, O]`.
+        arrange: brings `[n, I, O]`, or `[n, G, I, O]`, to `[n, *weight's shape]`; None for nothing.
+        layout: terms with equal layouts have arrangements that do the same; by default none have.
+
+    With one position the squares are one more product, `sum_b (x_b^2) (d_b^2)^T`, and with few
+    positions too, over pairs of them: `(sum_p x_p d_p)^2 = sum_pq (x_p x_q) (d_p d_q)`. With more
+    it is cheaper to make the gradients of a block of examples, and square them.
+    """
+
+    def __init__(
+        self,
+        x: tf.Tensor,
+        d: tf.Tensor,
+        arrange: Callable[[tf.Tensor], tf.Tensor] | None = None,
+        layout: Hashable = None,
+    ) -> None:
+        if x.shape.rank == 2:
+            x, d = x[:, tf.newaxis], d[:, tf.newaxis]
+        self.x, self.d, self.arrange = wide(x), wide(d), arrange
+        self.layout = layout if layout is not None or arrange is None else arrange
+        bare = (*x.shape[2:], d.shape[-1])
+        self.shape = bare if arrange is None else tuple(arrange(tf.zeros([1, *bare])).shape[1:])
+        self.batch = size(x, 0)
+
+    def sums(self, scale: Scale = 1.0) -> tuple[tf.Tensor, tf.Tensor]:
+        positions = self.x.shape[1]
+        if positions is not None and 2 * _pairs(positions) <= 2 * positions + ENTRY_COST:
+            return self.total(scale), self._arranged(self._pair_products(positions, scale))
+        total, squares = blockwise([Outer(self.x, self.d)], both)
+        return self._arranged(scaled(total, scale)), self._arranged(scaled(squares, scale))
+
+    def total(self, scale: Scale = 1.0) -> tf.Tensor:
+        return self._arranged(_product(*self._scaled(self.x, self.d, scale)))
+
+    def _scaled(self, x: tf.Tensor, d: tf.Tensor, scale: Scale) -> tuple[tf.Tensor, tf.Tensor]:
+        """A factor of the product on what is smaller, which mostly is smaller than the product."""
+        if x.shape[-1] < d.shape[-1]:
+            return scaled(x, scale), d
+        return x, scaled(d, scale)
+
+    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Outer:
+        x, d = self.x[start : start + size], self.d[start : start + size]
+        return Outer(x, d, self.arrange, self.layout)
+
+    def folded(self, batch: int | tf.Tensor) -> Outer:
+        x, d = (tf.reshape(t, [batch, -1, *t.shape[2:]]) for t in (self.x, self.d))
+        return Outer(x, d, self.arrange, self.layout)
+
+    def gradients(self) -> tf.Tensor:
+        if self.x.shape.rank == 3:
+            gradients = tf.matmul(self.x, self.d, transpose_a=True)
+        else:
+            x, d = (tf.transpose(t, [0, 2, 1, 3]) for t in (self.x, self.d))
+            gradients = tf.matmul(x, d, transpose_a=True)
+        return gradients if self.arrange is None else self.arrange(gradients)
+
+    def _arranged(self, gradient: tf.Tensor) -> tf.Tensor:
+        return gradient if self.arrange is None else self.arrange(gradient[tf.newaxis])[0]
+
+    def _pair_products(self, positions: int, scale: Scale) -> tf.Tensor:
+        if positions == 1:
+            return _product(*self._scaled(self.x * self.x, self.d * self.d, scale))
+        first = [p for p in range(positions) for _ in range(p, positions)]
+        second = [q for p in range(positions) for q in range(p, positions)]
+        # Each pair of two different positions stands for both orders.
+        often = tf.constant([1.0 if p == q else 2.0 for p, q in zip(first, second, strict=True)])
+        often = tf.reshape(tf.cast(often, self.x.dtype), [-1, *[1] * (self.x.shape.rank - 2)])
+        x = tf.gather(self.x, first, axis=1) * tf.gather(self.x, second, axis=1) * often
+        d = tf.gather(self.d, first, axis=1) * tf.gather(self.d, second, axis=1)
+        # A sum with terms of both signs can end a rounding error below zero.
+        return tf.maximum(_product(*self._scaled(x, d, scale)), 0)
+
+
+def blockwise(
+    terms: Sequence[Term], function: Callable[..., tuple[tf.Tensor, ...]]
+) -> tuple[tf.Tensor, ...]:
+    """Sums `function(g, h, ..)` over blocks of examples, so that few gradients are held at once.
+
+    Args:
+        terms: terms of one batch.
+        function: takes the gradients `[n, *shape]` of each term, returns sums over the examples.
+    """
+    entries = sum(_entries(term.shape) for term in terms)
+    block = max(1, BLOCK_BYTES // (4 * entries))
+    return over_blocks(
+        terms[0].batch,
+        block,
+        lambda start, size: function(*(term.part(start, size).gradients() for term in terms)),
+    )
+
+
+def wide(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor in float32 at least, in which moments are summed."""
+    return tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
+
+
+def size(tensor: tf.Tensor, axis: int) -> int | tf.Tensor:
+    """The size of an axis, an int where it is known."""
+    known = tensor.shape[axis]
+    return tf.shape(tensor)[axis] if known is None else known
+
+
+def scaled(tensor: tf.Tensor, scale: Any) -> tf.Tensor:
+    """`scale * tensor`."""
+    if isinstance(scale, float):
+        return tensor if scale == 1 else tensor * scale
+    return tensor * tf.cast(scale, tensor.dtype)
+
+
+def both(gradients: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The sums over the examples of gradients and of their squares."""
+    return tf.reduce_sum(gradients, 0), tf.reduce_sum(gradients * gradients, 0)
+
+
+def _entries(shape: Sequence[int]) -> int:
+    entries = 1
+    for axis in shape:
+        entries *= axis
+    return max(1, entries)
+
+
+def _pairs(positions: int) -> int:
+    return positions * (positions + 1) // 2
+
+
+def _product(x: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
+    """`sum_bp x_bp d_bp^T`, in each group."""
+    if x.shape.rank == 3:
+        x, d = tf.reshape(x, [-1, x.shape[-1]]), tf.reshape(d, [-1, d.shape[-1]])
+        return tf.matmul(x, d, transpose_a=True)
+    groups = x.shape[2]
+    x = tf.transpose(tf.reshape(x, [-1, groups, x.shape[-1]]), [1, 2, 0])
+    d = tf.transpose(tf.reshape(d, [-1, groups, d.shape[-1]]), [1, 0, 2])
+    return tf.matmul(x, d)

@@ -1,0 +1,73 @@
+"""Moments of the gradient while the language model trains: `--config.gradients.every=N`.
+
+An example is a column of the window: the tokens of one row and the state that it began with. What
+is measured is the cross entropy alone, with the regularisation that drops, and nothing is changed
+by it: the draws of the next training step are looked at and not taken.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import gradients, substitute
+from tfwd.gradients import statistics
+from tfwd.lm.loop import token_nats
+from tfwd.lm.model import LanguageModel
+from tfwd.lm.state import RunState
+
+
+class GradientMeter:
+    """Measures the gradient of a window, as the training step would have it.
+
+    Args:
+        model: the model.
+        state: has the state that is carried from window to window.
+    """
+
+    def __init__(self, model: LanguageModel, state: RunState):
+        self._model = _Logits(model)
+        self._variables = model.trainable_variables
+        self._state = state
+        batch = state.carried[0][0].shape[0]
+        window = tf.TensorSpec([batch, None], tf.int32)
+        self._batch = batch
+        self._function = tf.function(self._measure, input_signature=[window, window])
+
+    def __call__(self, inputs: tf.Tensor, targets: tf.Tensor) -> dict[str, Any]:
+        """The statistics of `tfwd.gradients.statistics`, those of a weight as `name/path`."""
+        sums = self._function(inputs, targets).numpy()
+        paths = [v.path for v in self._variables]
+        sizes = [int(tf.size(v.value)) for v in self._variables]
+        record = statistics.describe(sums, paths, sizes, self._batch)
+        for path, values in record.pop("variables").items():
+            record |= {f"{name}/{path}": value for name, value in values.items()}
+        return record
+
+    def _measure(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        carried = [[tensor.read_value() for tensor in pair] for pair in self._state.carried]
+        given = {"ids": inputs, "states": carried}
+
+        def compute() -> tf.Tensor:
+            moments = gradients.squared_mean(self._model, given, targets, _nats, training=True)
+            return statistics.compress(moments)
+
+        return substitute.call(compute, [], capture=True).outputs
+
+
+class _Logits(keras.Model):
+    """The model as one of a dict of ids and states, which gives the logits alone."""
+
+    def __init__(self, model: LanguageModel):
+        super().__init__(dtype=model.dtype_policy, name="logits")
+        self.model = model
+        self.built = True
+
+    def call(self, given: Any, training: Any = None) -> tf.Tensor:
+        return self.model(given["ids"], states=given["states"], training=training).logits
+
+
+def _nats(targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    return token_nats(logits, tf.cast(targets, tf.int32))

@@ -1,0 +1,102 @@
+"""`GradientSquaredMean`: the mean of squared per-example gradients over steps, a Keras metric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd.gradients import Moments
+
+
+@keras.saving.register_keras_serializable("tfwd")
+class GradientSquaredMean(keras.metrics.Metric):
+    """The mean of squared per-example gradients over the entries of all weights, and over steps.
+
+    Formula: `sum_t B_t mean_i(s_ti) / sum_t B_t`, with `s_t` the `squared_mean` of step `t` and
+    `B_t` its batch size, so that every example counts once.
+
+    Args:
+        variables: the weights, in the order of the moments: Keras variables
+            (`model.trainable_variables`), or pairs of a path and a number of entries.
+        name, dtype: as for any metric; the sums are kept in float32 or the wider of the two.
+
+    Raises:
+        ValueError: if there are no variables.
+
+    Example:
+
+    >>> import keras
+    >>> from tfwd import gradients, metrics
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+    >>> model.set_weights([tf.ones([2, 1])])
+    >>> metric = metrics.GradientSquaredMean(model.trainable_variables)
+    >>> x, y = tf.constant([[1.0, 0.0], [1.0, 2.0]]), tf.constant([[0.0], [2.0]])
+    >>> metric.update_state(gradients.squared_mean(model, x, y, "mse"))
+    >>> float(metric.result())  # of 4 and 8
+    6.0
+    >>> {path: float(value) for path, value in metric.by_variable().items()}
+    {'sequential/dense/kernel': 6.0}
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[Any],
+        name: str = "gradient_squared_mean",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.paths, self.sizes = [], []
+        for variable in variables:
+            if isinstance(variable, keras.Variable):
+                size = tf.TensorShape(variable.shape).num_elements()
+                variable = (variable.path, size)
+            path, size = variable
+            self.paths.append(str(path))
+            self.sizes.append(int(size))
+        if not self.paths:
+            raise ValueError("GradientSquaredMean needs the weights: model.trainable_variables")
+        self.total = self.add_variable((len(self.paths),), "zeros", name="total")
+        self.examples = self.add_variable((), "zeros", name="examples")
+
+    def update_state(self, moments: Moments, sample_weight: Any = None) -> None:
+        """Adds the moments of a step.
+
+        Args:
+            moments: what `tfwd.gradients.squared_mean` returned.
+            sample_weight: a factor of the step's weight, which is its batch size.
+
+        Raises:
+            ValueError: if the moments are of other weights.
+        """
+        shapes = [tuple(squares.shape) for squares in moments.squared_mean]
+        sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
+        if sizes != self.sizes:
+            raise ValueError(
+                f"metric '{self.name}' is of {len(self.sizes)} weights with {self.sizes} entries, "
+                f"got moments of {len(sizes)} weights of the shapes {shapes}"
+            )
+        means = [tf.reduce_mean(tf.cast(s, self.dtype)) for s in moments.squared_mean]
+        weight = tf.cast(moments.batch_size, self.dtype)
+        if sample_weight is not None:
+            weight = weight * tf.cast(sample_weight, self.dtype)
+        self.total.assign_add(weight * tf.stack(means))
+        self.examples.assign_add(weight)
+
+    def result(self) -> tf.Tensor:
+        """The mean over the entries of all weights."""
+        return tf.reduce_sum(self._means() * self.sizes) / float(sum(self.sizes))
+
+    def by_variable(self) -> dict[str, tf.Tensor]:
+        """The mean over each weight's entries, by its path."""
+        return dict(zip(self.paths, tf.unstack(self._means()), strict=True))
+
+    def _means(self) -> tf.Tensor:
+        total = tf.convert_to_tensor(self.total)
+        return tf.math.divide_no_nan(total, tf.convert_to_tensor(self.examples))
+
+    def get_config(self) -> dict[str, Any]:
+        variables = [list(pair) for pair in zip(self.paths, self.sizes, strict=True)]
+        return {"variables": variables, "name": self.name, "dtype": self.dtype}
