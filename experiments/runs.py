@@ -143,6 +143,8 @@ def plot(curves: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
         mean = [statistics.mean(line[i] for line in lines) for i in range(count)]
         axes.plot(range(1, count + 1), mean, color=colour, lw=2, label=kind)
     axes.set(xlabel="epoch", ylabel="validation perplexity", yscale="log")
+    # The first epochs are far above and alike; the answer is at the end.
+    axes.set_ylim(top=1.4 * min(min(line) for lines in curves.values() for line in lines))
     axes.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
     axes.yaxis.set_minor_formatter(matplotlib.ticker.ScalarFormatter())
     axes.spines[["top", "right"]].set_visible(False)
