@@ -7,6 +7,8 @@ its own `call` runs on a stand-in for the layer that differs in `inner_loop` onl
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -55,9 +57,8 @@ def training_call(
     layer: keras.layers.LSTM, *args: Any, training: bool = False, **kwargs: Any
 ) -> Any:
     """`call` while training, and in evaluation the layer itself, to the last bit."""
-    if training:
-        return call(layer, *args, training=training, **kwargs)
-    return layer(*args, training=training, **kwargs)
+    run: Callable[..., Any] = functools.partial(call, layer) if training else layer
+    return run(*args, training=training, **kwargs)
 
 
 def is_plain(layer: keras.Layer) -> bool:
@@ -113,7 +114,8 @@ class _FastLoop:
             mask = None if mask is None else tf.reverse(mask, [0])
         names = ["kernel", "recurrent_kernel", *(["bias"] if cell.use_bias else [])]
         values = {n: tf.cast(tf.convert_to_tensor(getattr(cell, n)), inputs.dtype) for n in names}
-        outputs, h, c = lstm.lstm(inputs, initial_state, mask=mask, **values)
+        first = [tf.cast(tf.convert_to_tensor(state), inputs.dtype) for state in initial_state]
+        outputs, h, c = lstm.lstm(inputs, first, mask=mask, **values)
         last = h
         if mask is not None:
             shown = mask

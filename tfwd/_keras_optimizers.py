@@ -39,6 +39,8 @@ class Wrapper(Optimizer):
         TypeError: it is not a Keras optimizer.
     """
 
+    built: bool
+
     def __init__(self, optimizer: Any, name: str | None = None) -> None:
         inner = self._as_optimizer(optimizer)
         super().__init__(learning_rate=0.0, name=name)

@@ -98,7 +98,9 @@ def lstm(
         return (kept.outputs, last_h, last_c), gradient
 
     given = [] if bias is None else [bias]
-    return run(inputs, *initial_state, kernel, recurrent_kernel, *given)
+    # A state may be a variable, which is another by the time of backward.
+    first = [tf.convert_to_tensor(state) for state in initial_state]
+    return run(inputs, *first, kernel, recurrent_kernel, *given)
 
 
 def _rows(sequences: tf.Tensor) -> tf.Tensor:
@@ -151,9 +153,10 @@ def _loop(
     """
 
     def several(*state: tf.Tensor) -> list:
+        new = list(state)
         for _ in range(_STEPS):
-            state = step(*state)
-        return list(state)
+            new = step(*new)
+        return new
 
     state = tf.while_loop(lambda t, *_: more(t + by * (_STEPS - 1)), several, state)
     return tf.while_loop(lambda t, *_: more(t), step, state)

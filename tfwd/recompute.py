@@ -156,7 +156,7 @@ def _joined(direct: Sequence[Any], drawn: Sequence[Any]) -> list:
     with tf.control_dependencies(finished):
         for one, other in zip(direct, drawn, strict=True):
             if one is not None and other is not None:
-                joined.append(_dense(one) + _dense(other))
+                joined.append(tf.convert_to_tensor(one) + tf.convert_to_tensor(other))
             elif one is not None:
                 joined.append(tf.nest.map_structure(tf.identity, one, expand_composites=True))
             else:

@@ -164,7 +164,8 @@ class Sturdy(keras_tuner.Oracle):
         super().reload()
         for trial_id in set(self.trials) - set(self.start_order):
             del self.trials[trial_id]
-        self._retry_queue = [name for name in self._retry_queue if name not in self.end_order]
+        for name in set(self._retry_queue) & set(self.end_order):
+            self._retry_queue.remove(name)
         if self._timeout is None:
             return
         # A chief that was started again: its workers may still be at it, and are waited for.
