@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, parametrizations, recompute, substitute
+from tfwd import _keras, parametrizations, rates, recompute, substitute
 from tfwd import training as training_flag
 from tfwd.layers import inspection, lookup, packing
 from tfwd.layers.draws import Draws
@@ -177,7 +177,7 @@ class _Call:
             root, number = draws.next(training)
         self.chosen = []
         for target, parametrization in chosen:
-            with parametrizations.naming(f"weight '{target.name}' of layer '{name}'"):
+            with rates.naming(f"weight '{target.name}' of layer '{name}'"):
                 self.chosen.append((target, parametrization.at(number)))
         self.seeds = [draws.seed_of(root, number, target.position) for target, _ in chosen]
         # Weights that only wrappers around this one parametrize are read as those left them; but a

@@ -22,6 +22,7 @@ HEIGHTS = {
     1: {
         "tfwd._keras_calls",
         "tfwd.lstm",
+        "tfwd.rates",
         "tfwd.saved_tensors",
         "tfwd.seeds",
         "tfwd.substitute",

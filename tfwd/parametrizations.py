@@ -7,23 +7,16 @@ write one, subclass `Parametrization` and register it with Keras, as the classes
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import copy
 import inspect
 import math
-import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from tfwd import _keras, draws, seeds
-
-# A float, a tensor, a variable, or a callable from the call's number: TensorFlow has no types.
-Scalar = Any
+from tfwd import draws, rates, seeds
 
 
 class Parametrization:
@@ -166,8 +159,8 @@ class Dropout(Parametrization):
 
     by_rows = True
 
-    def __init__(self, rate: Scalar, noise_shape: Sequence[int | None] | None = None) -> None:
-        self.rate = _constant(rate)
+    def __init__(self, rate: rates.Scalar, noise_shape: Sequence[int | None] | None = None) -> None:
+        self.rate = rates.constant(rate)
         self.noise_shape = None if noise_shape is None else tuple(noise_shape)
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -182,10 +175,10 @@ class Dropout(Parametrization):
         return draws.dropout(rows, self.rate, seed, self._mask_shape(shape) or shape, places)
 
     def at(self, call: tf.Tensor) -> Dropout:
-        return _changed(self, rate=_read(self.rate, call, below=1.0))
+        return _changed(self, rate=rates.read(self.rate, call, below=1.0))
 
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
-        _check_scalar(where, "rate", self.rate, below=1.0)
+        rates.check(where, "rate", self.rate, below=1.0)
         if shape is None or self.noise_shape is None:
             return
         fits = len(shape) == len(self.noise_shape) and all(
@@ -199,10 +192,10 @@ class Dropout(Parametrization):
 
     @property
     def is_identity(self) -> bool:
-        return _is_number(self.rate) and draws.keep_probability(float(self.rate)) == 1.0
+        return rates.is_number(self.rate) and draws.keep_probability(float(self.rate)) == 1.0
 
     def get_config(self) -> dict[str, Any]:
-        return {"rate": _serialized(self.rate), "noise_shape": self.noise_shape}
+        return {"rate": rates.serialized(self.rate), "noise_shape": self.noise_shape}
 
     def _mask_shape(self, shape: Sequence[int]) -> tuple[int, ...] | None:
         if self.noise_shape is None:
@@ -240,8 +233,8 @@ class GaussianNoise(Parametrization):
 
     by_rows = True
 
-    def __init__(self, stddev: Scalar, start_step: int = 0) -> None:
-        self.stddev = _constant(stddev)
+    def __init__(self, stddev: rates.Scalar, start_step: int = 0) -> None:
+        self.stddev = rates.constant(stddev)
         self.start_step = start_step
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -256,14 +249,14 @@ class GaussianNoise(Parametrization):
         return draws.noise(rows, self.stddev, seed, places)
 
     def at(self, call: tf.Tensor) -> GaussianNoise:
-        stddev = _read(self.stddev, call, below=math.inf)
+        stddev = rates.read(self.stddev, call, below=math.inf)
         if self.start_step > 0 and not self.is_identity:
             started = tf.cast(call >= self.start_step, tf.float32)
             stddev = tf.stop_gradient(tf.cast(stddev, tf.float32) * started)
         return _changed(self, stddev=stddev, start_step=0)
 
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
-        _check_scalar(where, "stddev", self.stddev, below=math.inf)
+        rates.check(where, "stddev", self.stddev, below=math.inf)
         if not isinstance(self.start_step, int) or self.start_step < 0:
             raise ValueError(
                 f"{where}: start_step must be an integer of at least 0, got {self.start_step!r}"
@@ -271,10 +264,10 @@ class GaussianNoise(Parametrization):
 
     @property
     def is_identity(self) -> bool:
-        return _is_number(self.stddev) and float(self.stddev) == 0.0
+        return rates.is_number(self.stddev) and float(self.stddev) == 0.0
 
     def get_config(self) -> dict[str, Any]:
-        return {"stddev": _serialized(self.stddev), "start_step": self.start_step}
+        return {"stddev": rates.serialized(self.stddev), "start_step": self.start_step}
 
 
 @keras.saving.register_keras_serializable("tfwd")
@@ -443,78 +436,8 @@ def apply(
     return weight
 
 
-_where: contextvars.ContextVar[str] = contextvars.ContextVar("where", default="")
-
-
-@contextlib.contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Errors about values that are read inside the body name this weight and layer."""
-    token = _where.set(where)
-    try:
-        yield
-    finally:
-        _where.reset(token)
-
-
 def _changed(parametrization: Any, **attributes: Any) -> Any:
     """A copy, of the same class, with other attributes."""
     changed = copy.copy(parametrization)
     vars(changed).update(attributes)
     return changed
-
-
-def _constant(value: Any) -> Any:
-    """A float for a scalar array or a tensor whose value is known; anything else as it is."""
-    if isinstance(value, np.ndarray) or (tf.is_tensor(value) and not _is_variable(value)):
-        known = tf.get_static_value(value) if tf.is_tensor(value) else value
-        if known is not None and np.ndim(known) == 0 and np.issubdtype(known.dtype, np.floating):
-            return float(known)
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _is_variable(value: Any) -> bool:
-    return isinstance(value, (tf.Variable, keras.Variable))
-
-
-def _check_scalar(where: str, name: str, value: Any, below: float) -> None:
-    """Checks what can be known now; schedules and tensors are checked when they are read."""
-    if _is_variable(value):
-        if not tf.executing_eagerly():
-            return
-    elif tf.is_tensor(value) or callable(value):
-        return
-    limit = "in [0, 1)" if below == 1.0 else "a finite number of at least 0"
-    if not _is_number(value) and not _is_variable(value):
-        raise ValueError(
-            f"{where}: {name} must be {limit}, a schedule or a variable; got {value!r}"
-        )
-    number = float(value)
-    if not 0.0 <= number < below:  # False for NaN
-        raise ValueError(f"{where}: {name} must be {limit}; got {number}")
-
-
-def _read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
-    """A float as it is; a variable or a schedule as a float32 scalar."""
-    if _is_number(value):
-        return value
-    if isinstance(value, keras.Variable):
-        value = _keras.value(value)
-    elif callable(value) and not _is_variable(value):
-        value = value(call)
-    value = tf.stop_gradient(tf.cast(value, tf.float32))
-    name = _where.get() or "a parametrized weight"
-    message = f"{name}: a rate or deviation must be at least 0 and below {below}; got"
-    tf.debugging.Assert((value >= 0.0) & (value < below), [message, value])
-    return value
-
-
-def _serialized(value: Scalar) -> Any:
-    if _is_variable(value):
-        return float(value)
-    if _is_number(value):
-        return value
-    return keras.saving.serialize_keras_object(value)
