@@ -167,16 +167,17 @@ def main() -> int:
     unknown = [name for name in chosen.names if name not in there]
     if unknown:
         options.error(f"there is no {', '.join(unknown)}; there are {', '.join(there)}")
-    outcomes = []
+    out = chosen.out.resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    outcomes, page = [], ""
     for name in chosen.names or there:
         measure.CONSOLE.rule(name)
         outcomes.append(run(there[name], chosen.limit))
         if outcomes[-1].problem:
             measure.CONSOLE.print(f"{name}: {outcomes[-1].problem}", style="red")
-    out = chosen.out.resolve()
-    page = markdown(outcomes, sorted((FOLDER / "plots").glob("*.png")), out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8")
+        # After each one, so that what is stopped half way leaves what there is.
+        page = markdown(outcomes, sorted((FOLDER / "plots").glob("*.png")), out)
+        out.write_text(page, encoding="utf-8")
     print(page)
     measure.CONSOLE.print(f"written to {out}")
     return sum(outcome.line is None for outcome in outcomes)
