@@ -98,9 +98,10 @@ def main() -> None:
     rows, data = [], {}
     if tuner is not None:
         readings, one = run(tuner, trials)
-        growth = Spread.of(slopes(readings[-LAST:]))
+        last = readings[-LAST:]
+        growth = Spread.of(slopes(last))
         share = Spread(*(value / one for value in growth))
-        claim = f"growth of a sweep's memory a trial, over the last {LAST} of {trials}"
+        claim = f"growth of a sweep's memory a trial, over the last {len(last)} of {trials}"
         peers: dict[str, float | str] = {"a model left behind": one}
         means = "share of a trial's weights and moments"
         rows.append(Row(claim, share, means, growth.median, peers, "MiB", no_more=0.0))
