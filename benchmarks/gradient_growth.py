@@ -33,7 +33,8 @@ def main() -> None:
 
     def exponents(side: str) -> Spread:
         rounds = zip(*(found[f"{side} {batch}"] for batch in BATCHES), strict=True)
-        return Spread.of([np.polyfit(np.log(BATCHES), np.log(turn), 1)[0] for turn in rounds])
+        sizes = np.log(BATCHES)
+        return Spread.of([float(np.polyfit(sizes, np.log(turn), 1)[0]) for turn in rounds])
 
     figure, plain = exponents("tfwd"), exponents("plain")
     claim = "growth of both moments with the batch, 8 to 1024, MLP 784-512-512-10"
