@@ -1,32 +1,27 @@
-"""What decoupled decay costs in a step over 24 million weights, shaped as an AWD-LSTM's.
+"""Time of an optimizer's step with decoupled decay, 24 million weights shaped as an AWD-LSTM's.
 
     python benchmarks/optimizers.py
 
-Targets: the wrapped step takes at most 1.05 of the inner optimizer's own decay, where it has one,
-and at most 1.25 of the inner optimizer alone for plain SGD. Beside them AdamW of PyTorch (foreach)
-and of Optax (jitted, donated). Gradients are fixed; the sides run in turn; figures are medians over
-rounds of the time, and of the ratio to the side named, with the middle half of the rounds.
+Ours is `DecoupledWeightDecay` around Keras's SGD and Adam; beside it are the same optimizers alone
+and with a decay of their own, AdamW of PyTorch (foreach) and of Optax (jitted, donated). Gradients
+are fixed, and each side has weights of its own.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import statistics
-import time
+import gc
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+import measure
+from measure import Row, ratio
 
-import keras
-import numpy as np
-import tensorflow as tf
-
-from tfwd.optimizers import DecoupledWeightDecay
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
 
 # A tied embedding of 10,000 words, LSTMs of 1150, 1150 and 400 units, the decoder's bias.
-SHAPES = [
+SHAPES: list[tuple[int, ...]] = [
     (10_000, 400),
     *((400, 4600), (1150, 4600), (4600,)),
     *((1150, 4600), (1150, 4600), (4600,)),
@@ -34,17 +29,34 @@ SHAPES = [
     (10_000,),
 ]
 RATE, DECAY = 1e-3, 1.2e-6
-ROUNDS = 25
+# Our side, the other one, and the most that our time may be of the other's.
+RATIOS = {
+    "SGD": [
+        ("SGD, wrapped", "SGD alone", 1.25),
+        ("SGD, wrapped", "SGD, its own decay", 1.05),
+    ],
+    "Adam": [
+        ("Adam, wrapped", "Keras's AdamW", 1.05),
+        ("Adam, wrapped", "Adam alone", None),
+        ("Adam, wrapped", "PyTorch's AdamW", None),
+        ("Adam, wrapped", "Optax's adamw", None),
+    ],
+}
 
 
 def arrays(seed: int) -> list[np.ndarray]:
     """Normal numbers in all the shapes, the same each time."""
+    import numpy as np
+
     rng = np.random.default_rng(seed)
     return [rng.normal(size=shape).astype("float32") for shape in SHAPES]
 
 
 def in_keras(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
     """A step of an optimizer, in a `tf.function`, on variables of its own."""
+    import keras
+    import tensorflow as tf
+
     weights = [keras.Variable(value) for value in arrays(0)]
     gradients = [tf.constant(value) for value in arrays(1)]
     optimizer.build(weights)
@@ -57,30 +69,27 @@ def in_keras(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
     return run
 
 
-def in_torch() -> Callable[[], None] | None:
-    """PyTorch's AdamW, `None` without PyTorch."""
-    try:
-        import torch
-    except ImportError:
-        return None
+def in_torch() -> Callable[[], Any]:
+    """PyTorch's AdamW."""
+    import torch
+
+    torch.set_num_threads(measure.cores())
     weights = [torch.nn.Parameter(torch.tensor(value)) for value in arrays(0)]
     for weight, gradient in zip(weights, arrays(1), strict=True):
         weight.grad = torch.tensor(gradient)
     return torch.optim.AdamW(weights, lr=RATE, weight_decay=DECAY, foreach=True).step
 
 
-def in_optax() -> Callable[[], None] | None:
-    """Optax's adamw in one compiled function, `None` without Optax."""
-    try:
-        import jax
-        import optax
-    except ImportError:
-        return None
+def in_optax() -> Callable[[], None]:
+    """Optax's adamw in one compiled function."""
+    import jax
+    import optax
+
     optimizer = optax.adamw(RATE, weight_decay=DECAY)
     weights = [jax.numpy.asarray(value) for value in arrays(0)]
     gradients = [jax.numpy.asarray(value) for value in arrays(1)]
 
-    def update(weights, state):
+    def update(weights: list[Any], state: Any) -> tuple[list[Any], Any]:
         updates, state = optimizer.update(gradients, state, weights)
         return optax.apply_updates(weights, updates), state
 
@@ -93,71 +102,55 @@ def in_optax() -> Callable[[], None] | None:
     return run
 
 
-def sides() -> dict[str, Callable[[], None] | None]:
-    """What is measured: name -> one step."""
-    optimizers = keras.optimizers
+def candidates(inner: str) -> dict[str, Callable[[], Any]]:
+    """All sides of a group of `RATIOS`, as far as they are installed."""
+    from keras import optimizers
 
-    def wrapped(inner: keras.optimizers.Optimizer) -> DecoupledWeightDecay:
-        return DecoupledWeightDecay(inner, DECAY, scale="learning_rate")
+    from tfwd.optimizers import DecoupledWeightDecay
 
-    return {
-        "SGD alone": in_keras(optimizers.SGD(RATE)),
-        "SGD, its own decay": in_keras(optimizers.SGD(RATE, weight_decay=DECAY)),
-        "SGD, wrapped": in_keras(wrapped(optimizers.SGD(RATE))),
+    def wrapped(optimizer: keras.optimizers.Optimizer) -> DecoupledWeightDecay:
+        return DecoupledWeightDecay(optimizer, DECAY, scale="learning_rate")
+
+    if inner == "SGD":
+        return {
+            "SGD alone": in_keras(optimizers.SGD(RATE)),
+            "SGD, its own decay": in_keras(optimizers.SGD(RATE, weight_decay=DECAY)),
+            "SGD, wrapped": in_keras(wrapped(optimizers.SGD(RATE))),
+        }
+    sides: dict[str, Any] = {
         "Adam alone": in_keras(optimizers.Adam(RATE)),
         "Keras's AdamW": in_keras(optimizers.AdamW(RATE, weight_decay=DECAY)),
         "Adam, wrapped": in_keras(wrapped(optimizers.Adam(RATE))),
-        "PyTorch's AdamW": in_torch(),
-        "Optax's adamw": in_optax(),
+        "PyTorch's AdamW": measure.attempt(in_torch, "PyTorch's AdamW"),
+        "Optax's adamw": measure.attempt(in_optax, "Optax's adamw"),
     }
-
-
-RATIOS = {
-    "SGD, wrapped / alone": ("SGD, wrapped", "SGD alone", 1.25),
-    "SGD, wrapped / its own decay": ("SGD, wrapped", "SGD, its own decay", 1.05),
-    "Adam, wrapped / Keras's AdamW": ("Adam, wrapped", "Keras's AdamW", 1.05),
-    "Adam, wrapped / PyTorch's AdamW": ("Adam, wrapped", "PyTorch's AdamW", None),
-    "Adam, wrapped / Optax's adamw": ("Adam, wrapped", "Optax's adamw", None),
-}
-
-
-def quartiles(values: list[float]) -> list[float]:
-    """The lower quartile, the median and the upper quartile."""
-    return [round(value, 4) for value in statistics.quantiles(values, n=4)]
+    return {name: run for name, run in sides.items() if run is not None}
 
 
 def main() -> None:
-    """Measures, and prints a table and a line of JSON."""
-    runs = {name: run for name, run in sides().items() if run is not None}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(ROUNDS + 3):
-        for name, run in runs.items():
-            begin = time.perf_counter()
-            run()
-            if number >= 3:  # the first trace and compile, and fill caches
-                times[name].append(time.perf_counter() - begin)
-    weights = sum(int(np.prod(shape)) for shape in SHAPES)
-    print(f"{weights:,} weights, {ROUNDS} rounds; milliseconds a step: quarter, median, quarter")
-    for name, values in times.items():
-        print(f"  {name:<32} " + "  ".join(f"{1e3 * q:7.2f}" for q in quartiles(values)))
-    ratios = {}
-    for name, (one, other, target) in RATIOS.items():
-        if one in times and other in times:
-            pairs = zip(times[one], times[other], strict=True)
-            ratios[name] = quartiles([a / b for a, b in pairs])
-            aim = f"   target {target}" if target else ""
-            print(f"  {name:<32} " + "  ".join(f"{q:7.3f}" for q in ratios[name]) + aim)
-    print(
-        json.dumps(
-            {
-                "benchmark": "optimizers",
-                "weights": weights,
-                "milliseconds": {n: round(1e3 * statistics.median(v), 3) for n, v in times.items()},
-                "ratios": {name: values[1] for name, values in ratios.items()},
-                "spread": {name: [values[0], values[2]] for name, values in ratios.items()},
-            }
-        )
-    )
+    """Measures, and reports a row a pair of sides."""
+    options = measure.parser(__doc__)
+    options.add_argument("--seconds", type=float, default=30.0, help="time for a group's rounds")
+    seconds = options.parse_args().seconds
+    measure.equal_threads()
+    rows, medians = [], {}
+    for inner, pairs in RATIOS.items():
+        found = measure.alternate(candidates(inner), seconds=seconds, warmup=3, title=inner)
+        medians |= measure.milliseconds(found)
+        rows += [
+            Row(
+                f"step of an optimizer over 24 M weights: {ours}, against {other}",
+                ratio(found[ours], found[other]),
+                f"time over {other}",
+                float(medians[ours]),
+                {other: medians[other]},
+                at_most=limit,
+            )
+            for ours, other, limit in pairs
+            if other in found
+        ]
+        gc.collect()
+    measure.report("optimizers", rows, milliseconds=medians)
 
 
 if __name__ == "__main__":

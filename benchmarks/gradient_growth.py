@@ -1,0 +1,47 @@
+"""How the time of both moments of per-example gradients grows with the batch, from 8 to 1024.
+
+    python benchmarks/gradient_growth.py
+
+The model is the first of gradient_moments.py, an MLP 784-512-512-10. The figure is the exponent of
+the batch: the slope, by least squares, of the logarithm of the time over that of the batch. 1 is
+linear, which a loop over the examples that goes through the batch each time is not.
+"""
+
+from __future__ import annotations
+
+import measure
+from measure import Row, Spread
+
+BATCHES = [8, 32, 128, 512, 1024]
+LIMIT = 1.1
+
+
+def main() -> None:
+    """Measures, and reports a row."""
+    options = measure.parser(__doc__)
+    options.add_argument("--seconds", type=float, default=25.0, help="time for the rounds")
+    seconds = options.parse_args().seconds
+    measure.equal_threads()
+    import gradient_cases
+    import numpy as np
+
+    runs = {}
+    for batch in BATCHES:
+        sides = gradient_cases.ours(gradient_cases.mlp([784, 512, 512], batch))
+        runs |= {f"{side} {batch}": run for side, run in sides.items()}
+    found = measure.alternate(runs, seconds=seconds, calls=3, title="batch")
+
+    def exponents(side: str) -> Spread:
+        rounds = zip(*(found[f"{side} {batch}"] for batch in BATCHES), strict=True)
+        sizes = np.log(BATCHES)
+        return Spread.of([float(np.polyfit(sizes, np.log(turn), 1)[0]) for turn in rounds])
+
+    figure, plain = exponents("tfwd"), exponents("plain")
+    claim = "growth of both moments with the batch, 8 to 1024, MLP 784-512-512-10"
+    peers: dict[str, float | str] = {"a plain gradient": plain.median}
+    row = Row(claim, figure, "exponent", figure.median, peers, "", at_most=LIMIT)
+    measure.report("gradient_growth", [row], milliseconds=measure.milliseconds(found))
+
+
+if __name__ == "__main__":
+    main()
