@@ -6,7 +6,7 @@ PYTHON ?= python3
 # The build of TensorFlow is one of the extras: EXTRAS=tf,tune,dev takes the one for GPUs.
 EXTRAS ?= cpu,tune,dev
 # The benchmarks' own, with the libraries that they compare with.
-BENCH_EXTRAS ?= cpu,bench
+BENCH_EXTRAS ?= cpu,tune,bench
 # Further arguments of pip. On Linux PyTorch comes with gigabytes for GPUs; its build without them:
 # make bench PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_ARGS ?=

@@ -125,8 +125,9 @@ def test_noise_comes_before_dropout():
 def test_noise_begins_at_its_step():
     model = make(variational_noise=0.2, noise_start_step=1)
     plain = make()(IDS, training=False).raw
-    np.testing.assert_array_equal(model(IDS, training=True).raw, plain)
-    assert np.abs(model(IDS, training=True).raw - plain).max() > 1e-6
+    # Training and evaluation take different loops, equal to rounding.
+    np.testing.assert_allclose(model(IDS, training=True).raw, plain, atol=1e-6)
+    assert np.abs(model(IDS, training=True).raw - plain).max() > 1e-3
 
 
 def test_output_dropout_has_one_mask_for_all_steps():
