@@ -17,9 +17,14 @@ os.environ["MPLBACKEND"] = "agg"
 # Exact comparisons are made for one kind of device; tests of replicas need two of them anywhere.
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
+import hypothesis
 import keras
 import pytest
 import tensorflow as tf
+
+# What a machine is busy with besides is no property of the code.
+hypothesis.settings.register_profile("tfwd", deadline=None)
+hypothesis.settings.load_profile("tfwd")
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2

@@ -48,7 +48,7 @@ def rates(
     >>> hp = keras_tuner.HyperParameters()
     >>> hp.values["dropout/recurrent_kernel"] = 0.3
     >>> hypermodel.build(hp).layers[0].parametrizations
-    {'recurrent_kernel': Dropout(0.3)}
+    {'recurrent_kernel': Dropout(rate=0.3, noise_shape=None)}
     """
     if not dropout and not noise:
         raise ValueError('give rates to try, as dropout={"recurrent_kernel": Float(0, 0.7)}')
