@@ -8,6 +8,7 @@ effective table is never computed, and the table's gradient stays sparse as in a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
     from tfwd.layers.perturbed import Chosen, _Call
 
 
-def applies(layer: keras.Layer, chosen: Chosen) -> bool:
+def applies(layer: keras.Layer, chosen: Chosen, args: tuple, kwargs: Mapping[str, Any]) -> bool:
     """Whether a layer that does a plain lookup can do it in a table that is never computed."""
+    given = (*args, *kwargs.values())
     return (
-        not _keras.is_altered(layer)
+        len(given) == 1
+        and not isinstance(given[0], (tf.RaggedTensor, tf.SparseTensor))
+        and not _keras.is_altered(layer)
         and [target.variable for target, _ in chosen] == layer.weights
         and all(element.by_rows for _, p in chosen for element in p.elements())
     )

@@ -106,7 +106,7 @@ class Perturbing:
         variables = [v for v in self._subject().variables if id(v) != own]
         chosen = self._chosen()
         acting = any(not p.is_identity for _, p in chosen)
-        if acting and self._is_lookup() and lookup.applies(self._subject(), chosen):
+        if acting and self._is_lookup() and lookup.applies(self._subject(), chosen, args, kwargs):
             (ids,) = (*args, *kwargs.values())
             return self._perturber.look_up(self._subject(), chosen, ids, flag)
         return self._perturber.run(self, function, variables, chosen, args, kwargs, flag)

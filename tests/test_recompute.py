@@ -319,3 +319,72 @@ def _depends(op: tf.Operation, source: tf.Operation) -> bool:
             seen.add(current)
             todo += [t.op for t in current.inputs]
     return False
+
+
+def _kept_of(function, *weights: tf.Tensor) -> set[str]:
+    """What a function of two effective weights leaves for backward, by the operations' types."""
+    shape = weights[0].shape
+
+    def call(x: tf.Tensor, v: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        def draw(training, tensors, seeds):
+            pairs = zip(tensors[1:], seeds, strict=True)
+            return [w * tf.random.stateless_uniform(shape, seed) for w, seed in pairs]
+
+        def run(training, tensors, seeds, drawn):
+            return [function(tensors[0], *drawn)]
+
+        return recompute.call(draw, run, True, [x, v, w], [SEED, SEED + 1])[0]
+
+    concrete = tf.function(call).get_concrete_function(X[:, :5], *weights)
+    forward, _ = concrete._delayed_rewrite_functions.forward_backward()
+    kept = list(forward.graph.outputs)[1:]
+    return {_source(t) for t in kept if t.shape == shape} - _RAW - {"Const"}
+
+
+ROOT = tf.random.stateless_normal([5, 5], [5, 6])
+
+
+def _swapped(x: tf.Tensor, v: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    axes = tf.constant([1, 0])
+    return tf.tanh(x @ tf.transpose(v, axes)) @ tf.transpose(w, axes)
+
+
+def _triangular(x: tf.Tensor, v: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    below = tf.range(5)[:, None] > tf.range(5)
+    return tf.tanh(x @ tf.where(below, v, 0.0)) @ (w * tf.ones([5, 5]) + tf.eye(5))
+
+
+@pytest.mark.parametrize("function", [_swapped, _triangular])
+def test_what_follows_from_weights_and_constants_is_made_again(function) -> None:
+    assert _kept_of(function, ROOT, ROOT) == set()
+
+
+def test_a_gradient_by_hand_may_use_a_tape() -> None:
+    """The tape follows what stands for the weight, as it would follow the weight."""
+
+    @tf.custom_gradient
+    def product(x: tf.Tensor, w: tf.Tensor) -> tuple:
+        def backward(upstream: tf.Tensor) -> list:
+            with tf.GradientTape() as tape:
+                tape.watch([x, w])
+                y = x @ w
+            return tape.gradient(y, [x, w], output_gradients=upstream)
+
+        return x @ w, backward
+
+    class ByHand(keras.layers.Dense):
+        def call(self, inputs):
+            return product(inputs, tf.convert_to_tensor(self.kernel))
+
+    layer = layers.WeightDropout(ByHand(3), 0.5, seed=1)
+    x = tf.ones([2, 3])
+    layer(x)
+
+    @tf.function
+    def step() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            y = layer(x, training=True)
+        return tape.gradient(y, layer.weights[0].value)
+
+    (effective,) = layer.effective_weights(0).values()
+    np.testing.assert_array_equal(step(), 4.0 * (effective.numpy() != 0.0))

@@ -198,6 +198,8 @@ def captures_from(graph: tf.Graph, find: Callable[[tf.Tensor], tf.Tensor | None]
         if tf.is_tensor(tensor) and getattr(tensor, "graph", graph) is not graph:
             found = find(tensor)
             if found is not None:
+                # As for a capture: a tape that follows the one follows the other.
+                record.record_operation("captured_value", [found], [tensor], lambda x: [x])
                 return found
         return type(graph).capture(graph, tensor, *args, **kwargs)
 

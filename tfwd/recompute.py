@@ -63,7 +63,7 @@ def call(
             branch of a `tf.cond`.
         tensors: the arguments with respect to which there are gradients (of floating or complex
             dtype), and others.
-        seeds: integer tensors.
+        seeds: integer tensors, one for each effective weight.
 
     Returns:
         The function's result.

@@ -60,7 +60,7 @@ class _Copies:
 
     def find(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """What stands for the tensor, or None if it is to be captured."""
-        if id(getattr(tensor, "graph", None)) not in self._outer:
+        if id(getattr(tensor, "graph", None)) not in self._outer or _is_constant(tensor):
             return None
         self._resolve(tensor)
         return self._known[tensor.ref()]
@@ -118,8 +118,6 @@ def _inputs(tensor: tf.Tensor) -> list[tf.Tensor]:
         unchanged = _keras.is_loop_invariant(operation, tensor.value_index)
         return [operation.inputs[tensor.value_index]] if unchanged else []
     if operation.op_def.is_stateful or operation.control_inputs or _calls_functions(operation):
-        return []
-    if all(_is_constant(t) for t in operation.inputs):
         return []
     return list(operation.inputs)
 

@@ -131,3 +131,13 @@ def test_a_subclass_with_a_call_of_its_own_is_called() -> None:
 
     layer = layers.WeightDropout(Scaled(8, 4, embeddings_initializer="ones"), 0.5, seed=1)
     assert set(np.unique(layer(IDS, training=True))) == {0.0, 6.0}
+
+
+def test_ragged_and_sparse_ids() -> None:
+    layer = layers.WeightDropout(keras.layers.Embedding(10, 4), 0.4, seed=1)
+    layer.build((None, None))
+    ragged = tf.ragged.constant([[1, 2], [3]])
+    (effective,) = layer.effective_weights(0).values()
+    rows = layer(ragged, training=True)
+    np.testing.assert_allclose(rows.to_tensor()[0], tf.gather(effective, [1, 2]), rtol=1e-6)
+    assert layer(tf.sparse.from_dense([[1, 0, 2]]), training=True).shape == (1, 3, 4)

@@ -233,7 +233,7 @@ def test_methods():
 
 def test_hyperband_over_too_few_points_is_refused(tmp_path):
     """keras-tuner would stop after the first short trials."""
-    with pytest.raises(ValueError, match="draws 9 different points and the space has 6"):
+    with pytest.raises(ValueError, match="draws 10 different points and the space has 6"):
         make(tmp_path, "hyperband", space={"rate": Float(0, 0.5, step=0.1)})
     make(tmp_path, "hyperband", space={"rate": Float(0, 0.5)})
 
