@@ -79,6 +79,8 @@ def test_a_worker_that_is_killed_loses_no_trial(tmp_path, root):
     finally:
         for process in started.values():
             process.kill()
+            process.wait()
+            process.stdout.close()
     assert started["chief"].returncode == 0, chief
     assert started["one"].returncode == 0, worker
     assert f"two is silent: trial {lost} waits for another worker" in chief
