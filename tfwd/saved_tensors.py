@@ -119,7 +119,7 @@ def _inputs(tensor: tf.Tensor) -> list[tf.Tensor]:
         return [operation.inputs[tensor.value_index]] if unchanged else []
     if operation.op_def.is_stateful or operation.control_inputs or _calls_functions(operation):
         return []
-    if all(_is_constant(t) for t in operation.inputs):
+    if operation.type == "PlaceholderWithDefault":  # the counter of a vectorized_map, say
         return []
     return list(operation.inputs)
 
