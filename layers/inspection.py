@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd import _keras
+from tfwd import _graphs, _keras
 from tfwd.substitute import Result
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _
         UserWarning: if it does not read a parametrized weight.
     """
     _check_calls(name, owner)
-    graph = _keras.ScratchGraph()
+    graph = _graphs.ScratchGraph()
     try:
         results = _trace(call, graph)
         known = {id(v) for v in call.variables}
@@ -77,7 +77,7 @@ def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _
         if extra:
             # Keras does not list them, as the states of a stateful RNN; they are values too.
             call.extend(list(extra.values()))
-            graph = _keras.ScratchGraph()
+            graph = _graphs.ScratchGraph()
             results = _trace(call, graph)
     except Exception as error:
         # What is wrong with the call itself will be said when it is made in earnest.

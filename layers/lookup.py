@@ -57,5 +57,5 @@ def rows(call: _Call, layer: keras.layers.Embedding, ids: Any) -> tf.Tensor:
             return keras.ops.take(table, ids, axis=0)
         return parametrizations.apply(taken, chain, places, tuple(raw.shape))
 
-    result = training_flag.cond(call.training, lambda: perturbed(True), lambda: perturbed(False))
+    result = training_flag.each(call.training, perturbed)
     return tf.cast(result, layer.compute_dtype)

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, lstm
+from tfwd import _graphs, _keras, lstm
 
 
 def call(
@@ -80,7 +80,7 @@ def _applies(layer: keras.layers.LSTM, sequences: Any) -> bool:
         and not layer.unroll
         and layer.use_cudnn is not True  # which is an error where there is no GPU
         and not tf.config.list_logical_devices("GPU")
-        and not _keras.in_branch()  # where a gradient by hand cannot be followed from outside
+        and not _graphs.in_branch()  # where a gradient by hand cannot be followed from outside
         and isinstance(sequences, tf.Tensor)
         and sequences.shape.rank == 3
         and sequences.dtype == cell.compute_dtype

@@ -218,7 +218,7 @@ class _Call:
         if pure and recomputed:
             flat = recompute.call(self.weights, function, self.training, self.tensors, self.seeds)
         else:
-            flat = training_flag.cond(self.training, lambda: keeping(True), lambda: keeping(False))
+            flat = training_flag.each(self.training, keeping)
         return packed.unpack(list(flat))
 
     def weights(self, training: bool, tensors: list, seeds: list) -> list[tf.Tensor]:

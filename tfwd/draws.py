@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd import _keras, xxh32
+from tfwd import _graphs, xxh32
 from tfwd import seeds as seeding
 
 LEVELS = 1 << 16
@@ -118,7 +118,7 @@ def dropout(
     True
     """
     keep = tf.cast(keep_probability(rate), tf.float32)
-    if _keras.in_branch():
+    if _graphs.in_branch():
         return _run(_dropout, tensor, tf.stop_gradient(keep), seed, rows, noise_shape)
 
     @tf.custom_gradient
@@ -161,7 +161,7 @@ def noise(
     0.1
     """
     stddev = tf.cast(stddev, _wide(tensor.dtype))
-    if _keras.in_branch():
+    if _graphs.in_branch():
         return _run(_noise, tensor, tf.stop_gradient(stddev), seed, rows, None)
 
     @tf.custom_gradient

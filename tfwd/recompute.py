@@ -36,7 +36,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd import _keras, saved_tensors
+from tfwd import _graphs, saved_tensors
 from tfwd import seeds as seeding
 from tfwd import training as training_flag
 
@@ -121,7 +121,7 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
                     draw_tape.watch(inner)
                     again = draw(training, values, late)
                 with saved_tensors.replaced(weights, again):
-                    gradients = _keras.gradients(targets, [*watched, *weights], upstream)
+                    gradients = _graphs.gradients(targets, [*watched, *weights], upstream)
                 direct, of_weights = gradients[: len(watched)], gradients[len(watched) :]
                 of_weights = [_dense(gradient) for gradient in of_weights]
                 saved_tensors.delay(late, of_weights)
@@ -185,11 +185,7 @@ def _running_again(
         early = seeding.after(keys, values)
 
         def forward(*_: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            return training_flag.cond(
-                training,
-                lambda: tuple(whole(True, values, early)),
-                lambda: tuple(whole(False, values, early)),
-            )
+            return training_flag.each(training, lambda flag: tuple(whole(flag, values, early)))
 
         # In eager mode a tape records, and keeps, all that happens in a custom gradient; inside
         # `tf.recompute_grad` it does not.
@@ -198,10 +194,8 @@ def _running_again(
 
         def backward(*upstream: tf.Tensor) -> list:
             late = seeding.after(keys, upstream)
-            gradients = training_flag.cond(
-                training,
-                lambda: _gradients(whole, True, values, late, upstream, dense),
-                lambda: _gradients(whole, False, values, late, upstream, dense),
+            gradients = training_flag.each(
+                training, lambda flag: _gradients(whole, flag, values, late, upstream, dense)
             )
             given = iter(gradients)
             of_values = [next(given) if _differentiable(value) else None for value in values]

@@ -49,6 +49,11 @@ def standardize(training: Any) -> bool | tf.Tensor:
     return tf.cast(flag, tf.bool)
 
 
+def each(training: bool | tf.Tensor, function: Callable[[bool], T]) -> T:
+    """`function(training)`, with a Python bool in each branch of `cond`."""
+    return cond(training, lambda: function(True), lambda: function(False))
+
+
 def cond(training: bool | tf.Tensor, if_training: Callable[[], T], otherwise: Callable[[], T]) -> T:
     """Calls one function when training and the other when not.
 

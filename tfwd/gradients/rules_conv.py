@@ -127,14 +127,7 @@ def depthwise_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     """Each channel is convolved by itself."""
     if not plain(layer.kernel):
         return NotImplemented
-    z = keras.ops.depthwise_conv(
-        inputs,
-        call.value(layer.kernel),
-        strides=layer.strides,
-        padding=layer.padding,
-        dilation_rate=layer.dilation_rate,
-        data_format=layer.data_format,
-    )
+    z = _of_channels(layer, call.value(layer.kernel), inputs)
     z = call.probe(biased(layer, call, z))
     call.use(layer.kernel, z, lambda d: _depthwise(layer, last(layer, inputs), last(layer, d)))
     call.use(layer.bias, z, lambda d: bias(last(layer, d)))
@@ -146,16 +139,7 @@ def separable_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     """A depthwise convolution, and a product at each position."""
     if not plain(layer.depthwise_kernel):
         return NotImplemented
-    between = call.probe(
-        keras.ops.depthwise_conv(
-            inputs,
-            call.value(layer.depthwise_kernel),
-            strides=layer.strides,
-            padding=layer.padding,
-            dilation_rate=layer.dilation_rate,
-            data_format=layer.data_format,
-        )
-    )
+    between = call.probe(_of_channels(layer, call.value(layer.depthwise_kernel), inputs))
     z = keras.ops.conv(
         between,
         call.value(layer.pointwise_kernel),
@@ -183,6 +167,17 @@ def separable_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     )
     call.use(layer.bias, z, lambda d: bias(last(layer, d)))
     return activated(layer, z)
+
+
+def _of_channels(layer: Any, kernel: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
+    return keras.ops.depthwise_conv(
+        inputs,
+        kernel,
+        strides=layer.strides,
+        padding=layer.padding,
+        dilation_rate=layer.dilation_rate,
+        data_format=layer.data_format,
+    )
 
 
 def _depthwise(layer: Any, x: tf.Tensor, d: tf.Tensor) -> Term:

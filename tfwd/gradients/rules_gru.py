@@ -23,18 +23,9 @@ from tfwd.gradients.terms import Given, Outer, Scale, Term, size, wide
 
 
 @rule(keras.layers.GRU)
-def gru(
-    layer: Any,
-    call: Call,
-    sequences: tf.Tensor,
-    initial_state: Any = None,
-    mask: Any = None,
-    training: Any = False,
-) -> Any:
+def gru(layer: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
     """Gates in the order z, r, h; with `reset_after` the candidate's product is reset, else `h`."""
-    given = None
-    if type(layer.cell) is keras.layers.GRUCell:
-        given = sequence(layer, sequences, initial_state, mask, training)
+    given = sequence(layer, keras.layers.GRUCell, *args, **kwargs)
     if given is None:
         return NotImplemented
     run = _gru_reset_after if layer.cell.reset_after else _gru_reset_before

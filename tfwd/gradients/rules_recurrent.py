@@ -36,10 +36,23 @@ class Sequence(NamedTuple):
 
 
 def sequence(
-    layer: Any, sequences: tf.Tensor, initial_state: Any, mask: Any, training: Any
+    layer: Any,
+    kind: type,
+    sequences: tf.Tensor,
+    initial_state: Any = None,
+    mask: Any = None,
+    training: Any = False,
 ) -> Sequence | None:
-    """What goes into the loop; None for what the rules do not cover."""
+    """What goes into the loop; None for what the rules do not cover.
+
+    Args:
+        layer: the layer.
+        kind: the class of its cell that the rule is for.
+        sequences, initial_state, mask, training: the arguments of its call.
+    """
     cell = layer.cell
+    if type(cell) is not kind:
+        return None
     dropped = bool(training) and (cell.dropout > 0 or cell.recurrent_dropout > 0)
     if not plain(cell.kernel) or (dropped and getattr(cell, "implementation", 2) == 1):
         return None
@@ -112,18 +125,9 @@ def _single(layer: Any, call: Call, given: Sequence, states: list[tf.Tensor], st
 
 
 @rule(keras.layers.SimpleRNN)
-def simple_rnn(
-    layer: Any,
-    call: Call,
-    sequences: tf.Tensor,
-    initial_state: Any = None,
-    mask: Any = None,
-    training: Any = False,
-) -> Any:
+def simple_rnn(layer: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
     """`h = activation(x W + h U + b)`."""
-    given = None
-    if type(layer.cell) is keras.layers.SimpleRNNCell:
-        given = sequence(layer, sequences, initial_state, mask, training)
+    given = sequence(layer, keras.layers.SimpleRNNCell, *args, **kwargs)
     if given is None:
         return NotImplemented
     activation = layer.cell.activation or keras.activations.linear
@@ -135,18 +139,9 @@ def simple_rnn(
 
 
 @rule(keras.layers.LSTM)
-def lstm(
-    layer: Any,
-    call: Call,
-    sequences: tf.Tensor,
-    initial_state: Any = None,
-    mask: Any = None,
-    training: Any = False,
-) -> Any:
+def lstm(layer: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
     """Gates in the order i, f, c, o of `x W + h U + b`."""
-    given = None
-    if type(layer.cell) is keras.layers.LSTMCell:
-        given = sequence(layer, sequences, initial_state, mask, training)
+    given = sequence(layer, keras.layers.LSTMCell, *args, **kwargs)
     if given is None:
         return NotImplemented
     activation, gate = layer.cell.activation, layer.cell.recurrent_activation

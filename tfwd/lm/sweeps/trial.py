@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import keras
 import ml_collections
@@ -105,12 +105,6 @@ class _TrialDisplay(Display):
         self._total = max(windows, 1)
         super().epoch(title, windows, done)
 
-    def window(
-        self,
-        done: int,
-        loss: float | None = None,
-        tokens_per_second: float | None = None,
-        seconds_left: float | None = None,
-    ) -> None:
-        super().window(done, loss, tokens_per_second, seconds_left)
+    def window(self, done: int, *facts: Any, **named: Any) -> None:
+        super().window(done, *facts, **named)
         self.tell(done / self._total)

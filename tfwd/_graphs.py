@@ -1,0 +1,141 @@
+"""Everything that depends on TensorFlow's graphs beyond their public API, and nothing else.
+
+A graph to look into before anything is run for good, and what the hooks on saved tensors need: to
+answer a function's request for a tensor from outside, and to know loops and branches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.eager import record
+from tensorflow.python.ops import control_flow_v2_func_graphs, gradients_util
+
+
+class ScratchGraph(tf.__internal__.FuncGraph):
+    """A graph to trace into and look at.
+
+    Attributes:
+        taken: the tensors from outside that its operations use.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("tfwd_inspection")
+        self.taken: list[tf.Tensor] = []
+
+    def capture(self, tensor: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
+        if getattr(tensor, "graph", None) is not self:
+            self.taken.append(tensor)
+        return super().capture(tensor, *args, **kwargs)
+
+    def variables_read(self) -> list[tf.Variable]:
+        """The TensorFlow variables that are read, as far as they are known."""
+        return list(self._watched_variables)
+
+    def reads(self, variable: keras.Variable) -> bool:
+        """Whether the `tf.Variable` behind a Keras variable is read, or passed to a function."""
+        parts = [variable._value, *getattr(variable._value, "values", ())]
+        read = self.variables_read()
+        return any(
+            any(part is other for other in read) or any(part.handle is t for t in self.taken)
+            for part in parts
+        )
+
+    def kept_by(self, layer: keras.Layer) -> str | None:
+        """The name of an attribute in which the layer kept a tensor of this graph, if any."""
+        for name, attribute in vars(layer).items():
+            if isinstance(attribute, dict):
+                attribute = list(attribute.values())
+            items = attribute if isinstance(attribute, (list, tuple)) else [attribute]
+            if any(isinstance(x, tf.Tensor) and self._holds(x) for x in items):
+                return name
+        return None
+
+    def _holds(self, tensor: tf.Tensor) -> bool:
+        return getattr(tensor, "graph", None) is self
+
+    def differentiable_taken(self) -> list[tf.Tensor]:
+        """The tensors from outside that a gradient may be wanted for."""
+        floating = [t for t in self.taken if t.dtype.is_floating or t.dtype.is_complex]
+        return [t for t in floating if _may_have_gradient(t)]
+
+
+def _may_have_gradient(tensor: tf.Tensor) -> bool:
+    if hasattr(tensor, "numpy"):  # eager: a constant, unless a tape follows it
+        return record.should_record_backprop([tensor])
+    return tensor.op.type not in ("Const", "StopGradient")
+
+
+@contextlib.contextmanager
+def captures_from(graph: tf.Graph, find: Callable[[tf.Tensor], tf.Tensor | None]) -> Iterator[None]:
+    """Inside, the graph of a function asks `find` for a tensor of its own before it captures one.
+
+    Args:
+        graph: the graph of a function that is being traced.
+        find: called with each tensor from outside; what it returns is used, unless it is None.
+    """
+
+    def capture(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+        if tf.is_tensor(tensor) and getattr(tensor, "graph", graph) is not graph:
+            found = find(tensor)
+            if found is not None:
+                # As for a capture: a tape that follows the one follows the other.
+                record.record_operation("captured_value", [found], [tensor], lambda x: [x])
+                return found
+        return type(graph).capture(graph, tensor, *args, **kwargs)
+
+    graph.capture = capture
+    try:
+        yield
+    finally:
+        del graph.capture
+
+
+def gradients(
+    outputs: list[tf.Tensor], sources: list[tf.Tensor], upstream: list[tf.Tensor]
+) -> list[Any]:
+    """The partial derivatives of a graph's outputs, built in the graph of the present function.
+
+    A tape would do it too, but under a second tape TensorFlow wraps loops in functions that keep
+    what they were given.
+
+    Returns:
+        For each source a gradient, or None. A source that depends on another is held fixed.
+    """
+    return gradients_util._GradientsHelper(
+        outputs,
+        sources,
+        grad_ys=upstream,
+        stop_gradients=sources,
+        src_graph=outputs[0].graph if outputs else tf.compat.v1.get_default_graph(),
+    )
+
+
+def is_loop_invariant(loop: tf.Operation, index: int) -> bool:
+    """Whether a loop of TensorFlow's hands a variable on as it got it, at each turn."""
+    body = getattr(loop, "_body_graph", None)
+    if body is None or index >= len(body.inputs):
+        return False
+    output = body.outputs[index]
+    while output.op.type == "Identity":
+        output = output.op.inputs[0]
+    return output is body.inputs[index]
+
+
+def in_branch() -> bool:
+    """Whether the present graph is that of a branch of a `tf.cond`, or inside one."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def add_control_input(operation: tf.Operation, other: tf.Operation) -> None:
+    """Lets an operation of a graph wait for another one."""
+    operation._add_control_input(other)

@@ -1,0 +1,22 @@
+"""Parametrizations: how a weight becomes the effective weight that a layer computes with.
+
+A parametrization is a small object that maps a tensor and a seed to a tensor of the same shape and
+dtype. It knows nothing of layers; `tfwd.layers.Parametrized` applies it to a layer's weights. To
+write one, subclass `Parametrization` and register it with Keras, as the classes below do.
+"""
+
+from tfwd.parametrizations.base import Parametrization
+from tfwd.parametrizations.chain import Chain, Link, apply
+from tfwd.parametrizations.dropout import Dropout
+from tfwd.parametrizations.gaussian_noise import GaussianNoise
+from tfwd.parametrizations.weight_norm import WeightNorm
+
+__all__ = [
+    "Chain",
+    "Dropout",
+    "GaussianNoise",
+    "Link",
+    "Parametrization",
+    "WeightNorm",
+    "apply",
+]

@@ -1,0 +1,89 @@
+"""Weight dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import draws, rates
+from tfwd.parametrizations.base import Parametrization, changed
+
+
+@keras.saving.register_keras_serializable("tfwd")
+class Dropout(Parametrization):
+    """Weight dropout (DropConnect): each entry is kept with probability `keep`, else exactly zero.
+
+    Formula: `w'_i = m_i w_i / keep` with `m_i ~ Bernoulli(keep)`, where `keep` is `1 - rate`
+    rounded to a multiple of 2^-16, so that `E[w'_i] = w_i` exactly.
+
+    Args:
+        rate: the drop rate, in [0, 1): a float, a schedule (a callable from the number of the
+            training call to a scalar, such as a `keras.optimizers.schedules.LearningRateSchedule`)
+            or a variable, read at every call. A rate of 0.0 is the identity and draws nothing. A
+            variable is the caller's to save: a config holds its value of the moment.
+        noise_shape: as in `keras.layers.Dropout`: the shape of the mask, where 1 shares it along an
+            axis and None stands for the weight's own size. `(None, 1)` drops whole rows.
+
+    Raises:
+        ValueError: when it is applied, if the rate is not in [0, 1) or the noise shape does not fit
+            the weight; by `Parametrized`, with the names of the layer and the weight.
+
+    Example:
+
+    >>> w = Dropout(0.5)(tf.ones([2, 4]), seed=tf.constant([1, 2]))
+    >>> sorted(set(w.numpy().ravel().tolist()))
+    [0.0, 2.0]
+
+    References: Wan et al., "Regularization of Neural Networks using DropConnect" (2013); Merity et
+    al., "Regularizing and Optimizing LSTM Language Models" (2017). DropConnect as published
+    averages over masks at test time; here, as in the second paper, the raw weight is used.
+    """
+
+    by_rows = True
+
+    def __init__(self, rate: rates.Scalar, noise_shape: Sequence[int | None] | None = None) -> None:
+        self.rate = rates.constant(rate)
+        self.noise_shape = None if noise_shape is None else tuple(noise_shape)
+
+    def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        self.check("Dropout", tuple(weight.shape))
+        if self.is_identity:
+            return weight
+        return draws.dropout(weight, self.rate, seed, self._mask_shape(weight.shape))
+
+    def of_rows(
+        self, rows: tf.Tensor, seed: tf.Tensor, places: tf.Tensor, shape: tuple[int, ...]
+    ) -> tf.Tensor:
+        return draws.dropout(rows, self.rate, seed, self._mask_shape(shape) or shape, places)
+
+    def at(self, call: tf.Tensor) -> Dropout:
+        return changed(self, rate=rates.read(self.rate, call, below=1.0))
+
+    def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
+        rates.check(where, "rate", self.rate, below=1.0)
+        if shape is None or self.noise_shape is None:
+            return
+        fits = len(shape) == len(self.noise_shape) and all(
+            n in (None, 1, size) for n, size in zip(self.noise_shape, shape, strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"{where}: noise_shape {self.noise_shape} does not fit a weight of shape {shape}; "
+                "it needs one entry an axis, each None, 1 or the axis's size"
+            )
+
+    @property
+    def is_identity(self) -> bool:
+        return rates.is_number(self.rate) and draws.keep_probability(float(self.rate)) == 1.0
+
+    def get_config(self) -> dict[str, Any]:
+        return {"rate": rates.serialized(self.rate), "noise_shape": self.noise_shape}
+
+    def _mask_shape(self, shape: Sequence[int]) -> tuple[int, ...] | None:
+        if self.noise_shape is None:
+            return None
+        sizes = zip(self.noise_shape, shape, strict=True)
+        return tuple(size if n is None else n for n, size in sizes)
