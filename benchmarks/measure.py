@@ -23,6 +23,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+# PyTorch's builds for GPUs load Triton where they find it, whose LLVM ends a process that has
+# TensorFlow's. On a CPU nothing needs it.
+sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
+
 # Progress and tables are for the eye; standard output ends with the JSON line.
 CONSOLE = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
 # After its turn a library's threads spin for some milliseconds, on the next one's cores.

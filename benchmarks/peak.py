@@ -23,6 +23,7 @@ import os
 import queue
 import resource
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -123,6 +124,24 @@ def _shown(answer: Any) -> str:
     return " ".join(f"{peak / MIB:.0f}" for peak in answer) + " MiB"
 
 
+def _answer(child: Any, answer: Any, seconds: float) -> Any:
+    """What a child sends within the time; a text if it does not. It has ended then."""
+    end = time.monotonic() + seconds
+    found = None
+    while found is None and time.monotonic() < end:
+        ended = not child.is_alive()
+        try:
+            found = answer.get(timeout=0.5)
+        except queue.Empty:
+            if ended:
+                return f"ended with status {child.exitcode} and no answer"
+    child.join(10 if found is not None else 0)
+    if child.is_alive():
+        child.kill()
+        child.join()
+    return f"no answer within {seconds:g} s" if found is None else found
+
+
 def in_children(
     make: Callable[..., Callable[[], Any]],
     configurations: Mapping[str, tuple],
@@ -158,14 +177,7 @@ def in_children(
                 answer = context.Queue()
                 child = context.Process(target=_child, args=(make, arguments, steps, answer))
                 child.start()
-                try:
-                    found[name] = answer.get(timeout=seconds)
-                    child.join(10)
-                except queue.Empty:
-                    found[name] = f"no answer within {seconds:g} s"
-                if child.is_alive():
-                    child.kill()
-                    child.join()
+                found[name] = _answer(child, answer, seconds)
                 bar.advance(task)
                 measure.CONSOLE.print(f"{name}: {_shown(found[name])}", highlight=False)
     finally:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import types
 
 import numpy as np
@@ -58,6 +59,11 @@ def test_peak_is_what_a_step_holds_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     for found in peak.peaks(step):
         assert abs(found / peak.MIB - 96) < 4
+
+
+def test_a_process_that_dies_is_not_waited_for() -> None:
+    found = helper("peak").in_children(os._exit, {"dies": (3,)}, preload=(), seconds=600.0)
+    assert found == {"dies": "ended with status 3 and no answer"}
 
 
 def test_exponents_are_the_slopes_of_the_doublings() -> None:
