@@ -6,7 +6,7 @@ The model and the step of `tfwd-train --config=configs/awd_lstm_ptb.py`: 24 mill
 words, batch 20, time 70, all its dropouts, both activation penalties, clipping and SGD. PyTorch's
 side is torch_lm.py. The second row is the model of configs/quickstart.py. Before anything is timed
 both sides must have as many weights (PyTorch's second biases apart) and begin with the loss of
-guessing, ln(words).
+guessing, ln(words). The third side makes the step's matrix products and nothing else (products.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import measure
 import numpy as np
 from measure import Row, Spread, ratio
 
+PRODUCTS = "products alone"
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 
@@ -64,6 +65,19 @@ def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], fl
     return run, sum(int(np.prod(v.shape)) for v in model.trainable_variables)
 
 
+def only_products(config: Any, words: int) -> Callable[[], None]:
+    """The matrix products of a step: of each LSTM, and of the softmax."""
+    import products
+
+    data, model = config.data, config.model
+    units = [*model.hidden_units]
+    layers = [
+        products.Lstm(data.window, data.batch_size, *sizes)
+        for sizes in zip([model.embedding_dim, *units[:-1]], units, strict=True)
+    ]
+    return products.run([*layers, products.Dense(data.batch_size * data.window, units[-1], words)])
+
+
 def check(name: str, loss: float, words: int) -> None:
     """An untrained model guesses; another loss would be that of other work."""
     if abs(loss - math.log(words)) > 0.1:
@@ -89,6 +103,7 @@ def compare(name: str, config: Any, words: int, seconds: float) -> tuple[dict, d
             raise AssertionError(f"{name}: {weights} weights here, {count} in PyTorch")
         sides["PyTorch"] = theirs
     candidates = {side: lambda run=run: run(*ids) for side, run in sides.items()}
+    candidates[PRODUCTS] = only_products(config, words)
     return measure.alternate(candidates, seconds=seconds, warmup=1, title=name), facts
 
 
@@ -122,6 +137,17 @@ def main() -> None:
                 at_least=limit if peer else None,
             )
         )
+        if peer:
+            rows.append(
+                Row(
+                    f"the most that could be gained over PyTorch, {name}",
+                    ratio(peer, found[PRODUCTS]),
+                    "times the tokens a second of PyTorch, without all but products",
+                    None,
+                    {side: pace[side].median for side in (PRODUCTS, "PyTorch")},
+                    "tokens/s",
+                )
+            )
     measure.report("lm_step", rows, models=facts)
 
 

@@ -69,50 +69,6 @@ def by_tensorflow(
     return run
 
 
-def products(size: str) -> Callable[[], None]:
-    """A run of an LSTM's matrix products, forward and backward, without its gates.
-
-    With `R = time * batch` rows they are `24 R units (units + input)` floating point operations,
-    a third of `24 R units^2` in each of two loops by products of `batch` rows, and the rest in four
-    products of all rows. The loops make theirs in four blocks, as ours does.
-    """
-    import tensorflow as tf
-
-    time, batch, features, units = SIZES[size]
-    normal = tf.random.stateless_normal
-    x, h = normal([time * batch, features], [1, 0]), normal([time * batch, units], [2, 0])
-    kernel = normal([features, 4 * units], [3, 0])
-    # A fourth of the deviation that would keep the states' size: they must not overflow.
-    blocks = [normal([units, units], [4, i]) / (8 * units**0.5) for i in range(4)]
-    arguments = [tf.Variable(tensor) for tensor in (x, h, kernel, *blocks)]
-
-    @tf.function
-    def run_all(steps: tf.Tensor) -> list[tf.Tensor]:
-        x, h, kernel, *blocks = (argument.read_value() for argument in arguments)
-        z = x @ kernel
-        state = h[:batch]
-        for _ in tf.range(steps):
-            state = tf.add_n([state @ block for block in blocks])
-        upstream = state
-        transposed = [tf.transpose(block) for block in blocks]
-        for _ in tf.range(steps):
-            upstream = tf.add_n([upstream @ block for block in transposed])
-        with tf.control_dependencies([upstream]):
-            z = tf.identity(z)
-        of_x = tf.matmul(z, kernel, transpose_b=True)
-        of_kernel = tf.matmul(x, z, transpose_a=True)
-        of_recurrent = tf.matmul(h, z, transpose_a=True)
-        return [upstream, of_x, of_kernel, of_recurrent]
-
-    steps = tf.constant(time)
-
-    def run() -> None:
-        for tensor in run_all(steps):
-            tensor.numpy()
-
-    return run
-
-
 def by_torch(x: np.ndarray, upstream: np.ndarray, units: int) -> Callable[[], None]:
     """A run of `torch.nn.LSTM` with dropout on `weight_hh`; arguments as of `by_tensorflow`."""
     import torch
@@ -136,6 +92,7 @@ def candidates(size: str, has_torch: bool) -> dict[str, Callable[[], None]]:
     """All sides on the same input."""
     import keras
     import numpy as np
+    import products
 
     from tfwd import layers
 
@@ -148,7 +105,7 @@ def candidates(size: str, has_torch: bool) -> dict[str, Callable[[], None]]:
     sides = {
         "tfwd": by_tensorflow(own, x, upstream, dropped=False),
         KERAS: by_tensorflow(plain, x, upstream, dropped=True),
-        PRODUCTS: products(size),
+        PRODUCTS: products.run([products.Lstm(*SIZES[size])]),
     }
     if has_torch:
         sides[TORCH] = by_torch(x, upstream, units)

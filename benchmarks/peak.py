@@ -26,6 +26,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -147,16 +148,19 @@ def in_children(
     configurations: Mapping[str, tuple],
     *,
     steps: int | None = 3,
-    seconds: float = 90.0,
+    seconds: float = 180.0,
+    at_once: int = 2,
     preload: Sequence[str] = ("tensorflow", "keras", "tfwd.layers"),
 ) -> dict[str, Any]:
-    """The peaks of one step of each configuration, a process each, one after the other.
+    """The peaks of one step of each configuration, a process each.
 
     Args:
         make: a function of a module's top level; `make(*arguments)` returns the step.
         configurations: the arguments by the configuration's name.
         steps: the steps that are measured; None if what `make` returns measures for itself.
         seconds: a child that takes longer is ended.
+        at_once: children that run beside one another, most of whose time is tracing. What a process
+            holds does not depend on the others.
         preload: what the process that the children are forks of has loaded.
 
     Returns:
@@ -168,19 +172,20 @@ def in_children(
         context.set_forkserver_preload(list(preload))
     saved = dict(os.environ)
     os.environ.update(ALLOCATOR)
-    found: dict[str, Any] = {}
+
+    def run(name: str) -> Any:
+        answer = context.Queue()
+        child = context.Process(target=_child, args=(make, configurations[name], steps, answer))
+        child.start()
+        found = _answer(child, answer, seconds)
+        bar.advance(task)
+        measure.CONSOLE.print(f"{name}: {_shown(found)}", highlight=False)
+        return found
+
     try:
-        with measure.progress() as bar:
+        with measure.progress() as bar, ThreadPoolExecutor(at_once) as pool:
             task = bar.add_task("memory", total=len(configurations))
-            for name, arguments in configurations.items():
-                bar.update(task, description=f"memory: {name}")
-                answer = context.Queue()
-                child = context.Process(target=_child, args=(make, arguments, steps, answer))
-                child.start()
-                found[name] = _answer(child, answer, seconds)
-                bar.advance(task)
-                measure.CONSOLE.print(f"{name}: {_shown(found[name])}", highlight=False)
+            return dict(zip(configurations, pool.map(run, configurations), strict=True))
     finally:
         os.environ.clear()
         os.environ.update(saved)
-    return found

@@ -24,7 +24,7 @@ LIMITS = {
 def main() -> None:
     """Measures, and reports a row a kind."""
     options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=6.0, help="time for a kind's rounds")
+    options.add_argument("--seconds", type=float, default=3.5, help="time for a kind's rounds")
     options.add_argument("--kinds", nargs="+", choices=LIMITS, default=list(LIMITS))
     chosen = options.parse_args()
     measure.equal_threads()
@@ -34,7 +34,7 @@ def main() -> None:
     for kind in chosen.kinds:
         ways = ("bare", "dropout", "naive dropout", "recompute_grad dropout")
         steps = {way: workloads.train_step(kind, way) for way in ways}
-        found = measure.alternate(steps, seconds=chosen.seconds, warmup=1, title=kind)
+        found = measure.alternate(steps, seconds=chosen.seconds, least=4, warmup=1, title=kind)
         medians = measure.milliseconds(found)
         rows.append(
             Row(
