@@ -10,7 +10,7 @@ another draw.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -21,19 +21,8 @@ from tfwd.substitute import Result
 if TYPE_CHECKING:
     from tfwd.layers.perturbed import _Call
 
-_NOT_REPEATABLE = {
-    "EagerPyFunc",
-    "Multinomial",
-    "ParameterizedTruncatedNormal",
-    "PyFunc",
-    "RandomGamma",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "TruncatedNormal",
-}
+# Calls of Python may do anything.
+_FREE = {"EagerPyFunc", "PyFunc"}
 
 
 class Verdict(NamedTuple):
@@ -105,7 +94,7 @@ def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _
             stacklevel=2,
         )
     escaped = [v.path for result in results for v in result.escaped]
-    draws = sorted(_operations(graph) & _NOT_REPEATABLE)
+    draws = _unrepeatable(graph)
     impure = ""
     if escaped:
         impure = f"it updates '{escaped[0]}' inside a loop or a branch"
@@ -145,10 +134,19 @@ def _trace(call: _Call, graph: tf.Graph) -> list[Result]:
         return results
 
 
-def _operations(graph: tf.Graph) -> set[str]:
-    """The types of all operations in the graph and in the functions that it calls."""
+def _unrepeatable(graph: tf.Graph) -> list[str]:
+    """The types of the operations in the graph, and in its functions, that draw from a state.
+
+    These are the ones with the seeds of TensorFlow's first random operations; what the stateless
+    ones draw from is an argument, and a `tf.random.Generator` is a variable.
+    """
     definition = graph.as_graph_def()
-    types = {node.op for node in definition.node}
-    for function in definition.library.function:
-        types.update(node.op for node in function.node_def)
-    return types
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    return sorted({node.op for node in nodes if node.op in _FREE or _draws(node)})
+
+
+def _draws(node: Any) -> bool:
+    if "seed2" not in node.attr:
+        return False
+    # cuDNN's recurrent layers draw if they drop something.
+    return not node.op.startswith("CudnnRNN") or node.attr["dropout"].f > 0

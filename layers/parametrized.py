@@ -40,16 +40,19 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
             a `/`; where several match, the first one counts.
         seed: an integer, or None for one that is drawn from Keras's global seed
             (`keras.utils.set_random_seed`).
-        recompute: keep nothing but the seeds, the inputs and the raw weights for backward, and run
-            the layer again there. A layer that cannot be run twice (it draws from a stateful
-            generator, say) says so in a warning and keeps its effective weights.
+        recompute: keep no effective weight for backward, and compute it again there from the raw
+            weight and the seed. In eager mode, or where the training flag is a tensor, nothing but
+            the arguments is kept and the layer is run again. A layer that cannot be run twice (it
+            draws from a stateful generator, say) says so in a warning and keeps its effective
+            weights. Forward-mode derivatives need False.
         share_across_replicas: draw alike on all replicas of a `tf.distribute` strategy.
         **kwargs: `name` and `trainable`, as for any layer.
 
     Raises:
         ValueError: for a pattern that matches no weight, a weight that is not floating, a rate out
             of range (with the names of the layer and the weight), or an RNN cell. What can only be
-            known once the layer is built is raised when it is built.
+            known once the layer is built is raised when it is built, or after the first call, if
+            that is what makes its weights.
 
     Not supported: `tf.recompute_grad` or `keras.remat` around a whole wrapped layer, which would
     draw a second time in backward; `tf.autodiff.ForwardAccumulator` in eager mode, which raises a

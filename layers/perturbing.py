@@ -101,7 +101,10 @@ class Perturbing:
         if isinstance(flag, bool) and not any(
             acts(parametrization, flag) for parametrization in self._patterns().values()
         ):
-            return self._perturber.run_plain(function, args, kwargs, flag)
+            result = self._perturber.run_plain(function, args, kwargs, flag)
+            if self._perturber.chosen_from is None and _keras.has_weights(self._subject()):
+                self._chosen()  # the call has made the weights: a wrong pattern shows now
+            return result
         own = id(self.draws.state)
         variables = [v for v in self._subject().variables if id(v) != own]
         chosen = self._chosen()

@@ -22,10 +22,13 @@ class WeightDropLSTM(Perturbing, keras.layers.LSTM):
     being `1 - weight_dropout` rounded to a multiple of 2^-16. One mask for the batch and all time
     steps; the next training call draws another.
 
-    It is a `keras.layers.LSTM`, with its arguments, weights and order of weights, and takes the
-    same fast paths: the mask is drawn outside the loop. Unlike a `WeightDropout` around an LSTM, it
-    can stand inside `keras.layers.Bidirectional`, whose two directions draw differently from one
-    seed.
+    It is a `keras.layers.LSTM`, with its arguments (by name), weights and order of weights, and
+    takes the same fast paths: the mask is drawn outside the loop. Keras's files name the groups of
+    weights by class, so a file of the one is read and written through `tfwd.unwrap`, which gives a
+    plain LSTM on the same variables: `tfwd.unwrap(model).load_weights(file)`.
+
+    Unlike a `WeightDropout` around an LSTM, it can stand inside `keras.layers.Bidirectional`, whose
+    two directions draw differently from one seed.
 
     Args:
         units: the dimension of the state and the output.

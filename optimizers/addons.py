@@ -181,7 +181,7 @@ class AdamW(DecoupledWeightDecayExtension):
     Unlike `keras.optimizers.AdamW`, the decay is not multiplied by the learning rate.
 
     Args:
-        weight_decay: as for `DecoupledWeightDecayExtension`.
+        weight_decay: a number, a schedule, a function without arguments, or a scalar variable.
         learning_rate, beta_1, beta_2, epsilon, amsgrad: Adam's.
         name: the optimizer's name.
         kwargs: `exclude_from_weight_decay`, `sparse`, and what else Keras's Adam takes.
@@ -224,7 +224,7 @@ class SGDW(DecoupledWeightDecayExtension):
     """tensorflow-addons' SGDW:  w <- w - weight_decay * w,  then the step of SGD with momentum.
 
     Args:
-        weight_decay: as for `DecoupledWeightDecayExtension`.
+        weight_decay: a number, a schedule, a function without arguments, or a scalar variable.
         learning_rate, momentum, nesterov: SGD's.
         name: the optimizer's name.
         kwargs: `exclude_from_weight_decay`, `sparse`, and what else Keras's SGD takes.

@@ -45,6 +45,7 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
         self._optimizer: NonMonotonicASGD | None = None
         self._fitting = False
         self._warned = False
+        self._observed = False  # in this epoch
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         found = [
@@ -60,6 +61,7 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
         self._optimizer, self._fitting = found[0], True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._observed = False
         # Here and not when training begins, so that another callback may first restore a state.
         if self._optimizer is not None and self._optimizer.exchanged:
             self._optimizer.exchange()
@@ -68,12 +70,19 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
         if self._fitting:
             self._average()
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        assert self._optimizer is not None
-        loss = (logs or {}).get(self.monitor)
-        if loss is not None:
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        # Not only when the epoch ends: a callback before this one may save the state there.
+        if self._fitting and self.monitor.startswith("val_"):
+            self._observe((logs or {}).get(self.monitor.removeprefix("val_")))
+
+    def _observe(self, loss: Any) -> bool:
+        if loss is not None and self._optimizer is not None and not self._observed:
             self._optimizer.observe(float(loss))
-        elif not self._warned:
+            self._observed = True
+        return self._observed
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if not self._observe((logs or {}).get(self.monitor)) and not self._warned:
             self._warned = True
             warnings.warn(
                 f"{type(self).__name__}: an epoch's logs have no {self.monitor!r}, only "

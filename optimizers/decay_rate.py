@@ -44,6 +44,18 @@ class DecayRate:
         self._is_constant, self._is_variable = number, variable
         self.initial: list[float] = []
 
+    def check_share(self, multiplier: float) -> None:
+        """Raises a ValueError if an update would take away all of a weight, or more."""
+        if self.scale != "absolute" or not self._is_constant:
+            return
+        if self.weight_decay * multiplier >= 1:
+            times = "" if multiplier == 1 else f" times the multiplier {multiplier:g}"
+            raise ValueError(
+                f"{self.owner}: weight_decay={self.weight_decay}{times}: with scale='absolute' "
+                "each update takes this share of a weight away, so it must be below 1; "
+                "scale='learning_rate' is PyTorch's and Keras's meaning"
+            )
+
     def note_initial(self, leaves: Sequence[Any]) -> None:
         """Keeps the initial learning rates of those optimizers that were not known before.
 

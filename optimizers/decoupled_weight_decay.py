@@ -56,7 +56,8 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         multipliers: dict from such an expression to m. The first that matches a variable counts;
             a variable that none matches has 1.
         sparse: "table" decays the whole of an embedding whose gradient is sparse, "rows" only the
-            rows that are in the gradient, each once. Gradients that were accumulated are dense.
+            rows that are in the gradient, each once. Gradients that were accumulated are dense, and
+            so are those of several replicas under `global_clipnorm`.
         decay_unused: whether variables without a gradient are decayed too. They are listed once,
             in a warning, unless this is set.
         name: the optimizer's name.
@@ -96,6 +97,8 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         kind = type(self).__name__
         decay_rate = DecayRate(kind, weight_decay, scale)
         rules = DecayRules(kind, include, exclude, multipliers)
+        for factor in (1.0, *(multipliers or {}).values()):
+            decay_rate.check_share(factor)
         if sparse not in SPARSE:
             raise ValueError(f"{kind}: sparse={sparse!r}: give one of {', '.join(SPARSE)}")
         super().__init__(optimizer, name=name)
@@ -201,19 +204,20 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         self._tell(unused, len(variables))
         leaves = _keras_optimizers.leaves(self.inner)
         first = _FirstUpdates(self, variables)
+        rows = _Rows(self, grads, variables) if self.sparse == "rows" else None
 
         def step(
             leaf: Any, own: Callable[..., None], gradient: Any, variable: Any, rate: Any
         ) -> None:
             fraction = self._fraction(leaf, variable, rate) if first(variable) else None
-            if fraction is not None and self._fused.takes(leaf, gradient, variable):
+            named = rows(leaf, gradient, variable) if rows else None
+            if fraction is not None and named is not None:
+                decay_rows(variable, named, fraction)
+            elif fraction is not None and self._fused.takes(leaf, gradient, variable):
                 self._fused(own, gradient, variable, rate, fraction)
                 return
-            if fraction is not None:
-                if self.sparse == "rows" and isinstance(gradient, tf.IndexedSlices):
-                    decay_rows(variable, gradient.indices, fraction)
-                else:
-                    decay(variable, fraction)
+            elif fraction is not None:
+                decay(variable, fraction)
             own(gradient, variable, rate)
 
         def before(leaf: Any) -> None:
@@ -271,6 +275,28 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         if rates is not None:
             made._decay_rate.initial = list(rates)
         return made
+
+
+class _Rows:
+    """The rows of a table that a step's gradient names, also where clipping has made it dense."""
+
+    def __init__(self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        self._key = lambda variable: _keras_optimizers.key(optimizer, variable)
+        self._given = {
+            self._key(variable): gradient.indices
+            for gradient, variable in zip(grads, variables, strict=True)
+            if isinstance(gradient, tf.IndexedSlices)
+        }
+
+    def __call__(self, leaf: Any, gradient: Any, variable: tf.Variable) -> tf.Tensor | None:
+        if isinstance(gradient, tf.IndexedSlices):
+            return gradient.indices
+        # Of one that was accumulated only the last step's rows are known, and on several replicas
+        # only those of this one.
+        several = tf.distribute.get_strategy().num_replicas_in_sync > 1
+        if leaf.gradient_accumulation_steps or several:
+            return None
+        return self._given.get(self._key(variable))
 
 
 class _FirstUpdates:

@@ -35,7 +35,8 @@ class NonMonotonicASGD(_keras_optimizers.Wrapper):
     Training goes on from the raw weights w, and `averaged()` puts a in their place for evaluation.
     Before the trigger, and until the first update after it, that is w itself.
 
-    All of it (average, trigger, losses) is state of the optimizer, saved and restored with it.
+    All of it (average, trigger, losses) is state of the optimizer, saved and restored with it. The
+    average of a variable in half precision is kept in single precision.
 
     Args:
         optimizer: a Keras optimizer or the name of one; in the paper plain SGD.
@@ -80,6 +81,7 @@ class NonMonotonicASGD(_keras_optimizers.Wrapper):
         super().__init__(optimizer, name=name)
         self.non_monotone_interval = n
         self._averages: list[keras.Variable | None] = []
+        self._kept: list[keras.Variable | None] = []
 
     def _build(self, variables: list[keras.Variable]) -> None:
         def scalar(name: str, dtype: str, value: float, shape: tuple[int, ...] = ()) -> Any:
@@ -94,11 +96,24 @@ class NonMonotonicASGD(_keras_optimizers.Wrapper):
         self._recent = scalar("recent", "float64", math.inf, (n,))  # the last n, the newest last
         self._is_exchanged = scalar("is_exchanged", "bool", 0)
         self._averages = [
-            None
-            if _keras_optimizers.is_overwritten(variable)
-            else self.add_variable_from_reference(variable, "average")
+            None if _keras_optimizers.is_overwritten(variable) else self._slot(variable, "average")
             for variable in variables
         ]
+        # A variable in half precision cannot hold its average exactly, and the average's place is
+        # not free for the raw weight while it is in the model: that has one of its own.
+        self._kept = [
+            None
+            if average is None or average.dtype == variable.dtype
+            else self._slot(variable, "kept")
+            for variable, average in zip(variables, self._averages, strict=True)
+        ]
+
+    def _slot(self, variable: keras.Variable, name: str) -> keras.Variable:
+        """A place for values of a variable, in single precision at least."""
+        wide = keras.backend.result_type(variable.dtype, "float32")
+        name = f"{_keras_optimizers.path(variable)}_{name}".replace("/", "_")
+        with tf.distribute.get_strategy().extended.colocate_vars_with(variable.value):
+            return self.add_variable(variable.shape, "zeros", wide, name=name)
 
     @property
     def triggered(self) -> bool:
@@ -153,11 +168,22 @@ class NonMonotonicASGD(_keras_optimizers.Wrapper):
         """
         if not self.built or int(self._averaged_updates.numpy()) < 1:
             return
-        for variable, average in self._pairs():
-            kept = tf.identity(variable.value)
-            variable.assign(average.value)
-            average.assign(kept)
-        self._is_exchanged.assign(not self.exchanged)
+        back = self.exchanged
+        for variable, average, kept in zip(
+            self._trainable_variables, self._averages, self._kept, strict=True
+        ):
+            if average is None:
+                continue
+            raw = tf.identity(variable.value)
+            if kept is None:
+                variable.assign(average.value)
+                average.assign(raw)
+            elif back:
+                variable.assign(tf.cast(kept.value, variable.dtype))
+            else:
+                kept.assign(tf.cast(raw, kept.dtype))
+                variable.assign(tf.cast(average.value, variable.dtype))
+        self._is_exchanged.assign(not back)
 
     def _pairs(self) -> list[tuple[keras.Variable, keras.Variable]]:
         pairs = zip(self._trainable_variables, self._averages, strict=True)
@@ -166,7 +192,10 @@ class NonMonotonicASGD(_keras_optimizers.Wrapper):
     def _apply(self, grads: list[Any], variables: list[Any]) -> None:
         tf.debugging.Assert(
             tf.logical_not(tf.convert_to_tensor(self._is_exchanged.value)),
-            ["the averaged weights are in the model: call exchange() before training goes on"],
+            [
+                "the averaged weights are in the model: fit with NonMonotonicASGDCallback(), or "
+                "call the optimizer's exchange() before training goes on"
+            ],
         )
         before = keras.ops.convert_to_tensor(self.iterations) + 0
         super()._apply(grads, variables)
@@ -191,8 +220,9 @@ def _include(average: tf.Variable, weight: tf.Variable, count: tf.Tensor, when: 
 
     def include() -> None:
         share = tf.cast(1 / count, average.dtype)
-        value = average + (weight - average) * share
+        wide = tf.cast(weight, average.dtype)
+        value = average + (wide - average) * share
         # What is there before the first is no part of it, not even by a rounding.
-        average.assign(tf.where(count == 1, tf.identity(weight), value))
+        average.assign(tf.where(count == 1, wide, value))
 
     tf.cond(when, include, lambda: None)

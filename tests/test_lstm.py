@@ -127,8 +127,8 @@ def test_a_masked_step_that_overflows_harms_nothing() -> None:
     assert all(np.isfinite(g).all() for g in gradients[1:3])
 
 
-@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
-def test_second_derivatives_are_those_of_keras(graph: bool) -> None:
+@pytest.mark.parametrize("graph", [True, False, "compiled"], ids=["graph", "eager", "compiled"])
+def test_second_derivatives_are_those_of_keras(graph: bool | str) -> None:
     values = problem("float64")
 
     def squares(function) -> list[tf.Tensor]:
@@ -138,7 +138,7 @@ def test_second_derivatives_are_those_of_keras(graph: bool) -> None:
             loss = tf.add_n([tf.reduce_sum(g * g) for g in gradients])
         return tape.gradient(loss, values)
 
-    run = tf.function(squares) if graph else squares
+    run = tf.function(squares, jit_compile=graph == "compiled") if graph else squares
     assert_close(run(ours), squares(by_keras), "float64")
 
 

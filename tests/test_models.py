@@ -330,3 +330,30 @@ def test_unwrap_of_a_subclassed_model_that_holds_wrappers() -> None:
     np.testing.assert_array_equal(plain(X, training=True), expected)
     assert [id(w) for w in plain.weights] == [id(w) for w in model.weights]
     assert type(model.first) is layers.WeightDropout
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def test_a_train_step_that_is_not_used_is_a_warning() -> None:
+    inputs = keras.Input((5,))
+    model = OwnStep(inputs, keras.layers.Dense(1, name="score")(inputs))
+    with pytest.warns(UserWarning, match="OwnStep has its own train_step, which"):
+        tfwd.parametrize(model, {"score/kernel": P.Dropout(0.5)})
+
+
+class MadeByCall(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def test_a_wrong_pattern_shows_in_the_first_call_of_any_kind() -> None:
+    model = tfwd.parametrize(MadeByCall(), {"kernle": P.Dropout(0.5)})
+    with pytest.raises(ValueError, match="'kernle' matches no weight"):
+        model(np.ones((2, 4), "float32"))

@@ -141,11 +141,16 @@ _STEPS = 4
 
 
 def _loop(
-    more: Callable[[tf.Tensor], tf.Tensor], by: int, step: Callable[..., list], state: list
+    time: tf.Tensor,
+    more: Callable[[tf.Tensor], tf.Tensor],
+    by: int,
+    step: Callable[..., list],
+    state: list,
 ) -> list:
     """`step` as long as there are `more` steps, several a turn and the rest one by one.
 
     Args:
+        time: how many steps there are.
         more: whether a step of the number is to be made. If it is not, later ones are not either.
         by: the difference between the numbers of two steps.
         step: a map from a state to the next; a state begins with the number of the step.
@@ -158,8 +163,11 @@ def _loop(
             new = step(*new)
         return new
 
-    state = tf.while_loop(lambda t, *_: more(t + by * (_STEPS - 1)), several, state)
-    return tf.while_loop(lambda t, *_: more(t), step, state)
+    # The limits are for XLA, which must know them if the loops are differentiated again.
+    state = tf.while_loop(
+        lambda t, *_: more(t + by * (_STEPS - 1)), several, state, maximum_iterations=time // _STEPS
+    )
+    return tf.while_loop(lambda t, *_: more(t), step, state, maximum_iterations=_STEPS - 1)
 
 
 def _forward(
@@ -184,7 +192,7 @@ def _forward(
         return [t + 1, new_h, new_c, *written, cells.write(t + 1, new_c)]
 
     lists = [*(_list(time, h) for _ in range(5)), _list(time + 1, c).write(0, c)]
-    _, h, c, *lists = _loop(lambda t: t < time, 1, step, [tf.constant(0), h, c, *lists])
+    _, h, c, *lists = _loop(time, lambda t: t < time, 1, step, [tf.constant(0), h, c, *lists])
     *gates, outputs, cells = lists
     return Kept(tuple(gates), cells, outputs.stack()), h, c
 
@@ -226,7 +234,7 @@ def _backward(
         return [t - 1, dh_t, dc_t, *written]
 
     lists = [_list(time, dh) for _ in range(4)]
-    _, dh, dc, *lists = _loop(lambda t: t >= 0, -1, step, [time - 1, dh, dc, *lists])
+    _, dh, dc, *lists = _loop(time, lambda t: t >= 0, -1, step, [time - 1, dh, dc, *lists])
     return tf.concat([dz.stack() for dz in lists], 2), dh, dc
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,14 +26,16 @@ def parametrize(
 
     In a Sequential or functional model each layer that holds a matching weight is wrapped in a
     `tfwd.layers.Parametrized` of its own, under the layer's name, in nested models too; all other
-    layers are the model's own. A subclassed model is wrapped whole, as a `ParametrizedModel`. The
+    layers are the model's own. A subclassed model is wrapped whole, as a `ParametrizedModel`, which
+    has its call and none of its other methods: one with a `train_step` of its own is warned of. The
     given model is not changed, and goes on computing with the raw weights.
 
     Args:
         model: a Sequential, functional or subclassed Keras model.
         parametrizations: dict from a pattern on the weights' paths to a parametrization, as in
             `tfwd.layers.Parametrized`. A pattern is matched against the whole model: one that
-            matches nothing anywhere is an error.
+            matches nothing anywhere is an error (for a subclassed model without weights yet, at its
+            first call).
         seed: an integer from which each wrapped layer gets a seed of its own (`seed` plus the index
             of its first weight in `model.weights`), or None for seeds drawn from Keras's global
             one.
@@ -126,6 +129,10 @@ def unwrap(model: keras.Layer) -> keras.Layer:
     return _unwrap(model, {})
 
 
+# By which a model may say itself how it is trained.
+_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
+
+
 @keras.saving.register_keras_serializable("tfwd")
 class ParametrizedModel(keras.Model):
     """A model around a subclassed model that computes with functions of its weights.
@@ -135,7 +142,8 @@ class ParametrizedModel(keras.Model):
         parametrizations, seed, recompute, share_across_replicas: as in `tfwd.layers.Parametrized`.
 
     Its weights are the wrapped model's; it trains with `fit` as that one does, save for a
-    `train_step` of the wrapped model's own, which it does not have.
+    `train_step` and the like of the wrapped model's own, which it does not have: it warns then. The
+    wrapped model's other methods and attributes are those of `parametrized.layer`.
     """
 
     def __init__(
@@ -148,6 +156,15 @@ class ParametrizedModel(keras.Model):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        own = [name for name in _STEPS if not _is_of_keras(type(model), name)]
+        if own:
+            kind = type(model).__name__
+            warnings.warn(
+                f"model '{model.name}' of type {kind} has its own {', '.join(own)}, which the "
+                "model around it does not use: fit, evaluate and predict are Keras's; write a loop "
+                "of your own around the new model, or wrap layers inside the old one",
+                stacklevel=3,
+            )
         self.parametrized = Parametrized(
             model, parametrizations, seed, recompute, share_across_replicas
         )
@@ -193,6 +210,11 @@ class ParametrizedModel(keras.Model):
             inner.share_across_replicas,
             name=config["name"],
         )
+
+
+def _is_of_keras(kind: type, name: str) -> bool:
+    definer = next(cls for cls in kind.__mro__ if name in vars(cls))
+    return definer.__module__.startswith("keras.")
 
 
 def _clone(model: keras.Model, function: Callable[[Any], Any]) -> keras.Model:

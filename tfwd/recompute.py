@@ -90,7 +90,15 @@ def call(
         run = _saving(draw, function, training, len(tensors))
     else:
         run = _running_again(draw, function, training, len(tensors))
-    return list(run(*tensors, *seeds))
+    try:
+        return list(run(*tensors, *seeds))
+    except NotImplementedError as error:
+        if "recompute_grad" not in str(error):
+            raise
+        raise NotImplementedError(
+            "a forward-mode derivative (tf.autodiff.ForwardAccumulator) through a layer with "
+            "perturbed weights needs recompute=False"
+        ) from error
 
 
 def _saving(draw: Draw, function: Function, training: bool, count: int) -> Callable[..., Any]:

@@ -66,9 +66,14 @@ def call(
     3.0
     """
     with _keras.Substitution(list(values), capture) as scope:
-        outputs = function()
+        # A variable among the outputs would be read outside, where it has its own value again.
+        outputs = keras.tree.map_structure(_read, function())
     updates = list(scope.updates.values())
     return Result(outputs, updates, list(scope.losses), scope.inner_updates, scope.read)
+
+
+def _read(output: Any) -> Any:
+    return tf.convert_to_tensor(output) if isinstance(output, keras.Variable) else output
 
 
 def assign(updates: Sequence[tuple[keras.Variable, tf.Tensor]]) -> None:

@@ -91,3 +91,61 @@ def test_a_layer_that_draws_statefully_is_not_run_twice(traced: bool) -> None:
     # y = (x w') u, so that the sum over w' of gradient * w' is the sum of y, for the very u.
     kernel = wrapped.weights[0].numpy()
     np.testing.assert_allclose(np.sum(gradient * kernel), np.sum(y), rtol=1e-4)
+
+
+class Sampled(keras.layers.Layer):
+    """Takes rows that a sampler with a state of its own chooses, as a sampled softmax does."""
+
+    def build(self, shape) -> None:
+        self.kernel = self.add_weight(shape=(50, 8), name="kernel")
+
+    def call(self, x):
+        true = tf.constant([[1]], tf.int64)
+        ids, _, _ = tf.random.uniform_candidate_sampler(true, 1, 5, True, 50)
+        return tf.gather(tf.convert_to_tensor(self.kernel), ids) * tf.reduce_sum(x), ids
+
+
+@pytest.mark.parametrize("pooling", [False, True])
+def test_samplers_and_random_pooling_are_not_run_twice(pooling: bool) -> None:
+    if pooling:
+        layer = keras.Sequential(
+            [
+                keras.layers.Conv2D(2, 1),
+                keras.layers.Lambda(lambda x: tf.nn.fractional_max_pool(x, 1.5, True)[0]),
+            ]
+        )
+        x = tf.random.stateless_normal([2, 9, 9, 1], [1, 2])
+    else:
+        layer, x = Sampled(), X
+    wrapped = layers.WeightDropout(layer, 0.5, weights="kernel")
+    wrapped(x)
+    with pytest.warns(UserWarning, match="cannot be run a second time"), tf.GradientTape() as tape:
+        outputs = wrapped(x, training=True)
+    if not pooling:
+        rows, ids = outputs
+        gradient = tf.convert_to_tensor(tape.gradient(rows, layer.kernel.value)).numpy()
+        assert set(np.flatnonzero(gradient.any(1))) <= set(ids.numpy())
+
+
+class Table(keras.layers.Layer):
+    def build(self, shape) -> None:
+        self.kernel = self.add_weight(shape=(6, 8), name="kernel", initializer="ones")
+
+    def call(self, x):
+        return {"table": self.kernel, "inputs": x}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_weight_that_is_returned_is_the_effective_one(recompute: bool, traced: bool) -> None:
+    wrapped = layers.WeightDropout(Table(), 0.5, weights="kernel", seed=1, recompute=recompute)
+    wrapped(X)
+
+    def step() -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            table = tf.convert_to_tensor(wrapped(X, training=True)["table"])
+        return table, tape.gradient(table, wrapped.layer.kernel.value)
+
+    table, gradient = tf.function(step)() if traced else step()
+    assert set(np.unique(table)) == {0.0, 2.0}
+    np.testing.assert_array_equal(gradient, table)

@@ -53,3 +53,11 @@ def test_errors():
         make_optimizer("sdg", 0.1)
     with pytest.raises(UserError, match="momentun"):
         make_optimizer("sgd", 0.1, kwargs={"momentun": 0.9})
+
+
+@pytest.mark.parametrize("key", ["include", "exclude", "multipliers"])
+def test_rules_without_a_decay_are_an_error(key):
+    with pytest.raises(UserError, match=f"decay_{key}=.*give optimizer.weight_decay too"):
+        make_optimizer(
+            "adam", 0.1, **{f"decay_{key}": "bias=0" if key == "multipliers" else "bias"}
+        )

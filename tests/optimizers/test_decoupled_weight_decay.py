@@ -297,3 +297,24 @@ def test_a_large_variable_takes_decay_and_step_in_one(momentum):
 
 def test_exported():
     assert optimizers.DecoupledWeightDecay is DecoupledWeightDecay
+
+
+@pytest.mark.parametrize("clip", [{}, {"clipnorm": 1.0}, {"global_clipnorm": 1.0}])
+def test_clipping_leaves_the_rows_that_are_decayed_alone(clip: dict) -> None:
+    embedding = keras.layers.Embedding(6, 2, embeddings_initializer="ones")
+    embedding.build()
+    inner = keras.optimizers.SGD(0.0, **clip)
+    optimizer = optimizers.DecoupledWeightDecay(inner, 0.5, sparse="rows")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(embedding(tf.constant([1, 1, 3])))
+    gradient = tape.gradient(loss, embedding.embeddings.value)
+    optimizer.apply([gradient], [embedding.embeddings])
+    np.testing.assert_array_equal(embedding.embeddings.numpy()[:, 0], [1, 0.5, 1, 0.5, 1, 1])
+
+
+@pytest.mark.parametrize("arguments", [{}, {"multipliers": {"weight": 4.0}}])
+def test_a_share_of_one_and_more_is_refused(arguments: dict) -> None:
+    share = 0.25 if arguments else 1.5
+    with pytest.raises(ValueError, match="must be below 1"):
+        optimizers.DecoupledWeightDecay("sgd", share, **arguments)
+    optimizers.DecoupledWeightDecay("sgd", share, scale="learning_rate", **arguments)

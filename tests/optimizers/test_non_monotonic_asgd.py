@@ -133,7 +133,7 @@ def test_no_update_while_the_averages_are_in_the_model():
     optimizer.apply(gradients(0), weights)
     with (
         optimizer.averaged(),
-        pytest.raises(tf.errors.InvalidArgumentError, match="call exchange"),
+        pytest.raises(tf.errors.InvalidArgumentError, match="averaged weights are in the model"),
     ):
         optimizer.apply(gradients(1), weights)
 
@@ -270,3 +270,50 @@ def test_config():
     again = keras.optimizers.get(keras.optimizers.serialize(optimizer))
     assert again.non_monotone_interval == 3 and again.name == "mine"
     assert again.optimizer.weight_decay == 0.1
+
+
+@pytest.mark.parametrize(("dtype", "n"), [("bfloat16", 300), ("float16", 1200)])
+def test_averages_of_half_precision_are_in_single(dtype: str, n: int) -> None:
+    weight = keras.Variable([0.0], dtype=dtype)
+    optimizer = NonMonotonicASGD(keras.optimizers.SGD(1.0), 1)
+    optimizer.build([weight])
+    for loss in (3.0, 2.0, 4.0):
+        optimizer.observe(loss)
+
+    @tf.function
+    def steps(count: tf.Tensor) -> None:
+        for _ in tf.range(count):
+            optimizer.apply([tf.zeros([1], dtype)], [weight])
+
+    for value in (2.0, 1.0078125):
+        weight.assign([value])
+        steps(tf.constant(n))
+    with optimizer.averaged():
+        ulp = 2.0**-10 if dtype == "float16" else 2.0**-7
+        assert float(weight[0]) == pytest.approx(1.50390625, abs=ulp)
+    assert float(weight[0]) == 1.0078125  # the raw weight again, to the last bit
+    steps(tf.constant(1))
+    expected = (2.0 * n + 1.0078125 * (n + 1)) / (2 * n + 1)
+    assert float(optimizer._averages[0][0]) == pytest.approx(expected, abs=1e-5)
+
+
+class Watching(keras.callbacks.Callback):
+    """What a callback that saves the optimizer when an epoch ends would find there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evaluations: list[int] = []
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        self.evaluations.append(int(self.model.optimizer._evaluations.numpy()))
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_callbacks_before_it_find_the_epochs_loss_observed(first: bool) -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(NonMonotonicASGD("sgd", 1), "mse")
+    x, y = np.zeros((4, 2)), np.ones((4, 1))
+    watching, own = Watching(), NonMonotonicASGDCallback()
+    callbacks = [watching, own] if first else [own, watching]
+    model.fit(x, y, validation_data=(x, -y), epochs=3, verbose=0, callbacks=callbacks)
+    assert watching.evaluations == [1, 2, 3]

@@ -58,6 +58,13 @@ def make_optimizer(
         raise UserError(f"optimizer.name={name!r}: give {rules.OPTIMIZER.right}{hint}")
     kind = rules.optimizers()[name.lower()]
     arguments = {**_no_decay(kind), **(kwargs or {})}
+    patterns = {"include": decay_include, "exclude": decay_exclude}
+    for key, given in {**patterns, "multipliers": decay_multipliers}.items():
+        if given and not weight_decay:
+            raise UserError(
+                f"optimizer.decay_{key}={given!r} is of no use without a decay: give "
+                "optimizer.weight_decay too"
+            )
     try:
         optimizer = kind(learning_rate=learning_rate, **arguments)
         if weight_decay:
@@ -98,6 +105,11 @@ def _held(optimizer: Any, kind: type) -> Any:
             return None
         optimizer = held[0]
     return optimizer
+
+
+def has_own_decay(name: str) -> bool:
+    """Whether the optimizer of that name decays weights by itself, unless it is told not to."""
+    return bool(_no_decay(rules.optimizers()[name.lower()]))
 
 
 def _no_decay(kind: type) -> dict[str, float]:

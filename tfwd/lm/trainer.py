@@ -23,7 +23,7 @@ from tfwd.lm.folder import RunFolder
 from tfwd.lm.gradients import GradientMeter
 from tfwd.lm.loop import Evaluation, Evaluator, perplexity
 from tfwd.lm.metrics import Metrics
-from tfwd.lm.optimizer import decaying
+from tfwd.lm.optimizer import decaying, has_own_decay
 from tfwd.lm.pace import Pace
 from tfwd.lm.saved import make_model
 from tfwd.lm.signals import Stopped, StopRequest
@@ -100,6 +100,9 @@ class Trainer:
         decay = decaying(self.step.optimizer)
         if decay is not None:
             self.display.line(str(decay.decay_table(self.model)))
+        elif has_own_decay(self.config.optimizer.name):
+            name = self.config.optimizer.name
+            self.display.line(f"{name} decays nothing: optimizer.weight_decay is 0")
         self.step.trace()
         if self.step.unused:
             asked = decay is not None and decay.decay_unused
