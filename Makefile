@@ -6,7 +6,7 @@ PYTHON ?= python3
 # The build of TensorFlow is one of the extras: EXTRAS=tf,tune,dev takes the one for GPUs.
 EXTRAS ?= cpu,tune,dev
 # The benchmarks' own, with the libraries that they compare with.
-BENCH_EXTRAS ?= cpu,tune,bench
+BENCH_EXTRAS ?= cpu,tune,bench,dev
 # Further arguments of pip. On Linux PyTorch comes with gigabytes for GPUs; its build without them:
 # make bench PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_ARGS ?=
@@ -30,10 +30,10 @@ CHECK_VERSION := import sys; v = sys.version_info[:2]; \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train sweep test lint bench clean distclean
+.PHONY: help setup train sweep test test-peers lint bench clean distclean
 
 help: ## print this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP) ## install tfwd and its tools into .venv (every target does so by itself)
 
@@ -62,6 +62,10 @@ bench: export MPLCONFIGDIR := $(CURDIR)/.venv-bench/matplotlib
 bench: export TF_CPP_MIN_LOG_LEVEL := 3
 bench: $(BENCH_STAMP) ## run the benchmarks; writes benchmarks/results.md and plots
 	.venv-bench/bin/python benchmarks/run_all.py $(ARGS)
+
+# What `make test` leaves out for want of PyTorch.
+test-peers: $(BENCH_STAMP) ## run the tests against PyTorch, in the environment of the benchmarks
+	.venv-bench/bin/pytest tests/test_lstm.py tests/optimizers/test_peers.py $(ARGS)
 
 clean: ## remove caches and builds; .venv, .venv-bench and runs stay
 	rm -rf build dist ./*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache $(TYPED)

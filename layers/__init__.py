@@ -1,5 +1,10 @@
 """Keras layers that perturb their weights while they train: imported as ``tfwd.layers``.
 
+- `Parametrized`: any layer, on functions of its weights; `WeightDropout` and `VariationalNoise` are
+  the two common ones.
+- `WeightDropLSTM`: a `keras.layers.LSTM` with a dropped recurrent kernel.
+- `LockedDropout`, `DropoutEmbedding`, `TiedDense`: what else the AWD-LSTM is made of.
+
 The sources stand in ``layers/`` at the top of the repository and are installed under this name.
 """
 

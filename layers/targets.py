@@ -165,5 +165,5 @@ def _kind(layer: keras.Layer) -> str:
 
 
 def _listing(layer: keras.Layer) -> str:
-    names = [target.name for target in all_targets(layer)]
+    names = [variable.path for variable in layer.weights]
     return f"its weights are {', '.join(names)}" if names else "it has no weights"

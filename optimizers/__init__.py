@@ -1,5 +1,10 @@
 """Keras optimizers and what goes around them: imported as ``tfwd.optimizers``.
 
+- `DecoupledWeightDecay`: weight decay that is not part of the gradient, around any optimizer.
+- `NonMonotonicASGD`: averages of the weights from where training stalls on; in `fit` with
+  `NonMonotonicASGDCallback`.
+- `AdamW`, `SGDW`, `extend_with_decoupled_weight_decay`: as in tensorflow-addons.
+
 The sources stand in ``optimizers/`` at the top of the repository and are installed under this name.
 """
 

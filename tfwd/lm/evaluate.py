@@ -152,7 +152,7 @@ def table(result: dict[str, Any]) -> Any:
     rows = {
         "text": result["text"],
         "checkpoint of step": f"{result['checkpoint_step']:,}",
-        "tokens": f"{result['tokens']:,}",
+        "tokens": f"{result['tokens']:,}, predicted {result['predicted']:,}",
         "characters": f"{result['characters']:,}",
         "unknown": f"{result['unknown']:.2%}",
         "perplexity": "too large" if perplexity is None else f"{perplexity:,.2f}",
