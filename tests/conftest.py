@@ -4,6 +4,7 @@ The environment is set before TensorFlow and Keras are imported, because both re
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["MPLBACKEND"] = "agg"
 # Exact comparisons are made for one kind of device; tests of replicas need two of them anywhere.
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+# PyTorch's builds for GPUs load Triton, whose LLVM ends a process that has TensorFlow's.
+sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
 
 import hypothesis
 import keras
