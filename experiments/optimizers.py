@@ -6,8 +6,8 @@
 Two questions, each with one model, one budget and several seeds. FOLDER has train.txt, valid.txt
 and test.txt.
 
-- decay, with Adam: none, coupled L2 (l2 * w added to the gradient, which Adam then divides by its
-  second moment) and decoupled decay, two strengths each;
+- decay, with Adam and without weight dropout: none, coupled L2 (l2 * w added to the gradient, which
+  Adam then divides by its second moment) and decoupled decay, two strengths each;
 - averaging, with SGD: plain SGD, and SGD whose weights are averaged from the epoch on in which the
   validation loss is no better than the best of all but the last few before it (NT-ASGD).
 
@@ -21,19 +21,21 @@ import sys
 import runs
 
 CONFIG = "configs/wikitext2_small.py"
+# Without weight dropout, so that there is something left to regularise.
+BARE = {"model.weight_dropout": 0.0}
 DECAY = {
-    "no decay": {},
-    "coupled L2 1e-6": {"optimizer.l2": 1e-6},
-    "coupled L2 1e-5": {"optimizer.l2": 1e-5},
-    "decoupled decay 0.01": {"optimizer.weight_decay": 0.01},
-    "decoupled decay 0.1": {"optimizer.weight_decay": 0.1},
+    "no decay": BARE,
+    "coupled L2 1e-6": {**BARE, "optimizer.l2": 1e-6},
+    "coupled L2 1e-5": {**BARE, "optimizer.l2": 1e-5},
+    "decoupled decay 0.1": {**BARE, "optimizer.weight_decay": 0.1},
+    "decoupled decay 0.3": {**BARE, "optimizer.weight_decay": 0.3},
 }
 # As in the paper, plain SGD at a large constant rate; the interval is short for so few epochs.
 SGD = {
     "optimizer.name": "sgd",
     "optimizer.learning_rate": 20.0,
     "training.lr_decay_factor": 1.0,
-    "training.epochs": 30,
+    "training.epochs": 20,
 }
 AVERAGING = {
     "SGD": SGD,
