@@ -14,6 +14,7 @@ from tfwd.lm.files import write_atomically
 from tfwd.lm.keys import shown
 from tfwd.lm.loop import perplexity
 from tfwd.lm.sweeps.folder import SweepFolder
+from tfwd.tuning import telling
 from tfwd.tuning.space import Spec, read
 
 RUNNING, DONE, FAILED, WAITING = "running", "done", "failed", "waiting"
@@ -86,10 +87,7 @@ def reason(trial: Trial, folder: SweepFolder) -> str:
     path = folder.trial(trial.trial_id) / "error.txt"
     if not text and path.exists():  # another process ran it
         text = path.read_text(encoding="utf-8")
-    last = (text.strip().splitlines() or ["no reason is known"])[-1]
-    name, _, rest = last.partition(": ")
-    # An exception's class says nothing where we raised it; of a crash it is half the message.
-    return rest if rest and name.endswith("FailedTrialError") else last.rpartition("errors.")[2]
+    return telling.reason(text) or "no reason is known"
 
 
 def ranked(rows: Iterable[Row]) -> list[Row]:
