@@ -1,4 +1,4 @@
-"""Whether what is searched for is measured at all, asked after the first epoch and not at the end."""
+"""Whether what is searched for is measured at all, asked after the first epoch."""
 
 from __future__ import annotations
 

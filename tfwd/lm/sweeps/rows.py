@@ -33,7 +33,7 @@ class Row:
         losses: of each run.
         epochs: that were trained, in the longest run, with those of the promoted trial.
         budget: the epochs that were to be trained.
-        seconds: what the trial took.
+        seconds: what the trial took, in all its parts and without the promoted trial's.
         parent: the trial that was promoted to this one, "" for none.
         seeds: of the runs.
         message: why it failed.
@@ -76,6 +76,8 @@ def make_row(trial: Trial, space: Mapping[str, Spec], folder: SweepFolder) -> Ro
         row.loss = float(found[OBJECTIVE])
         row.losses = tuple(float(found[name]) for name in runs)
         row.epochs, row.seconds = int(found["epochs"]), float(found["seconds"])
+    elif status != RUNNING:
+        row.seconds = folder.spent(trial.trial_id) or None
     if status == FAILED:
         row.message = reason(trial, folder)
     return row
