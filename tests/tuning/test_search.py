@@ -45,6 +45,11 @@ def test_if_every_trial_fails_each_reason_is_printed_and_it_is_an_error(tmp_path
         with pytest.raises(RuntimeError, match="none of the 4 trials that ended succeeded"):
             best()
     assert tuner.oracle.get_best_trials(3) == []
+    # The chief of a shared search has a worker's traceback from the trial's folder alone.
+    trial = tuner.oracle.trials["0000"]
+    trial.message = None
+    telling.Teller(tuner.oracle, tuner.get_trial_dir).ended(trial)
+    assert "RuntimeError: nothing works at 0.1" in capsys.readouterr().out
 
 
 def test_an_objective_that_is_not_in_the_logs_is_an_error_at_once(tmp_path):
@@ -213,3 +218,10 @@ Arguments received by LSTM.call():
 )
 def test_the_reason_is_one_line_that_says_something(message, reason):
     assert telling.reason(message) == reason
+
+
+def test_a_worker_does_not_remove_what_its_chief_has_begun(tmp_path, monkeypatch):
+    make(tmp_path).search(X, X[:, :1], **DATA)
+    monkeypatch.setattr("tfwd.tuning.tuners.role", lambda: "worker")
+    make(tmp_path, overwrite=True)  # all processes are given one script
+    assert (tmp_path / "oracle.json").exists() and (tmp_path / "trial_0000").exists()

@@ -12,6 +12,9 @@ from typing import Any
 import keras_tuner
 from keras_tuner.engine.trial import Trial, TrialStatus
 
+from tfwd.tuning.stopwatch import spent
+from tfwd.tuning.workers import error_text
+
 _OWN = "tuner/"  # Hyperband's entries among the values
 
 
@@ -20,7 +23,8 @@ class Teller:
 
     Args:
         oracle: asked for the best trial so far.
-        spent: the seconds of a trial before this process went on with it.
+        folder: of a trial: there are the time that it took before this process went on with it, and
+            the reason why it failed if another process ran it.
         clock: for tests.
 
     Attributes:
@@ -30,11 +34,11 @@ class Teller:
     def __init__(
         self,
         oracle: keras_tuner.Oracle,
-        spent: Callable[[str], float] = lambda trial_id: 0.0,
+        folder: Callable[[str], str],
         clock: Callable[[], float] = time.monotonic,
     ):
         self.verbose = True
-        self._oracle, self._spent, self._clock = oracle, spent, clock
+        self._oracle, self._folder, self._clock = oracle, folder, clock
         self._began: dict[str, float] = {}
 
     def line(self, text: str) -> None:
@@ -44,7 +48,7 @@ class Teller:
 
     def began(self, trial: Trial) -> None:
         """A trial begins, or goes on."""
-        self._began[trial.trial_id] = self._clock() - self._spent(trial.trial_id)
+        self._began[trial.trial_id] = self._clock() - spent(self._folder(trial.trial_id))
         own, texts = trial.hyperparameters.values, [values_text(trial)]
         if "tuner/epochs" in own:
             texts.append(f"to {own['tuner/epochs']} epochs")
@@ -57,7 +61,8 @@ class Teller:
         seconds = self._clock() - self._began.get(trial.trial_id, self._clock())
         took = datetime.timedelta(seconds=round(seconds))
         if trial.status != TrialStatus.COMPLETED:
-            why = reason(trial.message) or "the worker that ran it says why"
+            text = error_text(trial, self._folder(trial.trial_id))
+            why = reason(text) or "the worker that ran it says why"
             print(f"{self._name(trial)} failed: {values_text(trial)}: {why} [{took}]", flush=True)
             return
         name, best = self._oracle.objective.name, self._oracle.get_best_trials(1)
@@ -94,8 +99,9 @@ def reason(message: str | None) -> str:
     lines = re.sub(r"\x1b\[[\d;]*m", "", message or "").strip().splitlines()
     frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
     rest = lines[frames[-1] + 1 :] if frames else lines
-    rest = itertools.dropwhile(lambda line: not line[:1].strip() or line[:9] == "Traceback", rest)
-    said = [line.strip() for line in rest if line.strip()]
+    # Below the last frame: its line of code, and then the exception, which is not indented.
+    below = itertools.dropwhile(lambda line: not line[:1].strip() or line[:9] == "Traceback", rest)
+    said = [line.strip() for line in below if line.strip()]
     if not said:
         return ""
     first = said[0]

@@ -25,7 +25,7 @@ from tfwd.tuning.objective import HasObjective
 from tfwd.tuning.oracles import make_oracle
 from tfwd.tuning.state import FullState
 from tfwd.tuning.telling import Teller, reason
-from tfwd.tuning.workers import ALONE, CHIEF, WORKER, Steady, role
+from tfwd.tuning.workers import ALONE, CHIEF, WORKER, Steady, error_text, role
 
 
 def tuner(
@@ -149,7 +149,7 @@ class SweepTuner(Steady, keras_tuner.Tuner):
         super().__init__(*args, **kwargs)
         self.seed, self._described = seed, dict(described or {})
         self._execution = 0
-        self._teller = Teller(self.oracle, lambda name: stopwatch.spent(self.get_trial_dir(name)))
+        self._teller = Teller(self.oracle, self.get_trial_dir)
         if role() == CHIEF:  # it runs no trials, and is told of them where they are given out
             self.oracle.watcher = self._teller
 
@@ -196,7 +196,8 @@ class SweepTuner(Steady, keras_tuner.Tuner):
         if self._is_worker():  # the chief alone has the other trials
             raise RuntimeError("no trial has succeeded")
         failed = [self.oracle.trials[name] for name in self.oracle.end_order]
-        why = f"; trial {failed[0].trial_id}: {_why(failed[0])}" if failed else ""
+        texts = [error_text(trial, self.get_trial_dir(trial.trial_id)) for trial in failed[:1]]
+        why = "".join(f"; trial {failed[0].trial_id}: {reason(text)}" for text in texts)
         raise RuntimeError(f"none of the {len(failed)} trials that ended succeeded{why}")
 
     def on_trial_begin(self, trial: Trial) -> None:
@@ -254,7 +255,3 @@ class SweepTuner(Steady, keras_tuner.Tuner):
 
     def _state_folder(self, trial_id: str, execution: int) -> str:
         return os.path.join(self.get_trial_dir(trial_id), f"state-{execution}")
-
-
-def _why(trial: Trial) -> str:
-    return reason(trial.message) or "no reason is known"

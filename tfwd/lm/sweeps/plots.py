@@ -76,7 +76,7 @@ def against(axes: Axes, done: Sequence[Row], failed: Sequence[Row], key: str, sp
     ):
         axes.plot(
             [scale.at(row.values[key]) for row in group],
-            [row.perplexity for row in group],
+            [row.perplexity or 0.0 for row in group],
             "o",
             color=POINT,
             alpha=alpha,
@@ -92,7 +92,7 @@ def against(axes: Axes, done: Sequence[Row], failed: Sequence[Row], key: str, sp
     best = done[0]
     axes.plot(
         [scale.at(best.values[key])],
-        [best.perplexity],
+        [best.perplexity or 0.0],
         color=BEST,
         marker="*",
         ms=16,

@@ -16,6 +16,7 @@ from tfwd.lm.loop import perplexity
 from tfwd.lm.sweeps.folder import SweepFolder
 from tfwd.tuning import telling
 from tfwd.tuning.space import Spec, read
+from tfwd.tuning.workers import error_text
 
 RUNNING, DONE, FAILED, WAITING = "running", "done", "failed", "waiting"
 OBJECTIVE = "loss"
@@ -85,10 +86,7 @@ def make_row(trial: Trial, space: Mapping[str, Spec], folder: SweepFolder) -> Ro
 
 def reason(trial: Trial, folder: SweepFolder) -> str:
     """Why a trial failed, in one line; the whole is in `error.txt` in its folder."""
-    text = trial.message or ""
-    path = folder.trial(trial.trial_id) / "error.txt"
-    if not text and path.exists():  # another process ran it
-        text = path.read_text(encoding="utf-8")
+    text = error_text(trial, folder.trial(trial.trial_id))
     return telling.reason(text) or "no reason is known"
 
 

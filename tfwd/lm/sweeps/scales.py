@@ -68,7 +68,7 @@ class Scale:
             most: at most so many, but of texts all.
         """
         if self.names is not None:
-            return list(enumerate(map(str, self.names)))  # type: ignore[arg-type]
+            return list(enumerate(self.names))
         low, high = self.ends
         counted = self.spec.values
         if isinstance(self.spec, Int) and self.spec.step == 1 and high - low >= most:
