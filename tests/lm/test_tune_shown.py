@@ -83,6 +83,16 @@ def test_the_table_cuts_no_head_and_no_value(tmp_path, width, first):
     assert "goes on as 0002" in text and "from 0003" in text
 
 
+def test_three_keys_of_a_promoted_trial_have_folded_heads_in_eighty_columns(tmp_path):
+    keys = [KEYS[0], KEYS[4], KEYS[3]]
+    rows = rows_of(keys, first=0.0123456)
+    rows[0].parent = "0003"
+    board = board_of(rows, keys, tmp_path, 80)
+    board.console.print(board.table())
+    text = board.console.export_text()
+    assert "learning_" in text and "a: " not in text and "best," in text and "from 0003" in text
+
+
 def test_two_keys_have_whole_heads_in_eighty_columns(tmp_path):
     board = board_of(rows_of(KEYS[:2]), KEYS[:2], tmp_path, 80)
     board.console.print(board.table())

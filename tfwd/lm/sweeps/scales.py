@@ -181,7 +181,7 @@ def perplexity_axis(axes: Any, values: Sequence[float]) -> None:
         margin = 0.06 * (high - low) or 0.02 * high
         bottom, top = low - margin, high + margin
     axes.set_ylim(bottom, top)
-    ticks = perplexity_ticks(bottom, top) if high > low else [low]
+    ticks = perplexity_ticks(bottom, top) if high > low else [round(low, 2)]
     axes.set_yticks(ticks, [f"{tick:,.6g}" for tick in ticks])
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylabel(_PERPLEXITY)

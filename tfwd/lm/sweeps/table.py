@@ -14,6 +14,7 @@ from rich.table import Table
 from tfwd.lm.sweeps.rows import FAILED, Row
 
 _WIDE = 10_000
+_PERPLEXITY = "valid perplexity"
 
 
 class Line(NamedTuple):
@@ -41,21 +42,22 @@ def table(lines: Sequence[Line], names: Sequence[str], console: Console) -> Tabl
     """
     letters = [_letter(number) for number in range(len(names))]
     folded = [name.replace("_", "_\n") for name in names]
-    for heads, perplexity in (
-        (names, "valid perplexity"),
-        (folded, "valid\nperplexity"),
-        (letters, "valid\nperplexity"),
+    narrow = [line._replace(remark=line.remark.replace(", ", ",\n")) for line in lines]
+    for rows, heads, perplexity in (
+        (lines, names, _PERPLEXITY),
+        (narrow, folded, _PERPLEXITY.replace(" ", "\n")),
+        (narrow, letters, _PERPLEXITY.replace(" ", "\n")),
     ):
-        made = _table(lines, heads, perplexity)
+        made = _table(rows, heads, perplexity)
         wide = console.options.update_width(_WIDE)
         if Measurement.get(console, wide, made).maximum <= console.width:
             break
     else:
         together = [
             line._replace(values=["  ".join(map("=".join, zip(names, line.values, strict=True)))])
-            for line in lines
+            for line in narrow
         ]
-        return _table(together, ["values"], "valid\nperplexity", "left")
+        return _table(together, ["values"], _PERPLEXITY.replace(" ", "\n"), "left")
     if heads is letters:
         pairs = zip(letters, names, strict=True)
         made.caption = ", ".join(f"{letter}: {name}" for letter, name in pairs)
