@@ -118,7 +118,7 @@ def round_ticks(low: float, high: float, most: int, whole: bool = False) -> list
 
     Example:
         >>> round_ticks(16.27, 16.91, 5)
-        [16.3, 16.4, 16.5, 16.6, 16.7, 16.8, 16.9]
+        [16.4, 16.6, 16.8]
     """
     found = MaxNLocator(most, steps=[1, 2, 5, 10], integer=whole).tick_values(low, high)
     slack = 1e-9 * (high - low)
