@@ -102,7 +102,8 @@ def test_both_ends_of_each_range_are_checked_before_a_trial(rates, message):
 
 
 def test_another_search_in_the_directory_is_refused_and_what_differs_is_listed(tmp_path):
-    make(tmp_path, method="random", max_trials=1).search(X, X[:, :1], **DATA)
+    first = make(tmp_path, method="random", max_trials=1)
+    first.search(X, X[:, :1], epochs=np.int64(1), **DATA)
     for options, difference in (
         ({"method": "grid"}, "method was random and is grid"),
         ({"objective": "loss"}, r"objective was val_loss \(min\) and is loss \(min\)"),

@@ -71,7 +71,7 @@ def write(folder: str, now: Mapping[str, Any]) -> None:
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, FILE)
     with open(f"{path}.new", "w", encoding="utf-8") as file:
-        json.dump(dict(now), file, indent=2)
+        json.dump(dict(now), file, indent=2, default=int)  # numpy's numbers too
     os.replace(f"{path}.new", path)
 
 
