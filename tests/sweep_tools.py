@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfwd.lm import app
 from tfwd.lm import tune as program
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -48,7 +47,7 @@ def tune(
     flags += [f"--sweep={folder / 'sweep.py'}", f"--workdir={folder / workdir}"]
     argv = ["tfwd-tune", *flags, *arguments]
     with pytest.raises(SystemExit) as ended:
-        app.run(program.main, program.define, program.ABOUT, config=True, together=False, argv=argv)
+        program.run(argv)
     printed = capsys.readouterr()
     return ended.value.code, printed.out, printed.err
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -33,9 +34,10 @@ KERASTUNER_TUNER_ID, KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT: see docs/t
 """
 
 
-def run() -> None:
-    """The console script."""
-    app.run(main, define, ABOUT, config=True, together=False)  # of each trial, and not of this one
+def run(argv: Sequence[str] | None = None) -> None:
+    """The console script; `argv` as in `app.run`."""
+    # The keys must go together in each trial, and not in the config that trials change.
+    app.run(main, define, ABOUT, config=True, together=False, argv=argv)
 
 
 def define(values: flags.FlagValues) -> None:
