@@ -283,3 +283,11 @@ def test_a_single_trial_has_no_range_of_colours():
         figure = Figure()
         draw(figure, rows, SPACE)
         assert len(figure.axes) == 1
+
+
+def test_the_live_table_stays_on_the_screen_also_if_its_rows_are_folded(tmp_path):
+    board = board_of(rows_of(KEYS, count=40), KEYS, tmp_path, 80)
+    board.console.height = 40
+    shown = board._shown()
+    assert 4 < len(shown.rows) < 40 and len(board.console.render_lines(shown)) <= 40
+    assert "values" in [column.header for column in shown.columns]
