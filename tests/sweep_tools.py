@@ -3,6 +3,9 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
+
+from tfwd.lm import tune as program
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
@@ -12,6 +15,41 @@ from tfwd.lm.sweeps import Float, Sweep
 def get_sweep():
     return Sweep({"model.weight_dropout": Float(0, 0.7, step=0.1)})
 """
+
+FILE = """
+from tfwd.lm.sweeps import Choice, Float, Sweep
+
+def get_sweep():
+    return Sweep({space}, {options})
+"""
+SPACE = '{"model.weight_dropout": Float(0, 0.7, step=0.1)}'
+
+
+def forget_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process alone, whatever the environment says."""
+    for name in ("TUNER_ID", "ORACLE_IP", "ORACLE_PORT"):
+        monkeypatch.delenv(f"KERASTUNER_{name}", raising=False)
+
+
+def tune(
+    folder: Path,
+    root: Path,
+    capsys: pytest.CaptureFixture[str],
+    space: str = SPACE,
+    options: str = "max_trials=2",
+    *arguments: str,
+    workdir: str = "sweep",
+    **training: object,
+) -> tuple[int, str, str]:
+    """tfwd-tune in this process, over a sweep file: the exit code and what was printed."""
+    (folder / "sweep.py").write_text(FILE.format(space=space, options=options))
+    flags = tiny_flags(folder, root, **{"epochs": 1, **training})
+    flags += [f"--sweep={folder / 'sweep.py'}", f"--workdir={folder / workdir}"]
+    argv = ["tfwd-tune", *flags, *arguments]
+    with pytest.raises(SystemExit) as ended:
+        program.run(argv)
+    printed = capsys.readouterr()
+    return ended.value.code, printed.out, printed.err
 
 
 def write_text(folder: Path) -> Path:

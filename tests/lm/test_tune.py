@@ -16,7 +16,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from tfwd.lm import app, train, tune
+from tfwd.lm import train, tune
 from tfwd.lm.command_line import from_file
 from tfwd.lm.metrics import read_metrics
 from tfwd.lm.signals import StopRequest
@@ -26,34 +26,20 @@ from tfwd.lm.trainer import Trainer
 from tfwd.tuning import Float, make_oracle
 from tfwd.tuning.space import hyperparameters
 
-SWEEP = """
-from tfwd.lm.sweeps import Choice, Float, Sweep
-
-def get_sweep():
-    return Sweep({space}, {options})
-"""
-SPACE = '{"model.weight_dropout": Float(0, 0.7, step=0.1)}'
+SPACE = sweep_tools.SPACE
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    for name in ("TUNER_ID", "ORACLE_IP", "ORACLE_PORT"):
-        monkeypatch.delenv(f"KERASTUNER_{name}", raising=False)
+    sweep_tools.forget_others(monkeypatch)
 
 
 @pytest.fixture
 def run(tmp_path, root, capsys):
     """`run(space, options, *arguments, **training)`: the exit code and what was printed."""
 
-    def start(space=SPACE, options="max_trials=2", *arguments, workdir="sweep", **training):
-        (tmp_path / "sweep.py").write_text(SWEEP.format(space=space, options=options))
-        flags = sweep_tools.tiny_flags(tmp_path, root, **{"epochs": 1, **training})
-        flags += [f"--sweep={tmp_path / 'sweep.py'}", f"--workdir={tmp_path / workdir}"]
-        with pytest.raises(SystemExit) as ended:
-            argv = ["tfwd-tune", *flags, *arguments]
-            app.run(tune.main, tune.define, tune.ABOUT, config=True, argv=argv)
-        printed = capsys.readouterr()
-        return ended.value.code, printed.out, printed.err
+    def start(*arguments, **options):
+        return sweep_tools.tune(tmp_path, root, capsys, *arguments, **options)
 
     return start
 
@@ -323,7 +309,7 @@ def test_dry_run_prints_the_space_and_the_number_of_trials(run, tmp_path):
     assert "trials: 8, epochs in all: 8" in out  # there are no more points
     code, out, _ = run(space, 'method="hyperband"', "--dry_run", epochs=9)
     assert "bracket 1: 9 of 1 epochs, the best 3 of 3 epochs, the best 1 of 9 epochs" in out
-    assert "trials: 23, epochs in all: 75" in out
+    assert "trials: 23 (a promotion counts as one of its own), epochs in all: 75" in out
 
 
 def test_without_keras_tuner_the_extra_is_named(run, monkeypatch):

@@ -115,9 +115,9 @@ def test_a_trial_that_the_state_does_not_know_is_dropped(tmp_path):
 
 def test_another_space_is_refused(tmp_path):
     run(make(tmp_path), stop_after=1)
-    with pytest.raises(ValueError, match="holds a sweep over another space: rate"):
+    with pytest.raises(ValueError, match=r"another search: rate was 0.0 \| 0.1 .* and is 0.0 \| "):
         make(tmp_path, space={**SPACE, "rate": Float(0, 0.5, step=0.1)})
-    with pytest.raises(ValueError, match="another space: noise"):
+    with pytest.raises(ValueError, match="search: noise was not varied and is 0 to 1;"):
         make(tmp_path, space={**SPACE, "noise": Float(0, 1)})
 
 

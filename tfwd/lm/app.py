@@ -26,6 +26,7 @@ def run(
     about: str,
     *,
     config: bool = False,
+    together: bool = True,
     argv: Sequence[str] | None = None,
 ) -> None:
     """Reads the command line, calls `main`, and ends the process with an exit code.
@@ -37,6 +38,7 @@ def run(
         about: the text of `--help`: what the program does, with examples.
         config: whether the program has `--config`; then `flags.config` is a checked and locked
             `ConfigDict`.
+        together: whether the values of the config must go together, or `main` looks at that.
         argv: the command line with the program's name first; None is the process's own.
 
     Raises:
@@ -49,7 +51,7 @@ def run(
             print(usage(argv[0], define, about, config))
             code = 0
         else:
-            values = parse(argv, define, config=config)
+            values = parse(argv, define, config=config, together=together)
             code = main(values) or 0
             sys.stdout.flush()  # a closed pipe shows here, and not after the last line
     except UserError as error:

@@ -34,7 +34,11 @@ def defined(define: Callable[[flags.FlagValues], None]) -> flags.FlagValues:
 
 
 def parse(
-    argv: Sequence[str], define: Callable[[flags.FlagValues], None], *, config: bool = False
+    argv: Sequence[str],
+    define: Callable[[flags.FlagValues], None],
+    *,
+    config: bool = False,
+    together: bool = True,
 ) -> flags.FlagValues:
     """Reads a command line.
 
@@ -42,6 +46,7 @@ def parse(
         argv: the command line with the program's name first.
         define: defines the program's flags in the `FlagValues` it is given.
         config: whether there is `--config`.
+        together: whether its values must go together; each must be right in any case.
 
     Returns:
         The values. `values.config`, if asked for, is checked and locked.
@@ -78,7 +83,7 @@ def parse(
         raise UserError(f"{rest[1]!r} is not a flag; flags begin with --, as --workdir=FOLDER")
     if config:
         lock(values.config)
-        check(values.config)
+        check(values.config, together)
     return values
 
 
@@ -127,7 +132,7 @@ def from_file(flag: str, given: str, function: str) -> Any:
     if not os.path.isfile(path):
         folder = os.path.dirname(path) or "."
         there = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        there = [name for name in there if name.endswith(".py")]
+        there = [name for name in there if _defines(os.path.join(folder, name), function)]
         names = near(os.path.basename(path), there) or there
         hint = f"; {folder} has {', '.join(names)}" if names else ""
         raise UserError(f"--{flag}={given}: there is no such file{hint}")
@@ -137,6 +142,8 @@ def from_file(flag: str, given: str, function: str) -> Any:
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
+        if not callable(getattr(module, function, None)):
+            raise UserError(f"there is no {function}() in it, which --{flag} needs")
         return getattr(module, function)(*arguments)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
@@ -147,6 +154,17 @@ def from_file(flag: str, given: str, function: str) -> Any:
         if key:
             raise UserError(f"{where}: {unknown(key.group(1))}") from error
         raise UserError(f"{where}: {reason}") from error
+
+
+def _defines(path: str, function: str) -> bool:
+    """Whether a Python file looks as if it has the function: it is not run."""
+    if not path.endswith(".py"):
+        return False
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return re.search(rf"^def {function}\b", file.read(), re.MULTILINE) is not None
+    except OSError:
+        return False
 
 
 def _first_line(error: Exception) -> str:

@@ -48,11 +48,12 @@ def lock(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     return config
 
 
-def check(config: ml_collections.ConfigDict) -> None:
+def check(config: ml_collections.ConfigDict, together: bool = True) -> None:
     """Verifies every value.
 
     Args:
         config: a configuration with the keys of `default_config`.
+        together: whether to verify too that they go together.
 
     Raises:
         UserError: for the first wrong value: the key, the value, and what is right. Also for a
@@ -77,7 +78,8 @@ def check(config: ml_collections.ConfigDict) -> None:
             value = value[name]
         if not rule.holds(value):
             raise UserError(f"{key}={shown(value)}: give {rule.right}{rule.hint(value)}")
-    _check_together(config)
+    if together:
+        _check_together(config)
 
 
 def _check_together(config: ml_collections.ConfigDict) -> None:

@@ -246,12 +246,14 @@ class Trainer:
         self._metrics.write({"kind": "failure", **failure._asdict(), "norms": norms})
         steps = self.folder.checkpoints.steps()
         kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "no checkpoint yet"
+        clips = self.config.optimizer.clip_norm > 0
+        clip = "optimizer.clip_norm" if clips else "clipping (optimizer.clip_norm is 0: off)"
         shown = ", ".join(f"{path} {norm:.4g}" for path, norm in norms.items())
         raise UserError(
             f"step {failure.step}: the loss, its gradient or a weight is not finite "
             f"(loss {failure.loss:.4g}, gradient norm {failure.gradient_norm:.4g}, "
             f"learning rate {failure.learning_rate:.4g}); norms of the weights: {shown}; "
-            f"{kept}; a lower optimizer.learning_rate or optimizer.clip_norm may help"
+            f"{kept}; a lower optimizer.learning_rate or {clip} may help"
         )
 
     def _log(self) -> None:

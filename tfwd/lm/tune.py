@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -33,9 +34,10 @@ KERASTUNER_TUNER_ID, KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT: see docs/t
 """
 
 
-def run() -> None:
-    """The console script."""
-    app.run(main, define, ABOUT, config=True)
+def run(argv: Sequence[str] | None = None) -> None:
+    """The console script; `argv` as in `app.run`."""
+    # The keys must go together in each trial, and not in the config that trials change.
+    app.run(main, define, ABOUT, config=True, together=False, argv=argv)
 
 
 def define(values: flags.FlagValues) -> None:
@@ -138,7 +140,8 @@ def search(sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
         folder.verify(description)
     try:
         seeds = [config.seed + number for number in range(sweep.executions_per_trial)]
-        board = Board(sweep.space, folder, config.training.epochs, seeds)
+        whole = role != workers.WORKER
+        board = Board(sweep.space, folder, config.training.epochs, seeds, whole=whole)
         oracle = _oracle(sweep, config, timeout, board if role != workers.WORKER else None)
         board.total = report.trial_count(sweep, oracle)
         stop = StopRequest()
@@ -251,6 +254,8 @@ def _greet(board: Any, sweep: Sweep, config: Any, corpus: Any, folder: Any, note
     if again:
         done = sum(row.status != "waiting" for row in board.rows.values())
         board.line(f"going on with the sweep: {done} trials are done")
+        if sweep.max_trials is not None and sweep.max_trials < done:
+            board.line(f"max_trials={sweep.max_trials} is fewer: all stay, and none is added")
 
 
 def _why_none(board: Any) -> str:

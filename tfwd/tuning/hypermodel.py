@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import keras_tuner
 
 from tfwd import parametrizations as P
 from tfwd.models import parametrize
-from tfwd.tuning.space import Spec
+from tfwd.tuning.space import Choice, Float, Int, Spec
 
 
 def rates(
@@ -34,8 +35,8 @@ def rates(
         A `keras_tuner.HyperModel`. Its hyperparameters are "dropout/PATTERN" and "noise/PATTERN".
 
     Raises:
-        ValueError: neither is given. While it builds: as `tfwd.parametrize`, or if `make_model`
-            makes no compiled model.
+        ValueError: neither is given; an end of a range is no rate, or no deviation. While it
+            builds: as `tfwd.parametrize`, or if `make_model` makes no compiled model.
 
     Example:
 
@@ -52,6 +53,10 @@ def rates(
     """
     if not dropout and not noise:
         raise ValueError('give rates to try, as dropout={"recurrent_kernel": Float(0, 0.7)}')
+    for name, kind, given in (("dropout", P.Dropout, dropout), ("noise", P.GaussianNoise, noise)):
+        for pattern, spec in (given or {}).items():
+            for value in _ends(name, pattern, spec):
+                kind(value).check(f"{name}[{pattern!r}] is to try {value!r} ({spec})")
     return Rates(make_model, dropout or {}, noise or {})
 
 
@@ -89,6 +94,14 @@ class Rates(keras_tuner.HyperModel):
         if not wrapped.compiled:  # a subclassed model's wrapper
             wrapped.compile_from_config(model.get_compile_config())
         return wrapped
+
+
+def _ends(name: str, pattern: str, spec: Any) -> Sequence[Any]:
+    if isinstance(spec, (Float, Int, Choice)):
+        return spec.ends
+    if isinstance(spec, (int, float)) and not isinstance(spec, bool):
+        return (spec,)
+    raise ValueError(f"{name}[{pattern!r}] is {spec!r}: give a number, Float(0, 0.7) or Choice")
 
 
 def _value(hp: keras_tuner.HyperParameters, name: str, spec: Spec | float) -> float:

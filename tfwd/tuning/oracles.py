@@ -9,7 +9,8 @@ The search is theirs. What is added, and why:
 - A trial whose worker is lost goes to another one. keras-tuner waits for a worker of that name for
   ever, and its chief with it.
 - No worker is sent home while another's trial may still have to be taken over.
-- Any number of failed trials is allowed: each is in the table with its reason.
+- Any number of failed trials is allowed: each is in the table with its reason. None is ever among
+  the best ones, where keras-tuner puts them when there are too few others.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from typing import Any, Protocol
 import keras_tuner
 from keras_tuner.engine.hyperparameters import Float
 from keras_tuner.engine.trial import Trial, TrialStatus
+
+from tfwd.tuning import record
+from tfwd.tuning.space import hp_text
 
 LOSSES_ALLOWED = 3
 
@@ -61,7 +65,7 @@ class Sturdy(keras_tuner.Oracle):
         **kwargs: Any,
     ):
         super().__init__(max_consecutive_failed_trials=sys.maxsize, **kwargs)
-        self.verbose = 0
+        self._display.verbose = 0
         self.watcher = watcher
         self.failure: Exception | None = None  # why the search cannot go on
         self._timeout, self._clock = worker_timeout, clock
@@ -69,6 +73,20 @@ class Sturdy(keras_tuner.Oracle):
         self._asked: dict[str, float] = {}  # of a worker: when it last asked for a trial
         self._losses: dict[str, int] = {}
         self._was_ongoing: dict[str, Trial] = {}
+
+    @property
+    def verbose(self) -> int:
+        """Always 0: what there is to say the watcher says, and not keras-tuner's display."""
+        return self._display.verbose
+
+    @verbose.setter
+    def verbose(self, value: object) -> None:  # keras-tuner's `search` sets it
+        pass
+
+    def get_best_trials(self, num_trials: int = 1) -> list[Trial]:
+        """The best of the completed trials, at most so many."""
+        best = super().get_best_trials(num_trials)
+        return [trial for trial in best if trial.status == TrialStatus.COMPLETED]
 
     @keras_tuner.synchronized
     def create_trial(self, tuner_id: str) -> Trial:
@@ -151,14 +169,14 @@ class Sturdy(keras_tuner.Oracle):
         declared = self.hyperparameters
         super().set_state(state)
         self._was_ongoing = dict(self.ongoing_trials)
-        saved = {hp.name: hp.get_config() for hp in self.hyperparameters.space}
-        for hp in declared.space:
-            if saved.get(hp.name) != hp.get_config():
-                raise ValueError(
-                    f"{self._project_dir} holds a sweep over another space: {hp.name} was "
-                    f"{saved.get(hp.name)} and is {hp.get_config()}; give another folder, or "
-                    "overwrite=True to begin anew"
-                )
+        saved = {hp.name: hp for hp in self.hyperparameters.space}
+        different = [
+            f"{hp.name} was {hp_text(saved.get(hp.name))} and is {hp_text(hp)}"
+            for hp in declared.space
+            if hp.name not in saved or saved[hp.name].get_config() != hp.get_config()
+        ]
+        if different:
+            raise ValueError(record.refusal(self._project_dir, different))
 
     def reload(self) -> None:
         super().reload()

@@ -192,6 +192,28 @@ def hyperparameters(space: Mapping[str, Spec]) -> keras_tuner.HyperParameters:
     return hp
 
 
+def hp_text(hp: Any | None) -> str:
+    """One of keras-tuner's hyperparameters in words; None is one that is not there.
+
+    Example:
+
+    >>> hp = hyperparameters({"rate": Float(0, 0.2, step=0.1), "any": Float(1e-3, 1, log=True)})
+    >>> [hp_text(each) for each in hp.space]
+    ['0.0 | 0.1 | 0.2', '0.001 to 1, log']
+    """
+    if hp is None:
+        return "not varied"
+    config = hp.get_config()
+    if "values" in config:
+        return " | ".join(map(_written, config["values"]))
+    if "min_value" not in config:  # a Boolean, or what is fixed
+        return _written(config["value"]) if "value" in config else "false | true"
+    step = config["step"] if config["step"] not in (None, 1) else None
+    text = f"{config['min_value']:g} to {config['max_value']:g}"
+    text += "" if step is None else f", step {step:g}"
+    return text + ("" if config["sampling"] == "linear" else f", {config['sampling']}")
+
+
 def read(space: Mapping[str, Spec], values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a trial, from those that keras-tuner holds."""
     return {name: spec.read(values[name]) for name, spec in space.items()}

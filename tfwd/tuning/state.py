@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from tfwd.tuning.stopwatch import Stopwatch
+
 
 class FullState(keras.callbacks.BackupAndRestore):
     """`BackupAndRestore` that stays after the end, and keeps the history.
@@ -20,12 +22,14 @@ class FullState(keras.callbacks.BackupAndRestore):
 
     Attributes:
         epochs: the logs of all epochs, also of those before the run went on.
+        watch: its time is saved with each epoch.
     """
 
     def __init__(self, folder: str):
         super().__init__(folder, double_checkpoint=True, delete_checkpoint=False)
         self._path = os.path.join(folder, "history.json")
         self.epochs: list[dict[str, float]] = []
+        self.watch: Stopwatch | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
@@ -42,6 +46,8 @@ class FullState(keras.callbacks.BackupAndRestore):
             json.dump(self.epochs, file)
         os.replace(f"{self._path}.new", self._path)
         super().on_epoch_end(epoch, logs)
+        if self.watch is not None:
+            self.watch.save()
 
     def history(self) -> dict[str, list[float]]:
         """All epochs, also those before the run went on, as `History.history` has them."""

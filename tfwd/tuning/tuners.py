@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -20,9 +20,12 @@ import numpy as np
 from keras_tuner.engine.trial import Trial
 from keras_tuner.errors import FailedTrialError
 
+from tfwd.tuning import record, stopwatch
+from tfwd.tuning.objective import HasObjective
 from tfwd.tuning.oracles import make_oracle
 from tfwd.tuning.state import FullState
-from tfwd.tuning.workers import ALONE, Steady, role
+from tfwd.tuning.telling import Teller, reason
+from tfwd.tuning.workers import ALONE, CHIEF, WORKER, Steady, error_text, role
 
 
 def tuner(
@@ -44,8 +47,16 @@ def tuner(
 
     Run `e` of every trial begins with `keras.utils.set_random_seed(seed + e)`, so that trials
     differ by what is tuned and not by luck. A trial whose objective is not finite in any epoch is
-    marked FAILED, as is one that raises; the search goes on. A search that was stopped goes on
-    when it is started again with the same directory.
+    marked FAILED, as is one that raises; a line says why, and the search goes on. A search that was
+    stopped goes on when it is started again with the same directory.
+
+    `search` prints a line before and after each trial, unless its `verbose` is 0; Keras's bars are
+    as `verbose` says. It raises
+
+    - RuntimeError at its end, if no trial succeeded;
+    - ValueError after the first epoch, if the logs do not have the objective (there is no
+      `validation_data`, or the name is another one), and before all, if it is given `epochs` with
+      "hyperband", which has `max_epochs`.
 
     Args:
         hypermodel: as `tfwd.tuning.rates` makes it, or any that keras-tuner takes.
@@ -55,15 +66,18 @@ def tuner(
         max_trials, max_epochs, factor, iterations: as in `make_oracle`.
         executions_per_trial: runs of each trial, whose objectives are averaged.
         seed: of the search and of the runs.
-        overwrite: begin anew in a directory that holds a sweep. Else it is gone on with, and it is
-            an error if it is over another space.
+        overwrite: begin anew in a directory that holds a sweep. Else it is gone on with, and it
+            must be the same: `max_trials` alone may grow.
         worker_timeout: seconds after which the chief of a shared sweep gives up a silent worker.
 
     Returns:
         The tuner. `tuner.get_best_hyperparameters()` and the rest of keras-tuner's methods work.
+        If no trial succeeded, those that give the best ones raise RuntimeError.
 
     Raises:
-        ValueError: a wrong method; the directory holds a sweep over another space.
+        ValueError: a wrong method; the directory holds a sweep over another space, or with another
+            method, objective, seed, number of executions or, of Hyperband, `max_epochs`, `factor`
+            or `iterations`: what differs is listed.
 
     Example:
 
@@ -79,14 +93,16 @@ def tuner(
     ...     directory=tempfile.mkdtemp(),
     ... )
     >>> x = np.ones((8, 3))
-    >>> found.search(x, x @ [1.0, 2.0, 3.0], validation_data=(x, x @ [1.0, 2.0, 3.0]), verbose=0)
+    >>> y = x @ [1.0, 2.0, 3.0]
+    >>> found.search(x, y, validation_data=(x, y), verbose=0)
     >>> found.get_best_hyperparameters()[0].values
     {'dropout/kernel': 0.0}
     """
     space = keras_tuner.HyperParameters()
     if isinstance(hypermodel, keras_tuner.HyperModel):
         hypermodel.declare_hyperparameters(space)
-    timeout = None if role() == ALONE else worker_timeout
+    mine = role()
+    timeout = None if mine == ALONE else worker_timeout
     oracle = make_oracle(
         method,
         objective,
@@ -98,11 +114,18 @@ def tuner(
         seed=seed,
         worker_timeout=timeout,
     )
-    parent, name = os.path.split(os.path.abspath(os.fspath(directory)))
+    rounds = {"max_epochs": max_epochs, "factor": factor, "iterations": iterations}
+    described = record.describe(oracle, method, seed, executions_per_trial, **rounds)
+    folder = os.path.abspath(os.fspath(directory))
+    overwrite = overwrite and mine != WORKER  # the chief's sweep is there already
+    if not overwrite:
+        record.verify(folder, described)
+    parent, name = os.path.split(folder)
     return SweepTuner(
         oracle,
         hypermodel,
         seed=seed,
+        described=described,
         directory=parent,
         project_name=name,
         executions_per_trial=executions_per_trial,
@@ -117,12 +140,76 @@ class SweepTuner(Steady, keras_tuner.Tuner):
     Args:
         *args, **kwargs: of `Steady` and `keras_tuner.Tuner`.
         seed: of the first run of each trial.
+        described: the search, as `record.describe` makes it.
     """
 
-    def __init__(self, *args: Any, seed: int = 0, **kwargs: Any):
+    def __init__(
+        self, *args: Any, seed: int = 0, described: Mapping[str, Any] | None = None, **kwargs: Any
+    ):
         super().__init__(*args, **kwargs)
-        self.seed = seed
+        self.seed, self._described = seed, dict(described or {})
         self._execution = 0
+        self._teller = Teller(self.oracle, self.get_trial_dir)
+        if role() == CHIEF:  # it runs no trials, and is told of them where they are given out
+            self.oracle.watcher = self._teller
+
+    def search(self, *args: Any, **kwargs: Any) -> None:
+        """As keras-tuner's, and says how it goes; `tuner` lists what it raises."""
+        self._teller.verbose = kwargs.get("verbose") != 0
+        if self._described.get("method") == "hyperband" and "epochs" in kwargs:
+            raise ValueError(
+                f"epochs={kwargs['epochs']}: Hyperband itself says how many epochs a trial has; "
+                "give max_epochs to `tuner`, and no epochs to `search`"
+            )
+        if role() == WORKER:
+            super().search(*args, **kwargs)
+            return
+        described = {**self._described, "epochs": kwargs.get("epochs", 1)}
+        record.verify(self.project_dir, described)
+        record.write(self.project_dir, described)
+        if self.oracle.end_order:
+            done = len(self.oracle.end_order)
+            self._teller.line(f"going on in {self.project_dir}: {done} trials are done")
+        super().search(*args, **kwargs)
+        self._best_trials(1)
+
+    def get_best_hyperparameters(self, num_trials: int = 1) -> list[keras_tuner.HyperParameters]:
+        """As keras-tuner's, of trials that succeeded.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        return [trial.hyperparameters for trial in self._best_trials(num_trials)]
+
+    def get_best_models(self, num_models: int = 1) -> list[keras.Model]:
+        """As keras-tuner's, of trials that succeeded.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        return [self.load_model(trial) for trial in self._best_trials(num_models)]
+
+    def _best_trials(self, count: int) -> list[Trial]:
+        best = self.oracle.get_best_trials(count)
+        if best:
+            return best
+        if self._is_worker():  # the chief alone has the other trials
+            raise RuntimeError("no trial has succeeded")
+        failed = [self.oracle.trials[name] for name in self.oracle.end_order]
+        texts = [error_text(trial, self.get_trial_dir(trial.trial_id)) for trial in failed[:1]]
+        why = "".join(f"; trial {failed[0].trial_id}: {reason(text)}" for text in texts)
+        raise RuntimeError(f"none of the {len(failed)} trials that ended succeeded{why}")
+
+    def on_trial_begin(self, trial: Trial) -> None:
+        self._teller.began(trial)
+        super().on_trial_begin(trial)
+
+    def on_trial_end(self, trial: Trial) -> None:
+        message = trial.message
+        super().on_trial_end(trial)
+        known = self.oracle.get_trial(trial.trial_id)  # with its score; a worker's has none
+        known.message = known.message or message
+        self._teller.ended(known)
 
     def _populate_initial_space(self) -> None:
         # As keras-tuner does before a trial: else the layers of a model without names of its own
@@ -142,14 +229,22 @@ class SweepTuner(Steady, keras_tuner.Tuner):
         folder = self._state_folder(trial.trial_id, execution)
         parent = trial.hyperparameters.values.get("tuner/trial_id")
         if parent is not None and not os.path.exists(folder):
-            shutil.copytree(self._state_folder(parent, execution), f"{folder}.new")
+            shutil.copytree(
+                self._state_folder(parent, execution),
+                f"{folder}.new",
+                ignore=shutil.ignore_patterns(stopwatch.FILE),  # of the trial before
+            )
             os.rename(f"{folder}.new", folder)
         state = FullState(folder)
         callbacks = [*kwargs.pop("callbacks", []), state]
+        if type(self.hypermodel).fit is keras_tuner.HyperModel.fit:  # another may measure later
+            callbacks.insert(-1, HasObjective(self.oracle.objective))
         keras.utils.set_random_seed(self.seed + execution)
+        watch = state.watch = stopwatch.Stopwatch(folder)
         try:
             results = super()._build_and_fit_model(trial, *args, callbacks=callbacks, **kwargs)
         finally:
+            watch.save()
             gc.collect()
         if isinstance(results, keras.callbacks.History):
             results.history = state.history()

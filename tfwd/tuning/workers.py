@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras_tuner.src.config
@@ -25,6 +26,7 @@ from tfwd.tuning.forgetting import forgotten_gradients
 from tfwd.tuning.oracles import Sturdy
 
 CHIEF, WORKER, ALONE = "chief", "worker", "alone"
+ERROR = "error.txt"  # in a trial's folder: the traceback of one that failed
 _IDLE_SECONDS = 0.5
 _BEATS_PER_TIMEOUT = 5
 
@@ -101,6 +103,15 @@ class Steady(BaseTuner):
         self._raise_failure()
         super().on_trial_begin(trial)
 
+    def on_trial_end(self, trial: Trial) -> None:
+        if trial.message:  # the chief is not told of it otherwise
+            folder = Path(self.get_trial_dir(trial.trial_id))
+            folder.mkdir(parents=True, exist_ok=True)
+            new = folder / f"{ERROR}.new"
+            new.write_text(trial.message, encoding="utf-8")
+            new.replace(folder / ERROR)
+        super().on_trial_end(trial)
+
     def _raise_failure(self) -> None:
         failure = None if self._is_worker() else self.oracle.failure
         if failure is not None:
@@ -130,6 +141,14 @@ class Steady(BaseTuner):
             yield
         finally:
             over.set()
+
+
+def error_text(trial: Trial, folder: str | os.PathLike[str]) -> str:
+    """The traceback of a failed trial; of one that another process ran, from its folder."""
+    try:
+        return trial.message or (Path(folder) / ERROR).read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 @contextlib.contextmanager

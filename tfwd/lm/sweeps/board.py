@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from keras_tuner.engine.trial import Trial
-from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -17,9 +15,11 @@ from tfwd.lm.display import span
 from tfwd.lm.keys import shown
 from tfwd.lm.sweeps.folder import SweepFolder
 from tfwd.lm.sweeps.rows import DONE, FAILED, RUNNING, WAITING, Row, make_row, ranked
+from tfwd.lm.sweeps.table import Line, short_names, table
 from tfwd.tuning.space import Spec
 
 _COLOURS = {RUNNING: "cyan", FAILED: "red", WAITING: "yellow"}
+_FEWEST = 4  # rows that are shown in any case
 _OTHER_LINES = 8  # of the terminal: head, borders, and what stands above
 
 
@@ -35,6 +35,8 @@ class Board:
         console: where to; standard output by default.
         clock: for tests.
         changed: called when a trial has ended.
+        whole: whether it is told of all trials, so that it knows which is the best; a worker's is
+            told of its own.
     """
 
     def __init__(
@@ -46,13 +48,14 @@ class Board:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
         changed: Callable[[], object] = lambda: None,
+        whole: bool = True,
     ):
         self.console = console or Console()
         self.rows: dict[str, Row] = {}
         self.total: int | None = None
         self.changed = changed
         self._space, self._folder, self._epochs, self._seeds = space, folder, epochs, tuple(seeds)
-        self._clock = clock
+        self._clock, self._whole = clock, whole
         self._began: dict[str, float] = {}
         self._now: dict[str, tuple[int, int, float, float]] = {}
         self._names = short_names(space)
@@ -89,21 +92,22 @@ class Board:
         """No trial is under way any more: the process that ran it was stopped."""
         for row in self.rows.values():
             if row.status == RUNNING:
-                row.status = WAITING
+                row.status, row.seconds = WAITING, self._folder.spent(row.trial) or None
 
     def began(self, trial: Trial) -> None:
         """A trial was given to a worker."""
-        self._began[self.add(trial).trial] = self._clock()
+        before = self._folder.spent(trial.trial_id)  # it may have been stopped
+        self._began[self.add(trial).trial] = self._clock() - before
         self._now.pop(trial.trial_id, None)
 
     def ended(self, trial: Trial, message: str | None = None) -> None:
         """A trial is over."""
         trial.message = trial.message or message
         row = self.add(trial)
-        if row.seconds is None and row.trial in self._began:
+        if not row.seconds and row.trial in self._began:  # the folder is on another machine
             row.seconds = self._clock() - self._began[row.trial]
         if not self.console.is_terminal:
-            best = ranked(self.rows.values())
+            best = ranked(self.rows.values()) if self._whole else []
             parts = [f"trial {row.trial}", self._values(row), self._outcome(row)]
             parts += [f"{self._epochs_of(row)} epochs", self._time(row)]
             self.line("  ".join(parts + (["(best)"] if best and best[0] is row else [])))
@@ -126,13 +130,6 @@ class Board:
         Args:
             most: rows at most; None is all, the best first.
         """
-        made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        made.add_column("trial")
-        for name in self._names.values():
-            made.add_column(name, justify="right")
-        for name in ("valid perplexity", "epochs", "time"):
-            made.add_column(name, justify="right")
-        made.add_column("")
         best = ranked(self.rows.values())
         rest = [row for row in self.rows.values() if row not in best]
         rows = [*best, *sorted(rest, key=lambda row: row.trial)]
@@ -142,32 +139,40 @@ class Board:
             rows = [*first, *newest]
         elif most is not None:
             rows = sorted(rows, key=_number)
-        for row in rows:
-            remark = "best" if best and row is best[0] else ""
-            if row.status == FAILED:
-                remark = f"failed: {row.message[:60]}" if most is None else FAILED
-            elif row.status != DONE:
-                remark = self._under_way(row)
-            elif row.parent:
-                remark = f"{remark}  goes on with {row.parent}".strip()
-            style = "bold" if remark.startswith("best") else _COLOURS.get(row.status, "")
-            made.add_row(
+        lines = [
+            Line(
                 row.trial,
-                *(shown(row.values[key]) for key in self._names),
+                [shown(row.values[key]) for key in self._names],
                 self._perplexity(row),
                 self._epochs_of(row),
                 self._time(row),
-                remark,
-                style=style,
+                self._remark(row, bool(best) and row is best[0]),
+                "bold" if best and row is best[0] else _COLOURS.get(row.status, ""),
             )
-        return made
+            for row in rows
+        ]
+        return table(lines, list(self._names.values()), self.console)
 
     def _shown(self) -> Table:
-        table = self.table(most=max(self.console.height - _OTHER_LINES, 4))
+        room = self.console.height - _OTHER_LINES
+        table = self.table(most=max(room, _FEWEST))
+        lines = len(self.console.render_lines(table)) - _OTHER_LINES
+        if lines > room:  # the rows have several lines each
+            each = math.ceil(lines / max(len(table.rows), 1))
+            table = self.table(most=max(room // each, _FEWEST))
         done = sum(row.status in (DONE, FAILED) for row in self.rows.values())
         of = f" of {self.total}" if self.total else ""
         table.title = f"{done}{of} trials are done"
         return table
+
+    def _remark(self, row: Row, best: bool) -> str:
+        parts = ["best"] if best else []
+        if row.status != DONE:
+            parts.append(self._under_way(row))
+        if row.parent:
+            parts.append(f"from {row.parent}")
+        promoted = [other.trial for other in self.rows.values() if other.parent == row.trial]
+        return ", ".join([*parts, *(f"goes on as {trial}" for trial in promoted)])
 
     def _under_way(self, row: Row) -> str:
         if row.status == RUNNING and row.trial in self._now:
@@ -203,19 +208,6 @@ class Board:
 
     def _values(self, row: Row) -> str:
         return "  ".join(f"{name} {shown(row.values[key])}" for key, name in self._names.items())
-
-
-def short_names(space: Mapping[str, Any]) -> dict[str, str]:
-    """The last parts of the keys where they are told apart by them, else the whole keys.
-
-    Example:
-        >>> short_names({"model.weight_dropout": None, "optimizer.learning_rate": None})
-        {'model.weight_dropout': 'weight_dropout', 'optimizer.learning_rate': 'learning_rate'}
-    """
-    lasts = [key.rpartition(".")[2] for key in space]
-    return {
-        key: last if lasts.count(last) == 1 else key for key, last in zip(space, lasts, strict=True)
-    }
 
 
 def _number(row: Row) -> int:

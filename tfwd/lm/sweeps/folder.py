@@ -2,8 +2,8 @@
 
 sweep.json                       what the sweep is
 oracle.json  tuner.json          keras-tuner's state
-trial_03/trial.json              keras-tuner's record of a trial
-trial_03/run-0/                  a training run, as tfwd-train leaves it; run-1 with another seed
+trial_3/trial.json               keras-tuner's record of a trial (trial_03, trial_0003: see `trial`)
+trial_3/run-0/                   a training run, as tfwd-train leaves it; run-1 with another seed
 trials.csv  best_config.py  plots/  tensorboard/     what came out
 """
 
@@ -22,6 +22,7 @@ from tfwd.lm.errors import UserError
 from tfwd.lm.files import write_atomically
 from tfwd.lm.folder import take_lock
 from tfwd.lm.sweeps.sweep import Sweep
+from tfwd.tuning import stopwatch
 
 _OURS = (
     "sweep.json",
@@ -62,8 +63,15 @@ class SweepFolder:
         self._lock: IO[str] | None = None
 
     def trial(self, trial_id: str) -> Path:
-        """The folder of a trial, where keras-tuner has it."""
+        """The folder of a trial, where keras-tuner has it.
+
+        The number has as many digits as `max_trials` has, and four where there is none.
+        """
         return self.path / f"trial_{trial_id}"
+
+    def spent(self, trial_id: str) -> float:
+        """The seconds that a trial's runs have taken so far, as far as they wrote it down."""
+        return stopwatch.spent(self.trial(trial_id))
 
     def run(self, trial_id: str, execution: int) -> Path:
         """The folder of one of a trial's runs."""
@@ -118,8 +126,12 @@ class SweepFolder:
             before = json.loads(self.description.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(f"{self.description} cannot be read: {error}") from error
+
+        def said(described: dict[str, Any], key: str) -> Any:
+            return described.get(key, "not varied" if key.startswith("space ") else "not given")
+
         different = [
-            f"{key} is {before.get(key, 'not given')} there and {description.get(key)} here"
+            f"{key} is {said(before, key)} there and {said(description, key)} here"
             for key in dict.fromkeys([*before, *description])
             if before.get(key) != description.get(key) and not key.startswith(_FREE)
         ]

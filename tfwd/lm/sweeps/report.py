@@ -17,6 +17,7 @@ from tfwd.lm.sweeps.board import Board
 from tfwd.lm.sweeps.folder import SweepFolder
 from tfwd.lm.sweeps.rows import Row, ranked, write_csv
 from tfwd.lm.sweeps.sweep import Sweep, apply, points
+from tfwd.lm.sweeps.table import reasons
 from tfwd.tuning.oracles import HyperbandOracle
 from tfwd.tuning.space import grid_size, size
 
@@ -35,10 +36,12 @@ def finish(board: Board, sweep: Sweep, config: ml_collections.ConfigDict, folder
     write_csv(rows, sweep.space, folder)
     best = ranked(rows)[:1]
     board.console.print(board.table())
+    for line in reasons(rows):
+        board.console.print(line, markup=False, highlight=False)
     if not best:
         return None
     try:
-        title = f"{text_name}, {len(rows)} trials ({sweep.method})"
+        title = f"{text_name}, {len(rows)} trial{'s' * (len(rows) > 1)} ({sweep.method})"
         pictures = plots.draw(rows, sweep.space, folder.plots, title)
     except OSError as error:
         raise UserError(f"cannot write {folder.plots}: {error.strerror}") from error
@@ -86,9 +89,9 @@ def write_best(
 def space_table(sweep: Sweep, config: ml_collections.ConfigDict) -> Table:
     """What is searched, for `--dry_run`."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    made.add_column("key")
-    made.add_column("values")
-    made.add_column("in the config", justify="right")
+    made.add_column("key", overflow="fold")
+    made.add_column("values", overflow="fold")
+    made.add_column("in the config", justify="right", overflow="fold")
     made.add_column("number", justify="right")
     for key, spec in sweep.space.items():
         count = len(spec.values) if spec.values is not None else None
@@ -107,9 +110,9 @@ def plan(sweep: Sweep, oracle: object, epochs: int) -> list[str]:
     count = trial_count(sweep, oracle)
     runs = sweep.executions_per_trial
     each = f" of {runs} runs each" if runs > 1 else ""
-    lines.append(
-        f"trials: {count:,}{each}, epochs in all: {runs * total_epochs(sweep, oracle, epochs):,}"
-    )
+    promoted = " (a promotion counts as one of its own)" if sweep.method == "hyperband" else ""
+    epochs_in_all = runs * total_epochs(sweep, oracle, epochs)
+    lines.append(f"trials: {count:,}{each}{promoted}, epochs in all: {epochs_in_all:,}")
     return lines
 
 

@@ -14,7 +14,9 @@ from tfwd.lm.files import write_atomically
 from tfwd.lm.keys import shown
 from tfwd.lm.loop import perplexity
 from tfwd.lm.sweeps.folder import SweepFolder
+from tfwd.tuning import telling
 from tfwd.tuning.space import Spec, read
+from tfwd.tuning.workers import error_text
 
 RUNNING, DONE, FAILED, WAITING = "running", "done", "failed", "waiting"
 OBJECTIVE = "loss"
@@ -32,7 +34,7 @@ class Row:
         losses: of each run.
         epochs: that were trained, in the longest run, with those of the promoted trial.
         budget: the epochs that were to be trained.
-        seconds: what the trial took.
+        seconds: what the trial took, in all its parts and without the promoted trial's.
         parent: the trial that was promoted to this one, "" for none.
         seeds: of the runs.
         message: why it failed.
@@ -75,6 +77,8 @@ def make_row(trial: Trial, space: Mapping[str, Spec], folder: SweepFolder) -> Ro
         row.loss = float(found[OBJECTIVE])
         row.losses = tuple(float(found[name]) for name in runs)
         row.epochs, row.seconds = int(found["epochs"]), float(found["seconds"])
+    elif status != RUNNING:
+        row.seconds = folder.spent(trial.trial_id) or None
     if status == FAILED:
         row.message = reason(trial, folder)
     return row
@@ -82,14 +86,8 @@ def make_row(trial: Trial, space: Mapping[str, Spec], folder: SweepFolder) -> Ro
 
 def reason(trial: Trial, folder: SweepFolder) -> str:
     """Why a trial failed, in one line; the whole is in `error.txt` in its folder."""
-    text = trial.message or ""
-    path = folder.trial(trial.trial_id) / "error.txt"
-    if not text and path.exists():  # another process ran it
-        text = path.read_text(encoding="utf-8")
-    last = (text.strip().splitlines() or ["no reason is known"])[-1]
-    name, _, rest = last.partition(": ")
-    # An exception's class says nothing where we raised it; of a crash it is half the message.
-    return rest if rest and name.endswith("FailedTrialError") else last.rpartition("errors.")[2]
+    text = error_text(trial, folder.trial(trial.trial_id))
+    return telling.reason(text) or "no reason is known"
 
 
 def ranked(rows: Iterable[Row]) -> list[Row]:

@@ -82,6 +82,8 @@ def check(sweep: Sweep, config: ml_collections.ConfigDict) -> list[str]:
     Raises:
         UserError: a key that does not exist (the near ones are named), a value that its key does
             not take, a number that makes no sense, or a space without a point that can be trained.
+            Keys of the configuration that do not go together are no error if the sweep replaces
+            them by some that do.
 
     Example:
         >>> check(Sweep({"model.weight_dropout": Float(0, 1)}), configs.default_config())
@@ -172,6 +174,11 @@ def _check_points(sweep: Sweep, config: ml_collections.ConfigDict) -> list[str]:
         except UserError as error:
             wrong.append(str(error))
     if count == len(wrong):
+        try:
+            configs.check(config)
+        except UserError as error:
+            if str(error) in wrong:  # what is wrong is not what is varied
+                raise
         raise UserError(f"no point of the sweep can be trained: {wrong[0]}")
     if not wrong:
         return []

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -18,13 +18,15 @@ from tfwd.lm.display import Display
 from tfwd.lm.folder import RunFolder
 from tfwd.lm.signals import StopRequest
 from tfwd.lm.trainer import Trainer
+from tfwd.tuning import stopwatch
+from tfwd.tuning.stopwatch import Stopwatch
 
 # Called in a run: finished epochs, share of the one under way, best loss so far (first infinite).
 Report = Callable[[int, float, float], None]
 
 
 class Result(NamedTuple):
-    """What came of a run: the best validation loss, its epochs, and the seconds it took now."""
+    """What came of a run: the best validation loss, its epochs, the seconds of all its parts."""
 
     loss: float
     epochs: int
@@ -51,7 +53,7 @@ def run(
         Stopped: a signal came; a checkpoint was saved.
         UserError: training failed, or a file cannot be written.
     """
-    began = time.monotonic()
+    watch = Stopwatch(folder)
     keras.utils.set_random_seed(config.seed)
     run_folder = RunFolder(folder)
     run_folder.open(config, corpus.vocabulary)
@@ -62,10 +64,17 @@ def run(
                 config, len(corpus.vocabulary), corpus.texts, run_folder, display, stop
             ) as trainer:
                 progress = trainer.progress
-                display.tell = lambda share: report(progress.epoch, share, progress.best_loss)
+
+                def tell(share: float) -> None:
+                    watch.tick()
+                    report(progress.epoch, share, progress.best_loss)
+
+                display.tell = tell
                 trainer.train()
-                return Result(progress.best_loss, progress.epoch, time.monotonic() - began)
+                return Result(progress.best_loss, progress.epoch, watch.seconds)
     finally:
+        with contextlib.suppress(OSError):  # a full disk has been reported already
+            watch.save()
         run_folder.close()
 
 
@@ -89,7 +98,8 @@ def promote(parent: Path, folder: Path) -> None:
         return
     copied = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(copied, ignore_errors=True)
-    shutil.copytree(parent, copied, ignore=shutil.ignore_patterns(".lock", "events.out.*"))
+    own = (".lock", "events.out.*", stopwatch.FILE)  # of the parent, and stays there
+    shutil.copytree(parent, copied, ignore=shutil.ignore_patterns(*own))
     copied.rename(folder)
 
 

@@ -18,7 +18,6 @@ from keras_tuner.errors import FailedTrialError, FatalError
 
 from tfwd.lm.corpus import Corpus, read_corpus
 from tfwd.lm.errors import UserError
-from tfwd.lm.files import write_atomically
 from tfwd.lm.signals import Stopped, StopRequest
 from tfwd.lm.sweeps import hparams
 from tfwd.lm.sweeps.board import Board
@@ -130,10 +129,6 @@ class LanguageTuner(Steady):
         super().on_trial_begin(trial)
 
     def on_trial_end(self, trial: Trial) -> None:
-        if trial.message:  # the chief is not told of it otherwise
-            folder = self._folder.trial(trial.trial_id)
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / "error.txt", trial.message)
         super().on_trial_end(trial)
         if self._is_worker():
             self._board.ended(self.oracle.get_trial(trial.trial_id), trial.message)

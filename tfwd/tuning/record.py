@@ -1,0 +1,83 @@
+"""What a search is, in its folder: so that two searches do not mix their scores in one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras_tuner
+
+FILE = "search.json"
+
+
+def describe(
+    oracle: keras_tuner.Oracle, method: str, seed: int, executions_per_trial: int,
+    **rounds: int,
+) -> dict[str, Any]:  # fmt: skip
+    """All that scores depend on, but the space (the oracle looks after it) and `max_trials`.
+
+    Args:
+        oracle: the search's.
+        method, seed, executions_per_trial: as in `tuner`.
+        **rounds: what Hyperband's rounds follow from; of no meaning for the others.
+    """
+    objectives = getattr(oracle.objective, "objectives", [oracle.objective])
+    return {
+        "method": method,
+        "objective": ", ".join(f"{each.name} ({each.direction})" for each in objectives),
+        "seed": seed,
+        "executions_per_trial": executions_per_trial,
+        **(rounds if method == "hyperband" else {}),
+    }
+
+
+def verify(folder: str, now: Mapping[str, Any]) -> None:
+    """Compares a search with the one that the folder holds, if it holds one.
+
+    Raises:
+        ValueError: it is another one: what differs is listed.
+    """
+    state = _read(os.path.join(folder, "oracle.json"))
+    if state is None:
+        return
+    before = _read(os.path.join(folder, FILE))
+    if before is None:
+        raise ValueError(
+            f"{folder} holds a search of which nothing but the trials is known; give another "
+            "directory, or overwrite=True to begin anew"
+        )
+    free = () if state.get("end_order") else ("objective",)  # there is no score yet
+    different = [
+        f"{name} was {before[name]} and is {value}"
+        for name, value in now.items()
+        if name not in free and before.get(name, value) != value
+    ]
+    if different:
+        raise ValueError(refusal(folder, different))
+
+
+def refusal(folder: str, different: Iterable[str]) -> str:
+    """The words for it."""
+    return (
+        f"{folder} holds another search: {'; '.join(different)}; give another directory, or "
+        "overwrite=True to begin anew"
+    )
+
+
+def write(folder: str, now: Mapping[str, Any]) -> None:
+    """Writes the record, in one step."""
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, FILE)
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
+        json.dump(dict(now), file, indent=2, default=int)  # numpy's numbers too
+    os.replace(f"{path}.new", path)
+
+
+def _read(path: str) -> dict[str, Any] | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None

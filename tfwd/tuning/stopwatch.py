@@ -1,0 +1,67 @@
+"""The time of a run that may be stopped, added up over its parts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+FILE = "seconds.txt"
+_BETWEEN_WRITES = 5.0
+
+
+class Stopwatch:
+    """Counts from when it is made, on top of what the folder's file holds.
+
+    Args:
+        folder: of the run; it need not exist yet.
+        clock: for tests.
+
+    Example:
+
+    >>> import tempfile
+    >>> folder, now = tempfile.mkdtemp(), [0.0]
+    >>> first = Stopwatch(folder, lambda: now[0])
+    >>> now[0] = 3.0
+    >>> first.save()
+    >>> second = Stopwatch(folder, lambda: now[0])
+    >>> now[0] = 4.5
+    >>> second.seconds
+    4.5
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], clock: Callable[[], float] = time.monotonic):
+        self._path, self._clock = Path(folder) / FILE, clock
+        self._before = _read(self._path)
+        self._began = self._written = clock()
+
+    @property
+    def seconds(self) -> float:
+        """Of all parts."""
+        return self._before + self._clock() - self._began
+
+    def tick(self) -> None:
+        """Saves, if it is some seconds ago that it did: what a kill takes away is no more."""
+        if self._clock() - self._written >= _BETWEEN_WRITES:
+            self.save()
+
+    def save(self) -> None:
+        """Writes the time so far."""
+        self._written = self._clock()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        new = self._path.with_name(f"{FILE}.new")
+        new.write_text(f"{self.seconds:.3f}\n", encoding="utf-8")
+        os.replace(new, self._path)
+
+
+def spent(trial: str | os.PathLike[str]) -> float:
+    """The seconds of all runs in a trial's folder, as far as they are written down."""
+    return sum(_read(path) for path in Path(trial).glob(f"*/{FILE}"))
+
+
+def _read(path: Path) -> float:
+    try:
+        return float(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # a run that has not begun
+        return 0.0
