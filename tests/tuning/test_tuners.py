@@ -57,10 +57,44 @@ def test_rates_makes_what_parametrize_makes():
     hp = tuning.space.keras_tuner.HyperParameters()
     model = hypermodel.build(hp)
     assert set(hp.values) == {"dropout/hidden/kernel", "noise/hidden/kernel"}
-    (chain,) = model.get_layer("hidden").parametrizations.values()
-    assert repr(chain) == repr(P.Chain([P.GaussianNoise(0.1), P.Dropout(0.5)]))
+    hidden = model.get_layer("hidden")  # the dropout around the noise
+    (drop,), (noise,) = (each.parametrizations.values() for each in (hidden, hidden.layer))
+    assert repr(drop) == repr(P.Dropout(0.5)) and repr(noise) == repr(P.GaussianNoise(0.1))
     assert [type(layer).__name__ for layer in model.layers] == ["Flatten", *["Parametrized"] * 2]
     assert model.compiled
+
+
+def test_a_weight_that_two_patterns_match_has_noise_and_dropout():
+    model = tuning.rates(make_model, {"kernel": 0.5}, {"hidden/kernel": 0.1}).build(
+        tuning.space.keras_tuner.HyperParameters()
+    )
+    hidden = model.get_layer("hidden")
+    (effective,) = hidden.effective_weights(0).values()
+    raw = keras.ops.convert_to_tensor(hidden.weights[0])
+    kept = effective != 0
+    assert 0.2 < np.mean(kept) < 0.8
+    assert np.all(np.abs(effective - 2 * raw)[kept] > 0)  # 2 w + 2 noise where it is kept
+    assert isinstance(model.get_layer("out").layer, keras.layers.Dense)
+
+
+@pytest.mark.parametrize("file", ["oracle.json", "trial_0/trial.json"])
+def test_a_damaged_file_is_named(tmp_path, file):
+    rates = tuning.rates(make_model, {"hidden/kernel": tuning.Choice([0.1, 0.2])})
+    tuner = tuning.tuner(rates, max_trials=1, directory=tmp_path / "a")
+    tuner.search(X, Y, epochs=1, **DATA)
+    path = tmp_path / "a" / file
+    path.write_text(path.read_text()[:20])
+    with pytest.raises(ValueError, match="oracle.json.* is damaged"):
+        tuning.tuner(rates, max_trials=2, directory=tmp_path / "a")
+
+
+def test_a_smaller_space_in_the_directory_is_refused(tmp_path):
+    both = {"hidden/kernel": tuning.Choice([0.1, 0.2]), "out/kernel": tuning.Choice([0.1, 0.2])}
+    tuner = tuning.tuner(tuning.rates(make_model, both), max_trials=1, directory=tmp_path / "a")
+    tuner.search(X, Y, epochs=1, **DATA)
+    del both["out/kernel"]
+    with pytest.raises(ValueError, match="varied was dropout/hidden/kernel, dropout/out/kernel"):
+        tuning.tuner(tuning.rates(make_model, both), max_trials=2, directory=tmp_path / "a")
 
 
 def test_rates_of_a_subclassed_model_trains():

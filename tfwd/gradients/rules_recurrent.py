@@ -37,7 +37,7 @@ class Sequence(NamedTuple):
 
 def sequence(
     layer: Any,
-    kind: type,
+    kind: Any,
     sequences: tf.Tensor,
     initial_state: Any = None,
     mask: Any = None,

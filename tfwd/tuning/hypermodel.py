@@ -28,8 +28,8 @@ def rates(
             the trial's `hp`, by which it may declare more that is to be tuned.
         dropout: from a pattern on the weights' paths, as in `tfwd.parametrize`, to the drop rates
             to try: a `Float`, `Int` or `Choice`, or one number.
-        noise: the same for the deviations of variational noise. A pattern that is in both, noise
-            comes first.
+        noise: the same for the deviations of variational noise. Where both match a
+            weight, noise comes first.
 
     Returns:
         A `keras_tuner.HyperModel`. Its hyperparameters are "dropout/PATTERN" and "noise/PATTERN".
@@ -76,21 +76,28 @@ class Rates(keras_tuner.HyperModel):
     def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
         self.parametrizations(hp)
 
-    def parametrizations(self, hp: keras_tuner.HyperParameters) -> dict[str, P.Parametrization]:
-        """The parametrizations of a trial, by pattern."""
-        chosen: dict[str, P.Parametrization] = {}
-        for pattern, spec in self.noise.items():
-            chosen[pattern] = P.GaussianNoise(_value(hp, f"noise/{pattern}", spec))
-        for pattern, spec in self.dropout.items():
-            drop = P.Dropout(_value(hp, f"dropout/{pattern}", spec))
-            chosen[pattern] = P.Chain([chosen[pattern], drop]) if pattern in chosen else drop
-        return chosen
+    def parametrizations(
+        self, hp: keras_tuner.HyperParameters
+    ) -> tuple[dict[str, P.Parametrization], dict[str, P.Parametrization]]:
+        """The noise and the dropout of a trial, each by pattern."""
+        noise: dict[str, P.Parametrization] = {
+            pattern: P.GaussianNoise(_value(hp, f"noise/{pattern}", spec))
+            for pattern, spec in self.noise.items()
+        }
+        dropout: dict[str, P.Parametrization] = {
+            pattern: P.Dropout(_value(hp, f"dropout/{pattern}", spec))
+            for pattern, spec in self.dropout.items()
+        }
+        return noise, dropout
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
         model = self.make_model(hp) if self._takes_hp else self.make_model()
         if not getattr(model, "compiled", False):
             raise ValueError(f"make_model must make a compiled Keras model; it made {model!r}")
-        wrapped = parametrize(model, self.parametrizations(hp))
+        wrapped = model
+        # One after the other: a weight that both match by different patterns has both.
+        for chosen in self.parametrizations(hp):
+            wrapped = parametrize(wrapped, chosen) if chosen else wrapped
         if not wrapped.compiled:  # a subclassed model's wrapper
             wrapped.compile_from_config(model.get_compile_config())
         return wrapped

@@ -16,6 +16,7 @@ The search is theirs. What is added, and why:
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
 import sys
@@ -179,7 +180,12 @@ class Sturdy(keras_tuner.Oracle):
             raise ValueError(record.refusal(self._project_dir, different))
 
     def reload(self) -> None:
-        super().reload()
+        try:
+            super().reload()
+        except json.JSONDecodeError as error:
+            folder = os.path.abspath(self._project_dir)
+            what = f"oracle.json, or a trial.json, in {folder}"
+            raise ValueError(record.damaged(what, error)) from error
         for trial_id in set(self.trials) - set(self.start_order):
             del self.trials[trial_id]
         for name in set(self._retry_queue) & set(self.end_order):

@@ -16,7 +16,7 @@ def describe(
     oracle: keras_tuner.Oracle, method: str, seed: int, executions_per_trial: int,
     **rounds: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """All that scores depend on, but the space (the oracle looks after it) and `max_trials`.
+    """All that scores depend on, but `max_trials`, and the ranges, which the oracle looks after.
 
     Args:
         oracle: the search's.
@@ -29,6 +29,7 @@ def describe(
         "objective": ", ".join(f"{each.name} ({each.direction})" for each in objectives),
         "seed": seed,
         "executions_per_trial": executions_per_trial,
+        "varied": ", ".join(hp.name for hp in oracle.hyperparameters.space),
         **(rounds if method == "hyperband" else {}),
     }
 
@@ -81,3 +82,10 @@ def _read(path: str) -> dict[str, Any] | None:
             return json.load(file)
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise ValueError(damaged(path, error)) from error
+
+
+def damaged(path: str, error: Exception) -> str:
+    """The words for a file that is no JSON."""
+    return f"{path} is damaged ({error}): put back a copy of it, or begin anew in another directory"
