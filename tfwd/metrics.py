@@ -69,8 +69,14 @@ class GradientSquaredMean(keras.metrics.Metric):
             sample_weight: a factor of the step's weight, which is its batch size.
 
         Raises:
-            ValueError: if the moments are of other weights.
+            ValueError: if it is given something else, or moments of other weights.
         """
+        if not isinstance(moments, Moments):
+            raise ValueError(
+                f"metric '{self.name}' takes what tfwd.gradients.squared_mean returned, got "
+                f"{type(moments).__name__}; it is not one of compile(metrics=...): to measure in "
+                "fit, use tfwd.callbacks.GradientSquaredMean"
+            )
         shapes = [tuple(squares.shape) for squares in moments.squared_mean]
         sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
         if sizes != self.sizes:

@@ -65,6 +65,35 @@ def test_model_whose_only_layer_is_a_users_own() -> None:
     assert_moments(moments, per_example(model, x, y))
 
 
+@pytest.mark.parametrize(("batch", "inside"), [(None, True), (5, False)])
+def test_users_layer_beside_a_loop_in_a_function(batch: int | None, inside: bool) -> None:
+    """vectorized_map of a recurrent layer is traced without an error, and fails when it is run."""
+
+    class Around(L.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = L.GRU(2, return_sequences=True)
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return tf.function(lambda x: self.gru(x))(x) if inside else self.gru(x)
+
+    stack = [keras.Input((3, 2), dtype="float64"), Around(), Scale(), L.Dense(2)]
+    model = randomized(keras.Sequential(stack))
+    x, y = data(5, 3, 2)
+
+    @tf.function(input_signature=[tf.TensorSpec([batch, 3, 2], tf.float64)] * 2)
+    def run(x: tf.Tensor, y: tf.Tensor) -> Any:
+        moments = gradients.squared_mean(model, x, y, "mse")
+        methods.extend(moments.methods)
+        return moments.mean, moments.squared_mean
+
+    methods: list[str] = []
+    found = run(x, y)
+    assert methods == [*["loop" if inside else "gru"] * 3, "loop", "dense", "dense"]
+    moments = gradients.Moments(*found, methods, 5)
+    assert_moments(moments, per_example(model, x, y))
+
+
 @pytest.mark.parametrize("chunk_size", [None, 2])
 def test_users_layer_among_others(chunk_size: int | None) -> None:
     model = keras.Sequential([keras.Input((3,)), L.Dense(4), Scale(), L.Dense(2)])

@@ -124,6 +124,24 @@ def test_several_outputs(structure: str) -> None:
         gradients.squared_mean(model, x, first, loss)
 
 
+def test_dicts_by_names_and_outputs_without_a_loss() -> None:
+    inputs = keras.Input((4,))
+    one, two = L.Dense(3, name="one")(inputs), L.Dense(1, name="two")(inputs)
+    listed, named = keras.Model(inputs, [one, two]), keras.Model(inputs, {"one": one, "two": two})
+    x, y = data()
+    both = {"one": y, "two": y[:, :1]}
+    loss, weights = {"two": "mae", "one": "mse"}, {"two": 0.5}
+    wanted = gradients.squared_mean(named, x, both, loss, loss_weights=weights)
+    assert_equal(gradients.squared_mean(listed, x, both, loss, loss_weights=weights), wanted)
+    alone = gradients.squared_mean(named, x, both, {"one": "mse"})
+    assert alone.methods == ["dense", "dense", "unused", "unused"]
+    for model in (named, listed):
+        found = gradients.squared_mean(model, x, {"one": y}, {"one": "mse", "two": None})
+        assert_equal(found, alone)
+    with pytest.raises(ValueError, match="y has the keys"):
+        gradients.squared_mean(named, x, {"one": y}, loss)
+
+
 def test_losses_that_are_not_per_example_are_in_the_mean_alone() -> None:
     hidden = L.Dense(5, "tanh", kernel_regularizer="l2", activity_regularizer="l2")
     plain = keras.Sequential([keras.Input((4,)), L.Dense(5, "tanh"), L.Dense(3)])

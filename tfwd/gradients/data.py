@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
@@ -30,7 +33,8 @@ class Data(NamedTuple):
             ValueError: if there is no example, or not as many in each.
         """
         x, y, sample_weight = (
-            keras.tree.map_structure(_tensor, value) for value in (x, y, sample_weight)
+            keras.tree.map_structure(functools.partial(_tensor, name), _numbers(value))
+            for name, value in (("x", x), ("y", y), ("sample_weight", sample_weight))
         )
         sizes: dict[str, Any] = {}
         for name, value in (("x", x), ("y", y), ("sample_weight", sample_weight)):
@@ -39,8 +43,10 @@ class Data(NamedTuple):
                     continue
                 if tensor.shape.rank == 0:
                     raise ValueError(
-                        f"{name} has no axis of examples: it is the scalar {tensor!r}; "
-                        "x, y and sample_weight have the examples along their first axes"
+                        f"{name} has no axis of examples: it is, or has in it, the scalar "
+                        f"{_shown(tensor)}; the examples are along the first axis of every array, "
+                        "and lists are the structure of the inputs or outputs: give np.array(...) "
+                        "in place of lists of lists"
                     )
                 sizes.setdefault(name, tensor.shape[0])
                 if tensor.shape[0] != sizes[name]:
@@ -58,6 +64,33 @@ class Data(NamedTuple):
         first = next(t for t in keras.tree.flatten(x) if t is not None)
         count = next(iter(known.values()), None)
         return cls(x, y, sample_weight, tf.shape(first)[0] if count is None else count)
+
+    def never_empty(self) -> Data:
+        """Of an unknown size, with an example of zeros where there would be none, on which
+        everything can be computed; itself otherwise."""
+        if isinstance(self.size, int):
+            return self
+        missing = tf.maximum(1 - self.size, 0)
+
+        def filled(tensor: Any) -> Any:
+            if not isinstance(tensor, tf.Tensor):
+                return tensor
+            shape = tf.concat([[missing], tf.shape(tensor)[1:]], 0)
+            blank = "" if tensor.dtype == tf.string else tf.zeros([], tensor.dtype)
+            whole = tf.concat([tensor, tf.fill(shape, blank)], 0)
+            whole.set_shape(tensor.shape)
+            mask = _keras.get_mask(tensor)
+            if mask is not None:
+                _keras.set_mask(
+                    whole, tf.concat([mask, tf.fill([missing, *mask.shape[1:]], True)], 0)
+                )
+            return whole
+
+        x, y, weights = (
+            keras.tree.map_structure(filled, value)
+            for value in (self.x, self.y, self.sample_weight)
+        )
+        return Data(x, y, weights, self.size + missing)
 
     def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Data:
         """The examples `start .. start + size - 1`."""
@@ -81,9 +114,32 @@ class Data(NamedTuple):
         return Data(x, y, weights, size)
 
 
-def _tensor(value: Any) -> Any:
+def _numbers(value: Any) -> Any:
+    """A list of numbers, also in a dict, is an array, and not a structure of scalars."""
+    if isinstance(value, Mapping):
+        return {key: _numbers(inner) for key, inner in value.items()}
+    numbers = isinstance(value, (list, tuple)) and value and all(np.isscalar(v) for v in value)
+    return np.asarray(value) if numbers else value
+
+
+def _tensor(name: str, value: Any) -> Any:
     if value is None or tf.is_tensor(value):
         return value
-    tensor = tf.convert_to_tensor(value)
+    if isinstance(value, (tf.data.Dataset, keras.utils.PyDataset, Iterator)):
+        raise ValueError(
+            f"{name} is a {type(value).__name__}, which gives batches: give the x and y of one "
+            "batch, for example of `x, y = next(iter(dataset))`"
+        )
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name} is, or has in it, {value!r} of type {type(value).__name__}, which is not an "
+            f"array or tensor: {error}"
+        ) from error
     floating = tensor.dtype.is_floating and not isinstance(value, keras.KerasTensor)
     return tf.cast(tensor, keras.config.floatx()) if floating else tensor
+
+
+def _shown(tensor: tf.Tensor) -> str:
+    return str(tensor.numpy()) if hasattr(tensor, "numpy") else repr(tensor)

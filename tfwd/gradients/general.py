@@ -22,6 +22,10 @@ from tfwd.gradients.terms import wide
 # Gradients that vectorized_map makes at once, in bytes; it needs several times that.
 MAP_BYTES = 16 << 20
 
+# A gradient through a loop keeps its steps in lists, which vectorized_map traces, and which then
+# fail when they are run.
+LOOPS = {"While", "StatelessWhile"}
+
 Sums = tuple[tf.Tensor, ...]  # first all sum_b g_b, then all sum_b g_b^2
 
 
@@ -49,8 +53,16 @@ def one_by_one(
         )
         return tuple(wide(tf.convert_to_tensor(gradient)) for gradient in found)
 
+    def traced(index: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        found = gradients(index)
+        if _has_loop(graph, graph.get_operations()[before:]):
+            raise NotImplementedError("vectorized_map of a loop fails when it is run")
+        return found
+
     def mapped(start: int | tf.Tensor, size: int | tf.Tensor) -> Sums:
-        stacked = tf.vectorized_map(gradients, tf.range(start, start + size))
+        stacked = tf.vectorized_map(traced, tf.range(start, start + size))
         return _sums(
             [tf.reduce_sum(g, 0) for g in stacked], [tf.reduce_sum(g * g, 0) for g in stacked]
         )
@@ -86,6 +98,26 @@ def backward_each(
         return tuple(wide(tf.convert_to_tensor(gradient)) for gradient in found)
 
     return "backward_each", _loop(gradients, losses.shape[0] or tf.shape(losses)[0])
+
+
+def _has_loop(graph: tf.Graph, operations: list[tf.Operation]) -> bool:
+    """Whether a loop is among some operations of a graph, or in a function that they call."""
+    kinds = {operation.type for operation in operations}
+    if kinds & LOOPS:
+        return True
+    if not any("PartitionedCall" in kind for kind in kinds):
+        return False
+    functions = {f.signature.name: f for f in graph.as_graph_def().library.function}
+    names = {op.get_attr("f").name for op in operations if "PartitionedCall" in op.type}
+    seen: set[str] = set()
+    while names:
+        name = names.pop()
+        seen.add(name)
+        for node in functions[name].node_def if name in functions else ():
+            if node.op in LOOPS:
+                return True
+            names |= {a.func.name for a in node.attr.values() if a.func.name} - seen
+    return False
 
 
 @contextmanager

@@ -31,6 +31,10 @@ class Job:
         self.training, self.batch = training, data.size
         self.variables = model.trainable_variables
         self.verdict = verdict
+        self._used: set[int] | None = (
+            None  # of the weights without a rule, those in examples' losses
+        )
+        self._penalized: list[int] = []  # numbers of the weights in losses that are not of examples
         # Each sum is multiplied by 1/B where it is cheapest.
         self.share = (
             1 / data.size if isinstance(data.size, int) else 1 / tf.cast(data.size, tf.float64)
@@ -38,14 +42,20 @@ class Job:
         self.perturbations = Perturbations()
         self._methods: dict[int, str] = {}
 
-    def means(self, chunk_size: int | None) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """`(1/B) sum_b g_b` and `(1/B) sum_b g_b^2` of all weights."""
+    def means(
+        self, chunk_size: int | None
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor | None]]:
+        """Of all weights `(1/B) sum_b g_b`, `(1/B) sum_b g_b^2`, and the gradient of the losses
+        that are not of an example, None where there is none."""
         if chunk_size is None or (isinstance(self.batch, int) and self.batch <= chunk_size):
             found = self._chunk(0, self.batch)
         else:
             found = over_blocks(self.batch, chunk_size, self._chunk)
         count = len(self.variables)
-        return list(found[:count]), list(found[count:])
+        penalties: list[tf.Tensor | None] = [None] * count
+        for index, penalty in zip(self._penalized, found[2 * count :], strict=True):
+            penalties[index] = penalty
+        return list(found[:count]), list(found[count : 2 * count]), penalties
 
     def methods(self) -> list[str]:
         """How each weight was computed."""
@@ -66,6 +76,7 @@ class Job:
         del record.tape
         first: dict[int, tf.Tensor] = {}
         second: dict[int, tf.Tensor] = {}
+        penalties: dict[int, tf.Tensor] = {}
         for variable in self.variables:
             key = id(variable)
             terms = self._terms(record, variable, ds, length)
@@ -77,11 +88,13 @@ class Job:
                 more = self._terms(record, variable, scalar_ds, length)
                 if more is not None:
                     # The mean over the chunks, by their sizes.
-                    first[key] += total(more, self._share_of(length))
+                    penalties[key] = total(more, self._share_of(length))
         slow = [v for v in self.variables if id(v) not in first]
         if slow:
-            self._general(slow, chunk, record, first, second)
-        return tuple(moment[id(v)] for moment in (first, second) for v in self.variables)
+            self._general(slow, chunk, record, first, second, penalties)
+        self._penalized = [i for i, v in enumerate(self.variables) if id(v) in penalties]
+        moments = [moment[id(v)] for moment in (first, second) for v in self.variables]
+        return (*moments, *(penalties[id(self.variables[i])] for i in self._penalized))
 
     def _terms(
         self,
@@ -136,6 +149,7 @@ class Job:
         fast: Pass,
         first: dict[int, tf.Tensor],
         second: dict[int, tf.Tensor],
+        penalties: dict[int, tf.Tensor],
     ) -> None:
         """Computes the weights that no rule accounts for, from the states before the fast pass."""
 
@@ -147,23 +161,32 @@ class Job:
         def one(index: int | tf.Tensor) -> tf.Tensor:
             return tf.reduce_sum(run(chunk.part(index, 1))[0])
 
-        scalar = None
-        if fast.before or fast.scalars:
+        sources = [_keras.tf_variable(v) for v in slow]
+        whole = bool(fast.before or fast.scalars)
+        if whole or self._used is None:
             with tf.GradientTape(persistent=True) as tape:
-                per_example, scalar = run(chunk)
-        if fast.before:
-            method, found = general.backward_each(per_example, tape, slow)
-        else:
-            method, found = general.one_by_one(one, slow, chunk.size)
-        for index, variable in enumerate(slow):
-            key = id(variable)
-            self._methods[key] = method
-            first[key] = scaled(found[index], self.share)
-            second[key] = scaled(found[len(slow) + index], self.share)
-        if scalar is not None:
-            targets = [_keras.tf_variable(v) for v in slow]
-            more = tape.gradient(scalar, targets, unconnected_gradients="zero")
-            for variable, gradient in zip(slow, more, strict=True):
-                wanted = first[id(variable)].dtype
-                gradient = tf.cast(tf.convert_to_tensor(gradient), wanted)
-                first[id(variable)] += scaled(gradient, self._share_of(chunk.size))
+                per_example, scalar = run(chunk if whole else chunk.part(0, 1))
+        if self._used is None:
+            # A tape knows what a loss depends on, wherever it was computed. In a graph this
+            # backward pass is never run.
+            found = tape.gradient(per_example, sources)
+            self._used = {id(v) for v, g in zip(slow, found, strict=True) if g is not None}
+        used = [v for v in slow if id(v) in self._used]
+        for variable in slow:
+            zeros = tf.zeros(variable.shape, wide(_keras.value(variable)).dtype)
+            first[id(variable)] = second[id(variable)] = zeros
+            self._methods[id(variable)] = "unused"
+        if used:
+            if fast.before:
+                method, both = general.backward_each(per_example, tape, used)
+            else:
+                method, both = general.one_by_one(one, used, chunk.size)
+            for index, variable in enumerate(used):
+                self._methods[id(variable)] = method
+                first[id(variable)] = scaled(both[index], self.share)
+                second[id(variable)] = scaled(both[len(used) + index], self.share)
+        if fast.scalars:
+            for variable, gradient in zip(slow, tape.gradient(scalar, sources), strict=True):
+                if gradient is not None:
+                    gradient = tf.cast(tf.convert_to_tensor(gradient), first[id(variable)].dtype)
+                    penalties[id(variable)] = scaled(gradient, self._share_of(chunk.size))

@@ -11,7 +11,7 @@ several outputs the losses are summed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -42,13 +42,15 @@ class Losses:
             several outputs also a list or dict of them, in the outputs' structure, None for an
             output without a loss.
         weights: multiply the losses of several outputs; a list or dict in their structure.
+        names: what Keras calls the outputs, for dicts where the outputs are a list.
 
     Raises:
         ValueError: if it is none of these, or a loss has a `__call__` of its own.
     """
 
-    def __init__(self, loss: Any, weights: Any = None) -> None:
+    def __init__(self, loss: Any, weights: Any = None, names: Sequence[str] | None = None) -> None:
         self._loss, self._weights = loss, weights
+        self._names = None if names is None else list(names)
         for one in keras.tree.flatten(loss):
             if one is not None:
                 _checked(one, "the output")
@@ -73,9 +75,13 @@ class Losses:
         names = _names(outputs)
         flat_outputs = _spread(outputs, names)
         several = len(names) > 1
-        targets = _spread(y, names, "y")
-        losses = _spread(self._loss, names, "loss", same=True)
-        weights = _spread(self._weights, names, "loss_weights", same=True)
+        loss, factors, y, sample_weight = (
+            self._numbered(value, names) for value in (self._loss, self._weights, y, sample_weight)
+        )
+        losses = _spread(loss, names, "loss", same=True)
+        unused = [name for name in names if losses[name] is None]
+        targets = _spread(y, names, "y", optional=unused)
+        weights = _spread(factors, names, "loss_weights", same=True)
         samples = _spread(sample_weight, names, "sample_weight", same=True)
         found = []
         for name in names:
@@ -86,6 +92,13 @@ class Losses:
             found.append((where, part, targets[name], flat_outputs[name], samples[name]))
         return found
 
+    def _numbered(self, value: Any, names: list[Any]) -> Any:
+        """A dict by the names of outputs that the model gives as a list, by their numbers."""
+        ours = self._names
+        if not isinstance(value, Mapping) or ours is None or names != list(range(len(ours))):
+            return value
+        return {ours.index(key) if key in ours else key: inner for key, inner in value.items()}
+
 
 def _names(outputs: Any) -> list[Any]:
     if isinstance(outputs, Mapping):
@@ -93,11 +106,17 @@ def _names(outputs: Any) -> list[Any]:
     return list(range(len(outputs))) if isinstance(outputs, (list, tuple)) else [0]
 
 
-def _spread(value: Any, names: list[Any], what: str = "", same: bool = False) -> dict[Any, Any]:
+def _spread(
+    value: Any,
+    names: list[Any],
+    what: str = "",
+    same: bool = False,
+    optional: Sequence[Any] = (),
+) -> dict[Any, Any]:
     """A value for each output: from a dict, a list, or one for all."""
     if isinstance(value, Mapping):
         unknown = [key for key in value if key not in names]
-        missing = [key for key in names if key not in value]
+        missing = [key for key in names if key not in value and key not in optional]
         if unknown or (missing and not same):
             raise ValueError(f"{what} has the keys {list(value)}, the model's outputs are {names}")
         return {name: value.get(name) for name in names}

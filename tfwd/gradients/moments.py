@@ -14,23 +14,29 @@ from tfwd.gradients.job import Job
 from tfwd.gradients.losses import Losses
 from tfwd.gradients.terms import scaled, wide
 
+Parts = tuple[list[Any], list[Any], list[Any]]  # as Job.means gives them
+
 
 class Moments(NamedTuple):
     """Moments of per-example gradients, each a list in the order of `model.trainable_variables`.
 
     Attributes:
-        mean: `(1/B) sum_b g_b`, and the gradient of losses that are not of an example.
+        mean: `(1/B) sum_b g_b`, and `penalty`.
         squared_mean: `(1/B) sum_b g_b^2`.
         methods: how each was computed: the names of the rules of the layers that use the weight,
             joined by "+", or the general way: "vectorized_map", "loop", "backward_each"; "unused"
-            for a weight that no loss depends on.
+            for a weight that no example's loss depends on, whose moments are zero.
         batch_size: B, over all replicas: an int, or a scalar tensor where it is not known.
+        penalty: what is in `mean` and the same for every example: the gradients of regularizers and
+            other losses that are not of an example; None for a weight without. So the variance of
+            an example's gradient is about `squared_mean - (mean - penalty)^2`.
     """
 
     mean: list[tf.Tensor]
     squared_mean: list[tf.Tensor]
     methods: list[str]
     batch_size: Any
+    penalty: list[tf.Tensor | None] | None = None
 
 
 def squared_mean(
@@ -63,11 +69,12 @@ def squared_mean(
     Args:
         model: any Keras model.
         x: what the model takes, the examples along the first axis: tensors or arrays in any nest.
+            Of a `tf.data.Dataset`, one batch.
         y: the targets, for several outputs in their structure.
         loss: a Keras loss of any reduction, its name, or a function `(y_true, y_pred)` that gives
             values of shape `[B]` or `[B, ...]`; for several outputs one for all, or a list or dict.
         sample_weight: None, or weights of shape `[B]` or `[B, ...]`; for several outputs one for
-            all, or a list or dict.
+            all, or a list or dict. A list of numbers is an array.
         training: the flag that the model is called with. With weight dropout, the layers draw once
             for the batch, as for a training call.
         chunk_size: how many examples are in memory at a time; None for all. The result does not
@@ -76,11 +83,14 @@ def squared_mean(
 
     Returns:
         `Moments`, of the weights' shapes, in float32 (float64 for float64 weights). Under a
-        `tf.distribute` strategy, in a replica's context, over the batch of all replicas.
+        `tf.distribute` strategy, in a replica's context, over the batch of all replicas. In a
+        `tf.function` that does not know the batch's size, a batch without examples has moments
+        of zero, and adds nothing to those of other replicas.
 
     Raises:
         ValueError: for what cannot be computed, as BatchNormalization in training, whose examples
-            depend on each other, and for arguments that do not fit; before any work.
+            depend on each other, for arguments that do not fit, and for a batch that is known to
+            have no examples; before any work.
 
     Example:
 
@@ -115,17 +125,22 @@ def _squared_mean(
     loss_weights: Any,
 ) -> Moments:
     checks.arguments(model, training, chunk_size)
-    losses = Losses(loss, loss_weights)
-    data = Data.of(x, y, sample_weight)
+    losses = Losses(loss, loss_weights, getattr(model, "output_names", None))
+    given = Data.of(x, y, sample_weight)
+    data = given.never_empty()
     checks.build(model, data.x)
     checks.batch_normalization(model, bool(training))
     found = independence.verdict(model, data, bool(training))
     job = Job(model, losses, data, bool(training), found)
-    mean, squares = job.means(chunk_size)
-    mean, squares, count = _over_replicas(mean, squares, data.size)
-    extra = _regularization(model.trainable_variables)
-    mean = [a if b is None else a + wide(b) for a, b in zip(mean, extra, strict=True)]
-    return Moments(mean, squares, job.methods(), count)
+    parts = job.means(chunk_size)
+    if data is not given:
+        own, squares, scalars = ([_unless_empty(m, given.size) for m in group] for group in parts)
+        parts = own, squares, scalars
+    (own, squares, scalars), count = _over_replicas(parts, given.size)
+    regularizers = _regularization(model.trainable_variables)
+    penalties = [_sum(a, b) for a, b in zip(scalars, regularizers, strict=True)]
+    mean = [_sum(a, b) for a, b in zip(own, penalties, strict=True)]
+    return Moments(mean, squares, job.methods(), count, penalties)
 
 
 def _regularization(variables: list[keras.Variable]) -> list[tf.Tensor | None]:
@@ -139,18 +154,32 @@ def _regularization(variables: list[keras.Variable]) -> list[tf.Tensor | None]:
         with tf.GradientTape() as tape:
             tape.watch(value)
             loss = variable.regularizer(value)
-        found.append(tape.gradient(loss, value))
+        gradient = tape.gradient(loss, value)
+        found.append(None if gradient is None else wide(gradient))
     return found
 
 
-def _over_replicas(
-    mean: list[tf.Tensor], squares: list[tf.Tensor], batch: int | tf.Tensor
-) -> tuple[list[tf.Tensor], list[tf.Tensor], int | tf.Tensor]:
+def _sum(one: tf.Tensor | None, two: tf.Tensor | None) -> tf.Tensor | None:
+    """The sum of two gradients of which each may be missing."""
+    if one is None or two is None:
+        return two if one is None else one
+    return one + two
+
+
+def _unless_empty(moment: tf.Tensor | None, batch: tf.Tensor) -> tf.Tensor | None:
+    return None if moment is None else tf.where(batch > 0, moment, tf.zeros_like(moment))
+
+
+def _over_replicas(parts: Parts, batch: int | tf.Tensor) -> tuple[Parts, int | tf.Tensor]:
     """The means over all replicas' examples, in a replica's context."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
-        return mean, squares, batch
+        return parts, batch
     count = context.all_reduce("SUM", tf.cast(batch, tf.float64))
-    share = tf.cast(batch, tf.float64) / count
-    moments = context.all_reduce("SUM", [scaled(m, share) for m in [*mean, *squares]])
-    return moments[: len(mean)], moments[len(mean) :], tf.cast(count, tf.int32)
+    share = tf.math.divide_no_nan(tf.cast(batch, tf.float64), count)
+    flat = [part for group in parts for part in group if part is not None]
+    reduced = iter(context.all_reduce("SUM", [scaled(part, share) for part in flat]))
+    own, squares, scalars = (
+        [None if part is None else next(reduced) for part in group] for group in parts
+    )
+    return (own, squares, scalars), tf.cast(count, tf.int32)

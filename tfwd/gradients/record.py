@@ -45,6 +45,7 @@ class Pass:
         model: a built Keras model.
         perturbations: the draws, the same for all passes of one computation.
         rules: whether rules are used. Without, the model runs as it is, save for the draws.
+        values: what rules read in place of the weights, by their ids.
 
     Attributes:
         uses: by the weights' ids, their uses.
@@ -60,7 +61,9 @@ class Pass:
         model: keras.Model,
         perturbations: Perturbations,
         rules: bool = True,
+        values: dict[int, tf.Tensor] | None = None,
     ) -> None:
+        self.given = values
         self.model, self.perturbations = model, perturbations
         self.variables = {id(v): v for v in model.trainable_variables}
         self.uses: dict[int, list[Use]] = {}
@@ -78,7 +81,7 @@ class Pass:
     def run(self, x: Any, training: bool) -> Any:
         """The model's outputs, recorded. To be called with the tape open."""
         self._graph = _graph()
-        self._values = {key: _keras.value(v) for key, v in self.variables.items()}
+        self._values = self.given or {key: _keras.value(v) for key, v in self.variables.items()}
         layers = _keras.all_layers(self.model)
         owners = [owner for layer in layers for owner in registry.owners(type(layer))]
         owners += [_keras_calls.calls_of(type(x)) for x in layers if isinstance(x, Perturbing)]
@@ -127,7 +130,7 @@ class Pass:
         ours = [v for v in layer.trainable_variables if id(v) in self.variables]
         if function is None or not ours or not self.rules:
             return original(*args, **kwargs)
-        call = Call(self, function.__name__, original)
+        call = Call(self, layer, function.__name__, original)
         result = function(layer, call, *args, **kwargs)
         if result is NotImplemented:
             return original(*args, **kwargs)
@@ -167,8 +170,11 @@ class Pass:
 class Call:
     """What a rule is given beside the layer and the arguments of its call."""
 
-    def __init__(self, recorder: Pass, method: str, original: Callable[..., Any]) -> None:
-        self._pass, self._method, self._original = recorder, method, original
+    def __init__(
+        self, recorder: Pass, layer: keras.Layer, method: str, original: Callable[..., Any]
+    ) -> None:
+        self._pass, self._layer, self._method = recorder, layer, method
+        self._original = original
         self.uses: list[tuple[int, Use]] = []
 
     def value(self, variable: keras.Variable) -> tf.Tensor:
@@ -199,16 +205,23 @@ class Call:
             probes: one or several results of `probe`.
             term: called with the gradients of the sum of the examples' losses with respect to the
                 probes; returns an `Outer`, `Rows`, `Given` or other `Term` of the weight's shape.
+
+        Raises:
+            ValueError: if something else is given than what `probe` returned.
         """
         key = id(variable)
         if variable is None or key not in self._pass.variables:
             return
         wanted = probes if isinstance(probes, tuple) else (probes,)
         numbers = {id(probe): number for number, probe in enumerate(self._pass.probes)}
-        use = Use(
-            self._method, tuple(numbers[id(p)] for p in wanted), term, self._pass._scales.get(key)
-        )
-        self.uses.append((key, use))
+        if not all(id(probe) in numbers for probe in wanted):
+            raise ValueError(
+                f"the rule '{self._method}' of layer '{self._layer.name}' gives call.use a tensor "
+                f"for the weight '{variable.path}' that call.probe did not return: compute on with "
+                "what probe returned, and give that to call.use"
+            )
+        found = tuple(numbers[id(probe)] for probe in wanted)
+        self.uses.append((key, Use(self._method, found, term, self._pass._scales.get(key))))
 
     def original(
         self,

@@ -37,7 +37,12 @@ class GradientMeter:
         self._function = tf.function(self._measure, input_signature=[window, window])
 
     def __call__(self, inputs: tf.Tensor, targets: tf.Tensor) -> dict[str, Any]:
-        """The statistics of `tfwd.gradients.statistics`, those of a weight as `name/path`."""
+        """The statistics of `tfwd.gradients.statistics.describe`, a weight's as `name/path`.
+
+        A window is one batch, and may be too noisy to tell: `signal` is then zero or less and
+        `noise_scale` infinite, which `metrics.jsonl` has as null. Over several lines of it the
+        noise scale is the mean of `variance` over the mean of `signal`.
+        """
         sums = self._function(inputs, targets).numpy()
         paths = [v.path for v in self._variables]
         sizes = [int(tf.size(v.value)) for v in self._variables]

@@ -1,5 +1,6 @@
 import math
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 from tfwd import callbacks, gradients, layers
-from tfwd.gradients import statistics
 
 L = keras.layers
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("f")
@@ -61,16 +61,46 @@ def test_record_is_of_the_batch_before_its_step() -> None:
     assert len(record["variables"]) == 4
 
 
-def test_statistics_of_known_noise() -> None:
-    """Gradients N(mu, 1) of n entries: the noise scale is n / |mu|^2, to five standard errors."""
-    random, batch, size = np.random.default_rng(0), 500, 400
-    mu = random.normal(size=size)
-    each = mu + random.normal(size=(batch, size))
-    sums = [(each**2).mean(0).sum(), (each.mean(0) ** 2).sum()]
-    found = statistics.describe([[sums[0]], [sums[1]]], ["w"], [size], batch)
-    assert found["noise_scale"] == pytest.approx(size / np.sum(mu**2), rel=5 * 0.01)
-    assert found["variables"]["w"]["signal_to_noise"] == pytest.approx(1 / found["noise_scale"])
-    assert math.isnan(statistics.describe([[1.0], [1.0]], ["w"], [1], 1)["noise_scale"])
+def test_epochs_log_is_a_ratio_of_means() -> None:
+    """One batch that is too noisy to tell does not make the epoch so."""
+    callback = callbacks.GradientSquaredMean(every=1)
+    history = fit(model(), callback, epochs=4).history
+    assert any(math.isinf(record["noise_scale"]) for record in callback.records)
+    for epoch in range(4):
+        records = callback.records[3 * epoch : 3 * epoch + 3]
+        variance = np.mean([record["variance"] for record in records])
+        signal = max(np.mean([record["signal"] for record in records]), 0.0)
+        wanted = variance / signal if signal else math.inf
+        assert history["gradient_noise_scale"][epoch] == pytest.approx(wanted)
+        assert history["gradient_signal_to_noise"][epoch] == pytest.approx(signal / variance)
+    assert any(math.isfinite(scale) for scale in history["gradient_noise_scale"])
+
+
+def test_second_fit_goes_on_and_another_model_begins_anew(tmp_path: Path) -> None:
+    callback = callbacks.GradientSquaredMean(every=2, log_dir=tmp_path)
+    watched = model()
+    fit(watched, callback, epochs=1)  # batches 0, 1, 2
+    fit(watched, callback, epochs=1)  # batches 3, 4, 5
+    assert [record["step"] for record in callback.records] == [0, 2, 4]
+    steps = {
+        event.step
+        for events in tmp_path.glob("events.out.tfevents.*")
+        for event in tf.compat.v1.train.summary_iterator(str(events))
+        if event.summary.value
+    }
+    assert steps == {0, 2, 4}
+    fit(model(), callback, epochs=1)
+    assert [record["step"] for record in callback.records] == [0, 2]
+
+
+def test_batches_of_several_steps_an_execution() -> None:
+    callback = callbacks.GradientSquaredMean(every=3)
+    watched = model(steps_per_execution=4)
+    watched.fit(X, Y, batch_size=2, verbose=0, callbacks=[callback])
+    assert [record["step"] for record in callback.records] == [0, 4, 8]
+    # Of 6 batches an epoch, the second execution has two: 12 to 15, 16 and 17, 18 to 21, 22 and 23.
+    watched.fit(X, Y, batch_size=4, epochs=2, verbose=0, callbacks=[callback])
+    assert [record["step"] for record in callback.records] == [0, 4, 8, 12, 18]
 
 
 def test_tensorboard_and_plot(tmp_path: Path) -> None:
@@ -112,10 +142,37 @@ def test_replicas_measure_the_global_batch() -> None:
 
 def test_model_is_left_as_it_was() -> None:
     watched = model()
-    callback = callbacks.GradientSquaredMean(every=1)
-    fit(watched, callback, epochs=1)
+    one, two = callbacks.GradientSquaredMean(every=1), callbacks.GradientSquaredMean(every=2)
+    fit(watched, one, two, epochs=1)
+    assert not isinstance(getattr(watched.train_function, "__self__", None), type(one))
     fit(watched, epochs=1)
-    assert len(callback.records) == 3
+    assert (len(one.records), len(two.records)) == (3, 2)
+
+
+class Interrupts(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        raise KeyboardInterrupt
+
+
+def test_after_an_interrupt() -> None:
+    watched, callback = model(), callbacks.GradientSquaredMean(every=2)
+    with pytest.raises(KeyboardInterrupt):
+        fit(watched, callback, Interrupts())  # batches 0, 1, 2
+    fit(watched, epochs=1)  # without it: nothing is measured, or counted
+    assert len(callback.records) == 2
+    with pytest.raises(KeyboardInterrupt):
+        fit(watched, callback, Interrupts())  # batches 3, 4, 5
+    fit(watched, callback, epochs=1)  # 6, 7, 8
+    assert [record["step"] for record in callback.records] == [0, 2, 4, 6, 8]
+
+
+def test_dataset_whose_size_is_not_known() -> None:
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: True).batch(8)
+    callback = callbacks.GradientSquaredMean(every=2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Your input ran out of data")
+        model().fit(data, epochs=3, shuffle=False, verbose=0, callbacks=[callback])
+    assert [record["step"] for record in callback.records] == [0, 2, 4, 6, 8]
 
 
 def test_wrong_arguments() -> None:

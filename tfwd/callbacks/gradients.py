@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfwd import _keras_calls, substitute
+from tfwd.callbacks.plot import write_plot
 from tfwd.gradients import squared_mean, statistics
 
+# What goes to TensorBoard and to the epochs' logs.
 KEYS = ("squared_mean", "square_of_mean", "noise_scale", "signal_to_noise")
 
 
@@ -24,24 +24,42 @@ class GradientSquaredMean(keras.callbacks.Callback):
 
     For the batch that is about to be trained on it computes, over all weights and for each, the
     mean of the squared per-example gradients, the square of their mean, the gradient noise scale
-    and the signal-to-noise ratio (`tfwd.gradients.statistics` has the formulas). They go to
-    `records`, to TensorBoard, and, averaged over an epoch, to its logs as `gradient_squared_mean`,
-    `gradient_square_of_mean`, `gradient_noise_scale` and `gradient_signal_to_noise`.
+    and the signal-to-noise ratio. They go to `records`, to TensorBoard, and, over all measurements
+    of an epoch, to its logs as `gradient_squared_mean`, `gradient_square_of_mean`,
+    `gradient_noise_scale` and `gradient_signal_to_noise`. Of a batch of size `B`, with the moments
+    `m` and `s` and sums over the entries `i`,
+
+        variance V = B/(B-1) sum_i (s_i - m_i^2)        signal G = sum_i m_i^2 - V/B
+
+    and the noise scale is `V/G`, the signal-to-noise ratio `G/V`; over an epoch they are
+    `mean(V)/mean(G)` and its inverse (`tfwd.gradients.statistics` says why, and what regularizers
+    change). `G` is an estimate that can come out below zero. It is then taken for zero, so that the
+    noise scale is **infinity, which means "too noisy to tell"**, and the ratio 0. More examples
+    tell: larger batches, a smaller `every`, or more records put together by
+    `statistics.average(callback.records)`.
 
     Training is the same as without it: what the computation draws and updates is discarded.
 
+    A second `fit` of the same model goes on with the steps' numbers, here and in TensorBoard, with
+    the records and with the plot; a `fit` of another model begins anew.
+
     Args:
-        every: how many batches from one measurement to the next, beginning with the first.
+        every: how many batches from one measurement to the next, beginning with the first. Where
+            the model was compiled with `steps_per_execution=k`, the first batch of those `k` is
+            measured that have a multiple of `every` among them: with `k=4` and `every=3`, the
+            batches 0, 4, 8.
         log_dir: a folder for TensorBoard's events, or None.
         plot: a file (`.png`, `.svg`, ..) that a plot is written to at the end, or None. It needs
-            matplotlib, which is imported then and not before.
+            matplotlib, which is imported then and not before. `write_plot(records, file)` draws it
+            at any time, also after a training that was interrupted.
         loss: as for `squared_mean`; by default the one that the model was compiled with.
         training: the flag that the model is called with.
         chunk_size: as for `squared_mean`.
 
     Attributes:
-        records: a list of dicts of `step` (batches that were trained on before), `batch_size`, the
-            four statistics, and `variables` with the same by path.
+        records: a list of dicts of `step` (batches that were trained on before, in all fits),
+            `batch_size`, the four statistics, `variance` and `signal` (V and G), and `variables`
+            with these six by path.
 
     Raises:
         ValueError: if `every` is not an int of at least 1, or, when training begins, if the model
@@ -79,13 +97,16 @@ class GradientSquaredMean(keras.callbacks.Callback):
         self.loss, self.training_flag, self.chunk_size = loss, training, chunk_size
         self.records: list[statistics.Record] = []
         self._step = 0
+        self._fitted: Any = None
         self._epoch: list[statistics.Record] = []
         self._writer: Any = None
         self._trains: Any = None
         self._measure: Any = None
+        self._begun: int | None = None  # the batch that a fit with this callback has announced
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Puts itself before the model's training function."""
+        self._restore()  # a training that was interrupted has not
         weights = None
         if self.loss is None:
             self._loss, weights = _keras_calls.compiled_loss(self.model)
@@ -98,7 +119,9 @@ class GradientSquaredMean(keras.callbacks.Callback):
             )
         if self.log_dir is not None:
             self._writer = tf.summary.create_file_writer(os.fspath(self.log_dir))
-        self.records, self._epoch, self._step = [], [], 0
+        if self._fitted is not self.model:
+            self.records, self._step, self._fitted = [], 0, self.model
+        self._epoch = []
         self._measure = self._function(weights)
         self._trains = self.model.train_function
         self.model.train_function = self._train
@@ -111,31 +134,42 @@ class GradientSquaredMean(keras.callbacks.Callback):
         if self.plot is not None and self.records:
             write_plot(self.records, self.plot)
 
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Says that the next call of the training function is of a fit with this callback."""
+        self._begun = batch
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Adds the means of the epoch's measurements to its logs."""
-        for key in KEYS if self._epoch and logs is not None else ():
-            values = [record[key] for record in self._epoch]
-            logs[f"gradient_{key}"] = sum(values) / len(values)
+        """Adds what the epoch's measurements say together to its logs."""
+        if self._epoch and logs is not None:
+            found = statistics.average(self._epoch)
+            logs.update({f"gradient_{key}": found[key] for key in KEYS})
         self._epoch = []
 
     def _train(self, iterator: Any) -> Any:
         """The model's training function, after a measurement where one is due."""
-        try:
-            steps = self.model.steps_per_execution
-            if -self._step % self.every < steps:  # a multiple of `every` is among these steps
-                data = next(iterator)
-                self._record(self._measure(data))
-                iterator = itertools.chain([data], iterator)
-            outputs = self._trains(iterator)
-            self._step += steps
-            return outputs
-        except BaseException:
+        trains, begun, self._begun = self._trains, self._begun, None
+        if begun is None:  # another training, after one that was interrupted
             self._restore()
-            raise
+            return trains(iterator)
+        steps = self.model.steps_per_execution
+        if self.params.get("steps"):  # an epoch's last execution may be a shorter one
+            steps = min(steps, self.params["steps"] - begun)
+        if -self._step % self.every < steps:  # a multiple of `every` is among these steps
+            data = next(iterator)
+            self._record(self._measure(data))
+            iterator = itertools.chain([data], iterator)
+        outputs = trains(iterator)
+        self._step += steps
+        return outputs
 
     def _restore(self) -> None:
-        if self._trains is not None:
-            self.model.train_function, self._trains = self._trains, None
+        """Leaves the model's training function, in whatever order several callbacks do so."""
+        self._measure = self._begun = None
+        function = self.model.train_function
+        while isinstance(owner := getattr(function, "__self__", None), GradientSquaredMean):
+            if owner._measure is not None:
+                break
+            function = self.model.train_function = owner._trains
 
     def _function(self, loss_weights: Any) -> Any:
         model, strategy = self.model, self.model.distribute_strategy
@@ -190,44 +224,3 @@ def scalars(record: statistics.Record) -> Iterator[tuple[str, float]]:
         yield key, record[key]
         for path, values in record["variables"].items():
             yield f"{key}/{path}", values[key]
-
-
-def write_plot(records: list[statistics.Record], path: str | os.PathLike[str]) -> None:
-    """Draws the statistics over the steps: the model's above, each weight's below.
-
-    Args:
-        records: as in `GradientSquaredMean.records`, at least one.
-        path: the file; its ending says the format.
-    """
-    figures = importlib.import_module(
-        "matplotlib.figure"
-    )  # no display, and not before it is needed
-    steps = [record["step"] for record in records]
-    figure = figures.Figure(figsize=(10, 7), layout="constrained")
-    axes = figure.subplots(2, 2)
-    shown = {"squared_mean": "mean of squares", "square_of_mean": "square of mean"}
-    for key, label in shown.items():
-        axes[0, 0].plot(steps, _finite(records, key), label=label)
-    axes[0, 0].legend()
-    axes[0, 0].set_title("gradient, per entry")
-    axes[0, 1].plot(steps, _finite(records, "noise_scale"))
-    axes[0, 1].set_title("gradient noise scale (examples)")
-    for path_of in records[0]["variables"]:
-        own = [record["variables"][path_of] for record in records]
-        axes[1, 0].plot(steps, _finite(own, "squared_mean"), label=path_of)
-        axes[1, 1].plot(steps, _finite(own, "signal_to_noise"), label=path_of)
-    axes[1, 0].set_title("mean of squares of each weight")
-    axes[1, 1].set_title("signal-to-noise ratio of each weight")
-    if len(records[0]["variables"]) <= 12:
-        axes[1, 1].legend(fontsize="x-small")
-    for axis in axes.flat:
-        axis.set_xlabel("step")
-        axis.set_yscale("log")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-
-
-def _finite(records: list[Any], key: str) -> list[float]:
-    """Values for a logarithmic axis; what it cannot show is a gap."""
-    values = [record[key] for record in records]
-    return [v if math.isfinite(v) and v > 0 else math.nan for v in values]
