@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.losses.losses import LossFunctionWrapper
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 
 from tfwd._keras import Substitution
@@ -135,13 +136,56 @@ class Observed(Substitution):
         self._on_loss(loss)
 
 
+class Captured(Substitution):
+    """Keeps all updates, except in functions that are traced in its body.
+
+    These outlive it: they read and update the variables themselves, as without it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__([], capture=True)
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+        return super().get_current_value(variable) if self._is_here() else None
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        if self._is_here():
+            super().add_update(update)
+        else:
+            update[0]._direct_assign(update[1])
+
+    def _is_here(self) -> bool:
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        return graph is self._graph
+
+
 class Accesses(record.VariableWatcher):
     """Notes the `tf.Variable`s that are read in its body, directly or by a traced function."""
 
     def has(self, variable: keras.Variable) -> bool:
         """Whether the `tf.Variable` behind a Keras variable was among them."""
-        parts = [variable._value, *getattr(variable._value, "values", ())]
+        parts = tf_variables(variable)
         return any(part is other for other in self.watched_variables() for part in parts)
+
+
+def tf_variables(variable: keras.Variable) -> list[tf.Variable]:
+    """The `tf.Variable` behind a Keras variable, and its copies on replicas."""
+    return [variable._value, *getattr(variable._value, "values", ())]
+
+
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """Runs the body as it runs outside of functions, tapes included, whatever is being traced."""
+    if tf.executing_eagerly():
+        yield
+        return
+    with tf.init_scope():
+        # This scope stops all tapes of the thread, its own too.
+        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+        try:
+            yield
+        finally:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
 def is_rematerialized(layer: keras.Layer) -> bool:
@@ -168,6 +212,8 @@ def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tens
         batch = keras.ops.shape(sequences)[0]
         given = layer.states if layer.stateful else layer.get_initial_state(batch_size=batch)
     given = list(given) if isinstance(given, (list, tuple)) else [given]
+    # Of a stateful layer Keras gives the variables, which will hold the last states instead.
+    given = [tf.convert_to_tensor(s.value if isinstance(s, keras.Variable) else s) for s in given]
     return [keras.ops.convert_to_tensor(s, dtype=layer.cell.compute_dtype) for s in given]
 
 

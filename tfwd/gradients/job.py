@@ -131,9 +131,10 @@ class Job:
         outputs = record.run(chunk.x, self.training)
         per_example = wide(self.losses(chunk.y, outputs, chunk.sample_weight))
         scalar = None
-        for loss in record.losses:
+        each = self.verdict.per_example(record.losses, per_example.shape[0])
+        for loss, is_own in zip(record.losses, each, strict=True):
             loss = tf.cast(loss, per_example.dtype)
-            if loss.shape.rank and loss.shape[0] == per_example.shape[0]:
+            if is_own:
                 own = tf.reduce_sum(tf.reshape(loss, [tf.shape(loss)[0], -1]), 1)
                 per_example += tf.cast(self.batch, own.dtype) * own
             else:

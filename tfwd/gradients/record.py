@@ -45,7 +45,8 @@ class Pass:
         model: a built Keras model.
         perturbations: the draws, the same for all passes of one computation.
         rules: whether rules are used. Without, the model runs as it is, save for the draws.
-        values: what rules read in place of the weights, by their ids.
+        values: by the weights' ids, what the model is run on in place of them, for a trial.
+            With rules, the tape then watches the weights too, for `unaccounted`.
 
     Attributes:
         uses: by the weights' ids, their uses.
@@ -54,6 +55,8 @@ class Pass:
         before: what was updated, other than the draws of tfwd's layers, such as the state of a
             dropout's generator: by ids, the variable and its value before.
         scalars: whether there are losses that are not of an example.
+        inside: whether a weight was read in a function that was traced during the pass. There the
+            weights are themselves, since the function may outlive the pass.
     """
 
     def __init__(
@@ -63,7 +66,6 @@ class Pass:
         rules: bool = True,
         values: dict[int, tf.Tensor] | None = None,
     ) -> None:
-        self.given = values
         self.model, self.perturbations = model, perturbations
         self.variables = {id(v): v for v in model.trainable_variables}
         self.uses: dict[int, list[Use]] = {}
@@ -71,17 +73,23 @@ class Pass:
         self.rules = rules
         self.losses: list[tf.Tensor] = []
         self.before: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
-        self.scalars = False
+        self.scalars = self.inside = False
         self.probes: list[tf.Tensor] = []
         self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
         self._ruled = 0
+        self._given = values
         self._values: dict[int, tf.Tensor] = {}
         self._scales: dict[int, tf.Tensor | None] = {}
 
     def run(self, x: Any, training: bool) -> Any:
         """The model's outputs, recorded. To be called with the tape open."""
         self._graph = _graph()
-        self._values = self.given or {key: _keras.value(v) for key, v in self.variables.items()}
+        self._values = {key: _keras.value(v) for key, v in self.variables.items()}
+        if self._given is not None:
+            self._values.update(self._given)
+        if self._given is not None and self.rules:
+            for key, variable in self.variables.items():
+                self.tape.watch([self._values[key], *_keras_calls.tf_variables(variable)])
         layers = _keras.all_layers(self.model)
         owners = [owner for layer in layers for owner in registry.owners(type(layer))]
         owners += [_keras_calls.calls_of(type(x)) for x in layers if isinstance(x, Perturbing)]
@@ -97,6 +105,20 @@ class Pass:
                 self.general.add(key)
         return outputs
 
+    def unaccounted(self, target: tf.Tensor) -> set[int]:
+        """Ids of weights whose gradients do not all come by rules.
+
+        A rule reads its weights with the gradient stopped. So if the tape finds a way from the
+        weight itself to the target, something else uses it, be it by a function that was traced
+        before, in which no read shows.
+        """
+        found = set(self.general)
+        for key, variable in self.variables.items():
+            sources = [self._values[key], *_keras_calls.tf_variables(variable)]
+            if any(d is not None for d in self.tape.gradient(target, sources)):
+                found.add(key)
+        return found
+
     def _observed(self, values: list[tuple[keras.Variable, tf.Tensor]]) -> _keras_calls.Observed:
         return _keras_calls.Observed(values, self._read, self._update, self.losses.append)
 
@@ -106,7 +128,10 @@ class Pass:
             return None
         if not self._ruled:
             self.general.add(key)
-        return self._values[key] if self.rules and _graph() is self._graph else None
+        if _graph() is not self._graph:
+            self.inside = True
+            return None
+        return self._values[key] if self.rules or self._given is not None else None
 
     def _update(self, variable: keras.Variable) -> None:
         if not self._ruled:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import keras
+
 from tfwd import _keras_calls
 
 if TYPE_CHECKING:
@@ -20,11 +22,19 @@ R = TypeVar("R", bound=Rule)
 
 _rules: dict[type, Rule] = {}
 
+# What subclasses may define anew: a rule stands in for `call`, and for nothing beside it.
+_HARMLESS = {
+    *("call", "build", "compute_output_shape", "compute_output_spec", "compute_mask"),
+    *("get_config", "from_config", "save_own_variables", "load_own_variables"),
+    *("get_initial_state", "reset_state", "reset_states"),
+}
+
 
 def rule(*classes: type) -> Callable[[R], R]:
     """Registers a function as the rule of layer classes, in place of any before.
 
-    The rule holds for subclasses too, as far as they run the `call` of the class.
+    The rule holds for subclasses too, as far as they run the `call` of the class, and override none
+    of the other methods and properties that it may use.
 
     Args:
         *classes: Keras layer classes.
@@ -79,8 +89,20 @@ def find(cls: type, owner: type) -> Rule | None:
     """The rule for a `call` that `owner` defines and an instance of `cls` runs."""
     for base in cls.__mro__:
         if base in _rules and _keras_calls.calls_of(base) is owner:
-            return _rules[base]
+            return None if _overrides(cls, base) else _rules[base]
     return None
+
+
+def _overrides(cls: type, base: type) -> bool:
+    """Whether a subclass has other versions of what the `call` of a class may use.
+
+    That is what the class or those before it define below `keras.Layer`, as an LSTM's `inner_loop`
+    or a convolution's `convolution_op`.
+    """
+    lines = [c for c in base.__mro__ if c not in keras.Layer.__mro__]
+    names = {name for c in lines for name in vars(c) if not name.startswith("__")} - _HARMLESS
+    own = [c for c in cls.__mro__ if c not in base.__mro__]
+    return any(name in names for c in own for name in vars(c))
 
 
 def owners(cls: type) -> list[type]:

@@ -97,6 +97,10 @@ class Outer(Term):
     With one position the squares are one more product, `sum_b (x_b^2) (d_b^2)^T`, and with few
     positions too, over pairs of them: `(sum_p x_p d_p)^2 = sum_pq (x_p x_q) (d_p d_q)`. With more
     it is cheaper to make the gradients of a block of examples, and square them.
+
+    Where the positions of an example cancel, pairs cancel by the square of it: the squares are off
+    by up to about `1e-7 (sum_p |x_p d_p|)^2` in float32. With four positions of inputs
+    `300 + N(0, 1)`, of which only differences count, that is 2e-3 of the result.
     """
 
     def __init__(

@@ -1,0 +1,237 @@
+"""One attempt to see which rows are whose, on given weights and inputs.
+
+With only one example's outputs differentiated, nothing may arrive at another one's rows, and
+something must arrive at its own. No weight may be reached past the rules. And an example's output
+may not change with the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfwd import _keras, _keras_calls
+from tfwd.gradients.data import Data
+from tfwd.gradients.perturbations import Perturbations
+from tfwd.gradients.record import Pass
+from tfwd.gradients.terms import Term
+from tfwd.gradients.trial_data import Values
+
+# Binary digits of the narrow types, whose outputs differ by more than a last one between two ways.
+_DIGITS = {tf.bfloat16: 8, tf.float16: 11}
+
+
+class Dependent(Exception):
+    """The examples depend on each other."""
+
+
+class Findings(NamedTuple):
+    """What an attempt has shown, as in `Verdict`; `open` are weights at which nothing arrived."""
+
+    folded: set[int]
+    general: set[int]
+    open: set[int]
+    losses: tuple[bool, ...] | None
+
+    def joined(self, other: Findings) -> Findings:
+        return Findings(
+            self.folded | other.folded,
+            self.general | other.general,
+            self.open & other.open,
+            self.losses if other.losses is None else other.losses,
+        )
+
+
+class Trial:
+    """One attempt.
+
+    Attributes:
+        findings: what it has shown.
+
+    Raises:
+        Dependent: if an example's output depends on another example.
+    """
+
+    def __init__(
+        self, model: keras.Model, values: Values, x: Any, count: int, training: bool
+    ) -> None:
+        self.model, self.values, self.x, self.count = model, values, x, count
+        self.training, self.perturbations = training, Perturbations()
+        self.findings, self.ruled, outputs = self._ruled()
+        self._check_normalizations()
+        record, plain = self._plain(x)
+        if not record.before and not self._as_plain(outputs, plain, record):
+            # A rule does not compute what its layer does.
+            self.findings.general.update(self.ruled.uses)
+        if count > 1:
+            first = keras.tree.map_structure(self._repeated, _cut(x, 0, 1))
+            self._compare(plain, self._plain(first)[1])
+        try:
+            fewer = _cut(x, 0, 1) if count > 1 else keras.tree.map_structure(_twice, x)
+            other, alone = self._plain(fewer)
+        except Exception:  # it takes this number of examples only
+            return
+        if count > 1 and not record.before:  # else its draws are others
+            self._compare(plain, alone)
+        self._compare_losses(self.ruled.losses, other.losses, 1 if count > 1 else 2)
+
+    def _check_normalizations(self) -> None:
+        """The layers by which it mostly comes have a message that names them."""
+        for layer in _keras.all_layers(self.model):
+            if isinstance(layer, keras.layers.BatchNormalization) and any(
+                id(v) in self.ruled.before for v in layer.non_trainable_variables
+            ):
+                raise Dependent(
+                    f"layer '{layer.name}' of type {type(layer).__name__} is called by the model "
+                    "with training=True, and normalizes over the batch, so that its examples "
+                    "depend on each other"
+                )
+
+    def _compare(self, outputs: list[tf.Tensor], others: list[tf.Tensor]) -> None:
+        """The first example's outputs may not differ, unless they do by themselves."""
+        same = _same([t[:1] for t in outputs], [t[:1] for t in others])
+        if not same and self._repeats(outputs):
+            raise self._dependent(self.findings, self.ruled)
+
+    def _plain(self, x: Any, given: bool = True) -> tuple[Pass, list[tf.Tensor]]:
+        """The model without rules, from the same random states each time."""
+        values = self.values if given else None
+        record = Pass(self.model, self.perturbations, rules=False, values=values)
+        with _keras_calls.Captured():
+            return record, _floating(record.run(x, self.training))
+
+    def _as_plain(self, outputs: list, plain: list, plain_record: Pass) -> bool:
+        """Whether the rules gave what the model gives without them."""
+        if _same(outputs, plain) or not self._repeats(plain):
+            return True
+        if not plain_record.inside:
+            return False
+        # A function read weights that are not the trial's: compare on those of the model.
+        record = Pass(self.model, self.perturbations)
+        with _keras_calls.Captured(), record.tape:
+            found = _floating(record.run(self.x, self.training))
+        return _same(found, self._plain(self.x, given=False)[1])
+
+    def _repeats(self, outputs: list[tf.Tensor]) -> bool:
+        """Whether it gives the same again: not where something draws past Keras's generators."""
+        return _same(outputs, self._plain(self.x)[1])
+
+    def _repeated(self, tensor: Any) -> Any:
+        return None if tensor is None else tf.concat([tensor] * self.count, 0)
+
+    def _compare_losses(self, losses: list, others: list, count: int) -> None:
+        """Losses with a value for each example are as many as there are examples."""
+        if len(losses) == len(others):
+            own = tuple(
+                bool(a.shape.rank) and (a.shape[0], b.shape[:1]) == (self.count, (count,))
+                for a, b in zip(losses, others, strict=True)
+            )
+            self.findings = self.findings._replace(losses=own)
+
+    def _ruled(self) -> tuple[Findings, Pass, list[tf.Tensor]]:
+        record = Pass(self.model, self.perturbations, values=self.values)
+        flat = [t for t in keras.tree.flatten(self.x) if isinstance(t, tf.Tensor)]
+        inputs = [t for t in flat if t.dtype.is_floating]
+        ends = sorted({0, self.count - 1})
+        with _keras_calls.Captured(), record.tape:
+            record.tape.watch(inputs)
+            outputs = _floating(record.run(self.x, self.training))
+            whole = _wavy([*outputs, *record.losses])
+            each = [_wavy([t[i : i + 1] for t in outputs]) for i in ends]
+        ds = [record.tape.gradient(one, [*record.probes, *inputs]) for one in each]
+        found = Findings(set(), record.unaccounted(whole), set(), None)
+        if self.count > 1:
+            for key, uses in record.uses.items():
+                for use in uses:
+                    self._look(found, key, use, ds, ends)
+            for end, gradients in zip(ends, ds, strict=True):
+                for d in gradients[len(record.probes) :]:
+                    if d is not None and _arrived(_maxima(d), end)[1]:
+                        raise self._dependent(found, record)
+        return found, record, outputs
+
+    def _dependent(self, found: Findings, record: Pass) -> Dependent:
+        names = [record.variables[key].path for key in found.general & set(record.uses)]
+        near = f" (what was noticed at {', '.join(names)})" if names else ""
+        return Dependent(
+            f"model '{self.model.name}' gives an example another output when another example "
+            f"is in the batch{near}: its examples depend on each other, so that there are no "
+            "per-example gradients"
+        )
+
+    def _look(self, found: Findings, key: int, use: Any, ds: list, ends: list[int]) -> None:
+        """Where the gradients of the first and of the last example arrive, in one use."""
+        for end, gradients in zip(ends, ds, strict=True):
+            given = [gradients[probe] for probe in use.probes]
+            if any(d is None for d in given):
+                return
+            term = use.term(*given)
+            if term.batch != self.count and term.batch % self.count == 0:
+                found.folded.add(key)
+                term = term.folded(self.count)
+            if term.batch != self.count:
+                found.general.add(key)
+                return
+            own, others = _arrived(_each(term), end)
+            if others:
+                found.general.add(key)
+            elif not own:
+                found.open.add(key)
+
+
+def _cut(x: Any, start: int, size: int) -> Any:
+    return Data(x, None, None, -1).part(start, size).x
+
+
+def _twice(tensor: Any) -> Any:
+    return None if tensor is None else tf.concat([tensor, tensor], 0)
+
+
+def _floating(outputs: Any) -> list[tf.Tensor]:
+    flat = [t for t in keras.tree.flatten(outputs) if tf.is_tensor(t)]
+    return [t for t in flat if t.dtype.is_floating and t.shape.rank > 0]
+
+
+def _same(one: list[tf.Tensor], two: list[tf.Tensor]) -> bool:
+    for a, b in zip(one, two, strict=True):
+        rough = max(1e-4, 16 * 2.0 ** (1 - _DIGITS.get(b.dtype, 24)))
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        if a.shape != b.shape:
+            return False
+        largest = np.abs(b[np.isfinite(b)]).max(initial=0)
+        if not np.allclose(a, b, rough, rough * (1e-6 + largest), equal_nan=True):
+            return False
+    return True
+
+
+def _each(term: Term) -> np.ndarray:
+    """The largest entry of each example's gradient, which are made one by one."""
+    assert isinstance(term.batch, int)
+    parts = (term.part(index, 1).gradients() for index in range(term.batch))
+    return np.asarray([float(tf.reduce_max(tf.abs(g))) for g in parts])
+
+
+def _maxima(tensor: Any) -> np.ndarray:
+    values = np.abs(np.asarray(tf.convert_to_tensor(tensor), np.float64))
+    return values.reshape(len(values), -1).max(1, initial=0)
+
+
+def _arrived(sizes: np.ndarray, at: int) -> tuple[bool, bool]:
+    """Whether something arrived at one example's rows, and at those of others; not what is NaN."""
+    if not np.isfinite(sizes).all():
+        return False, False
+    others = np.delete(sizes, at).max(initial=0)
+    return bool(sizes[at] > 0), bool(others > 1e-6 * sizes[at])
+
+
+def _wavy(tensors: list[tf.Tensor]) -> tf.Tensor:
+    """A sum with weights that are all different, so that nothing cancels."""
+    total = tf.zeros([])
+    for tensor in tensors:
+        flat = tf.reshape(tensor, [-1])
+        weights = 1 + tf.sin(tf.cast(tf.range(tf.size(flat)), tf.float32))
+        total += tf.cast(tf.reduce_sum(flat * tf.cast(weights, flat.dtype)), tf.float32)
+    return total

@@ -1,0 +1,156 @@
+"""What a model is tried on: few examples, with weights and inputs at no special values.
+
+Zeros hide whose a row is: behind a head that starts at zero nothing arrives anywhere. So the trial
+has weights and inputs of its own, first near those that are there, then far from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras
+from tfwd.gradients.data import Data
+
+# Sizes that an axis of unknown size is given in turn, until the model takes the inputs.
+UNKNOWN_AXES = (8, 4, 2, 1)
+
+Values = dict[int, tf.Tensor]  # by the weights' ids
+
+
+class Setting(NamedTuple):
+    """Examples to try the model on.
+
+    Attributes:
+        x: the inputs, tensors that have values.
+        size: the number of examples.
+    """
+
+    x: Any
+    size: int
+
+
+def settings(model: keras.Model, data: Data) -> Iterator[Setting]:
+    """Examples in several numbers and sizes; the first that the model takes will do."""
+    whole = data.size if isinstance(data.size, int) else None
+    counts = [_fixed_batch(model), 2 if whole is None else min(2, whole), whole]
+    for count in dict.fromkeys(counts):
+        # One example alone shows nothing, unless there is but one.
+        if count is None or (whole is not None and count > whole) or (count == 1 != whole):
+            continue
+        if all(hasattr(t, "numpy") for t in keras.tree.flatten(data.x) if t is not None):
+            yield Setting(data.part(0, count).x, count)
+            continue
+        flat = [t for t in keras.tree.flatten(data.x) if t is not None]
+        known = all(t.shape[1:].is_fully_defined() for t in flat)
+        for unknown in UNKNOWN_AXES[:1] if known else UNKNOWN_AXES:
+            yield Setting(_made_up(data.x, count, unknown), count)
+
+
+def attempts(model: keras.Model, x: Any) -> Iterator[tuple[Values, Any]]:
+    """Weights and inputs, the likeliest to show whose the rows are first."""
+    yield _weights(model, _near), _changed(x, _near_input)
+    yield _weights(model, _near), _changed(x, _finite)
+    # With nothing but positive numbers no unit is off, and nothing cancels.
+    yield _weights(model, _positive), _changed(x, _filled)
+    yield _weights(model, _far), _changed(x, _filled)
+
+
+def _fixed_batch(model: keras.Model) -> int | None:
+    """The number of examples that the model is built for, if it is for one number only."""
+    for tensor in keras.tree.flatten(getattr(model, "inputs", None)):
+        if tensor is not None and tensor.shape[0] is not None:
+            return tensor.shape[0]
+    for layer in _keras.all_layers(model):
+        states = keras.tree.flatten(getattr(layer, "states", None))
+        if getattr(layer, "stateful", False) and states and states[0] is not None:
+            return states[0].shape[0]
+    return None
+
+
+def _made_up(x: Any, count: int, unknown: int) -> Any:
+    def made(tensor: Any) -> Any:
+        if tensor is None:
+            return None
+        shape = [count, *(unknown if n is None else n for n in tensor.shape[1:])]
+        if tensor.dtype == tf.string:
+            return tf.fill(shape, "")
+        values = tf.random.stateless_normal(shape, [0, 1])
+        return tf.cast(values if tensor.dtype.is_floating else values > 0, tensor.dtype)
+
+    return keras.tree.map_structure(made, x)
+
+
+def _weights(model: keras.Model, change: Callable[[tf.Tensor, int], tf.Tensor]) -> Values:
+    found = {}
+    for number, variable in enumerate(model.trainable_variables):
+        value = _keras.value(variable)
+        if value.dtype.is_floating:
+            wanted = tf.cast(change(tf.cast(value, tf.float32), number), value.dtype)
+            found[id(variable)] = wanted
+    return found
+
+
+def _changed(x: Any, change: Callable[[tf.Tensor, int], tf.Tensor]) -> Any:
+    def changed(tensor: Any, number: int) -> Any:
+        if not isinstance(tensor, tf.Tensor) or not (
+            tensor.dtype.is_floating or tensor.dtype.is_integer
+        ):
+            return tensor
+        result = change(tensor, number)
+        mask = _keras.get_mask(tensor)
+        if mask is not None:
+            _keras.set_mask(result, mask)
+        return result
+
+    flat = [changed(tensor, number) for number, tensor in enumerate(keras.tree.flatten(x))]
+    return keras.tree.pack_sequence_as(x, flat)
+
+
+def _uniform(like: tf.Tensor, low: float, high: float, number: int) -> tf.Tensor:
+    shape = tf.shape(like)
+    return low + (high - low) * tf.random.stateless_uniform(shape, [number, 2])
+
+
+def _breadth(value: tf.Tensor) -> float:
+    """How many entries of a weight are added up, as far as its shape tells."""
+    inner = value.shape[:-1].num_elements() if value.shape.rank else 1
+    return max(1, inner)
+
+
+def _near(value: tf.Tensor, number: int) -> tf.Tensor:
+    """Of the same signs; what is zero, or no number, becomes something small."""
+    small = _uniform(value, -1, 1, number) / _breadth(value) ** 0.5
+    there = tf.math.is_finite(value) & (value != 0)
+    return tf.where(there, value * _uniform(value, 0.75, 1.25, number), small)
+
+
+def _positive(value: tf.Tensor, number: int) -> tf.Tensor:
+    return _uniform(value, 0.1, 2, number) / _breadth(value)
+
+
+def _far(value: tf.Tensor, number: int) -> tf.Tensor:
+    return _uniform(value, -2, 2, number) / _breadth(value) ** 0.5
+
+
+def _finite(tensor: tf.Tensor, number: int) -> tf.Tensor:
+    if not tensor.dtype.is_floating:
+        return tensor
+    return tf.where(tf.math.is_finite(tensor), tensor, tf.zeros_like(tensor))
+
+
+def _near_input(tensor: tf.Tensor, number: int) -> tf.Tensor:
+    """Slightly above, so that an id that is given as a float stays the same id."""
+    if not tensor.dtype.is_floating:
+        return tensor
+    return _finite(tensor, number) + tf.cast(_uniform(tensor, 0.1, 0.4, number), tensor.dtype)
+
+
+def _filled(tensor: tf.Tensor, number: int) -> tf.Tensor:
+    """Floats between 0 and 1; no id is 0, which stands for padding."""
+    if tensor.dtype.is_floating:
+        return tf.cast(_uniform(tensor, 0.1, 1, number), tensor.dtype)
+    return tf.where(tensor == 0, tf.reduce_max(tensor), tensor)
