@@ -100,7 +100,7 @@ class Outer(Term):
 
     Where the positions of an example cancel, pairs cancel by the square of it: the squares are off
     by up to about `1e-7 (sum_p |x_p d_p|)^2` in float32. With four positions of inputs
-    `300 + N(0, 1)`, of which only differences count, that is 2e-3 of the result.
+    `300 + N(0, 1)`, of which only differences count, that is 1e-3 to 3e-3 of the result.
     """
 
     def __init__(
