@@ -235,3 +235,29 @@ def test_rule_with_gradients_of_a_wrong_shape_is_named() -> None:
 def test_rule_is_for_layer_classes() -> None:
     with pytest.raises(ValueError, match="takes Keras layer classes, got 3"):
         gradients.rule(3)
+
+
+class Einsum(L.Layer):
+    """A batched product, with which vectorized_map can end the process."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight(shape=(shape[-1], 16))
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return keras.ops.einsum("abc,cd->abd", x, self.kernel)
+
+
+def test_batched_products_go_one_by_one() -> None:
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    model = keras.Sequential([keras.Input((7, 16)), Einsum(), L.Dense(5)])
+    random = np.random.default_rng(0)
+    x, y = (random.normal(size=(6, 7, n)).astype("float32") for n in (16, 5))
+    for _ in range(3):
+        moments = gradients.squared_mean(model, x, y, "mse")
+    assert moments.methods == ["loop", "dense", "dense"]
+    total = tf.zeros_like(moments.squared_mean[0])
+    for b in range(6):
+        alone = gradients.squared_mean(model, x[b : b + 1], y[b : b + 1], "mse")
+        total += alone.mean[0] ** 2 / 6
+    np.testing.assert_allclose(moments.squared_mean[0], total, rtol=1e-4, atol=1e-7)

@@ -22,9 +22,10 @@ from tfwd.gradients.terms import wide
 # Gradients that vectorized_map makes at once, in bytes; it needs several times that.
 MAP_BYTES = 16 << 20
 
-# A gradient through a loop keeps its steps in lists, which vectorized_map traces, and which then
-# fail when they are run.
-LOOPS = {"While", "StatelessWhile"}
+# What vectorized_map takes, and then fails when it is run: a gradient through a loop keeps its steps
+# in lists; and a batched product becomes one that broadcasts, which in TensorFlow 2.21 with oneDNN
+# writes past its result and ends the process.
+FAILING = {"While", "StatelessWhile", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"}
 
 Sums = tuple[tf.Tensor, ...]  # first all sum_b g_b, then all sum_b g_b^2
 
@@ -57,8 +58,8 @@ def one_by_one(
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         found = gradients(index)
-        if _has_loop(graph, graph.get_operations()[before:]):
-            raise NotImplementedError("vectorized_map of a loop fails when it is run")
+        if _has_failing(graph, graph.get_operations()[before:]):
+            raise NotImplementedError("vectorized_map of this fails when it is run")
         return found
 
     def mapped(start: int | tf.Tensor, size: int | tf.Tensor) -> Sums:
@@ -100,10 +101,10 @@ def backward_each(
     return "backward_each", _loop(gradients, losses.shape[0] or tf.shape(losses)[0])
 
 
-def _has_loop(graph: tf.Graph, operations: list[tf.Operation]) -> bool:
-    """Whether a loop is among some operations of a graph, or in a function that they call."""
+def _has_failing(graph: tf.Graph, operations: list[tf.Operation]) -> bool:
+    """Whether one of `FAILING` is among operations of a graph, or in a function that they call."""
     kinds = {operation.type for operation in operations}
-    if kinds & LOOPS:
+    if kinds & FAILING:
         return True
     if not any("PartitionedCall" in kind for kind in kinds):
         return False
@@ -114,7 +115,7 @@ def _has_loop(graph: tf.Graph, operations: list[tf.Operation]) -> bool:
         name = names.pop()
         seen.add(name)
         for node in functions[name].node_def if name in functions else ():
-            if node.op in LOOPS:
+            if node.op in FAILING:
                 return True
             names |= {a.func.name for a in node.attr.values() if a.func.name} - seen
     return False
