@@ -2,9 +2,11 @@
 
 import importlib.util
 import json
+import os
 
 import pytest
 
+from tfwd.lm import command_line
 from tfwd.lm import config as config_lib
 from tfwd.lm import keys, rules
 from tfwd.lm.config import check, default_config
@@ -257,3 +259,12 @@ def test_config_files(root, name):
 
 def test_every_config_file_is_tested(root):
     assert {path.stem for path in (root / "configs").glob("*.py")} == set(CONFIGS)
+
+
+def test_a_file_that_was_changed_within_the_second_is_read_again(tmp_path):
+    path = tmp_path / "some.py"
+    for value in (1, 2):
+        path.write_text(f"def get_config():\n    return {value}\n")
+        os.utime(path, (0, 0))
+        assert command_line.from_file("config", str(path), "get_config") == value
+    assert [each.name for each in tmp_path.iterdir()] == ["some.py"]

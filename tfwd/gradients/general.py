@@ -22,9 +22,9 @@ from tfwd.gradients.terms import wide
 # Gradients that vectorized_map makes at once, in bytes; it needs several times that.
 MAP_BYTES = 16 << 20
 
-# What vectorized_map takes, and then fails when it is run: a gradient through a loop keeps its steps
-# in lists; and a batched product becomes one that broadcasts, which in TensorFlow 2.21 with oneDNN
-# writes past its result and ends the process.
+# What vectorized_map takes, and then fails when it is run: a gradient through a loop keeps its
+# steps in lists; and a batched product becomes one that broadcasts, which in TensorFlow 2.21 with
+# oneDNN writes past its result and ends the process.
 FAILING = {"While", "StatelessWhile", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"}
 
 Sums = tuple[tf.Tensor, ...]  # first all sum_b g_b, then all sum_b g_b^2

@@ -61,7 +61,6 @@ class Trial:
         self.model, self.values, self.x, self.count = model, values, x, count
         self.training, self.perturbations = training, Perturbations()
         self.findings, self.ruled, outputs = self._ruled()
-        self._check_normalizations()
         record, plain = self._plain(x)
         if not record.before and not self._as_plain(outputs, plain, record):
             # A rule does not compute what its layer does.
@@ -78,11 +77,11 @@ class Trial:
             self._compare(plain, alone)
         self._compare_losses(self.ruled.losses, other.losses, 1 if count > 1 else 2)
 
-    def _check_normalizations(self) -> None:
+    def _check_normalizations(self, record: Pass) -> None:
         """The layers by which it mostly comes have a message that names them."""
         for layer in _keras.all_layers(self.model):
             if isinstance(layer, keras.layers.BatchNormalization) and any(
-                id(v) in self.ruled.before for v in layer.non_trainable_variables
+                id(v) in record.before for v in layer.non_trainable_variables
             ):
                 raise Dependent(
                     f"layer '{layer.name}' of type {type(layer).__name__} is called by the model "
@@ -141,6 +140,7 @@ class Trial:
             outputs = _floating(record.run(self.x, self.training))
             whole = _wavy([*outputs, *record.losses])
             each = [_wavy([t[i : i + 1] for t in outputs]) for i in ends]
+        self._check_normalizations(record)
         ds = [record.tape.gradient(one, [*record.probes, *inputs]) for one in each]
         found = Findings(set(), record.unaccounted(whole), set(), None)
         if self.count > 1:

@@ -117,6 +117,14 @@ def _load_config_file(given: str) -> ml_collections.ConfigDict:
     return config
 
 
+class _SourceLoader(importlib.machinery.SourceFileLoader):
+    """Reads the source each time: kept bytecode is taken for that of a file that was changed within
+    the second, and would be left in the user's folder."""
+
+    def get_code(self, fullname: str) -> Any:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def from_file(flag: str, given: str, function: str) -> Any:
     """What a function in a Python file returns.
 
@@ -137,7 +145,7 @@ def from_file(flag: str, given: str, function: str) -> Any:
         hint = f"; {folder} has {', '.join(names)}" if names else ""
         raise UserError(f"--{flag}={given}: there is no such file{hint}")
     try:
-        loader = importlib.machinery.SourceFileLoader(f"{flag}_file", path)
+        loader = _SourceLoader(f"{flag}_file", path)
         spec = importlib.util.spec_from_loader(f"{flag}_file", loader)
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
