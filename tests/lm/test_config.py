@@ -6,9 +6,8 @@ import os
 
 import pytest
 
-from tfwd.lm import command_line
+from tfwd.lm import command_line, keys, rules
 from tfwd.lm import config as config_lib
-from tfwd.lm import keys, rules
 from tfwd.lm.config import check, default_config
 from tfwd.lm.errors import UserError, near
 
