@@ -28,6 +28,12 @@ def test_every_example_of_every_step_counts_once() -> None:
     assert float(metric.result()) == pytest.approx(2.0)
 
 
+def test_sums_of_a_narrow_metric_are_wide() -> None:
+    metric = metrics.GradientSquaredMean([("kernel", 2), ("bias", 1)], dtype="float16")
+    metric.update_state(moments(1e-9, 3e-9, 8e-9))  # float16 ends at 6e-8
+    assert float(metric.result()) == pytest.approx(4e-9, rel=1e-5)
+
+
 def test_config_and_state_survive() -> None:
     metric = make()
     metric.update_state(moments(1, 3, 8))

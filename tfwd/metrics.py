@@ -84,10 +84,11 @@ class GradientSquaredMean(keras.metrics.Metric):
                 f"metric '{self.name}' is of {len(self.sizes)} weights with {self.sizes} entries, "
                 f"got moments of {len(sizes)} weights of the shapes {shapes}"
             )
-        means = [tf.reduce_mean(tf.cast(s, self.dtype)) for s in moments.squared_mean]
-        weight = tf.cast(moments.batch_size, self.dtype)
+        dtype = self.total.dtype  # wider than the metric's, if that is a narrow one
+        means = [tf.reduce_mean(tf.cast(s, dtype)) for s in moments.squared_mean]
+        weight = tf.cast(moments.batch_size, dtype)
         if sample_weight is not None:
-            weight = weight * tf.cast(sample_weight, self.dtype)
+            weight = weight * tf.cast(sample_weight, dtype)
         self.total.assign_add(weight * tf.stack(means))
         self.examples.assign_add(weight)
 
