@@ -18,18 +18,18 @@ PACKAGES = {"tfwd": "tfwd", "layers": "tfwd.layers", "optimizers": "tfwd.optimiz
 
 # A module may import what is lower, and a package its own modules.
 HEIGHTS = {
-    0: {"tfwd._graphs", "tfwd._keras", "tfwd._keras_optimizers", "tfwd.paths"},
+    0: {"tfwd._keras", "tfwd._keras_optimizers", "tfwd.files", "tfwd.paths"},
     1: {
+        "tfwd._graphs",
         "tfwd._keras_calls",
         "tfwd.lstm",
         "tfwd.rates",
-        "tfwd.saved_tensors",
         "tfwd.seeds",
         "tfwd.substitute",
         "tfwd.training",
         "tfwd.xxh32",
     },
-    2: {"tfwd.draws"},
+    2: {"tfwd.draws", "tfwd.saved_tensors"},
     3: {"tfwd.parametrizations", "tfwd.recompute"},
     4: {"tfwd.layers", "tfwd.optimizers"},
     5: {"tfwd.gradients", "tfwd.models"},

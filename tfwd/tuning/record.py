@@ -9,6 +9,8 @@ from typing import Any
 
 import keras_tuner
 
+from tfwd.files import write_atomically
+
 FILE = "search.json"
 
 
@@ -70,10 +72,8 @@ def refusal(folder: str, different: Iterable[str]) -> str:
 def write(folder: str, now: Mapping[str, Any]) -> None:
     """Writes the record, in one step."""
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, FILE)
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
-        json.dump(dict(now), file, indent=2, default=int)  # numpy's numbers too
-    os.replace(f"{path}.new", path)
+    text = json.dumps(dict(now), indent=2, default=int)  # numpy's numbers too
+    write_atomically(os.path.join(folder, FILE), text)
 
 
 def _read(path: str) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from tfwd.files import write_atomically
 from tfwd.tuning.stopwatch import Stopwatch
 
 
@@ -42,9 +43,7 @@ class FullState(keras.callbacks.BackupAndRestore):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.epochs.append({name: float(value) for name, value in (logs or {}).items()})
         os.makedirs(self.backup_dir, exist_ok=True)
-        with open(f"{self._path}.new", "w", encoding="utf-8") as file:
-            json.dump(self.epochs, file)
-        os.replace(f"{self._path}.new", self._path)
+        write_atomically(self._path, json.dumps(self.epochs))
         super().on_epoch_end(epoch, logs)
         if self.watch is not None:
             self.watch.save()

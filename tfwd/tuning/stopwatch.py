@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tfwd.files import write_atomically
+
 FILE = "seconds.txt"
 _BETWEEN_WRITES = 5.0
 
@@ -50,9 +52,7 @@ class Stopwatch:
         """Writes the time so far."""
         self._written = self._clock()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        new = self._path.with_name(f"{FILE}.new")
-        new.write_text(f"{self.seconds:.3f}\n", encoding="utf-8")
-        os.replace(new, self._path)
+        write_atomically(self._path, f"{self.seconds:.3f}\n")
 
 
 def spent(trial: str | os.PathLike[str]) -> float:

@@ -22,6 +22,7 @@ import keras_tuner.src.config
 from keras_tuner.engine.base_tuner import BaseTuner
 from keras_tuner.engine.trial import Trial
 
+from tfwd.files import write_atomically
 from tfwd.tuning.forgetting import forgotten_gradients
 from tfwd.tuning.oracles import Sturdy
 
@@ -107,9 +108,7 @@ class Steady(BaseTuner):
         if trial.message:  # the chief is not told of it otherwise
             folder = Path(self.get_trial_dir(trial.trial_id))
             folder.mkdir(parents=True, exist_ok=True)
-            new = folder / f"{ERROR}.new"
-            new.write_text(trial.message, encoding="utf-8")
-            new.replace(folder / ERROR)
+            write_atomically(folder / ERROR, trial.message)
         super().on_trial_end(trial)
 
     def _raise_failure(self) -> None:
