@@ -140,8 +140,7 @@ def _unrepeatable(graph: tf.Graph) -> list[str]:
     These are the ones with the seeds of TensorFlow's first random operations; what the stateless
     ones draw from is an argument, and a `tf.random.Generator` is a variable.
     """
-    definition = graph.as_graph_def()
-    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    nodes = _graphs.nodes(graph, graph.get_operations())
     return sorted({node.op for node in nodes if node.op in _FREE or _draws(node)})
 
 

@@ -7,13 +7,15 @@ answer a function's request for a tensor from outside, and to know loops and bra
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.ops import control_flow_v2_func_graphs, gradients_util
+
+from tfwd import _keras
 
 
 class ScratchGraph(tf.__internal__.FuncGraph):
@@ -38,7 +40,7 @@ class ScratchGraph(tf.__internal__.FuncGraph):
 
     def reads(self, variable: keras.Variable) -> bool:
         """Whether the `tf.Variable` behind a Keras variable is read, or passed to a function."""
-        parts = [variable._value, *getattr(variable._value, "values", ())]
+        parts = _keras.tf_variables(variable)
         read = self.variables_read()
         return any(
             any(part is other for other in read) or any(part.handle is t for t in self.taken)
@@ -68,6 +70,26 @@ def _may_have_gradient(tensor: tf.Tensor) -> bool:
     if hasattr(tensor, "numpy"):  # eager: a constant, unless a tape follows it
         return record.should_record_backprop([tensor])
     return tensor.op.type not in ("Const", "StopGradient")
+
+
+def nodes(graph: tf.Graph, operations: Iterable[tf.Operation]) -> Iterator[Any]:
+    """The definitions of operations of a graph, and of those in the functions that they call."""
+    found = [operation.node_def for operation in operations]
+    yield from found
+    functions: dict[str, Any] | None = None
+    seen: set[str] = set()
+    while names := {name for node in found for name in _called(node)} - seen:
+        if functions is None:  # made of a whole graph, so only where it is needed
+            functions = {f.signature.name: f for f in graph.as_graph_def().library.function}
+        seen |= names
+        found = [n for name in names if name in functions for n in functions[name].node_def]
+        yield from found
+
+
+def _called(node: Any) -> Iterator[str]:
+    for attribute in node.attr.values():
+        called = [attribute.func, *attribute.list.func]
+        yield from (function.name for function in called if function.name)
 
 
 @contextlib.contextmanager
@@ -128,7 +150,7 @@ def is_loop_invariant(loop: tf.Operation, index: int) -> bool:
 
 def in_branch() -> bool:
     """Whether the present graph is that of a branch of a `tf.cond`, or inside one."""
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    graph: Any = _keras.present_graph()
     while graph is not None:
         if isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph):
             return True

@@ -54,13 +54,12 @@ class Substitution(keras.StatelessScope):
         self.updates: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
         self.inner_updates: list[keras.Variable] = []
         self.read: dict[int, keras.Variable] = {}
-        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._graph = present_graph()
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         variable, value = update
         if self.capture:
-            graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-            if graph is not self._graph:
+            if present_graph() is not self._graph:
                 self.inner_updates.append(variable)
             self.updates[id(variable)] = (variable, value)
             self.state_mapping[id(variable)] = value
@@ -81,6 +80,16 @@ def value(variable: keras.Variable) -> tf.Tensor:
     """The variable's present value in its own dtype, whatever autocast scope is open."""
     with keras.src.backend.AutocastScope(None):
         return tf.convert_to_tensor(variable.value)
+
+
+def present_graph() -> tf.Graph | None:
+    """The graph that operations are added to now; None in eager mode."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def tf_variables(variable: keras.Variable) -> list[tf.Variable]:
+    """The `tf.Variable` behind a Keras variable, and its copies on replicas."""
+    return [variable._value, *getattr(variable._value, "values", ())]
 
 
 def tf_variable(variable: keras.Variable) -> tf.Variable:

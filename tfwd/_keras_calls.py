@@ -20,7 +20,7 @@ from keras.src.losses.losses import LossFunctionWrapper
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 
-from tfwd._keras import Substitution
+from tfwd._keras import Substitution, present_graph, tf_variables
 
 # handler(owner class, layer, its own call, args, kwargs)
 Handler = Callable[[type, keras.Layer, Callable[..., Any], tuple, dict[str, Any]], Any]
@@ -155,8 +155,7 @@ class Captured(Substitution):
             update[0]._direct_assign(update[1])
 
     def _is_here(self) -> bool:
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        return graph is self._graph
+        return present_graph() is self._graph
 
 
 class Accesses(record.VariableWatcher):
@@ -166,11 +165,6 @@ class Accesses(record.VariableWatcher):
         """Whether the `tf.Variable` behind a Keras variable was among them."""
         parts = tf_variables(variable)
         return any(part is other for other in self.watched_variables() for part in parts)
-
-
-def tf_variables(variable: keras.Variable) -> list[tf.Variable]:
-    """The `tf.Variable` behind a Keras variable, and its copies on replicas."""
-    return [variable._value, *getattr(variable._value, "values", ())]
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras
+from tfwd import _graphs, _keras
 from tfwd.gradients.blocks import over_blocks
 from tfwd.gradients.terms import wide
 
@@ -58,7 +58,7 @@ def one_by_one(
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         found = gradients(index)
-        if _has_failing(graph, graph.get_operations()[before:]):
+        if any(n.op in FAILING for n in _graphs.nodes(graph, graph.get_operations()[before:])):
             raise NotImplementedError("vectorized_map of this fails when it is run")
         return found
 
@@ -99,26 +99,6 @@ def backward_each(
         return tuple(wide(tf.convert_to_tensor(gradient)) for gradient in found)
 
     return "backward_each", _loop(gradients, losses.shape[0] or tf.shape(losses)[0])
-
-
-def _has_failing(graph: tf.Graph, operations: list[tf.Operation]) -> bool:
-    """Whether one of `FAILING` is among operations of a graph, or in a function that they call."""
-    kinds = {operation.type for operation in operations}
-    if kinds & FAILING:
-        return True
-    if not any("PartitionedCall" in kind for kind in kinds):
-        return False
-    functions = {f.signature.name: f for f in graph.as_graph_def().library.function}
-    names = {op.get_attr("f").name for op in operations if "PartitionedCall" in op.type}
-    seen: set[str] = set()
-    while names:
-        name = names.pop()
-        seen.add(name)
-        for node in functions[name].node_def if name in functions else ():
-            if node.op in FAILING:
-                return True
-            names |= {a.func.name for a in node.attr.values() if a.func.name} - seen
-    return False
 
 
 @contextmanager

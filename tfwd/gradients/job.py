@@ -31,9 +31,8 @@ class Job:
         self.training, self.batch = training, data.size
         self.variables = model.trainable_variables
         self.verdict = verdict
-        self._used: set[int] | None = (
-            None  # of the weights without a rule, those in examples' losses
-        )
+        # Of the weights without a rule, those in the examples' losses; known after the first chunk.
+        self._used: set[int] | None = None
         self._penalized: list[int] = []  # numbers of the weights in losses that are not of examples
         # Each sum is multiplied by 1/B where it is cheapest.
         self.share = (

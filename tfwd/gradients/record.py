@@ -83,13 +83,13 @@ class Pass:
 
     def run(self, x: Any, training: bool) -> Any:
         """The model's outputs, recorded. To be called with the tape open."""
-        self._graph = _graph()
+        self._graph = _keras.present_graph()
         self._values = {key: _keras.value(v) for key, v in self.variables.items()}
         if self._given is not None:
             self._values.update(self._given)
         if self._given is not None and self.rules:
             for key, variable in self.variables.items():
-                self.tape.watch([self._values[key], *_keras_calls.tf_variables(variable)])
+                self.tape.watch([self._values[key], *_keras.tf_variables(variable)])
         layers = _keras.all_layers(self.model)
         owners = [owner for layer in layers for owner in registry.owners(type(layer))]
         owners += [_keras_calls.calls_of(type(x)) for x in layers if isinstance(x, Perturbing)]
@@ -114,7 +114,7 @@ class Pass:
         """
         found = set(self.general)
         for key, variable in self.variables.items():
-            sources = [self._values[key], *_keras_calls.tf_variables(variable)]
+            sources = [self._values[key], *_keras.tf_variables(variable)]
             if any(d is not None for d in self.tape.gradient(target, sources)):
                 found.add(key)
         return found
@@ -128,7 +128,7 @@ class Pass:
             return None
         if not self._ruled:
             self.general.add(key)
-        if _graph() is not self._graph:
+        if _keras.present_graph() is not self._graph:
             self.inside = True
             return None
         return self._values[key] if self.rules or self._given is not None else None
@@ -145,7 +145,7 @@ class Pass:
         args: tuple,
         kwargs: dict[str, Any],
     ) -> Any:
-        if _graph() is not self._graph or _keras_calls.is_rematerialized(layer):
+        if _keras.present_graph() is not self._graph or _keras_calls.is_rematerialized(layer):
             return original(*args, **kwargs)
         if isinstance(layer, Perturbing):
             plain = plain_call(owner, layer, original, args, kwargs)
@@ -260,7 +260,3 @@ class Call:
         """
         with self._pass.ruled(), self._pass._observed(list(values)):
             return self._original(*args, **kwargs)
-
-
-def _graph() -> Any:
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

@@ -8,14 +8,11 @@ gradients are in terms of these.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import keras
 
 from tfwd import _keras_calls
-
-if TYPE_CHECKING:
-    pass
 
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)

@@ -56,9 +56,7 @@ def sequence(
     dropped = bool(training) and (cell.dropout > 0 or cell.recurrent_dropout > 0)
     if not plain(cell.kernel) or (dropped and getattr(cell, "implementation", 2) == 1):
         return None
-    # As tensors: a stateful layer's are variables, which have other values when these are needed.
-    found = _keras_calls.initial_states(layer, sequences, initial_state)
-    states = [tf.convert_to_tensor(state) for state in found]
+    states = _keras_calls.initial_states(layer, sequences, initial_state)
     factors = (None, None)
     if dropped:
         factors = _keras_calls.recurrent_dropout(layer, sequences, states)
