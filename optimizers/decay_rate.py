@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras_optimizers
+from tfwd import _keras_updates
 
 SCALES = ("absolute", "learning_rate", "schedule")
 
@@ -93,7 +93,7 @@ class DecayRate:
         """
         decay = self.weight_decay
         if isinstance(decay, keras.optimizers.schedules.LearningRateSchedule):
-            decay = decay(_keras_optimizers.schedule_step(leaf))
+            decay = decay(_keras_updates.schedule_step(leaf))
         elif not (self._is_constant or self._is_variable):
             decay = decay()
         decay = _scalar(decay, dtype)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfwd import _keras_optimizers
+from tfwd import _keras_updates
 from tfwd.paths import matches
 
 
@@ -111,7 +111,7 @@ class DecayRules:
         Raises:
             ValueError: a pattern matches none of the variables; the message lists their paths.
         """
-        paths = [_keras_optimizers.path(variable) for variable in variables]
+        paths = [_keras_updates.path(variable) for variable in variables]
         for (kind, pattern), expression in self._compiled.items():
             if not any(matches(expression, path) for path in paths):
                 there = ", ".join(paths) if paths else "there are none"
@@ -122,7 +122,7 @@ class DecayRules:
         return [self._choice(v, path) for v, path in zip(variables, paths, strict=True)]
 
     def _choice(self, variable: Any, path: str) -> Choice:
-        if _keras_optimizers.is_overwritten(variable):
+        if _keras_updates.is_overwritten(variable):
             return Choice(0.0, "its gradient is its new value")
         if not keras.backend.is_float_dtype(keras.backend.standardize_dtype(variable.dtype)):
             return Choice(0.0, f"of dtype {keras.backend.standardize_dtype(variable.dtype)}")

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras_optimizers
+from tfwd import _keras_optimizers, _keras_updates
 from tfwd.optimizers.decay_rate import DecayRate
 from tfwd.optimizers.decay_rules import Choice, DecayRow, DecayRules, DecayTable
 from tfwd.optimizers.decay_step import FusedSteps, decay, decay_rows, wide
@@ -178,7 +178,7 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
                 leaf = _keras_optimizers.leaf_of(self.optimizer, variable)
                 rate = None if self.scale == "absolute" else leaf.learning_rate
                 share = choice.multiplier * float(self._decay_rate(leaf, leaves, rate, tf.float64))
-            path, shape = _keras_optimizers.path(variable), tuple(variable.shape)
+            path, shape = _keras_updates.path(variable), tuple(variable.shape)
             rows.append(DecayRow(path, shape, share, choice.multiplier, choice.reason))
         return rows
 
@@ -223,11 +223,11 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         def before(leaf: Any) -> None:
             mine = [v for v in unused if _keras_optimizers.is_built_for(leaf, v)]
             if self.decay_unused and mine:
-                _keras_optimizers.on_every_replica(mine, lambda v: self._decay_unused(leaf, v))
+                _keras_updates.on_every_replica(mine, lambda v: self._decay_unused(leaf, v))
 
         with (
-            _keras_optimizers.intercepted(leaves, step, before),
-            _keras_optimizers.without_warning_of_unused(),
+            _keras_updates.intercepted(leaves, step, before),
+            _keras_updates.without_warning_of_unused(),
         ):
             super()._apply(grads, variables)
 
@@ -236,7 +236,7 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         if not unused or len(unused) == of or self.decay_unused or self._unused_known:
             return
         self._unused_known = True
-        paths = ", ".join(map(_keras_optimizers.path, unused))
+        paths = ", ".join(map(_keras_updates.path, unused))
         warnings.warn(
             f"{type(self).__name__} '{self.name}': no gradient reaches these variables, which are "
             f"neither updated nor decayed: {paths}",

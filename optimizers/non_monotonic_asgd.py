@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras_optimizers
+from tfwd import _keras_optimizers, _keras_updates
 
 
 @keras.saving.register_keras_serializable("tfwd")
@@ -96,7 +96,7 @@ class NonMonotonicASGD(_keras_optimizers.Wrapper):
         self._recent = scalar("recent", "float64", math.inf, (n,))  # the last n, the newest last
         self._is_exchanged = scalar("is_exchanged", "bool", 0)
         self._averages = [
-            None if _keras_optimizers.is_overwritten(variable) else self._slot(variable, "average")
+            None if _keras_updates.is_overwritten(variable) else self._slot(variable, "average")
             for variable in variables
         ]
         # A variable in half precision cannot hold its average exactly, and the average's place is
@@ -111,7 +111,7 @@ class NonMonotonicASGD(_keras_optimizers.Wrapper):
     def _slot(self, variable: keras.Variable, name: str) -> keras.Variable:
         """A place for values of a variable, in single precision at least."""
         wide = keras.backend.result_type(variable.dtype, "float32")
-        name = f"{_keras_optimizers.path(variable)}_{name}".replace("/", "_")
+        name = f"{_keras_updates.path(variable)}_{name}".replace("/", "_")
         with tf.distribute.get_strategy().extended.colocate_vars_with(variable.value):
             return self.add_variable(variable.shape, "zeros", wide, name=name)
 
@@ -205,7 +205,7 @@ class NonMonotonicASGD(_keras_optimizers.Wrapper):
         self._averaged_updates.assign_add(tf.cast(made & begun, tf.int64))
         count = tf.convert_to_tensor(self._averaged_updates.value)
         pairs = self._pairs()
-        _keras_optimizers.on_every_replica(
+        _keras_updates.on_every_replica(
             [average for _, average in pairs],
             lambda average, weight: _include(average, weight, count, made & begun),
             [variable.value for variable, _ in pairs],
