@@ -37,11 +37,12 @@ def run(layers: Sequence[Lstm | Dense]) -> Callable[[], None]:
 
     @tf.function
     def all_of_them() -> list[tf.Tensor]:
-        found: list[tf.Tensor] = []
+        found: list[list[tf.Tensor]] = [[]]
         for make in made:
-            with tf.control_dependencies(found):
-                found = make()
-        return found
+            with tf.control_dependencies(found[-1]):
+                found.append(make())
+        # All of them: what is only waited for, TensorFlow leaves out.
+        return [tensor for tensors in found for tensor in tensors]
 
     def step() -> None:
         for tensor in all_of_them():
