@@ -1,13 +1,14 @@
 """What decoupled decay and averaging do to a language model's perplexity.
 
+    python experiments/optimizers.py strength --data=FOLDER
     python experiments/optimizers.py decay --data=FOLDER
     python experiments/optimizers.py averaging --data=FOLDER
 
-Two questions, each with one model, one budget and several seeds. FOLDER has train.txt, valid.txt
-and test.txt.
+Each is made with one model and one budget. FOLDER has train.txt, valid.txt and test.txt.
 
-- decay, with Adam and without weight dropout: none, coupled L2 (l2 * w added to the gradient, which
-  Adam then divides by its second moment) and decoupled decay, two strengths each;
+- strength, with Adam and without weight dropout: none, coupled L2 (l2 * w added to the gradient,
+  which Adam then divides by its second moment) and decoupled decay, two strengths each, one seed;
+- decay: the better strength of each by the validation text, several seeds;
 - averaging, with SGD: plain SGD, and SGD whose weights are averaged from the epoch on in which the
   validation loss is no better than the best of all but the last few before it (NT-ASGD).
 
@@ -23,25 +24,28 @@ import runs
 CONFIG = "configs/wikitext2_small.py"
 # Without weight dropout, so that there is something left to regularise.
 BARE = {"model.weight_dropout": 0.0}
-DECAY = {
+STRENGTH = {
     "no decay": BARE,
     "coupled L2 1e-6": {**BARE, "optimizer.l2": 1e-6},
     "coupled L2 1e-5": {**BARE, "optimizer.l2": 1e-5},
     "decoupled decay 0.1": {**BARE, "optimizer.weight_decay": 0.1},
     "decoupled decay 0.3": {**BARE, "optimizer.weight_decay": 0.3},
 }
+CHOSEN = ("no decay", "coupled L2 1e-6", "decoupled decay 0.1")
+DECAY = {kind: STRENGTH[kind] for kind in CHOSEN}
 # As in the paper, plain SGD at a large constant rate; the interval is short for so few epochs.
 SGD = {
     "optimizer.name": "sgd",
     "optimizer.learning_rate": 20.0,
     "training.lr_decay_factor": 1.0,
-    "training.epochs": 20,
+    "training.epochs": 16,
 }
 AVERAGING = {
     "SGD": SGD,
     "NT-ASGD": {**SGD, "optimizer.non_monotone_interval": 3},
 }
 EXPERIMENTS = {
+    "strength": runs.Experiment("strength", CONFIG, STRENGTH, "no decay", "decay", 1, "decay"),
     "decay": runs.Experiment("decay", CONFIG, DECAY, "no decay", "decay"),
     "averaging": runs.Experiment("averaging", CONFIG, AVERAGING, "SGD", "optimizer"),
 }

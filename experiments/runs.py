@@ -31,6 +31,9 @@ class Experiment(NamedTuple):
         variants: for each kind of run its flags: config key -> value.
         baseline: the kind that the others are compared with.
         column: the head of the table's first column.
+        seeds: how many runs are made of each kind, unless the command line says otherwise.
+        runs: the folder for the runs under `runs/`, if it is not the experiment's name. Experiments
+            that share one do not make a run twice.
     """
 
     name: str
@@ -38,14 +41,18 @@ class Experiment(NamedTuple):
     variants: Mapping[str, Mapping[str, Any]]
     baseline: str
     column: str
+    seeds: int = 3
+    runs: str = ""
 
 
 def options(experiment: Experiment, description: str) -> argparse.Namespace:
     """The command line that every experiment has."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", required=True, help="folder with train, valid and test text")
-    parser.add_argument("--runs", default=f"runs/{experiment.name}", help="folder for the runs")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each kind")
+    parser.add_argument(
+        "--runs", default=f"runs/{experiment.runs or experiment.name}", help="folder for the runs"
+    )
+    parser.add_argument("--seeds", type=int, default=experiment.seeds, help="runs of each kind")
     parser.add_argument("--parallel", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--plot", default=f"docs/{experiment.name}.png", help="PNG to write")
     parser.add_argument("--set", nargs="*", default=[], help="config flags for all: key=value")

@@ -2,69 +2,30 @@
 
 import json
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from training_tools import WORDS, StopAfter, log, make_config, model_options, write_text
 
 from tfwd.lm import app
 from tfwd.lm.checkpoint import Checkpoints
-from tfwd.lm.config import default_config
 from tfwd.lm.errors import UserError
 from tfwd.lm.folder import RunFolder
 from tfwd.lm.loop import evaluate
-from tfwd.lm.metrics import read_metrics
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.signals import Stopped, StopRequest
 from tfwd.lm.text import load_splits, tokenize
 from tfwd.lm.train import define, main, train
 from tfwd.lm.trainer import Trainer
 from tfwd.lm.vocabulary import Vocabulary
-from tfwd.optimizers import NonMonotonicASGD
-
-WORDS = np.array(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"])
-
-
-class StopAfter(StopRequest):
-    """As if SIGTERM came at the time of the `looks`-th look."""
-
-    def __init__(self, looks):
-        super().__init__()
-        self.looks = looks
-
-    def __bool__(self):
-        self.looks -= 1
-        self.number = signal.SIGTERM
-        return self.looks < 0
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    lines = np.random.default_rng(0).choice(WORDS, (300, 4))
-    path.write_text("\n".join(map(" ".join, lines)) + "\n")
-    return path
-
-
-def make_config(text, **changes):
-    config = default_config()
-    config.data.update({"path": str(text), "batch_size": 4, "eval_batch_size": 2, "window": 10})
-    config.model.update({"embedding_dim": 4, "hidden_units": (4,), "hidden_dropout": 0.0})
-    config.optimizer.update({"name": "adam", "learning_rate": 0.01})
-    config.training.update({"epochs": 2, "log_steps": 10, "tensorboard": False})
-    config.sample.tokens = 5
-    for key, value in changes.items():
-        group, _, name = key.partition("__")
-        config[group][name] = value
-    return config
-
-
-def log(workdir):
-    found = read_metrics(workdir / "metrics.jsonl")
-    return [{k: v for k, v in r.items() if k != "tokens_per_second"} for r in found]
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +56,7 @@ def test_what_a_run_leaves(whole):
 def test_the_report_is_of_the_best_weights(whole, text):
     summary, workdir = whole
     splits, vocabulary = load_splits(str(text)), Vocabulary.load(workdir / "vocabulary.json")
-    config = make_config(text).model.to_dict()
-    for name in ("activation_regularization", "temporal_activation_regularization"):
-        del config[name]
-    model = LanguageModel(len(vocabulary), **config)
+    model = LanguageModel(len(vocabulary), **model_options(text))
     found = Checkpoints(workdir / "best").restore({"model": model})
     assert found["best_epoch"] == summary["best_epoch"]
     assert summary["parameters"] == model.count_params()
@@ -314,102 +272,3 @@ def test_checkpoints_by_steps_and_how_many_are_kept(text, tmp_path):
     assert Checkpoints(tmp_path / "checkpoints").steps() == expected
     assert Checkpoints(tmp_path / "best").steps() == [last]
     assert not tf.io.gfile.glob(str(tmp_path / "checkpoints" / ".writing*"))
-
-
-def test_averages_are_evaluated_and_kept_and_training_goes_on_from_the_raw_weights(
-    text, tmp_path, monkeypatch
-):
-    """Stopped in the epochs after the trigger, it ends as if it had not been."""
-    changes = {
-        "optimizer__name": "sgd",
-        "optimizer__learning_rate": 3.0,
-        "optimizer__weight_decay": 0.01,
-        "optimizer__decay_exclude": "bias",
-        "optimizer__non_monotone_interval": 1,
-        "training__epochs": 8,
-    }
-    losses = iter([1.0, 1.0, 2.0])  # triggered after the third epoch, whatever was learnt
-    observe = NonMonotonicASGD.observe
-    monkeypatch.setattr(NonMonotonicASGD, "observe", lambda self, v: observe(self, next(losses, v)))
-    seen = {}
-    save = Trainer._save
-
-    def look(self):
-        seen[self.progress.step] = [w.copy() for w in self.model.get_weights()]
-        save(self)
-
-    monkeypatch.setattr(Trainer, "_save", look)
-    whole = train(make_config(text, **changes), str(tmp_path / "whole"), StopRequest())
-    valid = [r for r in log(tmp_path / "whole") if r["kind"] == "valid"]
-    assert [r["averaged"] for r in valid] == [False] * 3 + [True] * 5
-    best = Checkpoints(tmp_path / "whole" / "best")
-    assert whole["best_epoch"] > 3, "the averages are better than the weights at such a rate"
-    vocabulary = Vocabulary.load(tmp_path / "whole" / "vocabulary.json")
-    model = LanguageModel(len(vocabulary), **model_options(text))
-    best.read(best.steps()[-1], {"model": model})
-    assert not np.array_equal(model.get_weights()[1], seen[best.steps()[-1]][1])
-
-    losses = iter([1.0, 1.0, 2.0])
-    config, steps = make_config(text, **changes), whole["step"] // 8
-    with pytest.raises(Stopped):
-        train(config, str(tmp_path / "part"), StopAfter(6 * steps))
-    again = train(config, str(tmp_path / "part"), StopRequest())
-    assert log(tmp_path / "part") == log(tmp_path / "whole")
-    assert again["texts"] == whole["texts"]
-
-
-def model_options(text):
-    options = make_config(text).model.to_dict()
-    for name in ("activation_regularization", "temporal_activation_regularization"):
-        del options[name]
-    return options
-
-
-def test_what_is_decayed_is_shown_at_the_start(text, tmp_path, capsys):
-    config = make_config(
-        text,
-        optimizer__weight_decay=0.5,
-        optimizer__decay_multipliers="embeddings=0.25",
-        optimizer__decay_exclude="bias",
-        training__epochs=1,
-    )
-    train(config, str(tmp_path), StopRequest())
-    shown = capsys.readouterr().out
-    assert shown.count("decay an update") == 1
-    assert "times 0.25 by 'embeddings'" in shown and "exclude 'bias'" in shown
-    assert "no gradient reaches" not in shown
-
-
-def test_a_pattern_that_matches_no_weight(text, tmp_path):
-    config = make_config(text, optimizer__weight_decay=0.5, optimizer__decay_include="kernels")
-    words = "optimizer.decay_include pattern 'kernels' matches no variable; their paths: .*kernel"
-    with pytest.raises(UserError, match=words):
-        train(config, str(tmp_path), StopRequest())
-
-
-class WithPooler(LanguageModel):
-    """A model with a weight that its output does not depend on."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._tracker.unlock()  # the model is built when it is made
-        self.pooler = self.add_weight(shape=(3,), name="pooler", initializer="ones")
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_unused_weights_are_listed_once(text, tmp_path, capsys, monkeypatch, asked):
-    monkeypatch.setattr("tfwd.lm.saved.LanguageModel", WithPooler)
-    config = make_config(
-        text,
-        optimizer__weight_decay=0.5,
-        optimizer__decay_unused=asked,
-        training__epochs=1,
-    )
-    summary = train(config, str(tmp_path), StopRequest())
-    assert capsys.readouterr().out.count("no gradient reaches these weights") == 1
-    vocabulary = Vocabulary.load(tmp_path / "vocabulary.json")
-    model = WithPooler(len(vocabulary), **model_options(text))
-    Checkpoints(tmp_path / "checkpoints").restore({"model": model})
-    left = model.pooler.numpy()
-    assert (left < 1).all() if asked else (left == 1).all()
-    assert summary["step"] > 3

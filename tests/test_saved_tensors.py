@@ -1,0 +1,272 @@
+"""What backward keeps, that it draws the same again, and that the two draws stay two."""
+
+import gc
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tfwd import layers, recompute
+
+N = 32  # a weight of the stack is N x N; no other tensor in it has this shape
+SEED = tf.constant([3, 4])
+X = tf.random.stateless_normal([2, 6], [3, 2])
+
+
+def stack(recomputed: bool, depth: int = 3, kind: str = "dense") -> keras.Sequential:
+    def layer(index: int) -> keras.Layer:
+        if kind == "dense":
+            inner = keras.layers.Dense(N, activation="tanh", use_bias=False)
+        else:
+            inner = keras.layers.SimpleRNN(N, return_sequences=True)
+        return layers.WeightDropout(inner, 0.5, seed=index, recompute=recomputed)
+
+    model = keras.Sequential([layer(i) for i in range(depth)])
+    model.build((4, N) if kind == "dense" else (4, 3, N))
+    return model
+
+
+def inputs(kind: str = "dense") -> tf.Tensor:
+    shape = [4, N] if kind == "dense" else [4, 3, N]
+    return tf.random.stateless_normal(shape, [1, 2])
+
+
+def _source(tensor: tf.Tensor) -> str:
+    """The type of the operation that made the tensor, past identities."""
+    passing = ("Identity", "IdentityN", "StatelessWhile")  # a loop hands its constants on
+    while tensor.op.type in passing and tensor.value_index < len(tensor.op.inputs):
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor.op.type
+
+
+def _kept(model: keras.Model, x: tf.Tensor) -> list[tf.Tensor]:
+    """What the forward function hands to backward, when the tape is outside of it."""
+    concrete = tf.function(lambda x: model(x, training=True)).get_concrete_function(x)
+    forward, _ = concrete._delayed_rewrite_functions.forward_backward()
+    return list(forward.graph.outputs)[1:]
+
+
+_RAW = {"ReadVariableOp", "Placeholder"}
+
+
+@pytest.mark.parametrize("kind", ["dense", "rnn"])
+def test_no_effective_weight_and_no_mask_is_kept_for_backward(kind: str) -> None:
+    """With the tape outside, forward hands backward raw weights and inputs, no drawn tensor."""
+
+    def drawn(recomputed: bool) -> list[str]:
+        kept = _kept(stack(recomputed, kind=kind), inputs(kind))
+        of_weights = [t for t in kept if t.shape == [N, N]]
+        return [_source(t) for t in of_weights if _source(t) not in _RAW]
+
+    assert drawn(recomputed=True) == []
+    assert len(drawn(recomputed=False)) >= 3  # so that this test can see them
+
+
+def test_nothing_that_grows_with_the_weights_but_the_weights_is_kept() -> None:
+    """Whatever its shape: a mask may be laid flat, or packed."""
+    large = [t for t in _kept(stack(True), inputs()) if t.shape.num_elements() >= N * N // 32]
+    assert {_source(t) for t in large if t.shape != [4, N]} <= _RAW
+
+
+def test_eager_mode_keeps_no_effective_weight() -> None:
+    """The memory that forward passes leave in use, in units of one layer's weight."""
+    size, depth, passes = 1500, 3, 4
+    unit = size * size * 4
+
+    def held(recomputed: bool) -> float:
+        model = keras.Sequential()
+        for i in range(depth):
+            dense = keras.layers.Dense(size, use_bias=False, kernel_initializer="zeros")
+            model.add(layers.WeightDropout(dense, 0.5, seed=i, recompute=recomputed))
+        x = tf.ones([2, size])
+        model(x, training=True)
+        ballast = _use_up_free_memory(size)
+        before, alive = _resident(), []
+        for _ in range(passes):
+            with tf.GradientTape() as tape:
+                y = model(x, training=True)
+            alive.append((tape, y))
+        assert np.isfinite(tf.reduce_sum(y)) and ballast
+        growth = (_resident() - before) / unit
+        gradient = tape.gradient(y, model.trainable_weights[0].value)
+        assert gradient.shape == [size, size]
+        return growth
+
+    # What one pass needs for the time being comes on top of what is held.
+    assert held(recomputed=True) < 0.5 * depth * passes
+    assert held(recomputed=False) > 0.6 * depth * passes
+
+
+def _use_up_free_memory(size: int) -> list[tf.Tensor]:
+    """Takes all memory that is free but was not given back to the system."""
+    taken, in_a_row = [], 0
+    while in_a_row < 4:
+        before = _resident()
+        taken.append(tf.fill([size, size], float(len(taken))))
+        in_a_row = in_a_row + 1 if _resident() - before > 0.9 * size * size * 4 else 0
+    return taken
+
+
+def _resident() -> int:
+    """Bytes of memory that the process has in use."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in status if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+
+
+def test_a_tape_that_is_dropped_frees_everything() -> None:
+    layer = layers.WeightDropout(keras.layers.Dense(3), 0.5, seed=1)
+    x = tf.ones([1, 4])
+    layer(x, training=True)
+    with tf.GradientTape() as tape:
+        y = layer(x, training=True)
+    watcher = weakref.ref(tape)
+    del tape, y
+    gc.collect()
+    assert watcher() is None
+
+
+def _optimized_draws(model: keras.Model, x: tf.Tensor) -> int:
+    """How many masks a training step draws once it is optimized."""
+    weights = [w.value for w in model.trainable_weights]
+
+    @tf.function
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(x, training=True)))
+        return tape.gradient(loss, weights)
+
+    context.enable_graph_collection()
+    try:
+        step(x)
+        found = context.context().export_run_metadata()
+    finally:
+        context.disable_graph_collection()
+    graph = max(found.function_graphs, key=lambda g: len(g.post_optimization_graph.node))
+    types = [node.op for node in graph.post_optimization_graph.node]
+    # What ties a seed to data compares both ways, a mask one.
+    return types.count("Less") - types.count("Greater")
+
+
+def test_the_optimized_step_draws_in_forward_and_again_in_backward() -> None:
+    """If the optimizer merged the draws, the first would be kept alive until backward."""
+    x = inputs()
+    assert _optimized_draws(stack(False), x) > 0
+    # Of each layer forward's, backward's for the weight's gradient, and, save for the first
+    # layer, backward's for the input's.
+    assert _optimized_draws(stack(True), x) == 3 + 3 + 2
+
+
+def test_forward_draws_depend_on_the_input_and_backward_draws_on_the_gradient() -> None:
+    model, x = stack(True), inputs()
+    weights = [w.value for w in model.trainable_weights]
+    graph = tf.__internal__.FuncGraph("step")
+    with graph.as_default():
+        fed = tf.compat.v1.placeholder(tf.float32, x.shape)
+        with tf.GradientTape() as tape:
+            y = model(fed, training=True)
+        before = set(graph.get_operations())
+        upstream = tf.compat.v1.placeholder(tf.float32, y.shape)
+        tape.gradient(y, weights, output_gradients=upstream)
+    forward = _masks(before)
+    assert len(forward) == 3
+    assert all(_depends(op, fed.op) for op in forward)
+    calls = [op for op in set(graph.get_operations()) - before if "PartitionedCall" in op.type]
+    assert len(calls) == 3
+    for call in calls:
+        inner = graph._get_function(call.get_attr("f").name).graph
+        backward = _masks(inner.get_operations())
+        assert len(backward) == 2
+        assert all(_depends(op, inner.inputs[0].op) for op in backward)
+        assert _depends(call, upstream.op)
+
+
+def _masks(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
+    return [op for op in operations if op.type == "Less" and op.outputs[0].shape == [N, N]]
+
+
+def _depends(op: tf.Operation, source: tf.Operation) -> bool:
+    """Through data: a control dependency does not keep operations from being merged."""
+    seen, todo = set(), [op]
+    while todo:
+        current = todo.pop()
+        if current is source:
+            return True
+        if current not in seen:
+            seen.add(current)
+            todo += [t.op for t in current.inputs]
+    return False
+
+
+def _kept_of(function, *weights: tf.Tensor) -> set[str]:
+    """What a function of two effective weights leaves for backward, by the operations' types."""
+    shape = weights[0].shape
+
+    def call(x: tf.Tensor, v: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        def draw(training, tensors, seeds):
+            pairs = zip(tensors[1:], seeds, strict=True)
+            return [w * tf.random.stateless_uniform(shape, seed) for w, seed in pairs]
+
+        def run(training, tensors, seeds, drawn):
+            return [function(tensors[0], *drawn)]
+
+        return recompute.call(draw, run, True, [x, v, w], [SEED, SEED + 1])[0]
+
+    concrete = tf.function(call).get_concrete_function(X[:, :5], *weights)
+    forward, _ = concrete._delayed_rewrite_functions.forward_backward()
+    kept = list(forward.graph.outputs)[1:]
+    return {_source(t) for t in kept if t.shape == shape} - _RAW - {"Const"}
+
+
+ROOT = tf.random.stateless_normal([5, 5], [5, 6])
+
+
+def _swapped(x: tf.Tensor, v: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    axes = tf.constant([1, 0])
+    return tf.tanh(x @ tf.transpose(v, axes)) @ tf.transpose(w, axes)
+
+
+def _triangular(x: tf.Tensor, v: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    below = tf.range(5)[:, None] > tf.range(5)
+    return tf.tanh(x @ tf.where(below, v, 0.0)) @ (w * tf.ones([5, 5]) + tf.eye(5))
+
+
+@pytest.mark.parametrize("function", [_swapped, _triangular])
+def test_what_follows_from_weights_and_constants_is_made_again(function) -> None:
+    assert _kept_of(function, ROOT, ROOT) == set()
+
+
+def test_a_gradient_by_hand_may_use_a_tape() -> None:
+    """The tape follows what stands for the weight, as it would follow the weight."""
+
+    @tf.custom_gradient
+    def product(x: tf.Tensor, w: tf.Tensor) -> tuple:
+        def backward(upstream: tf.Tensor) -> list:
+            with tf.GradientTape() as tape:
+                tape.watch([x, w])
+                y = x @ w
+            return tape.gradient(y, [x, w], output_gradients=upstream)
+
+        return x @ w, backward
+
+    class ByHand(keras.layers.Dense):
+        def call(self, inputs):
+            return product(inputs, tf.convert_to_tensor(self.kernel))
+
+    layer = layers.WeightDropout(ByHand(3), 0.5, seed=1)
+    x = tf.ones([2, 3])
+    layer(x)
+
+    @tf.function
+    def step() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            y = layer(x, training=True)
+        return tape.gradient(y, layer.weights[0].value)
+
+    (effective,) = layer.effective_weights(0).values()
+    np.testing.assert_array_equal(step(), 4.0 * (effective.numpy() != 0.0))
