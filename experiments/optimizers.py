@@ -31,7 +31,7 @@ STRENGTH = {
     "decoupled decay 0.1": {**BARE, "optimizer.weight_decay": 0.1},
     "decoupled decay 0.3": {**BARE, "optimizer.weight_decay": 0.3},
 }
-CHOSEN = ("no decay", "coupled L2 1e-6", "decoupled decay 0.1")
+CHOSEN = ("no decay", "coupled L2 1e-5", "decoupled decay 0.1")
 DECAY = {kind: STRENGTH[kind] for kind in CHOSEN}
 # As in the paper, plain SGD at a large constant rate; the interval is short for so few epochs.
 SGD = {
