@@ -1,6 +1,7 @@
 """Runs every benchmark and writes what came out: `make bench`.
 
-    python benchmarks/run_all.py [NAME ...] [--out benchmarks/results.md]
+    python benchmarks/run_all.py
+    python benchmarks/run_all.py NAME ... [--out page.md]
 
 A benchmark is a script in this folder. It prints what it likes and ends with one line of JSON:
 
@@ -28,6 +29,7 @@ import measure
 from measure import Row
 
 FOLDER = Path(__file__).resolve().parent
+RESULTS = FOLDER / "results.md"
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "torch", "jax", "optax")
 ALLOWED = 120.0  # seconds that a script may take
 LIMIT = 300.0  # seconds after which it is stopped
@@ -156,19 +158,29 @@ def _line(cells: Any) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
+def _path(given: str) -> Path:
+    return Path(given).resolve()
+
+
 def main() -> int:
     """Runs, writes the page, and returns how many scripts went wrong."""
     there = {path.stem: path for path in scripts()}
     options = measure.parser(__doc__)
     options.add_argument("names", nargs="*", metavar="NAME", help="some of the scripts; else all")
-    options.add_argument("--out", type=Path, default=FOLDER / "results.md", help="page to write")
+    options.add_argument(
+        "--out",
+        type=_path,
+        help="page to write; of all scripts benchmarks/results.md, of some none",
+    )
     options.add_argument("--limit", type=float, default=LIMIT, help="seconds a script may take")
     chosen = options.parse_args()
     unknown = [name for name in chosen.names if name not in there]
     if unknown:
         options.error(f"there is no {', '.join(unknown)}; there are {', '.join(there)}")
-    out = chosen.out.resolve()
-    out.parent.mkdir(parents=True, exist_ok=True)
+    # The page of a whole run is not replaced by one of a few scripts unless that is asked for.
+    out = chosen.out or (None if chosen.names else RESULTS)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
     outcomes, page = [], ""
     for name in chosen.names or there:
         measure.CONSOLE.rule(name)
@@ -176,10 +188,11 @@ def main() -> int:
         if outcomes[-1].problem:
             measure.CONSOLE.print(f"{name}: {outcomes[-1].problem}", style="red")
         # After each one, so that what is stopped half way leaves what there is.
-        page = markdown(outcomes, sorted((FOLDER / "plots").glob("*.png")), out)
-        out.write_text(page, encoding="utf-8")
+        page = markdown(outcomes, sorted((FOLDER / "plots").glob("*.png")), out or RESULTS)
+        if out:
+            out.write_text(page, encoding="utf-8")
     print(page)
-    measure.CONSOLE.print(f"written to {out}")
+    measure.CONSOLE.print(f"written to {out}" if out else "not written to a file: see --out")
     return sum(outcome.line is None for outcome in outcomes)
 
 
