@@ -65,7 +65,7 @@ bench: $(BENCH_STAMP) ## run the benchmarks; writes benchmarks/results.md and pl
 
 # What `make test` leaves out for want of PyTorch.
 test-peers: $(BENCH_STAMP) ## run the tests against PyTorch, in the environment of the benchmarks
-	.venv-bench/bin/pytest tests/test_lstm.py tests/optimizers/test_peers.py $(ARGS)
+	.venv-bench/bin/pytest tests/test_recurrence.py tests/optimizers/test_peers.py $(ARGS)
 
 clean: ## remove caches and builds; .venv, .venv-bench and runs stay
 	rm -rf build dist ./*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache $(TYPED)

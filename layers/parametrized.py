@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers import lstm_call
+from tfwd.layers import recurrent_call
 from tfwd.layers import targets as targeting
 from tfwd.layers.perturbing import Chosen, Perturbing
 from tfwd.parametrizations import Parametrization
@@ -128,8 +128,8 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
         if not _keras.has_weights(self.layer):
             _keras.build_by_call(self.layer, args, kwargs)
         function: Callable[..., Any] = self.layer
-        if lstm_call.is_plain(self.layer):
-            function = functools.partial(lstm_call.training_call, self.layer)
+        if recurrent_call.is_plain(self.layer):
+            function = functools.partial(recurrent_call.training_call, self.layer)
         return self._perturbed_call(function, args, kwargs, training)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:

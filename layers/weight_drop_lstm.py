@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers import lstm_call
+from tfwd.layers import recurrent_call
 from tfwd.layers import targets as targeting
 from tfwd.layers.perturbing import PERTURBING_ATTRIBUTES, Chosen, Perturbing
 from tfwd.parametrizations import Dropout, Parametrization
@@ -98,7 +98,7 @@ class WeightDropLSTM(Perturbing, keras.layers.LSTM):
 
     def _run(self, sequences: Any, training: bool, **arguments: Any) -> Any:
         # Evaluation is Keras's own, to the last bit.
-        run = functools.partial(lstm_call.call, self) if training else super().call
+        run = functools.partial(recurrent_call.call, self) if training else super().call
         return run(sequences, training=training, **arguments)
 
     def unwrapped(self) -> keras.layers.LSTM:

@@ -18,10 +18,18 @@ PACKAGES = {"tfwd": "tfwd", "layers": "tfwd.layers", "optimizers": "tfwd.optimiz
 
 # A module may import what is lower, and a package its own modules.
 HEIGHTS = {
-    0: {"tfwd._keras", "tfwd._keras_optimizers", "tfwd._keras_updates", "tfwd.files", "tfwd.paths"},
+    0: {
+        "tfwd._keras",
+        "tfwd._keras_optimizers",
+        "tfwd._keras_updates",
+        "tfwd.files",
+        "tfwd.paths",
+        "tfwd.recurrence",
+    },
     1: {
         "tfwd._graphs",
         "tfwd._keras_calls",
+        "tfwd.gru",
         "tfwd.lstm",
         "tfwd.rates",
         "tfwd.seeds",

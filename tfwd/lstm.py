@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfwd import recurrence
+
 
 class Kept(NamedTuple):
     """What a forward pass leaves for backward, as lists over time.
@@ -83,15 +85,15 @@ def lstm(
         recurrent_kernel: tf.Tensor,
         *bias: tf.Tensor,
     ) -> tuple[tuple[tf.Tensor, ...], Callable[..., list]]:
-        projected = _project(inputs, kernel, *bias)
+        projected = recurrence.project(inputs, kernel, bias[0] if bias else None, 4)
         kept, last_h, last_c = _forward(projected, h, c, recurrent_kernel, mask)
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             dz, dh, dc = _backward(kept, recurrent_kernel, mask, *upstream)
-            rows, before = _rows(dz), tf.concat([h[None], kept.outputs[:-1]], 0)
-            dinputs = _unrows(tf.matmul(rows, kernel, transpose_b=True), inputs)
-            dkernel = tf.matmul(_rows(inputs), rows, transpose_a=True)
-            drecurrent = tf.matmul(_rows(before), rows, transpose_a=True)
+            rows, before = recurrence.rows(dz), tf.concat([h[None], kept.outputs[:-1]], 0)
+            dinputs = recurrence.unrows(tf.matmul(rows, kernel, transpose_b=True), inputs)
+            dkernel = tf.matmul(recurrence.rows(inputs), rows, transpose_a=True)
+            drecurrent = tf.matmul(recurrence.rows(before), rows, transpose_a=True)
             dbias = [tf.reduce_sum(rows, 0) for _ in bias]
             return [dinputs, dh, dc, dkernel, drecurrent, *dbias]
 
@@ -103,73 +105,6 @@ def lstm(
     return run(inputs, *first, kernel, recurrent_kernel, *given)
 
 
-def _rows(sequences: tf.Tensor) -> tf.Tensor:
-    """`[time, batch, n]` as one matrix `[time * batch, n]`."""
-    return tf.reshape(sequences, [-1, sequences.shape[2]])
-
-
-def _unrows(matrix: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    shape = [*tf.unstack(tf.shape(like)[:2]), matrix.shape[1]]
-    return tf.ensure_shape(tf.reshape(matrix, shape), [*like.shape[:2], matrix.shape[1]])
-
-
-def _by_gate(weights: tf.Tensor) -> list[tf.Tensor]:
-    """The columns of i, f, g and o.
-
-    Inside the loops each gate is a tensor of its own: cutting or joining them there, though they
-    are a few kilobytes, wakes other threads and takes as long as a product.
-    """
-    return tf.split(weights, 4, -1)
-
-
-def _project(inputs: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor) -> list[tf.Tensor]:
-    """What the inputs contribute to each gate's pre-activation, each `[time, batch, units]`."""
-    rows = _rows(inputs)
-    products = [tf.matmul(rows, block) for block in _by_gate(kernel)]
-    if bias:
-        pairs = zip(products, _by_gate(bias[0]), strict=True)
-        products = [tf.nn.bias_add(product, part) for product, part in pairs]
-    return [_unrows(product, inputs) for product in products]
-
-
-def _list(size: tf.Tensor, like: tf.Tensor) -> tf.TensorArray:
-    return tf.TensorArray(like.dtype, size, clear_after_read=False, element_shape=like.shape)
-
-
-# Steps in a turn of a loop: a turn has a price of its own, which counts where products are small.
-_STEPS = 4
-
-
-def _loop(
-    time: tf.Tensor,
-    more: Callable[[tf.Tensor], tf.Tensor],
-    by: int,
-    step: Callable[..., list],
-    state: list,
-) -> list:
-    """`step` as long as there are `more` steps, several a turn and the rest one by one.
-
-    Args:
-        time: how many steps there are.
-        more: whether a step of the number is to be made. If it is not, later ones are not either.
-        by: the difference between the numbers of two steps.
-        step: a map from a state to the next; a state begins with the number of the step.
-        state: the first state.
-    """
-
-    def several(*state: tf.Tensor) -> list:
-        new = list(state)
-        for _ in range(_STEPS):
-            new = step(*new)
-        return new
-
-    # The limits are for XLA, which must know them if the loops are differentiated again.
-    state = tf.while_loop(
-        lambda t, *_: more(t + by * (_STEPS - 1)), several, state, maximum_iterations=time // _STEPS
-    )
-    return tf.while_loop(lambda t, *_: more(t), step, state, maximum_iterations=_STEPS - 1)
-
-
 def _forward(
     projected: list[tf.Tensor],
     h: tf.Tensor,
@@ -177,7 +112,7 @@ def _forward(
     recurrent_kernel: tf.Tensor,
     mask: tf.Tensor | None,
 ) -> tuple[Kept, tf.Tensor, tf.Tensor]:
-    time, blocks = tf.shape(projected[0])[0], _by_gate(recurrent_kernel)
+    time, blocks = tf.shape(projected[0])[0], tf.split(recurrent_kernel, 4, -1)
 
     def step(t: tf.Tensor, h: tf.Tensor, c: tf.Tensor, *lists: tf.TensorArray) -> list:
         pairs = zip(projected, blocks, strict=True)
@@ -191,8 +126,13 @@ def _forward(
         written = [x.write(t, value) for x, value in zip(rest, (i, f, g, o, new_h), strict=True)]
         return [t + 1, new_h, new_c, *written, cells.write(t + 1, new_c)]
 
-    lists = [*(_list(time, h) for _ in range(5)), _list(time + 1, c).write(0, c)]
-    _, h, c, *lists = _loop(time, lambda t: t < time, 1, step, [tf.constant(0), h, c, *lists])
+    lists = [
+        *(recurrence.room(time, h) for _ in range(5)),
+        recurrence.room(time + 1, c).write(0, c),
+    ]
+    _, h, c, *lists = recurrence.loop(
+        time, lambda t: t < time, 1, step, [tf.constant(0), h, c, *lists]
+    )
     *gates, outputs, cells = lists
     return Kept(tuple(gates), cells, outputs.stack()), h, c
 
@@ -207,20 +147,18 @@ def _backward(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """The gradients of the pre-activations `[time, batch, 4 * units]` and of the first state."""
     time = tf.shape(doutputs)[0]
-    # Once: a product with a transposed matrix of this shape takes twice the time. The gates are
-    # rows then, which are cut without copying.
-    blocks = tf.split(tf.transpose(recurrent_kernel), 4, 0)
+    blocks = recurrence.transposed(recurrent_kernel, 4)
 
     def step(t: tf.Tensor, dh: tf.Tensor, dc: tf.Tensor, *lists: tf.TensorArray) -> list:
         i, f, g, o = (gate.read(t) for gate in kept.gates)
         tanh_c = tf.tanh(kept.cells.read(t + 1))
         dh += doutputs[t]
-        dc_t = dc + _of_tanh(tanh_c, dh * o)
+        dc_t = dc + recurrence.of_tanh(tanh_c, dh * o)
         dz = [
-            _of_sigmoid(i, dc_t * g),
-            _of_sigmoid(f, dc_t * kept.cells.read(t)),
-            _of_tanh(g, dc_t * i),
-            _of_sigmoid(o, dh * tanh_c),
+            recurrence.of_sigmoid(i, dc_t * g),
+            recurrence.of_sigmoid(f, dc_t * kept.cells.read(t)),
+            recurrence.of_tanh(g, dc_t * i),
+            recurrence.of_sigmoid(o, dh * tanh_c),
         ]
         dc_t *= f
         if mask is not None:
@@ -234,16 +172,8 @@ def _backward(
         written = [x.write(t, part) for x, part in zip(lists, dz, strict=True)]
         return [t - 1, dh_t, dc_t, *written]
 
-    lists = [_list(time, dh) for _ in range(4)]
-    _, dh, dc, *lists = _loop(time, lambda t: t >= 0, -1, step, [time - 1, dh, dc, *lists])
+    lists = [recurrence.room(time, dh) for _ in range(4)]
+    _, dh, dc, *lists = recurrence.loop(
+        time, lambda t: t >= 0, -1, step, [time - 1, dh, dc, *lists]
+    )
     return tf.concat([dz.stack() for dz in lists], 2), dh, dc
-
-
-def _of_sigmoid(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
-    """`dy y (1 - y)`, as one op."""
-    return tf.raw_ops.SigmoidGrad(y=y, dy=dy)
-
-
-def _of_tanh(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
-    """`dy (1 - y^2)`, as one op."""
-    return tf.raw_ops.TanhGrad(y=y, dy=dy)

@@ -1,14 +1,12 @@
 """`WeightDropLSTM` is an LSTM in every respect but the recurrent kernel of its training calls."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from recurrent_tools import gradients
 
-from tfwd import layers, lstm
-from tfwd.layers import lstm_call
+from tfwd import layers
 
 X = tf.random.stateless_normal([2, 6, 3], [1, 2])
 
@@ -52,96 +50,6 @@ def test_evaluation_is_the_lstm(options) -> None:
     own, plain = pair(**options)
     for a, b in zip(tf.nest.flatten(own(X)), tf.nest.flatten(plain(X)), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-MASKS = [[[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]], [[0, 1, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0]]]
-
-
-def gradients(function, weights: list, x: tf.Tensor, **arguments) -> list[tf.Tensor]:
-    """What a layer's call returns, and the gradients of its input and weights."""
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        found = tf.nest.flatten(function(x, **arguments))
-        loss = tf.add_n([tf.reduce_sum(tf.sin(a)) for a in found])
-    return found + tape.gradient(loss, [x, *(v.value for v in weights)])
-
-
-@pytest.mark.parametrize("mask", [None, *MASKS], ids=["none", "right", "any"])
-@pytest.mark.parametrize("shown", [{}, {"zero_output_for_mask": True}], ids=["repeat", "zero"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"return_sequences": True},
-        {"return_state": True, "go_backwards": True},
-        {"return_sequences": True, "go_backwards": True, "use_bias": False},
-    ],
-    ids=repr,
-)
-def test_the_fast_loop_is_the_loop_of_keras(options, shown, mask) -> None:
-    layer = keras.layers.LSTM(8, bias_initializer="normal", **options, **shown)
-    layer.build(X.shape)
-    mask = None if mask is None else tf.cast(mask, tf.bool)
-    state = [tf.ones([2, 8]), tf.ones([2, 8]) * 0.5]
-    arguments = {"mask": mask, "initial_state": state, "training": True}
-    weights = layer.trainable_variables
-    found = gradients(functools.partial(lstm_call.call, layer), weights, X, **arguments)
-    expected = gradients(layer, weights, X, **arguments)
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "fast"),
-    [
-        ({}, True),
-        ({"dropout": 0.3}, True),
-        ({"stateful": True}, True),
-        ({"use_bias": False}, True),
-        ({"activation": "tanh"}, True),
-        ({"implementation": 1}, True),
-        ({"recurrent_dropout": 0.3}, False),
-        ({"unroll": True}, False),
-        ({"activation": "relu"}, False),
-        ({"recurrent_activation": "hard_sigmoid"}, False),
-    ],
-    ids=repr,
-)
-def test_where_the_fast_loop_is_taken(options, fast: bool, monkeypatch) -> None:
-    calls, original = [], lstm.lstm
-
-    def noting(*args, **kwargs):
-        calls.append(args)
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(lstm, "lstm", noting)
-    own, _ = pair(**options)
-    assert not calls, "evaluation is Keras's own call"
-    own(X, training=True)
-    assert bool(calls) == fast
-
-
-def test_a_gpu_gets_the_loop_of_keras(monkeypatch) -> None:
-    layer = keras.layers.LSTM(8)
-    layer(X)
-    assert lstm_call._applies(layer, X)
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: ["GPU:0"])
-    assert not lstm_call._applies(layer, X)
-
-
-def test_a_cell_or_a_loop_of_ones_own_is_kept() -> None:
-    class Loop(keras.layers.LSTM):
-        def inner_loop(self, *args, **kwargs):
-            return super().inner_loop(*args, **kwargs)
-
-    class Cell(keras.layers.LSTMCell):
-        pass
-
-    loop, layer = Loop(8), keras.layers.LSTM(8)
-    layer.cell = Cell(8)
-    for other in (loop, layer):
-        other(X)
-        assert not lstm_call._applies(other, X)
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])

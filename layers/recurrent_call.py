@@ -1,5 +1,5 @@
-"""The call of a `keras.layers.LSTM`, with its loop replaced by a faster one where that computes the
-same.
+"""The call of a `keras.layers.LSTM` or `GRU`, with its loop replaced by a faster one where that
+computes the same.
 
 Everything around the loop (states, stateful updates, dropout of the inputs, casts) stays Keras's:
 its own `call` runs on a stand-in for the layer that differs in `inner_loop` only.
@@ -9,31 +9,66 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tfwd import _graphs, _keras, lstm
+from tfwd import _graphs, _keras, gru, lstm
+
+
+class _Kind(NamedTuple):
+    """A kind of layer that there is a faster loop for.
+
+    Attributes:
+        layer: Keras's layer.
+        cell: its cell.
+        run: from the inputs `[time, batch, features]`, the list of first states and the weights by
+            name to the outputs and the list of last states.
+    """
+
+    layer: Any
+    cell: Any
+    run: Callable[..., tuple[tf.Tensor, list[tf.Tensor]]]
+
+
+def _lstm(inputs: tf.Tensor, first: list, **weights: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    outputs, *last = lstm.lstm(inputs, first, **weights)
+    return outputs, last
+
+
+def _gru(inputs: tf.Tensor, first: list, **weights: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    outputs, last = gru.gru(inputs, *first, **weights)
+    return outputs, [last]
+
+
+_KINDS = (
+    _Kind(keras.layers.LSTM, keras.layers.LSTMCell, _lstm),
+    _Kind(keras.layers.GRU, keras.layers.GRUCell, _gru),
+)
+
+
+def _kind(layer: keras.Layer) -> _Kind | None:
+    return next((kind for kind in _KINDS if isinstance(layer, kind.layer)), None)
 
 
 def call(
-    layer: keras.layers.LSTM,
+    layer: keras.layers.RNN,
     sequences: Any,
     initial_state: Any = None,
     mask: Any = None,
     training: bool = False,
 ) -> Any:
-    """What `keras.layers.LSTM.call` returns for this layer, and does to its states.
+    """What `call` of `keras.layers.LSTM` or `GRU` returns for this layer, and does to its states.
 
     The fast loop is taken for the default activations, without `recurrent_dropout` and `unroll`,
-    and with Keras's own cell. In all other cases, and where there is a GPU, for which Keras has
-    cuDNN's loop, it is Keras's call.
+    with Keras's own cell, and for a GRU with `reset_after`. In all other cases, and where there is
+    a GPU, for which Keras has cuDNN's loop, it is Keras's call.
 
     Args:
-        layer: the layer, built. Its weights are read as attributes of its cell.
+        layer: an LSTM or a GRU, built. Its weights are read as attributes of its cell.
         sequences: `[batch, time, features]`.
-        initial_state: list of `h` and `c`, each `[batch, units]`, or None for the layer's own.
+        initial_state: list of the states, each `[batch, units]`, or None for the layer's own.
         mask: boolean `[batch, time]`, or None.
         training: the training flag.
 
@@ -48,13 +83,16 @@ def call(
     True
     """
     arguments = {"initial_state": initial_state, "mask": mask, "training": training}
+    kind = _kind(layer)
+    if kind is None:
+        raise TypeError(f"'{layer.name}' is a {type(layer).__name__}, neither an LSTM nor a GRU")
     if not _applies(layer, sequences):
-        return keras.layers.LSTM.call(layer, sequences, **arguments)
-    return keras.layers.RNN.call(_FastLoop(layer), sequences, **arguments)
+        return kind.layer.call(layer, sequences, **arguments)
+    return keras.layers.RNN.call(_FastLoop(layer, kind), sequences, **arguments)
 
 
 def training_call(
-    layer: keras.layers.LSTM, *args: Any, training: bool = False, **kwargs: Any
+    layer: keras.layers.RNN, *args: Any, training: bool = False, **kwargs: Any
 ) -> Any:
     """`call` while training, and in evaluation the layer itself, to the last bit."""
     run: Callable[..., Any] = functools.partial(call, layer) if training else layer
@@ -63,17 +101,21 @@ def training_call(
 
 def is_plain(layer: keras.Layer) -> bool:
     """Whether `training_call` does for the layer what a call of it does."""
-    return type(layer).call is keras.layers.LSTM.call and not _keras.is_altered(layer)
+    kind = _kind(layer)
+    return kind is not None and type(layer).call is kind.layer.call and not _keras.is_altered(layer)
 
 
-def _applies(layer: keras.layers.LSTM, sequences: Any) -> bool:
+def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
     """Whether the fast loop computes what the layer does."""
-    cell = layer.cell
+    kind = _kind(layer)
+    cell: Any = layer.cell
     return (
-        type(cell) is keras.layers.LSTMCell
-        and type(layer).inner_loop is keras.layers.LSTM.inner_loop
+        kind is not None
+        and type(cell) is kind.cell
+        and type(layer).inner_loop is kind.layer.inner_loop
         and cell.activation is keras.activations.tanh
         and cell.recurrent_activation is keras.activations.sigmoid
+        and getattr(cell, "reset_after", True)  # else a GRU has another product for its candidate
         and not cell.recurrent_dropout
         and not (cell.dropout and cell.implementation == 1)  # a mask for each gate
         and cell.autocast
@@ -90,14 +132,15 @@ def _applies(layer: keras.layers.LSTM, sequences: Any) -> bool:
 class _FastLoop:
     """The layer in all but its `inner_loop`."""
 
-    def __init__(self, layer: keras.layers.LSTM) -> None:
+    def __init__(self, layer: keras.layers.RNN, kind: _Kind) -> None:
         self._layer = layer
+        self._kind = kind
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._layer, name)
 
     def inner_loop(
-        self, sequences: tf.Tensor, initial_state: list, mask: Any, training: bool = False
+        self, sequences: tf.Tensor, initial_state: Any, mask: Any, training: bool = False
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         """Returns the last output, all outputs, and the last states."""
         cell = self._layer.cell
@@ -114,14 +157,15 @@ class _FastLoop:
             mask = None if mask is None else tf.reverse(mask, [0])
         names = ["kernel", "recurrent_kernel", *(["bias"] if cell.use_bias else [])]
         values = {n: tf.cast(tf.convert_to_tensor(getattr(cell, n)), inputs.dtype) for n in names}
-        first = [tf.cast(tf.convert_to_tensor(state), inputs.dtype) for state in initial_state]
-        outputs, h, c = lstm.lstm(inputs, first, mask=mask, **values)
-        last = h
+        states = tf.nest.flatten(initial_state)
+        first = [tf.cast(tf.convert_to_tensor(state), inputs.dtype) for state in states]
+        outputs, last_states = self._kind.run(inputs, first, mask=mask, **values)
+        last = last_states[0]
         if mask is not None:
             shown = mask
             if not self._layer.zero_output_for_mask:
                 # A masked step repeats the output before it, and the first ones have none.
                 shown = tf.cumsum(tf.cast(mask, tf.int32)) > 0
             outputs = tf.where(shown[:, :, None], outputs, tf.zeros_like(outputs))
-            last = tf.where(shown[-1][:, None], h, tf.zeros_like(h))
-        return last, tf.transpose(outputs, [1, 0, 2]), [h, c]
+            last = tf.where(shown[-1][:, None], last, tf.zeros_like(last))
+        return last, tf.transpose(outputs, [1, 0, 2]), last_states

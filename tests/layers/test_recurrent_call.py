@@ -1,0 +1,117 @@
+"""The faster loops of LSTM and GRU compute what Keras's do, and are taken where they can be."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from recurrent_tools import gradients
+
+from tfwd import gru, layers, lstm
+from tfwd.layers import recurrent_call
+
+X = tf.random.stateless_normal([2, 6, 3], [1, 2])
+KINDS = {"lstm": keras.layers.LSTM, "gru": keras.layers.GRU}
+CELLS = {"lstm": keras.layers.LSTMCell, "gru": keras.layers.GRUCell}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+MASKS = [[[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]], [[0, 1, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0]]]
+
+
+@every_kind
+@pytest.mark.parametrize("mask", [None, *MASKS], ids=["none", "right", "any"])
+@pytest.mark.parametrize("shown", [{}, {"zero_output_for_mask": True}], ids=["repeat", "zero"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"return_sequences": True},
+        {"return_state": True, "go_backwards": True},
+        {"return_sequences": True, "go_backwards": True, "use_bias": False},
+    ],
+    ids=repr,
+)
+def test_the_fast_loop_is_the_loop_of_keras(options, shown, mask, kind: str) -> None:
+    layer = KINDS[kind](8, bias_initializer="normal", **options, **shown)
+    layer.build(X.shape)
+    mask = None if mask is None else tf.cast(mask, tf.bool)
+    state = [tf.ones([2, 8]), tf.ones([2, 8]) * 0.5][: len(tf.nest.flatten(layer.cell.state_size))]
+    arguments = {"mask": mask, "initial_state": state, "training": True}
+    weights = layer.trainable_variables
+    found = gradients(functools.partial(recurrent_call.call, layer), weights, X, **arguments)
+    expected = gradients(layer, weights, X, **arguments)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("options", "fast"),
+    [
+        ({}, True),
+        ({"dropout": 0.3}, True),
+        ({"stateful": True}, True),
+        ({"use_bias": False}, True),
+        ({"activation": "tanh"}, True),
+        ({"implementation": 1}, True),
+        ({"recurrent_dropout": 0.3}, False),
+        ({"unroll": True}, False),
+        ({"activation": "relu"}, False),
+        ({"recurrent_activation": "hard_sigmoid"}, False),
+    ],
+    ids=repr,
+)
+def test_where_the_fast_loop_is_taken(options, fast: bool, kind: str, monkeypatch) -> None:
+    calls, module = [], {"lstm": lstm, "gru": gru}[kind]
+    original = getattr(module, kind)
+
+    def noting(*args, **kwargs):
+        calls.append(args)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(module, kind, noting)
+    own = layers.WeightDropout(KINDS[kind](8, **options), 0.5, weights="recurrent_kernel", seed=1)
+    own(X)
+    assert not calls, "evaluation is Keras's own call"
+    own(X, training=True)
+    assert bool(calls) == fast
+
+
+def test_a_gru_that_resets_before_the_product_is_kerass(monkeypatch) -> None:
+    monkeypatch.setattr(gru, "gru", None)
+    layer = keras.layers.GRU(8, reset_after=False)
+    weights = layers.WeightDropout(layer, 0.5, seed=1)
+    assert weights(X, training=True).shape == [2, 8]
+
+
+def test_another_layer_is_an_error() -> None:
+    layer = keras.layers.SimpleRNN(8, name="simple")
+    with pytest.raises(TypeError, match="'simple' is a SimpleRNN, neither an LSTM nor a GRU"):
+        recurrent_call.call(layer, X)
+    assert not recurrent_call.is_plain(layer)
+
+
+@every_kind
+def test_a_gpu_gets_the_loop_of_keras(kind: str, monkeypatch) -> None:
+    layer = KINDS[kind](8)
+    layer(X)
+    assert recurrent_call._applies(layer, X)
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: ["GPU:0"])
+    assert not recurrent_call._applies(layer, X)
+
+
+@every_kind
+def test_a_cell_or_a_loop_of_ones_own_is_kept(kind: str) -> None:
+    class Loop(KINDS[kind]):
+        def inner_loop(self, *args, **kwargs):
+            return super().inner_loop(*args, **kwargs)
+
+    class Cell(CELLS[kind]):
+        pass
+
+    loop, layer = Loop(8), KINDS[kind](8)
+    layer.cell = Cell(8)
+    for other in (loop, layer):
+        other(X)
+        assert not recurrent_call._applies(other, X)

@@ -1,0 +1,12 @@
+"""What tests of recurrent layers compare."""
+
+import tensorflow as tf
+
+
+def gradients(function, weights: list, x: tf.Tensor, **arguments) -> list[tf.Tensor]:
+    """What a layer's call returns, and the gradients of its input and weights."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        found = tf.nest.flatten(function(x, **arguments))
+        loss = tf.add_n([tf.reduce_sum(tf.sin(a)) for a in found])
+    return found + tape.gradient(loss, [x, *(v.value for v in weights)])

@@ -1,0 +1,174 @@
+"""A GRU over a sequence as a function of tensors, with a gradient written by hand.
+
+As `tfwd.lstm`: what does not depend on the step before is taken out of the loops. `docs/lstm.md`
+has the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfwd import recurrence
+
+
+class Kept(NamedTuple):
+    """What a forward pass leaves for backward: five numbers a time step, row and unit.
+
+    Attributes:
+        gates: z, r and the candidate g after their activations, and `q = h U_g + b`, which r
+            resets; each a list `[time][batch, units]`.
+        states: the states, the initial one first: `[time + 1, batch, units]`. All but it are the
+            outputs, which the caller gets anyway.
+    """
+
+    gates: tuple[tf.TensorArray, ...]
+    states: tf.Tensor
+
+
+def gru(
+    inputs: tf.Tensor,
+    initial_state: tf.Tensor,
+    kernel: tf.Tensor,
+    recurrent_kernel: tf.Tensor,
+    bias: tf.Tensor | None = None,
+    mask: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The states of a GRU over time, its gate of resetting applied after the product.
+
+    Formula, with `a_t = x_t K + b_0` and `u_t = h_{t-1} U + b_1` cut into three along their
+    columns: `z, r = sigmoid(a_z + u_z, a_r + u_r)`, `g = tanh(a_g + r u_g)`,
+    `h_t = z h_{t-1} + (1 - z) g`. Where the mask is False, `h_t = h_{t-1}`.
+
+    Backward keeps the arguments and, a time step, row and unit, five numbers: z, r, g, `u_g` and
+    `h_t`; in float32 20 bytes, 4 of them the output itself. It transposes the recurrent kernel when
+    it runs, and keeps nothing else that follows from the weights alone.
+
+    Args:
+        inputs: `[time, batch, features]` of a floating dtype, which all arguments share. Time and
+            batch need not be known before the call.
+        initial_state: `h` before the first step, `[batch, units]`.
+        kernel: `K` `[features, 3 * units]`; the order of gates is z, r, g, as in Keras.
+        recurrent_kernel: `U` `[units, 3 * units]`.
+        bias: `b` `[2, 3 * units]`, or None for none.
+        mask: boolean `[time, batch]`: False where a step is to be skipped. None for no such steps.
+
+    Returns:
+        `h_t` `[time, batch, units]`, and the last `h` `[batch, units]`. They can be differentiated
+        as often as is wanted.
+
+    Example:
+
+    >>> x = tf.ones([5, 2, 3])
+    >>> outputs, h = gru(x, tf.zeros([2, 4]), tf.ones([3, 12]), tf.ones([4, 12]))
+    >>> outputs.shape.as_list(), bool(tf.reduce_all(outputs[-1] == h))
+    ([5, 2, 4], True)
+
+    References: Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder for
+    Statistical Machine Translation" (2014), in cuDNN's variant (`reset_after=True` in Keras).
+    """
+    if mask is not None:
+        mask = tf.expand_dims(mask, 2)
+
+    @tf.custom_gradient
+    def run(
+        inputs: tf.Tensor,
+        h: tf.Tensor,
+        kernel: tf.Tensor,
+        recurrent_kernel: tf.Tensor,
+        *bias: tf.Tensor,
+    ) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., list]]:
+        kept, last = _forward(inputs, h, kernel, recurrent_kernel, mask, *bias)
+
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            (dz, dr, dg, dq), dh = _backward(kept, recurrent_kernel, mask, *upstream)
+            of_inputs = recurrence.rows(tf.concat([dz, dr, dg], 2))
+            of_state = recurrence.rows(tf.concat([dz, dr, dq], 2))
+            before = recurrence.rows(kept.states[:-1])
+            dinputs = tf.matmul(of_inputs, kernel, transpose_b=True)
+            dkernel = tf.matmul(recurrence.rows(inputs), of_inputs, transpose_a=True)
+            drecurrent = tf.matmul(before, of_state, transpose_a=True)
+            sums = [tf.reduce_sum(each, 0) for each in (of_inputs, of_state)]
+            dbias = [tf.stack(sums) for _ in bias]
+            return [recurrence.unrows(dinputs, inputs), dh, dkernel, drecurrent, *dbias]
+
+        return (kept.states[1:], last), gradient
+
+    given = [] if bias is None else [bias]
+    # A state may be a variable, which is another by the time of backward.
+    return run(inputs, tf.convert_to_tensor(initial_state), kernel, recurrent_kernel, *given)
+
+
+def _forward(
+    inputs: tf.Tensor,
+    h: tf.Tensor,
+    kernel: tf.Tensor,
+    recurrent_kernel: tf.Tensor,
+    mask: tf.Tensor | None,
+    bias: tf.Tensor | None = None,
+) -> tuple[Kept, tf.Tensor]:
+    time, blocks = tf.shape(inputs)[0], tf.split(recurrent_kernel, 3, -1)
+    of_candidate = None
+    if bias is not None:
+        # What is added to the sums of z and r may as well be added before the loop.
+        *of_gates, of_candidate = tf.split(bias[1], 3)
+        bias = bias[0] + tf.concat([*of_gates, tf.zeros_like(of_candidate)], 0)
+    projected = recurrence.project(inputs, kernel, bias, 3)
+
+    def step(t: tf.Tensor, h: tf.Tensor, *lists: tf.TensorArray) -> list:
+        uz, ur, q = (tf.matmul(h, block) for block in blocks)
+        if of_candidate is not None:
+            q = tf.nn.bias_add(q, of_candidate)
+        az, ar, ag = (part[t] for part in projected)
+        z, r = tf.sigmoid(az + uz), tf.sigmoid(ar + ur)
+        g = tf.tanh(ag + r * q)
+        new_h = g + z * (h - g)
+        if mask is not None:
+            new_h = tf.where(mask[t], new_h, h)
+        *gates, states = lists
+        written = [x.write(t, value) for x, value in zip(gates, (z, r, g, q), strict=True)]
+        return [t + 1, new_h, *written, states.write(t + 1, new_h)]
+
+    lists = [*(recurrence.room(time, h) for _ in range(4))]
+    lists.append(recurrence.room(time + 1, h).write(0, h))
+    _, h, *lists = recurrence.loop(time, lambda t: t < time, 1, step, [tf.constant(0), h, *lists])
+    *gates, states = lists
+    return Kept(tuple(gates), states.stack()), h
+
+
+def _backward(
+    kept: Kept,
+    recurrent_kernel: tf.Tensor,
+    mask: tf.Tensor | None,
+    doutputs: tf.Tensor,
+    dh: tf.Tensor,
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """The gradients of z's, r's and g's sums and of q, by step, and of the first state."""
+    time, blocks = tf.shape(doutputs)[0], recurrence.transposed(recurrent_kernel, 3)
+
+    def step(t: tf.Tensor, dh: tf.Tensor, *lists: tf.TensorArray) -> list:
+        z, r, g, q = (gate.read(t) for gate in kept.gates)
+        dh += doutputs[t]
+        dg = recurrence.of_tanh(g, dh * (1 - z))
+        parts = [
+            recurrence.of_sigmoid(z, dh * (kept.states[t] - g)),
+            recurrence.of_sigmoid(r, dg * q),
+            dg,
+            dg * r,
+        ]
+        through = dh * z
+        if mask is not None:
+            # The products, not their factors: what was computed in a masked step may not be finite.
+            parts = [tf.where(mask[t], part, tf.zeros_like(part)) for part in parts]
+            through = tf.where(mask[t], through, dh)
+        dz, dr, _, dq = parts
+        pairs = zip((dz, dr, dq), blocks, strict=True)
+        dh = tf.add_n([through, *(tf.matmul(part, block) for part, block in pairs)])
+        return [t - 1, dh, *(x.write(t, part) for x, part in zip(lists, parts, strict=True))]
+
+    lists = [recurrence.room(time, dh) for _ in range(4)]
+    state = [time - 1, dh, *lists]
+    _, dh, *lists = recurrence.loop(time, lambda t: t >= 0, -1, step, state)
+    return [each.stack() for each in lists], dh
