@@ -13,6 +13,8 @@ PIP_ARGS ?=
 # Further arguments: make train ARGS=--config.training.epochs=3, make test ARGS="-k seeds"
 ARGS ?=
 
+BAZEL ?= bazel
+
 BIN := .venv/bin
 STAMP := .venv/.installed
 BENCH_STAMP := .venv-bench/.installed
@@ -30,7 +32,7 @@ CHECK_VERSION := import sys; v = sys.version_info[:2]; \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train sweep test test-peers lint bench clean distclean
+.PHONY: help setup train sweep test test-peers bazel-test lint bench clean distclean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -47,6 +49,15 @@ sweep: $(STAMP) ## search for two dropout rates of a short run, into runs/sweep
 # A worker for each core, but no more than four: each holds a TensorFlow of its own.
 test: $(STAMP) ## run the tests
 	$(BIN)/pytest -n auto --maxprocesses 4 $(ARGS)
+
+# Some of them: make bazel-test ARGS=//tests:layers, or ARGS=--test_tag_filters=fast. Debian's Bazel, which
+# knows no version, gets what others load from the network.
+bazel-test: $(STAMP) ## run the tests with Bazel
+	@command -v "$(BAZEL)" >/dev/null || { echo "there is no $(BAZEL); install Bazel 4 to 7" \
+	  "(on Debian: apt-get install bazel-bootstrap)" >&2; exit 1; }
+	case "$$($(BAZEL) --version)" in *no_version) offline=--config=offline ;; esac; \
+	$(BAZEL) --output_user_root="$(CURDIR)/.bazel" --max_idle_secs=60 test $$offline \
+	  --repo_env=TFWD_SETUP="$$(ls -l $(STAMP))" $(if $(findstring //,$(ARGS)),,//...) $(ARGS)
 
 # mypy is shown the packages under their installed names, for which it has no other way.
 lint: $(STAMP) ## check style, format and types
@@ -68,7 +79,9 @@ test-peers: $(BENCH_STAMP) ## run the tests against PyTorch, in the environment 
 	.venv-bench/bin/pytest tests/test_recurrence.py tests/optimizers/test_peers.py $(ARGS)
 
 clean: ## remove caches and builds; .venv, .venv-bench and runs stay
-	rm -rf build dist ./*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache $(TYPED)
+	@[ ! -d .bazel ] || chmod -R u+w .bazel
+	find . -maxdepth 1 -name 'bazel-*' -type l -exec rm {} +
+	rm -rf .bazel build dist ./*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache $(TYPED)
 	find . -name '.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv and .venv-bench too
