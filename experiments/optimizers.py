@@ -45,7 +45,9 @@ AVERAGING = {
     "NT-ASGD": {**SGD, "optimizer.non_monotone_interval": 3},
 }
 EXPERIMENTS = {
-    "strength": runs.Experiment("strength", CONFIG, STRENGTH, "no decay", "decay", 1, "decay"),
+    "strength": runs.Experiment(
+        "strength", CONFIG, STRENGTH, "no decay", "decay", seeds=1, runs="decay"
+    ),
     "decay": runs.Experiment("decay", CONFIG, DECAY, "no decay", "decay"),
     "averaging": runs.Experiment("averaging", CONFIG, AVERAGING, "SGD", "optimizer"),
 }
