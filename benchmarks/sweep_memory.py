@@ -38,6 +38,7 @@ SETTINGS = {
     "model.hidden_units": "512",
     "model.tie_weights": "false",
     "training.epochs": 1,
+    "training.tensorboard": "false",
 }
 
 
