@@ -43,9 +43,9 @@ class Draws(keras.layers.Layer):
         self.share_across_replicas = share_across_replicas
         self.stream = stream
         # Keras counts its state among `variables` but not among `weights`.
-        self.generator = keras.random.SeedGenerator(self.seed)
+        self.generator = _keras.SeedState(self.seed)
         # Keras saves no generator's state in any format; TensorFlow's checkpoints go by attributes.
-        self.tf_state = _keras.tf_variable(self.generator.state)
+        _keras.checkpoint(self, self.generator)
         self.built = True
 
     @property
@@ -67,7 +67,9 @@ class Draws(keras.layers.Layer):
             call: int64 scalar, the number of this call.
         """
         state = tf.identity(_keras.value(self.state))
-        self.state.assign(state + tf.stack([tf.zeros([], tf.int64), tf.cast(training, tf.int64)]))
+        _keras.assign(
+            self.state, state + tf.stack([tf.zeros([], tf.int64), tf.cast(training, tf.int64)])
+        )
         return state[0], state[1]
 
     def seed_of(

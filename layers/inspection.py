@@ -93,7 +93,7 @@ def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _
             "that the parametrization there has no effect",
             stacklevel=2,
         )
-    escaped = [v.path for result in results for v in result.escaped]
+    escaped = [_keras.path(v) for result in results for v in result.escaped]
     draws = _unrepeatable(graph)
     impure = ""
     if escaped:

@@ -47,14 +47,14 @@ def rows(call: _Call, layer: keras.layers.Embedding, ids: Any) -> tf.Tensor:
     ids = tf.convert_to_tensor(ids)
     ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
     raw = call.raw(call.chosen[0][0].variable)
-    taken = keras.ops.take(raw, ids, axis=0)
+    taken = _keras.ops.take(raw, ids, axis=0)
     places = tf.where(ids < 0, ids + layer.input_dim, ids)
 
     def perturbed(training: bool) -> tf.Tensor:
         (chain,) = call.chains(training, call.seeds)
         if not all(e.by_rows for link in chain for e in link.parametrization.elements()):
             table = parametrizations.apply(raw, chain)
-            return keras.ops.take(table, ids, axis=0)
+            return _keras.ops.take(table, ids, axis=0)
         return parametrizations.apply(taken, chain, places, tuple(raw.shape))
 
     result = training_flag.each(call.training, perturbed)

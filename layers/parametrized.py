@@ -224,7 +224,7 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
 
 def check_wrappable(layer: Any) -> None:
     """Raises a ValueError if the object is not a layer whose call can be wrapped."""
-    if not isinstance(layer, keras.Layer):
+    if not isinstance(layer, keras.layers.Layer):
         raise ValueError(f"a Keras layer is wanted, got {layer!r} of type {type(layer).__name__}")
     if hasattr(layer, "state_size") and not isinstance(layer, keras.layers.RNN):
         raise ValueError(

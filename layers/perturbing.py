@@ -22,7 +22,7 @@ PERTURBING_ATTRIBUTES = frozenset(
 )
 
 
-class Perturbing:
+class Perturbing(_keras.Perturbs):
     """Mixin for Keras layers that compute with functions of weights.
 
     A layer calls `_init_perturbing` in its constructor and `_perturbed_call` in its call, and says

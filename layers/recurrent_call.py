@@ -23,12 +23,14 @@ class _Kind(NamedTuple):
     Attributes:
         layer: Keras's layer.
         cell: its cell.
+        gates: how many gates the cell has.
         run: from the inputs `[time, batch, features]`, the list of first states and the weights by
             name to the outputs and the list of last states.
     """
 
     layer: Any
     cell: Any
+    gates: int
     run: Callable[..., tuple[tf.Tensor, list[tf.Tensor]]]
 
 
@@ -43,8 +45,8 @@ def _gru(inputs: tf.Tensor, first: list, **weights: Any) -> tuple[tf.Tensor, lis
 
 
 _KINDS = (
-    _Kind(keras.layers.LSTM, keras.layers.LSTMCell, _lstm),
-    _Kind(keras.layers.GRU, keras.layers.GRUCell, _gru),
+    _Kind(keras.layers.LSTM, keras.layers.LSTMCell, 4, _lstm),
+    _Kind(keras.layers.GRU, keras.layers.GRUCell, 3, _gru),
 )
 
 
@@ -88,7 +90,8 @@ def call(
         raise TypeError(f"'{layer.name}' is a {type(layer).__name__}, neither an LSTM nor a GRU")
     if not _applies(layer, sequences):
         return kind.layer.call(layer, sequences, **arguments)
-    return keras.layers.RNN.call(_FastLoop(layer, kind), sequences, **arguments)
+    loop = functools.partial(_loop, layer, kind)
+    return _keras.call_with_loop(layer, kind.gates, loop, sequences, **arguments)
 
 
 def training_call(
@@ -112,15 +115,12 @@ def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
     return (
         kind is not None
         and type(cell) is kind.cell
-        and type(layer).inner_loop is kind.layer.inner_loop
+        and _keras.has_plain_loop(layer, kind.layer)
         and cell.activation is keras.activations.tanh
         and cell.recurrent_activation is keras.activations.sigmoid
         and getattr(cell, "reset_after", True)  # else a GRU has another product for its candidate
         and not cell.recurrent_dropout
         and not (cell.dropout and cell.implementation == 1)  # a mask for each gate
-        and cell.autocast
-        and not layer.unroll
-        and layer.use_cudnn is not True  # which is an error where there is no GPU
         and not tf.config.list_logical_devices("GPU")
         and not _graphs.in_branch()  # where a gradient by hand cannot be followed from outside
         and isinstance(sequences, tf.Tensor)
@@ -129,43 +129,31 @@ def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
     )
 
 
-class _FastLoop:
-    """The layer in all but its `inner_loop`."""
-
-    def __init__(self, layer: keras.layers.RNN, kind: _Kind) -> None:
-        self._layer = layer
-        self._kind = kind
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)
-
-    def inner_loop(
-        self, sequences: tf.Tensor, initial_state: Any, mask: Any, training: bool = False
-    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        """Returns the last output, all outputs, and the last states."""
-        cell = self._layer.cell
-        if training and 0 < cell.dropout < 1:
-            sequences *= cell.get_dropout_mask(sequences[:, 0, :])[:, None, :]
-        if isinstance(mask, (list, tuple)):
-            mask = mask[0]
-        if mask is not None:
-            mask = tf.reshape(mask, tf.shape(mask)[:2])  # Keras takes [batch, time, 1] too
-            mask = tf.transpose(tf.cast(mask, tf.bool))
-        inputs = tf.transpose(sequences, [1, 0, 2])
-        if self._layer.go_backwards:
-            inputs = tf.reverse(inputs, [0])
-            mask = None if mask is None else tf.reverse(mask, [0])
-        names = ["kernel", "recurrent_kernel", *(["bias"] if cell.use_bias else [])]
-        values = {n: tf.cast(tf.convert_to_tensor(getattr(cell, n)), inputs.dtype) for n in names}
-        states = tf.nest.flatten(initial_state)
-        first = [tf.cast(tf.convert_to_tensor(state), inputs.dtype) for state in states]
-        outputs, last_states = self._kind.run(inputs, first, mask=mask, **values)
-        last = last_states[0]
-        if mask is not None:
-            shown = mask
-            if not self._layer.zero_output_for_mask:
-                # A masked step repeats the output before it, and the first ones have none.
-                shown = tf.cumsum(tf.cast(mask, tf.int32)) > 0
-            outputs = tf.where(shown[:, :, None], outputs, tf.zeros_like(outputs))
-            last = tf.where(shown[-1][:, None], last, tf.zeros_like(last))
-        return last, tf.transpose(outputs, [1, 0, 2]), last_states
+def _loop(
+    layer: keras.layers.RNN, kind: _Kind, sequences: tf.Tensor, initial_state: Any, mask: Any
+) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+    """The layer's loop: the last output, all outputs, and the last states."""
+    cell: Any = layer.cell
+    if isinstance(mask, (list, tuple)):
+        mask = mask[0]
+    if mask is not None:
+        mask = tf.reshape(mask, tf.shape(mask)[:2])  # Keras takes [batch, time, 1] too
+        mask = tf.transpose(tf.cast(mask, tf.bool))
+    inputs = tf.transpose(sequences, [1, 0, 2])
+    if layer.go_backwards:
+        inputs = tf.reverse(inputs, [0])
+        mask = None if mask is None else tf.reverse(mask, [0])
+    names = ["kernel", "recurrent_kernel", *(["bias"] if cell.use_bias else [])]
+    values = {n: tf.cast(tf.convert_to_tensor(getattr(cell, n)), inputs.dtype) for n in names}
+    states = tf.nest.flatten(initial_state)
+    first = [tf.cast(tf.convert_to_tensor(state), inputs.dtype) for state in states]
+    outputs, last_states = kind.run(inputs, first, mask=mask, **values)
+    last = last_states[0]
+    if mask is not None:
+        shown = mask
+        if not layer.zero_output_for_mask:
+            # A masked step repeats the output before it, and the first ones have none.
+            shown = tf.cumsum(tf.cast(mask, tf.int32)) > 0
+        outputs = tf.where(shown[:, :, None], outputs, tf.zeros_like(outputs))
+        last = tf.where(shown[-1][:, None], last, tf.zeros_like(last))
+    return last, tf.transpose(outputs, [1, 0, 2]), last_states

@@ -26,11 +26,13 @@ class Target(NamedTuple):
 
     Attributes:
         position: its index in the layer's `weights`.
+        path: the names of the layers that it is in, and its own.
         name: the shortest end of its path that is unique in the layer.
         variable: the weight.
     """
 
     position: int
+    path: str
     name: str
     variable: keras.Variable
 
@@ -75,7 +77,7 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
     everything = all_targets(layer)
     compiled = {pattern: _compile(layer, pattern) for pattern in patterns}
     for pattern, expression in compiled.items():
-        matched = [t for t in everything if matches(expression, t.variable.path)]
+        matched = [t for t in everything if matches(expression, t.path)]
         if not matched:
             raise ValueError(
                 f"'{pattern}' matches no weight of {_kind(layer)} '{layer.name}'; {_listing(layer)}"
@@ -85,7 +87,7 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
     found = []
     for target in everything:
         for pattern, expression in compiled.items():
-            if matches(expression, target.variable.path):
+            if matches(expression, target.path):
                 found.append((target, patterns[pattern]))
                 break
     return found
@@ -93,7 +95,7 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
 
 def check_floating(layer: keras.Layer, target: Target) -> None:
     """Raises a ValueError if the weight is not of floating dtype."""
-    dtype = keras.backend.standardize_dtype(target.variable._dtype)
+    dtype = _keras.dtype_name(target.variable)
     if "float" not in dtype:
         raise ValueError(
             f"weight '{target.name}' of layer '{layer.name}' is of dtype {dtype}; only floating "
@@ -109,7 +111,7 @@ def default_weights(layer: keras.Layer) -> list[keras.Variable]:
     a layer that holds layers, their defaults too.
     """
     if isinstance(layer, keras.layers.RNN):
-        return [v for v in layer.weights if v.name.endswith("recurrent_kernel")]
+        return [v for v in layer.weights if _keras.name(v).endswith("recurrent_kernel")]
     chosen = [v for v in _keras.own_weights(layer) if _is_default(v)]
     for sublayer in _keras.sublayers(layer):
         chosen.extend(default_weights(sublayer))
@@ -119,17 +121,18 @@ def default_weights(layer: keras.Layer) -> list[keras.Variable]:
 def _is_default(variable: keras.Variable) -> bool:
     return (
         len(variable.shape) >= 2
-        and "float" in keras.backend.standardize_dtype(variable._dtype)
-        and not _BIAS.fullmatch(variable.name)
-        and variable.name not in _NOT_DROPPED
+        and "float" in _keras.dtype_name(variable)
+        and not _BIAS.fullmatch(_keras.name(variable))
+        and _keras.name(variable) not in _NOT_DROPPED
     )
 
 
 def all_targets(layer: keras.Layer) -> list[Target]:
     """All weights of a built layer, with their positions and names."""
     weights = layer.weights
-    names = shortest_names([variable.path for variable in weights])
-    return [Target(i, names[i], variable) for i, variable in enumerate(weights)]
+    paths = _keras.paths(layer)
+    names = shortest_names(paths)
+    return [Target(i, paths[i], names[i], variable) for i, variable in enumerate(weights)]
 
 
 def shortest_names(paths: list[str]) -> list[str]:
@@ -165,5 +168,5 @@ def _kind(layer: keras.Layer) -> str:
 
 
 def _listing(layer: keras.Layer) -> str:
-    names = [variable.path for variable in layer.weights]
+    names = _keras.paths(layer)
     return f"its weights are {', '.join(names)}" if names else "it has no weights"

@@ -13,7 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras_optimizers
+from tfwd import _keras
+from tfwd._keras import optimizers as _keras_optimizers
 from tfwd.optimizers.decay_rules import Choice, DecayRules
 from tfwd.optimizers.decoupled_weight_decay import DecoupledWeightDecay
 
@@ -105,7 +106,7 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         elif tape is None:
             raise ValueError(f"{type(self).__name__}.minimize: a loss that is a tensor needs tape=")
         variables = list(var_list() if callable(var_list) else var_list)
-        plain = [v.value if isinstance(v, keras.Variable) else v for v in variables]
+        plain = [_keras.tf_variable(v) for v in variables]
         gradients = tape.gradient(loss, plain, grad_loss)
         return self.apply_gradients(zip(gradients, variables, strict=True), name, decay_var_list)
 

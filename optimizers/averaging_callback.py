@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfwd import _keras_optimizers
+from tfwd._keras import optimizers as _keras_optimizers
 from tfwd.optimizers.non_monotonic_asgd import NonMonotonicASGD
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras_updates
+from tfwd import _keras
+from tfwd._keras import updates as _keras_updates
 
 SCALES = ("absolute", "learning_rate", "schedule")
 
@@ -28,7 +29,7 @@ class DecayRate:
     """
 
     def __init__(self, owner: str, weight_decay: Any, scale: str) -> None:
-        variable = isinstance(weight_decay, (tf.Variable, keras.Variable))
+        variable = isinstance(weight_decay, tf.Variable) or _keras.is_variable(weight_decay)
         number = isinstance(weight_decay, (int, float)) and not isinstance(weight_decay, bool)
         if not (variable or number or callable(weight_decay)):
             raise TypeError(
@@ -121,4 +122,4 @@ class DecayRate:
 def _scalar(value: Any, dtype: tf.DType) -> tf.Tensor:
     if isinstance(value, (int, float)):
         return tf.constant(value, dtype)
-    return tf.cast(keras.ops.convert_to_tensor(value), dtype)
+    return tf.cast(_keras.ops.convert_to_tensor(value), dtype)

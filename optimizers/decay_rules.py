@@ -10,9 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import keras
-
-from tfwd import _keras_updates
+from tfwd import _keras
+from tfwd._keras import updates as _keras_updates
 from tfwd.paths import matches
 
 
@@ -111,7 +110,7 @@ class DecayRules:
         Raises:
             ValueError: a pattern matches none of the variables; the message lists their paths.
         """
-        paths = [_keras_updates.path(variable) for variable in variables]
+        paths = [_keras.path(variable) for variable in variables]
         for (kind, pattern), expression in self._compiled.items():
             if not any(matches(expression, path) for path in paths):
                 there = ", ".join(paths) if paths else "there are none"
@@ -124,8 +123,8 @@ class DecayRules:
     def _choice(self, variable: Any, path: str) -> Choice:
         if _keras_updates.is_overwritten(variable):
             return Choice(0.0, "its gradient is its new value")
-        if not keras.backend.is_float_dtype(keras.backend.standardize_dtype(variable.dtype)):
-            return Choice(0.0, f"of dtype {keras.backend.standardize_dtype(variable.dtype)}")
+        if "float" not in _keras.dtype_name(variable):
+            return Choice(0.0, f"of dtype {_keras.dtype_name(variable)}")
         if (pattern := self._first("exclude", path)) is not None:
             return Choice(0.0, f"exclude {pattern!r}")
         reason = "every variable"

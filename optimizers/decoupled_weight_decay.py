@@ -15,7 +15,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras_optimizers, _keras_updates
+from tfwd import _keras
+from tfwd._keras import optimizers as _keras_optimizers
+from tfwd._keras import updates as _keras_updates
 from tfwd.optimizers.decay_rate import DecayRate
 from tfwd.optimizers.decay_rules import Choice, DecayRow, DecayRules, DecayTable
 from tfwd.optimizers.decay_step import FusedSteps, decay, decay_rows, wide
@@ -178,7 +180,7 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
                 leaf = _keras_optimizers.leaf_of(self.optimizer, variable)
                 rate = None if self.scale == "absolute" else leaf.learning_rate
                 share = choice.multiplier * float(self._decay_rate(leaf, leaves, rate, tf.float64))
-            path, shape = _keras_updates.path(variable), tuple(variable.shape)
+            path, shape = _keras.path(variable), tuple(variable.shape)
             rows.append(DecayRow(path, shape, share, choice.multiplier, choice.reason))
         return rows
 
@@ -236,7 +238,7 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         if not unused or len(unused) == of or self.decay_unused or self._unused_known:
             return
         self._unused_known = True
-        paths = ", ".join(map(_keras_updates.path, unused))
+        paths = ", ".join(map(_keras.path, unused))
         warnings.warn(
             f"{type(self).__name__} '{self.name}': no gradient reaches these variables, which are "
             f"neither updated nor decayed: {paths}",

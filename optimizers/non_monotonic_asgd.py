@@ -15,7 +15,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras_optimizers, _keras_updates
+from tfwd import _keras
+from tfwd._keras import optimizers as _keras_optimizers
+from tfwd._keras import updates as _keras_updates
 
 
 @keras.saving.register_keras_serializable("tfwd")
@@ -111,7 +113,7 @@ class NonMonotonicASGD(_keras_optimizers.Wrapper):
     def _slot(self, variable: keras.Variable, name: str) -> keras.Variable:
         """A place for values of a variable, in single precision at least."""
         wide = keras.backend.result_type(variable.dtype, "float32")
-        name = f"{_keras_updates.path(variable)}_{name}".replace("/", "_")
+        name = f"{_keras.path(variable)}_{name}".replace("/", "_")
         with tf.distribute.get_strategy().extended.colocate_vars_with(variable.value):
             return self.add_variable(variable.shape, "zeros", wide, name=name)
 
@@ -197,10 +199,10 @@ class NonMonotonicASGD(_keras_optimizers.Wrapper):
                 "call the optimizer's exchange() before training goes on"
             ],
         )
-        before = keras.ops.convert_to_tensor(self.iterations) + 0
+        before = _keras.ops.convert_to_tensor(self.iterations) + 0
         super()._apply(grads, variables)
         # A loss scale or the accumulation of gradients may have made no update.
-        made = keras.ops.convert_to_tensor(self.iterations) > before
+        made = _keras.ops.convert_to_tensor(self.iterations) > before
         begun = self._averaged_updates.value >= 0
         self._averaged_updates.assign_add(tf.cast(made & begun, tf.int64))
         count = tf.convert_to_tensor(self._averaged_updates.value)

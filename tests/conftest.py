@@ -22,8 +22,13 @@ sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
 
 import hypothesis
 import keras
+import keras2_names
 import pytest
 import tensorflow as tf
+from stacks import IS_KERAS_2
+
+if IS_KERAS_2:
+    keras2_names.install()
 
 # What a machine is busy with besides is no property of the code.
 hypothesis.settings.register_profile("tfwd", deadline=None)
@@ -48,7 +53,10 @@ def fresh_keras() -> Iterator[None]:
 
 def _reset() -> None:
     # Without the garbage collection, which takes longer than most tests.
-    keras.backend.clear_session(free_memory=False)
+    if IS_KERAS_2:
+        keras.backend.clear_session()
+    else:
+        keras.backend.clear_session(free_memory=False)
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
     keras.utils.set_random_seed(0)

@@ -1,299 +1,168 @@
-"""Everything that depends on which Keras is running, and nothing else.
+"""Everything that depends on which Keras is running: Keras 3, or 2.15 with tensorflow-addons.
 
 Keras offers no public way to run a layer on other values of its variables, to read the flags of the
-call that is under way, or to hold them still while a layer is run a second time. What there is, is
-private or nearly so and changes between releases; it is used here and in no other file.
+call that is under way, or to follow the updates of an optimizer. What there is, is private or
+nearly so; it is used in `tfwd._keras3` and `tfwd._keras2` and nowhere else, under the same names,
+which this module gives out: those of layers and variables by themselves, and those of layers'
+calls, of optimizers and of their updates as the modules `calls`, `optimizers` and `updates`.
+No other file asks which Keras it is.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
-import tensorflow as tf
-from keras.src.backend.common import global_state as _global_state
 
-if keras.backend.backend() != "tensorflow":
+IS_KERAS_2 = keras.__version__.startswith("2.")
+
+if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
     raise ImportError(
         f"tfwd needs Keras on TensorFlow, but Keras runs on {keras.backend.backend()!r}: set "
         "KERAS_BACKEND=tensorflow before the first import of keras"
     )
 
-_CALL_CONTEXT = "current_call_ctx"
+if IS_KERAS_2 and not TYPE_CHECKING:
+    from tfwd._keras2 import calls, ops, optimizers, updates
+    from tfwd._keras2.layers import (
+        CallState,
+        Datasets,
+        KerasTensor,
+        Perturbs,
+        accepts_training,
+        adopt_call,
+        all_layers,
+        build_by_call,
+        clone,
+        get_mask,
+        has_default_build,
+        has_weights,
+        is_altered,
+        is_layer_graph,
+        own_weights,
+        serialize,
+        set_mask,
+        share,
+        sublayers,
+        tie,
+    )
+    from tfwd._keras2.recurrent import (
+        Loop,
+        call_with_loop,
+        has_plain_loop,
+        reset_states,
+    )
+    from tfwd._keras2.substitution import (
+        Substitution,
+        present_graph,
+    )
+    from tfwd._keras2.variables import (
+        SeedState,
+        assign,
+        checkpoint,
+        dtype_name,
+        is_variable,
+        name,
+        path,
+        paths,
+        read,
+        tf_variable,
+        tf_variables,
+        value,
+    )
+else:
+    from keras import ops
 
-
-class Substitution(keras.StatelessScope):
-    """Reads of chosen variables see chosen tensors; everything else passes through.
-
-    `keras.StatelessScope` captures every update that is made inside it. Here an update of any other
-    variable goes where it would have gone without the scope: to the scope around this one, or to
-    the variable itself. With `capture=True` it is kept in `updates` instead, for functions that
-    must have no side effects.
-
-    Args:
-        values: pairs of a variable and the tensor to be read in its place.
-        capture: whether updates are kept in `updates` and not made.
-
-    Attributes:
-        updates: dict `id -> (variable, value)`, the last value assigned to each variable.
-        inner_updates: variables that were updated in a graph inside this one, a loop's or a
-            branch's, so that the value kept for them is of no use outside.
-        losses: the losses that layers added inside the scope.
-        read: dict `id -> variable` of the variables that were read.
-    """
-
-    def __init__(self, values: list[tuple[keras.Variable, tf.Tensor]], capture: bool) -> None:
-        super().__init__(collect_losses=True)
-        # Not through the constructor: it converts each tensor, which costs an op where the static
-        # shape is known and an error where it is not.
-        self.state_mapping = {id(variable): value for variable, value in values}
-        self.capture = capture
-        self.updates: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
-        self.inner_updates: list[keras.Variable] = []
-        self.read: dict[int, keras.Variable] = {}
-        self._graph = present_graph()
-
-    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        variable, value = update
-        if self.capture:
-            if present_graph() is not self._graph:
-                self.inner_updates.append(variable)
-            self.updates[id(variable)] = (variable, value)
-            self.state_mapping[id(variable)] = value
-        elif self.original_scope is not None:
-            self.original_scope.add_update(update)
-        else:
-            variable._direct_assign(value)
-
-    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
-        value = self.state_mapping.get(id(variable))
-        self.read[id(variable)] = variable
-        if value is None and self.original_scope is not None:
-            return self.original_scope.get_current_value(variable)
-        return value
-
-
-def value(variable: keras.Variable) -> tf.Tensor:
-    """The variable's present value in its own dtype, whatever autocast scope is open."""
-    with keras.src.backend.AutocastScope(None):
-        return tf.convert_to_tensor(variable.value)
-
-
-def present_graph() -> tf.Graph | None:
-    """The graph that operations are added to now; None in eager mode."""
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-
-
-def tf_variables(variable: keras.Variable) -> list[tf.Variable]:
-    """The `tf.Variable` behind a Keras variable, and its copies on replicas."""
-    return [variable._value, *getattr(variable._value, "values", ())]
-
-
-def tf_variable(variable: keras.Variable) -> tf.Variable:
-    """The `tf.Variable` behind a Keras variable, which TensorFlow's checkpoints can track."""
-    return variable._value
-
-
-class CallState:
-    """The flags of the Keras call that is under way: training, other context arguments, autocast.
-
-    A layer that is run again in backward must see the flags of its forward run, when that call is
-    long over; and what a layer sets while it runs must not reach the layers after it.
-    """
-
-    def __init__(self) -> None:
-        context = _global_state.get_global_attribute(_CALL_CONTEXT)
-        self._values = {} if context is None else dict(vars(context))
-        self._autocast = keras.src.backend.get_autocast_scope()
-
-    @contextlib.contextmanager
-    def restored(self, training: bool) -> Iterator[None]:
-        """Runs the body as part of that call, with the given training flag."""
-        before = _global_state.get_global_attribute(_CALL_CONTEXT)
-        # The entry layer is nobody: an entry layer clears the losses of its sublayers.
-        context = keras.src.layers.layer.CallContext(entry_layer=None)
-        for name, flag in {**self._values, "entry_layer": None, "training": training}.items():
-            setattr(context, name, flag)
-        _global_state.set_global_attribute(_CALL_CONTEXT, context)
-        autocast = contextlib.nullcontext()
-        if self._autocast is not None:
-            autocast = keras.src.backend.AutocastScope(self._autocast.dtype)
-        try:
-            with autocast:
-                yield
-        finally:
-            _global_state.set_global_attribute(_CALL_CONTEXT, before)
-
-
-def get_mask(tensor: Any) -> Any:
-    """The mask that Keras keeps with a tensor, or None."""
-    return getattr(tensor, "_keras_mask", None)
-
-
-def set_mask(tensor: Any, mask: Any) -> None:
-    """Gives a tensor a mask that later Keras layers will see."""
-    tensor._keras_mask = mask
-
-
-def build_by_call(layer: keras.Layer, args: tuple, kwargs: dict) -> None:
-    """Builds a layer that only a call can build, by a call whose result is thrown away."""
-    keras.src.backend.compute_output_spec(layer.__call__, *args, **kwargs)
-
-
-def has_default_build(layer: keras.Layer) -> bool:
-    """Whether the layer has no `build` of its own, so that only a call creates its weights."""
-    return keras.src.utils.python_utils.is_default(layer.build) and bool(layer._layers)
-
-
-def adopt_call(wrapper: keras.Layer, layer: keras.Layer) -> None:
-    """Lets Keras treat calls of `wrapper` as it would treat calls of `layer`.
-
-    Input conversion, masks, the training flag and the shapes for `build` are all taken from
-    signatures and flags that Keras reads off the layer it calls.
-    """
-    signature = layer._call_signature
-    parameters = list(signature.parameters.values())
-    if "training" not in signature.parameters:
-        flag = inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY, default=None)
-        catch_all = [p for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD]
-        parameters = [p for p in parameters if p not in catch_all] + [flag] + catch_all
-    wrapper._call_signature = inspect.Signature(parameters)
-    wrapper.call_signature_parameters = [p.name for p in parameters]
-    wrapper._call_has_training_arg = True
-    wrapper._call_has_mask_arg = layer._call_has_mask_arg
-    if hasattr(wrapper, "_call_has_context_arg"):
-        wrapper._call_context_args = set(layer._call_context_args)
-        wrapper._call_has_context_arg = {**layer._call_has_context_arg, "training": True}
-    wrapper.build.__signature__ = inspect.signature(layer.build)
-    wrapper.autocast = layer.autocast
-    wrapper.supports_masking = layer.supports_masking
-    wrapper.supports_jit = layer.supports_jit
-    wrapper._convert_input_args = layer._convert_input_args
-    wrapper._allow_non_tensor_positional_args = layer._allow_non_tensor_positional_args
-
-
-def accepts_training(layer: keras.Layer) -> bool:
-    """Whether the layer's `call` takes a `training` argument."""
-    return layer._call_has_training_arg
-
-
-def sublayers(layer: keras.Layer) -> list[keras.Layer]:
-    """The layers that a layer holds directly, in Keras's own order."""
-    return list(layer._layers)
-
-
-def all_layers(layer: keras.Layer) -> list[keras.Layer]:
-    """The layer, and all layers in it at any depth."""
-    return layer._flatten_layers()
-
-
-def serialize(layer: keras.Layer) -> dict[str, Any]:
-    """A layer's config, by which a `.keras` file knows it again in another place.
-
-    Keras marks the config of an object that it has met before, but not where that config stands
-    inside another one, as a wrapped layer's does.
-    """
-    return {**keras.saving.serialize_keras_object(layer), "shared_object_id": id(layer)}
-
-
-def has_weights(layer: keras.Layer) -> bool:
-    """Whether the layer is built, with all weights that it will have.
-
-    A layer without a `build` of its own is marked as built when it is loaded, although the layers
-    in it are not.
-    """
-    if not layer.built:
-        return False
-    return not has_default_build(layer) or all(inner.built for inner in sublayers(layer))
-
-
-def own_weights(layer: keras.Layer) -> list[keras.Variable]:
-    """The weights that a layer holds itself and that were made to be trained, frozen or not."""
-    return list(layer._trainable_variables)
-
-
-def is_altered(layer: keras.Layer) -> bool:
-    """Whether a call does more than the layer's `call` on its weights: LoRA, int8, extra losses."""
-    return bool(
-        getattr(layer, "lora_enabled", False)
-        or getattr(layer, "quantization_mode", None)
-        or layer.activity_regularizer
+    from tfwd._keras3 import calls, optimizers, updates
+    from tfwd._keras3.layers import (
+        CallState,
+        Datasets,
+        KerasTensor,
+        Perturbs,
+        accepts_training,
+        adopt_call,
+        all_layers,
+        build_by_call,
+        clone,
+        get_mask,
+        has_default_build,
+        has_weights,
+        is_altered,
+        is_layer_graph,
+        own_weights,
+        serialize,
+        set_mask,
+        share,
+        sublayers,
+        tie,
+    )
+    from tfwd._keras3.recurrent import (
+        Loop,
+        call_with_loop,
+        has_plain_loop,
+        reset_states,
+    )
+    from tfwd._keras3.substitution import (
+        Substitution,
+        present_graph,
+    )
+    from tfwd._keras3.variables import (
+        SeedState,
+        assign,
+        checkpoint,
+        dtype_name,
+        is_variable,
+        name,
+        path,
+        paths,
+        read,
+        tf_variable,
+        tf_variables,
+        value,
     )
 
-
-def is_layer_graph(model: keras.Layer) -> bool:
-    """Whether it is a Sequential or functional model of Keras's own class, which can be cloned."""
-    graphs = (keras.Sequential, keras.src.models.Functional)
-    return isinstance(model, graphs) and type(model).__module__.startswith("keras.")
-
-
-def tie(
-    dense: keras.layers.EinsumDense, kernel: keras.Variable, bias: keras.Variable | None
-) -> keras.layers.EinsumDense:
-    """Gives a layer that is not built the variables of others, and returns it as a built one."""
-    # `kernel` has become a property of the class in later releases.
-    name = "_kernel" if isinstance(getattr(type(dense), "kernel", None), property) else "kernel"
-    setattr(dense, name, kernel)
-    dense.bias = bias
-    dense.full_output_shape = dense.partial_output_shape
-    dense.built = True
-    return dense
-
-
-# What a layer's constructor makes for the layer itself, and a copy must not take from another.
-_OWN_STATE = {
-    "_tracker",
-    "_trainable_variables",
-    "_non_trainable_variables",
-    "_layers",
-    "_metrics",
-    "_seed_generators",
-    "_functional",
-    "_call_signature",
-    "call_signature_parameters",
-    "_call_has_training_arg",
-    "_call_has_mask_arg",
-    "_call_context_args",
-    "_call_has_context_arg",
-    "build",
-    "quantize",
-    "train_function",
-    "test_function",
-    "predict_function",
-}
-
-
-def share(
-    layer: keras.Layer,
-    cls: type | None = None,
-    leave_out: frozenset[str] = frozenset(),
-    replace: Callable[[Any], Any] = lambda value: value,
-) -> keras.Layer:
-    """A second layer on the same variables and sublayers as the first.
-
-    Args:
-        layer: the layer; it is not changed.
-        cls: the class of the second layer, by default that of the first.
-        leave_out: attributes that the second one shall not have.
-        replace: called with each attribute; what it returns is the second layer's.
-
-    Raises:
-        ValueError: if the second layer does not come out with the weights of the first.
-    """
-    kind: Any = cls or type(layer)
-    copy = kind.__new__(kind)
-    base = keras.Model if issubclass(kind, keras.Model) else keras.Layer
-    base.__init__(copy, name=layer.name, dtype=layer.dtype_policy)
-    for name, attribute in vars(layer).items():
-        if name in _OWN_STATE or name in leave_out or name.startswith(("_self_", "_obj_ref")):
-            continue
-        setattr(copy, name, replace(attribute))
-    if [id(v) for v in copy.weights] != [id(v) for v in layer.weights]:
-        raise ValueError(
-            f"layer '{layer.name}' of type {type(layer).__name__} holds layers where Keras does "
-            "not see them, so that it cannot be taken apart"
-        )
-    return copy
+__all__ = [
+    "IS_KERAS_2",
+    "CallState",
+    "Datasets",
+    "KerasTensor",
+    "Loop",
+    "Perturbs",
+    "SeedState",
+    "Substitution",
+    "accepts_training",
+    "adopt_call",
+    "all_layers",
+    "assign",
+    "build_by_call",
+    "call_with_loop",
+    "calls",
+    "checkpoint",
+    "clone",
+    "dtype_name",
+    "get_mask",
+    "has_default_build",
+    "has_plain_loop",
+    "has_weights",
+    "is_altered",
+    "is_layer_graph",
+    "is_variable",
+    "name",
+    "ops",
+    "optimizers",
+    "own_weights",
+    "path",
+    "paths",
+    "present_graph",
+    "read",
+    "reset_states",
+    "serialize",
+    "set_mask",
+    "share",
+    "sublayers",
+    "tf_variable",
+    "tf_variables",
+    "tie",
+    "updates",
+    "value",
+]

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfwd import _keras
 from tfwd.gradients import Moments
 
 
@@ -50,9 +51,9 @@ class GradientSquaredMean(keras.metrics.Metric):
         super().__init__(name=name, dtype=dtype)
         self.paths, self.sizes = [], []
         for variable in variables:
-            if isinstance(variable, keras.Variable):
+            if _keras.is_variable(variable):
                 size = tf.TensorShape(variable.shape).num_elements()
-                variable = (variable.path, size)
+                variable = (_keras.path(variable), size)
             path, size = variable
             self.paths.append(str(path))
             self.sizes.append(int(size))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -86,7 +86,7 @@ def parametrize(
     }
 
     def wrap(layer: Any) -> Any:
-        if not isinstance(layer, keras.Layer):  # an operation such as `x + y`
+        if not isinstance(layer, keras.layers.Layer):  # an operation such as `x + y`
             return layer
         found = [t for t in targeting.all_targets(layer) if id(t.variable) in chosen]
         if not found:
@@ -95,7 +95,7 @@ def parametrize(
         own_seed = None if seed is None else seed + chosen[id(found[0].variable)][0]
         return Parametrized(layer, own, seed=own_seed, name=layer.name, **options)
 
-    return _clone(model, wrap)
+    return _keras.clone(model, wrap)
 
 
 def unwrap(model: keras.Layer) -> keras.Layer:
@@ -217,13 +217,9 @@ def _is_of_keras(kind: type, name: str) -> bool:
     return definer.__module__.startswith("keras.")
 
 
-def _clone(model: keras.Model, function: Callable[[Any], Any]) -> keras.Model:
-    return keras.models.clone_model(model, clone_function=function, recursive=True)
-
-
 def _unwrap(layer: Any, done: dict[int, Any]) -> Any:
     """The plain layer; a layer that stands in several places becomes one layer."""
-    if not isinstance(layer, keras.Layer):
+    if not isinstance(layer, keras.layers.Layer):
         return layer
     if id(layer) not in done:
         done[id(layer)] = layer
@@ -239,7 +235,7 @@ def _unwrapped(layer: keras.Layer, done: dict[int, Any]) -> keras.Layer:
     if not _holds_tfwd(layer):
         return layer
     if _keras.is_layer_graph(layer):
-        return _clone(layer, lambda inner: _unwrap(inner, done))
+        return _keras.clone(layer, lambda inner: _unwrap(inner, done))
     return _keras.share(layer, replace=lambda value: _unwrap_nest(value, done))
 
 

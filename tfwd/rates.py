@@ -50,7 +50,7 @@ def is_number(value: Any) -> bool:
 
 
 def _is_variable(value: Any) -> bool:
-    return isinstance(value, (tf.Variable, keras.Variable))
+    return isinstance(value, tf.Variable) or _keras.is_variable(value)
 
 
 def check(where: str, name: str, value: Any, below: float) -> None:
@@ -78,7 +78,7 @@ def read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
     """A float as it is; a variable or a schedule as a float32 scalar."""
     if is_number(value):
         return value
-    if isinstance(value, keras.Variable):
+    if _keras.is_variable(value):
         value = _keras.value(value)
     elif callable(value) and not _is_variable(value):
         value = value(call)

@@ -67,16 +67,16 @@ def call(
     """
     with _keras.Substitution(list(values), capture) as scope:
         # A variable among the outputs would be read outside, where it has its own value again.
-        outputs = keras.tree.map_structure(_read, function())
+        outputs = tf.nest.map_structure(_read, function())
     updates = list(scope.updates.values())
     return Result(outputs, updates, list(scope.losses), scope.inner_updates, scope.read)
 
 
 def _read(output: Any) -> Any:
-    return tf.convert_to_tensor(output) if isinstance(output, keras.Variable) else output
+    return tf.convert_to_tensor(output) if _keras.is_variable(output) else output
 
 
 def assign(updates: Sequence[tuple[keras.Variable, tf.Tensor]]) -> None:
     """Makes updates that were captured."""
     for variable, value in updates:
-        variable.assign(value)
+        _keras.assign(variable, value)

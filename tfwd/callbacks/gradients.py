@@ -11,7 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras_calls, substitute
+from tfwd import _keras, substitute
+from tfwd._keras import calls as _keras_calls
 from tfwd.callbacks.plot import write_plot
 from tfwd.gradients import squared_mean, statistics
 
@@ -205,7 +206,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
         variables = self.model.trainable_variables
         record = statistics.describe(
             sums.numpy(),
-            [v.path for v in variables],
+            [_keras.path(v) for v in variables],
             [math.prod(v.shape) for v in variables],
             int(size.numpy()),
         )

@@ -33,12 +33,12 @@ class Data(NamedTuple):
             ValueError: if there is no example, or not as many in each.
         """
         x, y, sample_weight = (
-            keras.tree.map_structure(functools.partial(_tensor, name), _numbers(value))
+            tf.nest.map_structure(functools.partial(_tensor, name), _numbers(value))
             for name, value in (("x", x), ("y", y), ("sample_weight", sample_weight))
         )
         sizes: dict[str, Any] = {}
         for name, value in (("x", x), ("y", y), ("sample_weight", sample_weight)):
-            for tensor in keras.tree.flatten(value):
+            for tensor in tf.nest.flatten(value):
                 if tensor is None:
                     continue
                 if tensor.shape.rank == 0:
@@ -61,7 +61,7 @@ class Data(NamedTuple):
             raise ValueError(f"the numbers of examples differ: {shown}")
         if 0 in known.values():
             raise ValueError("the batch has no examples")
-        first = next(t for t in keras.tree.flatten(x) if t is not None)
+        first = next(t for t in tf.nest.flatten(x) if t is not None)
         count = next(iter(known.values()), None)
         return cls(x, y, sample_weight, tf.shape(first)[0] if count is None else count)
 
@@ -87,8 +87,7 @@ class Data(NamedTuple):
             return whole
 
         x, y, weights = (
-            keras.tree.map_structure(filled, value)
-            for value in (self.x, self.y, self.sample_weight)
+            tf.nest.map_structure(filled, value) for value in (self.x, self.y, self.sample_weight)
         )
         return Data(x, y, weights, self.size + missing)
 
@@ -109,7 +108,7 @@ class Data(NamedTuple):
             return piece
 
         x, y, weights = (
-            keras.tree.map_structure(cut, value) for value in (self.x, self.y, self.sample_weight)
+            tf.nest.map_structure(cut, value) for value in (self.x, self.y, self.sample_weight)
         )
         return Data(x, y, weights, size)
 
@@ -125,7 +124,7 @@ def _numbers(value: Any) -> Any:
 def _tensor(name: str, value: Any) -> Any:
     if value is None or tf.is_tensor(value):
         return value
-    if isinstance(value, (tf.data.Dataset, keras.utils.PyDataset, Iterator)):
+    if isinstance(value, (tf.data.Dataset, _keras.Datasets, Iterator)):
         raise ValueError(
             f"{name} is a {type(value).__name__}, which gives batches: give the x and y of one "
             "batch, for example of `x, y = next(iter(dataset))`"
@@ -137,8 +136,8 @@ def _tensor(name: str, value: Any) -> Any:
             f"{name} is, or has in it, {value!r} of type {type(value).__name__}, which is not an "
             f"array or tensor: {error}"
         ) from error
-    floating = tensor.dtype.is_floating and not isinstance(value, keras.KerasTensor)
-    return tf.cast(tensor, keras.config.floatx()) if floating else tensor
+    floating = tensor.dtype.is_floating and not isinstance(value, _keras.KerasTensor)
+    return tf.cast(tensor, keras.backend.floatx()) if floating else tensor
 
 
 def _shown(tensor: tf.Tensor) -> str:

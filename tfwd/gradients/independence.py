@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd import _keras_calls
+from tfwd._keras import calls as _keras_calls
 from tfwd.gradients import trial_data
 from tfwd.gradients.data import Data
 from tfwd.gradients.trial import Dependent, Trial
@@ -52,7 +52,7 @@ def verdict(model: keras.Model, data: Data, training: bool) -> Verdict:
     Raises:
         ValueError: if an example's output depends on another example.
     """
-    flat = [t for t in keras.tree.flatten(data.x) if t is not None]
+    flat = [t for t in tf.nest.flatten(data.x) if t is not None]
     key = (
         training,
         data.size == 1 if isinstance(data.size, int) else False,

@@ -115,7 +115,7 @@ class Job:
             if tuple(term.shape) != tuple(variable.shape):
                 raise ValueError(
                     f"the rule '{use.method}' gives gradients of shape {tuple(term.shape)} for the "
-                    f"weight '{variable.path}' of shape {tuple(variable.shape)}"
+                    f"weight '{_keras.path(variable)}' of shape {tuple(variable.shape)}"
                 )
             known = isinstance(term.batch, int) and isinstance(batch, int)
             if term.batch != batch if known else id(variable) in self.verdict.folded:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, _keras_calls
+from tfwd import _keras
+from tfwd._keras import calls as _keras_calls
 
 
 class Part(NamedTuple):
@@ -51,10 +52,10 @@ class Losses:
     def __init__(self, loss: Any, weights: Any = None, names: Sequence[str] | None = None) -> None:
         self._loss, self._weights = loss, weights
         self._names = None if names is None else list(names)
-        for one in keras.tree.flatten(loss):
+        for one in tf.nest.flatten(loss):
             if one is not None:
                 _checked(one, "the output")
-        if not any(one is not None for one in keras.tree.flatten(loss)):
+        if not any(one is not None for one in tf.nest.flatten(loss)):
             raise ValueError("loss is None: give a Keras loss, its name or a function")
 
     def __call__(self, y: Any, outputs: Any, sample_weight: Any) -> tf.Tensor:
@@ -152,9 +153,9 @@ def _of_output(
     where: str, loss: keras.losses.Loss, y: Any, output: Any, sample_weight: Any
 ) -> tf.Tensor:
     mask = _keras.get_mask(output)
-    as_tensor = keras.ops.convert_to_tensor
-    prediction = keras.tree.map_structure(lambda t: as_tensor(t, loss.dtype), output)
-    target = keras.tree.map_structure(lambda t: as_tensor(t, loss.dtype), y)
+    as_tensor = _keras.ops.convert_to_tensor
+    prediction = tf.nest.map_structure(lambda t: as_tensor(t, loss.dtype), output)
+    target = tf.nest.map_structure(lambda t: as_tensor(t, loss.dtype), y)
     values = tf.convert_to_tensor(loss.call(target, prediction))
     if values.shape.rank == 0:
         raise ValueError(

@@ -105,7 +105,9 @@ def _effective(layer: Any, call: Any, scales: bool = True) -> Effective:
 
 def _named(layer: Any, name: str) -> keras.Variable:
     """The weight that `effective_weights` names."""
-    return next(v for v in layer.weights if v.path == name or v.path.endswith(f"/{name}"))
+    return next(
+        v for v in layer.weights if _keras.path(v) == name or _keras.path(v).endswith(f"/{name}")
+    )
 
 
 def _is_elementwise(layer: Any) -> bool:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, _keras_calls
+from tfwd import _keras
+from tfwd._keras import calls as _keras_calls
 from tfwd.gradients import registry
 from tfwd.gradients.perturbations import Perturbations, plain_call
 from tfwd.gradients.terms import Term
@@ -208,7 +209,7 @@ class Call:
         It has the layer's compute dtype, and is the effective weight under weight dropout.
         """
         with self._pass.ruled():
-            return tf.stop_gradient(tf.convert_to_tensor(variable.value))
+            return tf.stop_gradient(_keras.read(variable))
 
     def probe(self, tensor: tf.Tensor) -> tf.Tensor:
         """Marks a tensor whose gradient is wanted. What is returned must be computed on with."""
@@ -242,8 +243,8 @@ class Call:
         if not all(id(probe) in numbers for probe in wanted):
             raise ValueError(
                 f"the rule '{self._method}' of layer '{self._layer.name}' gives call.use a tensor "
-                f"for the weight '{variable.path}' that call.probe did not return: compute on with "
-                "what probe returned, and give that to call.use"
+                f"for the weight '{_keras.path(variable)}' that call.probe did not return: compute "
+                "on with what probe returned, and give that to call.use"
             )
         found = tuple(numbers[id(probe)] for probe in wanted)
         self.uses.append((key, Use(self._method, found, term, self._pass._scales.get(key))))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import keras
 
-from tfwd import _keras_calls
+from tfwd._keras import calls as _keras_calls
 
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
@@ -96,7 +96,7 @@ def _overrides(cls: type, base: type) -> bool:
     That is what the class or those before it define below `keras.Layer`, as an LSTM's `inner_loop`
     or a convolution's `convolution_op`.
     """
-    lines = [c for c in base.__mro__ if c not in keras.Layer.__mro__]
+    lines = [c for c in base.__mro__ if c not in keras.layers.Layer.__mro__]
     names = {name for c in lines for name in vars(c) if not name.startswith("__")} - _HARMLESS
     own = [c for c in cls.__mro__ if c not in base.__mro__]
     return any(name in names for c in own for name in vars(c))

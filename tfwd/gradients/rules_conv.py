@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfwd import _keras
 from tfwd.gradients.patches import windows
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
@@ -59,7 +60,7 @@ def conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
         return NotImplemented
     causal = layer.padding == "causal"
     given = tf.pad(inputs, layer._compute_causal_padding()) if causal else inputs
-    z = keras.ops.conv(
+    z = _keras.ops.conv(
         given,
         call.value(layer.kernel),
         strides=list(layer.strides),
@@ -98,7 +99,7 @@ def conv_transpose(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     """As `conv`, with `x` and `d` in each other's place."""
     if not plain(layer.kernel):
         return NotImplemented
-    z = keras.ops.conv_transpose(
+    z = _keras.ops.conv_transpose(
         inputs,
         call.value(layer.kernel),
         strides=list(layer.strides),
@@ -140,7 +141,7 @@ def separable_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     if not plain(layer.depthwise_kernel):
         return NotImplemented
     between = call.probe(_of_channels(layer, call.value(layer.depthwise_kernel), inputs))
-    z = keras.ops.conv(
+    z = _keras.ops.conv(
         between,
         call.value(layer.pointwise_kernel),
         strides=1,
@@ -170,7 +171,7 @@ def separable_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
 
 
 def _of_channels(layer: Any, kernel: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
-    return keras.ops.depthwise_conv(
+    return _keras.ops.depthwise_conv(
         inputs,
         kernel,
         strides=layer.strides,

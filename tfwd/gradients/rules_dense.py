@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import layers
+from tfwd import _keras, layers
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
 from tfwd.gradients.rows import Rows
@@ -34,7 +34,7 @@ def bias(d: tf.Tensor) -> Term:
 
 def plain(variable: Any) -> bool:
     """Whether a layer's weight is the variable itself, not something composed, as by LoRA."""
-    return isinstance(variable, keras.Variable)
+    return _keras.is_variable(variable)
 
 
 def activated(layer: Any, z: tf.Tensor) -> Any:
@@ -47,9 +47,9 @@ def dense(layer: Any, call: Call, inputs: tf.Tensor, training: Any = None) -> An
     """`z = x W + b`: W gets `sum_p x_p d_p^T`, b gets `sum_p d_p`."""
     if not plain(layer.kernel) or inputs.shape.rank is None or isinstance(inputs, tf.SparseTensor):
         return NotImplemented
-    z = keras.ops.matmul(inputs, call.value(layer.kernel))
+    z = _keras.ops.matmul(inputs, call.value(layer.kernel))
     if layer.bias is not None:
-        z = keras.ops.add(z, call.value(layer.bias))
+        z = _keras.ops.add(z, call.value(layer.bias))
     z = call.probe(z)
     call.use(layer.kernel, z, lambda d: Outer(positions(inputs), positions(d)))
     call.use(layer.bias, z, bias)
@@ -64,9 +64,9 @@ def einsum_dense(layer: Any, call: Call, inputs: tf.Tensor, training: Any = None
     letters = _letters(layer.equation, inputs.shape.rank)
     if letters is None:
         return NotImplemented
-    z = keras.ops.einsum(layer.equation, inputs, call.value(layer.kernel))
+    z = _keras.ops.einsum(layer.equation, inputs, call.value(layer.kernel))
     if layer.bias is not None:
-        z = keras.ops.add(z, call.value(layer.bias))
+        z = _keras.ops.add(z, call.value(layer.bias))
     z = call.probe(z)
     call.use(layer.kernel, z, lambda d: _einsum_outer(*letters, inputs, d))
     if layer.bias is not None:
@@ -140,7 +140,7 @@ def embedding(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     if not plain(layer.embeddings) or not isinstance(inputs, tf.Tensor):
         return NotImplemented
     ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
-    rows = keras.ops.take(call.value(layer.embeddings), ids, axis=0)
+    rows = _keras.ops.take(call.value(layer.embeddings), ids, axis=0)
     z = call.probe(tf.cast(rows, layer.compute_dtype))
     flat = tf.reshape(ids, [size(ids, 0), _count(ids, 0)])
     call.use(layer.embeddings, z, lambda d: Rows(flat, positions(d), layer.input_dim))

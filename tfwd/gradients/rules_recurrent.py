@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd import _keras_calls
+from tfwd._keras import calls as _keras_calls
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
 from tfwd.gradients.rules_dense import plain
@@ -81,7 +81,7 @@ def outputs(layer: Any, given: Sequence, states: list[tf.Tensor]) -> Any:
         values = tf.where(seen, values, tf.zeros_like(values))
     last = [tf.cast(state[-1], layer.compute_dtype) for state in states]
     if layer.stateful:
-        for variable, value in zip(keras.tree.flatten(layer.states), last, strict=True):
+        for variable, value in zip(tf.nest.flatten(layer.states), last, strict=True):
             variable.assign(value)
     output = tf.transpose(values, [1, 0, 2]) if layer.return_sequences else values[-1]
     output = tf.cast(output, layer.compute_dtype)

@@ -13,7 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfwd import _keras, _keras_calls
+from tfwd import _keras
+from tfwd._keras import calls as _keras_calls
 from tfwd.gradients.data import Data
 from tfwd.gradients.perturbations import Perturbations
 from tfwd.gradients.record import Pass
@@ -66,10 +67,10 @@ class Trial:
             # A rule does not compute what its layer does.
             self.findings.general.update(self.ruled.uses)
         if count > 1:
-            first = keras.tree.map_structure(self._repeated, _cut(x, 0, 1))
+            first = tf.nest.map_structure(self._repeated, _cut(x, 0, 1))
             self._compare(plain, self._plain(first)[1])
         try:
-            fewer = _cut(x, 0, 1) if count > 1 else keras.tree.map_structure(_twice, x)
+            fewer = _cut(x, 0, 1) if count > 1 else tf.nest.map_structure(_twice, x)
             other, alone = self._plain(fewer)
         except Exception:  # it takes this number of examples only
             return
@@ -132,7 +133,7 @@ class Trial:
 
     def _ruled(self) -> tuple[Findings, Pass, list[tf.Tensor]]:
         record = Pass(self.model, self.perturbations, values=self.values)
-        flat = [t for t in keras.tree.flatten(self.x) if isinstance(t, tf.Tensor)]
+        flat = [t for t in tf.nest.flatten(self.x) if isinstance(t, tf.Tensor)]
         inputs = [t for t in flat if t.dtype.is_floating]
         ends = sorted({0, self.count - 1})
         with _keras_calls.Captured(), record.tape:
@@ -154,7 +155,7 @@ class Trial:
         return found, record, outputs
 
     def _dependent(self, found: Findings, record: Pass) -> Dependent:
-        names = [record.variables[key].path for key in found.general & set(record.uses)]
+        names = [_keras.path(record.variables[key]) for key in found.general & set(record.uses)]
         near = f" (what was noticed at {', '.join(names)})" if names else ""
         return Dependent(
             f"model '{self.model.name}' gives an example another output when another example "
@@ -191,7 +192,7 @@ def _twice(tensor: Any) -> Any:
 
 
 def _floating(outputs: Any) -> list[tf.Tensor]:
-    flat = [t for t in keras.tree.flatten(outputs) if tf.is_tensor(t)]
+    flat = [t for t in tf.nest.flatten(outputs) if tf.is_tensor(t)]
     return [t for t in flat if t.dtype.is_floating and t.shape.rank > 0]
 
 

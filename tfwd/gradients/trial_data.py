@@ -41,10 +41,10 @@ def settings(model: keras.Model, data: Data) -> Iterator[Setting]:
         # One example alone shows nothing, unless there is but one.
         if count is None or (whole is not None and count > whole) or (count == 1 != whole):
             continue
-        if all(hasattr(t, "numpy") for t in keras.tree.flatten(data.x) if t is not None):
+        if all(hasattr(t, "numpy") for t in tf.nest.flatten(data.x) if t is not None):
             yield Setting(data.part(0, count).x, count)
             continue
-        flat = [t for t in keras.tree.flatten(data.x) if t is not None]
+        flat = [t for t in tf.nest.flatten(data.x) if t is not None]
         known = all(t.shape[1:].is_fully_defined() for t in flat)
         for unknown in UNKNOWN_AXES[:1] if known else UNKNOWN_AXES:
             yield Setting(_made_up(data.x, count, unknown), count)
@@ -61,11 +61,11 @@ def attempts(model: keras.Model, x: Any) -> Iterator[tuple[Values, Any]]:
 
 def _fixed_batch(model: keras.Model) -> int | None:
     """The number of examples that the model is built for, if it is for one number only."""
-    for tensor in keras.tree.flatten(getattr(model, "inputs", None)):
+    for tensor in tf.nest.flatten(getattr(model, "inputs", None)):
         if tensor is not None and tensor.shape[0] is not None:
             return tensor.shape[0]
     for layer in _keras.all_layers(model):
-        states = keras.tree.flatten(getattr(layer, "states", None))
+        states = tf.nest.flatten(getattr(layer, "states", None))
         if getattr(layer, "stateful", False) and states and states[0] is not None:
             return states[0].shape[0]
     return None
@@ -81,7 +81,7 @@ def _made_up(x: Any, count: int, unknown: int) -> Any:
         values = tf.random.stateless_normal(shape, [0, 1])
         return tf.cast(values if tensor.dtype.is_floating else values > 0, tensor.dtype)
 
-    return keras.tree.map_structure(made, x)
+    return tf.nest.map_structure(made, x)
 
 
 def _weights(model: keras.Model, change: Callable[[tf.Tensor, int], tf.Tensor]) -> Values:
@@ -106,8 +106,8 @@ def _changed(x: Any, change: Callable[[tf.Tensor, int], tf.Tensor]) -> Any:
             _keras.set_mask(result, mask)
         return result
 
-    flat = [changed(tensor, number) for number, tensor in enumerate(keras.tree.flatten(x))]
-    return keras.tree.pack_sequence_as(x, flat)
+    flat = [changed(tensor, number) for number, tensor in enumerate(tf.nest.flatten(x))]
+    return tf.nest.pack_sequence_as(x, flat)
 
 
 def _uniform(like: tf.Tensor, low: float, high: float, number: int) -> tf.Tensor:

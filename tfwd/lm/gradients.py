@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import gradients, substitute
+from tfwd import _keras, gradients, substitute
 from tfwd.gradients import statistics
 from tfwd.lm.loop import token_nats
 from tfwd.lm.model import LanguageModel
@@ -44,8 +44,8 @@ class GradientMeter:
         noise scale is the mean of `variance` over the mean of `signal`.
         """
         sums = self._function(inputs, targets).numpy()
-        paths = [v.path for v in self._variables]
-        sizes = [int(tf.size(v.value)) for v in self._variables]
+        paths = [_keras.path(v) for v in self._variables]
+        sizes = [int(tf.size(_keras.value(v))) for v in self._variables]
         record = statistics.describe(sums, paths, sizes, self._batch)
         for path, values in record.pop("variables").items():
             record |= {f"{name}/{path}": value for name, value in values.items()}

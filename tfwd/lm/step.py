@@ -15,6 +15,7 @@ import keras
 import ml_collections
 import tensorflow as tf
 
+from tfwd import _keras
 from tfwd.lm.errors import UserError
 from tfwd.lm.loop import token_nats
 from tfwd.lm.model import LanguageModel
@@ -110,8 +111,10 @@ class TrainStep:
             if scales_loss:
                 objective = scaler.scale_loss(objective)
         variables = self.model.trainable_variables
-        gradients = tape.gradient(objective, [variable.value for variable in variables])
-        self.unused = [v.path for v, g in zip(variables, gradients, strict=True) if g is None]
+        gradients = tape.gradient(objective, [_keras.tf_variable(v) for v in variables])
+        self.unused = [
+            _keras.path(v) for v, g in zip(variables, gradients, strict=True) if g is None
+        ]
         # A sparse gradient names a row once for each time it was used, and the norm of that is not
         # the norm of the gradient.
         gradients = [_summed(g, self.sparse and not self.l2) for g in gradients]
@@ -122,7 +125,7 @@ class TrainStep:
             gradients, _ = tf.clip_by_global_norm(gradients, limit, use_norm=norm)
         if self.l2:
             gradients = [
-                None if g is None else g + tf.cast(self.l2 * unit, g.dtype) * v.value
+                None if g is None else g + tf.cast(self.l2 * unit, g.dtype) * _keras.value(v)
                 for g, v in zip(gradients, variables, strict=True)
             ]
         loss, norm = tf.cast(loss, tf.float32), tf.cast(norm, tf.float32)

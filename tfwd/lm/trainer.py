@@ -16,6 +16,7 @@ import ml_collections
 import numpy as np
 import tensorflow as tf
 
+from tfwd import _keras
 from tfwd.lm import stream
 from tfwd.lm.display import Display
 from tfwd.lm.errors import UserError
@@ -275,7 +276,10 @@ class Trainer:
         self._pace.step(0)
 
     def _norms(self) -> dict[str, float]:
-        return {v.path: float(tf.norm(v.value).numpy()) for v in self.model.trainable_variables}
+        return {
+            _keras.path(v): float(tf.norm(_keras.value(v)).numpy())
+            for v in self.model.trainable_variables
+        }
 
     def _show(self, lengths: np.ndarray) -> None:
         speed, left = self._pace.tokens_per_second, None

@@ -20,7 +20,8 @@ from keras.src.losses.losses import LossFunctionWrapper
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 
-from tfwd._keras import Substitution, present_graph, tf_variables
+from tfwd._keras3.substitution import Substitution, present_graph
+from tfwd._keras3.variables import tf_variables
 
 # handler(owner class, layer, its own call, args, kwargs)
 Handler = Callable[[type, keras.Layer, Callable[..., Any], tuple, dict[str, Any]], Any]

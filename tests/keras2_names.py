@@ -1,0 +1,68 @@
+"""The names of Keras 3 that the tests use, on Keras 2.15.
+
+Tests are written for Keras 3; where Keras 2 has the same thing under another name, this gives it
+the newer one for the time of the tests. The library itself does without.
+"""
+
+import types
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+class _Meta(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, tf.Variable)
+
+    def __call__(
+        cls, value: Any, dtype: Any = None, trainable: bool = True, name: Any = None
+    ) -> tf.Variable:
+        if dtype is None and np.asarray(value).dtype.kind == "f":
+            dtype = keras.backend.floatx()
+        return tf.Variable(value, dtype=dtype, trainable=trainable, name=name)
+
+
+class _Variable(metaclass=_Meta):
+    """`keras.Variable(value)` is a `tf.Variable`, and a `tf.Variable` an instance of it."""
+
+
+def _ops() -> types.SimpleNamespace:
+    return types.SimpleNamespace(
+        abs=tf.abs,
+        all=tf.reduce_all,
+        arange=tf.range,
+        array=tf.convert_to_tensor,
+        cast=tf.cast,
+        concatenate=lambda tensors, axis=-1: tf.concat(tensors, axis),
+        convert_to_numpy=np.asarray,
+        convert_to_tensor=tf.convert_to_tensor,
+        einsum=tf.einsum,
+        matmul=tf.matmul,
+        mean=tf.reduce_mean,
+        ones=tf.ones,
+        relu=tf.nn.relu,
+        shape=tf.shape,
+        softmax=tf.nn.softmax,
+        sqrt=tf.sqrt,
+        square=tf.square,
+        sum=tf.reduce_sum,
+        tanh=tf.tanh,
+        transpose=tf.transpose,
+        zeros=tf.zeros,
+    )
+
+
+def install() -> None:
+    """Adds the names to Keras 2."""
+    keras.Layer = keras.layers.Layer
+    keras.Variable = _Variable
+    keras.ops = _ops()
+    keras.tree = tf.nest
+    keras.config = types.SimpleNamespace(
+        floatx=keras.backend.floatx,
+        set_floatx=keras.backend.set_floatx,
+        set_dtype_policy=keras.mixed_precision.set_global_policy,
+        dtype_policy=keras.mixed_precision.global_policy,
+    )

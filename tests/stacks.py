@@ -1,0 +1,19 @@
+"""Which of the two stacks runs the tests: Keras 3, or Keras 2.15 with tensorflow-addons."""
+
+import importlib.util
+
+import keras
+import pytest
+
+IS_KERAS_2 = keras.__version__.startswith("2.")
+
+
+def needs_keras3(what: str) -> pytest.MarkDecorator:
+    """For a test of something that Keras 2 does not have: what it is."""
+    return pytest.mark.skipif(IS_KERAS_2, reason=f"Keras 2 has no {what}")
+
+
+needs_addons = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow_addons") is None,
+    reason="tensorflow-addons is on the other stack",
+)

@@ -1,0 +1,1 @@
+"""Optimizers inside optimizers, on Keras 2.15."""

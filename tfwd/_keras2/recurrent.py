@@ -1,0 +1,49 @@
+"""A recurrent layer of Keras 2.15 with another loop in place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+# from inputs, the list of first states and the mask to the last output, all outputs, last states
+Loop = Callable[[tf.Tensor, Any, Any], tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]]
+
+
+def has_plain_loop(layer: Any, kind: type) -> bool:
+    """Whether the layer's loop is the one of Keras's class, and not cuDNN's nor unrolled."""
+    return (
+        layer._could_use_gpu_kernel
+        and not layer.time_major
+        and not layer.return_runtime
+        and layer.cell._autocast
+    )
+
+
+def call_with_loop(
+    layer: Any,
+    gates: int,
+    loop: Loop,
+    sequences: tf.Tensor,
+    initial_state: Any,
+    mask: Any,
+    training: bool,
+) -> Any:
+    """What the layer's call does around its loop: states, dropout of the inputs, outputs."""
+    sequences, initial_state, _ = layer._process_inputs(sequences, initial_state, None)
+    layer.reset_dropout_mask()
+    dropped = layer.get_dropout_mask_for_cell(sequences, training, count=gates)
+    if dropped is not None:
+        sequences = sequences * dropped[0]
+    last, outputs, states = loop(sequences, initial_state, mask)
+    if layer.stateful:
+        for variable, state in zip(layer.states, states, strict=True):
+            variable.assign(tf.cast(state, variable.dtype))
+    output = outputs if layer.return_sequences else last
+    return [output, *states] if layer.return_state else output
+
+
+def reset_states(layer: Any) -> Callable[[], None]:
+    """By which a stateful recurrent layer begins anew."""
+    return layer.reset_states

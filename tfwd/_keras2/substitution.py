@@ -1,0 +1,264 @@
+"""Substitution on Keras 2.15, which has nothing like `keras.StatelessScope`.
+
+A layer of Keras 2 reads its weights as attributes, so while a substitution is open on this thread,
+an attribute of a layer that is a variable, or a list of variables, is given out in the form of
+`StandIn`s. They are variables to whoever uses them: converted to a tensor they give the chosen
+value, cast as Keras would cast the variable, and an assignment goes where the substitution sends
+it. Nothing is assigned to a layer, and other threads see nothing of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.mixed_precision import autocast_variable
+from keras.src.mixed_precision.autocast_variable import AutoCastVariable
+
+Base = keras.layers.Layer
+
+_here = threading.local()
+_lock = threading.Lock()
+_open = 0
+
+# Lists by which Keras itself keeps track of a layer's variables, and is not to be misled.
+_KERAS_LISTS = frozenset(
+    {
+        "_trainable_weights",
+        "_non_trainable_weights",
+        "_non_trainable_variable",
+        "_self_tracked_trackables",
+        "_self_unconditional_checkpoint_dependencies",
+        "_self_unconditional_dependency_names",
+        "_obj_reference_counts_dict",
+        "_obj_reference_counts",
+        "_self_saveable_object_factories",
+        "_metrics",
+        "_initial_weights",
+        "_callable_losses",
+        "_losses",
+        "_updates",
+        "__dict__",
+        "weights",
+        "variables",
+        "trainable_weights",
+        "trainable_variables",
+        "non_trainable_weights",
+        "non_trainable_variables",
+        "submodules",
+    }
+)
+
+
+def present_graph() -> tf.Graph | None:
+    """The graph that operations are added to now; None in eager mode."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def present_scope() -> Substitution | None:
+    """The innermost substitution that is open on this thread."""
+    return getattr(_here, "scope", None)
+
+
+def raw_value(variable: tf.Variable) -> tf.Tensor:
+    """The variable's own value in its own dtype."""
+    with autocast_variable.enable_auto_cast_variables(None):
+        return tf.convert_to_tensor(variable)
+
+
+class Substitution:
+    """Reads of chosen variables see chosen tensors; everything else passes through.
+
+    An update of any other variable goes where it would have gone without it: to the substitution
+    around this one, or to the variable itself. With `capture=True` it is kept in `updates` instead,
+    for functions that must have no side effects.
+
+    Args:
+        values: pairs of a variable and the tensor to be read in its place.
+        capture: whether updates are kept in `updates` and not made.
+
+    Attributes:
+        updates: dict `id -> (variable, value)`, the last value assigned to each variable.
+        inner_updates: variables that were updated in a graph inside this one, a loop's or a
+            branch's, so that the value kept for them is of no use outside.
+        losses: the losses that layers added inside.
+        read: dict `id -> variable` of the variables that were read.
+    """
+
+    def __init__(self, values: list[tuple[tf.Variable, tf.Tensor]], capture: bool) -> None:
+        self.state_mapping = {id(variable): value for variable, value in values}
+        self.capture = capture
+        self.updates: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
+        self.inner_updates: list[tf.Variable] = []
+        self.losses: list[tf.Tensor] = []
+        self.read: dict[int, tf.Variable] = {}
+        self.original_scope: Substitution | None = None
+        self._graph = present_graph()
+
+    def __enter__(self) -> Any:
+        self.original_scope = present_scope()
+        _here.scope = self
+        _install()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _here.scope = self.original_scope
+        _remove()
+
+    def add_update(self, update: tuple[tf.Variable, tf.Tensor]) -> None:
+        """Is told of each assignment."""
+        variable, value = update
+        if self.capture:
+            if present_graph() is not self._graph:
+                self.inner_updates.append(variable)
+            self.updates[id(variable)] = (variable, value)
+            self.state_mapping[id(variable)] = value
+        elif self.original_scope is not None:
+            self.original_scope.add_update(update)
+        else:
+            variable.assign(value)
+
+    def get_current_value(self, variable: tf.Variable) -> tf.Tensor | None:
+        """Is asked at each read; None means the variable's own value."""
+        value = self.state_mapping.get(id(variable))
+        self.read[id(variable)] = variable
+        if value is None and self.original_scope is not None:
+            return self.original_scope.get_current_value(variable)
+        return value
+
+    def add_loss(self, loss: tf.Tensor) -> None:
+        """Is told of each loss that a layer adds."""
+        self.losses.append(loss)
+
+
+class StandIn(AutoCastVariable):
+    """A variable in all but its value, which a substitution has."""
+
+    def __init__(self, variable: tf.Variable) -> None:
+        # Not the base's constructor, which takes floating variables only.
+        self._variable = variable
+        self._op = "delegate"
+
+    @property
+    def stood_in_for(self) -> tf.Variable:
+        """The variable."""
+        return self._variable
+
+    def in_own_dtype(self) -> tf.Tensor:
+        """The value that is seen here, whatever autocast scope is open."""
+        scope = present_scope()
+        value = None if scope is None else scope.get_current_value(self._variable)
+        return raw_value(self._variable) if value is None else value
+
+    def _cast(self, value: tf.Tensor) -> tf.Tensor:
+        floating = self._variable.dtype.is_floating
+        cast = isinstance(self._variable, AutoCastVariable) and floating and self._should_cast()
+        return tf.cast(value, self._cast_dtype) if cast else value
+
+    def value(self) -> tf.Tensor:
+        return self._cast(self.in_own_dtype())
+
+    def read_value(self) -> tf.Tensor:
+        return self._cast(self.in_own_dtype())
+
+    def numpy(self) -> Any:
+        return self.in_own_dtype().numpy()
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        return self._cast(tf.gather(self.in_own_dtype(), indices, name=name))
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        return self._cast(tf.gather_nd(self.in_own_dtype(), indices, name=name))
+
+    def _dense_var_to_tensor(
+        self, dtype: Any = None, name: str | None = None, as_ref: bool = False
+    ) -> tf.Tensor:
+        value = self._cast(self.in_own_dtype())
+        if dtype is not None and not tf.as_dtype(dtype).is_compatible_with(value.dtype):
+            raise ValueError(f"{self._variable.name} is of {value.dtype.name}, not {dtype}")
+        return value
+
+    def assign(
+        self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> Any:
+        value = tf.convert_to_tensor(value, self._variable.dtype)
+        scope = present_scope()
+        if scope is None:
+            self._variable.assign(value)
+        else:
+            scope.add_update((self._variable, value))
+        return self if read_value else None
+
+    def assign_add(
+        self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> Any:
+        delta = tf.convert_to_tensor(delta, self._variable.dtype)
+        return self.assign(self.in_own_dtype() + delta, read_value=read_value)
+
+    def assign_sub(
+        self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> Any:
+        delta = tf.convert_to_tensor(delta, self._variable.dtype)
+        return self.assign(self.in_own_dtype() - delta, read_value=read_value)
+
+    def _apply_update(self, update_fn: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            f"{self._variable.name} is updated by rows, which a call on other values cannot follow"
+        )
+
+
+tf.register_tensor_conversion_function(StandIn, StandIn._dense_var_to_tensor)
+
+
+def stand_in(value: Any) -> Any:
+    """What a layer's attribute reads as: variables in it are replaced, everything else is not."""
+    if isinstance(value, tf.Variable):
+        return value if isinstance(value, StandIn) else StandIn(value)
+    if isinstance(value, (list, tuple)):
+        if any(isinstance(item, tf.Variable) for item in value):
+            items = [stand_in(item) for item in value]
+            return items if isinstance(value, list) else tuple(items)
+    elif isinstance(value, dict) and any(isinstance(i, tf.Variable) for i in value.values()):
+        return {key: stand_in(item) for key, item in value.items()}
+    return value
+
+
+def _reading(self: Any, name: str) -> Any:
+    value = object.__getattribute__(self, name)
+    if present_scope() is None or name in _KERAS_LISTS:
+        return value
+    return stand_in(value)
+
+
+def _adding(own: Any) -> Any:
+    def add_loss(self: Any, losses: Any, **kwargs: Any) -> None:
+        scope = present_scope()
+        if scope is None or not tf.is_tensor(losses):
+            own(self, losses, **kwargs)
+        else:
+            scope.add_loss(losses)
+
+    return add_loss
+
+
+_own_add_loss: Any = Base.add_loss
+
+
+def _install() -> None:
+    global _open
+    with _lock:
+        if not _open:
+            Base.__getattribute__ = _reading
+            Base.add_loss = _adding(_own_add_loss)
+        _open += 1
+
+
+def _remove() -> None:
+    global _open
+    with _lock:
+        _open -= 1
+        if not _open:
+            del Base.__getattribute__
+            Base.add_loss = _own_add_loss

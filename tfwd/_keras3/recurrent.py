@@ -1,0 +1,66 @@
+"""A recurrent layer of Keras 3 with another loop in place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+# from inputs, the list of first states and the mask to the last output, all outputs, last states
+Loop = Callable[[tf.Tensor, Any, Any], tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]]
+
+
+def has_plain_loop(layer: Any, kind: Any) -> bool:
+    """Whether the layer's loop is the one of Keras's class, and not cuDNN's nor unrolled."""
+    return (
+        type(layer).inner_loop is kind.inner_loop
+        and layer.cell.autocast
+        and not layer.unroll
+        and layer.use_cudnn is not True  # which is an error where there is no GPU
+    )
+
+
+def call_with_loop(
+    layer: Any,
+    gates: int,
+    loop: Loop,
+    sequences: tf.Tensor,
+    initial_state: Any,
+    mask: Any,
+    training: bool,
+) -> Any:
+    """What the layer's call does around its loop: states, dropout of the inputs, outputs."""
+    return keras.layers.RNN.call(
+        _OtherLoop(layer, loop),
+        sequences,
+        initial_state=initial_state,
+        mask=mask,
+        training=training,
+    )
+
+
+class _OtherLoop:
+    """The layer in all but its `inner_loop`."""
+
+    def __init__(self, layer: Any, loop: Loop) -> None:
+        self._layer = layer
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    def inner_loop(
+        self, sequences: tf.Tensor, initial_state: Any, mask: Any, training: bool = False
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        """Returns the last output, all outputs, and the last states."""
+        cell = self._layer.cell
+        if training and 0 < cell.dropout < 1:
+            sequences *= cell.get_dropout_mask(sequences[:, 0, :])[:, None, :]
+        return self._loop(sequences, initial_state, mask)
+
+
+def reset_states(layer: Any) -> Callable[[], None]:
+    """By which a stateful recurrent layer begins anew."""
+    return layer.reset_state

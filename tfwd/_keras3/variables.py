@@ -1,0 +1,67 @@
+"""Variables of Keras 3, behind which TensorFlow's stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+SeedState = keras.random.SeedGenerator
+
+
+def is_variable(value: Any) -> bool:
+    """Whether it is a variable of the kind that layers have."""
+    return isinstance(value, keras.Variable)
+
+
+def value(variable: keras.Variable) -> tf.Tensor:
+    """The variable's present value in its own dtype, whatever autocast scope is open."""
+    with keras.src.backend.AutocastScope(None):
+        return tf.convert_to_tensor(variable.value)
+
+
+def read(variable: keras.Variable) -> tf.Tensor:
+    """The variable's present value as a layer reads it, in the dtype that it computes in."""
+    return tf.convert_to_tensor(variable.value)
+
+
+def assign(variable: keras.Variable, value: Any) -> None:
+    """Assigns to a variable, as a layer's call does."""
+    variable.assign(value)
+
+
+def tf_variables(variable: keras.Variable) -> list[tf.Variable]:
+    """The `tf.Variable` behind a Keras variable, and its copies on replicas."""
+    return [variable._value, *getattr(variable._value, "values", ())]
+
+
+def tf_variable(variable: keras.Variable) -> tf.Variable:
+    """The `tf.Variable` behind a Keras variable, which TensorFlow's checkpoints can track."""
+    return variable._value
+
+
+def path(variable: Any) -> str:
+    """The names of the layers that a variable is in, and its own, joined by `/`."""
+    return getattr(variable, "path", None) or str(variable.name).partition(":")[0]
+
+
+def name(variable: keras.Variable) -> str:
+    """The variable's own name in its layer."""
+    return variable.name
+
+
+def dtype_name(variable: keras.Variable) -> str:
+    """The name of the dtype in which a variable is held."""
+    held = getattr(variable, "_dtype", None) or variable.dtype
+    return keras.backend.standardize_dtype(held)
+
+
+def checkpoint(layer: Any, generator: keras.random.SeedGenerator) -> None:
+    """Lets TensorFlow's checkpoints of a layer save a seed state, which they do by attributes."""
+    layer.tf_state = tf_variable(generator.state)
+
+
+def paths(layer: keras.Layer) -> list[str]:
+    """The path of each of a built layer's weights, in their order."""
+    return [variable.path for variable in layer.weights]
