@@ -159,7 +159,12 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
     @property
     def reset_state(self) -> Any:
         """The wrapped layer's `reset_state()`, if it has one."""
-        return self.layer.reset_state
+        return _keras.reset_states(self.layer)
+
+    @property
+    def reset_states(self) -> Any:
+        """The same by the name that it has in Keras 2."""
+        return _keras.reset_states(self.layer)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Does nothing: the wrapped layer is quantized by itself."""
@@ -194,6 +199,7 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         config.pop("dtype", None)
+        config.pop("batch_input_shape", None)  # a first layer's, in Keras 2
         return {
             **config,
             "layer": _keras.serialize(self.layer),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd import substitute
+from tfwd import _keras, substitute
 
 
 def dense() -> keras.layers.Dense:
@@ -97,9 +97,9 @@ def test_a_captured_update_is_read_back_inside() -> None:
 
     found = substitute.call(twice, [(counter, tf.constant(5.0))], capture=True)
     assert float(found.outputs) == 7.0
-    assert float(counter.value) == 0.0
+    assert float(_keras.tf_variable(counter)) == 0.0
     substitute.assign(found.updates)
-    assert float(counter.value) == 7.0
+    assert float(_keras.tf_variable(counter)) == 7.0
 
 
 def test_updates_in_a_loop_are_known_to_have_escaped() -> None:
@@ -111,7 +111,7 @@ def test_updates_in_a_loop_are_known_to_have_escaped() -> None:
             counter.assign(counter + 1)
             return index + 1
 
-        value = (counter, tf.convert_to_tensor(counter.value))
+        value = (counter, tf.convert_to_tensor(_keras.tf_variable(counter)))
         loop = substitute.call(
             lambda: tf.while_loop(lambda i: i < 3, body, [0]), [value], capture=True
         )

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from conformance import harness
 from conformance.table import CASES, DROPOUT, NOISE, NOT_NOISE, Case
+from tfwd import _keras
 
 STEPS = 2
 
@@ -68,7 +69,7 @@ def _step(layer, case: Case, training) -> list[tf.Tensor]:
 
 def _descend(layer, gradients) -> None:
     for weight, gradient in zip(layer.trainable_weights, gradients, strict=False):
-        weight.value.assign_sub(0.1 * gradient)
+        _keras.tf_variable(weight).assign_sub(0.1 * gradient)
 
 
 def _eager(layer, case: Case) -> list[np.ndarray]:
@@ -117,7 +118,7 @@ def _tape_outside(layer, case: Case) -> list[np.ndarray]:
         with tf.GradientTape() as tape:
             tape.watch(watched)
             outputs, loss = function(tf.constant(True), *arguments)
-        sources = [*(w.value for w in layer.trainable_weights), *watched]
+        sources = [*(_keras.tf_variable(w) for w in layer.trainable_weights), *watched]
         gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
         gradients = [tf.convert_to_tensor(g) for g in gradients]
         _descend(layer, gradients)

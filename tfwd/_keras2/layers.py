@@ -51,6 +51,12 @@ class Perturbs:
     def _autographed_call(self) -> Callable[..., Any]:
         return self.call  # type: ignore[attr-defined]
 
+    @property
+    def weights(self) -> list[tf.Variable]:
+        """The weights in the order of the layer inside, which for a model goes layer by layer."""
+        inner = getattr(self, "layer", None)
+        return super().weights if inner is None else inner.weights  # type: ignore[misc]
+
 
 def get_mask(tensor: Any) -> Any:
     """The mask that Keras keeps with a tensor, or None."""
@@ -70,7 +76,7 @@ def build_by_call(layer: Any, args: tuple, kwargs: dict) -> None:
 
 def has_default_build(layer: Any) -> bool:
     """Whether the layer has no `build` of its own, so that only a call creates its weights."""
-    return generic_utils.is_default(layer.build)
+    return generic_utils.is_default(layer.build) and not isinstance(layer, _graphs)
 
 
 def adopt_call(wrapper: Any, layer: Any) -> None:
@@ -90,6 +96,9 @@ def adopt_call(wrapper: Any, layer: Any) -> None:
     wrapper._call_spec.expects_training_arg = True
     wrapper._autocast = layer._autocast
     wrapper.supports_masking = layer.supports_masking
+    # The layer's own call marks its outputs, but for a lookup, which is not the layer's.
+    lookup = type(layer).call is keras.layers.Embedding.call
+    wrapper._compute_output_and_mask_jointly = not lookup
     wrapper._supports_ragged_inputs = getattr(layer, "_supports_ragged_inputs", False)
 
 
@@ -109,8 +118,8 @@ def all_layers(layer: Any) -> list[Any]:
 
 
 def serialize(layer: Any) -> dict[str, Any]:
-    """A layer's config, from which it can be made again."""
-    return keras.saving.serialize_keras_object(layer)
+    """A layer's config, by which a `.keras` file knows it again in another place."""
+    return {**keras.saving.serialize_keras_object(layer), "shared_object_id": id(layer)}
 
 
 def has_weights(layer: Any) -> bool:
@@ -121,6 +130,22 @@ def has_weights(layer: Any) -> bool:
     if not layer.built:
         return False
     return not has_default_build(layer) or all(inner.built for inner in sublayers(layer))
+
+
+def embedding_matrix(layer: Any) -> tf.Variable:
+    """The variable of an Embedding layer."""
+    return layer.embeddings
+
+
+def add_loss(layer: Any, loss: tf.Tensor) -> None:
+    """Adds a loss to a layer that was added by a layer inside.
+
+    What the layers inside keep from the time when a model was put together around them would be
+    taken for losses of this call, since they have none of their own now.
+    """
+    for inner in all_layers(layer)[1:]:
+        inner._losses.clear()
+    layer.add_loss(loss)
 
 
 def own_weights(layer: Any) -> list[tf.Variable]:
@@ -179,6 +204,7 @@ _OWN_STATE = {
     "_non_trainable_weights",
     "_obj_reference_counts_dict",
     "_outbound_nodes_value",
+    "_random_generator",
     "_saved_model_arg_spec",
     "_saved_model_inputs_spec",
     "_stateful",
@@ -213,6 +239,9 @@ def share(
     copy = kind.__new__(kind)
     base = keras.Model if issubclass(kind, keras.Model) else keras.layers.Layer
     base.__init__(copy, name=layer.name, dtype=layer.dtype_policy)
+    generator = vars(layer).get("_random_generator")
+    if generator is not None:  # Keras asks for it as soon as anything is set, and does not track it
+        object.__setattr__(copy, "_random_generator", generator)
     for name, attribute in vars(layer).items():
         if name in _OWN_STATE or name in leave_out or name.startswith("_self_"):
             continue

@@ -235,10 +235,11 @@ def _reading(self: Any, name: str) -> Any:
 def _adding(own: Any) -> Any:
     def add_loss(self: Any, losses: Any, **kwargs: Any) -> None:
         scope = present_scope()
-        if scope is None or not tf.is_tensor(losses):
-            own(self, losses, **kwargs)
-        else:
-            scope.add_loss(losses)
+        for loss in tf.nest.flatten(losses):
+            if scope is None or not tf.is_tensor(loss):  # a function gives a loss at each reading
+                own(self, loss, **kwargs)
+            else:
+                scope.add_loss(loss)
 
     return add_loss
 

@@ -138,6 +138,16 @@ def has_weights(layer: keras.Layer) -> bool:
     return not has_default_build(layer) or all(inner.built for inner in sublayers(layer))
 
 
+def embedding_matrix(layer: keras.layers.Embedding) -> keras.Variable:
+    """The variable of an Embedding layer, whatever the layer makes of it."""
+    return layer._embeddings
+
+
+def add_loss(layer: keras.Layer, loss: Any) -> None:
+    """Adds a loss to a layer that was added by a layer inside."""
+    layer.add_loss(loss)
+
+
 def own_weights(layer: keras.Layer) -> list[keras.Variable]:
     """The weights that a layer holds itself and that were made to be trained, frozen or not."""
     return list(layer._trainable_variables)
