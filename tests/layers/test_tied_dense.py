@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import needs_keras3
 
 from tfwd import _keras, layers
 
@@ -73,6 +74,7 @@ def test_dtype_policies(policy: str) -> None:
     assert layer(X).dtype == layer.compute_dtype
 
 
+@needs_keras3("layers that are one in two places of a .keras file")
 def test_a_bias_of_its_own_is_saved(tmp_path) -> None:
     embedding = keras.layers.Embedding(9, 4)
     model = keras.Sequential(
