@@ -119,8 +119,7 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
 
     def build(self, *args: Any, **kwargs: Any) -> None:
         if not self.layer.built and not _keras.has_default_build(self.layer):
-            self.layer.build(*args, **kwargs)
-            self.layer.built = True
+            _keras.build(self.layer, *args, **kwargs)
         if _keras.has_weights(self.layer):
             self._chosen()
 
@@ -175,7 +174,7 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
     def build_from_config(self, config: dict[str, Any]) -> None:
         default = _keras.has_default_build(self.layer)
         if not self.layer.built and not default and config.get("layer"):
-            self.layer.build_from_config(config["layer"])
+            _keras.build_from_config(self.layer, config["layer"])
         if _keras.has_weights(self.layer):
             self._chosen()
             self.built = True

@@ -35,7 +35,7 @@ def test_gradient_is_that_of_the_plain_layer_times_mask_over_keep(
     trainable = [i for i, w in enumerate(wrapped.weights) if w.trainable]
     rates = harness.rates(case, wrapped)
     for index, position in enumerate(trainable):
-        name = wrapped.weights[position].path
+        name = _keras.path(wrapped.weights[position])
         if rates.get(position) is not None:
             kept = np.asarray(weights[position]) != 0.0
             assert (gradients[index].numpy()[~kept] == 0.0).all(), name

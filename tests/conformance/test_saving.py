@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import IS_KERAS_2
 
 import tfwd
 from conformance import harness
@@ -135,7 +136,7 @@ def test_exported_saved_model(name: str, tmp_path: Path) -> None:
     (case,) = (case for case in DROPOUT if case.row is ROW[name])
     model = harness.model_of(harness.built(case), case)
     expected = model(harness.feed(case))
-    model.export(tmp_path / "exported", verbose=False)
+    model.export(str(tmp_path / "exported"), **({} if IS_KERAS_2 else {"verbose": False}))
     loaded = tf.saved_model.load(str(tmp_path / "exported"))
     served = loaded.serve(harness.feed(case))
     harness.assert_close(served, expected, 1e-6)

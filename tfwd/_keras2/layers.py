@@ -48,8 +48,10 @@ class Perturbs:
     Here there is nothing to rewrite, and layers inside are still rewritten on their own.
     """
 
-    def _autographed_call(self) -> Callable[..., Any]:
-        return self.call  # type: ignore[attr-defined]
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "call" in vars(cls):
+            vars(cls)["call"].autograph_info__ = {}  # by which AutoGraph knows what it need not do
 
     @property
     def weights(self) -> list[tf.Variable]:
@@ -118,8 +120,27 @@ def all_layers(layer: Any) -> list[Any]:
 
 
 def serialize(layer: Any) -> dict[str, Any]:
-    """A layer's config, by which a `.keras` file knows it again in another place."""
-    return {**keras.saving.serialize_keras_object(layer), "shared_object_id": id(layer)}
+    """A layer's config, by which a `.keras` file knows it again in another place.
+
+    Without the shape to build it for, which Keras 2 reads back from a file as another type.
+    """
+    config = {**keras.saving.serialize_keras_object(layer), "shared_object_id": id(layer)}
+    config.pop("build_config", None)
+    return config
+
+
+def build(layer: Any, *args: Any, **kwargs: Any) -> None:
+    """Builds a layer by its own `build`."""
+    layer.build(*args, **kwargs)
+    keras.layers.Layer.build(layer, *args, **kwargs)  # which notes the shape, for files
+
+
+def build_from_config(layer: Any, config: dict[str, Any]) -> None:
+    """Builds a layer as the config of its build says, which may come out of a file."""
+    shape = config.get("input_shape")
+    if isinstance(shape, list) and not any(isinstance(size, (list, tuple)) for size in shape):
+        config = {**config, "input_shape": tuple(shape)}
+    layer.build_from_config(config)
 
 
 def has_weights(layer: Any) -> bool:

@@ -127,6 +127,17 @@ def serialize(layer: keras.Layer) -> dict[str, Any]:
     return {**keras.saving.serialize_keras_object(layer), "shared_object_id": id(layer)}
 
 
+def build(layer: keras.Layer, *args: Any, **kwargs: Any) -> None:
+    """Builds a layer by its own `build`."""
+    layer.build(*args, **kwargs)
+    layer.built = True
+
+
+def build_from_config(layer: keras.Layer, config: dict[str, Any]) -> None:
+    """Builds a layer as the config of its build says, which may come out of a file."""
+    layer.build_from_config(config)
+
+
 def has_weights(layer: keras.Layer) -> bool:
     """Whether the layer is built, with all weights that it will have.
 
