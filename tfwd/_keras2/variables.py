@@ -27,6 +27,15 @@ def value(variable: tf.Variable) -> tf.Tensor:
     return StandIn(original(variable)).in_own_dtype()
 
 
+def constant(variable: tf.Variable) -> tf.Tensor:
+    """The variable's own value, of which no tape and no function takes notice.
+
+    Keras 2 makes states of recurrent layers as if they were to be trained.
+    """
+    plain = tf_variable(variable)
+    return tf.raw_ops.ReadVariableOp(resource=plain.handle, dtype=plain.dtype)
+
+
 def read(variable: tf.Variable) -> tf.Tensor:
     """The variable's present value as a layer reads it, in the dtype that it computes in."""
     return StandIn(original(variable)).value()

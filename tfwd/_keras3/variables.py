@@ -21,6 +21,11 @@ def value(variable: keras.Variable) -> tf.Tensor:
         return tf.convert_to_tensor(variable.value)
 
 
+def constant(variable: keras.Variable) -> tf.Tensor:
+    """The value of a variable that is not trained, of which no tape takes notice."""
+    return value(variable)
+
+
 def read(variable: keras.Variable) -> tf.Tensor:
     """The variable's present value as a layer reads it, in the dtype that it computes in."""
     return tf.convert_to_tensor(variable.value)
