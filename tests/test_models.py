@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import IS_KERAS_2
 
 import tfwd
 from tfwd import _keras, layers
@@ -45,7 +46,9 @@ class Subclassed(keras.Model):
     def __init__(self, **kwargs) -> None:
         super().__init__(**kwargs)
         self.blocks = [keras.layers.Dense(6, activation="tanh") for _ in range(2)]
-        self.dropout = keras.layers.Dropout(0.2)
+        # One that can be repeated: Keras 2 draws from a global state by default.
+        repeatable = {"rng_type": "stateless"} if IS_KERAS_2 else {}
+        self.dropout = keras.layers.Dropout(0.2, **repeatable)
         self.out = keras.layers.Dense(2)
 
     def build(self, shape) -> None:

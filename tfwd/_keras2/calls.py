@@ -20,8 +20,8 @@ from keras.src.utils.losses_utils import squeeze_or_expand_dimensions
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 
-from tfwd._keras2.substitution import Substitution, present_graph
-from tfwd._keras2.variables import original, tf_variables
+from tfwd._keras2.substitution import Substitution, original, present_graph
+from tfwd._keras2.variables import tf_variables
 
 # handler(owner class, layer, its own call, args, kwargs)
 Handler = Callable[[type, keras.layers.Layer, Callable[..., Any], tuple, dict[str, Any]], Any]

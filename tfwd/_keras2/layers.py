@@ -41,6 +41,14 @@ class CallState:
             yield
 
 
+def _as_built(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of a build with its shape as it was before it went into a file."""
+    shape = config.get("input_shape")
+    if isinstance(shape, list) and not any(isinstance(size, (list, tuple)) for size in shape):
+        return {**config, "input_shape": tuple(shape)}
+    return config
+
+
 class Perturbs:
     """Base of layers that run other layers with functions of TensorFlow around them.
 
@@ -57,7 +65,14 @@ class Perturbs:
     def weights(self) -> list[tf.Variable]:
         """The weights in the order of the layer inside, which for a model goes layer by layer."""
         inner = getattr(self, "layer", None)
-        return super().weights if inner is None else inner.weights  # type: ignore[misc]
+        if inner is None:
+            return super().weights  # type: ignore[misc]
+        # A model that is not built has none to tell of.
+        return inner.weights if inner.built else []
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Builds the layer as it was when its config was saved."""
+        super().build_from_config(_as_built(config))  # type: ignore[misc]
 
 
 def get_mask(tensor: Any) -> Any:
@@ -137,10 +152,7 @@ def build(layer: Any, *args: Any, **kwargs: Any) -> None:
 
 def build_from_config(layer: Any, config: dict[str, Any]) -> None:
     """Builds a layer as the config of its build says, which may come out of a file."""
-    shape = config.get("input_shape")
-    if isinstance(shape, list) and not any(isinstance(size, (list, tuple)) for size in shape):
-        config = {**config, "input_shape": tuple(shape)}
-    layer.build_from_config(config)
+    layer.build_from_config(_as_built(config))
 
 
 def has_weights(layer: Any) -> bool:
@@ -197,10 +209,42 @@ def clone(model: Any, function: Callable[[Any], Any]) -> Any:
             return layer
         return clone(layer, function) if is_layer_graph(layer) else function(layer)
 
-    copy = keras.models.clone_model(model, clone_function=replaced)
+    if isinstance(model, keras.Sequential):
+        copy = keras.models.clone_model(model, clone_function=replaced)
+    else:
+        copy = _rebuilt(model, replaced)
     if getattr(model, "optimizer", None) is not None:
         copy.compile_from_config(model.get_compile_config())
     return copy
+
+
+def _rebuilt(model: Any, replaced: Callable[[Any], Any]) -> Any:
+    """A functional model of other layers, call by call.
+
+    Keras's own way counts the calls of a layer by its name and kind, which are others here.
+    """
+    layers: dict[int, Any] = {}
+    tensors: dict[int, Any] = {}
+
+    def other(value: Any) -> Any:
+        return tensors.get(id(value), value)
+
+    for layer in model._input_layers:
+        copy = keras.layers.InputLayer.from_config(layer.get_config())
+        tensors[id(layer.output)] = copy.output
+    for depth in sorted(model._nodes_by_depth, reverse=True):
+        for node in model._nodes_by_depth[depth]:
+            if node.is_input:
+                continue
+            if id(node.layer) not in layers:
+                layers[id(node.layer)] = replaced(node.layer)
+            args, kwargs = tf.nest.map_structure(other, (node.call_args, node.call_kwargs))
+            outputs = layers[id(node.layer)](*args, **kwargs)
+            pairs = zip(tf.nest.flatten(node.outputs), tf.nest.flatten(outputs), strict=True)
+            tensors.update({id(before): after for before, after in pairs})
+    given = (model._nested_inputs, model._nested_outputs)
+    inputs, outputs = tf.nest.map_structure(other, given)
+    return type(model)(inputs, outputs, name=model.name)
 
 
 def tie(dense: Any, kernel: tf.Variable, bias: tf.Variable | None) -> Any:
@@ -216,6 +260,7 @@ def tie(dense: Any, kernel: tf.Variable, bias: tf.Variable | None) -> Any:
 _OWN_STATE = {
     "_call_spec",
     "_callable_losses",
+    "_checkpoint",
     "_dtype_policy",
     "_inbound_nodes_value",
     "_losses",
@@ -225,11 +270,14 @@ _OWN_STATE = {
     "_non_trainable_weights",
     "_obj_reference_counts_dict",
     "_outbound_nodes_value",
+    "_predict_counter",
     "_random_generator",
     "_saved_model_arg_spec",
     "_saved_model_inputs_spec",
     "_stateful",
+    "_test_counter",
     "_thread_local",
+    "_train_counter",
     "_trainable_weights",
     "_updates",
     "predict_function",

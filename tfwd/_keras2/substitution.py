@@ -68,6 +68,11 @@ def raw_value(variable: tf.Variable) -> tf.Tensor:
         return tf.convert_to_tensor(variable)
 
 
+def original(variable: Any) -> Any:
+    """The variable itself, where a substitution has given out something in its place."""
+    return variable.stood_in_for if isinstance(variable, StandIn) else variable
+
+
 class Substitution:
     """Reads of chosen variables see chosen tensors; everything else passes through.
 
@@ -88,7 +93,7 @@ class Substitution:
     """
 
     def __init__(self, values: list[tuple[tf.Variable, tf.Tensor]], capture: bool) -> None:
-        self.state_mapping = {id(variable): value for variable, value in values}
+        self.state_mapping = {id(original(v)): value for v, value in values}
         self.capture = capture
         self.updates: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
         self.inner_updates: list[tf.Variable] = []

@@ -9,17 +9,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfwd._keras2.substitution import StandIn
+from tfwd._keras2.substitution import StandIn, original
 
 
 def is_variable(value: Any) -> bool:
     """Whether it is a variable of the kind that layers have."""
     return isinstance(value, tf.Variable)
-
-
-def original(variable: Any) -> Any:
-    """The variable itself, where a substitution has given out something in its place."""
-    return variable.stood_in_for if isinstance(variable, StandIn) else variable
 
 
 def value(variable: tf.Variable) -> tf.Tensor:
@@ -120,7 +115,8 @@ def paths(layer: Any) -> list[str]:
         for variable in [*inner._trainable_weights, *inner._non_trainable_weights]:
             found.setdefault(id(variable), f"{prefix}/{name(variable)}")
         for held in inner._flatten_layers(recursive=False, include_self=False):
-            walk(held, f"{prefix}/{held.name}")
+            # A wrapper that stands in a layer's place has its name.
+            walk(held, prefix if held.name == inner.name else f"{prefix}/{held.name}")
 
     walk(layer, layer.name)
     return [found.get(id(variable), path(variable)) for variable in layer.weights]
