@@ -82,8 +82,8 @@ class WeightDropLSTM(Perturbing, keras.layers.LSTM):
     def _select(self) -> Chosen:
         return targeting.match(self, self._patterns())
 
-    def build(self, sequences_shape: Any, initial_state_shape: Any = None) -> None:
-        super().build(sequences_shape, initial_state_shape)
+    def build(self, sequences_shape: Any, *args: Any, **kwargs: Any) -> None:
+        super().build(sequences_shape, *args, **kwargs)
         self._chosen()
 
     def call(

@@ -43,6 +43,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     tf.config.threading.set_inter_op_parallelism_threads(2)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if IS_KERAS_2:
+        # Python and NumPy have deprecated since what TensorFlow 2.15 and its Keras do.
+        config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning")
+        config.addinivalue_line("filterwarnings", "ignore::PendingDeprecationWarning")
+
+
 @pytest.fixture(autouse=True)
 def fresh_keras() -> Iterator[None]:
     """The same layer names, random numbers and float types, whichever tests ran before."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
+from stacks import IS_KERAS_2
 
 import tfwd
 from tfwd import layers
@@ -157,6 +158,8 @@ def _batch_norm() -> keras.Model:
 K = keras.layers
 SEQUENCE = given(floats(2, 4, 3))
 MATRIX = given(floats(4, 5))
+# The weight of a depthwise convolution.
+DEPTHWISE = "depthwise_kernel" if IS_KERAS_2 else "kernel"
 
 ROWS = [
     Row("Dense", lambda: K.Dense(3, activation="tanh"), MATRIX, ("kernel",)),
@@ -187,13 +190,13 @@ ROWS = [
         "DepthwiseConv1D",
         lambda: K.DepthwiseConv1D(2, depth_multiplier=2),
         given(floats(2, 5, 3)),
-        ("kernel",),
+        (DEPTHWISE,),
     ),
     Row(
         "DepthwiseConv2D",
         lambda: K.DepthwiseConv2D(2, depth_multiplier=2),
         given(floats(2, 4, 4, 2)),
-        ("kernel",),
+        (DEPTHWISE,),
     ),
     Row(
         "SeparableConv2D",

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfwd
 from conformance import harness
 from conformance.table import CASES, DROPOUT, NOT_NOISE, ROWS, Case
-from tfwd import layers
+from tfwd import _keras, layers
 
 
 @harness.each(CASES)
@@ -43,7 +43,7 @@ def test_variables_are_those_of_the_plain_layer_in_the_same_order(case: Case) ->
     wrapped, plain = harness.built(case), harness.plain(case)
 
     def kinds(weights: list[keras.Variable]) -> list[tuple]:
-        return [(w.name, tuple(w.shape), w.dtype, w.trainable) for w in weights]
+        return [(_keras.name(w), tuple(w.shape), w.dtype, w.trainable) for w in weights]
 
     assert kinds(wrapped.weights) == kinds(plain.weights)
     assert kinds(wrapped.trainable_weights) == kinds(plain.trainable_weights)
@@ -74,7 +74,7 @@ def test_unwrap_gives_the_plain_layer_on_the_same_variables(case: Case) -> None:
         assert {id(w) for w in bare.weights} == {id(w) for w in wrapped.weights}
     else:
         assert [id(w) for w in bare.weights] == [id(w) for w in wrapped.weights]
-        assert [w.name for w in bare.weights] == [w.name for w in plain.weights]
+        assert [*map(_keras.name, bare.weights)] == [*map(_keras.name, plain.weights)]
     for weight, value in zip(wrapped.weights, plain.weights, strict=True):
         weight.assign(value)  # the statistics of a normalization have changed
     harness.reset(bare)
@@ -112,7 +112,7 @@ def test_output_spec_is_that_of_the_plain_layer(case: Case) -> None:
 
 def _of_tfwd(layer: keras.Layer) -> bool:
     own = type(layer).__module__.startswith("tfwd") and not isinstance(layer, keras.Model)
-    return own or any(_of_tfwd(inner) for inner in layer._layers)
+    return own or any(map(_of_tfwd, _keras.sublayers(layer)))
 
 
 def _is_plain_as(bare: keras.Layer, plain: keras.Layer) -> bool:

@@ -120,11 +120,7 @@ def has_weights(layer: Any) -> bool:
     """
     if not layer.built:
         return False
-    if not has_default_build(layer):
-        return True
-    inner = sublayers(layer)
-    made_by_call = not isinstance(layer, keras.Model) and not inner and not layer.weights
-    return not made_by_call and all(has_weights(one) for one in inner)
+    return not has_default_build(layer) or all(inner.built for inner in sublayers(layer))
 
 
 def own_weights(layer: Any) -> list[tf.Variable]:

@@ -16,7 +16,7 @@ def has_plain_loop(layer: Any, kind: type) -> bool:
     return (
         layer._could_use_gpu_kernel
         and not layer.time_major
-        and not layer.return_runtime
+        and not getattr(layer, "return_runtime", False)
         and layer.cell._autocast
     )
 
