@@ -71,6 +71,13 @@ class Wrapper(held.Holder, metaclass=_Kinds):
     """
 
     built = False
+    # Of the kind:
+    name: str
+    _variables: list[tf.Variable]
+    _begin: Callable[[str | None], None]  # makes what it needs before anything else
+    _build_inner: Callable[[list[Any]], None]
+    _track_trackable: Callable[..., Any]
+    build: Callable[[Sequence[Any]], None]
 
     def __init__(self, optimizer: Any, name: str | None = None) -> None:
         inner = self._as_optimizer(optimizer)
@@ -78,10 +85,6 @@ class Wrapper(held.Holder, metaclass=_Kinds):
         object.__setattr__(self, "_scaled_outside", False)
         object.__setattr__(self, "optimizer", inner)
         self._track_trackable(inner, "optimizer")
-
-    def _begin(self, name: str | None) -> None:
-        """Makes what the kind of optimizer needs before anything else."""
-        raise NotImplementedError
 
     def _as_optimizer(self, optimizer: Any) -> Any:
         kind = type(self).__name__
@@ -159,9 +162,6 @@ class Wrapper(held.Holder, metaclass=_Kinds):
         # The model's variables are none of the optimizer's.
         object.__setattr__(self, "_trainable_variables", variables)
         self.built = True
-
-    def _build_inner(self, variables: list[Any]) -> None:
-        raise NotImplementedError
 
     def _check_variables(self, variables: list[Any]) -> None:
         """Raises before anything is made, if these variables will not do."""
