@@ -327,8 +327,9 @@ def _check_no_decay(kind: str, optimizer: Any) -> None:
         found = ("weight_decay", optimizer.weight_decay)
     if found is not None:
         name, value = found
+        named = f"{type(optimizer).__name__} '{_keras_optimizers.name(optimizer)}'"
         raise ValueError(
-            f"{kind}: {type(optimizer).__name__} '{_keras_optimizers.name(optimizer)}' decays weights already "
-            f"({name}={value}), and they would be decayed twice; wrap one that does not (Adam in "
-            f"place of AdamW), or set its {name} to {'None' if value is None else '0'}"
+            f"{kind}: {named} decays weights already ({name}={value}), and they would be decayed "
+            "twice; wrap one that does not (Adam in place of AdamW), or set its "
+            f"{name} to {'None' if value is None else '0'}"
         )

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers_table import make, model, tf_variable, values, variables
-
 from stacks import IS_KERAS_2
 
 from tfwd._keras import optimizers as _keras_optimizers

@@ -217,9 +217,7 @@ class Wrapper(held.Holder, metaclass=_Kinds):
         """The loss times the scale of a loss scale that is held."""
         return held.scale_loss(self, loss)
 
-    def apply_gradients(
-        self, grads_and_vars: Any, name: str | None = None, **kwargs: Any
-    ) -> Any:
+    def apply_gradients(self, grads_and_vars: Any, name: str | None = None, **kwargs: Any) -> Any:
         """One step, for pairs of a gradient and a variable; see Keras."""
         pairs = list(grads_and_vars)
         if not pairs:
@@ -227,9 +225,7 @@ class Wrapper(held.Holder, metaclass=_Kinds):
         grads, variables = (list(part) for part in zip(*pairs, strict=True))
         with tf.name_scope(self.name), tf.init_scope():
             self.build(variables)
-        made = self._apply(
-            grads, variables, lambda: self.inner.apply_gradients(pairs, **kwargs)
-        )
+        made = self._apply(grads, variables, lambda: self.inner.apply_gradients(pairs, **kwargs))
         return self.iterations if made is None else made
 
     def _apply(self, grads: list[Any], variables: list[Any], make: Callable[[], Any]) -> Any:

@@ -96,11 +96,11 @@ class LegacyWrapper(held.Legacy):
             self._distribution_strategy = tf.distribute.get_strategy()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in getattr(vars(self).get("optimizer"), "_hyper", ()):
-            if not isinstance(getattr(type(self), name, None), property):
-                setattr(self.inner, name, value)  # optimizer.beta_1 = 0.8
-                return
-        object.__setattr__(self, name, value)
+        theirs = name in getattr(vars(self).get("optimizer"), "_hyper", ())
+        if theirs and not isinstance(getattr(type(self), name, None), property):
+            setattr(self.inner, name, value)  # optimizer.beta_1 = 0.8
+        else:
+            object.__setattr__(self, name, value)
 
     @property
     def name(self: Any) -> str:
@@ -201,9 +201,7 @@ class LegacyWrapper(held.Legacy):
         make = self._own("_resource_apply_dense")
         return self._apply([grad], [var], lambda: make(grad, var, **kwargs))
 
-    def _resource_apply_sparse(
-        self: Any, grad: Any, var: Any, indices: Any, **kwargs: Any
-    ) -> Any:
+    def _resource_apply_sparse(self: Any, grad: Any, var: Any, indices: Any, **kwargs: Any) -> Any:
         return self._apply_sparse("_resource_apply_sparse", grad, var, indices, kwargs)
 
     def _resource_apply_sparse_duplicate_indices(
