@@ -213,14 +213,16 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         ) -> None:
             fraction = self._fraction(leaf, variable, rate) if first(variable) else None
             named = rows(leaf, gradient, variable) if rows else None
+            done = None
             if fraction is not None and named is not None:
-                decay_rows(variable, named, fraction)
+                done = decay_rows(variable, named, fraction)
             elif fraction is not None and self._fused.takes(leaf, gradient, variable):
                 self._fused(own, gradient, variable, rate, fraction)
                 return
             elif fraction is not None:
-                decay(variable, fraction)
-            own(gradient, variable, rate)
+                done = decay(variable, fraction)
+            with _keras_updates.after(leaf, done):
+                own(gradient, variable, rate)
 
         def before(leaf: Any) -> None:
             mine = [v for v in unused if _keras_optimizers.is_built_for(leaf, v)]

@@ -77,7 +77,7 @@ def _averaged(optimizer: Any) -> Any:
 
 def own_decay(optimizer: Any) -> tuple[str, Any] | None:
     """The name and value of an argument by which an optimizer decays weights itself."""
-    arguments = optimizer._hyper if is_legacy(optimizer) else vars(optimizer)
+    arguments = vars(optimizer).get("_hyper", {}) if is_legacy(optimizer) else vars(optimizer)
     for argument, value in arguments.items():
         if not argument.endswith("weight_decay") or argument.startswith("_"):
             continue

@@ -177,6 +177,20 @@ def without_warning_of_unused() -> Iterator[None]:
         logger.removeFilter(other)
 
 
+def after(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[Any]:
+    """Where an optimizer makes its step after an operation.
+
+    TensorFlow keeps the order by itself. But it also rewrites what waits for nothing, to a result
+    that is not the same to the last bit, and tensorflow-addons has legacy optimizers wait.
+
+    Args:
+        optimizer: the one that makes the step.
+        done: the operation, None for none.
+    """
+    waits = done is not None and held.is_legacy(optimizer)
+    return tf.control_dependencies([done]) if waits else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def noticed(optimizer: Any) -> Iterator[Callable[[], Any]]:
     """Tells whether a step of an optimizer made an update: a loss scale in it may skip it.

@@ -73,6 +73,7 @@ class Wrapper(held.Holder, metaclass=_Kinds):
     built = False
     # Of the kind:
     name: str
+    variables: Any
     _variables: list[tf.Variable]
     _begin: Callable[[str | None], None]  # makes what it needs before anything else
     _build_inner: Callable[[list[Any]], None]
@@ -262,20 +263,6 @@ class Wrapper(held.Holder, metaclass=_Kinds):
     def lr(self, value: Any) -> None:
         self.learning_rate = value
 
-    @property
-    def variables(self) -> Any:
-        """All variables: its own, then the held optimizer's."""
-        theirs = self.inner.variables
-        return _Variables([*self._variables, *(theirs() if callable(theirs) else theirs)])
-
-    @property
-    def weights(self) -> Any:
-        return self.variables
-
-    def get_weights(self) -> list[Any]:
-        """The values of all `variables`."""
-        return [variable.numpy() for variable in self.variables]
-
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Sets all `variables`; see Keras."""
         own = len(self._variables)
@@ -292,10 +279,3 @@ class Wrapper(held.Holder, metaclass=_Kinds):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         return cls(**held.revived(config, custom_objects))
-
-
-class _Variables(list):
-    """A list that can be called, as Keras 2's code calls a legacy optimizer's `variables`."""
-
-    def __call__(self) -> list[Any]:
-        return self

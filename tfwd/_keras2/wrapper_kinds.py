@@ -34,6 +34,11 @@ class NewWrapper(held.New):
         return self.inner.iterations
 
     @property
+    def variables(self: Any) -> list[Any]:
+        """All variables: its own, then the held optimizer's."""
+        return [*self._variables, *self.inner.variables]
+
+    @property
     def _learning_rate(self: Any) -> Any:
         return self.inner._learning_rate
 
@@ -76,6 +81,13 @@ class NewWrapper(held.New):
             variable.assign(store[str(i)])
 
 
+class _Variables(list):
+    """A list that can be called, as Keras 2's code calls a legacy optimizer's `variables`."""
+
+    def __call__(self) -> list[Any]:
+        return self
+
+
 class LegacyWrapper(held.Legacy):
     """A wrapper around an optimizer of `keras.optimizers.legacy` or of tensorflow-addons.
 
@@ -96,7 +108,7 @@ class LegacyWrapper(held.Legacy):
             self._distribution_strategy = tf.distribute.get_strategy()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        theirs = name in getattr(vars(self).get("optimizer"), "_hyper", ())
+        theirs = name in held.leaves(self)[0]._hyper if "optimizer" in vars(self) else False
         if theirs and not isinstance(getattr(type(self), name, None), property):
             setattr(self.inner, name, value)  # optimizer.beta_1 = 0.8
         else:
@@ -109,6 +121,19 @@ class LegacyWrapper(held.Legacy):
     @property
     def _variables(self: Any) -> list[Any]:
         return self._weights
+
+    @property
+    def variables(self: Any) -> Any:
+        """All variables: its own, then the held optimizer's, those of one in that too."""
+        return _Variables([*self._weights, *self.inner.weights])
+
+    @property
+    def weights(self: Any) -> Any:
+        return self.variables
+
+    def get_weights(self: Any) -> list[Any]:
+        """The values of all `variables`."""
+        return [variable.numpy() for variable in self.variables]
 
     @property
     def _iterations(self: Any) -> Any:
@@ -142,13 +167,16 @@ class LegacyWrapper(held.Legacy):
             self._track_trackable(variable, f"own_{i}", overwrite=True)
 
     def _build_inner(self: Any, variables: list[Any]) -> None:
-        self.inner._create_all_weights(variables)
+        # An average around gives its own step counter, and asks for the rates by themselves.
+        averaged = vars(self).get("_averaged", False)
+        make = self.inner._create_slots if averaged else self.inner._create_all_weights
+        make(variables)
 
     def _create_all_weights(self: Any, var_list: Any) -> None:
         self.build(var_list)
 
     def _create_slots(self: Any, var_list: Any) -> None:
-        # By an average around; that has no place for the counter and the rates.
+        object.__setattr__(self, "_averaged", True)  # only an average around calls this
         self.build(var_list)
 
     def _create_hypers(self: Any) -> None:
