@@ -72,7 +72,7 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
     Example:
         >>> import keras
         >>> optimizer = DecoupledWeightDecay(keras.optimizers.SGD(0.1), 0.25)
-        >>> weight = keras.Variable([4.0, 8.0], name="weight")
+        >>> weight = tf.Variable([4.0, 8.0], name="weight")
         >>> optimizer.apply([tf.constant([10.0, 0.0])], [weight])
         >>> weight.numpy()
         array([2., 6.], dtype=float32)
@@ -163,13 +163,13 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
 
         Example:
             >>> import keras
-            >>> layers = [keras.Input((2,)), keras.layers.Dense(3, name="score")]
-            >>> model = keras.Sequential(layers, name="m")
+            >>> layer = keras.layers.Dense(3, name="score")
+            >>> scores = layer(tf.ones((1, 2)))
             >>> optimizer = DecoupledWeightDecay("adam", 0.0005, exclude="bias")
-            >>> print(optimizer.decay_table(model))
-            variable        shape  decay an update  why
-            m/score/kernel    2x3           0.0005  every variable
-            m/score/bias        3                -  exclude 'bias'
+            >>> print(optimizer.decay_table(layer))
+            variable      shape  decay an update  why
+            score/kernel    2x3           0.0005  every variable
+            score/bias        3                -  exclude 'bias'
         """
         variables = getattr(model, "trainable_variables", model)
         rows = DecayTable()

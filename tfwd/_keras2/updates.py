@@ -133,14 +133,16 @@ def _legacy_methods(
         return transform(grads_and_vars)
 
     own_dense = leaf._resource_apply_dense
-    return {
+    methods = {
         "_resource_apply_dense": dense,
         "_resource_apply_sparse": sparse(leaf._resource_apply_sparse),
-        "_resource_apply_sparse_duplicate_indices": sparse(
-            leaf._resource_apply_sparse_duplicate_indices
-        ),
         "_transform_gradients": transformed,
     }
+    # Keras's sums what has the same index, and goes on with the one before.
+    summing = "_resource_apply_sparse_duplicate_indices"
+    if getattr(type(leaf), summing) is not getattr(held.Legacy, summing):
+        methods[summing] = sparse(getattr(leaf, summing))
+    return methods
 
 
 def on_every_replica(variables: Sequence[Any], update: Callable[..., None], *args: Any) -> None:
