@@ -1,7 +1,8 @@
 """The weight decay optimizers of tensorflow-addons, by its names and with its arguments.
 
-For code that was written for it: after changing the import it runs on Keras 3 too. New code is better
-off with `DecoupledWeightDecay`, whose patterns are checked and whose embeddings decay as a whole.
+For code that was written for it: after changing the import it runs on Keras 3 too. New code is
+better off with `DecoupledWeightDecay`, whose patterns are checked and whose embeddings decay as a
+whole.
 """
 
 from __future__ import annotations
