@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.saving import serialization_lib
 
 New: Any = keras.optimizers.Optimizer
 Legacy: Any = keras.optimizers.legacy.Optimizer
@@ -159,6 +160,21 @@ def revived(config: dict[str, Any], custom_objects: Any = None) -> dict[str, Any
         if isinstance(value, dict) and "class_name" in value:
             if str(value.get("registered_name")).startswith("Addons>"):
                 importlib.import_module("tensorflow_addons")  # which registers its classes
-            value = keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
+            value = _revive(value, custom_objects)
         made[argument] = value
     return made
+
+
+def _revive(config: dict[str, Any], custom_objects: Any) -> Any:
+    if not serialization_lib.in_tf_saved_model_scope():
+        return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
+    # In its older formats of files Keras finds objects by the names of their classes alone.
+    if "module" not in config:
+        schedules = keras.optimizers.schedules
+        found = schedules if hasattr(schedules, config["class_name"]) else keras.optimizers
+        return found.deserialize(dict(config), custom_objects=custom_objects)
+    registered = config.get("registered_name") or ""
+    kind: Any = keras.saving.get_registered_object(registered, custom_objects)
+    if kind is None:
+        kind = getattr(importlib.import_module(config["module"]), config["class_name"])
+    return kind.from_config(dict(config["config"]))
