@@ -25,6 +25,7 @@ class Holder:
 
     optimizer: Any
     inner: Any
+    inner_optimizer: Any  # the same as `inner`
 
 
 def is_legacy(optimizer: Any) -> bool:
@@ -43,8 +44,7 @@ def leaves(optimizer: Any) -> list[Any]:
     An average of tensorflow-addons around another optimizer makes one update with it.
     """
     while isinstance(optimizer, (Holder, LossScaleOptimizer)):
-        scales = isinstance(optimizer, LossScaleOptimizer)
-        optimizer = optimizer.inner_optimizer if scales else optimizer.inner
+        optimizer = optimizer.inner_optimizer
     return [optimizer]
 
 
@@ -93,8 +93,9 @@ def key(optimizer: Any, variable: Any) -> Any:
     """What is the same for a variable and its copies on the replicas."""
     if not isinstance(variable, tf.distribute.DistributedValues):
         for copy in (variable, getattr(variable, "handle", None)):
-            if hasattr(copy, "_distributed_container"):
-                return copy._distributed_container()._unique_id
+            container: Any = getattr(copy, "_distributed_container", None)
+            if container is not None:
+                return container()._unique_id
     return variable._unique_id
 
 
