@@ -12,15 +12,15 @@ from stacks import IS_KERAS_2
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {"tfwd": "tfwd", "layers": "tfwd.layers", "optimizers": "tfwd.optimizers"}
+OTHER_KERAS = "_keras3" if IS_KERAS_2 else "_keras2"
 
 
 def module_names() -> list[str]:
-    other = "_keras3" if IS_KERAS_2 else "_keras2"
     names = []
     for folder, package in SOURCES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
             inner = path.relative_to(ROOT / folder).with_suffix("").parts
-            if other not in inner:
+            if OTHER_KERAS not in inner:
                 names.append(".".join([package, *(part for part in inner if part != "__init__")]))
     return names
 
