@@ -44,6 +44,10 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
     It adds no state: variables, learning rate and step counter are the wrapped optimizer's. With
     `weight_decay=0` it is the wrapped optimizer, bit for bit.
 
+    On Keras 2 the optimizer may also be a legacy one (`keras.optimizers.legacy`) or one of
+    tensorflow-addons. Around such a one this is a legacy optimizer itself, and stands inside and
+    around Lookahead, SWA and MovingAverage.
+
     Args:
         optimizer: a Keras optimizer, or the name of one. It may be a LossScaleOptimizer, be put
             into one, and have EMA, clipping and gradient accumulation of its own: the decay is
@@ -72,7 +76,7 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
     Example:
         >>> import keras
         >>> optimizer = DecoupledWeightDecay(keras.optimizers.SGD(0.1), 0.25)
-        >>> weight = keras.Variable([4.0, 8.0], name="weight")
+        >>> weight = tf.Variable([4.0, 8.0], name="weight")
         >>> optimizer.apply([tf.constant([10.0, 0.0])], [weight])
         >>> weight.numpy()
         array([2., 6.], dtype=float32)
@@ -163,13 +167,13 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
 
         Example:
             >>> import keras
-            >>> layers = [keras.Input((2,)), keras.layers.Dense(3, name="score")]
-            >>> model = keras.Sequential(layers, name="m")
+            >>> layer = keras.layers.Dense(3, name="score")
+            >>> scores = layer(tf.ones((1, 2)))
             >>> optimizer = DecoupledWeightDecay("adam", 0.0005, exclude="bias")
-            >>> print(optimizer.decay_table(model))
-            variable        shape  decay an update  why
-            m/score/kernel    2x3           0.0005  every variable
-            m/score/bias        3                -  exclude 'bias'
+            >>> print(optimizer.decay_table(layer))
+            variable      shape  decay an update  why
+            score/kernel    2x3           0.0005  every variable
+            score/bias        3                -  exclude 'bias'
         """
         variables = getattr(model, "trainable_variables", model)
         rows = DecayTable()
@@ -178,7 +182,8 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
             share = 0.0
             if choice.multiplier:
                 leaf = _keras_optimizers.leaf_of(self.optimizer, variable)
-                rate = None if self.scale == "absolute" else leaf.learning_rate
+                absolute = self.scale == "absolute"
+                rate = None if absolute else _keras_optimizers.learning_rate(leaf)
                 share = choice.multiplier * float(self._decay_rate(leaf, leaves, rate, tf.float64))
             path, shape = _keras.path(variable), tuple(variable.shape)
             rows.append(DecayRow(path, shape, share, choice.multiplier, choice.reason))
@@ -198,10 +203,9 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
             _check_no_decay(type(self).__name__, leaf)
         self._decay_rate.note_initial(leaves)
 
-    def _apply(self, grads: list[Any], variables: list[Any]) -> None:
+    def _apply(self, grads: list[Any], variables: list[Any], make: Callable[[], Any]) -> Any:
         if self._decay_rate.is_zero:
-            super()._apply(grads, variables)
-            return
+            return super()._apply(grads, variables, make)
         unused = [v for g, v in zip(grads, variables, strict=True) if g is None]
         self._tell(unused, len(variables))
         leaves = _keras_optimizers.leaves(self.inner)
@@ -213,14 +217,16 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         ) -> None:
             fraction = self._fraction(leaf, variable, rate) if first(variable) else None
             named = rows(leaf, gradient, variable) if rows else None
+            done = None
             if fraction is not None and named is not None:
-                decay_rows(variable, named, fraction)
+                done = decay_rows(variable, named, fraction)
             elif fraction is not None and self._fused.takes(leaf, gradient, variable):
                 self._fused(own, gradient, variable, rate, fraction)
                 return
             elif fraction is not None:
-                decay(variable, fraction)
-            own(gradient, variable, rate)
+                done = decay(variable, fraction)
+            with _keras_updates.after(leaf, done):
+                own(gradient, variable, rate)
 
         def before(leaf: Any) -> None:
             mine = [v for v in unused if _keras_optimizers.is_built_for(leaf, v)]
@@ -231,7 +237,7 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
             _keras_updates.intercepted(leaves, step, before),
             _keras_updates.without_warning_of_unused(),
         ):
-            super()._apply(grads, variables)
+            return super()._apply(grads, variables, make)
 
     def _tell(self, unused: list[Any], of: int) -> None:
         """Lists the variables without a gradient, once; none at all is Keras's error."""
@@ -246,7 +252,7 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         )
 
     def _decay_unused(self, leaf: Any, variable: tf.Variable) -> None:
-        fraction = self._fraction(leaf, variable, leaf.learning_rate)
+        fraction = self._fraction(leaf, variable, _keras_optimizers.learning_rate(leaf))
         if fraction is not None:
             decay(variable, fraction)
 
@@ -296,7 +302,7 @@ class _Rows:
         # Of one that was accumulated only the last step's rows are known, and on several replicas
         # only those of this one.
         several = tf.distribute.get_strategy().num_replicas_in_sync > 1
-        if leaf.gradient_accumulation_steps or several:
+        if _keras_optimizers.accumulates(leaf) or several:
             return None
         return self._given.get(self._key(variable))
 
@@ -327,8 +333,9 @@ def _check_no_decay(kind: str, optimizer: Any) -> None:
         found = ("weight_decay", optimizer.weight_decay)
     if found is not None:
         name, value = found
+        named = f"{type(optimizer).__name__} '{_keras_optimizers.name(optimizer)}'"
         raise ValueError(
-            f"{kind}: {type(optimizer).__name__} '{optimizer.name}' decays weights already "
-            f"({name}={value}), and they would be decayed twice; wrap one that does not (Adam in "
-            f"place of AdamW), or set its {name} to {'None' if value is None else '0'}"
+            f"{kind}: {named} decays weights already ({name}={value}), and they would be decayed "
+            "twice; wrap one that does not (Adam in place of AdamW), or set its "
+            f"{name} to {'None' if value is None else '0'}"
         )
