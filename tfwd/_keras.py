@@ -4,7 +4,8 @@ Keras offers no public way to run a layer on other values of its variables, to r
 call that is under way, or to follow the updates of an optimizer. What there is, is private or
 nearly so; it is used in `tfwd._keras3` and `tfwd._keras2` and nowhere else, under the same names,
 which this module gives out: those of layers and variables by themselves, and those of layers'
-calls, of optimizers and of their updates as the modules `calls`, `optimizers` and `updates`.
+calls, of convolutions, of optimizers and of their updates as the modules `calls`, `convolutions`,
+`optimizers` and `updates`.
 No other file asks which Keras it is.
 """
 
@@ -23,7 +24,7 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
     )
 
 if IS_KERAS_2 and not TYPE_CHECKING:
-    from tfwd._keras2 import calls, ops, optimizers, updates
+    from tfwd._keras2 import calls, convolutions, ops, optimizers, updates
     from tfwd._keras2.layers import (
         CallState,
         Datasets,
@@ -63,6 +64,7 @@ if IS_KERAS_2 and not TYPE_CHECKING:
         dtype_name,
         is_variable,
         name,
+        original,
         path,
         paths,
         read,
@@ -73,7 +75,7 @@ if IS_KERAS_2 and not TYPE_CHECKING:
 else:
     from keras import ops
 
-    from tfwd._keras3 import calls, optimizers, updates
+    from tfwd._keras3 import calls, convolutions, optimizers, updates
     from tfwd._keras3.layers import (
         CallState,
         Datasets,
@@ -113,6 +115,7 @@ else:
         dtype_name,
         is_variable,
         name,
+        original,
         path,
         paths,
         read,
@@ -139,6 +142,7 @@ __all__ = [
     "calls",
     "checkpoint",
     "clone",
+    "convolutions",
     "dtype_name",
     "get_mask",
     "has_default_build",
@@ -150,6 +154,7 @@ __all__ = [
     "name",
     "ops",
     "optimizers",
+    "original",
     "own_weights",
     "path",
     "paths",

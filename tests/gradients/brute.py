@@ -8,21 +8,25 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfwd import gradients
+from tfwd import _keras, gradients
 
 MSE = keras.losses.MeanSquaredError
+# Keras 2's losses compute in the dtype that they are given.
+MSE64 = MSE() if _keras.IS_KERAS_2 else MSE(dtype="float64")
 
 
 def per_example(model: keras.Model, x: Any, y: Any, loss: Any = None, **kwargs: Any) -> list:
     """`[B, *shape]` for each weight: the gradients of `loss` for each example as a batch of one."""
-    loss = loss or MSE(dtype="float64")
+    loss = loss or MSE64
     rows = []
-    for b in range(len(keras.tree.flatten(x)[0])):
-        one = keras.tree.map_structure(lambda t, b=b: tf.convert_to_tensor(t[b : b + 1]), (x, y))
+    for b in range(len(tf.nest.flatten(x)[0])):
+        one = tf.nest.map_structure(lambda t, b=b: tf.convert_to_tensor(t[b : b + 1]), (x, y))
         with tf.GradientTape() as tape:
             value = loss(one[1], model(one[0], **kwargs))
         found = tape.gradient(
-            value, [v.value for v in model.trainable_variables], unconnected_gradients="zero"
+            value,
+            [_keras.tf_variable(v) for v in model.trainable_variables],
+            unconnected_gradients="zero",
         )
         rows.append([np.asarray(tf.convert_to_tensor(g), np.float64) for g in found])
     return [np.stack(parts) for parts in zip(*rows, strict=True)]

@@ -15,13 +15,14 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.engine.compile_utils import match_dtype_and_rank
 from keras.src.losses import LossFunctionWrapper
-from keras.src.utils.losses_utils import squeeze_or_expand_dimensions
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 
+from tfwd._keras2.layers import all_layers
 from tfwd._keras2.substitution import Substitution, present_graph
-from tfwd._keras2.variables import original, tf_variables
+from tfwd._keras2.variables import original, tf_variable, tf_variables
 
 # handler(owner class, layer, its own call, args, kwargs)
 Handler = Callable[[type, keras.layers.Layer, Callable[..., Any], tuple, dict[str, Any]], Any]
@@ -181,9 +182,18 @@ def loss_object(loss: Any) -> keras.losses.Loss:
     return found if isinstance(found, keras.losses.Loss) else LossFunctionWrapper(found)
 
 
+def loss_arguments(loss: keras.losses.Loss, y: Any, output: Any) -> tuple[Any, Any]:
+    """Targets and outputs as Keras gives them to a loss: in the outputs' dtype and rank."""
+    if not tf.is_tensor(y) or not tf.is_tensor(output):
+        return y, output
+    y, output, _ = match_dtype_and_rank(y, output, None)
+    return y, output
+
+
 def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """What Keras does to a last axis of size one before it multiplies losses by their weights."""
-    values, _, weights = squeeze_or_expand_dimensions(values, None, weights)
+    if weights.shape.rank == values.shape.rank + 1 and weights.shape[-1] == 1:
+        weights = tf.squeeze(weights, [-1])
     return values, weights
 
 
@@ -206,6 +216,22 @@ def recurrent_dropout(
         cell.get_dropout_mask_for_cell(sequences[:, 0, :], True),
         cell.get_recurrent_dropout_mask_for_cell(states[0], True),
     )
+
+
+def regularization(model: keras.Model) -> list[tf.Tensor | None]:
+    """The gradients of the regularizers of a model's weights, in the order of those it trains.
+
+    Keras 2 has them as functions of no arguments that a layer keeps, with others that a user gave
+    to `add_loss`, which are the same for every example too.
+    """
+    sources = [tf_variable(variable) for variable in model.trainable_variables]
+    functions = [function for layer in all_layers(model) for function in layer._callable_losses]
+    if not functions:
+        return [None] * len(sources)
+    with tf.GradientTape() as tape:
+        losses = [tf.reduce_sum(loss) for f in functions if (loss := f()) is not None]
+    found = tape.gradient(losses, sources)
+    return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found]
 
 
 def compiled_loss(model: keras.Model) -> tuple[Any, Any]:

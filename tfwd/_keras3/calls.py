@@ -21,7 +21,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 
 from tfwd._keras3.substitution import Substitution, present_graph
-from tfwd._keras3.variables import tf_variables
+from tfwd._keras3.variables import tf_variables, value
 
 # handler(owner class, layer, its own call, args, kwargs)
 Handler = Callable[[type, keras.Layer, Callable[..., Any], tuple, dict[str, Any]], Any]
@@ -196,6 +196,14 @@ def loss_object(loss: Any) -> keras.losses.Loss:
     return found if isinstance(found, keras.losses.Loss) else LossFunctionWrapper(found)
 
 
+def loss_arguments(loss: keras.losses.Loss, y: Any, output: Any) -> tuple[Any, Any]:
+    """Targets and outputs as Keras gives them to a loss: in its dtype."""
+    return tuple(
+        tf.nest.map_structure(lambda t: keras.ops.convert_to_tensor(t, loss.dtype), value)
+        for value in (y, output)
+    )
+
+
 def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """What Keras does to a last axis of size one before it multiplies losses by their weights."""
     return squeeze_or_expand_to_same_rank(values, weights)
@@ -224,6 +232,21 @@ def recurrent_dropout(
     )
     layer._maybe_reset_dropout_masks(cell)
     return masks
+
+
+def regularization(model: keras.Model) -> list[tf.Tensor | None]:
+    """The gradients of the regularizers of a model's weights, in the order of those it trains."""
+    found: list[tf.Tensor | None] = []
+    for variable in model.trainable_variables:
+        if variable.regularizer is None:
+            found.append(None)
+            continue
+        raw = value(variable)
+        with tf.GradientTape() as tape:
+            tape.watch(raw)
+            loss = variable.regularizer(raw)
+        found.append(tape.gradient(loss, raw))
+    return found
 
 
 def compiled_loss(model: keras.Model) -> tuple[Any, Any]:

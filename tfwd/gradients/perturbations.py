@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -21,7 +21,7 @@ from tfwd.layers.perturbing import Perturbing
 from tfwd.parametrizations import Dropout, GaussianNoise, Parametrization
 
 # variable, effective weight, derivative of that by the raw weight (None if it is not elementwise)
-Effective = list[tuple[keras.Variable, tf.Tensor, tf.Tensor | None]]
+Effective: TypeAlias = "list[tuple[keras.Variable, tf.Tensor, tf.Tensor | None]]"
 
 
 class Perturbations:

@@ -235,8 +235,8 @@ class Call:
         Raises:
             ValueError: if something else is given than what `probe` returned.
         """
-        key = id(variable)
-        if variable is None or key not in self._pass.variables:
+        key = id(None if variable is None else _keras.original(variable))
+        if key not in self._pass.variables:
             return
         wanted = probes if isinstance(probes, tuple) else (probes,)
         numbers = {id(probe): number for number, probe in enumerate(self._pass.probes)}
@@ -259,5 +259,6 @@ class Call:
 
         It is for weights that the rule accounts for by itself: their reads are not noticed.
         """
-        with self._pass.ruled(), self._pass._observed(list(values)):
+        given = [(_keras.original(variable), tensor) for variable, tensor in values]
+        with self._pass.ruled(), self._pass._observed(given):
             return self._original(*args, **kwargs)
