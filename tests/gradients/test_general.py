@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from gradients.brute import assert_moments, general, per_example, randomized
 
-from tfwd import gradients
+from tfwd import _keras, gradients
 
 L = keras.layers
 
@@ -43,7 +43,7 @@ class Own(keras.Model):
         if self.way == "kernel":
             return plain + tf.matmul(x, self.first.kernel)[..., :2]
         if self.way == "past_keras":
-            return plain + tf.matmul(x, self.first.kernel._value)[..., :2]
+            return plain + tf.matmul(x, _keras.tf_variable(self.first.kernel))[..., :2]
         if self.way == "time_first":
             x = tf.transpose(x, [1, 0, 2])
             return plain + tf.transpose(self.second(self.first(x)), [1, 0, 2])
@@ -131,7 +131,7 @@ def test_traced_layers_of_a_user_are_left_as_they_are() -> None:
     gradients.squared_mean(model, x, y, "mse")
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(call(x))
-    assert tape.gradient(loss, model.first.kernel.value) is not None
+    assert tape.gradient(loss, _keras.tf_variable(model.first.kernel)) is not None
 
 
 def test_loop_where_vectorized_map_fails() -> None:
@@ -163,7 +163,10 @@ def test_random_layers_see_one_draw() -> None:
         variable.assign(value)
     with tf.GradientTape(persistent=True) as tape:
         losses = tf.unstack(tf.reduce_mean((model(x, training=True) - y) ** 2, -1))
-    rows = [tape.gradient(loss, [v.value for v in model.trainable_variables]) for loss in losses]
+    rows = [
+        tape.gradient(loss, [_keras.tf_variable(v) for v in model.trainable_variables])
+        for loss in losses
+    ]
     assert_moments(moments, [np.stack(parts) for parts in zip(*rows, strict=True)])
 
 

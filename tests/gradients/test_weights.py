@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from gradients.brute import assert_moments, general, per_example, randomized
 
-from tfwd import gradients, layers
+from tfwd import _keras, gradients, layers
 from tfwd import parametrizations as P
 
 L = keras.layers
@@ -64,7 +64,10 @@ def test_against_the_model_on_its_effective_weights(stack: Callable, chunk_size:
     with tf.GradientTape(persistent=True) as tape:
         losses = tf.unstack(tf.reduce_mean((model(x, training=True) - y) ** 2, -1))
     rows = [
-        [tf.convert_to_tensor(g) for g in tape.gradient(loss, [v.value for v in variables])]
+        [
+            tf.convert_to_tensor(g)
+            for g in tape.gradient(loss, [_keras.tf_variable(v) for v in variables])
+        ]
         for variables in [model.trainable_variables]
         for loss in losses
     ]

@@ -18,9 +18,12 @@ import tensorflow as tf
 from keras.src.engine.compile_utils import match_dtype_and_rank
 from keras.src.losses import LossFunctionWrapper
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import record
 
-from tfwd._keras2.layers import all_layers
+from tfwd._keras2.draws import Draws  # noqa: F401
+from tfwd._keras2.layers import Perturbs, all_layers
 from tfwd._keras2.substitution import Substitution, present_graph
 from tfwd._keras2.variables import original, tf_variable, tf_variables
 
@@ -79,12 +82,16 @@ def not_intercepted() -> Iterator[None]:
 
 
 def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
+    @autograph.autograph_artifact  # so that AutoGraph rewrites what is in it and not itself
     @functools.wraps(original)
     def call(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+        own = functools.partial(original, self)
+        if not tf.executing_eagerly() and not isinstance(self, Perturbs):
+            own = autograph.tf_convert(own, ag_ctx.control_status_ctx())
         handler = getattr(_here, "handler", None)
         if handler is None:
-            return original(self, *args, **kwargs)
-        return handler(cls, self, functools.partial(original, self), args, kwargs)
+            return own(*args, **kwargs)
+        return handler(cls, self, own, args, kwargs)
 
     return call
 
@@ -169,6 +176,13 @@ def eagerly() -> Iterator[None]:
             pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
+def users_code() -> contextlib.AbstractContextManager[Any]:
+    """Runs a model as Keras runs it in a function: with AutoGraph, which this library does without."""
+    if tf.executing_eagerly():
+        return contextlib.nullcontext()
+    return ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
+
+
 def is_rematerialized(layer: keras.layers.Layer) -> bool:
     """Whether Keras runs the layer a second time in backward, which Keras 2 never does."""
     return False
@@ -197,25 +211,49 @@ def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.T
     return values, weights
 
 
+def recurrent_arguments(
+    layer: Any,
+    sequences: Any,
+    mask: Any = None,
+    training: Any = None,
+    initial_state: Any = None,
+    constants: Any = None,
+) -> tuple[tf.Tensor, Any, Any, Any] | None:
+    """A recurrent layer's inputs, first states, mask and flag; None where the loop is another."""
+    if not isinstance(sequences, tf.Tensor) or constants is not None or layer.time_major:
+        return None
+    return sequences, initial_state, mask, training
+
+
 def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tensor]:
     """The states that a recurrent layer of one cell begins with, as its own call has them."""
-    if given is None:
-        given = layer.states if layer.stateful else layer.get_initial_state(sequences)
-    given = list(given) if isinstance(given, (list, tuple)) else [given]
+    _, given, _ = layer._process_inputs(sequences, given, None)
     # Of a stateful layer Keras gives the variables, which will hold the last states instead.
     return [tf.cast(tf.convert_to_tensor(s), layer.cell.compute_dtype) for s in given]
+
+
+# How many masks Keras draws in a layer's call, of which its products need one.
+_MASKS = {keras.layers.SimpleRNN: 1, keras.layers.GRU: 3, keras.layers.LSTM: 4}
 
 
 def recurrent_dropout(
     layer: Any, sequences: tf.Tensor, states: list[tf.Tensor]
 ) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-    """What a recurrent layer's cell multiplies inputs and states by in one training call."""
+    """What a recurrent layer multiplies its sequences and its states by in one training call."""
+    count = next(number for kind, number in _MASKS.items() if isinstance(layer, kind))
+
+    def first(masks: Any) -> tf.Tensor | None:
+        return masks[0] if isinstance(masks, (list, tuple)) else masks
+
+    if getattr(layer, "_could_use_gpu_kernel", False):
+        # The layer drops all time steps itself, each with a mask of its own.
+        layer.reset_dropout_mask()
+        return first(layer.get_dropout_mask_for_cell(sequences, True, count=count)), None
     cell = layer.cell
     layer._maybe_reset_cell_dropout_mask(cell)
-    return (
-        cell.get_dropout_mask_for_cell(sequences[:, 0, :], True),
-        cell.get_recurrent_dropout_mask_for_cell(states[0], True),
-    )
+    inputs = first(cell.get_dropout_mask_for_cell(sequences[:, 0, :], True, count=count))
+    factor = first(cell.get_recurrent_dropout_mask_for_cell(states[0], True, count=count))
+    return None if inputs is None else inputs[:, tf.newaxis], factor
 
 
 def regularization(model: keras.Model) -> list[tf.Tensor | None]:

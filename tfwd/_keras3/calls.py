@@ -137,6 +137,26 @@ class Observed(Substitution):
         self._on_loss(loss)
 
 
+class Draws:
+    """What layers draw past their variables in one pass, to be seen by another: on Keras 3 nothing.
+
+    There the state of each generator is a variable, which a pass can set back.
+    """
+
+    inside = False
+
+    def __bool__(self) -> bool:
+        return False
+
+    def recorded(self) -> contextlib.AbstractContextManager[None]:
+        """Keeps what is drawn in the body."""
+        return contextlib.nullcontext()
+
+    def replayed(self) -> contextlib.AbstractContextManager[None]:
+        """What is drawn in the body is what was kept."""
+        return contextlib.nullcontext()
+
+
 class Captured(Substitution):
     """Keeps all updates, except in functions that are traced in its body.
 
@@ -183,6 +203,11 @@ def eagerly() -> Iterator[None]:
             pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
+def users_code() -> contextlib.AbstractContextManager[None]:
+    """Runs a model as Keras runs it in a function: without AutoGraph."""
+    return contextlib.nullcontext()
+
+
 def is_rematerialized(layer: keras.Layer) -> bool:
     """Whether `keras.remat` runs the layer a second time in backward."""
     return getattr(layer, "_remat_mode", None) is not None
@@ -209,6 +234,17 @@ def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.T
     return squeeze_or_expand_to_same_rank(values, weights)
 
 
+def recurrent_arguments(
+    layer: Any,
+    sequences: tf.Tensor,
+    initial_state: Any = None,
+    mask: Any = None,
+    training: Any = False,
+) -> tuple[tf.Tensor, Any, Any, Any] | None:
+    """A recurrent layer's inputs, first states, mask and flag; None where the loop is another."""
+    return sequences, initial_state, mask, training
+
+
 def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tensor]:
     """The states that a recurrent layer of one cell begins with, as its own call has them."""
     if given is None:
@@ -223,15 +259,13 @@ def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tens
 def recurrent_dropout(
     layer: Any, sequences: tf.Tensor, states: list[tf.Tensor]
 ) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-    """What a recurrent layer's cell multiplies inputs and states by in one training call."""
+    """What a recurrent layer multiplies its sequences and its states by in one training call."""
     cell = layer.cell
     layer._maybe_config_dropout_masks(cell, sequences[:, 0, :], states)
-    masks = (
-        cell.get_dropout_mask(sequences[:, 0, :]),
-        cell.get_recurrent_dropout_mask(states[0]),
-    )
+    inputs = cell.get_dropout_mask(sequences[:, 0, :])
+    factor = cell.get_recurrent_dropout_mask(states[0])
     layer._maybe_reset_dropout_masks(cell)
-    return masks
+    return None if inputs is None else inputs[:, tf.newaxis], factor
 
 
 def regularization(model: keras.Model) -> list[tf.Tensor | None]:
