@@ -4,8 +4,8 @@ Keras offers no public way to run a layer on other values of its variables, to r
 call that is under way, or to follow the updates of an optimizer. What there is, is private or
 nearly so; it is used in `tfwd._keras3` and `tfwd._keras2` and nowhere else, under the same names,
 which this module gives out: those of layers and variables by themselves, and those of layers'
-calls, of convolutions, of optimizers and of their updates as the modules `calls`, `convolutions`,
-`optimizers` and `updates`.
+calls, of convolutions, of optimizers, of training and of updates as the modules `calls`,
+`convolutions`, `optimizers`, `training` and `updates`.
 No other file asks which Keras it is.
 """
 
@@ -24,7 +24,7 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
     )
 
 if IS_KERAS_2 and not TYPE_CHECKING:
-    from tfwd._keras2 import calls, convolutions, ops, optimizers, updates
+    from tfwd._keras2 import calls, convolutions, ops, optimizers, training, updates
     from tfwd._keras2.layers import (
         CallState,
         Datasets,
@@ -75,7 +75,7 @@ if IS_KERAS_2 and not TYPE_CHECKING:
 else:
     from keras import ops
 
-    from tfwd._keras3 import calls, convolutions, optimizers, updates
+    from tfwd._keras3 import calls, convolutions, optimizers, training, updates
     from tfwd._keras3.layers import (
         CallState,
         Datasets,
@@ -168,6 +168,7 @@ __all__ = [
     "tf_variable",
     "tf_variables",
     "tie",
+    "training",
     "updates",
     "value",
 ]

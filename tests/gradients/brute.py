@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -9,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras, gradients
+from tfwd.layers.perturbing import Perturbing
 
 MSE = keras.losses.MeanSquaredError
 # Keras 2's losses compute in the dtype that they are given.
@@ -53,3 +55,31 @@ def randomized(model: keras.Model, seed: int = 0) -> keras.Model:
     for variable in model.trainable_variables:
         variable.assign(np.asarray(variable) + 0.2 * random.normal(size=variable.shape))
     return model
+
+
+def states(model: keras.Model) -> list:
+    """The variables that say what the model draws next."""
+    seeded = [layer for layer in _keras.all_layers(model) if isinstance(layer, Perturbing)]
+    return [*model.non_trainable_variables, *(layer.draws.generator.state for layer in seeded)]
+
+
+def rewinding(model: keras.Model) -> Callable[[], None]:
+    """Returns a function by which the model draws again as it would from here on."""
+    generators = [g for layer in _keras.all_layers(model) if (g := _generator(layer)) is not None]
+    numbers = [generator._seed for generator in generators]
+    before = [variable.numpy() for variable in states(model)]
+
+    def rewind() -> None:
+        for variable, value in zip(states(model), before, strict=True):
+            variable.assign(value)
+        for generator, number in zip(generators, numbers, strict=True):
+            generator._seed = number
+        tf.random.set_seed(0)  # where operations have states, they begin anew
+
+    tf.random.set_seed(0)
+    return rewind
+
+
+def _generator(layer: Any) -> Any:
+    """What a layer of Keras 2 draws with, which is no variable."""
+    return getattr(layer, "_random_generator", None) if _keras.IS_KERAS_2 else None

@@ -159,7 +159,7 @@ def test_losses_that_are_not_per_example_are_in_the_mean_alone() -> None:
     x, y = data()
     model.compile("sgd", "mse")
     with tf.GradientTape() as tape:
-        loss = model.compute_loss(x, y, model(x))
+        loss = model.compute_loss(x, tf.constant(y), model(x))
     wanted = tape.gradient(loss, [_keras.tf_variable(v) for v in model.trainable_variables])
     for chunk_size in (None, 4):
         moments = gradients.squared_mean(model, x, y, "mse", chunk_size=chunk_size)
@@ -310,4 +310,4 @@ def test_an_error_inside_leaves_keras_as_it_was() -> None:
     with pytest.raises(RuntimeError, match="no"):
         gradients.squared_mean(model, x, y, "mse")
     assert L.Dense.call is original
-    assert keras.ops.shape(model.layers[0](x)) == (6, 3)
+    assert tuple(model.layers[0](x).shape) == (6, 3)

@@ -177,7 +177,7 @@ def eagerly() -> Iterator[None]:
 
 
 def users_code() -> contextlib.AbstractContextManager[Any]:
-    """Runs a model as Keras runs it in a function: with AutoGraph, which this library does without."""
+    """Runs a model as Keras runs it in a function: with AutoGraph, which tfwd does without."""
     if tf.executing_eagerly():
         return contextlib.nullcontext()
     return ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
@@ -270,11 +270,3 @@ def regularization(model: keras.Model) -> list[tf.Tensor | None]:
         losses = [tf.reduce_sum(loss) for f in functions if (loss := f()) is not None]
     found = tape.gradient(losses, sources)
     return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found]
-
-
-def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
-    """The loss and the outputs' weights that a model was compiled with, None if with none."""
-    found = getattr(model, "compiled_loss", None)
-    if found is None:
-        return None, None
-    return found._user_losses, found._user_loss_weights

@@ -59,7 +59,7 @@ def transposed(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | 
 
 
 def depthwise(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | None:
-    """Of DepthwiseConv1D and DepthwiseConv2D, and the first of SeparableConv1D and SeparableConv2D."""
+    """Of DepthwiseConv1D and DepthwiseConv2D, and the first of the two of a separable one."""
     if layer.padding == "causal":
         return None
     strides, dilation = layer.strides, layer.dilation_rate
@@ -80,7 +80,7 @@ def depthwise(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | N
 
 
 def pointwise(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """The second of SeparableConv1D and SeparableConv2D."""
+    """The second of the two of SeparableConv1D and SeparableConv2D."""
     return tf.nn.convolution(
         inputs,
         kernel,

@@ -90,6 +90,10 @@ def adopt_call(wrapper: Any, layer: Any) -> None:
     wrapper._call_spec.expects_training_arg = True
     wrapper._autocast = layer._autocast
     wrapper.supports_masking = layer.supports_masking
+    # A model runs once more to find its outputs' masks, unless it says that they are there.
+    wrapper._compute_output_and_mask_jointly = getattr(
+        layer, "_compute_output_and_mask_jointly", False
+    )
     wrapper._supports_ragged_inputs = getattr(layer, "_supports_ragged_inputs", False)
 
 

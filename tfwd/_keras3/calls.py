@@ -281,11 +281,3 @@ def regularization(model: keras.Model) -> list[tf.Tensor | None]:
             loss = variable.regularizer(raw)
         found.append(tape.gradient(loss, raw))
     return found
-
-
-def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
-    """The loss and the outputs' weights that a model was compiled with, None if with none."""
-    found = getattr(model, "_compile_loss", None)
-    if found is None:
-        return None, None
-    return getattr(found, "_user_loss", None), getattr(found, "_user_loss_weights", None)

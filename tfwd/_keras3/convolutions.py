@@ -39,7 +39,7 @@ def transposed(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | 
 
 
 def depthwise(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | None:
-    """Of DepthwiseConv1D and DepthwiseConv2D, and the first of SeparableConv1D and SeparableConv2D."""
+    """Of DepthwiseConv1D and DepthwiseConv2D, and the first of the two of a separable one."""
     return keras.ops.depthwise_conv(
         inputs,
         kernel,
@@ -51,7 +51,7 @@ def depthwise(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | N
 
 
 def pointwise(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """The second of SeparableConv1D and SeparableConv2D."""
+    """The second of the two of SeparableConv1D and SeparableConv2D."""
     return keras.ops.conv(
         inputs,
         kernel,
