@@ -20,7 +20,7 @@ def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
 
 def steps_per_execution(model: keras.Model) -> int:
     """How many batches the next call of the model's training function takes."""
-    return int(model.steps_per_execution)
+    return int(model.steps_per_execution.numpy())
 
 
 def iterator_from(model: keras.Model, data: Any, iterator: Any, steps: int) -> Iterator[Any]:
