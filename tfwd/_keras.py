@@ -4,7 +4,8 @@ Keras offers no public way to run a layer on other values of its variables, to r
 call that is under way, or to follow the updates of an optimizer. What there is, is private or
 nearly so; it is used in `tfwd._keras3` and `tfwd._keras2` and nowhere else, under the same names,
 which this module gives out: those of layers and variables by themselves, and those of layers'
-calls, of optimizers and of their updates as the modules `calls`, `optimizers` and `updates`.
+calls, of convolutions, of optimizers, of training and of updates as the modules `calls`,
+`convolutions`, `optimizers`, `training` and `updates`.
 No other file asks which Keras it is.
 """
 
@@ -23,7 +24,7 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
     )
 
 if IS_KERAS_2 and not TYPE_CHECKING:
-    from tfwd._keras2 import calls, ops, optimizers, updates
+    from tfwd._keras2 import calls, convolutions, ops, optimizers, training, updates
     from tfwd._keras2.layers import (
         CallState,
         Datasets,
@@ -68,6 +69,7 @@ if IS_KERAS_2 and not TYPE_CHECKING:
         dtype_name,
         is_variable,
         name,
+        original,
         path,
         paths,
         read,
@@ -78,7 +80,7 @@ if IS_KERAS_2 and not TYPE_CHECKING:
 else:
     from keras import ops
 
-    from tfwd._keras3 import calls, optimizers, updates
+    from tfwd._keras3 import calls, convolutions, optimizers, training, updates
     from tfwd._keras3.layers import (
         CallState,
         Datasets,
@@ -123,6 +125,7 @@ else:
         dtype_name,
         is_variable,
         name,
+        original,
         path,
         paths,
         read,
@@ -153,6 +156,7 @@ __all__ = [
     "checkpoint",
     "clone",
     "constant",
+    "convolutions",
     "dtype_name",
     "embedding_matrix",
     "get_mask",
@@ -165,6 +169,7 @@ __all__ = [
     "name",
     "ops",
     "optimizers",
+    "original",
     "own_weights",
     "path",
     "paths",
@@ -178,6 +183,7 @@ __all__ = [
     "tf_variable",
     "tf_variables",
     "tie",
+    "training",
     "updates",
     "value",
 ]

@@ -42,6 +42,7 @@ _KERAS_LISTS = frozenset(
         "_updates",
         "__dict__",
         "weights",
+        "_undeduplicated_weights",
         "variables",
         "trainable_weights",
         "trainable_variables",

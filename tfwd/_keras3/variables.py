@@ -15,6 +15,11 @@ def is_variable(value: Any) -> bool:
     return isinstance(value, keras.Variable)
 
 
+def original(variable: keras.Variable) -> keras.Variable:
+    """The variable itself, whatever stands in its place while a substitution is open."""
+    return variable
+
+
 def value(variable: keras.Variable) -> tf.Tensor:
     """The variable's present value in its own dtype, whatever autocast scope is open."""
     with keras.src.backend.AutocastScope(None):
