@@ -119,7 +119,7 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
 
     def build(self, *args: Any, **kwargs: Any) -> None:
         if not self.layer.built and not _keras.has_default_build(self.layer):
-            self.layer.build(*args, **kwargs)
+            _keras.build(self.layer, *args, **kwargs)
             self.layer.built = True
         if _keras.has_weights(self.layer):
             self._chosen()

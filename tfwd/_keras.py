@@ -4,7 +4,8 @@ Keras offers no public way to run a layer on other values of its variables, to r
 call that is under way, or to follow the updates of an optimizer. What there is, is private or
 nearly so; it is used in `tfwd._keras3` and `tfwd._keras2` and nowhere else, under the same names,
 which this module gives out: those of layers and variables by themselves, and those of layers'
-calls, of optimizers and of their updates as the modules `calls`, `optimizers` and `updates`.
+calls, of optimizers, of their updates and of the steps of a training loop as the modules
+`calls`, `optimizers`, `updates` and `steps`.
 No other file asks which Keras it is.
 """
 
@@ -23,7 +24,7 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
     )
 
 if IS_KERAS_2 and not TYPE_CHECKING:
-    from tfwd._keras2 import calls, ops, optimizers, updates
+    from tfwd._keras2 import calls, ops, optimizers, steps, updates
     from tfwd._keras2.layers import (
         CallState,
         Datasets,
@@ -32,6 +33,7 @@ if IS_KERAS_2 and not TYPE_CHECKING:
         accepts_training,
         adopt_call,
         all_layers,
+        build,
         build_by_call,
         clone,
         get_mask,
@@ -73,7 +75,7 @@ if IS_KERAS_2 and not TYPE_CHECKING:
 else:
     from keras import ops
 
-    from tfwd._keras3 import calls, optimizers, updates
+    from tfwd._keras3 import calls, optimizers, steps, updates
     from tfwd._keras3.layers import (
         CallState,
         Datasets,
@@ -82,6 +84,7 @@ else:
         accepts_training,
         adopt_call,
         all_layers,
+        build,
         build_by_call,
         clone,
         get_mask,
@@ -134,6 +137,7 @@ __all__ = [
     "adopt_call",
     "all_layers",
     "assign",
+    "build",
     "build_by_call",
     "call_with_loop",
     "calls",
@@ -159,6 +163,7 @@ __all__ = [
     "serialize",
     "set_mask",
     "share",
+    "steps",
     "sublayers",
     "tf_variable",
     "tf_variables",

@@ -6,6 +6,8 @@ from typing import Any
 
 import keras
 
+from tfwd import _keras
+from tfwd._keras import steps
 from tfwd.lm import rules
 from tfwd.lm.errors import UserError
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
@@ -83,7 +85,7 @@ def make_optimizer(
     except (TypeError, ValueError) as error:
         raise UserError(f"optimizer {name} with {arguments}: {error}") from error
     if dtype_policy == "mixed_float16":
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        optimizer = steps.with_loss_scale(optimizer)
     return optimizer
 
 
@@ -98,13 +100,8 @@ def decaying(optimizer: keras.optimizers.Optimizer) -> DecoupledWeightDecay | No
 
 
 def _held(optimizer: Any, kind: type) -> Any:
-    while not isinstance(optimizer, kind):
-        names = ("inner_optimizer", "optimizer")
-        held = [getattr(optimizer, name, None) for name in names if name in vars(optimizer)]
-        if not held:
-            return None
-        optimizer = held[0]
-    return optimizer
+    held = _keras.optimizers.chain(optimizer)
+    return next((found for found in held if isinstance(found, kind)), None)
 
 
 def has_own_decay(name: str) -> bool:
