@@ -62,6 +62,7 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         grads_and_vars: Iterable[tuple[Any, Any]],
         name: str | None = None,
         decay_var_list: Iterable[Any] | None = None,
+        **kwargs: Any,
     ) -> Any:
         """One step.
 
@@ -69,12 +70,13 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
             grads_and_vars: pairs of a gradient and a variable.
             name: not used; tensorflow-addons takes one.
             decay_var_list: the variables to decay in this step; all by default.
+            kwargs: what else the extended optimizer's takes.
         """
         variables = list(decay_var_list or ())
         only = {_keras_optimizers.key(self, variable) for variable in variables}
         self._rules.only = only or None
         try:
-            return super().apply_gradients(grads_and_vars)
+            return super().apply_gradients(grads_and_vars, **kwargs)
         finally:
             self._rules.only = None
 

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd._keras import optimizers as _keras_optimizers
 from tfwd._keras import updates as _keras_updates
 
 SCALES = ("absolute", "learning_rate", "schedule")
@@ -61,22 +62,25 @@ class DecayRate:
         """Keeps the initial learning rates of those optimizers that were not known before.
 
         Raises:
-            ValueError: the scale divides by one that is 0.
+            ValueError: the scale divides by one that is 0, or there is none.
         """
+        for leaf in leaves:
+            if self.scale != "absolute" and not _keras_optimizers.has_learning_rate(leaf):
+                raise ValueError(
+                    f"{self.owner}: scale={self.scale!r} multiplies by the learning rate, and "
+                    f"{type(leaf).__name__} '{_keras_optimizers.name(leaf)}' has none; take "
+                    "scale='absolute'"
+                )
         if self.scale != "schedule":
             return
         for leaf in leaves[len(self.initial) :]:
-            rate = leaf._learning_rate
-            schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
             with tf.init_scope():  # one can be met first while a step is traced
-                if schedule:
-                    initial = float(rate(tf.constant(0, tf.int64)))
-                else:
-                    initial = float(rate() if callable(rate) else rate)
+                initial = _keras_optimizers.initial_rate(leaf)
             if initial <= 0:
+                named = f"{type(leaf).__name__} '{_keras_optimizers.name(leaf)}'"
                 raise ValueError(
                     f"{self.owner}: scale='schedule' divides by the initial learning rate, and "
-                    f"that of {type(leaf).__name__} '{leaf.name}' is {initial}; take "
+                    f"that of {named} is {initial}; take "
                     "scale='learning_rate' and divide weight_decay by the largest rate"
                 )
             self.initial = [*self.initial, initial]

@@ -178,7 +178,8 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
             share = 0.0
             if choice.multiplier:
                 leaf = _keras_optimizers.leaf_of(self.optimizer, variable)
-                rate = None if self.scale == "absolute" else leaf.learning_rate
+                absolute = self.scale == "absolute"
+                rate = None if absolute else _keras_optimizers.learning_rate(leaf)
                 share = choice.multiplier * float(self._decay_rate(leaf, leaves, rate, tf.float64))
             path, shape = _keras.path(variable), tuple(variable.shape)
             rows.append(DecayRow(path, shape, share, choice.multiplier, choice.reason))
@@ -198,10 +199,9 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
             _check_no_decay(type(self).__name__, leaf)
         self._decay_rate.note_initial(leaves)
 
-    def _apply(self, grads: list[Any], variables: list[Any]) -> None:
+    def _apply(self, grads: list[Any], variables: list[Any], make: Callable[[], Any]) -> Any:
         if self._decay_rate.is_zero:
-            super()._apply(grads, variables)
-            return
+            return super()._apply(grads, variables, make)
         unused = [v for g, v in zip(grads, variables, strict=True) if g is None]
         self._tell(unused, len(variables))
         leaves = _keras_optimizers.leaves(self.inner)
@@ -231,7 +231,7 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
             _keras_updates.intercepted(leaves, step, before),
             _keras_updates.without_warning_of_unused(),
         ):
-            super()._apply(grads, variables)
+            return super()._apply(grads, variables, make)
 
     def _tell(self, unused: list[Any], of: int) -> None:
         """Lists the variables without a gradient, once; none at all is Keras's error."""
@@ -246,7 +246,7 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         )
 
     def _decay_unused(self, leaf: Any, variable: tf.Variable) -> None:
-        fraction = self._fraction(leaf, variable, leaf.learning_rate)
+        fraction = self._fraction(leaf, variable, _keras_optimizers.learning_rate(leaf))
         if fraction is not None:
             decay(variable, fraction)
 
@@ -296,7 +296,7 @@ class _Rows:
         # Of one that was accumulated only the last step's rows are known, and on several replicas
         # only those of this one.
         several = tf.distribute.get_strategy().num_replicas_in_sync > 1
-        if leaf.gradient_accumulation_steps or several:
+        if _keras_optimizers.accumulates(leaf) or several:
             return None
         return self._given.get(self._key(variable))
 
@@ -328,7 +328,7 @@ def _check_no_decay(kind: str, optimizer: Any) -> None:
     if found is not None:
         name, value = found
         raise ValueError(
-            f"{kind}: {type(optimizer).__name__} '{optimizer.name}' decays weights already "
+            f"{kind}: {type(optimizer).__name__} '{_keras_optimizers.name(optimizer)}' decays weights already "
             f"({name}={value}), and they would be decayed twice; wrap one that does not (Adam in "
             f"place of AdamW), or set its {name} to {'None' if value is None else '0'}"
         )

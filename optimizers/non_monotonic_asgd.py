@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -86,17 +86,13 @@ class NonMonotonicASGD(_keras_optimizers.Wrapper):
         self._kept: list[keras.Variable | None] = []
 
     def _build(self, variables: list[keras.Variable]) -> None:
-        def scalar(name: str, dtype: str, value: float, shape: tuple[int, ...] = ()) -> Any:
-            initial = keras.initializers.Constant(value)
-            first = "only_first_replica"
-            return self.add_variable(shape, initial, dtype, aggregation=first, name=name)
-
-        n = self.non_monotone_interval
-        self._averaged_updates = scalar("averaged_updates", "int64", -1)  # -1: not triggered
-        self._evaluations = scalar("evaluations", "int64", 0)
-        self._best = scalar("best", "float64", math.inf)  # of all but the last n
-        self._recent = scalar("recent", "float64", math.inf, (n,))  # the last n, the newest last
-        self._is_exchanged = scalar("is_exchanged", "bool", 0)
+        own, n = self._add_variable, self.non_monotone_interval
+        self._averaged_updates = own("averaged_updates", "int64", -1)  # -1: not triggered
+        self._evaluations = own("evaluations", "int64", 0)
+        self._best = own("best", "float64", math.inf)  # of all but the last n
+        # The last n, the newest last.
+        self._recent = own("recent", "float64", math.inf, shape=(n,))
+        self._is_exchanged = own("is_exchanged", "bool", 0)
         self._averages = [
             None if _keras_updates.is_overwritten(variable) else self._slot(variable, "average")
             for variable in variables
@@ -112,10 +108,9 @@ class NonMonotonicASGD(_keras_optimizers.Wrapper):
 
     def _slot(self, variable: keras.Variable, name: str) -> keras.Variable:
         """A place for values of a variable, in single precision at least."""
-        wide = keras.backend.result_type(variable.dtype, "float32")
+        wide = "float64" if _keras.dtype_name(variable) == "float64" else "float32"
         name = f"{_keras.path(variable)}_{name}".replace("/", "_")
-        with tf.distribute.get_strategy().extended.colocate_vars_with(variable.value):
-            return self.add_variable(variable.shape, "zeros", wide, name=name)
+        return self._add_variable(name, wide, 0, like=variable)
 
     @property
     def triggered(self) -> bool:
@@ -176,42 +171,42 @@ class NonMonotonicASGD(_keras_optimizers.Wrapper):
         ):
             if average is None:
                 continue
-            raw = tf.identity(variable.value)
+            raw = tf.identity(_keras.value(variable))
             if kept is None:
-                variable.assign(average.value)
+                variable.assign(_keras.value(average))
                 average.assign(raw)
             elif back:
-                variable.assign(tf.cast(kept.value, variable.dtype))
+                variable.assign(tf.cast(_keras.value(kept), variable.dtype))
             else:
                 kept.assign(tf.cast(raw, kept.dtype))
-                variable.assign(tf.cast(average.value, variable.dtype))
+                variable.assign(tf.cast(_keras.value(average), variable.dtype))
         self._is_exchanged.assign(not back)
 
     def _pairs(self) -> list[tuple[keras.Variable, keras.Variable]]:
         pairs = zip(self._trainable_variables, self._averages, strict=True)
         return [(variable, average) for variable, average in pairs if average is not None]
 
-    def _apply(self, grads: list[Any], variables: list[Any]) -> None:
+    def _apply(self, grads: list[Any], variables: list[Any], make: Callable[[], Any]) -> Any:
         tf.debugging.Assert(
-            tf.logical_not(tf.convert_to_tensor(self._is_exchanged.value)),
+            tf.logical_not(_keras.value(self._is_exchanged)),
             [
                 "the averaged weights are in the model: fit with NonMonotonicASGDCallback(), or "
                 "call the optimizer's exchange() before training goes on"
             ],
         )
-        before = _keras.ops.convert_to_tensor(self.iterations) + 0
-        super()._apply(grads, variables)
-        # A loss scale or the accumulation of gradients may have made no update.
-        made = _keras.ops.convert_to_tensor(self.iterations) > before
-        begun = self._averaged_updates.value >= 0
+        with _keras_updates.noticed(self) as was_made:
+            result = super()._apply(grads, variables, make)
+            made = was_made()
+        begun = _keras.value(self._averaged_updates) >= 0
         self._averaged_updates.assign_add(tf.cast(made & begun, tf.int64))
-        count = tf.convert_to_tensor(self._averaged_updates.value)
+        count = _keras.value(self._averaged_updates)
         pairs = self._pairs()
         _keras_updates.on_every_replica(
             [average for _, average in pairs],
             lambda average, weight: _include(average, weight, count, made & begun),
-            [variable.value for variable, _ in pairs],
+            [_keras.tf_variable(variable) for variable, _ in pairs],
         )
+        return result
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "non_monotone_interval": self.non_monotone_interval}

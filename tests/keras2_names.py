@@ -54,8 +54,27 @@ def _ops() -> types.SimpleNamespace:
     )
 
 
+def _apply(self: Any, grads: Any, trainable_variables: Any) -> None:
+    self.apply_gradients(list(zip(grads, trainable_variables, strict=True)))
+
+
+def _apply_scaled(self: Any, grads: Any, trainable_variables: Any) -> None:
+    _apply(self, self.get_unscaled_gradients(grads), trainable_variables)
+
+
+def _optimizers() -> None:
+    """A step by `apply`, and the loss scale, which takes scaled gradients there."""
+    LossScale = keras.mixed_precision.LossScaleOptimizer
+    keras.optimizers.LossScaleOptimizer = LossScale
+    keras.optimizers.Optimizer.apply = keras.optimizers.legacy.Optimizer.apply = _apply
+    for kind in LossScale.__subclasses__():
+        kind.apply = _apply_scaled
+    keras.optimizers.Optimizer.built = property(lambda self: getattr(self, "_built", False))
+
+
 def install() -> None:
     """Adds the names to Keras 2."""
+    _optimizers()
     keras.Layer = keras.layers.Layer
     keras.Variable = _Variable
     keras.ops = _ops()

@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfwd import _keras
+
 # What decays by default must be told not to.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "AdamW": {"weight_decay": 0.0},
@@ -20,6 +22,7 @@ NAMES = sorted(
     and issubclass(found, keras.optimizers.Optimizer)
     and name not in WRAPPERS
 )
+tf_variable = _keras.tf_variable
 HAS_MULTI = hasattr(keras.optimizers, "MultiOptimizer")
 
 

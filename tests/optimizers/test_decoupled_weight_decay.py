@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import gradients, make, values, variables
+from optimizers_table import gradients, make, tf_variable, values, variables
 
 from tfwd import optimizers
 from tfwd.optimizers import DecoupledWeightDecay
@@ -138,7 +138,7 @@ def test_caffes_decay():
     optimizer, weights = DecoupledWeightDecay(make("SGD", RATE), 0.0005), variables()
     before = values(weights)
     for _ in range(10):
-        optimizer.apply([tf.zeros_like(v.value) for v in weights], weights)
+        optimizer.apply([tf.zeros_like(tf_variable(v)) for v in weights], weights)
     for found, old in zip(values(weights), before, strict=True):
         np.testing.assert_allclose(found, old * (1 - 0.0005) ** 10, rtol=1e-13)
 
@@ -269,10 +269,10 @@ def test_a_tied_embedding_decays_once():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_is_rounded_once(dtype):
     weight = keras.Variable(np.linspace(-2, 2, 41), dtype=dtype)
-    old = tf.cast(weight.value, tf.float64).numpy()
+    old = tf.cast(tf_variable(weight), tf.float64).numpy()
     DecoupledWeightDecay(make("SGD", 0.0), 0.01).apply([tf.zeros([41], dtype)], [weight])
     right = tf.cast(tf.constant(old * (1 - 0.01)), dtype)
-    np.testing.assert_array_equal(tf.cast(weight.value, tf.float32), tf.cast(right, tf.float32))
+    np.testing.assert_array_equal(tf.cast(tf_variable(weight), tf.float32), tf.cast(right, tf.float32))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -307,7 +307,7 @@ def test_clipping_leaves_the_rows_that_are_decayed_alone(clip: dict) -> None:
     optimizer = optimizers.DecoupledWeightDecay(inner, 0.5, sparse="rows")
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(embedding(tf.constant([1, 1, 3])))
-    gradient = tape.gradient(loss, embedding.embeddings.value)
+    gradient = tape.gradient(loss, tf_variable(embedding.embeddings))
     optimizer.apply([gradient], [embedding.embeddings])
     np.testing.assert_array_equal(embedding.embeddings.numpy()[:, 0], [1, 0.5, 1, 0.5, 1, 1])
 

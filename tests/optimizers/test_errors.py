@@ -4,8 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import make, model, values, variables
+from optimizers_table import make, model, tf_variable, values, variables
 
+from stacks import IS_KERAS_2
+
+from tfwd._keras import optimizers as _keras_optimizers
 from tfwd.optimizers import AdamW, DecoupledWeightDecay
 
 LossScale = keras.optimizers.LossScaleOptimizer
@@ -81,18 +84,20 @@ def test_arguments(arguments, error, words):
 
 
 def test_an_optimizer_with_updates_of_its_own_is_refused():
-    class Own(keras.optimizers.SGD):
-        def _backend_update_step(self, grads, trainable_variables, learning_rate):
-            pass
+    def update(self, *args):
+        pass
 
+    method = "_internal_apply_gradients" if IS_KERAS_2 else "_backend_update_step"
+    Own = type("Own", (keras.optimizers.SGD,), {method: update})
     with pytest.raises(TypeError, match="cannot follow the updates of Own"):
         DecoupledWeightDecay(Own(), 0.1)
 
 
 def test_a_subclass_with_an_update_step_of_its_own_is_not():
     class Sign(keras.optimizers.SGD):
-        def update_step(self, gradient, variable, learning_rate):
-            self.assign_sub(variable, tf.cast(learning_rate, variable.dtype) * tf.sign(gradient))
+        def update_step(self, gradient, variable, learning_rate=None):
+            rate = tf.cast(_keras_optimizers.learning_rate(self), variable.dtype)
+            tf_variable(variable).assign_sub(rate * tf.sign(gradient))
 
     weight = keras.Variable([4.0])
     DecoupledWeightDecay(Sign(1.0), 0.25).apply([tf.constant([7.0])], [weight])
@@ -112,7 +117,7 @@ def test_the_wrapped_optimizer_by_itself_does_not_decay():
     inner, weights = make("SGD", 0.0), variables()
     optimizer = DecoupledWeightDecay(inner, 0.5)
     other = DecoupledWeightDecay(inner, 0.25)
-    zeros = [tf.zeros_like(v.value) for v in weights]
+    zeros = [tf.zeros_like(tf_variable(v)) for v in weights]
     old = weights[0].numpy()
     optimizer.apply(zeros, weights)
     inner.apply(zeros, weights)
@@ -124,7 +129,7 @@ def test_the_wrapped_optimizer_by_itself_does_not_decay():
 
 def test_after_an_error_in_a_step_nothing_is_left_behind():
     class Broken(keras.optimizers.SGD):
-        def update_step(self, gradient, variable, learning_rate):
+        def update_step(self, gradient, variable, learning_rate=None):
             raise RuntimeError("broken")
 
     inner = Broken()
@@ -152,13 +157,14 @@ def test_the_table_says_why():
         multipliers={"hidden/bias": 3},
     )
     rows = optimizer.decay_table(model())
+    top = "" if IS_KERAS_2 else "m/"  # Keras 2 names variables without the model
     assert [(row.path, row.reason) for row in rows] == [
-        ("m/hidden/kernel", "include '.*kernel'"),
-        ("m/hidden/bias", "include 'hidden/bias', times 3 by 'hidden/bias'"),
-        ("m/out/kernel", "exclude 'out/.*'"),
-        ("m/out/bias", "exclude 'out/.*'"),
+        (f"{top}hidden/kernel", "include '.*kernel'"),
+        (f"{top}hidden/bias", "include 'hidden/bias', times 3 by 'hidden/bias'"),
+        (f"{top}out/kernel", "exclude 'out/.*'"),
+        (f"{top}out/bias", "exclude 'out/.*'"),
     ]
     np.testing.assert_allclose([row.decay for row in rows], [0.05, 0.15, 0, 0], rtol=1e-6)
     assert [row.multiplier for row in rows] == [1, 3, 0, 0]
     assert rows[0].shape == (4, 3)
-    assert "m/hidden/bias" in str(rows) and len(str(rows).splitlines()) == 5
+    assert f"{top}hidden/bias" in str(rows) and len(str(rows).splitlines()) == 5

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import HAS_MULTI, NAMES, assert_same, gradients, make, values, variables
+from optimizers_table import HAS_MULTI, NAMES, assert_same, gradients, make, tf_variable, values, variables
 
 from tfwd import optimizers
 
@@ -64,14 +64,14 @@ def test_in_a_tf_function_from_config_and_from_a_checkpoint(name, tmp_path):
     part, others = optimizers.DecoupledWeightDecay(make(name), 0.03, exclude="bias"), variables()
     part.build(others)
     steps(part, others, 0, 2)
-    state = tf.train.Checkpoint(optimizer=part, weights=[v.value for v in others])
+    state = tf.train.Checkpoint(optimizer=part, weights=[tf_variable(v) for v in others])
     path = state.write(str(tmp_path / "state"))
     fresh = variables()
     for variable in fresh:
         variable.assign(variable * 0)
     again = keras.optimizers.deserialize(keras.optimizers.serialize(part))
     again.build(fresh)
-    state = tf.train.Checkpoint(optimizer=again, weights=[v.value for v in fresh])
+    state = tf.train.Checkpoint(optimizer=again, weights=[tf_variable(v) for v in fresh])
     state.read(path).assert_existing_objects_matched()
     steps(again, fresh, 2, 2)
     assert_same(values(fresh), values(weights))

@@ -104,7 +104,7 @@ def test_config_has_every_argument():
     }
     optimizer = DecoupledWeightDecay(make("Adam", 0.25), **arguments)
     again = keras.optimizers.get(keras.optimizers.serialize(optimizer))
-    assert type(again) is DecoupledWeightDecay
+    assert again.__class__ is DecoupledWeightDecay
     for name, value in arguments.items():
         assert getattr(again, name) == value
     assert again.get_config() == optimizer.get_config()

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import X, assert_same, fit, gradients, make, model, values, variables
+from optimizers_table import X, assert_same, fit, gradients, make, model, tf_variable, values, variables
 
 from tfwd.optimizers import DecoupledWeightDecay
 
@@ -49,7 +49,7 @@ def test_a_loop_of_ones_own(plain, compiled):
         with tf.GradientTape() as tape:
             value = loss(y, net(x, training=True))
         weights = net.trainable_variables
-        found = tape.gradient(value, [v.value for v in weights])
+        found = tape.gradient(value, [tf_variable(v) for v in weights])
         optimizer.apply_gradients(zip(found, weights, strict=True))
 
     optimizer.build(net.trainable_variables)
@@ -189,7 +189,7 @@ def test_constraints_are_applied_after_it():
     weight = keras.Variable([3.0, 4.0])
     weight.constraint = keras.constraints.UnitNorm(axis=0)
     DecoupledWeightDecay(make("SGD"), D).apply([tf.zeros([2])], [weight])
-    assert float(tf.norm(weight.value)) == pytest.approx(1, rel=1e-6)
+    assert float(tf.norm(tf_variable(weight))) == pytest.approx(1, rel=1e-6)
 
 
 # The learning rate.
@@ -270,9 +270,9 @@ def test_rows_on_two_replicas(strategy, unused):
         strategy.run(replica)
 
     step()
-    for copy in strategy.experimental_local_results(table.value):
+    for copy in strategy.experimental_local_results(tf_variable(table)):
         np.testing.assert_array_equal(copy.numpy()[:, 0], [1, 0.5, 0.5, 0.5, 1])
-    for copy in strategy.experimental_local_results(other.value):
+    for copy in strategy.experimental_local_results(tf_variable(other)):
         np.testing.assert_array_equal(copy.numpy(), 0.5 if unused else 1)
 
 

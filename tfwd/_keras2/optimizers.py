@@ -1,1 +1,41 @@
-"""Optimizers inside optimizers, on Keras 2.15."""
+"""Optimizers inside optimizers, as Keras's optimizers need it beyond their public API."""
+
+from __future__ import annotations
+
+from tfwd._keras2.held import (
+    LossScaleOptimizer,
+    accumulates,
+    apply,
+    chain,
+    has_learning_rate,
+    initial_rate,
+    is_built_for,
+    key,
+    leaf_of,
+    learning_rate,
+    leaves,
+    name,
+    own_decay,
+    revived,
+    scale_loss,
+)
+from tfwd._keras2.wrapper import Wrapper
+
+__all__ = [
+    "LossScaleOptimizer",
+    "Wrapper",
+    "accumulates",
+    "apply",
+    "chain",
+    "has_learning_rate",
+    "initial_rate",
+    "is_built_for",
+    "key",
+    "leaf_of",
+    "learning_rate",
+    "leaves",
+    "name",
+    "own_decay",
+    "revived",
+    "scale_loss",
+]

@@ -1,1 +1,204 @@
-"""What is to happen with each update of a variable, on Keras 2.15."""
+"""What is to happen with each update of a variable, and nothing else.
+
+Keras has no public place for it. An optimizer makes an update by calling a method of its own for
+each variable: after clipping, never in a step that a loss scale skips, and on every replica. That
+method is replaced here on the instance for as long as a call of `apply` lasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfwd._keras2 import held
+from tfwd._keras2.variables import tf_variable
+
+# (the optimizer, its own update, gradient, variable, learning rate)
+Step = Callable[[Any, Callable[..., None], Any, tf.Variable, Any], None]
+
+
+def is_overwritten(variable: Any) -> bool:
+    """Whether Keras puts the gradient in the variable's place; Keras 2 never does."""
+    return False
+
+
+def schedule_step(optimizer: Any) -> tf.Tensor:
+    """The number of the step that Keras's own learning rate schedules are called with."""
+    return tf.convert_to_tensor(optimizer.iterations)
+
+
+@contextlib.contextmanager
+def intercepted(
+    optimizers: Sequence[Any], step: Step, before: Callable[[Any], None]
+) -> Iterator[None]:
+    """While open, each update of a variable goes through `step`, and each update of all `before`.
+
+    Args:
+        optimizers: as `leaves` returns them. Their own decay is left out meanwhile.
+        step: called in place of the optimizer's own method, with that as its second argument.
+        before: called with the optimizer once an update, before that of any variable.
+    """
+    # Replicas enter one after the other, and all are in it when the first leaves.
+    for leaf in optimizers:
+        depth, kept = vars(leaf).get("_tfwd_intercepted", (0, None))
+        if not depth:
+            methods = _methods(leaf, step, before)
+            kept = {name: vars(leaf).get(name) for name in methods}
+            for name, method in methods.items():
+                # Past Keras's tracking of attributes, which has no business with functions.
+                object.__setattr__(leaf, name, method)
+        object.__setattr__(leaf, "_tfwd_intercepted", (depth + 1, kept))
+    try:
+        yield
+    finally:
+        for leaf in optimizers:
+            depth, kept = leaf._tfwd_intercepted
+            if depth > 1:
+                object.__setattr__(leaf, "_tfwd_intercepted", (depth - 1, kept))
+                continue
+            object.__delattr__(leaf, "_tfwd_intercepted")
+            for name, method in kept.items():
+                object.__delattr__(leaf, name)
+                if method is not None:
+                    object.__setattr__(leaf, name, method)
+
+
+def _methods(leaf: Any, step: Step, before: Callable[[Any], None]) -> dict[str, Callable]:
+    """What stands in for the methods of an optimizer meanwhile."""
+    inside = False  # one of its methods, which may call another
+
+    def update(own: Callable[[Any, Any], Any], gradient: Any, variable: Any) -> Any:
+        nonlocal inside
+        if inside:
+            return own(gradient, variable)
+        made = None
+
+        def make(gradient: Any, variable: Any, rate: Any = None) -> None:
+            nonlocal inside, made
+            inside = True
+            try:
+                made = own(gradient, variable)
+            finally:
+                inside = False
+
+        step(leaf, make, gradient, variable, held.learning_rate(leaf))
+        return made
+
+    methods = _legacy_methods if held.is_legacy(leaf) else _new_methods
+    return methods(leaf, update, before)
+
+
+def _new_methods(
+    leaf: Any, update: Callable[..., Any], before: Callable[[Any], None]
+) -> dict[str, Callable]:
+    own, compiled = leaf.update_step, leaf._update_step_xla
+
+    # The compiled function is kept by the optimizer: nothing of the step may be traced into it.
+    def update_compiled(gradient: Any, variable: Any, key: int) -> None:
+        update(lambda g, v: compiled(g, v, key), gradient, variable)
+
+    return {
+        "update_step": lambda gradient, variable: update(own, gradient, variable),
+        "_update_step_xla": update_compiled,
+        "_apply_weight_decay": lambda variables: before(leaf),
+    }
+
+
+def _legacy_methods(
+    leaf: Any, update: Callable[..., Any], before: Callable[[Any], None]
+) -> dict[str, Callable]:
+    # Keras looks at the methods' arguments once, and keeps what it saw.
+    _ = leaf._dense_apply_args, leaf._sparse_apply_args
+    transform = leaf._transform_gradients
+
+    def dense(gradient: Any, variable: Any, **kwargs: Any) -> Any:
+        return update(lambda g, v: own_dense(g, v, **kwargs), gradient, variable)
+
+    def sparse(own: Callable) -> Callable:
+        def apply(gradient: Any, variable: Any, indices: Any, **kwargs: Any) -> Any:
+            return update(
+                lambda g, v: own(g.values, v, g.indices, **kwargs),
+                tf.IndexedSlices(gradient, indices),
+                variable,
+            )
+
+        return apply
+
+    def transformed(grads_and_vars: Any) -> Any:
+        before(leaf)
+        return transform(grads_and_vars)
+
+    own_dense = leaf._resource_apply_dense
+    return {
+        "_resource_apply_dense": dense,
+        "_resource_apply_sparse": sparse(leaf._resource_apply_sparse),
+        "_resource_apply_sparse_duplicate_indices": sparse(
+            leaf._resource_apply_sparse_duplicate_indices
+        ),
+        "_transform_gradients": transformed,
+    }
+
+
+def on_every_replica(variables: Sequence[Any], update: Callable[..., None], *args: Any) -> None:
+    """Calls `update(variable, *values)` on every replica's copy of each variable.
+
+    Args:
+        variables: variables of layers or of optimizers.
+        update: called with the copy, and with an element of each of `args`.
+        args: lists as long as `variables`, of what a replica has its own copy of.
+    """
+
+    def merged(strategy: tf.distribute.Strategy, *lists: Any) -> None:
+        for variable, *values in zip(*lists, strict=True):
+            strategy.extended.update(variable, update, args=tuple(values), group=False)
+
+    plain = [tf_variable(variable) for variable in variables]
+    tf.__internal__.distribute.interim.maybe_merge_call(
+        merged, tf.distribute.get_strategy(), plain, *args
+    )
+
+
+@contextlib.contextmanager
+def without_warning_of_unused() -> Iterator[None]:
+    """Keeps Keras from warning, in every step, of the variables that have no gradient."""
+
+    def other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("Gradients do not exist for variables")
+
+    logger = tf.get_logger()
+    logger.addFilter(other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(other)
+
+
+@contextlib.contextmanager
+def noticed(optimizer: Any) -> Iterator[Callable[[], Any]]:
+    """Tells whether a step of an optimizer made an update: a loss scale in it may skip it.
+
+    Yields:
+        A function that returns a boolean tensor, to be called after the step.
+    """
+    # (Keras 2 counts skipped steps too.)
+    scales = [s for s in held.chain(optimizer.inner) if isinstance(s, held.LossScaleOptimizer)]
+    if not scales or not scales[0].dynamic:
+        yield lambda: tf.constant(True)
+        return
+    state, told = scales[0]._loss_scale, []
+    own = state.update
+
+    def update(gradients: Any) -> Any:
+        result = own(gradients)
+        told.append(result[1])
+        return result
+
+    object.__setattr__(state, "update", update)
+    try:
+        yield lambda: told[-1]
+    finally:
+        vars(state).pop("update", None)  # another replica may have left before

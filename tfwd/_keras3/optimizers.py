@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras.optimizers import Optimizer
 from keras.src.utils import tracking
 
-_LossScale: Any = keras.optimizers.LossScaleOptimizer
+LossScaleOptimizer: Any = keras.optimizers.LossScaleOptimizer
+_LossScale = LossScaleOptimizer
 # A later addition of Keras: another optimizer for each variable.
 _Multi: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 
@@ -133,10 +135,38 @@ class Wrapper(Optimizer):
                 f"{type(self).__name__}: give the variables with the gradients, or call "
                 "build(variables) before"
             )
-        self._apply(grads, trainable_variables or list(self._trainable_variables))
+        variables = trainable_variables or list(self._trainable_variables)
+        self._apply(grads, variables, lambda: self.inner.apply(grads, variables))
 
-    def _apply(self, grads: list[Any], variables: list[Any]) -> None:
-        self.inner.apply(grads, variables)
+    def _apply(self, grads: list[Any], variables: list[Any], make: Callable[[], Any]) -> Any:
+        """Makes a step; subclasses do what they do around it.
+
+        Args:
+            grads: the gradients, None where there is none.
+            variables: the variables.
+            make: makes the step of the optimizer that is held.
+        """
+        return make()
+
+    def _add_variable(
+        self, name: str, dtype: str, value: Any, like: Any = None, shape: Sequence[int] = ()
+    ) -> keras.Variable:
+        """A new variable of this optimizer itself.
+
+        Args:
+            name: its name.
+            dtype: its dtype.
+            value: what all of it is at first.
+            like: a variable of a layer whose shape and place it takes; without one it is the same
+                on all replicas.
+            shape: its shape, without `like`.
+        """
+        initial = keras.initializers.Constant(value)
+        if like is None:
+            first = "only_first_replica"
+            return self.add_variable(shape, initial, dtype, aggregation=first, name=name)
+        with tf.distribute.get_strategy().extended.colocate_vars_with(like.value):
+            return self.add_variable(like.shape, initial, dtype, name=name)
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
         """One step, for pairs of a gradient and a variable; see Keras."""
@@ -293,6 +323,44 @@ def own_decay(optimizer: Optimizer) -> tuple[str, Any] | None:
         if name.endswith("weight_decay") and not name.startswith("_") and value:
             return name, value
     return None
+
+
+def name(optimizer: Optimizer) -> str:
+    """The optimizer's name."""
+    return optimizer.name
+
+
+def accumulates(optimizer: Optimizer) -> bool:
+    """Whether one update is made of the gradients of several steps."""
+    return bool(optimizer.gradient_accumulation_steps)
+
+
+def has_learning_rate(leaf: Optimizer) -> bool:
+    """Whether an optimizer has a learning rate; Keras's all have."""
+    return True
+
+
+def initial_rate(leaf: Optimizer) -> float:
+    """The learning rate of an optimizer's first update."""
+    rate: Any = leaf._learning_rate
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        return float(rate(tf.constant(0, tf.int64)))
+    return float(rate() if callable(rate) else rate)
+
+
+def learning_rate(leaf: Optimizer) -> Any:
+    """The learning rate of an update that is made now."""
+    return leaf.learning_rate
+
+
+def scale_loss(optimizer: Optimizer, loss: tf.Tensor) -> tf.Tensor:
+    """The loss times the scale of an optimizer, whose `apply` takes its gradients."""
+    return optimizer.scale_loss(loss)
+
+
+def apply(optimizer: Optimizer, grads: Any, variables: Any) -> None:
+    """One step, with the gradients of a loss that `scale_loss` has scaled."""
+    optimizer.apply(grads, variables)
 
 
 def key(optimizer: Optimizer, variable: Any) -> Any:

@@ -21,11 +21,6 @@ from keras.optimizers import Optimizer
 Step = Callable[[Any, Callable[..., None], Any, tf.Variable, Any], None]
 
 
-def path(variable: Any) -> str:
-    """The path of a Keras variable, or the name of a `tf.Variable`."""
-    return getattr(variable, "path", None) or variable.name.partition(":")[0]
-
-
 def is_overwritten(variable: Any) -> bool:
     """Whether Keras puts the gradient in the variable's place, as it does for float8 scales."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
@@ -99,6 +94,19 @@ def on_every_replica(variables: Sequence[Any], update: Callable[..., None], *arg
     tf.__internal__.distribute.interim.maybe_merge_call(
         merged, tf.distribute.get_strategy(), plain, *args
     )
+
+
+@contextlib.contextmanager
+def noticed(optimizer: Any) -> Iterator[Callable[[], Any]]:
+    """Tells whether a step of an optimizer made an update.
+
+    A loss scale in it may skip it, and gradients may be accumulated.
+
+    Yields:
+        A function that returns a boolean tensor, to be called after the step.
+    """
+    before = keras.ops.convert_to_tensor(optimizer.iterations) + 0
+    yield lambda: keras.ops.convert_to_tensor(optimizer.iterations) > before
 
 
 @contextlib.contextmanager

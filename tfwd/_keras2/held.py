@@ -1,0 +1,162 @@
+"""Optimizers inside optimizers on Keras 2.15, where there are two kinds that do not mix.
+
+The newer ones (`keras.optimizers`) update by `update_step`; the legacy ones
+(`keras.optimizers.legacy`, and all of tensorflow-addons') by `_resource_apply_dense` and the like.
+The functions look through tfwd's own wrappers, loss scales, and tensorflow-addons' averages.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+New: Any = keras.optimizers.Optimizer
+Legacy: Any = keras.optimizers.legacy.Optimizer
+LossScaleOptimizer: Any = keras.mixed_precision.LossScaleOptimizer
+
+
+class Holder:
+    """An optimizer of tfwd that holds another as `optimizer` and calls it as `inner`."""
+
+    optimizer: Any
+    inner: Any
+
+
+def is_legacy(optimizer: Any) -> bool:
+    """Whether it is an optimizer of the legacy kind."""
+    return isinstance(optimizer, Legacy)
+
+
+def name(optimizer: Any) -> str:
+    """The optimizer's name."""
+    return optimizer._name if is_legacy(optimizer) else optimizer.name
+
+
+def leaves(optimizer: Any) -> list[Any]:
+    """The optimizers that make the updates; here it is always one.
+
+    An average of tensorflow-addons around another optimizer makes one update with it.
+    """
+    while isinstance(optimizer, (Holder, LossScaleOptimizer)):
+        scales = isinstance(optimizer, LossScaleOptimizer)
+        optimizer = optimizer.inner_optimizer if scales else optimizer.inner
+    return [optimizer]
+
+
+def leaf_of(optimizer: Any, variable: Any) -> Any:
+    """The optimizer that makes the updates of one variable."""
+    return leaves(optimizer)[0]
+
+
+def is_built_for(optimizer: Any, variable: Any) -> bool:
+    """Whether an optimizer that is built makes the updates of a variable."""
+    return is_legacy(optimizer) or key(optimizer, variable) in optimizer._index_dict
+
+
+def chain(optimizer: Any) -> Iterator[Any]:
+    """The optimizer and all optimizers in it, the outer first."""
+    while optimizer is not None:
+        yield optimizer
+        if isinstance(optimizer, LossScaleOptimizer):
+            optimizer = optimizer.inner_optimizer
+        elif isinstance(optimizer, Holder):
+            optimizer = optimizer.optimizer
+        else:
+            optimizer = _averaged(optimizer)
+
+
+def _averaged(optimizer: Any) -> Any:
+    """The optimizer in Lookahead, SWA and MovingAverage of tensorflow-addons."""
+    held = vars(optimizer).get("_optimizer")
+    return held if is_legacy(held) else None
+
+
+def own_decay(optimizer: Any) -> tuple[str, Any] | None:
+    """The name and value of an argument by which an optimizer decays weights itself."""
+    arguments = optimizer._hyper if is_legacy(optimizer) else vars(optimizer)
+    for argument, value in arguments.items():
+        if not argument.endswith("weight_decay") or argument.startswith("_"):
+            continue
+        if isinstance(value, tf.Variable):
+            value = float(value.numpy())
+        if value:
+            return argument, value
+    return None
+
+
+def key(optimizer: Any, variable: Any) -> Any:
+    """What is the same for a variable and its copies on the replicas."""
+    if hasattr(variable, "_distributed_container"):
+        variable = variable._distributed_container()
+    return variable._unique_id
+
+
+def accumulates(optimizer: Any) -> bool:
+    """Whether one update is made of the gradients of several steps; on Keras 2 never."""
+    return False
+
+
+def _rate_of(leaf: Any) -> Any:
+    """The optimizer that has the learning rate: an average takes that of the one in it."""
+    return next((held for held in reversed(list(chain(leaf))) if is_legacy(held)), leaf)
+
+
+def has_learning_rate(leaf: Any) -> bool:
+    """Whether an optimizer has a learning rate; COCOB has none."""
+    return not is_legacy(leaf) or "learning_rate" in _rate_of(leaf)._hyper
+
+
+def initial_rate(leaf: Any) -> float:
+    """The learning rate of an optimizer's first update."""
+    source = _rate_of(leaf)
+    rate = source._hyper["learning_rate"] if is_legacy(leaf) else source._learning_rate
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        return float(rate(tf.constant(0, tf.int64)))
+    return float(rate() if callable(rate) and not tf.is_tensor(rate) else rate)
+
+
+def learning_rate(leaf: Any) -> Any:
+    """The learning rate of an update that is made now, None if there is no such thing."""
+    if not is_legacy(leaf):
+        rate = leaf._learning_rate
+        schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+        return rate(leaf.iterations) if schedule else rate
+    if not has_learning_rate(leaf):
+        return None
+    return _rate_of(leaf)._decayed_lr(tf.as_dtype(keras.backend.floatx()))
+
+
+def scale_loss(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
+    """The loss times the scale of an optimizer, whose `apply` takes its gradients."""
+    scale = _scale(optimizer)
+    return loss if scale is None else scale.get_scaled_loss(loss)
+
+
+def apply(optimizer: Any, grads: Any, variables: Any) -> None:
+    """One step, with the gradients of a loss that `scale_loss` has scaled."""
+    scale = _scale(optimizer)
+    if scale is not None:
+        grads = scale.get_unscaled_gradients(grads)
+    optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
+
+
+def _scale(optimizer: Any) -> Any:
+    while isinstance(optimizer, Holder):
+        optimizer = optimizer.inner
+    return optimizer if isinstance(optimizer, LossScaleOptimizer) else None
+
+
+def revived(config: dict[str, Any], custom_objects: Any = None) -> dict[str, Any]:
+    """The config with the Keras objects in it made from their own configs."""
+    made = {}
+    for argument, value in config.items():
+        if isinstance(value, dict) and "class_name" in value:
+            if str(value.get("registered_name")).startswith("Addons>"):
+                importlib.import_module("tensorflow_addons")  # which registers its classes
+            value = keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
+        made[argument] = value
+    return made

@@ -1,0 +1,305 @@
+"""`Wrapper`: an optimizer that stands in the place of one that it holds, of either kind.
+
+Keras 2.15 asks by class whether an optimizer is a new or a legacy one, and so do loss scales and
+tensorflow-addons. So the same class of tfwd makes instances of two: what is written for both kinds
+is in `Wrapper`, and the kind of the optimizer that is held decides between `NewWrapper` and
+`LegacyWrapper`, which have what Keras wants of each.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd._keras2 import held
+
+# What must be Keras's own in an optimizer, or its updates could not be followed.
+_FOLLOWED = {
+    False: ("_internal_apply_gradients", "_distributed_apply_gradients_fn", "_update_step"),
+    True: ("apply_gradients", "_distributed_apply"),
+}
+# Classes of tensorflow-addons that override these, but go on with Keras's.
+_FOLLOWABLE = ("AveragedOptimizerWrapper", "DecoupledWeightDecayExtension", "Lookahead")
+
+
+class _Kinds(type):
+    """Makes an instance of the new or of the legacy kind, as what it holds is."""
+
+    _kinds: dict[bool, type]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if issubclass(cls, (held.New, held.Legacy)):
+            return super().__call__(*args, **kwargs)
+        extended = getattr(cls, "base_optimizer", None)
+        given = kwargs.get("optimizer", args[0] if args else None)
+        legacy = issubclass(extended, held.Legacy) if extended else held.is_legacy(given)
+        return cls._of_kind(legacy)(*args, **kwargs)
+
+    def _of_kind(cls, legacy: bool) -> Any:
+        if "_kinds" not in vars(cls):
+            cls._kinds = {}
+        if legacy not in cls._kinds:
+            # The parts for either kind need this module, and it needs them only now.
+            from tfwd._keras2.wrapper_kinds import LegacyWrapper, NewWrapper
+
+            names = {
+                "__module__": cls.__module__,
+                "__qualname__": cls.__qualname__,
+                "__doc__": cls.__doc__,
+                # For whoever asks an instance for its class: Keras, when it saves one.
+                "__class__": property(lambda self: cls),
+            }
+            bases = (cls, LegacyWrapper if legacy else NewWrapper)
+            cls._kinds[legacy] = type.__new__(type(cls), cls.__name__, bases, names)
+        return cls._kinds[legacy]
+
+
+class Wrapper(held.Holder, metaclass=_Kinds):
+    """An optimizer that holds another one and is in its place: same variables, rate and steps.
+
+    Args:
+        optimizer: the other one, a Keras optimizer, or the name of one (of the newer kind).
+        name: of this one; Keras makes one up by default.
+
+    Raises:
+        TypeError: it is not a Keras optimizer.
+    """
+
+    built = False
+    # Of the kind:
+    name: str
+    _variables: list[tf.Variable]
+    _begin: Callable[[str | None], None]  # makes what it needs before anything else
+    _build_inner: Callable[[list[Any]], None]
+    _track_trackable: Callable[..., Any]
+    build: Callable[[Sequence[Any]], None]
+
+    def __init__(self, optimizer: Any, name: str | None = None) -> None:
+        inner = self._as_optimizer(optimizer)
+        self._begin(name)
+        object.__setattr__(self, "_scaled_outside", False)
+        object.__setattr__(self, "optimizer", inner)
+        self._track_trackable(inner, "optimizer")
+
+    def _as_optimizer(self, optimizer: Any) -> Any:
+        kind = type(self).__name__
+        if isinstance(optimizer, str):
+            optimizer = keras.optimizers.get(optimizer)
+        if not isinstance(optimizer, (held.New, held.Legacy)):
+            raise TypeError(
+                f"{kind} needs an optimizer of keras.optimizers, and {optimizer!r} is a "
+                f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+            )
+        for leaf in held.leaves(optimizer):
+            for method in _FOLLOWED[held.is_legacy(leaf)]:
+                definer = next(cls for cls in type(leaf).__mro__ if method in vars(cls))
+                addons = definer.__module__.startswith("tensorflow_addons.")
+                if addons and definer.__name__ in _FOLLOWABLE:
+                    continue
+                if not definer.__module__.startswith("keras."):
+                    raise TypeError(
+                        f"{kind} cannot follow the updates of {type(leaf).__name__}: it has a "
+                        f"{method} of its own, and it can follow what overrides update_step or "
+                        "_resource_apply_dense alone"
+                    )
+        return optimizer
+
+    @property
+    def inner(self) -> Any:
+        """The optimizer that is called: the one held, without a loss scale that is not needed."""
+        return self.optimizer.inner_optimizer if self._scaled_outside else self.optimizer
+
+    @property
+    def inner_optimizer(self) -> Any:
+        """The same, by the name that loss scales have for it."""
+        return self.inner
+
+    def __getattr__(self, name: str) -> Any:
+        # Called for what is not found here: momentum, beta_1, clipnorm, use_ema, ...
+        if name.startswith("_") or "optimizer" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.inner, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return type(self).from_config(copy.deepcopy(self.get_config(), memo))
+
+    def __copy__(self) -> Any:
+        return type(self).from_config(self.get_config())
+
+    @property
+    def _is_wrapped_by_loss_scale_optimizer(self) -> bool:
+        return vars(self).get("_is_scaled", False)
+
+    @_is_wrapped_by_loss_scale_optimizer.setter
+    def _is_wrapped_by_loss_scale_optimizer(self, value: bool) -> None:
+        object.__setattr__(self, "_is_scaled", value)
+        if value and isinstance(self.optimizer, held.LossScaleOptimizer):
+            self._give_up_scale()
+
+    def _give_up_scale(self) -> None:
+        # Whoever puts a loss scale around this one turns it off inside, or gradients would be
+        # divided twice. Keras's `compile` does under mixed_float16.
+        scale = self.optimizer
+        if (scale.initial_scale, scale.dynamic_growth_steps) != (2.0**15, 2000):
+            warnings.warn(
+                f"{type(self).__name__} '{self.name}' holds a LossScaleOptimizer and is in "
+                "another one, which alone acts; its arguments are lost. Put the loss scale around",
+                stacklevel=4,
+            )
+        object.__setattr__(self, "_scaled_outside", True)
+
+    def _build_once(self, variables: Sequence[Any]) -> None:
+        """Makes the state for the variables: the held optimizer's, then its own."""
+        variables = list(variables)
+        self._check_variables(variables)
+        self._build_inner(variables)
+        self._build(variables)
+        # The model's variables are none of the optimizer's.
+        object.__setattr__(self, "_trainable_variables", variables)
+        self.built = True
+
+    def _check_variables(self, variables: list[Any]) -> None:
+        """Raises before anything is made, if these variables will not do."""
+
+    def _build(self, variables: list[Any]) -> None:
+        """Makes what this optimizer itself needs for the variables."""
+
+    def _add_variable(
+        self, name: str, dtype: Any, value: Any, like: Any = None, shape: Sequence[int] = ()
+    ) -> tf.Variable:
+        """A new variable of this optimizer itself.
+
+        Args:
+            name: its name.
+            dtype: its dtype.
+            value: what all of it is at first.
+            like: a variable of a layer whose shape and place it takes; without one it is the same
+                on all replicas.
+            shape: its shape, without `like`.
+        """
+        strategy = tf.distribute.get_strategy()
+        with tf.init_scope():
+            if like is None:
+                aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+                variable = tf.Variable(
+                    tf.fill(shape, tf.cast(value, dtype)),
+                    trainable=False,
+                    name=name,
+                    aggregation=aggregation,
+                )
+            else:
+                with strategy.extended.colocate_vars_with(like):
+                    initial = tf.fill(like.shape, tf.cast(value, dtype))
+                    variable = tf.Variable(initial, trainable=False, name=name)
+        self._variables.append(variable)
+        return variable
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """One step, with the gradients of a loss that `scale_loss` has scaled; as on Keras 3."""
+        grads = list(grads)
+        if not grads:
+            return
+        if trainable_variables is None:
+            if not self.built:
+                raise ValueError(
+                    f"{type(self).__name__}: give the variables with the gradients, or call "
+                    "build(variables) before"
+                )
+            trainable_variables = self._trainable_variables
+        held.apply(self, grads, list(trainable_variables))
+
+    def scale_loss(self, loss: Any) -> Any:
+        """The loss times the scale of a loss scale that is held."""
+        return held.scale_loss(self, loss)
+
+    def apply_gradients(
+        self, grads_and_vars: Any, name: str | None = None, **kwargs: Any
+    ) -> Any:
+        """One step, for pairs of a gradient and a variable; see Keras."""
+        pairs = list(grads_and_vars)
+        if not pairs:
+            return self.iterations
+        grads, variables = (list(part) for part in zip(*pairs, strict=True))
+        with tf.name_scope(self.name), tf.init_scope():
+            self.build(variables)
+        made = self._apply(
+            grads, variables, lambda: self.inner.apply_gradients(pairs, **kwargs)
+        )
+        return self.iterations if made is None else made
+
+    def _apply(self, grads: list[Any], variables: list[Any], make: Callable[[], Any]) -> Any:
+        """Makes a step; subclasses do what they do around it.
+
+        Args:
+            grads: the gradients, None where there is none.
+            variables: the variables.
+            make: makes the step of the optimizer that is held.
+        """
+        return make()
+
+    @property
+    def iterations(self) -> Any:
+        return self.inner.iterations
+
+    @iterations.setter
+    def iterations(self, variable: Any) -> None:
+        self.inner.iterations = variable
+
+    @property
+    def learning_rate(self) -> Any:
+        return self.inner.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.inner.learning_rate = value
+
+    @property
+    def lr(self) -> Any:
+        return self.learning_rate
+
+    @lr.setter
+    def lr(self, value: Any) -> None:
+        self.learning_rate = value
+
+    @property
+    def variables(self) -> Any:
+        """All variables: its own, then the held optimizer's."""
+        theirs = self.inner.variables
+        return _Variables([*self._variables, *(theirs() if callable(theirs) else theirs)])
+
+    @property
+    def weights(self) -> Any:
+        return self.variables
+
+    def get_weights(self) -> list[Any]:
+        """The values of all `variables`."""
+        return [variable.numpy() for variable in self.variables]
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Sets all `variables`; see Keras."""
+        own = len(self._variables)
+        for variable, value in zip(self._variables, weights[:own], strict=True):
+            variable.assign(value)
+        self.inner.set_weights(list(weights[own:]))
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "optimizer": keras.saving.serialize_keras_object(self.optimizer),
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        return cls(**held.revived(config, custom_objects))
+
+
+class _Variables(list):
+    """A list that can be called, as Keras 2's code calls a legacy optimizer's `variables`."""
+
+    def __call__(self) -> list[Any]:
+        return self

@@ -1,0 +1,231 @@
+"""What Keras 2.15 wants of an optimizer that is a new one, and of one that is a legacy one.
+
+Both are bases of the classes that `Wrapper` makes; what they override in Keras's class stands here,
+what Keras does not have stands in `Wrapper`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from keras.src import backend
+from keras.src.utils.generic_utils import to_snake_case
+
+from tfwd._keras2 import held
+
+
+class NewWrapper(held.New):
+    """A wrapper around an optimizer of `keras.optimizers`."""
+
+    def _begin(self: Any, name: str | None) -> None:
+        # Not Keras's constructor: step counter, rate and arguments are the held optimizer's, found
+        # by properties and by __getattr__.
+        made_up = to_snake_case(type(self).__name__)
+        self.name = name or backend.unique_object_name(made_up, zero_based=True)
+        self._variables = []
+        self._mesh, self._run_with_dtensor = None, False
+        self._distribution_strategy = tf.distribute.get_strategy()
+
+    @property
+    def _iterations(self: Any) -> Any:
+        return self.inner.iterations
+
+    @property
+    def _learning_rate(self: Any) -> Any:
+        return self.inner._learning_rate
+
+    @property
+    def _model_variables_moving_average(self: Any) -> list[Any]:
+        return self.inner._model_variables_moving_average
+
+    def build(self: Any, var_list: Sequence[Any]) -> None:
+        """Makes the state for the variables: the held optimizer's, then its own."""
+        if not self.built:
+            self._build_once(var_list)
+
+    def _build_inner(self: Any, variables: list[Any]) -> None:
+        self.inner.build(variables)
+
+    def compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """The gradients, which a loss scale inside computes in its own way."""
+        return self.inner.compute_gradients(loss, var_list, tape)
+
+    def aggregate_gradients(self: Any, grads_and_vars: Any) -> Any:
+        return self.inner.aggregate_gradients(grads_and_vars)
+
+    def finalize_variable_values(self: Any, var_list: Any) -> None:
+        self.inner.finalize_variable_values(var_list)
+
+    # The optimizer that is held is saved by Keras as an attribute of this one.
+    def save_own_variables(self: Any, store: Any) -> None:
+        for i, variable in enumerate(self._variables):
+            store[str(i)] = variable.numpy()
+
+    def load_own_variables(self: Any, store: Any) -> None:
+        if len(store.keys()) != len(self._variables):
+            warnings.warn(
+                f"the saved state of optimizer '{self.name}' has {len(store.keys())} variables and "
+                f"the optimizer has {len(self._variables)}; it is not loaded",
+                stacklevel=2,
+            )
+            return
+        for i, variable in enumerate(self._variables):
+            variable.assign(store[str(i)])
+
+
+class LegacyWrapper(held.Legacy):
+    """A wrapper around an optimizer of `keras.optimizers.legacy` or of tensorflow-addons.
+
+    It can stand inside tensorflow-addons' averages. These do not call `apply_gradients` of the
+    optimizer that they hold, but its methods for a single variable.
+    """
+
+    _HAS_AGGREGATE_GRAD = True
+
+    def _begin(self: Any, name: str | None) -> None:
+        # Not Keras's constructor, as above. No argument is a hyperparameter of this one.
+        object.__setattr__(self, "_hyper", {})
+        self._init_set_name(name)
+        object.__setattr__(self, "_weights", [])
+        object.__setattr__(self, "_known", {})
+        self._distribution_strategy = None
+        if tf.distribute.has_strategy():
+            self._distribution_strategy = tf.distribute.get_strategy()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in getattr(vars(self).get("optimizer"), "_hyper", ()):
+            if not isinstance(getattr(type(self), name, None), property):
+                setattr(self.inner, name, value)  # optimizer.beta_1 = 0.8
+                return
+        object.__setattr__(self, name, value)
+
+    @property
+    def name(self: Any) -> str:
+        return self._name
+
+    @property
+    def _variables(self: Any) -> list[Any]:
+        return self._weights
+
+    @property
+    def _iterations(self: Any) -> Any:
+        return self.inner._iterations
+
+    @_iterations.setter
+    def _iterations(self: Any, variable: Any) -> None:
+        self.inner._iterations = variable  # an average around gives its own
+
+    def build(self: Any, var_list: Sequence[Any]) -> None:
+        """Makes the state for the variables: the held optimizer's, then its own.
+
+        A legacy optimizer may meet further variables later, as those of a layer that had no
+        gradient before.
+        """
+        variables = {held.key(self, variable): variable for variable in var_list}
+        if not variables.keys() - self._known.keys() and self.built:
+            return
+        if self._variables:
+            raise ValueError(
+                f"{type(self).__name__} '{self.name}' was built for other variables: call "
+                "build(variables) with all of them before training begins"
+            )
+        self._known.update(variables)
+        try:
+            self._build_once(list(self._known.values()))
+        except ValueError:
+            self._known.clear()
+            raise
+        for i, variable in enumerate(self._variables):
+            self._track_trackable(variable, f"own_{i}", overwrite=True)
+
+    def _build_inner(self: Any, variables: list[Any]) -> None:
+        self.inner._create_all_weights(variables)
+
+    def _create_all_weights(self: Any, var_list: Any) -> None:
+        self.build(var_list)
+
+    def _create_slots(self: Any, var_list: Any) -> None:
+        # By an average around; that has no place for the counter and the rates.
+        self.build(var_list)
+
+    def _create_hypers(self: Any) -> None:
+        self.inner._create_hypers()
+
+    def _get_hyper(self: Any, name: str, dtype: Any = None) -> Any:
+        return self.inner._get_hyper(name, dtype)
+
+    def _set_hyper(self: Any, name: str, value: Any) -> None:
+        self.inner._set_hyper(name, value)
+
+    def _decayed_lr(self: Any, var_dtype: Any) -> Any:
+        return self.inner._decayed_lr(var_dtype)
+
+    def _prepare(self: Any, var_list: Any) -> Any:
+        return self.inner._prepare(var_list)
+
+    def _prepare_local(self: Any, var_device: Any, var_dtype: Any, apply_state: Any) -> None:
+        self.inner._prepare_local(var_device, var_dtype, apply_state)
+
+    def _compute_gradients(
+        self: Any, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
+    ) -> Any:
+        return self.inner._compute_gradients(loss, var_list, grad_loss, tape)
+
+    def _transform_unaggregated_gradients(self: Any, grads_and_vars: Any) -> Any:
+        return self.inner._transform_unaggregated_gradients(grads_and_vars)
+
+    def _aggregate_gradients(self: Any, grads_and_vars: Any) -> Any:
+        return self.inner._aggregate_gradients(grads_and_vars)
+
+    # Slots are the held optimizer's, and saved with that.
+    def get_slot_names(self) -> list[str]:
+        return []
+
+    def get_slot(self: Any, var: Any, slot_name: str) -> Any:
+        return self.inner.get_slot(var, slot_name)
+
+    # Called by an average around it, for one variable at a time.
+
+    @property
+    def _dense_apply_args(self: Any) -> list[str]:
+        return self.inner._dense_apply_args
+
+    @property
+    def _sparse_apply_args(self: Any) -> list[str]:
+        return self.inner._sparse_apply_args
+
+    def _resource_apply_dense(self: Any, grad: Any, var: Any, **kwargs: Any) -> Any:
+        make = self._own("_resource_apply_dense")
+        return self._apply([grad], [var], lambda: make(grad, var, **kwargs))
+
+    def _resource_apply_sparse(
+        self: Any, grad: Any, var: Any, indices: Any, **kwargs: Any
+    ) -> Any:
+        return self._apply_sparse("_resource_apply_sparse", grad, var, indices, kwargs)
+
+    def _resource_apply_sparse_duplicate_indices(
+        self: Any, grad: Any, var: Any, indices: Any, **kwargs: Any
+    ) -> Any:
+        method = "_resource_apply_sparse_duplicate_indices"
+        return self._apply_sparse(method, grad, var, indices, kwargs)
+
+    def _apply_sparse(
+        self: Any, method: str, grad: Any, var: Any, indices: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        make = self._own(method)
+        gradient = tf.IndexedSlices(grad, indices)
+        return self._apply([gradient], [var], lambda: make(grad, var, indices, **kwargs))
+
+    def _own(self: Any, method: str) -> Callable[..., Any]:
+        """The held optimizer's method for one variable, looked up when it is called."""
+        kind = type(self).__name__
+        if self._variables or vars(self).get("decay_unused"):
+            what = "decay_unused=True" if not self._variables else "what it does"
+            raise ValueError(
+                f"{kind} '{self.name}' is inside an average that updates one variable at a time, "
+                f"and {what} is of all of them: put {kind} around the average"
+            )
+        return lambda *args, **kwargs: getattr(self.inner, method)(*args, **kwargs)
