@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import keras
 
-IS_KERAS_2 = keras.__version__.startswith("2.")
+GENERATION = int(keras.__version__.partition(".")[0])
+IS_KERAS_2 = GENERATION == 2
 
 if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -125,6 +126,7 @@ else:
     )
 
 __all__ = [
+    "GENERATION",
     "IS_KERAS_2",
     "CallState",
     "Datasets",
