@@ -7,7 +7,9 @@ its own way.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,18 +35,26 @@ ADDONS = (
 )
 
 
-def classes() -> dict[str, type]:
-    """The optimizers that there are, by the names that a user gives."""
-    found = {
-        name: kind
+def names() -> list[str]:
+    """The names of the optimizers that there are, as a user gives them."""
+    found = [
+        name
         for name, kind in vars(keras.optimizers).items()
         if inspect.isclass(kind) and issubclass(kind, Optimizer) and name != "Optimizer"
-    }
-    try:
+    ]
+    if importlib.util.find_spec("tensorflow_addons") is not None:
+        found += [f"tfa.{name}" for name in ADDONS]
+    return found
+
+
+def optimizer_class(name: str) -> type:
+    """The optimizer of one of the names."""
+    if not name.startswith("tfa."):
+        return getattr(keras.optimizers, name)
+    with warnings.catch_warnings():  # that its development has ended, which the user knows
+        warnings.simplefilter("ignore")
         import tensorflow_addons
-    except ImportError:
-        return found
-    return found | {f"tfa.{name}": getattr(tensorflow_addons.optimizers, name) for name in ADDONS}
+    return getattr(tensorflow_addons.optimizers, name.removeprefix("tfa."))
 
 
 def with_loss_scale(optimizer: Any) -> Any:

@@ -17,15 +17,20 @@ from keras.optimizers import Optimizer
 _LossScale: Any = keras.optimizers.LossScaleOptimizer
 
 
-def classes() -> dict[str, type]:
-    """The optimizers that there are, by the names that a user gives."""
-    return {
-        name: found
+def names() -> list[str]:
+    """The names of the optimizers that there are, as a user gives them."""
+    return [
+        name
         for name, found in vars(keras.optimizers).items()
         if inspect.isclass(found)
         and issubclass(found, Optimizer)
         and name not in ("Optimizer", "LossScaleOptimizer")
-    }
+    ]
+
+
+def optimizer_class(name: str) -> type:
+    """The optimizer of one of the names."""
+    return getattr(keras.optimizers, name)
 
 
 def with_loss_scale(optimizer: Optimizer) -> Optimizer:
