@@ -72,7 +72,7 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
     Example:
         >>> import keras
         >>> optimizer = DecoupledWeightDecay(keras.optimizers.SGD(0.1), 0.25)
-        >>> weight = keras.Variable([4.0, 8.0], name="weight")
+        >>> weight = tf.Variable([4.0, 8.0], name="weight")
         >>> optimizer.apply([tf.constant([10.0, 0.0])], [weight])
         >>> weight.numpy()
         array([2., 6.], dtype=float32)
@@ -163,13 +163,13 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
 
         Example:
             >>> import keras
-            >>> layers = [keras.Input((2,)), keras.layers.Dense(3, name="score")]
-            >>> model = keras.Sequential(layers, name="m")
+            >>> layer = keras.layers.Dense(3, name="score")
+            >>> scores = layer(tf.ones((1, 2)))
             >>> optimizer = DecoupledWeightDecay("adam", 0.0005, exclude="bias")
-            >>> print(optimizer.decay_table(model))
-            variable        shape  decay an update  why
-            m/score/kernel    2x3           0.0005  every variable
-            m/score/bias        3                -  exclude 'bias'
+            >>> print(optimizer.decay_table(layer))
+            variable      shape  decay an update  why
+            score/kernel    2x3           0.0005  every variable
+            score/bias        3                -  exclude 'bias'
         """
         variables = getattr(model, "trainable_variables", model)
         rows = DecayTable()
@@ -213,14 +213,16 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         ) -> None:
             fraction = self._fraction(leaf, variable, rate) if first(variable) else None
             named = rows(leaf, gradient, variable) if rows else None
+            done = None
             if fraction is not None and named is not None:
-                decay_rows(variable, named, fraction)
+                done = decay_rows(variable, named, fraction)
             elif fraction is not None and self._fused.takes(leaf, gradient, variable):
                 self._fused(own, gradient, variable, rate, fraction)
                 return
             elif fraction is not None:
-                decay(variable, fraction)
-            own(gradient, variable, rate)
+                done = decay(variable, fraction)
+            with _keras_updates.after(leaf, done):
+                own(gradient, variable, rate)
 
         def before(leaf: Any) -> None:
             mine = [v for v in unused if _keras_optimizers.is_built_for(leaf, v)]
@@ -327,8 +329,9 @@ def _check_no_decay(kind: str, optimizer: Any) -> None:
         found = ("weight_decay", optimizer.weight_decay)
     if found is not None:
         name, value = found
+        named = f"{type(optimizer).__name__} '{_keras_optimizers.name(optimizer)}'"
         raise ValueError(
-            f"{kind}: {type(optimizer).__name__} '{_keras_optimizers.name(optimizer)}' decays weights already "
-            f"({name}={value}), and they would be decayed twice; wrap one that does not (Adam in "
-            f"place of AdamW), or set its {name} to {'None' if value is None else '0'}"
+            f"{kind}: {named} decays weights already ({name}={value}), and they would be decayed "
+            "twice; wrap one that does not (Adam in place of AdamW), or set its "
+            f"{name} to {'None' if value is None else '0'}"
         )

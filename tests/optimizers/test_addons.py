@@ -4,7 +4,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import assert_same, fit, gradients, make, model, tf_variable, values, variables
+from optimizers_table import (
+    assert_same,
+    fit,
+    gradients,
+    make,
+    model,
+    tf_variable,
+    values,
+    variables,
+)
 
 from tfwd.optimizers import SGDW, AdamW, extend_with_decoupled_weight_decay
 
@@ -77,7 +86,9 @@ def test_minimize():
     weight = keras.Variable([2.0], name="w")
     other = tf.Variable([2.0], name="other")
     optimizer = SGDW(0.25, 1.0)
-    optimizer.minimize(lambda: 3 * tf_variable(weight) + other, [weight, other], decay_var_list=[weight])
+    optimizer.minimize(
+        lambda: 3 * tf_variable(weight) + other, [weight, other], decay_var_list=[weight]
+    )
     assert (float(weight[0]), float(other[0])) == (2 * 0.75 - 3, 1.0)
     with tf.GradientTape() as tape:
         loss = 3 * tf_variable(weight)

@@ -4,7 +4,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import HAS_MULTI, NAMES, assert_same, gradients, make, tf_variable, values, variables
+from optimizers_table import (
+    HAS_MULTI,
+    NAMES,
+    assert_same,
+    gradients,
+    make,
+    tf_variable,
+    values,
+    variables,
+)
 
 from tfwd import optimizers
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optimizers_table import X, Y, assert_same, fit, gradients, make, model, values, variables
+from stacks import needs_keras3
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD, NonMonotonicASGDCallback
 
@@ -156,6 +157,7 @@ def test_a_skipped_step_is_not_averaged(outside):
             np.testing.assert_allclose(variable.numpy(), mean, rtol=1e-5)
 
 
+@needs_keras3("accumulation of gradients")
 def test_accumulated_gradients_are_averaged_once_an_update():
     optimizer, weights = built(gradient_accumulation_steps=2)
     trigger(optimizer)

@@ -77,7 +77,7 @@ def _averaged(optimizer: Any) -> Any:
 
 def own_decay(optimizer: Any) -> tuple[str, Any] | None:
     """The name and value of an argument by which an optimizer decays weights itself."""
-    arguments = optimizer._hyper if is_legacy(optimizer) else vars(optimizer)
+    arguments = vars(optimizer).get("_hyper", {}) if is_legacy(optimizer) else vars(optimizer)
     for argument, value in arguments.items():
         if not argument.endswith("weight_decay") or argument.startswith("_"):
             continue
@@ -90,8 +90,10 @@ def own_decay(optimizer: Any) -> tuple[str, Any] | None:
 
 def key(optimizer: Any, variable: Any) -> Any:
     """What is the same for a variable and its copies on the replicas."""
-    if hasattr(variable, "_distributed_container"):
-        variable = variable._distributed_container()
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        for copy in (variable, getattr(variable, "handle", None)):
+            if hasattr(copy, "_distributed_container"):
+                return copy._distributed_container()._unique_id
     return variable._unique_id
 
 

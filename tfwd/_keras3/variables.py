@@ -38,7 +38,7 @@ def tf_variables(variable: keras.Variable) -> list[tf.Variable]:
 
 def tf_variable(variable: keras.Variable) -> tf.Variable:
     """The `tf.Variable` behind a Keras variable, which TensorFlow's checkpoints can track."""
-    return variable._value
+    return variable._value if isinstance(variable, keras.Variable) else variable
 
 
 def path(variable: Any) -> str:
