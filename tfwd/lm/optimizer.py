@@ -29,7 +29,7 @@ def make_optimizer(
     kwargs: dict[str, Any] | None = None,
     dtype_policy: str = "float32",
 ) -> keras.optimizers.Optimizer:
-    """Makes an optimizer of Keras or tensorflow-addons, in `DecoupledWeightDecay` and the like if asked.
+    """Makes an optimizer of Keras or tensorflow-addons, and puts around it what is asked for.
 
     Args:
         name: the class's name, in any case: "sgd", "Adam", with tensorflow-addons "tfa.LAMB".
