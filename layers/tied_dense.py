@@ -82,6 +82,7 @@ class TiedDense(keras.layers.Layer):
             self.bias = self.add_weight(
                 shape=(words,), initializer=self.bias_initializer, name="bias"
             )
+        self.built = True
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         matrix = tf.cast(tf.convert_to_tensor(self.embedding.embeddings), self.compute_dtype)

@@ -85,6 +85,13 @@ def set_mask(tensor: Any, mask: Any) -> None:
     tensor._keras_mask = mask
 
 
+def build(layer: Any, *args: Any, **kwargs: Any) -> None:
+    """Builds a layer that another one holds, its variables named and itself marked as by a call."""
+    with tf.name_scope(layer.name):
+        layer.build(*args, **kwargs)
+    layer.built = True
+
+
 def build_by_call(layer: Any, args: tuple, kwargs: dict) -> None:
     """Builds a layer that only a call can build, by a call whose result is thrown away."""
     with tf.__internal__.FuncGraph("tfwd_build").as_default():
