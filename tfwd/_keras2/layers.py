@@ -85,13 +85,6 @@ def set_mask(tensor: Any, mask: Any) -> None:
     tensor._keras_mask = mask
 
 
-def build(layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Builds a layer that another one holds, its variables named and itself marked as by a call."""
-    with tf.name_scope(layer.name):
-        layer.build(*args, **kwargs)
-    layer.built = True
-
-
 def build_by_call(layer: Any, args: tuple, kwargs: dict) -> None:
     """Builds a layer that only a call can build, by a call whose result is thrown away."""
     with tf.__internal__.FuncGraph("tfwd_build").as_default():
@@ -152,8 +145,9 @@ def serialize(layer: Any) -> dict[str, Any]:
 
 
 def build(layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Builds a layer by its own `build`."""
-    layer.build(*args, **kwargs)
+    """Builds a layer by its own `build`, in the layer's name, as a call of it would."""
+    with tf.name_scope(layer.name):
+        layer.build(*args, **kwargs)
     keras.layers.Layer.build(layer, *args, **kwargs)  # which notes the shape, for files
 
 

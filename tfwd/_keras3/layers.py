@@ -66,11 +66,6 @@ def set_mask(tensor: Any, mask: Any) -> None:
     tensor._keras_mask = mask
 
 
-def build(layer: keras.Layer, *args: Any, **kwargs: Any) -> None:
-    """Builds a layer that another one holds."""
-    layer.build(*args, **kwargs)
-
-
 def build_by_call(layer: keras.Layer, args: tuple, kwargs: dict) -> None:
     """Builds a layer that only a call can build, by a call whose result is thrown away."""
     keras.src.backend.compute_output_spec(layer.__call__, *args, **kwargs)
