@@ -111,7 +111,8 @@ def _tape_outside(layer, case: Case) -> list[np.ndarray]:
         outputs = layer(*arguments, **keywords, training=training)
         return outputs, harness.loss_of(outputs, layer.losses)
 
-    signature = [tf.TensorSpec([], tf.bool), *(tf.TensorSpec(x.shape, x.dtype) for x in arguments)]
+    specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), arguments)
+    signature = [tf.TensorSpec([], tf.bool), *specs]
     function = tf.function(forward, input_signature=signature)
     results = []
     for _ in range(STEPS):
