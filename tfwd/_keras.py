@@ -4,8 +4,8 @@ Keras offers no public way to run a layer on other values of its variables, to r
 call that is under way, or to follow the updates of an optimizer. What there is, is private or
 nearly so; it is used in `tfwd._keras3` and `tfwd._keras2` and nowhere else, under the same names,
 which this module gives out: those of layers and variables by themselves, and those of layers'
-calls, of optimizers, of their updates and of the steps of a training loop as the modules
-`calls`, `optimizers`, `updates` and `steps`.
+calls, of optimizers, of their updates of the steps of a training loop and of backups of `fit`
+as the modules `calls`, `optimizers`, `updates`, `steps` and `backup`.
 No other file asks which Keras it is.
 """
 
@@ -25,7 +25,7 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
     )
 
 if IS_KERAS_2 and not TYPE_CHECKING:
-    from tfwd._keras2 import calls, ops, optimizers, steps, updates
+    from tfwd._keras2 import backup, calls, ops, optimizers, steps, updates
     from tfwd._keras2.layers import (
         CallState,
         Datasets,
@@ -76,7 +76,7 @@ if IS_KERAS_2 and not TYPE_CHECKING:
 else:
     from keras import ops
 
-    from tfwd._keras3 import calls, optimizers, steps, updates
+    from tfwd._keras3 import backup, calls, optimizers, steps, updates
     from tfwd._keras3.layers import (
         CallState,
         Datasets,
@@ -139,6 +139,7 @@ __all__ = [
     "adopt_call",
     "all_layers",
     "assign",
+    "backup",
     "build",
     "build_by_call",
     "call_with_loop",
