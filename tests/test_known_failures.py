@@ -122,7 +122,7 @@ def test_a_tied_weight_is_decayed_once() -> None:
     optimizer = keras.optimizers.SGD(1.0, weight_decay=0.25)
     before = embedding.embeddings.numpy()
     optimizer.build(model.trainable_variables)
-    optimizer.apply([tf.zeros([9, 4])])
+    optimizer.apply([tf.zeros([9, 4])], model.trainable_variables)
     np.testing.assert_allclose(embedding.embeddings.numpy(), 0.75 * before)
 
 
@@ -156,7 +156,7 @@ def test_no_gradient_or_a_gradient_to_the_dropped_copy_only(recompute: bool, tra
     before = weight.numpy()
 
     def step() -> None:
-        optimizer.apply([gradient_of(layer, X, weight)[1]])
+        optimizer.apply([gradient_of(layer, X, weight)[1]], [weight])
 
     (tf.function(step) if traced else step)()
     dropped = layer.effective_weights(0)["kernel"].numpy() == 0

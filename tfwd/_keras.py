@@ -4,8 +4,9 @@ Keras offers no public way to run a layer on other values of its variables, to r
 call that is under way, or to follow the updates of an optimizer. What there is, is private or
 nearly so; it is used in `tfwd._keras3` and `tfwd._keras2` and nowhere else, under the same names,
 which this module gives out: those of layers and variables by themselves, and those of layers'
-calls, of convolutions, of optimizers, of `fit`, of updates and of the steps of a training loop as
-the modules `calls`, `convolutions`, `optimizers`, `training`, `updates` and `steps`.
+calls, of convolutions, of optimizers, of `fit` and its backups, of updates and of the steps of a
+training loop as the modules `calls`, `convolutions`, `optimizers`, `training`, `backup`, `updates`
+and `steps`.
 No other file asks which Keras it is.
 """
 
@@ -25,7 +26,7 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
     )
 
 if IS_KERAS_2 and not TYPE_CHECKING:
-    from tfwd._keras2 import calls, convolutions, ops, optimizers, steps, training, updates
+    from tfwd._keras2 import backup, calls, convolutions, ops, optimizers, steps, training, updates
     from tfwd._keras2.layers import (
         CallState,
         Datasets,
@@ -81,7 +82,7 @@ if IS_KERAS_2 and not TYPE_CHECKING:
 else:
     from keras import ops
 
-    from tfwd._keras3 import calls, convolutions, optimizers, steps, training, updates
+    from tfwd._keras3 import backup, calls, convolutions, optimizers, steps, training, updates
     from tfwd._keras3.layers import (
         CallState,
         Datasets,
@@ -150,6 +151,7 @@ __all__ = [
     "adopt_call",
     "all_layers",
     "assign",
+    "backup",
     "build",
     "build_by_call",
     "build_from_config",

@@ -48,12 +48,13 @@ def lock(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     return config
 
 
-def check(config: ml_collections.ConfigDict, together: bool = True) -> None:
+def check(config: ml_collections.ConfigDict, together: bool = True, to_train: bool = True) -> None:
     """Verifies every value.
 
     Args:
         config: a configuration with the keys of `default_config`.
         together: whether to verify too that they go together.
+        to_train: whether the optimizer, which a trained model needs no more, must be there too.
 
     Raises:
         UserError: for the first wrong value: the key, the value, and what is right. Also for a
@@ -76,13 +77,13 @@ def check(config: ml_collections.ConfigDict, together: bool = True) -> None:
             if name not in value:
                 raise UserError(f"the configuration has no {key}; begin with default_config()")
             value = value[name]
-        if not rule.holds(value):
+        if not rule.holds(value) and (to_train or key != "optimizer.name"):
             raise UserError(f"{key}={shown(value)}: give {rule.right}{rule.hint(value)}")
     if together:
-        _check_together(config)
+        _check_together(config, to_train)
 
 
-def _check_together(config: ml_collections.ConfigDict) -> None:
+def _check_together(config: ml_collections.ConfigDict, to_train: bool) -> None:
     model, data = config.model, config.data
     if model.tie_weights and model.hidden_units[-1] != model.embedding_dim:
         raise UserError(
@@ -94,7 +95,7 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
             f"data.window={data.window}: with data.random_windows a window has at least 5 steps"
         )
     name = config.optimizer.name
-    for argument in config.optimizer.kwargs:
+    for argument in config.optimizer.kwargs if to_train else ():
         there = rules.arguments(name)
         if argument not in there:
             raise UserError(
@@ -122,10 +123,14 @@ def save(config: ml_collections.ConfigDict, path: str | os.PathLike[str]) -> Non
     write_atomically(path, json.dumps(config.to_dict(), indent=2) + "\n")
 
 
-def load(path: str | os.PathLike[str]) -> ml_collections.ConfigDict:
+def load(path: str | os.PathLike[str], to_train: bool = True) -> ml_collections.ConfigDict:
     """Reads what `save` wrote, and checks it.
 
     A key that the file does not have (it may be older than the key) gets its default.
+
+    Args:
+        path: the file.
+        to_train: as in `check`. The other Keras may have had another optimizer.
 
     Raises:
         UserError: the file is missing, damaged, or has a wrong value or an unknown key.
@@ -144,7 +149,7 @@ def load(path: str | os.PathLike[str]) -> ml_collections.ConfigDict:
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         reason = str(error.args[0] if error.args else error).partition("\n")[0]
         raise UserError(f"{path} is not a configuration of this program: {reason}") from error
-    check(config)
+    check(config, to_train=to_train)
     return config
 
 

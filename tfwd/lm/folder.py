@@ -77,7 +77,7 @@ class RunFolder:
             raise
 
     def _verify(self, config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
-        different = differences(configs.load(self.config), config)
+        different = differences(configs.load(self.config, to_train=False), config)
         if different:
             raise UserError(
                 f"the workdir {self.path} holds a run with another configuration: "

@@ -71,7 +71,7 @@ def load(
     folder = RunFolder(workdir)
     if not folder.config.exists():
         raise UserError(f"there is no run in {folder.path}: it has no {folder.config.name}")
-    config = configs.load(folder.config)
+    config = configs.load(folder.config, to_train=False)
     vocabulary = Vocabulary.load(folder.vocabulary)
     if vocabulary.level != config.data.level:
         raise UserError(

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import keras_tuner
 
+from tfwd import _keras
 from tfwd import parametrizations as P
 from tfwd.models import parametrize
 from tfwd.tuning.space import Choice, Float, Int, Spec
@@ -92,13 +93,13 @@ class Rates(keras_tuner.HyperModel):
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
         model = self.make_model(hp) if self._takes_hp else self.make_model()
-        if not getattr(model, "compiled", False):
+        if not _keras.backup.is_compiled(model):
             raise ValueError(f"make_model must make a compiled Keras model; it made {model!r}")
         wrapped = model
         # One after the other: a weight that both match by different patterns has both.
         for chosen in self.parametrizations(hp):
             wrapped = parametrize(wrapped, chosen) if chosen else wrapped
-        if not wrapped.compiled:  # a subclassed model's wrapper
+        if not _keras.backup.is_compiled(wrapped):  # a subclassed model's wrapper
             wrapped.compile_from_config(model.get_compile_config())
         return wrapped
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from tfwd import _keras
 from tfwd.files import write_atomically
 from tfwd.tuning.stopwatch import Stopwatch
 
@@ -27,7 +28,7 @@ class FullState(keras.callbacks.BackupAndRestore):
     """
 
     def __init__(self, folder: str):
-        super().__init__(folder, double_checkpoint=True, delete_checkpoint=False)
+        super().__init__(folder, **_keras.backup.KEPT)
         self._path = os.path.join(folder, "history.json")
         self.epochs: list[dict[str, float]] = []
         self.watch: Stopwatch | None = None
@@ -38,7 +39,7 @@ class FullState(keras.callbacks.BackupAndRestore):
             with open(self._path, encoding="utf-8") as file:
                 self.epochs = json.load(file)
         # The history is written first: an epoch whose weights were not saved is trained again.
-        self.epochs = self.epochs[: self.model._initial_epoch or 0]
+        self.epochs = self.epochs[: _keras.backup.initial_epoch(self)]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.epochs.append({name: float(value) for name, value in (logs or {}).items()})
