@@ -82,6 +82,7 @@ class TiedDense(keras.layers.Layer):
             self.bias = self.add_weight(
                 shape=(words,), initializer=self.bias_initializer, name="bias"
             )
+        self.built = True
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         matrix = tf.cast(tf.convert_to_tensor(self.embedding.embeddings), self.compute_dtype)
@@ -108,7 +109,7 @@ class TiedDense(keras.layers.Layer):
             name=self.name,
             dtype=self.dtype_policy,
         )
-        return _keras.tie(dense, self.embedding._embeddings, self.bias)
+        return _keras.tie(dense, _keras.embedding_matrix(self.embedding), self.bias)
 
     def get_config(self) -> dict[str, Any]:
         return {

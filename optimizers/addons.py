@@ -1,7 +1,8 @@
 """The weight decay optimizers of tensorflow-addons, by its names and with its arguments.
 
-For code that was written for it: after changing the import it runs on Keras 3. New code is better
-off with `DecoupledWeightDecay`, whose patterns are checked and whose embeddings decay as a whole.
+For code that was written for it: after changing the import it runs on Keras 3 too. New code is
+better off with `DecoupledWeightDecay`, whose patterns are checked and whose embeddings decay as a
+whole.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ def extend_with_decoupled_weight_decay(base_optimizer: type) -> type:
     """The class of an optimizer with decoupled weight decay, made of one without.
 
     Args:
-        base_optimizer: an optimizer class of Keras 3.
+        base_optimizer: an optimizer class of Keras. (On Keras 2, what it makes is a legacy
+            optimizer if this is one.)
 
     Returns:
         A class whose constructor takes `weight_decay` first, then what `base_optimizer` takes, and
@@ -191,8 +193,8 @@ class AdamW(DecoupledWeightDecayExtension):
 
     Example:
         >>> optimizer = AdamW(weight_decay=0.25, learning_rate=1.0)
-        >>> weight = keras.Variable([4.0])
-        >>> _ = optimizer.minimize(lambda: 2.0 * weight.value, [weight])
+        >>> weight = tf.Variable([4.0])
+        >>> _ = optimizer.minimize(lambda: 2.0 * weight, [weight])
         >>> round(float(weight[0]), 3)
         2.0
     """
@@ -234,7 +236,7 @@ class SGDW(DecoupledWeightDecayExtension):
 
     Example:
         >>> optimizer = SGDW(weight_decay=0.25, learning_rate=1.0)
-        >>> weight = keras.Variable([4.0])
+        >>> weight = tf.Variable([4.0])
         >>> _ = optimizer.apply_gradients([(tf.constant([1.0]), weight)])
         >>> float(weight[0])
         2.0

@@ -17,32 +17,37 @@ def wide(dtype: tf.DType) -> tf.DType:
     return tf.float64 if dtype == tf.float64 else tf.float32
 
 
-def decay(variable: tf.Variable, fraction: Any) -> None:
+def decay(variable: tf.Variable, fraction: Any) -> Any:
     """w <- w - f*w, rounded to the variable's dtype once.
 
     Args:
         variable: any floating dtype.
         fraction: f, a scalar of dtype `wide(variable.dtype)`.
+
+    Returns:
+        The operation.
     """
     if wide(variable.dtype) == variable.dtype:
-        variable.assign_sub(fraction * variable)
-    else:
-        value = tf.cast(variable, wide(variable.dtype))
-        variable.assign(tf.cast(value - fraction * value, variable.dtype))
+        return variable.assign_sub(fraction * variable)
+    value = tf.cast(variable, wide(variable.dtype))
+    return variable.assign(tf.cast(value - fraction * value, variable.dtype))
 
 
-def decay_rows(variable: tf.Variable, rows: tf.Tensor, fraction: Any) -> None:
+def decay_rows(variable: tf.Variable, rows: tf.Tensor, fraction: Any) -> Any:
     """The same for some rows, each once however often it is named.
 
     Args:
         variable: of rank 1 at least.
         rows: int `[n]`, with repetitions or without.
         fraction: as for `decay`.
+
+    Returns:
+        The operation.
     """
     value = tf.cast(tf.gather(variable, rows), wide(variable.dtype))
     # Assigned and not subtracted: a row that is named twice gets the same value twice.
     decayed = tf.cast(value - fraction * value, variable.dtype)
-    variable.scatter_update(tf.IndexedSlices(decayed, rows))
+    return variable.scatter_update(tf.IndexedSlices(decayed, rows))
 
 
 class FusedSteps:

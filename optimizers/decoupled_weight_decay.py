@@ -44,6 +44,10 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
     It adds no state: variables, learning rate and step counter are the wrapped optimizer's. With
     `weight_decay=0` it is the wrapped optimizer, bit for bit.
 
+    On Keras 2 the optimizer may also be a legacy one (`keras.optimizers.legacy`) or one of
+    tensorflow-addons. Around such a one this is a legacy optimizer itself, and stands inside and
+    around Lookahead, SWA and MovingAverage.
+
     Args:
         optimizer: a Keras optimizer, or the name of one. It may be a LossScaleOptimizer, be put
             into one, and have EMA, clipping and gradient accumulation of its own: the decay is
@@ -72,7 +76,7 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
     Example:
         >>> import keras
         >>> optimizer = DecoupledWeightDecay(keras.optimizers.SGD(0.1), 0.25)
-        >>> weight = keras.Variable([4.0, 8.0], name="weight")
+        >>> weight = tf.Variable([4.0, 8.0], name="weight")
         >>> optimizer.apply([tf.constant([10.0, 0.0])], [weight])
         >>> weight.numpy()
         array([2., 6.], dtype=float32)
@@ -163,13 +167,13 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
 
         Example:
             >>> import keras
-            >>> layers = [keras.Input((2,)), keras.layers.Dense(3, name="score")]
-            >>> model = keras.Sequential(layers, name="m")
+            >>> layer = keras.layers.Dense(3, name="score")
+            >>> scores = layer(tf.ones((1, 2)))
             >>> optimizer = DecoupledWeightDecay("adam", 0.0005, exclude="bias")
-            >>> print(optimizer.decay_table(model))
-            variable        shape  decay an update  why
-            m/score/kernel    2x3           0.0005  every variable
-            m/score/bias        3                -  exclude 'bias'
+            >>> print(optimizer.decay_table(layer))
+            variable      shape  decay an update  why
+            score/kernel    2x3           0.0005  every variable
+            score/bias        3                -  exclude 'bias'
         """
         variables = getattr(model, "trainable_variables", model)
         rows = DecayTable()
@@ -213,14 +217,16 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         ) -> None:
             fraction = self._fraction(leaf, variable, rate) if first(variable) else None
             named = rows(leaf, gradient, variable) if rows else None
+            done = None
             if fraction is not None and named is not None:
-                decay_rows(variable, named, fraction)
+                done = decay_rows(variable, named, fraction)
             elif fraction is not None and self._fused.takes(leaf, gradient, variable):
                 self._fused(own, gradient, variable, rate, fraction)
                 return
             elif fraction is not None:
-                decay(variable, fraction)
-            own(gradient, variable, rate)
+                done = decay(variable, fraction)
+            with _keras_updates.after(leaf, done):
+                own(gradient, variable, rate)
 
         def before(leaf: Any) -> None:
             mine = [v for v in unused if _keras_optimizers.is_built_for(leaf, v)]

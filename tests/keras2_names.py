@@ -69,6 +69,7 @@ def _optimizers() -> None:
     keras.optimizers.Optimizer.apply = keras.optimizers.legacy.Optimizer.apply = _apply
     for kind in LossScale.__subclasses__():
         kind.apply = _apply_scaled
+        kind.dynamic_scale = property(lambda self: self._loss_scale.current_loss_scale)
     keras.optimizers.Optimizer.built = property(lambda self: getattr(self, "_built", False))
 
 
@@ -79,6 +80,7 @@ def install() -> None:
     keras.Variable = _Variable
     keras.ops = _ops()
     keras.tree = tf.nest
+    keras.layers.RNN.reset_state = keras.layers.RNN.reset_states
     keras.config = types.SimpleNamespace(
         floatx=keras.backend.floatx,
         set_floatx=keras.backend.set_floatx,

@@ -4,8 +4,8 @@ Keras offers no public way to run a layer on other values of its variables, to r
 call that is under way, or to follow the updates of an optimizer. What there is, is private or
 nearly so; it is used in `tfwd._keras3` and `tfwd._keras2` and nowhere else, under the same names,
 which this module gives out: those of layers and variables by themselves, and those of layers'
-calls, of convolutions, of optimizers, of training and of updates as the modules `calls`,
-`convolutions`, `optimizers`, `training` and `updates`.
+calls, of convolutions, of optimizers, of `fit`, of updates and of the steps of a training loop as
+the modules `calls`, `convolutions`, `optimizers`, `training`, `updates` and `steps`.
 No other file asks which Keras it is.
 """
 
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import keras
 
-IS_KERAS_2 = keras.__version__.startswith("2.")
+GENERATION = int(keras.__version__.partition(".")[0])
+IS_KERAS_2 = GENERATION == 2
 
 if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -24,17 +25,21 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
     )
 
 if IS_KERAS_2 and not TYPE_CHECKING:
-    from tfwd._keras2 import calls, convolutions, ops, optimizers, training, updates
+    from tfwd._keras2 import calls, convolutions, ops, optimizers, steps, training, updates
     from tfwd._keras2.layers import (
         CallState,
         Datasets,
         KerasTensor,
         Perturbs,
         accepts_training,
+        add_loss,
         adopt_call,
         all_layers,
+        build,
         build_by_call,
+        build_from_config,
         clone,
+        embedding_matrix,
         get_mask,
         has_default_build,
         has_weights,
@@ -61,6 +66,7 @@ if IS_KERAS_2 and not TYPE_CHECKING:
         SeedState,
         assign,
         checkpoint,
+        constant,
         dtype_name,
         is_variable,
         name,
@@ -75,17 +81,21 @@ if IS_KERAS_2 and not TYPE_CHECKING:
 else:
     from keras import ops
 
-    from tfwd._keras3 import calls, convolutions, optimizers, training, updates
+    from tfwd._keras3 import calls, convolutions, optimizers, steps, training, updates
     from tfwd._keras3.layers import (
         CallState,
         Datasets,
         KerasTensor,
         Perturbs,
         accepts_training,
+        add_loss,
         adopt_call,
         all_layers,
+        build,
         build_by_call,
+        build_from_config,
         clone,
+        embedding_matrix,
         get_mask,
         has_default_build,
         has_weights,
@@ -112,6 +122,7 @@ else:
         SeedState,
         assign,
         checkpoint,
+        constant,
         dtype_name,
         is_variable,
         name,
@@ -125,6 +136,7 @@ else:
     )
 
 __all__ = [
+    "GENERATION",
     "IS_KERAS_2",
     "CallState",
     "Datasets",
@@ -134,16 +146,21 @@ __all__ = [
     "SeedState",
     "Substitution",
     "accepts_training",
+    "add_loss",
     "adopt_call",
     "all_layers",
     "assign",
+    "build",
     "build_by_call",
+    "build_from_config",
     "call_with_loop",
     "calls",
     "checkpoint",
     "clone",
+    "constant",
     "convolutions",
     "dtype_name",
+    "embedding_matrix",
     "get_mask",
     "has_default_build",
     "has_plain_loop",
@@ -164,6 +181,7 @@ __all__ = [
     "serialize",
     "set_mask",
     "share",
+    "steps",
     "sublayers",
     "tf_variable",
     "tf_variables",

@@ -47,9 +47,10 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         model = saved.make_model(config, len(vocabulary))
         for step in steps:
             model.set_weights([weight * 1.5 for weight in model.get_weights()])
-            progress = Progress(step=step, data=data, vocabulary=vocabulary.fingerprint()).to_json()
-            for kind in (folder.best, folder.checkpoints) if best else (folder.checkpoints,):
-                kind.save(step, {"model": model}, progress)
+            progress = Progress(step=step, data=data, vocabulary=vocabulary.fingerprint())
+            folder.checkpoints.save(step, {"model": model}, progress.to_json())
+            if best:
+                folder.save_best(model, progress)
         return folder.path
 
     return make

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd import layers
+from tfwd import _keras, layers
 from tfwd.lm.model import LanguageModel
 
 IDS = tf.constant([[1, 2, 3, 1, 0, 4], [5, 6, 2, 2, 1, 3]], tf.int32)
@@ -75,7 +75,8 @@ def test_what_is_off_is_not_there():
     }
     names = operations(model)
     assert len(names) > 20
-    assert not [name for name in names if "Random" in name or "Stateless" in name]
+    loops = {"StatelessIf", "StatelessWhile"}
+    assert not [n for n in names if "Random" in n or ("Stateless" in n and n not in loops)]
     np.testing.assert_array_equal(
         model(IDS, training=True).logits, model(IDS, training=False).logits
     )
@@ -157,10 +158,10 @@ def test_weights_begin_as_published():
     limits = {"embeddings": 0.1, "decoder/kernel": 0.1, "lstm": 0.1}
     for variable in model.trainable_variables:
         values = variable.numpy()
-        if variable.path.endswith("decoder/bias"):
+        if _keras.path(variable).endswith("decoder/bias"):
             assert not values.any()
             continue
-        (limit,) = (limits[name] for name in limits if name in variable.path)
+        (limit,) = (limits[name] for name in limits if name in _keras.path(variable))
         assert np.abs(values).max() <= limit
         error = limit / np.sqrt(3) * 5 / np.sqrt(values.size)
         assert abs(values.mean()) < error

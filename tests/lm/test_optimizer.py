@@ -21,7 +21,7 @@ def test_decay_is_in_place_of_the_optimizers_own(name):
         pytest.skip("of later releases of Keras")
     bare, made = make_optimizer(name, 0.5), make_optimizer(name, 0.5, weight_decay=0.25)
     assert not bare.weight_decay
-    assert type(made) is DecoupledWeightDecay and type(made.optimizer) is type(bare)
+    assert made.__class__ is DecoupledWeightDecay and type(made.optimizer) is type(bare)
     assert (made.weight_decay, made.scale, made.include) == (0.25, "learning_rate", None)
 
 
@@ -39,9 +39,9 @@ def test_everything_around_it():
         non_monotone_interval=3,
         dtype_policy="mixed_float16",
     )
-    assert type(made) is keras.optimizers.LossScaleOptimizer
+    assert isinstance(made, keras.optimizers.LossScaleOptimizer)
     asgd, decay = averaging(made), decaying(made)
-    assert type(asgd) is NonMonotonicASGD and asgd.non_monotone_interval == 3
+    assert isinstance(asgd, NonMonotonicASGD) and asgd.non_monotone_interval == 3
     assert asgd.optimizer is decay
     assert (decay.scale, decay.include, decay.exclude) == ("absolute", ["a", "b/.*"], ["c"])
     assert decay.multipliers == {"a": 2.0, ".*": 0.5}

@@ -70,11 +70,11 @@ def test_another_vocabulary_or_shape(make_run):
     run = make_run()
     config = (run / "config.json").read_text()
     (run / "config.json").write_text(config.replace("      5,\n", "      9,\n"))
-    with pytest.raises(UserError, match="is a checkpoint of another model"):
+    with pytest.raises(UserError, match="of another model"):
         saved.load(run)
     (run / "config.json").write_text(config)
     Vocabulary.from_tokens(["few", "words"], "word").save(run / "vocabulary.json")
-    with pytest.raises(UserError, match="is a checkpoint of another model"):
+    with pytest.raises(UserError, match="of another model"):
         saved.load(run)
     Vocabulary.from_tokens(["a", "b"], "char").save(run / "vocabulary.json")
     with pytest.raises(UserError, match="is of another run: its level is char, and the run's word"):

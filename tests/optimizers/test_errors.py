@@ -96,7 +96,7 @@ def test_a_subclass_with_an_update_step_of_its_own_is_not():
     class Sign(keras.optimizers.SGD):
         def update_step(self, gradient, variable, learning_rate=None):
             rate = tf.cast(_keras_optimizers.learning_rate(self), variable.dtype)
-            tf_variable(variable).assign_sub(rate * tf.sign(gradient))
+            variable.assign_sub(rate * tf.sign(gradient))
 
     weight = keras.Variable([4.0])
     DecoupledWeightDecay(Sign(1.0), 0.25).apply([tf.constant([7.0])], [weight])

@@ -100,6 +100,17 @@ def test_the_order_of_nesting_with_loss_scaling_does_not_matter():
         assert_same(weights, found[0])
 
 
+@pytest.mark.parametrize("nest", [LossScale, lambda inner: inner], ids=["scaled", "not"])
+def test_unused_variables_are_decayed_under_a_loss_scale_too(nest):
+    optimizer = nest(DecoupledWeightDecay(make("SGD"), 0.5, decay_unused=True))
+    weights = variables("float32")
+    old = values(weights)
+    optimizer.build(weights)
+    for step in range(2):
+        optimizer.apply([gradients(step, "float32")[0], None], weights)
+    np.testing.assert_array_equal(weights[1].numpy(), old[1] * 0.25)
+
+
 def test_a_loss_scale_of_ones_own_that_is_lost_is_said():
     inner = wrap(LossScale(make("Adam"), initial_scale=8.0))
     with pytest.warns(UserWarning, match="its arguments are lost"):

@@ -24,8 +24,8 @@ from tensorflow.python.eager import record
 
 from tfwd._keras2.draws import Draws  # noqa: F401
 from tfwd._keras2.layers import Perturbs, all_layers
-from tfwd._keras2.substitution import Substitution, present_graph
-from tfwd._keras2.variables import original, tf_variable, tf_variables
+from tfwd._keras2.substitution import Substitution, original, present_graph
+from tfwd._keras2.variables import tf_variable, tf_variables
 
 # handler(owner class, layer, its own call, args, kwargs)
 Handler = Callable[[type, keras.layers.Layer, Callable[..., Any], tuple, dict[str, Any]], Any]

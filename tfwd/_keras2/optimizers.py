@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from tfwd._keras2.held import (
-    LossScaleOptimizer,
     accumulates,
-    apply,
     chain,
     has_learning_rate,
     initial_rate,
@@ -17,15 +15,12 @@ from tfwd._keras2.held import (
     name,
     own_decay,
     revived,
-    scale_loss,
 )
 from tfwd._keras2.wrapper import Wrapper
 
 __all__ = [
-    "LossScaleOptimizer",
     "Wrapper",
     "accumulates",
-    "apply",
     "chain",
     "has_learning_rate",
     "initial_rate",
@@ -37,5 +32,4 @@ __all__ = [
     "name",
     "own_decay",
     "revived",
-    "scale_loss",
 ]

@@ -133,14 +133,16 @@ def _legacy_methods(
         return transform(grads_and_vars)
 
     own_dense = leaf._resource_apply_dense
-    return {
+    methods: dict[str, Callable] = {
         "_resource_apply_dense": dense,
         "_resource_apply_sparse": sparse(leaf._resource_apply_sparse),
-        "_resource_apply_sparse_duplicate_indices": sparse(
-            leaf._resource_apply_sparse_duplicate_indices
-        ),
         "_transform_gradients": transformed,
     }
+    # Keras's sums what has the same index, and goes on with the one before.
+    summing = "_resource_apply_sparse_duplicate_indices"
+    if getattr(type(leaf), summing) is not getattr(held.Legacy, summing):
+        methods[summing] = sparse(getattr(leaf, summing))
+    return methods
 
 
 def on_every_replica(variables: Sequence[Any], update: Callable[..., None], *args: Any) -> None:
@@ -175,6 +177,20 @@ def without_warning_of_unused() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(other)
+
+
+def after(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[Any]:
+    """Where an optimizer makes its step after an operation.
+
+    TensorFlow keeps the order by itself. But it also rewrites what waits for nothing, to a result
+    that is not the same to the last bit, and tensorflow-addons has legacy optimizers wait.
+
+    Args:
+        optimizer: the one that makes the step.
+        done: the operation, None for none.
+    """
+    waits = done is not None and held.is_legacy(optimizer)
+    return tf.control_dependencies([done]) if waits else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -1,10 +1,4 @@
-"""`Wrapper`: an optimizer that stands in the place of one that it holds, of either kind.
-
-Keras 2.15 asks by class whether an optimizer is a new or a legacy one, and so do loss scales and
-tensorflow-addons. So the same class of tfwd makes instances of two: what is written for both kinds
-is in `Wrapper`, and the kind of the optimizer that is held decides between `NewWrapper` and
-`LegacyWrapper`, which have what Keras wants of each.
-"""
+"""`Wrapper`: an optimizer that stands in the place of one that it holds, of either kind."""
 
 from __future__ import annotations
 
@@ -17,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfwd._keras2 import held
+from tfwd._keras2.kinds import Kinds
 
 # What must be Keras's own in an optimizer, or its updates could not be followed.
 _FOLLOWED = {
@@ -27,39 +22,7 @@ _FOLLOWED = {
 _FOLLOWABLE = ("AveragedOptimizerWrapper", "DecoupledWeightDecayExtension", "Lookahead")
 
 
-class _Kinds(type):
-    """Makes an instance of the new or of the legacy kind, as what it holds is."""
-
-    _kinds: dict[bool, type]
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if issubclass(cls, (held.New, held.Legacy)):
-            return super().__call__(*args, **kwargs)
-        extended = getattr(cls, "base_optimizer", None)
-        given = kwargs.get("optimizer", args[0] if args else None)
-        legacy = issubclass(extended, held.Legacy) if extended else held.is_legacy(given)
-        return cls._of_kind(legacy)(*args, **kwargs)
-
-    def _of_kind(cls, legacy: bool) -> Any:
-        if "_kinds" not in vars(cls):
-            cls._kinds = {}
-        if legacy not in cls._kinds:
-            # The parts for either kind need this module, and it needs them only now.
-            from tfwd._keras2.wrapper_kinds import LegacyWrapper, NewWrapper
-
-            names = {
-                "__module__": cls.__module__,
-                "__qualname__": cls.__qualname__,
-                "__doc__": cls.__doc__,
-                # For whoever asks an instance for its class: Keras, when it saves one.
-                "__class__": property(lambda self: cls),
-            }
-            bases = (cls, LegacyWrapper if legacy else NewWrapper)
-            cls._kinds[legacy] = type.__new__(type(cls), cls.__name__, bases, names)
-        return cls._kinds[legacy]
-
-
-class Wrapper(held.Holder, metaclass=_Kinds):
+class Wrapper(held.Holder, metaclass=Kinds):
     """An optimizer that holds another one and is in its place: same variables, rate and steps.
 
     Args:
@@ -73,6 +36,7 @@ class Wrapper(held.Holder, metaclass=_Kinds):
     built = False
     # Of the kind:
     name: str
+    variables: Any
     _variables: list[tf.Variable]
     _begin: Callable[[str | None], None]  # makes what it needs before anything else
     _build_inner: Callable[[list[Any]], None]
@@ -85,6 +49,9 @@ class Wrapper(held.Holder, metaclass=_Kinds):
         object.__setattr__(self, "_scaled_outside", False)
         object.__setattr__(self, "optimizer", inner)
         self._track_trackable(inner, "optimizer")
+        if not held.is_legacy(self):
+            # What stands for a new optimizer in a SavedModel that is loaded has a counter.
+            self._track_trackable(inner.iterations, "_iterations")
 
     def _as_optimizer(self, optimizer: Any) -> Any:
         kind = type(self).__name__
@@ -137,6 +104,12 @@ class Wrapper(held.Holder, metaclass=_Kinds):
 
     @_is_wrapped_by_loss_scale_optimizer.setter
     def _is_wrapped_by_loss_scale_optimizer(self, value: bool) -> None:
+        if value and held.is_legacy(self) and vars(self).get("decay_unused"):
+            raise ValueError(
+                f"{type(self).__name__} '{self.name}' is in a LossScaleOptimizer, which does not "
+                "tell a legacy optimizer of variables without a gradient: with decay_unused=True "
+                "put the loss scale inside"
+            )
         object.__setattr__(self, "_is_scaled", value)
         if value and isinstance(self.optimizer, held.LossScaleOptimizer):
             self._give_up_scale()
@@ -222,6 +195,10 @@ class Wrapper(held.Holder, metaclass=_Kinds):
         pairs = list(grads_and_vars)
         if not pairs:
             return self.iterations
+        if self._is_wrapped_by_loss_scale_optimizer:
+            given = {held.key(self, variable) for _, variable in pairs}
+            announced = vars(self).get("_announced", ())
+            pairs += [(None, v) for v in announced if held.key(self, v) not in given]
         grads, variables = (list(part) for part in zip(*pairs, strict=True))
         with tf.name_scope(self.name), tf.init_scope():
             self.build(variables)
@@ -262,20 +239,6 @@ class Wrapper(held.Holder, metaclass=_Kinds):
     def lr(self, value: Any) -> None:
         self.learning_rate = value
 
-    @property
-    def variables(self) -> Any:
-        """All variables: its own, then the held optimizer's."""
-        theirs = self.inner.variables
-        return _Variables([*self._variables, *(theirs() if callable(theirs) else theirs)])
-
-    @property
-    def weights(self) -> Any:
-        return self.variables
-
-    def get_weights(self) -> list[Any]:
-        """The values of all `variables`."""
-        return [variable.numpy() for variable in self.variables]
-
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Sets all `variables`; see Keras."""
         own = len(self._variables)
@@ -292,10 +255,3 @@ class Wrapper(held.Holder, metaclass=_Kinds):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         return cls(**held.revived(config, custom_objects))
-
-
-class _Variables(list):
-    """A list that can be called, as Keras 2's code calls a legacy optimizer's `variables`."""
-
-    def __call__(self) -> list[Any]:
-        return self

@@ -1,14 +1,13 @@
 """Optimizers inside optimizers, as Keras's optimizers need it beyond their public API.
 
-`Wrapper` stands in the place of an optimizer that it holds; the functions look through wrappers,
-loss scales and Keras's own optimizer of several.
+`Wrapper` stands in the place of an optimizer that it holds; the functions look into such ones.
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -16,13 +15,42 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 from keras.src.utils import tracking
 
-LossScaleOptimizer: Any = keras.optimizers.LossScaleOptimizer
-_LossScale = LossScaleOptimizer
-# A later addition of Keras: another optimizer for each variable.
-_Multi: Any = getattr(keras.optimizers, "MultiOptimizer", ())
+from tfwd._keras3.held import (
+    Holder,
+    LossScale,
+    Multi,
+    accumulates,
+    chain,
+    has_learning_rate,
+    initial_rate,
+    is_built_for,
+    key,
+    leaf_of,
+    learning_rate,
+    leaves,
+    name,
+    own_decay,
+    revived,
+)
+
+__all__ = [
+    "Wrapper",
+    "accumulates",
+    "chain",
+    "has_learning_rate",
+    "initial_rate",
+    "is_built_for",
+    "key",
+    "leaf_of",
+    "learning_rate",
+    "leaves",
+    "name",
+    "own_decay",
+    "revived",
+]
 
 
-class Wrapper(Optimizer):
+class Wrapper(Holder, Optimizer):
     """An optimizer that holds another one and is in its place: same variables, rate and steps.
 
     Args:
@@ -67,12 +95,12 @@ class Wrapper(Optimizer):
                 f"{type(optimizer).__module__}.{type(optimizer).__name__}"
             )
         for leaf in leaves(optimizer):
-            for name in ("_backend_apply_gradients", "_backend_update_step"):
-                definer = next(cls for cls in type(leaf).__mro__ if name in vars(cls))
+            for method in ("_backend_apply_gradients", "_backend_update_step"):
+                definer = next(cls for cls in type(leaf).__mro__ if method in vars(cls))
                 if not definer.__module__.startswith("keras."):
                     raise TypeError(
                         f"{kind} cannot follow the updates of {type(leaf).__name__}: it has a "
-                        f"{name} of its own, and Keras's optimizers override update_step alone"
+                        f"{method} of its own, and Keras's optimizers override update_step alone"
                     )
         return optimizer
 
@@ -105,7 +133,7 @@ class Wrapper(Optimizer):
         if not self.inner.built:
             self.inner.build(variables)
         self._build(variables)
-        if any(isinstance(held, _Multi) for held in chain(self.inner)):
+        if any(isinstance(held, Multi) for held in chain(self.inner)):
             # Keras keeps these where TensorFlow's checkpoints do not see them.
             for i, leaf in enumerate(leaves(self.inner)):
                 self._track_trackable(leaf, f"_optimizer_{i}", overwrite=True)
@@ -182,7 +210,7 @@ class Wrapper(Optimizer):
     def iterations(self) -> Any:
         inner = self.inner  # a loss scale counts nothing in older releases
         return (
-            inner.inner_optimizer.iterations if isinstance(inner, _LossScale) else inner.iterations
+            inner.inner_optimizer.iterations if isinstance(inner, LossScale) else inner.iterations
         )
 
     @property
@@ -197,7 +225,7 @@ class Wrapper(Optimizer):
     def loss_scale_factor(self) -> float | None:
         if "optimizer" not in vars(self):
             return None
-        if isinstance(self.optimizer, _LossScale) and not self._scaled_outside:
+        if isinstance(self.optimizer, LossScale) and not self._scaled_outside:
             # Not None: Keras leaves out an assignment of what is there already.
             return self.optimizer.initial_scale
         return self.inner.loss_scale_factor
@@ -206,12 +234,12 @@ class Wrapper(Optimizer):
     def loss_scale_factor(self, value: float | None) -> None:
         if "optimizer" not in vars(self):  # set by the constructor of Keras's class
             return
-        if not isinstance(self.optimizer, _LossScale):
+        if not isinstance(self.optimizer, LossScale):
             self.optimizer.loss_scale_factor = value
             return
         # Whoever puts a loss scale around this one turns it off inside, or gradients would be
         # divided twice. Keras's `compile` does under mixed_float16.
-        standard = inspect.signature(_LossScale).parameters
+        standard = inspect.signature(LossScale).parameters
         for argument in ("initial_scale", "dynamic_growth_steps"):
             if getattr(self.optimizer, argument) != standard[argument].default:
                 warnings.warn(
@@ -261,108 +289,3 @@ class Wrapper(Optimizer):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         return cls(**revived(config, custom_objects))
-
-
-def revived(config: dict[str, Any], custom_objects: Any = None) -> dict[str, Any]:
-    """The config with the Keras objects in it made from their own configs."""
-    return {
-        name: keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
-        if isinstance(value, dict) and "class_name" in value
-        else value
-        for name, value in config.items()
-    }
-
-
-def leaves(optimizer: Optimizer) -> list[Optimizer]:
-    """The optimizers that make the updates, as far as they are known before `build`."""
-    if isinstance(optimizer, _LossScale):
-        return leaves(optimizer.inner_optimizer)
-    if isinstance(optimizer, Wrapper):
-        return leaves(optimizer.inner)
-    if isinstance(optimizer, _Multi):
-        return [leaf for inner in optimizer.optimizers for leaf in leaves(inner)]
-    return [optimizer]
-
-
-def leaf_of(optimizer: Optimizer, variable: keras.Variable) -> Optimizer:
-    """The optimizer that makes the updates of one variable; nothing need be built."""
-    if isinstance(optimizer, _LossScale):
-        return leaf_of(optimizer.inner_optimizer, variable)
-    if isinstance(optimizer, Wrapper):
-        return leaf_of(optimizer.inner, variable)
-    if isinstance(optimizer, _Multi):
-        if optimizer.built:  # a map may be a function that makes new optimizers
-            index = optimizer._var_to_optimizer_idx[key(optimizer, variable)]
-            return leaf_of(optimizer.optimizers[index], variable)
-        return leaf_of(optimizer._optimizer_map(variable), variable)
-    return optimizer
-
-
-def is_built_for(optimizer: Optimizer, variable: keras.Variable) -> bool:
-    """Whether an optimizer that is built makes the updates of a variable."""
-    return key(optimizer, variable) in optimizer._trainable_variables_indices
-
-
-def chain(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """The optimizer and all optimizers in it, the outer first."""
-    yield optimizer
-    held: list[Optimizer] = []
-    if isinstance(optimizer, _LossScale):
-        held = [optimizer.inner_optimizer]
-    elif isinstance(optimizer, Wrapper):
-        held = [optimizer.optimizer]
-    elif isinstance(optimizer, _Multi):
-        held = optimizer.optimizers
-    for inner in held:
-        yield from chain(inner)
-
-
-def own_decay(optimizer: Optimizer) -> tuple[str, Any] | None:
-    """The name and value of an argument by which a Keras optimizer decays weights itself."""
-    for name, value in vars(optimizer).items():
-        if name.endswith("weight_decay") and not name.startswith("_") and value:
-            return name, value
-    return None
-
-
-def name(optimizer: Optimizer) -> str:
-    """The optimizer's name."""
-    return optimizer.name
-
-
-def accumulates(optimizer: Optimizer) -> bool:
-    """Whether one update is made of the gradients of several steps."""
-    return bool(optimizer.gradient_accumulation_steps)
-
-
-def has_learning_rate(leaf: Optimizer) -> bool:
-    """Whether an optimizer has a learning rate; Keras's all have."""
-    return True
-
-
-def initial_rate(leaf: Optimizer) -> float:
-    """The learning rate of an optimizer's first update."""
-    rate: Any = leaf._learning_rate
-    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        return float(rate(tf.constant(0, tf.int64)))
-    return float(rate() if callable(rate) else rate)
-
-
-def learning_rate(leaf: Optimizer) -> Any:
-    """The learning rate of an update that is made now."""
-    return leaf.learning_rate
-
-
-def scale_loss(optimizer: Optimizer, loss: tf.Tensor) -> tf.Tensor:
-    """The loss times the scale of an optimizer, whose `apply` takes its gradients."""
-    return optimizer.scale_loss(loss)
-
-
-def apply(optimizer: Optimizer, grads: Any, variables: Any) -> None:
-    """One step, with the gradients of a loss that `scale_loss` has scaled."""
-    optimizer.apply(grads, variables)
-
-
-def key(optimizer: Optimizer, variable: Any) -> Any:
-    """What is the same for a variable, its `tf.Variable`, and its copies on the replicas."""
-    return optimizer._var_key(variable)

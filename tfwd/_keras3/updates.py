@@ -96,6 +96,16 @@ def on_every_replica(variables: Sequence[Any], update: Callable[..., None], *arg
     )
 
 
+def after(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[None]:
+    """Where an optimizer makes its step after an operation; TensorFlow keeps the order by itself.
+
+    Args:
+        optimizer: the one that makes the step.
+        done: the operation, None for none.
+    """
+    return contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def noticed(optimizer: Any) -> Iterator[Callable[[], Any]]:
     """Tells whether a step of an optimizer made an update.

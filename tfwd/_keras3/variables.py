@@ -26,6 +26,11 @@ def value(variable: keras.Variable) -> tf.Tensor:
         return tf.convert_to_tensor(variable.value)
 
 
+def constant(variable: keras.Variable) -> tf.Tensor:
+    """The value of a variable that is not trained, of which no tape takes notice."""
+    return value(variable)
+
+
 def read(variable: keras.Variable) -> tf.Tensor:
     """The variable's present value as a layer reads it, in the dtype that it computes in."""
     return tf.convert_to_tensor(variable.value)
@@ -43,7 +48,7 @@ def tf_variables(variable: keras.Variable) -> list[tf.Variable]:
 
 def tf_variable(variable: keras.Variable) -> tf.Variable:
     """The `tf.Variable` behind a Keras variable, which TensorFlow's checkpoints can track."""
-    return variable._value
+    return variable._value if isinstance(variable, keras.Variable) else variable
 
 
 def path(variable: Any) -> str:

@@ -1,6 +1,7 @@
 """A folder of checkpoints that are whole or not there.
 
 A checkpoint is a folder, `step-00000120/`: the tensors (`tf.train.Checkpoint`), `progress.json`,
+`written_by.json` with the Keras whose objects the tensors follow, further files of the caller's,
 and `manifest.json` with the size and the hash of each. It is written under another name, pushed
 to the disk and renamed in one step. What is found is checked against its manifest before it is
 used, so that a file the disk or a copy has cut short is noticed; the checkpoint before it is then
@@ -14,17 +15,19 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from tfwd import _keras
 from tfwd.lm.errors import UserError
 
 _NAME = re.compile(r"step-(\d+)")
 _MANIFEST = "manifest.json"
 _PROGRESS = "progress.json"
+_WRITTEN_BY = "written_by.json"
 
 
 class Checkpoints:
@@ -59,13 +62,20 @@ class Checkpoints:
         """The checkpoint's folder."""
         return self.folder / f"step-{step:08d}"
 
-    def save(self, step: int, objects: dict[str, Any], progress: dict[str, Any]) -> Path:
+    def save(
+        self,
+        step: int,
+        objects: dict[str, Any],
+        progress: dict[str, Any],
+        files: Mapping[str, Callable[[Path], None]] | None = None,
+    ) -> Path:
         """Saves a checkpoint; one of the same step is replaced.
 
         Args:
             step: its number.
             objects: what `tf.train.Checkpoint` takes: models, optimizers, modules, variables.
             progress: kept as JSON beside them.
+            files: further files by their names; each function writes the one at the path it gets.
 
         Returns:
             The checkpoint's folder.
@@ -81,8 +91,12 @@ class Checkpoints:
             temporary.mkdir()
             tf.train.Checkpoint(**objects).write(str(temporary / "tensors"))
             (temporary / _PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
-            files = {path.name: _facts(path) for path in sorted(temporary.iterdir())}
-            (temporary / _MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
+            written_by = json.dumps({"keras": _keras.GENERATION})
+            (temporary / _WRITTEN_BY).write_text(written_by, encoding="utf-8")
+            for name, write in (files or {}).items():
+                write(temporary / name)
+            facts = {path.name: _facts(path) for path in sorted(temporary.iterdir())}
+            (temporary / _MANIFEST).write_text(json.dumps(facts, indent=1), encoding="utf-8")
             for path in temporary.iterdir():
                 _sync(path)
             _sync(temporary)
@@ -129,11 +143,23 @@ class Checkpoints:
         Raises:
             UserError: there are checkpoints and none is whole, or one is of another model.
         """
+        step = self.newest(say)
+        return None if step is None else self.read(step, objects)
+
+    def newest(self, say: Callable[[str], object] = print) -> int | None:
+        """The step of the newest checkpoint that is whole, `None` when there are no checkpoints.
+
+        Args:
+            say: called with a line for each checkpoint that is passed over.
+
+        Raises:
+            UserError: there are checkpoints and none is whole.
+        """
         problems = []
         for step in reversed(self.steps()):
             problem = self.problem(step)
             if problem is None:
-                return self.read(step, objects)
+                return step
             problems.append(f"{self.path(step)}: {problem}")
             before = [other for other in self.steps() if other < step]
             if before:
@@ -147,6 +173,14 @@ class Checkpoints:
 
     def read(self, step: int, objects: dict[str, Any]) -> dict[str, Any]:
         """Reads one checkpoint that is known to be whole; see `restore`."""
+        writer = self._written_by(step)
+        if writer not in (None, _keras.GENERATION):
+            raise UserError(
+                f"{self.path(step)} was saved on Keras {writer}, and this is Keras "
+                f"{_keras.GENERATION}: of a run only the best weights go from one to the other, "
+                "which tfwd-evaluate and tfwd-generate read; it can be trained on and evaluated "
+                f"with --checkpoint=last on Keras {writer} alone"
+            )
         prefix = str(self.path(step) / "tensors")
         try:
             status = tf.train.Checkpoint(**objects).read(prefix)
@@ -164,6 +198,14 @@ class Checkpoints:
             return json.loads((self.path(step) / _PROGRESS).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
+
+    def _written_by(self, step: int) -> int | None:
+        """The Keras that a checkpoint was saved on, `None` where that was not noted yet."""
+        try:
+            found = json.loads((self.path(step) / _WRITTEN_BY).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return found["keras"]
 
     def problem(self, step: int) -> str | None:
         """What is wrong with a checkpoint's files, `None` if they are as they were written."""

@@ -2,7 +2,7 @@
 
 config.json  vocabulary.json     what the run is
 checkpoints/                     the last ones: model, optimizer, state
-best/                            the weights with the lowest validation loss
+best/                            the weights with the lowest validation loss, for either Keras too
 metrics.jsonl  tensorboard/      what happened
 report/                          what came out
 """
@@ -12,16 +12,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import ml_collections
 
 from tfwd.lm import config as configs
+from tfwd.lm import weights
 from tfwd.lm.checkpoint import Checkpoints
 from tfwd.lm.errors import UserError
 from tfwd.lm.state import Progress
 from tfwd.lm.vocabulary import Vocabulary
 
+if TYPE_CHECKING:
+    from tfwd.lm.model import LanguageModel
+
+_WEIGHTS = "weights.npz"
 # What may change when a run goes on. The text may have moved: its content is compared instead.
 _FREE = ("training.", "gradients.", "sample.", "data.path", "data.eval_window")
 
@@ -129,6 +134,39 @@ class RunFolder:
         # Whichever checkpoint is gone on from, the best weights that it speaks of are there.
         spoken_of = (self.checkpoints.progress(step) or {} for step in kept)
         self.best.keep(found.get("best_step", 0) for found in spoken_of)
+
+    def save_best(self, model: LanguageModel, progress: Progress) -> None:
+        """Saves the weights that are the best so far, and in the form that either Keras reads.
+
+        Raises:
+            UserError: they cannot be written.
+        """
+        also = {_WEIGHTS: lambda path: weights.save(path, model)}
+        self.best.save(progress.step, {"model": model}, progress.to_json(), also)
+
+    def restore_best(
+        self, model: LanguageModel, say: Callable[[str], object]
+    ) -> dict[str, Any] | None:
+        """Reads the newest whole weights of `save_best`, whichever Keras they were saved on.
+
+        Args:
+            model: gets the weights.
+            say: called with a line for each checkpoint that is passed over.
+
+        Returns:
+            The progress saved with them, or `None` when there are none.
+
+        Raises:
+            UserError: there are checkpoints and none is whole, or one is of another model.
+        """
+        step = self.best.newest(say)
+        if step is None:
+            return None
+        path = self.best.path(step) / _WEIGHTS
+        if not path.exists():  # of a tfwd that had no such file
+            return self.best.read(step, {"model": model})
+        weights.load(path, model)
+        return self.best.progress(step)
 
     def close(self) -> None:
         """Lets another process use the folder."""

@@ -55,7 +55,7 @@ KEYS: dict[str, tuple[Any, rules.Rule, str]] = {
     ),
     "model.init_scale": (0.1, POSITIVE, "embedding weights start uniform in [-scale, scale]"),
     "model.dtype_policy": ("float32", one_of(*rules.DTYPE_POLICIES), "Keras's dtype policy"),
-    "optimizer.name": ("sgd", rules.OPTIMIZER, "an optimizer of keras.optimizers"),
+    "optimizer.name": ("sgd", rules.OPTIMIZER, "of keras.optimizers, or tfa.LAMB and the like"),
     "optimizer.learning_rate": (1.0, POSITIVE, "at the start"),
     "optimizer.kwargs": ({}, rules.MAPPING, "further arguments, as optimizer.kwargs.momentum=0.9"),
     "optimizer.weight_decay": (0.0, NOT_NEGATIVE, "decoupled from the gradient; 0: off"),

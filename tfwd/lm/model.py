@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd import layers
+from tfwd import _keras, layers
 from tfwd.lm import blocks
 from tfwd.lm.precision import at_least_float32
 
@@ -164,7 +164,7 @@ class LanguageModel(keras.Model):
             )
         # All shapes are known, so the weights are made now: a checkpoint can be read into the
         # model before its first call.
-        self.build((None, None))
+        _keras.build(self, (None, None))
 
     @property
     def lstms(self) -> list[keras.layers.Layer]:
@@ -175,12 +175,12 @@ class LanguageModel(keras.Model):
         """Makes the weights; `input_shape` says nothing that is not known already."""
         if self.built:
             return
-        self.embedding.build((None, None))
+        _keras.build(self.embedding, (None, None))
         width = self._options["embedding_dim"]
         for layer, units in zip(self.lstms, self.hidden_units, strict=True):
-            layer.build((None, None, width))
+            _keras.build(layer, (None, None, width))
             width = units
-        self.decoder.build((None, None, width))
+        _keras.build(self.decoder, (None, None, width))
         self.built = True
 
     def zero_state(self, batch_size: int | tf.Tensor) -> States:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
 
+from tfwd import _keras
+from tfwd._keras import steps
 from tfwd.lm import rules
 from tfwd.lm.errors import UserError
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
@@ -26,10 +29,10 @@ def make_optimizer(
     kwargs: dict[str, Any] | None = None,
     dtype_policy: str = "float32",
 ) -> keras.optimizers.Optimizer:
-    """Makes an optimizer of `keras.optimizers`, in `DecoupledWeightDecay` and the like if asked.
+    """Makes an optimizer of Keras or tensorflow-addons, and puts around it what is asked for.
 
     Args:
-        name: the class's name, in any case: "sgd", "Adam".
+        name: the class's name, in any case: "sgd", "Adam", with tensorflow-addons "tfa.LAMB".
         learning_rate: the base rate; the training step assigns to it.
         weight_decay: of `DecoupledWeightDecay`; 0 leaves it out. An optimizer that has a decay of
             its own (AdamW) has this one in its place.
@@ -56,8 +59,9 @@ def make_optimizer(
     if not rules.OPTIMIZER.holds(name):
         hint = rules.OPTIMIZER.hint(name)
         raise UserError(f"optimizer.name={name!r}: give {rules.OPTIMIZER.right}{hint}")
-    kind = rules.optimizers()[name.lower()]
+    kind = rules.optimizer_class(name)
     arguments = {**_no_decay(kind), **(kwargs or {})}
+    has_rate = "learning_rate" in inspect.signature(kind).parameters  # COCOB finds its own
     patterns = {"include": decay_include, "exclude": decay_exclude}
     for key, given in {**patterns, "multipliers": decay_multipliers}.items():
         if given and not weight_decay:
@@ -66,7 +70,7 @@ def make_optimizer(
                 "optimizer.weight_decay too"
             )
     try:
-        optimizer = kind(learning_rate=learning_rate, **arguments)
+        optimizer = kind(**({"learning_rate": learning_rate} if has_rate else {}), **arguments)
         if weight_decay:
             optimizer = DecoupledWeightDecay(
                 optimizer,
@@ -83,7 +87,7 @@ def make_optimizer(
     except (TypeError, ValueError) as error:
         raise UserError(f"optimizer {name} with {arguments}: {error}") from error
     if dtype_policy == "mixed_float16":
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        optimizer = steps.with_loss_scale(optimizer)
     return optimizer
 
 
@@ -98,18 +102,13 @@ def decaying(optimizer: keras.optimizers.Optimizer) -> DecoupledWeightDecay | No
 
 
 def _held(optimizer: Any, kind: type) -> Any:
-    while not isinstance(optimizer, kind):
-        names = ("inner_optimizer", "optimizer")
-        held = [getattr(optimizer, name, None) for name in names if name in vars(optimizer)]
-        if not held:
-            return None
-        optimizer = held[0]
-    return optimizer
+    held = _keras.optimizers.chain(optimizer)
+    return next((found for found in held if isinstance(found, kind)), None)
 
 
 def has_own_decay(name: str) -> bool:
     """Whether the optimizer of that name decays weights by itself, unless it is told not to."""
-    return bool(_no_decay(rules.optimizers()[name.lower()]))
+    return bool(_no_decay(rules.optimizer_class(name)))
 
 
 def _no_decay(kind: type) -> dict[str, float]:

@@ -33,23 +33,37 @@ def one_of(*values: str) -> Rule:
     return Rule(" or ".join(values), lambda value: value in values, lambda v: _hint(v, values))
 
 
-def optimizers() -> dict[str, type]:
-    """The optimizers of `keras.optimizers` by their names in lower case."""
-    import keras  # slow to load, and `--help` does without
+# Optimizers of tensorflow-addons, which are here on Keras 2 alone, and what is nearest to each.
+ADDONS = {
+    "tfa.AdaBelief": ("Adam", "AdamW"),
+    "tfa.COCOB": ("Adam",),
+    "tfa.ConditionalGradient": ("SGD",),
+    "tfa.LAMB": ("Lamb",),
+    "tfa.LazyAdam": ("Adam",),
+    "tfa.NovoGrad": ("Adam", "AdamW"),
+    "tfa.RectifiedAdam": ("Adam", "AdamW"),
+    "tfa.Yogi": ("Adam", "AdamW"),
+}
 
-    return {
-        name.lower(): found
-        for name, found in vars(keras.optimizers).items()
-        if inspect.isclass(found)
-        and issubclass(found, keras.optimizers.Optimizer)
-        and name not in ("Optimizer", "LossScaleOptimizer")
-    }
+
+def optimizers() -> dict[str, str]:
+    """The names of the optimizers that there are, by the same in lower case."""
+    from tfwd._keras import steps  # slow to load, and `--help` does without
+
+    return {name.lower(): name for name in steps.names()}
+
+
+def optimizer_class(name: str) -> type:
+    """The optimizer of a name, which may be in any case."""
+    from tfwd._keras import steps
+
+    return steps.optimizer_class(optimizers()[name.lower()])
 
 
 def arguments(optimizer: str) -> list[str]:
     """What may stand in `optimizer.kwargs` for this optimizer."""
     own = ("self", "kwargs", "learning_rate", "weight_decay", "global_clipnorm")  # have own keys
-    names = inspect.signature(optimizers()[optimizer.lower()]).parameters
+    names = inspect.signature(optimizer_class(optimizer)).parameters
     return [name for name in names if name not in own]
 
 
@@ -115,6 +129,21 @@ def _hint(value: Any, values: Any) -> str:
     return f" (did you mean {' or '.join(found)}?)" if found else ""
 
 
+def _optimizer_hint(value: Any) -> str:
+    """Where an optimizer of tensorflow-addons is to be had, and what is near to it here."""
+    there = optimizers()
+    known = {name.lower(): name for name in ADDONS}
+    if not isinstance(value, str) or value.lower() not in known:
+        return _hint(value, there)
+    name = known[value.lower()]
+    near_it = [other for other in ADDONS[name] if other.lower() in there]
+    instead = f"; nearest to it here is {' or '.join(near_it)}" if near_it else ""
+    return (
+        f" ({name} is of tensorflow-addons, which comes with pip install 'tfwd[addons]' on Python "
+        f"3.10 or 3.11{instead})"
+    )
+
+
 FLAG = Rule("true or false", lambda v: isinstance(v, bool))
 TEXT = Rule("a text", lambda v: isinstance(v, str))
 WHOLE = Rule("a whole number, at least 0", lambda v: _whole(v) and v >= 0)
@@ -133,5 +162,5 @@ MAPPING = Rule("arguments by name", lambda v: hasattr(v, "items"))
 OPTIMIZER = Rule(
     "an optimizer of keras.optimizers, as sgd, adam, adamw, rmsprop",
     lambda v: isinstance(v, str) and v.lower() in optimizers(),
-    lambda v: _hint(v, optimizers()),
+    _optimizer_hint,
 )

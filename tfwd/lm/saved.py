@@ -79,8 +79,10 @@ def load(
             f"run's {config.data.level}"
         )
     model = make_model(config, len(vocabulary))
-    checkpoints = folder.best if checkpoint == "best" else folder.checkpoints
-    progress = checkpoints.restore({"model": model}, say=say)
+    if checkpoint == "best":
+        progress = folder.restore_best(model, say=say)
+    else:
+        progress = folder.checkpoints.restore({"model": model}, say=say)
     if progress is None:
         other = "; --checkpoint=last may have one" if checkpoint == "best" else ""
         raise UserError(f"the run in {folder.path} has no {checkpoint} checkpoint yet{other}")

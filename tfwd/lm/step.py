@@ -16,6 +16,7 @@ import ml_collections
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd._keras import steps
 from tfwd.lm.errors import UserError
 from tfwd.lm.loop import token_nats
 from tfwd.lm.model import LanguageModel
@@ -76,7 +77,7 @@ class TrainStep:
         self.averaging = averaging(optimizer)
         self.unused: list[str] = []
         # Slots made inside the traced function could not be restored before the first step.
-        optimizer.build(model.trainable_variables)
+        steps.build(optimizer, model.trainable_variables)
         self._failed = tf.Variable(False, trainable=False)
         self._failure = tf.Variable([0.0, 0.0, 0.0], trainable=False)
         batch = state.carried[0][0].shape[0]
@@ -99,8 +100,7 @@ class TrainStep:
 
     def _step(self, inputs: tf.Tensor, targets: tf.Tensor) -> None:
         state = self.state
-        scaler = self.optimizer
-        scales_loss = isinstance(scaler, keras.optimizers.LossScaleOptimizer)
+        scales_loss = steps.scales_loss(self.optimizer)
         carried = [[tensor.read_value() for tensor in pair] for pair in state.carried]
         with tf.GradientTape() as tape:
             output = self.model(inputs, states=carried, training=True)
@@ -109,7 +109,7 @@ class TrainStep:
             penalty = activation_penalty(output.raw, output.dropped, self.alpha, self.beta)
             objective = loss if penalty is None else loss + penalty
             if scales_loss:
-                objective = scaler.scale_loss(objective)
+                objective = steps.scale_loss(self.optimizer, objective)
         variables = self.model.trainable_variables
         gradients = tape.gradient(objective, [_keras.tf_variable(v) for v in variables])
         self.unused = [
@@ -118,7 +118,9 @@ class TrainStep:
         # A sparse gradient names a row once for each time it was used, and the norm of that is not
         # the norm of the gradient.
         gradients = [_summed(g, self.sparse and not self.l2) for g in gradients]
-        unit = tf.cast(scaler.dynamic_scale, tf.float32) if scales_loss else tf.constant(1.0)
+        unit = tf.constant(1.0)
+        if scales_loss:
+            unit = tf.cast(steps.loss_scale(self.optimizer), tf.float32)
         norm = tf.linalg.global_norm(gradients)
         if self.clip_norm:
             limit = self.clip_norm * unit if scales_loss else self.clip_norm
@@ -141,10 +143,10 @@ class TrainStep:
         tokens = tf.cast(tf.size(nats), tf.float64)
 
         def update() -> tf.Tensor:
-            self.optimizer.learning_rate.assign(rate)
+            steps.set_learning_rate(self.optimizer, rate)
             with warnings.catch_warnings():  # of weights that are not used: see `unused`
                 warnings.filterwarnings("ignore", ".*[Gg]radient.*variables")
-                self.optimizer.apply(gradients, variables)
+                steps.apply(self.optimizer, gradients, variables)
             for old, new in zip(state.carried, output.states, strict=True):
                 for variable, value in zip(old, new, strict=True):
                     variable.assign(value)

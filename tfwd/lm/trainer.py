@@ -203,9 +203,7 @@ class Trainer:
         )
         if best:
             with self._averaged():
-                self.folder.best.save(
-                    self.progress.step, {"model": self.model}, self.progress.to_json()
-                )
+                self.folder.save_best(self.model, self.progress)
         if averaging is not None and averaging.observe(valid.nats):
             self.display.line("no better for a while: from now on the weights are averaged")
         training = self.config.training

@@ -1,79 +1,24 @@
-"""What Keras 2.15 wants of an optimizer that is a new one, and of one that is a legacy one.
+"""What Keras 2.15 wants of an optimizer that is a legacy one, and tensorflow-addons of one.
 
-Both are bases of the classes that `Wrapper` makes; what they override in Keras's class stands here,
-what Keras does not have stands in `Wrapper`.
+A base of the classes that `Wrapper` makes: what they override in Keras's class stands here, what
+Keras does not have stands in `Wrapper`.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from keras.src import backend
-from keras.src.utils.generic_utils import to_snake_case
 
 from tfwd._keras2 import held
 
 
-class NewWrapper(held.New):
-    """A wrapper around an optimizer of `keras.optimizers`."""
+class _Variables(list):
+    """A list that can be called, as Keras 2's code calls a legacy optimizer's `variables`."""
 
-    def _begin(self: Any, name: str | None) -> None:
-        # Not Keras's constructor: step counter, rate and arguments are the held optimizer's, found
-        # by properties and by __getattr__.
-        made_up = to_snake_case(type(self).__name__)
-        self.name = name or backend.unique_object_name(made_up, zero_based=True)
-        self._variables = []
-        self._mesh, self._run_with_dtensor = None, False
-        self._distribution_strategy = tf.distribute.get_strategy()
-
-    @property
-    def _iterations(self: Any) -> Any:
-        return self.inner.iterations
-
-    @property
-    def _learning_rate(self: Any) -> Any:
-        return self.inner._learning_rate
-
-    @property
-    def _model_variables_moving_average(self: Any) -> list[Any]:
-        return self.inner._model_variables_moving_average
-
-    def build(self: Any, var_list: Sequence[Any]) -> None:
-        """Makes the state for the variables: the held optimizer's, then its own."""
-        if not self.built:
-            self._build_once(var_list)
-
-    def _build_inner(self: Any, variables: list[Any]) -> None:
-        self.inner.build(variables)
-
-    def compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        """The gradients, which a loss scale inside computes in its own way."""
-        return self.inner.compute_gradients(loss, var_list, tape)
-
-    def aggregate_gradients(self: Any, grads_and_vars: Any) -> Any:
-        return self.inner.aggregate_gradients(grads_and_vars)
-
-    def finalize_variable_values(self: Any, var_list: Any) -> None:
-        self.inner.finalize_variable_values(var_list)
-
-    # The optimizer that is held is saved by Keras as an attribute of this one.
-    def save_own_variables(self: Any, store: Any) -> None:
-        for i, variable in enumerate(self._variables):
-            store[str(i)] = variable.numpy()
-
-    def load_own_variables(self: Any, store: Any) -> None:
-        if len(store.keys()) != len(self._variables):
-            warnings.warn(
-                f"the saved state of optimizer '{self.name}' has {len(store.keys())} variables and "
-                f"the optimizer has {len(self._variables)}; it is not loaded",
-                stacklevel=2,
-            )
-            return
-        for i, variable in enumerate(self._variables):
-            variable.assign(store[str(i)])
+    def __call__(self) -> list[Any]:
+        return self
 
 
 class LegacyWrapper(held.Legacy):
@@ -96,7 +41,7 @@ class LegacyWrapper(held.Legacy):
             self._distribution_strategy = tf.distribute.get_strategy()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        theirs = name in getattr(vars(self).get("optimizer"), "_hyper", ())
+        theirs = name in held.leaves(self)[0]._hyper if "optimizer" in vars(self) else False
         if theirs and not isinstance(getattr(type(self), name, None), property):
             setattr(self.inner, name, value)  # optimizer.beta_1 = 0.8
         else:
@@ -109,6 +54,19 @@ class LegacyWrapper(held.Legacy):
     @property
     def _variables(self: Any) -> list[Any]:
         return self._weights
+
+    @property
+    def variables(self: Any) -> Any:
+        """All variables: its own, then the held optimizer's, those of one in that too."""
+        return _Variables([*self._weights, *self.inner.weights])
+
+    @property
+    def weights(self: Any) -> Any:
+        return self.variables
+
+    def get_weights(self: Any) -> list[Any]:
+        """The values of all `variables`."""
+        return [variable.numpy() for variable in self.variables]
 
     @property
     def _iterations(self: Any) -> Any:
@@ -142,13 +100,16 @@ class LegacyWrapper(held.Legacy):
             self._track_trackable(variable, f"own_{i}", overwrite=True)
 
     def _build_inner(self: Any, variables: list[Any]) -> None:
-        self.inner._create_all_weights(variables)
+        # An average around gives its own step counter, and asks for the rates by themselves.
+        averaged = vars(self).get("_averaged", False)
+        make = self.inner._create_slots if averaged else self.inner._create_all_weights
+        make(variables)
 
     def _create_all_weights(self: Any, var_list: Any) -> None:
         self.build(var_list)
 
     def _create_slots(self: Any, var_list: Any) -> None:
-        # By an average around; that has no place for the counter and the rates.
+        object.__setattr__(self, "_averaged", True)  # only an average around calls this
         self.build(var_list)
 
     def _create_hypers(self: Any) -> None:

@@ -1,0 +1,41 @@
+"""Writes the files of this folder, on the Keras that runs it: `python tests/lm/weights/write.py`.
+
+Each is the weights of a small model, and the logits that it gives with them for `IDS`.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from tfwd import _keras
+from tfwd.lm import weights
+from tfwd.lm.model import LanguageModel
+
+IDS = [[1, 2, 3], [4, 0, 6]]
+CASES = {
+    "tied": {},
+    "untied": {"tie_weights": False},
+    "perturbed": {"weight_dropout": 0.5, "variational_noise": 0.1, "embedding_dropout": 0.1},
+}
+
+
+def make(case: str) -> LanguageModel:
+    """A model of one of the cases; its weights are to be set."""
+    return LanguageModel(7, embedding_dim=4, hidden_units=(5, 4), seed=1, **CASES[case])
+
+
+def main() -> None:
+    """Writes the files."""
+    random = np.random.default_rng(_keras.GENERATION)
+    for case in CASES:
+        model, stem = make(case), f"keras{_keras.GENERATION}-{case}"
+        for variable in model.trainable_variables:
+            variable.assign(random.normal(size=variable.shape).astype(np.float32))
+        weights.save(Path(__file__).with_name(f"{stem}.npz"), model)
+        logits = model(tf.constant(IDS, tf.int32), training=False).logits.numpy()
+        np.save(Path(__file__).with_name(f"{stem}-logits.npy"), logits)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""The two kinds of optimizers of Keras 2.15, and which of them a wrapper is.
+
+Keras asks by class whether an optimizer is a new or a legacy one, and so do loss scales and
+tensorflow-addons. So a class of tfwd makes instances of two classes: what is written for both kinds
+is in `Wrapper`, and the kind of the optimizer that is held decides between `NewWrapper` and
+`LegacyWrapper`, which have what Keras wants of each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfwd._keras2 import held
+from tfwd._keras2.legacy_wrapper import LegacyWrapper
+from tfwd._keras2.new_wrapper import NewWrapper
+
+
+class Kinds(type):
+    """Makes an instance of the new or of the legacy kind, as what it holds is."""
+
+    _kinds: dict[bool, type]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if issubclass(cls, (held.New, held.Legacy)):
+            return super().__call__(*args, **kwargs)
+        extended = getattr(cls, "base_optimizer", None)
+        given = kwargs.get("optimizer", args[0] if args else None)
+        legacy = issubclass(extended, held.Legacy) if extended else held.is_legacy(given)
+        return cls._of_kind(legacy)(*args, **kwargs)
+
+    def _of_kind(cls, legacy: bool) -> Any:
+        if "_kinds" not in vars(cls):
+            cls._kinds = {}
+        if legacy not in cls._kinds:
+            names = {
+                "__module__": cls.__module__,
+                "__qualname__": cls.__qualname__,
+                "__doc__": cls.__doc__,
+                # For whoever asks an instance for its class: Keras, when it saves one.
+                "__class__": property(lambda self: cls),
+            }
+            bases = (cls, LegacyWrapper if legacy else NewWrapper)
+            cls._kinds[legacy] = type.__new__(type(cls), cls.__name__, bases, names)
+        return cls._kinds[legacy]

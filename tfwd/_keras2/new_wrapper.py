@@ -1,0 +1,84 @@
+"""What Keras 2.15 wants of an optimizer that is one of `keras.optimizers`.
+
+A base of the classes that `Wrapper` makes: what they override in Keras's class stands here, what
+Keras does not have stands in `Wrapper`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from keras.src import backend
+from keras.src.utils.generic_utils import to_snake_case
+
+from tfwd._keras2 import held
+
+
+class NewWrapper(held.New):
+    """A wrapper around an optimizer of `keras.optimizers`."""
+
+    def _begin(self: Any, name: str | None) -> None:
+        # Not Keras's constructor: step counter, rate and arguments are the held optimizer's, found
+        # by properties and by __getattr__.
+        made_up = to_snake_case(type(self).__name__)
+        self.name = name or backend.unique_object_name(made_up, zero_based=True)
+        self._variables: list[Any] = []
+        self._mesh, self._run_with_dtensor = None, False
+        self._distribution_strategy = tf.distribute.get_strategy()
+
+    @property
+    def _iterations(self: Any) -> Any:
+        return self.inner.iterations
+
+    @property
+    def variables(self: Any) -> list[Any]:
+        """All variables: its own, then the held optimizer's."""
+        return [*self._variables, *self.inner.variables]
+
+    @property
+    def _learning_rate(self: Any) -> Any:
+        return self.inner._learning_rate
+
+    @property
+    def _model_variables_moving_average(self: Any) -> list[Any]:
+        return self.inner._model_variables_moving_average
+
+    def build(self: Any, var_list: Sequence[Any]) -> None:
+        """Makes the state for the variables: the held optimizer's, then its own."""
+        # A loss scale around calls it in each step, with all variables, before it leaves out
+        # those that have no gradient.
+        object.__setattr__(self, "_announced", list(var_list))
+        if not self.built:
+            self._build_once(var_list)
+
+    def _build_inner(self: Any, variables: list[Any]) -> None:
+        self.inner.build(variables)
+
+    def compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """The gradients, which a loss scale inside computes in its own way."""
+        return self.inner.compute_gradients(loss, var_list, tape)
+
+    def aggregate_gradients(self: Any, grads_and_vars: Any) -> Any:
+        return self.inner.aggregate_gradients(grads_and_vars)
+
+    def finalize_variable_values(self: Any, var_list: Any) -> None:
+        self.inner.finalize_variable_values(var_list)
+
+    # The optimizer that is held is saved by Keras as an attribute of this one.
+    def save_own_variables(self: Any, store: Any) -> None:
+        for i, variable in enumerate(self._variables):
+            store[str(i)] = variable.numpy()
+
+    def load_own_variables(self: Any, store: Any) -> None:
+        if len(store.keys()) != len(self._variables):
+            warnings.warn(
+                f"the saved state of optimizer '{self.name}' has {len(store.keys())} variables and "
+                f"the optimizer has {len(self._variables)}; it is not loaded",
+                stacklevel=2,
+            )
+            return
+        for i, variable in enumerate(self._variables):
+            variable.assign(store[str(i)])

@@ -1,0 +1,119 @@
+"""Optimizers inside optimizers: what they hold, and what they say of themselves.
+
+The functions look through tfwd's wrappers, loss scales and Keras's own optimizer of several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.optimizers import Optimizer
+
+LossScale: Any = keras.optimizers.LossScaleOptimizer
+# A later addition of Keras: another optimizer for each variable.
+Multi: Any = getattr(keras.optimizers, "MultiOptimizer", ())
+
+
+class Holder:
+    """An optimizer of tfwd that holds another as `optimizer` and calls it as `inner`."""
+
+    optimizer: Any
+    inner: Any
+
+
+def revived(config: dict[str, Any], custom_objects: Any = None) -> dict[str, Any]:
+    """The config with the Keras objects in it made from their own configs."""
+    return {
+        name: keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
+        if isinstance(value, dict) and "class_name" in value
+        else value
+        for name, value in config.items()
+    }
+
+
+def leaves(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizers that make the updates, as far as they are known before `build`."""
+    if isinstance(optimizer, LossScale):
+        return leaves(optimizer.inner_optimizer)
+    if isinstance(optimizer, Holder):
+        return leaves(optimizer.inner)
+    if isinstance(optimizer, Multi):
+        return [leaf for inner in optimizer.optimizers for leaf in leaves(inner)]
+    return [optimizer]
+
+
+def leaf_of(optimizer: Optimizer, variable: keras.Variable) -> Optimizer:
+    """The optimizer that makes the updates of one variable; nothing need be built."""
+    if isinstance(optimizer, LossScale):
+        return leaf_of(optimizer.inner_optimizer, variable)
+    if isinstance(optimizer, Holder):
+        return leaf_of(optimizer.inner, variable)
+    if isinstance(optimizer, Multi):
+        if optimizer.built:  # a map may be a function that makes new optimizers
+            index = optimizer._var_to_optimizer_idx[key(optimizer, variable)]
+            return leaf_of(optimizer.optimizers[index], variable)
+        return leaf_of(optimizer._optimizer_map(variable), variable)
+    return optimizer
+
+
+def is_built_for(optimizer: Optimizer, variable: keras.Variable) -> bool:
+    """Whether an optimizer that is built makes the updates of a variable."""
+    return key(optimizer, variable) in optimizer._trainable_variables_indices
+
+
+def chain(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """The optimizer and all optimizers in it, the outer first."""
+    yield optimizer
+    held: list[Optimizer] = []
+    if isinstance(optimizer, LossScale):
+        held = [optimizer.inner_optimizer]
+    elif isinstance(optimizer, Holder):
+        held = [optimizer.optimizer]
+    elif isinstance(optimizer, Multi):
+        held = optimizer.optimizers
+    for inner in held:
+        yield from chain(inner)
+
+
+def own_decay(optimizer: Optimizer) -> tuple[str, Any] | None:
+    """The name and value of an argument by which a Keras optimizer decays weights itself."""
+    for name, value in vars(optimizer).items():
+        if name.endswith("weight_decay") and not name.startswith("_") and value:
+            return name, value
+    return None
+
+
+def name(optimizer: Optimizer) -> str:
+    """The optimizer's name."""
+    return optimizer.name
+
+
+def accumulates(optimizer: Optimizer) -> bool:
+    """Whether one update is made of the gradients of several steps."""
+    return bool(optimizer.gradient_accumulation_steps)
+
+
+def has_learning_rate(leaf: Optimizer) -> bool:
+    """Whether an optimizer has a learning rate; Keras's all have."""
+    return True
+
+
+def initial_rate(leaf: Optimizer) -> float:
+    """The learning rate of an optimizer's first update."""
+    rate: Any = leaf._learning_rate
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        return float(rate(tf.constant(0, tf.int64)))
+    return float(rate() if callable(rate) else rate)
+
+
+def learning_rate(leaf: Optimizer) -> Any:
+    """The learning rate of an update that is made now."""
+    return leaf.learning_rate
+
+
+def key(optimizer: Optimizer, variable: Any) -> Any:
+    """What is the same for a variable, its `tf.Variable`, and its copies on the replicas."""
+    return optimizer._var_key(variable)
