@@ -1,10 +1,16 @@
-# Every target sets up what it needs, the benchmarks in .venv-bench and the others in .venv, and writes
+# Every target sets up what it needs, in .venv, .venv-addons or, for the benchmarks, .venv-bench, and writes
 # nothing outside the checkout. The set-up runs again only when setup.py or pyproject.toml changed, or
 # the checkout was moved.
 
 PYTHON ?= python3
 # The build of TensorFlow is one of the extras: EXTRAS=tf,tune,dev takes the one for GPUs.
 EXTRAS ?= cpu,tune,dev
+# The other stack: TensorFlow 2.15 with Keras 2.15 and tensorflow-addons, on Python 3.10 or 3.11, in
+# .venv-addons. make train STACK=addons and make sweep STACK=addons use it; make test tries both.
+STACK ?= current
+ADDONS_EXTRAS ?= addons-cpu,tune,dev
+ADDONS_PYTHON := $(firstword $(foreach p,$(PYTHON) python3.11 python3.10,$(shell $(p) -c \
+  'import sys; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)))' 2>/dev/null && echo $(p))))
 # The benchmarks' own, with the libraries that they compare with.
 BENCH_EXTRAS ?= cpu,tune,bench,dev
 # Further arguments of pip. On Linux PyTorch comes with gigabytes for GPUs; its build without them:
@@ -17,6 +23,9 @@ BAZEL ?= bazel
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+ADDONS_STAMP := .venv-addons/.installed
+# What train and sweep run in.
+USED := $(if $(filter addons,$(STACK)),.venv-addons,.venv)
 BENCH_STAMP := .venv-bench/.installed
 TYPED := .venv/typed
 
@@ -32,23 +41,32 @@ CHECK_VERSION := import sys; v = sys.version_info[:2]; \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train sweep test test-peers bazel-test lint bench clean distclean
+.PHONY: help setup train sweep test test-current test-addons no-addons test-peers bazel-test lint bench clean distclean
 
 help: ## print this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP) ## install tfwd and its tools into .venv (every target does so by itself)
 
-train: $(STAMP) ## train the quickstart language model into runs/quickstart
-	$(BIN)/tfwd-train --config=configs/quickstart.py --workdir=runs/quickstart $(ARGS)
+train: $(USED)/.installed ## train the quickstart language model into runs/quickstart
+	$(USED)/bin/tfwd-train --config=configs/quickstart.py --workdir=runs/quickstart $(ARGS)
 
-sweep: $(STAMP) ## search for two dropout rates of a short run, into runs/sweep
-	$(BIN)/tfwd-tune --config=configs/quickstart.py --config.training.epochs=2 \
+sweep: $(USED)/.installed ## search for two dropout rates of a short run, into runs/sweep
+	$(USED)/bin/tfwd-tune --config=configs/quickstart.py --config.training.epochs=2 \
 	  --sweep=configs/sweeps/small.py --workdir=runs/sweep $(ARGS)
 
+test: test-current $(if $(ADDONS_PYTHON),test-addons,no-addons) ## run the tests, on both stacks
+
 # A worker for each core, but no more than four: each holds a TensorFlow of its own.
-test: $(STAMP) ## run the tests
+test-current: $(STAMP) ## run the tests with Keras 3
 	$(BIN)/pytest -n auto --maxprocesses 4 $(ARGS)
+
+test-addons: $(ADDONS_STAMP) ## run the tests with Keras 2.15 and tensorflow-addons
+	.venv-addons/bin/pytest -n auto --maxprocesses 4 $(ARGS)
+
+no-addons: test-current
+	@echo "skipped: the tests with TensorFlow 2.15, Keras 2.15 and tensorflow-addons, which need" \
+	  "Python 3.10 or 3.11 (name one: make test ADDONS_PYTHON=python3.11)"
 
 # Some of them: make bazel-test ARGS=//tests:layers, or ARGS=--test_tag_filters=fast. Debian's Bazel, which
 # knows no version, gets what others load from the network.
@@ -78,27 +96,29 @@ bench: $(BENCH_STAMP) ## run the benchmarks; writes benchmarks/results.md and pl
 test-peers: $(BENCH_STAMP) ## run the tests against PyTorch, in the environment of the benchmarks
 	.venv-bench/bin/pytest tests/test_recurrence.py tests/optimizers/test_peers.py $(ARGS)
 
-clean: ## remove caches and builds; .venv, .venv-bench and runs stay
+clean: ## remove caches and builds; .venv, .venv-addons, .venv-bench and runs stay
 	@[ ! -d .bazel ] || chmod -R u+w .bazel
 	find . -maxdepth 1 -name 'bazel-*' -type l -exec rm {} +
 	rm -rf .bazel build dist ./*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache $(TYPED)
 	find . -name '.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## remove .venv and .venv-bench too
-	rm -rf .venv .venv-bench
+distclean: clean ## remove .venv, .venv-addons and .venv-bench too
+	rm -rf .venv .venv-addons .venv-bench
 
 # A stamp holds the checkout's path, because a virtual environment that was moved does not work.
-MOVED := $(shell for stamp in $(STAMP) $(BENCH_STAMP); do \
+MOVED := $(shell for stamp in $(STAMP) $(ADDONS_STAMP) $(BENCH_STAMP); do \
   [ "$$(cat $$stamp 2>/dev/null)" = "$(CURDIR)" ] || echo $$stamp; done)
 $(MOVED): FORCE
 FORCE:
 
 $(STAMP): WANTED = $(EXTRAS)
+$(ADDONS_STAMP): WANTED = $(ADDONS_EXTRAS)
+$(ADDONS_STAMP): PYTHON := $(or $(ADDONS_PYTHON),python3.11)
 $(BENCH_STAMP): WANTED = $(BENCH_EXTRAS)
 
 # The stamp is written last, so a set-up that failed half way leaves none. A .venv without pip is what
 # stays when a system has no ensurepip; it is made anew, as one that was moved.
-$(STAMP) $(BENCH_STAMP): %/.installed: setup.py pyproject.toml
+$(STAMP) $(ADDONS_STAMP) $(BENCH_STAMP): %/.installed: setup.py pyproject.toml
 	@if [ -e $@ ] && [ "$$(cat $@)" != "$(CURDIR)" ] || ! $*/bin/python -m pip -V >/dev/null 2>&1; \
 	then \
 	  command -v "$(PYTHON)" >/dev/null || { \

@@ -11,6 +11,8 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).resolve().parent
 README = ROOT / "README.md"
 MOVED = ("layers", "optimizers")
+# tensorflow-addons 0.23 is its last release; it has wheels for Python up to 3.11.
+ADDONS = ["keras>=2.15,<2.16", "tensorflow-addons>=0.23,<0.24", "tqdm>=4.60"]
 
 
 def packages() -> list[str]:
@@ -25,7 +27,7 @@ def packages() -> list[str]:
 setup(
     name="tfwd",
     version="0.1.0",
-    description="Weight dropout and variational noise for TensorFlow 2 and Keras 3 layers",
+    description="Weight dropout and variational noise for TensorFlow 2 and Keras layers",
     long_description=README.read_text(encoding="utf-8") if README.exists() else "",
     long_description_content_type="text/markdown",
     license="Apache-2.0",
@@ -36,18 +38,20 @@ setup(
     python_requires=">=3.10",
     install_requires=[
         "absl-py>=2",
-        "keras>=3.5",
         "matplotlib>=3.7",
         "ml-collections>=1.1",
         "numpy>=1.26",
         "rich>=13",
-        "tensorboard>=2.18",
+        "tensorboard>=2.15",
     ],
     # TensorFlow comes in two builds with one import name. Naming either in install_requires would
-    # put it on top of the other, so the user chooses: tfwd[tf] or, without a GPU, tfwd[cpu].
+    # put it on top of the other, so the user chooses: tfwd[tf] or, without a GPU, tfwd[cpu]. Keras
+    # comes with it: Keras 3, or 2.15 with the last TensorFlow that tensorflow-addons works with.
     extras_require={
-        "tf": ["tensorflow>=2.18"],
-        "cpu": ["tensorflow-cpu>=2.18"],
+        "tf": ["tensorflow>=2.18", "keras>=3.5"],
+        "cpu": ["tensorflow-cpu>=2.18", "keras>=3.5"],
+        "addons": ["tensorflow>=2.15,<2.16", *ADDONS],
+        "addons-cpu": ["tensorflow-cpu>=2.15,<2.16", *ADDONS],
         "tune": ["keras-tuner[bayesian]>=1.4.8"],
         # The libraries that the benchmarks compare with.
         "bench": [

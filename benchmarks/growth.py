@@ -90,7 +90,7 @@ def panels(costs: dict[str, dict[str, list[float]]]) -> list[plots.Panel]:
 def main() -> None:
     """Measures, draws, and reports a row an axis."""
     options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=1.5, help="time for a point's rounds")
+    options.add_argument("--seconds", type=float, default=1.2, help="time for a point's rounds")
     options.add_argument("--plots", default=str(plots.FOLDER), help="folder for the plots")
     chosen = options.parse_args()
     has_torch = measure.attempt(lambda: __import__("torch"), "PyTorch") is not None

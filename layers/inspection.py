@@ -58,16 +58,18 @@ def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _
         UserWarning: if it does not read a parametrized weight.
     """
     _check_calls(name, owner)
+    # Otherwise, in a graph, only what the parametrizations do is done again in backward.
+    runs_again = tf.executing_eagerly() or not isinstance(call.training, bool)
     graph = _graphs.ScratchGraph()
     try:
-        results = _trace(call, graph)
+        results, draws = _trace(call, graph)
         known = {id(v) for v in call.variables}
         extra = {id(v): v for r in results for v in r.read.values() if id(v) not in known}
         if extra:
             # Keras does not list them, as the states of a stateful RNN; they are values too.
             call.extend(list(extra.values()))
             graph = _graphs.ScratchGraph()
-            results = _trace(call, graph)
+            results, draws = _trace(call, graph)
     except Exception as error:
         # What is wrong with the call itself will be said when it is made in earnest.
         reason = f"it cannot be traced by itself ({type(error).__name__})"
@@ -94,7 +96,8 @@ def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _
             stacklevel=2,
         )
     escaped = [_keras.path(v) for result in results for v in result.escaped]
-    draws = _unrepeatable(graph)
+    if runs_again:
+        draws = _unrepeatable(graph)
     impure = ""
     if escaped:
         impure = f"it updates '{escaped[0]}' inside a loop or a branch"
@@ -121,26 +124,34 @@ def _check_calls(name: str, owner: keras.Layer) -> None:
             )
 
 
-def _trace(call: _Call, graph: tf.Graph) -> list[Result]:
-    """Evaluates a call in a graph that is thrown away, under each flag that it may have."""
+def _trace(call: _Call, graph: tf.Graph) -> tuple[list[Result], list[str]]:
+    """Evaluates a call in a graph that is thrown away, under each flag that it may have.
+
+    Returns:
+        What each evaluation gave, and what the parametrizations used that cannot be repeated.
+    """
     flags = [call.training] if isinstance(call.training, bool) else [True, False]
     with graph.as_default():
-        results = []
+        results, draws = [], []
         for flag in flags:
             tensors = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in call.tensors]
             seeds = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in call.seeds]
+            before = len(graph.get_operations())
             weights = call.weights(flag, tensors, seeds)
+            draws += _unrepeatable(graph, before)
             results.append(call.evaluate(flag, tensors, seeds, weights, capture=True))
-        return results
+        return results, draws
 
 
-def _unrepeatable(graph: tf.Graph) -> list[str]:
+def _unrepeatable(graph: tf.Graph, since: int = 0) -> list[str]:
     """The types of the operations in the graph, and in its functions, that draw from a state.
+
+    Of the graph's own operations those from the given number on count.
 
     These are the ones with the seeds of TensorFlow's first random operations; what the stateless
     ones draw from is an argument, and a `tf.random.Generator` is a variable.
     """
-    nodes = _graphs.nodes(graph, graph.get_operations())
+    nodes = _graphs.nodes(graph, graph.get_operations()[since:])
     return sorted({node.op for node in nodes if node.op in _FREE or _draws(node)})
 
 

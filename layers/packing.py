@@ -75,7 +75,7 @@ class Results:
             losses = [tf.cast(loss, tf.float32) for loss in losses]
             losses += [tf.zeros([])] * (self._verdict.losses - len(losses))
             for variable in self._verdict.updated:
-                updates.setdefault(id(variable), (variable, _keras.value(variable)))
+                updates.setdefault(id(variable), (variable, _keras.constant(variable)))
             updates = {id(v): updates[id(v)] for v in self._verdict.updated}
         self._losses = len(losses)
         self._updated = [variable for variable, _ in updates.values()]

@@ -120,7 +120,6 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
     def build(self, *args: Any, **kwargs: Any) -> None:
         if not self.layer.built and not _keras.has_default_build(self.layer):
             _keras.build(self.layer, *args, **kwargs)
-            self.layer.built = True
         if _keras.has_weights(self.layer):
             self._chosen()
 
@@ -159,7 +158,12 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
     @property
     def reset_state(self) -> Any:
         """The wrapped layer's `reset_state()`, if it has one."""
-        return self.layer.reset_state
+        return _keras.reset_states(self.layer)
+
+    @property
+    def reset_states(self) -> Any:
+        """The same by the name that it has in Keras 2."""
+        return _keras.reset_states(self.layer)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Does nothing: the wrapped layer is quantized by itself."""
@@ -170,7 +174,7 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
     def build_from_config(self, config: dict[str, Any]) -> None:
         default = _keras.has_default_build(self.layer)
         if not self.layer.built and not default and config.get("layer"):
-            self.layer.build_from_config(config["layer"])
+            _keras.build_from_config(self.layer, config["layer"])
         if _keras.has_weights(self.layer):
             self._chosen()
             self.built = True
@@ -194,6 +198,7 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         config.pop("dtype", None)
+        config.pop("batch_input_shape", None)  # a first layer's, in Keras 2
         return {
             **config,
             "layer": _keras.serialize(self.layer),

@@ -120,7 +120,7 @@ class Perturber:
                     stacklevel=2,
                 )
         for loss in result.losses:
-            owner.add_loss(loss)
+            _keras.add_loss(owner, loss)
         substitute.assign(result.updates)
         return result.outputs
 

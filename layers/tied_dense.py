@@ -109,7 +109,7 @@ class TiedDense(keras.layers.Layer):
             name=self.name,
             dtype=self.dtype_policy,
         )
-        return _keras.tie(dense, self.embedding._embeddings, self.bias)
+        return _keras.tie(dense, _keras.embedding_matrix(self.embedding), self.bias)
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -107,7 +107,8 @@ class WeightDropLSTM(Perturbing, keras.layers.LSTM):
 
     def get_config(self) -> dict[str, Any]:
         rate = self._parametrization.get_config()["rate"]
-        return {**super().get_config(), "weight_dropout": rate, "recompute": self.recompute}
+        config = {**super().get_config(), "seed": self.seed}
+        return {**config, "weight_dropout": rate, "recompute": self.recompute}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> WeightDropLSTM:

@@ -44,6 +44,10 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
     It adds no state: variables, learning rate and step counter are the wrapped optimizer's. With
     `weight_decay=0` it is the wrapped optimizer, bit for bit.
 
+    On Keras 2 the optimizer may also be a legacy one (`keras.optimizers.legacy`) or one of
+    tensorflow-addons. Around such a one this is a legacy optimizer itself, and stands inside and
+    around Lookahead, SWA and MovingAverage.
+
     Args:
         optimizer: a Keras optimizer, or the name of one. It may be a LossScaleOptimizer, be put
             into one, and have EMA, clipping and gradient accumulation of its own: the decay is

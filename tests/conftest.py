@@ -48,6 +48,9 @@ def pytest_configure(config: pytest.Config) -> None:
         # Python and NumPy have deprecated since what TensorFlow 2.15 and its Keras do.
         config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning")
         config.addinivalue_line("filterwarnings", "ignore::PendingDeprecationWarning")
+        # A layer of Keras 2 calls one initializer for several weights.
+        unseeded = "ignore:The initializer .* is unseeded and being called multiple times"
+        config.addinivalue_line("filterwarnings", unseeded)
 
 
 @pytest.fixture(autouse=True)

@@ -80,6 +80,7 @@ def install() -> None:
     keras.Variable = _Variable
     keras.ops = _ops()
     keras.tree = tf.nest
+    keras.layers.RNN.reset_state = keras.layers.RNN.reset_states
     keras.config = types.SimpleNamespace(
         floatx=keras.backend.floatx,
         set_floatx=keras.backend.set_floatx,

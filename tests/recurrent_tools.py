@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from tfwd import _keras
+
 
 def gradients(function, weights: list, x: tf.Tensor, **arguments) -> list[tf.Tensor]:
     """What a layer's call returns, and the gradients of its input and weights."""
@@ -9,4 +11,4 @@ def gradients(function, weights: list, x: tf.Tensor, **arguments) -> list[tf.Ten
         tape.watch(x)
         found = tf.nest.flatten(function(x, **arguments))
         loss = tf.add_n([tf.reduce_sum(tf.sin(a)) for a in found])
-    return found + tape.gradient(loss, [x, *(v.value for v in weights)])
+    return found + tape.gradient(loss, [x, *map(_keras.tf_variable, weights)])

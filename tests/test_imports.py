@@ -19,31 +19,28 @@ PACKAGES = {"tfwd": "tfwd", "layers": "tfwd.layers", "optimizers": "tfwd.optimiz
 # A module may import what is lower, and a package its own modules.
 HEIGHTS = {
     0: {
-        "tfwd._keras",
-        "tfwd._keras_optimizers",
-        "tfwd._keras_updates",
+        "tfwd._keras2",
+        "tfwd._keras3",
         "tfwd.files",
         "tfwd.paths",
         "tfwd.recurrence",
     },
-    1: {
+    1: {"tfwd._keras", "tfwd.gru", "tfwd.lstm"},
+    2: {
         "tfwd._graphs",
-        "tfwd._keras_calls",
-        "tfwd.gru",
-        "tfwd.lstm",
         "tfwd.rates",
         "tfwd.seeds",
         "tfwd.substitute",
         "tfwd.training",
         "tfwd.xxh32",
     },
-    2: {"tfwd.draws", "tfwd.saved_tensors"},
-    3: {"tfwd.parametrizations", "tfwd.recompute"},
-    4: {"tfwd.layers", "tfwd.optimizers"},
-    5: {"tfwd.gradients", "tfwd.models"},
-    6: {"tfwd.callbacks", "tfwd.metrics"},
-    7: {"tfwd", "tfwd.tuning"},
-    8: {"tfwd.lm"},
+    3: {"tfwd.draws", "tfwd.saved_tensors"},
+    4: {"tfwd.parametrizations", "tfwd.recompute"},
+    5: {"tfwd.layers", "tfwd.optimizers"},
+    6: {"tfwd.gradients", "tfwd.models"},
+    7: {"tfwd.callbacks", "tfwd.metrics"},
+    8: {"tfwd", "tfwd.tuning"},
+    9: {"tfwd.lm"},
 }
 HEIGHT = {name: height for height, names in HEIGHTS.items() for name in names}
 
@@ -108,40 +105,81 @@ def test_library_needs_nothing_that_is_for_programs(name: str) -> None:
 
 
 def versions_read(name: str, tree: ast.Module) -> Iterator[str]:
-    """Where a module asks which Keras or TensorFlow is running, or reaches behind Keras's API."""
+    """Where a module asks which Keras or TensorFlow is running."""
     for other in imported(name, tree):
-        if other.startswith("keras.src") or other in {"keras.__version__", "keras.version"}:
+        if other in {"keras.__version__", "keras.version"}:
             yield other
         if other.startswith("tensorflow") and other.endswith(("__version__", "VERSION")):
             yield other
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             text = ast.unparse(node)
-            if text.startswith(("keras.src", "keras.__version__", "keras.version", "tf.keras")):
+            if text.startswith(("keras.__version__", "keras.version")):
                 yield text
             if text in {"tf.__version__", "tensorflow.__version__", "tf.version.VERSION"}:
                 yield text
+            if node.attr == "IS_KERAS_2":
+                yield text
+        if isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names if alias.name == "IS_KERAS_2")
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("version"):
             values = {
                 argument.value for argument in node.args if isinstance(argument, ast.Constant)
             }
-            if values & {"keras", "tensorflow", "tensorflow-cpu"}:
+            if values & {"keras", "tensorflow", "tensorflow-cpu", "tensorflow-addons"}:
                 yield ast.unparse(node)
 
 
-# What depends on which Keras runs: for layers, for their calls, for optimizers.
-ABOUT_KERAS = {
-    "tfwd._graphs",
-    "tfwd._keras",
-    "tfwd._keras_calls",
-    "tfwd._keras_optimizers",
-    "tfwd._keras_updates",
-}
+def internals_used(name: str, tree: ast.Module) -> Iterator[str]:
+    """Where a module reaches behind Keras's API, or for one of the two Kerases by name."""
+    for other in imported(name, tree):
+        if other.startswith(("keras.src", "tfwd._keras2", "tfwd._keras3")):
+            yield other
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            if text.startswith(("keras.src", "tf.keras", "tensorflow.keras")):
+                yield text
 
 
-@pytest.mark.parametrize("name", sorted(set(SOURCES) - ABOUT_KERAS))
-def test_only_these_modules_ask_for_versions(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(set(SOURCES) - {"tfwd._keras"}))
+def test_one_module_asks_for_versions(name: str) -> None:
     assert list(versions_read(name, SOURCES[name])) == []
+
+
+# What depends on which Keras runs, and the module that chooses between the two.
+ABOUT_KERAS = ("tfwd._keras", "tfwd._keras2", "tfwd._keras3")
+
+
+@pytest.mark.parametrize("name", sorted(n for n in SOURCES if unit(n) not in ABOUT_KERAS))
+def test_no_other_module_uses_kerass_internals(name: str) -> None:
+    assert list(internals_used(name, SOURCES[name])) == []
+
+
+# For each Keras a module of the same name has the same names.
+PAIRS = sorted(n for n in SOURCES if unit(n) == "tfwd._keras3" and not n.endswith("__init__"))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_either_keras_has_the_same_modules(name: str) -> None:
+    assert name.replace("_keras3", "_keras2") in SOURCES
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from keras import __version__",
+        "import keras\nif keras.__version__ < '3.6': pass",
+        "import keras\nkeras.version()",
+        "import tensorflow as tf\nprint(tf.version.VERSION)",
+        "import tensorflow as tf\ntf.__version__",
+        "import importlib.metadata\nimportlib.metadata.version('keras')",
+        "from tfwd import _keras\nif _keras.IS_KERAS_2: pass",
+        "from tfwd._keras import IS_KERAS_2",
+    ],
+)
+def test_a_question_for_a_version_is_noticed(source: str) -> None:
+    assert list(versions_read("tfwd.example", ast.parse(source)))
 
 
 @pytest.mark.parametrize(
@@ -149,17 +187,14 @@ def test_only_these_modules_ask_for_versions(name: str) -> None:
     [
         "import keras.src.backend",
         "from keras.src import ops",
-        "from keras import __version__",
-        "import keras\nif keras.__version__ < '3.6': pass",
-        "import keras\nkeras.version()",
-        "import tensorflow as tf\nprint(tf.version.VERSION)",
-        "import tensorflow as tf\ntf.__version__",
-        "import importlib.metadata\nimportlib.metadata.version('keras')",
+        "import keras\nkeras.src.backend.floatx()",
         "import tensorflow as tf\ntf.keras.layers.Dense(1)",
+        "from tfwd import _keras2",
+        "from tfwd._keras3 import layers",
     ],
 )
-def test_a_question_for_a_version_is_noticed(source: str) -> None:
-    assert list(versions_read("tfwd.example", ast.parse(source)))
+def test_internals_are_noticed(source: str) -> None:
+    assert list(internals_used("tfwd.example", ast.parse(source)))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd import gru, lstm
+from tfwd import gru, lstm, substitute
 
 TIME, BATCH, FEATURES, UNITS = 7, 3, 5, 4
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
@@ -53,8 +53,11 @@ class Kind:
         )
         layer.build((None, None, FEATURES))
         mask = None if mask is None else tf.transpose(mask)
-        with keras.StatelessScope(list(zip(layer.weights, values, strict=True))):
-            y, *last = layer(tf.transpose(x, [1, 0, 2]), initial_state=states, mask=mask)
+
+        def call() -> list:
+            return layer(tf.transpose(x, [1, 0, 2]), initial_state=states, mask=mask)
+
+        y, *last = substitute.call(call, list(zip(layer.weights, values, strict=True))).outputs
         return tf.transpose(y, [1, 0, 2]), *last
 
     def problem(

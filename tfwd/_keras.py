@@ -4,8 +4,9 @@ Keras offers no public way to run a layer on other values of its variables, to r
 call that is under way, or to follow the updates of an optimizer. What there is, is private or
 nearly so; it is used in `tfwd._keras3` and `tfwd._keras2` and nowhere else, under the same names,
 which this module gives out: those of layers and variables by themselves, and those of layers'
-calls, of optimizers, of their updates of the steps of a training loop and of backups of `fit`
-as the modules `calls`, `optimizers`, `updates`, `steps` and `backup`.
+calls, of convolutions, of optimizers, of `fit` and its backups, of updates and of the steps of a
+training loop as the modules `calls`, `convolutions`, `optimizers`, `training`, `backup`, `updates`
+and `steps`.
 No other file asks which Keras it is.
 """
 
@@ -25,18 +26,30 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
     )
 
 if IS_KERAS_2 and not TYPE_CHECKING:
-    from tfwd._keras2 import backup, calls, ops, optimizers, steps, updates
+    from tfwd._keras2 import (
+        backup,
+        calls,
+        convolutions,
+        ops,
+        optimizers,
+        steps,
+        training,
+        updates,
+    )
     from tfwd._keras2.layers import (
         CallState,
         Datasets,
         KerasTensor,
         Perturbs,
         accepts_training,
+        add_loss,
         adopt_call,
         all_layers,
         build,
         build_by_call,
+        build_from_config,
         clone,
+        embedding_matrix,
         get_mask,
         has_default_build,
         has_weights,
@@ -63,9 +76,11 @@ if IS_KERAS_2 and not TYPE_CHECKING:
         SeedState,
         assign,
         checkpoint,
+        constant,
         dtype_name,
         is_variable,
         name,
+        original,
         path,
         paths,
         read,
@@ -76,18 +91,21 @@ if IS_KERAS_2 and not TYPE_CHECKING:
 else:
     from keras import ops
 
-    from tfwd._keras3 import backup, calls, optimizers, steps, updates
+    from tfwd._keras3 import backup, calls, convolutions, optimizers, steps, training, updates
     from tfwd._keras3.layers import (
         CallState,
         Datasets,
         KerasTensor,
         Perturbs,
         accepts_training,
+        add_loss,
         adopt_call,
         all_layers,
         build,
         build_by_call,
+        build_from_config,
         clone,
+        embedding_matrix,
         get_mask,
         has_default_build,
         has_weights,
@@ -114,9 +132,11 @@ else:
         SeedState,
         assign,
         checkpoint,
+        constant,
         dtype_name,
         is_variable,
         name,
+        original,
         path,
         paths,
         read,
@@ -136,17 +156,22 @@ __all__ = [
     "SeedState",
     "Substitution",
     "accepts_training",
+    "add_loss",
     "adopt_call",
     "all_layers",
     "assign",
     "backup",
     "build",
     "build_by_call",
+    "build_from_config",
     "call_with_loop",
     "calls",
     "checkpoint",
     "clone",
+    "constant",
+    "convolutions",
     "dtype_name",
+    "embedding_matrix",
     "get_mask",
     "has_default_build",
     "has_plain_loop",
@@ -157,6 +182,7 @@ __all__ = [
     "name",
     "ops",
     "optimizers",
+    "original",
     "own_weights",
     "path",
     "paths",
@@ -171,6 +197,7 @@ __all__ = [
     "tf_variable",
     "tf_variables",
     "tie",
+    "training",
     "updates",
     "value",
 ]

@@ -38,8 +38,8 @@ class GradientSquaredMean(keras.metrics.Metric):
     >>> metric.update_state(gradients.squared_mean(model, x, y, "mse"))
     >>> float(metric.result())  # of 4 and 8
     6.0
-    >>> {path: float(value) for path, value in metric.by_variable().items()}
-    {'sequential/dense/kernel': 6.0}
+    >>> [float(value) for value in metric.by_variable().values()]  # by their paths
+    [6.0]
     """
 
     def __init__(
@@ -59,8 +59,16 @@ class GradientSquaredMean(keras.metrics.Metric):
             self.sizes.append(int(size))
         if not self.paths:
             raise ValueError("GradientSquaredMean needs the weights: model.trainable_variables")
-        self.total = self.add_variable((len(self.paths),), "zeros", name="total")
-        self.examples = self.add_variable((), "zeros", name="examples")
+        dtype = keras.backend.floatx()
+        self.total = self.add_weight(
+            name="total", shape=(len(self.paths),), initializer="zeros", dtype=dtype
+        )
+        self.examples = self.add_weight(name="examples", shape=(), initializer="zeros", dtype=dtype)
+
+    def reset_state(self) -> None:
+        """Forgets all steps."""
+        for variable in (self.total, self.examples):
+            variable.assign(tf.zeros(variable.shape, variable.dtype))
 
     def update_state(self, moments: Moments, sample_weight: Any = None) -> None:
         """Adds the moments of a step.

@@ -166,9 +166,10 @@ class ParametrizedModel(keras.Model):
                 stacklevel=3,
             )
         self.parametrized = Parametrized(
-            model, parametrizations, seed, recompute, share_across_replicas
+            model, parametrizations, seed, recompute, share_across_replicas, name=model.name
         )
         _keras.adopt_call(self, model)
+        self.built = _keras.has_weights(model)
 
     @property
     def calls(self) -> Any:

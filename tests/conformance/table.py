@@ -55,7 +55,9 @@ class UsersLayer(keras.layers.Layer):
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.units = units
-        self.dropout = keras.layers.Dropout(0.3, seed=5)
+        # One that can be repeated: Keras 2 draws from a global state by default.
+        repeatable = {"rng_type": "stateless"} if IS_KERAS_2 else {}
+        self.dropout = keras.layers.Dropout(0.3, seed=5, **repeatable)
         self.dense = keras.layers.Dense(units, activity_regularizer=keras.regularizers.L2(0.1))
 
     def build(self, input_shape: Any) -> None:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from conformance import harness
 from conformance.table import CASES, DROPOUT, NOISE, NOT_NOISE, Case
+from tfwd import _keras
 
 STEPS = 2
 
@@ -34,7 +35,7 @@ def test_gradient_is_that_of_the_plain_layer_times_mask_over_keep(
     trainable = [i for i, w in enumerate(wrapped.weights) if w.trainable]
     rates = harness.rates(case, wrapped)
     for index, position in enumerate(trainable):
-        name = wrapped.weights[position].path
+        name = _keras.path(wrapped.weights[position])
         if rates.get(position) is not None:
             kept = np.asarray(weights[position]) != 0.0
             assert (gradients[index].numpy()[~kept] == 0.0).all(), name
@@ -68,7 +69,7 @@ def _step(layer, case: Case, training) -> list[tf.Tensor]:
 
 def _descend(layer, gradients) -> None:
     for weight, gradient in zip(layer.trainable_weights, gradients, strict=False):
-        weight.value.assign_sub(0.1 * gradient)
+        _keras.tf_variable(weight).assign_sub(0.1 * gradient)
 
 
 def _eager(layer, case: Case) -> list[np.ndarray]:
@@ -117,7 +118,7 @@ def _tape_outside(layer, case: Case) -> list[np.ndarray]:
         with tf.GradientTape() as tape:
             tape.watch(watched)
             outputs, loss = function(tf.constant(True), *arguments)
-        sources = [*(w.value for w in layer.trainable_weights), *watched]
+        sources = [*(_keras.tf_variable(w) for w in layer.trainable_weights), *watched]
         gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
         gradients = [tf.convert_to_tensor(g) for g in gradients]
         _descend(layer, gradients)

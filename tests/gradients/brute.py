@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfwd import gradients
+from tfwd import _keras, gradients
+from tfwd.layers.perturbing import Perturbing
 
 MSE = keras.losses.MeanSquaredError
+# Keras 2's losses compute in the dtype that they are given.
+MSE64 = MSE() if _keras.IS_KERAS_2 else MSE(dtype="float64")
 
 
 def per_example(model: keras.Model, x: Any, y: Any, loss: Any = None, **kwargs: Any) -> list:
     """`[B, *shape]` for each weight: the gradients of `loss` for each example as a batch of one."""
-    loss = loss or MSE(dtype="float64")
+    loss = loss or MSE64
     rows = []
-    for b in range(len(keras.tree.flatten(x)[0])):
-        one = keras.tree.map_structure(lambda t, b=b: tf.convert_to_tensor(t[b : b + 1]), (x, y))
+    for b in range(len(tf.nest.flatten(x)[0])):
+        one = tf.nest.map_structure(lambda t, b=b: tf.convert_to_tensor(t[b : b + 1]), (x, y))
         with tf.GradientTape() as tape:
             value = loss(one[1], model(one[0], **kwargs))
         found = tape.gradient(
-            value, [v.value for v in model.trainable_variables], unconnected_gradients="zero"
+            value,
+            [_keras.tf_variable(v) for v in model.trainable_variables],
+            unconnected_gradients="zero",
         )
         rows.append([np.asarray(tf.convert_to_tensor(g), np.float64) for g in found])
     return [np.stack(parts) for parts in zip(*rows, strict=True)]
@@ -49,3 +55,31 @@ def randomized(model: keras.Model, seed: int = 0) -> keras.Model:
     for variable in model.trainable_variables:
         variable.assign(np.asarray(variable) + 0.2 * random.normal(size=variable.shape))
     return model
+
+
+def states(model: keras.Model) -> list:
+    """The variables that say what the model draws next."""
+    seeded = [layer for layer in _keras.all_layers(model) if isinstance(layer, Perturbing)]
+    return [*model.non_trainable_variables, *(layer.draws.generator.state for layer in seeded)]
+
+
+def rewinding(model: keras.Model) -> Callable[[], None]:
+    """Returns a function by which the model draws again as it would from here on."""
+    generators = [g for layer in _keras.all_layers(model) if (g := _generator(layer)) is not None]
+    numbers = [generator._seed for generator in generators]
+    before = [variable.numpy() for variable in states(model)]
+
+    def rewind() -> None:
+        for variable, value in zip(states(model), before, strict=True):
+            variable.assign(value)
+        for generator, number in zip(generators, numbers, strict=True):
+            generator._seed = number
+        tf.random.set_seed(0)  # where operations have states, they begin anew
+
+    tf.random.set_seed(0)
+    return rewind
+
+
+def _generator(layer: Any) -> Any:
+    """What a layer of Keras 2 draws with, which is no variable."""
+    return getattr(layer, "_random_generator", None) if _keras.IS_KERAS_2 else None

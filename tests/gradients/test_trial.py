@@ -71,8 +71,7 @@ def test_a_weight_at_which_nothing_arrives_goes_the_general_way() -> None:
     inputs = keras.Input((3,))
     model = keras.Model(inputs, L.Dense(2)(inputs) + Off()(L.Dense(2)(inputs)))
     moments = gradients.squared_mean(model, normal(4, 3), normal(4, 2), "mse")
-    methods = {v.path: m for v, m in zip(model.trainable_variables, moments.methods, strict=True)}
-    assert sorted(methods.values()) == ["dense", "dense", "vectorized_map", "vectorized_map"]
+    assert sorted(moments.methods) == ["dense", "dense", "vectorized_map", "vectorized_map"]
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
@@ -232,8 +231,13 @@ def test_noise_of_a_layers_own_is_no_dependence() -> None:
 
 
 class OwnLoop(L.LSTM):
+    """What Keras 3 calls for its loop, and Keras 2 before it."""
+
     def inner_loop(self, sequences: tf.Tensor, *args: Any, **kwargs: Any) -> Any:
         return super().inner_loop(2 * sequences, *args, **kwargs)
+
+    def _process_inputs(self, sequences: tf.Tensor, *args: Any) -> Any:
+        return super()._process_inputs(2 * sequences, *args)
 
 
 class Standardized(L.Conv1D):

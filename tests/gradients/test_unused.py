@@ -88,6 +88,7 @@ def test_layer_that_is_not_called_and_one_with_a_loss_of_its_own() -> None:
         def build(self, shape: Any) -> None:
             for layer in (self.used, self.idle, self.penalized):
                 layer.build(shape)
+            self.built = True
 
         def call(self, x: tf.Tensor) -> tf.Tensor:
             self.add_loss(tf.reduce_sum(self.penalized(x) ** 2))

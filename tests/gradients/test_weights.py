@@ -6,9 +6,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from gradients.brute import assert_moments, general, per_example, randomized
+from gradients.brute import (
+    assert_moments,
+    general,
+    per_example,
+    randomized,
+    rewinding,
+    states,
+)
 
-from tfwd import gradients, layers
+from tfwd import _keras, gradients, layers
 from tfwd import parametrizations as P
 
 L = keras.layers
@@ -55,21 +62,17 @@ def test_against_the_model_on_its_effective_weights(stack: Callable, chunk_size:
     model = randomized(keras.Sequential([keras.Input((3, 3)), *stack()]))
     x = np.random.default_rng(1).normal(size=(4, 3, 3))
     y = np.random.default_rng(2).normal(size=model(x).shape)
-    state = [v.numpy() for v in model.non_trainable_variables]
+    rewind = rewinding(model)
     moments = gradients.squared_mean(model, x, y, "mse", training=True, chunk_size=chunk_size)
-    after = [v.numpy() for v in model.non_trainable_variables]
+    after = [v.numpy() for v in states(model)]
     assert not general(moments)
-    for variable, value in zip(model.non_trainable_variables, state, strict=True):
-        variable.assign(value)
+    rewind()
     with tf.GradientTape(persistent=True) as tape:
         losses = tf.unstack(tf.reduce_mean((model(x, training=True) - y) ** 2, -1))
-    rows = [
-        [tf.convert_to_tensor(g) for g in tape.gradient(loss, [v.value for v in variables])]
-        for variables in [model.trainable_variables]
-        for loss in losses
-    ]
+    sources = [_keras.tf_variable(v) for v in model.trainable_variables]
+    rows = [[tf.convert_to_tensor(g) for g in tape.gradient(loss, sources)] for loss in losses]
     assert_moments(moments, [np.stack(parts) for parts in zip(*rows, strict=True)])
-    for variable, value in zip(model.non_trainable_variables, after, strict=True):
+    for variable, value in zip(states(model), after, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)  # drawn once, as by a training call
 
 

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import IS_KERAS_2
 
 from tfwd import layers
 from tfwd import parametrizations as P
@@ -51,7 +52,7 @@ ERRORS = list(cases_of_errors())
 @pytest.mark.parametrize(("make", "message"), ERRORS, ids=[message for _, message in ERRORS])
 def test_errors_name_the_layer_the_weight_and_the_value(make, message: str, when: str) -> None:
     """Whether the wrapped layer is built before it is wrapped or after."""
-    if when == "before":
+    if when == "before" and not ("'r'" in message and IS_KERAS_2):  # where a call builds a ReLU
         with pytest.raises(ValueError, match=message), _built_at_once():
             make()
     else:

@@ -2,6 +2,7 @@
 
 import keras
 import pytest
+import tensorflow as tf
 
 from tfwd.layers import targets
 
@@ -94,7 +95,7 @@ def test_defaults_of_a_layer_of_ones_own() -> None:
 )
 def test_biases_of_rank_two_are_no_default(make, shapes, biases: list[str]) -> None:
     layer = make()
-    layer.build(*shapes)
+    layer(*map(tf.zeros, shapes))
     by_name = {target.name: target.variable for target in targets.all_targets(layer)}
     assert [len(by_name[name].shape) for name in biases] == [2] * len(biases)
     assert not set(biases) & set(names(layer))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from recurrent_tools import gradients
+from stacks import needs_keras3
 
 from tfwd import layers
 
@@ -32,7 +33,14 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=repr)
+DROPPED = "dropout whose draws follow from its seed and the number of its call"
+REPEATED = [
+    pytest.param(o, marks=needs_keras3(DROPPED)) if {"dropout", "recurrent_dropout"} & set(o) else o
+    for o in OPTIONS
+]
+
+
+@pytest.mark.parametrize("options", REPEATED, ids=repr)
 @pytest.mark.parametrize("recompute", [True, False])
 def test_a_training_call_is_the_lstm_with_the_dropped_kernel(options, recompute: bool) -> None:
     own, plain = pair(**options)

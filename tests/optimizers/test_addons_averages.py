@@ -97,3 +97,15 @@ def test_the_learning_rate_of_an_average_is_that_of_the_one_in_it():
     optimizer.learning_rate = 0.25
     optimizer.lr.assign(0.25)
     assert optimizer.decay_table([weight])[0].decay == 0.25
+
+
+@pytest.mark.parametrize("name", ["SWA", "MovingAverage"])
+def test_tensorflow_addons_saves_the_averages_of_what_is_decayed(name, tmp_path):
+    net = model()
+    net.compile(AVERAGES[name](DecoupledWeightDecay(legacy.Adam(RATE), D)), "mse")
+    path = str(tmp_path / "net.keras")
+    saving = tfa.callbacks.AverageModelCheckpoint(update_weights=False, filepath=path)
+    fit(net, callbacks=[saving])
+    saved = keras.models.load_model(path)
+    net.optimizer.assign_average_vars(net.trainable_variables)
+    assert_same(saved.get_weights(), net.get_weights())

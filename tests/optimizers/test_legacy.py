@@ -14,6 +14,7 @@ from tfwd.optimizers import (
 
 tfa = pytest.importorskip("tensorflow_addons", reason="tensorflow-addons is on the other stack")
 from addons_table import (  # noqa: E402
+    AVERAGES,
     RATE,
     D,
     LossScale,
@@ -75,6 +76,71 @@ def test_fit_on_two_replicas(nest):
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("name", AVERAGES)
+def test_averages_on_two_replicas(name, inside):
+    def compiled():
+        net, average = model(), AVERAGES[name]
+        if inside:
+            optimizer = average(DecoupledWeightDecay(legacy.Adam(RATE), D, exclude="bias"))
+        else:
+            optimizer = DecoupledWeightDecay(average(legacy.Adam(RATE)), D, exclude="bias")
+        net.compile(optimizer, "mse")
+        return net
+
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+    with strategy.scope():
+        mirrored = compiled()
+    single = compiled()
+    for net in (mirrored, single):
+        fit(net, epochs=2)
+    for found, expected in zip(mirrored.get_weights(), single.get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_rows_on_two_replicas():
+    """The rows of either replica's gradient are decayed once."""
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+    with strategy.scope():
+        table = tf.Variable(np.ones((5, 2), "float32"), name="table")
+        optimizer = DecoupledWeightDecay(legacy.SGD(0.0), 0.5, sparse="rows")
+        optimizer.build([table])
+
+    @tf.function
+    def step():
+        def replica():
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            rows = tf.stack([1, 2 + number, 1])
+            gradient = tf.IndexedSlices(tf.ones([3, 2]), rows, tf.constant([5, 2]))
+            optimizer.apply([gradient], [table])
+
+        strategy.run(replica)
+
+    step()
+    for copy in strategy.experimental_local_results(table):
+        np.testing.assert_array_equal(copy.numpy()[:, 0], [1, 0.5, 0.5, 0.5, 1])
+
+
+def test_non_monotonic_averages_around_the_decay_of_a_legacy_optimizer():
+    """Under a loss scale, with every wrapper of the legacy kind."""
+    weights = variables("float32")
+    asgd = NonMonotonicASGD(DecoupledWeightDecay(legacy.SGD(0.0), 0.5), 1)
+    optimizer = LossScale(asgd)
+    asgd.build(weights)
+    for loss in (1.0, 1.0, 2.0):
+        asgd.observe(loss)
+    old, grads = values(weights), gradients(0, "float32")
+    for factor in (1.0, np.inf, 1.0):
+        optimizer.apply_gradients([(g * factor, v) for g, v in zip(grads, weights, strict=True)])
+    with asgd.averaged():
+        for variable, before in zip(weights, old, strict=True):
+            np.testing.assert_allclose(variable.numpy(), before * (0.5 + 0.25) / 2, rtol=1e-6)
+
+
 def test_non_monotonic_averages_of_a_legacy_optimizer(tmp_path):
     def compiled():
         net = model()
@@ -114,6 +180,50 @@ def test_a_loop_of_ones_own_with_a_loss_scale_inside():
             optimizer.apply(tape.gradient(scaled, weights), weights)
         found.append(net.get_weights())
     assert_same(found[0], found[1])  # the scale is a power of two
+
+
+# Files of Keras 2.
+
+KINDS = {
+    "new": lambda schedule: keras.optimizers.Adam(schedule),
+    "legacy": lambda schedule: legacy.Adam(schedule),
+    "Lookahead": lambda schedule: AVERAGES["Lookahead"](legacy.Adam(schedule)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+@pytest.mark.parametrize("form", ["net.keras", "net.h5", "net"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_as_a_whole_model(kind, form, tmp_path):
+    """With its state where Keras has it: in HDF5 always, in `.keras` that of new optimizers."""
+    schedule = keras.optimizers.schedules.ExponentialDecay(RATE, 2, 0.5)
+    net = model()
+    net.compile(DecoupledWeightDecay(KINDS[kind](schedule), schedule, exclude="bias"), "mse")
+    fit(net)
+    net.save(tmp_path / form)
+    again = keras.models.load_model(tmp_path / form)
+    assert again.optimizer.__class__ is DecoupledWeightDecay
+    assert again.optimizer.inner.__class__ is net.optimizer.inner.__class__
+    config = again.optimizer.get_config()
+    assert config["exclude"] == ["bias"] and again.optimizer.weight_decay.decay_rate == 0.5
+    assert_same(again.get_weights(), net.get_weights())
+    if form == "net.h5" or (kind == "new" and form == "net.keras"):
+        for found in (net, again):
+            fit(found)
+        assert_same(again.get_weights(), net.get_weights())
+
+
+def test_an_update_that_keras_compiles_keeps_nothing_of_the_decay():
+    inner, weights = keras.optimizers.SGD(RATE), variables("float32")
+    inner.jit_compile = True  # what it is where there is a GPU
+    old, grads = values(weights), gradients(0, "float32")
+    DecoupledWeightDecay(inner, 0.5).apply(grads, weights)
+    DecoupledWeightDecay(inner, 0.25).apply(grads, weights)
+    inner.apply_gradients(zip(grads, weights, strict=True))
+    for found, before, gradient in zip(weights, old, grads, strict=True):
+        step = RATE * gradient.numpy()
+        right = ((before * 0.5 - step) * 0.75 - step) - step
+        np.testing.assert_allclose(found.numpy(), right, rtol=1e-5, atol=1e-6)
 
 
 # Arguments, and what is refused.
@@ -201,6 +311,12 @@ def test_what_cannot_be_inside_an_average_says_so():
         optimizer = tfa.optimizers.Lookahead(inner)
         with pytest.raises(ValueError, match=words):
             optimizer.apply_gradients(zip(grads, weights, strict=True))
+
+
+def test_unused_variables_are_unknown_under_a_loss_scale():
+    optimizer = DecoupledWeightDecay(legacy.SGD(), D, decay_unused=True)
+    with pytest.raises(ValueError, match="with decay_unused=True put the loss scale inside"):
+        LossScale(optimizer)
 
 
 def test_a_pattern_that_matches_nothing_lists_the_paths():

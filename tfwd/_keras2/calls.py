@@ -15,13 +15,17 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.engine.compile_utils import match_dtype_and_rank
 from keras.src.losses import LossFunctionWrapper
-from keras.src.utils.losses_utils import squeeze_or_expand_dimensions
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import record
 
-from tfwd._keras2.substitution import Substitution, present_graph
-from tfwd._keras2.variables import original, tf_variables
+from tfwd._keras2.draws import Draws  # noqa: F401
+from tfwd._keras2.layers import Perturbs, all_layers
+from tfwd._keras2.substitution import Substitution, original, present_graph
+from tfwd._keras2.variables import tf_variable, tf_variables
 
 # handler(owner class, layer, its own call, args, kwargs)
 Handler = Callable[[type, keras.layers.Layer, Callable[..., Any], tuple, dict[str, Any]], Any]
@@ -78,12 +82,16 @@ def not_intercepted() -> Iterator[None]:
 
 
 def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
+    @autograph.autograph_artifact  # so that AutoGraph rewrites what is in it and not itself
     @functools.wraps(original)
     def call(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+        own = functools.partial(original, self)
+        if not tf.executing_eagerly() and not isinstance(self, Perturbs):
+            own = autograph.tf_convert(own, ag_ctx.control_status_ctx())
         handler = getattr(_here, "handler", None)
         if handler is None:
-            return original(self, *args, **kwargs)
-        return handler(cls, self, functools.partial(original, self), args, kwargs)
+            return own(*args, **kwargs)
+        return handler(cls, self, own, args, kwargs)
 
     return call
 
@@ -168,6 +176,13 @@ def eagerly() -> Iterator[None]:
             pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
+def users_code() -> contextlib.AbstractContextManager[Any]:
+    """Runs a model as Keras runs it in a function: with AutoGraph, which tfwd does without."""
+    if tf.executing_eagerly():
+        return contextlib.nullcontext()
+    return ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
+
+
 def is_rematerialized(layer: keras.layers.Layer) -> bool:
     """Whether Keras runs the layer a second time in backward, which Keras 2 never does."""
     return False
@@ -181,36 +196,77 @@ def loss_object(loss: Any) -> keras.losses.Loss:
     return found if isinstance(found, keras.losses.Loss) else LossFunctionWrapper(found)
 
 
+def loss_arguments(loss: keras.losses.Loss, y: Any, output: Any) -> tuple[Any, Any]:
+    """Targets and outputs as Keras gives them to a loss: in the outputs' dtype and rank."""
+    if not tf.is_tensor(y) or not tf.is_tensor(output):
+        return y, output
+    y, output, _ = match_dtype_and_rank(y, output, None)
+    return y, output
+
+
 def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """What Keras does to a last axis of size one before it multiplies losses by their weights."""
-    values, _, weights = squeeze_or_expand_dimensions(values, None, weights)
+    if weights.shape.rank == values.shape.rank + 1 and weights.shape[-1] == 1:
+        weights = tf.squeeze(weights, [-1])
     return values, weights
+
+
+def recurrent_arguments(
+    layer: Any,
+    sequences: Any,
+    mask: Any = None,
+    training: Any = None,
+    initial_state: Any = None,
+    constants: Any = None,
+) -> tuple[tf.Tensor, Any, Any, Any] | None:
+    """A recurrent layer's inputs, first states, mask and flag; None where the loop is another."""
+    if not isinstance(sequences, tf.Tensor) or constants is not None or layer.time_major:
+        return None
+    return sequences, initial_state, mask, training
 
 
 def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tensor]:
     """The states that a recurrent layer of one cell begins with, as its own call has them."""
-    if given is None:
-        given = layer.states if layer.stateful else layer.get_initial_state(sequences)
-    given = list(given) if isinstance(given, (list, tuple)) else [given]
+    _, given, _ = layer._process_inputs(sequences, given, None)
     # Of a stateful layer Keras gives the variables, which will hold the last states instead.
     return [tf.cast(tf.convert_to_tensor(s), layer.cell.compute_dtype) for s in given]
+
+
+# How many masks Keras draws in a layer's call, of which its products need one.
+_MASKS = {keras.layers.SimpleRNN: 1, keras.layers.GRU: 3, keras.layers.LSTM: 4}
 
 
 def recurrent_dropout(
     layer: Any, sequences: tf.Tensor, states: list[tf.Tensor]
 ) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-    """What a recurrent layer's cell multiplies inputs and states by in one training call."""
+    """What a recurrent layer multiplies its sequences and its states by in one training call."""
+    count = next(number for kind, number in _MASKS.items() if isinstance(layer, kind))
+
+    def first(masks: Any) -> tf.Tensor | None:
+        return masks[0] if isinstance(masks, (list, tuple)) else masks
+
+    if getattr(layer, "_could_use_gpu_kernel", False):
+        # The layer drops all time steps itself, each with a mask of its own.
+        layer.reset_dropout_mask()
+        return first(layer.get_dropout_mask_for_cell(sequences, True, count=count)), None
     cell = layer.cell
     layer._maybe_reset_cell_dropout_mask(cell)
-    return (
-        cell.get_dropout_mask_for_cell(sequences[:, 0, :], True),
-        cell.get_recurrent_dropout_mask_for_cell(states[0], True),
-    )
+    inputs = first(cell.get_dropout_mask_for_cell(sequences[:, 0, :], True, count=count))
+    factor = first(cell.get_recurrent_dropout_mask_for_cell(states[0], True, count=count))
+    return None if inputs is None else inputs[:, tf.newaxis], factor
 
 
-def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
-    """The loss and the outputs' weights that a model was compiled with, None if with none."""
-    found = getattr(model, "compiled_loss", None)
-    if found is None:
-        return None, None
-    return found._user_losses, found._user_loss_weights
+def regularization(model: keras.Model) -> list[tf.Tensor | None]:
+    """The gradients of the regularizers of a model's weights, in the order of those it trains.
+
+    Keras 2 has them as functions of no arguments that a layer keeps, with others that a user gave
+    to `add_loss`, which are the same for every example too.
+    """
+    sources = [tf_variable(variable) for variable in model.trainable_variables]
+    functions = [function for layer in all_layers(model) for function in layer._callable_losses]
+    if not functions:
+        return [None] * len(sources)
+    with tf.GradientTape() as tape:
+        losses = [tf.reduce_sum(loss) for f in functions if (loss := f()) is not None]
+    found = tape.gradient(losses, sources)
+    return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found]

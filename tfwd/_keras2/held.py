@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.saving import serialization_lib
 
 New: Any = keras.optimizers.Optimizer
 Legacy: Any = keras.optimizers.legacy.Optimizer
@@ -24,6 +25,7 @@ class Holder:
 
     optimizer: Any
     inner: Any
+    inner_optimizer: Any  # the same as `inner`
 
 
 def is_legacy(optimizer: Any) -> bool:
@@ -42,8 +44,7 @@ def leaves(optimizer: Any) -> list[Any]:
     An average of tensorflow-addons around another optimizer makes one update with it.
     """
     while isinstance(optimizer, (Holder, LossScaleOptimizer)):
-        scales = isinstance(optimizer, LossScaleOptimizer)
-        optimizer = optimizer.inner_optimizer if scales else optimizer.inner
+        optimizer = optimizer.inner_optimizer
     return [optimizer]
 
 
@@ -92,8 +93,9 @@ def key(optimizer: Any, variable: Any) -> Any:
     """What is the same for a variable and its copies on the replicas."""
     if not isinstance(variable, tf.distribute.DistributedValues):
         for copy in (variable, getattr(variable, "handle", None)):
-            if hasattr(copy, "_distributed_container"):
-                return copy._distributed_container()._unique_id
+            container: Any = getattr(copy, "_distributed_container", None)
+            if container is not None:
+                return container()._unique_id
     return variable._unique_id
 
 
@@ -159,6 +161,21 @@ def revived(config: dict[str, Any], custom_objects: Any = None) -> dict[str, Any
         if isinstance(value, dict) and "class_name" in value:
             if str(value.get("registered_name")).startswith("Addons>"):
                 importlib.import_module("tensorflow_addons")  # which registers its classes
-            value = keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
+            value = _revive(value, custom_objects)
         made[argument] = value
     return made
+
+
+def _revive(config: dict[str, Any], custom_objects: Any) -> Any:
+    if not serialization_lib.in_tf_saved_model_scope():
+        return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
+    # In its older formats of files Keras finds objects by the names of their classes alone.
+    if "module" not in config:
+        schedules = keras.optimizers.schedules
+        found = schedules if hasattr(schedules, config["class_name"]) else keras.optimizers
+        return found.deserialize(dict(config), custom_objects=custom_objects)
+    registered = config.get("registered_name") or ""
+    kind: Any = keras.saving.get_registered_object(registered, custom_objects)
+    if kind is None:
+        kind = getattr(importlib.import_module(config["module"]), config["class_name"])
+    return kind.from_config(dict(config["config"]))

@@ -41,6 +41,14 @@ class CallState:
             yield
 
 
+def _as_built(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of a build with its shape as it was before it went into a file."""
+    shape = config.get("input_shape")
+    if isinstance(shape, list) and not any(isinstance(size, (list, tuple)) for size in shape):
+        return {**config, "input_shape": tuple(shape)}
+    return config
+
+
 class Perturbs:
     """Base of layers that run other layers with functions of TensorFlow around them.
 
@@ -48,8 +56,23 @@ class Perturbs:
     Here there is nothing to rewrite, and layers inside are still rewritten on their own.
     """
 
-    def _autographed_call(self) -> Callable[..., Any]:
-        return self.call  # type: ignore[attr-defined]
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "call" in vars(cls):
+            vars(cls)["call"].autograph_info__ = {}  # by which AutoGraph knows what it need not do
+
+    @property
+    def weights(self) -> list[tf.Variable]:
+        """The weights in the order of the layer inside, which for a model goes layer by layer."""
+        inner = getattr(self, "layer", None)
+        if inner is None:
+            return super().weights  # type: ignore[misc]
+        # A model that is not built has none to tell of.
+        return inner.weights if inner.built else []
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Builds the layer as it was when its config was saved."""
+        super().build_from_config(_as_built(config))  # type: ignore[misc]
 
 
 def get_mask(tensor: Any) -> Any:
@@ -62,13 +85,6 @@ def set_mask(tensor: Any, mask: Any) -> None:
     tensor._keras_mask = mask
 
 
-def build(layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Builds a layer that another one holds, its variables named and itself marked as by a call."""
-    with tf.name_scope(layer.name):
-        layer.build(*args, **kwargs)
-    layer.built = True
-
-
 def build_by_call(layer: Any, args: tuple, kwargs: dict) -> None:
     """Builds a layer that only a call can build, by a call whose result is thrown away."""
     with tf.__internal__.FuncGraph("tfwd_build").as_default():
@@ -77,7 +93,7 @@ def build_by_call(layer: Any, args: tuple, kwargs: dict) -> None:
 
 def has_default_build(layer: Any) -> bool:
     """Whether the layer has no `build` of its own, so that only a call creates its weights."""
-    return generic_utils.is_default(layer.build)
+    return generic_utils.is_default(layer.build) and not isinstance(layer, _graphs)
 
 
 def adopt_call(wrapper: Any, layer: Any) -> None:
@@ -97,6 +113,9 @@ def adopt_call(wrapper: Any, layer: Any) -> None:
     wrapper._call_spec.expects_training_arg = True
     wrapper._autocast = layer._autocast
     wrapper.supports_masking = layer.supports_masking
+    # The layer's own call marks its outputs, but for a lookup, which is not the layer's.
+    lookup = type(layer).call is keras.layers.Embedding.call
+    wrapper._compute_output_and_mask_jointly = not lookup
     wrapper._supports_ragged_inputs = getattr(layer, "_supports_ragged_inputs", False)
 
 
@@ -116,8 +135,25 @@ def all_layers(layer: Any) -> list[Any]:
 
 
 def serialize(layer: Any) -> dict[str, Any]:
-    """A layer's config, from which it can be made again."""
-    return keras.saving.serialize_keras_object(layer)
+    """A layer's config, by which a `.keras` file knows it again in another place.
+
+    Without the shape to build it for, which Keras 2 reads back from a file as another type.
+    """
+    config = {**keras.saving.serialize_keras_object(layer), "shared_object_id": id(layer)}
+    config.pop("build_config", None)
+    return config
+
+
+def build(layer: Any, *args: Any, **kwargs: Any) -> None:
+    """Builds a layer by its own `build`, in the layer's name, as a call of it would."""
+    with tf.name_scope(layer.name):
+        layer.build(*args, **kwargs)
+    keras.layers.Layer.build(layer, *args, **kwargs)  # which notes the shape, for files
+
+
+def build_from_config(layer: Any, config: dict[str, Any]) -> None:
+    """Builds a layer as the config of its build says, which may come out of a file."""
+    layer.build_from_config(_as_built(config))
 
 
 def has_weights(layer: Any) -> bool:
@@ -128,6 +164,22 @@ def has_weights(layer: Any) -> bool:
     if not layer.built:
         return False
     return not has_default_build(layer) or all(inner.built for inner in sublayers(layer))
+
+
+def embedding_matrix(layer: Any) -> tf.Variable:
+    """The variable of an Embedding layer."""
+    return layer.embeddings
+
+
+def add_loss(layer: Any, loss: tf.Tensor) -> None:
+    """Adds a loss to a layer that was added by a layer inside.
+
+    What the layers inside keep from the time when a model was put together around them would be
+    taken for losses of this call, since they have none of their own now.
+    """
+    for inner in all_layers(layer)[1:]:
+        inner._losses.clear()
+    layer.add_loss(loss)
 
 
 def own_weights(layer: Any) -> list[tf.Variable]:
@@ -158,10 +210,42 @@ def clone(model: Any, function: Callable[[Any], Any]) -> Any:
             return layer
         return clone(layer, function) if is_layer_graph(layer) else function(layer)
 
-    copy = keras.models.clone_model(model, clone_function=replaced)
+    if isinstance(model, keras.Sequential):
+        copy = keras.models.clone_model(model, clone_function=replaced)
+    else:
+        copy = _rebuilt(model, replaced)
     if getattr(model, "optimizer", None) is not None:
         copy.compile_from_config(model.get_compile_config())
     return copy
+
+
+def _rebuilt(model: Any, replaced: Callable[[Any], Any]) -> Any:
+    """A functional model of other layers, call by call.
+
+    Keras's own way counts the calls of a layer by its name and kind, which are others here.
+    """
+    layers: dict[int, Any] = {}
+    tensors: dict[int, Any] = {}
+
+    def other(value: Any) -> Any:
+        return tensors.get(id(value), value)
+
+    for layer in model._input_layers:
+        copy = keras.layers.InputLayer.from_config(layer.get_config())
+        tensors[id(layer.output)] = copy.output
+    for depth in sorted(model._nodes_by_depth, reverse=True):
+        for node in model._nodes_by_depth[depth]:
+            if node.is_input:
+                continue
+            if id(node.layer) not in layers:
+                layers[id(node.layer)] = replaced(node.layer)
+            args, kwargs = tf.nest.map_structure(other, (node.call_args, node.call_kwargs))
+            outputs = layers[id(node.layer)](*args, **kwargs)
+            pairs = zip(tf.nest.flatten(node.outputs), tf.nest.flatten(outputs), strict=True)
+            tensors.update({id(before): after for before, after in pairs})
+    given = (model._nested_inputs, model._nested_outputs)
+    inputs, outputs = tf.nest.map_structure(other, given)
+    return type(model)(inputs, outputs, name=model.name)
 
 
 def tie(dense: Any, kernel: tf.Variable, bias: tf.Variable | None) -> Any:
@@ -177,6 +261,7 @@ def tie(dense: Any, kernel: tf.Variable, bias: tf.Variable | None) -> Any:
 _OWN_STATE = {
     "_call_spec",
     "_callable_losses",
+    "_checkpoint",
     "_dtype_policy",
     "_inbound_nodes_value",
     "_losses",
@@ -186,10 +271,14 @@ _OWN_STATE = {
     "_non_trainable_weights",
     "_obj_reference_counts_dict",
     "_outbound_nodes_value",
+    "_predict_counter",
+    "_random_generator",
     "_saved_model_arg_spec",
     "_saved_model_inputs_spec",
     "_stateful",
+    "_test_counter",
     "_thread_local",
+    "_train_counter",
     "_trainable_weights",
     "_updates",
     "predict_function",
@@ -220,6 +309,9 @@ def share(
     copy = kind.__new__(kind)
     base = keras.Model if issubclass(kind, keras.Model) else keras.layers.Layer
     base.__init__(copy, name=layer.name, dtype=layer.dtype_policy)
+    generator = vars(layer).get("_random_generator")
+    if generator is not None:  # Keras asks for it as soon as anything is set, and does not track it
+        object.__setattr__(copy, "_random_generator", generator)
     for name, attribute in vars(layer).items():
         if name in _OWN_STATE or name in leave_out or name.startswith("_self_"):
             continue

@@ -25,7 +25,7 @@ class NewWrapper(held.New):
         # by properties and by __getattr__.
         made_up = to_snake_case(type(self).__name__)
         self.name = name or backend.unique_object_name(made_up, zero_based=True)
-        self._variables = []
+        self._variables: list[Any] = []
         self._mesh, self._run_with_dtensor = None, False
         self._distribution_strategy = tf.distribute.get_strategy()
 

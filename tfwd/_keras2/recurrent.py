@@ -13,11 +13,14 @@ Loop = Callable[[tf.Tensor, Any, Any], tuple[tf.Tensor, tf.Tensor, list[tf.Tenso
 
 def has_plain_loop(layer: Any, kind: type) -> bool:
     """Whether the layer's loop is the one of Keras's class, and not cuDNN's nor unrolled."""
+    cell = layer.cell
     return (
-        layer._could_use_gpu_kernel
+        not layer.unroll
         and not layer.time_major
         and not getattr(layer, "return_runtime", False)
-        and layer.cell._autocast
+        and cell._autocast
+        # Else Keras takes the loop over its cell, which drops the same inputs at every step.
+        and (layer._could_use_gpu_kernel or not cell.dropout)
     )
 
 

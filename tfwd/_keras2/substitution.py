@@ -42,6 +42,7 @@ _KERAS_LISTS = frozenset(
         "_updates",
         "__dict__",
         "weights",
+        "_undeduplicated_weights",
         "variables",
         "trainable_weights",
         "trainable_variables",
@@ -68,6 +69,11 @@ def raw_value(variable: tf.Variable) -> tf.Tensor:
         return tf.convert_to_tensor(variable)
 
 
+def original(variable: Any) -> Any:
+    """The variable itself, where a substitution has given out something in its place."""
+    return variable.stood_in_for if isinstance(variable, StandIn) else variable
+
+
 class Substitution:
     """Reads of chosen variables see chosen tensors; everything else passes through.
 
@@ -88,7 +94,7 @@ class Substitution:
     """
 
     def __init__(self, values: list[tuple[tf.Variable, tf.Tensor]], capture: bool) -> None:
-        self.state_mapping = {id(variable): value for variable, value in values}
+        self.state_mapping = {id(original(v)): value for v, value in values}
         self.capture = capture
         self.updates: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
         self.inner_updates: list[tf.Variable] = []
@@ -235,10 +241,11 @@ def _reading(self: Any, name: str) -> Any:
 def _adding(own: Any) -> Any:
     def add_loss(self: Any, losses: Any, **kwargs: Any) -> None:
         scope = present_scope()
-        if scope is None or not tf.is_tensor(losses):
-            own(self, losses, **kwargs)
-        else:
-            scope.add_loss(losses)
+        for loss in tf.nest.flatten(losses):
+            if scope is None or not tf.is_tensor(loss):  # a function gives a loss at each reading
+                own(self, loss, **kwargs)
+            else:
+                scope.add_loss(loss)
 
     return add_loss
 

@@ -133,7 +133,7 @@ def _legacy_methods(
         return transform(grads_and_vars)
 
     own_dense = leaf._resource_apply_dense
-    methods = {
+    methods: dict[str, Callable] = {
         "_resource_apply_dense": dense,
         "_resource_apply_sparse": sparse(leaf._resource_apply_sparse),
         "_transform_gradients": transformed,

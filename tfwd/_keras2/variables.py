@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfwd._keras2.substitution import StandIn
+from tfwd._keras2.substitution import StandIn, original
 
 
 def is_variable(value: Any) -> bool:
@@ -17,14 +17,18 @@ def is_variable(value: Any) -> bool:
     return isinstance(value, tf.Variable)
 
 
-def original(variable: Any) -> Any:
-    """The variable itself, where a substitution has given out something in its place."""
-    return variable.stood_in_for if isinstance(variable, StandIn) else variable
-
-
 def value(variable: tf.Variable) -> tf.Tensor:
     """The variable's present value in its own dtype, whatever autocast scope is open."""
     return StandIn(original(variable)).in_own_dtype()
+
+
+def constant(variable: tf.Variable) -> tf.Tensor:
+    """The variable's own value, of which no tape and no function takes notice.
+
+    Keras 2 makes states of recurrent layers as if they were to be trained.
+    """
+    plain = tf_variable(variable)
+    return tf.raw_ops.ReadVariableOp(resource=plain.handle, dtype=plain.dtype)
 
 
 def read(variable: tf.Variable) -> tf.Tensor:
@@ -111,7 +115,8 @@ def paths(layer: Any) -> list[str]:
         for variable in [*inner._trainable_weights, *inner._non_trainable_weights]:
             found.setdefault(id(variable), f"{prefix}/{name(variable)}")
         for held in inner._flatten_layers(recursive=False, include_self=False):
-            walk(held, f"{prefix}/{held.name}")
+            # A wrapper that stands in a layer's place has its name.
+            walk(held, prefix if held.name == inner.name else f"{prefix}/{held.name}")
 
     walk(layer, layer.name)
     return [found.get(id(variable), path(variable)) for variable in layer.weights]

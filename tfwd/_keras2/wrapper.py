@@ -49,6 +49,9 @@ class Wrapper(held.Holder, metaclass=Kinds):
         object.__setattr__(self, "_scaled_outside", False)
         object.__setattr__(self, "optimizer", inner)
         self._track_trackable(inner, "optimizer")
+        if not held.is_legacy(self):
+            # What stands for a new optimizer in a SavedModel that is loaded has a counter.
+            self._track_trackable(inner.iterations, "_iterations")
 
     def _as_optimizer(self, optimizer: Any) -> Any:
         kind = type(self).__name__

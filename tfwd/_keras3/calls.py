@@ -21,7 +21,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 
 from tfwd._keras3.substitution import Substitution, present_graph
-from tfwd._keras3.variables import tf_variables
+from tfwd._keras3.variables import tf_variables, value
 
 # handler(owner class, layer, its own call, args, kwargs)
 Handler = Callable[[type, keras.Layer, Callable[..., Any], tuple, dict[str, Any]], Any]
@@ -137,6 +137,26 @@ class Observed(Substitution):
         self._on_loss(loss)
 
 
+class Draws:
+    """What layers draw past their variables in one pass, to be seen by another: on Keras 3 nothing.
+
+    There the state of each generator is a variable, which a pass can set back.
+    """
+
+    inside = False
+
+    def __bool__(self) -> bool:
+        return False
+
+    def recorded(self) -> contextlib.AbstractContextManager[None]:
+        """Keeps what is drawn in the body."""
+        return contextlib.nullcontext()
+
+    def replayed(self) -> contextlib.AbstractContextManager[None]:
+        """What is drawn in the body is what was kept."""
+        return contextlib.nullcontext()
+
+
 class Captured(Substitution):
     """Keeps all updates, except in functions that are traced in its body.
 
@@ -183,6 +203,11 @@ def eagerly() -> Iterator[None]:
             pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
+def users_code() -> contextlib.AbstractContextManager[None]:
+    """Runs a model as Keras runs it in a function: without AutoGraph."""
+    return contextlib.nullcontext()
+
+
 def is_rematerialized(layer: keras.Layer) -> bool:
     """Whether `keras.remat` runs the layer a second time in backward."""
     return getattr(layer, "_remat_mode", None) is not None
@@ -196,9 +221,28 @@ def loss_object(loss: Any) -> keras.losses.Loss:
     return found if isinstance(found, keras.losses.Loss) else LossFunctionWrapper(found)
 
 
+def loss_arguments(loss: keras.losses.Loss, y: Any, output: Any) -> tuple[Any, Any]:
+    """Targets and outputs as Keras gives them to a loss: in its dtype."""
+    return tuple(
+        tf.nest.map_structure(lambda t: keras.ops.convert_to_tensor(t, loss.dtype), value)
+        for value in (y, output)
+    )
+
+
 def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """What Keras does to a last axis of size one before it multiplies losses by their weights."""
     return squeeze_or_expand_to_same_rank(values, weights)
+
+
+def recurrent_arguments(
+    layer: Any,
+    sequences: tf.Tensor,
+    initial_state: Any = None,
+    mask: Any = None,
+    training: Any = False,
+) -> tuple[tf.Tensor, Any, Any, Any] | None:
+    """A recurrent layer's inputs, first states, mask and flag; None where the loop is another."""
+    return sequences, initial_state, mask, training
 
 
 def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tensor]:
@@ -215,20 +259,25 @@ def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tens
 def recurrent_dropout(
     layer: Any, sequences: tf.Tensor, states: list[tf.Tensor]
 ) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-    """What a recurrent layer's cell multiplies inputs and states by in one training call."""
+    """What a recurrent layer multiplies its sequences and its states by in one training call."""
     cell = layer.cell
     layer._maybe_config_dropout_masks(cell, sequences[:, 0, :], states)
-    masks = (
-        cell.get_dropout_mask(sequences[:, 0, :]),
-        cell.get_recurrent_dropout_mask(states[0]),
-    )
+    inputs = cell.get_dropout_mask(sequences[:, 0, :])
+    factor = cell.get_recurrent_dropout_mask(states[0])
     layer._maybe_reset_dropout_masks(cell)
-    return masks
+    return None if inputs is None else inputs[:, tf.newaxis], factor
 
 
-def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
-    """The loss and the outputs' weights that a model was compiled with, None if with none."""
-    found = getattr(model, "_compile_loss", None)
-    if found is None:
-        return None, None
-    return getattr(found, "_user_loss", None), getattr(found, "_user_loss_weights", None)
+def regularization(model: keras.Model) -> list[tf.Tensor | None]:
+    """The gradients of the regularizers of a model's weights, in the order of those it trains."""
+    found: list[tf.Tensor | None] = []
+    for variable in model.trainable_variables:
+        if variable.regularizer is None:
+            found.append(None)
+            continue
+        raw = value(variable)
+        with tf.GradientTape() as tape:
+            tape.watch(raw)
+            loss = variable.regularizer(raw)
+        found.append(tape.gradient(loss, raw))
+    return found

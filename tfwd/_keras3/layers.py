@@ -66,11 +66,6 @@ def set_mask(tensor: Any, mask: Any) -> None:
     tensor._keras_mask = mask
 
 
-def build(layer: keras.Layer, *args: Any, **kwargs: Any) -> None:
-    """Builds a layer that another one holds."""
-    layer.build(*args, **kwargs)
-
-
 def build_by_call(layer: keras.Layer, args: tuple, kwargs: dict) -> None:
     """Builds a layer that only a call can build, by a call whose result is thrown away."""
     keras.src.backend.compute_output_spec(layer.__call__, *args, **kwargs)
@@ -132,6 +127,17 @@ def serialize(layer: keras.Layer) -> dict[str, Any]:
     return {**keras.saving.serialize_keras_object(layer), "shared_object_id": id(layer)}
 
 
+def build(layer: keras.Layer, *args: Any, **kwargs: Any) -> None:
+    """Builds a layer by its own `build`."""
+    layer.build(*args, **kwargs)
+    layer.built = True
+
+
+def build_from_config(layer: keras.Layer, config: dict[str, Any]) -> None:
+    """Builds a layer as the config of its build says, which may come out of a file."""
+    layer.build_from_config(config)
+
+
 def has_weights(layer: keras.Layer) -> bool:
     """Whether the layer is built, with all weights that it will have.
 
@@ -141,6 +147,16 @@ def has_weights(layer: keras.Layer) -> bool:
     if not layer.built:
         return False
     return not has_default_build(layer) or all(inner.built for inner in sublayers(layer))
+
+
+def embedding_matrix(layer: keras.layers.Embedding) -> keras.Variable:
+    """The variable of an Embedding layer, whatever the layer makes of it."""
+    return layer._embeddings
+
+
+def add_loss(layer: keras.Layer, loss: Any) -> None:
+    """Adds a loss to a layer that was added by a layer inside."""
+    layer.add_loss(loss)
 
 
 def own_weights(layer: keras.Layer) -> list[keras.Variable]:

@@ -15,10 +15,20 @@ def is_variable(value: Any) -> bool:
     return isinstance(value, keras.Variable)
 
 
+def original(variable: keras.Variable) -> keras.Variable:
+    """The variable itself, whatever stands in its place while a substitution is open."""
+    return variable
+
+
 def value(variable: keras.Variable) -> tf.Tensor:
     """The variable's present value in its own dtype, whatever autocast scope is open."""
     with keras.src.backend.AutocastScope(None):
         return tf.convert_to_tensor(variable.value)
+
+
+def constant(variable: keras.Variable) -> tf.Tensor:
+    """The value of a variable that is not trained, of which no tape takes notice."""
+    return value(variable)
 
 
 def read(variable: keras.Variable) -> tf.Tensor:

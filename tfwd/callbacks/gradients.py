@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, substitute
-from tfwd._keras import calls as _keras_calls
+from tfwd._keras import training as _keras_training
 from tfwd.callbacks.plot import write_plot
 from tfwd.gradients import squared_mean, statistics
 
@@ -110,7 +109,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
         self._restore()  # a training that was interrupted has not
         weights = None
         if self.loss is None:
-            self._loss, weights = _keras_calls.compiled_loss(self.model)
+            self._loss, weights = _keras_training.compiled_loss(self.model)
         else:
             self._loss = self.loss
         if self._loss is None:
@@ -152,13 +151,13 @@ class GradientSquaredMean(keras.callbacks.Callback):
         if begun is None:  # another training, after one that was interrupted
             self._restore()
             return trains(iterator)
-        steps = self.model.steps_per_execution
+        steps = _keras_training.steps_per_execution(self.model)
         if self.params.get("steps"):  # an epoch's last execution may be a shorter one
             steps = min(steps, self.params["steps"] - begun)
         if -self._step % self.every < steps:  # a multiple of `every` is among these steps
             data = next(iterator)
             self._record(self._measure(data))
-            iterator = itertools.chain([data], iterator)
+            iterator = _keras_training.iterator_from(self.model, data, iterator, steps)
         outputs = trains(iterator)
         self._step += steps
         return outputs

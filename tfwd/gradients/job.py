@@ -89,6 +89,8 @@ class Job:
                     # The mean over the chunks, by their sizes.
                     penalties[key] = total(more, self._share_of(length))
         slow = [v for v in self.variables if id(v) not in first]
+        if slow and record.draws.inside:  # another pass would draw otherwise
+            slow = list(self.variables)
         if slow:
             self._general(slow, chunk, record, first, second, penalties)
         self._penalized = [i for i, v in enumerate(self.variables) if id(v) in penalties]
@@ -154,7 +156,7 @@ class Job:
         """Computes the weights that no rule accounts for, from the states before the fast pass."""
 
         def run(part: Data) -> tuple[tf.Tensor, tf.Tensor | None]:
-            record = Pass(self.model, self.perturbations, rules=False)
+            record = Pass(self.model, self.perturbations, rules=False, draws=fast.draws)
             values = list(fast.before.values())
             return substitute.call(lambda: self._losses(record, part), values, capture=True).outputs
 
@@ -162,7 +164,8 @@ class Job:
             return tf.reduce_sum(run(chunk.part(index, 1))[0])
 
         sources = [_keras.tf_variable(v) for v in slow]
-        whole = bool(fast.before or fast.scalars)
+        drawn = bool(fast.before or fast.draws)
+        whole = drawn or fast.scalars
         if whole or self._used is None:
             with tf.GradientTape(persistent=True) as tape:
                 per_example, scalar = run(chunk if whole else chunk.part(0, 1))
@@ -177,7 +180,7 @@ class Job:
             first[id(variable)] = second[id(variable)] = zeros
             self._methods[id(variable)] = "unused"
         if used:
-            if fast.before:
+            if drawn:
                 method, both = general.backward_each(per_example, tape, used)
             else:
                 method, both = general.one_by_one(one, used, chunk.size)

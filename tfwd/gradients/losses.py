@@ -153,9 +153,7 @@ def _of_output(
     where: str, loss: keras.losses.Loss, y: Any, output: Any, sample_weight: Any
 ) -> tf.Tensor:
     mask = _keras.get_mask(output)
-    as_tensor = _keras.ops.convert_to_tensor
-    prediction = tf.nest.map_structure(lambda t: as_tensor(t, loss.dtype), output)
-    target = tf.nest.map_structure(lambda t: as_tensor(t, loss.dtype), y)
+    target, prediction = _keras_calls.loss_arguments(loss, y, output)
     values = tf.convert_to_tensor(loss.call(target, prediction))
     if values.shape.rank == 0:
         raise ValueError(
@@ -171,7 +169,7 @@ def _of_output(
         count = tf.broadcast_to(mask, tf.shape(values))
         count = tf.reduce_sum(tf.reshape(count, [tf.shape(count)[0], -1]), 1)
     if sample_weight is not None:
-        values, weight = _aligned(values, as_tensor(sample_weight, values.dtype))
+        values, weight = _aligned(values, tf.cast(sample_weight, values.dtype))
         values = values * weight
     batch = tf.shape(values)[0]
     flat = tf.reshape(values, [batch, -1])

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd import _keras
+from tfwd._keras import calls as _keras_calls
 from tfwd.gradients import checks, independence
 from tfwd.gradients.data import Data
 from tfwd.gradients.job import Job
@@ -137,26 +137,12 @@ def _squared_mean(
         own, squares, scalars = ([_unless_empty(m, given.size) for m in group] for group in parts)
         parts = own, squares, scalars
     (own, squares, scalars), count = _over_replicas(parts, given.size)
-    regularizers = _regularization(model.trainable_variables)
-    penalties = [_sum(a, b) for a, b in zip(scalars, regularizers, strict=True)]
+    regularizers = _keras_calls.regularization(model)
+    penalties = [
+        _sum(a, None if b is None else wide(b)) for a, b in zip(scalars, regularizers, strict=True)
+    ]
     mean = [_sum(a, b) for a, b in zip(own, penalties, strict=True)]
     return Moments(mean, squares, job.methods(), count, penalties)
-
-
-def _regularization(variables: list[keras.Variable]) -> list[tf.Tensor | None]:
-    """The gradients of the weights' regularizers."""
-    found: list[tf.Tensor | None] = []
-    for variable in variables:
-        if variable.regularizer is None:
-            found.append(None)
-            continue
-        value = _keras.value(variable)
-        with tf.GradientTape() as tape:
-            tape.watch(value)
-            loss = variable.regularizer(value)
-        gradient = tape.gradient(loss, value)
-        found.append(None if gradient is None else wide(gradient))
-    return found
 
 
 def _sum(one: tf.Tensor | None, two: tf.Tensor | None) -> tf.Tensor | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -18,10 +18,11 @@ import tensorflow as tf
 from tfwd import _keras, layers
 from tfwd import training as training_flag
 from tfwd.layers.perturbing import Perturbing
+from tfwd.layers.targets import all_targets
 from tfwd.parametrizations import Dropout, GaussianNoise, Parametrization
 
 # variable, effective weight, derivative of that by the raw weight (None if it is not elementwise)
-Effective = list[tuple[keras.Variable, tf.Tensor, tf.Tensor | None]]
+Effective: TypeAlias = "list[tuple[keras.Variable, tf.Tensor, tf.Tensor | None]]"
 
 
 class Perturbations:
@@ -105,9 +106,7 @@ def _effective(layer: Any, call: Any, scales: bool = True) -> Effective:
 
 def _named(layer: Any, name: str) -> keras.Variable:
     """The weight that `effective_weights` names."""
-    return next(
-        v for v in layer.weights if _keras.path(v) == name or _keras.path(v).endswith(f"/{name}")
-    )
+    return next(t.variable for t in all_targets(layer._subject()) if t.name == name)
 
 
 def _is_elementwise(layer: Any) -> bool:

@@ -46,6 +46,7 @@ class Pass:
         model: a built Keras model.
         perturbations: the draws, the same for all passes of one computation.
         rules: whether rules are used. Without, the model runs as it is, save for the draws.
+        draws: those of an earlier pass over the same inputs, which this one is to see again.
         values: by the weights' ids, what the model is run on in place of them, for a trial.
             With rules, the tape then watches the weights too, for `unaccounted`.
 
@@ -56,6 +57,7 @@ class Pass:
         before: what was updated, other than the draws of tfwd's layers, such as the state of a
             dropout's generator: by ids, the variable and its value before.
         scalars: whether there are losses that are not of an example.
+        draws: what layers drew past the variables that Keras sees.
         inside: whether a weight was read in a function that was traced during the pass. There the
             weights are themselves, since the function may outlive the pass.
     """
@@ -66,6 +68,7 @@ class Pass:
         perturbations: Perturbations,
         rules: bool = True,
         values: dict[int, tf.Tensor] | None = None,
+        draws: _keras_calls.Draws | None = None,
     ) -> None:
         self.model, self.perturbations = model, perturbations
         self.variables = {id(v): v for v in model.trainable_variables}
@@ -77,6 +80,8 @@ class Pass:
         self.scalars = self.inside = False
         self.probes: list[tf.Tensor] = []
         self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
+        self.draws = _keras_calls.Draws() if draws is None else draws
+        self._again = draws is not None
         self._ruled = 0
         self._given = values
         self._values: dict[int, tf.Tensor] = {}
@@ -99,6 +104,8 @@ class Pass:
             _keras_calls.intercepted(owners, self._handle),
             self._observed([]),
             _keras_calls.Accesses() as accesses,
+            self.draws.replayed() if self._again else self.draws.recorded(),
+            _keras_calls.users_code(),
         ):
             outputs = self.model(x, training=training)
         for key, variable in self.variables.items():
@@ -235,8 +242,8 @@ class Call:
         Raises:
             ValueError: if something else is given than what `probe` returned.
         """
-        key = id(variable)
-        if variable is None or key not in self._pass.variables:
+        key = id(None if variable is None else _keras.original(variable))
+        if key not in self._pass.variables:
             return
         wanted = probes if isinstance(probes, tuple) else (probes,)
         numbers = {id(probe): number for number, probe in enumerate(self._pass.probes)}
@@ -259,5 +266,6 @@ class Call:
 
         It is for weights that the rule accounts for by itself: their reads are not noticed.
         """
-        with self._pass.ruled(), self._pass._observed(list(values)):
+        given = [(_keras.original(variable), tensor) for variable, tensor in values]
+        with self._pass.ruled(), self._pass._observed(given):
             return self._original(*args, **kwargs)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras
+from tfwd._keras import convolutions as _keras_convolutions
 from tfwd.gradients.patches import windows
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
@@ -58,16 +58,9 @@ def conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     """The kernel gets the outer products of what lies under it and `d`, summed over positions."""
     if not plain(layer.kernel) or not _convolves_as_keras(layer, CONVOLUTIONS):
         return NotImplemented
-    causal = layer.padding == "causal"
-    given = tf.pad(inputs, layer._compute_causal_padding()) if causal else inputs
-    z = _keras.ops.conv(
-        given,
-        call.value(layer.kernel),
-        strides=list(layer.strides),
-        padding="valid" if causal else layer.padding,
-        dilation_rate=layer.dilation_rate,
-        data_format=layer.data_format,
-    )
+    z = _keras_convolutions.convolution(layer, inputs, call.value(layer.kernel))
+    if z is None:
+        return NotImplemented
     z = call.probe(biased(layer, call, z))
     call.use(layer.kernel, z, lambda d: _kernel(layer, last(layer, inputs), last(layer, d)))
     call.use(layer.bias, z, lambda d: bias(last(layer, d)))
@@ -99,15 +92,9 @@ def conv_transpose(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     """As `conv`, with `x` and `d` in each other's place."""
     if not plain(layer.kernel):
         return NotImplemented
-    z = _keras.ops.conv_transpose(
-        inputs,
-        call.value(layer.kernel),
-        strides=list(layer.strides),
-        padding=layer.padding,
-        output_padding=layer.output_padding,
-        dilation_rate=layer.dilation_rate,
-        data_format=layer.data_format,
-    )
+    z = _keras_convolutions.transposed(layer, inputs, call.value(layer.kernel))
+    if z is None:
+        return NotImplemented
     z = call.probe(biased(layer, call, z))
     shape = tuple(layer.kernel.shape)  # [*kernel, outputs, inputs]
 
@@ -126,11 +113,14 @@ def conv_transpose(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
 @rule(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 def depthwise_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     """Each channel is convolved by itself."""
-    if not plain(layer.kernel):
+    kernel = _keras_convolutions.depthwise_kernel(layer)
+    if not plain(kernel):
         return NotImplemented
-    z = _of_channels(layer, call.value(layer.kernel), inputs)
+    z = _keras_convolutions.depthwise(layer, inputs, call.value(kernel))
+    if z is None:
+        return NotImplemented
     z = call.probe(biased(layer, call, z))
-    call.use(layer.kernel, z, lambda d: _depthwise(layer, last(layer, inputs), last(layer, d)))
+    call.use(kernel, z, lambda d: _depthwise(layer, last(layer, inputs), last(layer, d)))
     call.use(layer.bias, z, lambda d: bias(last(layer, d)))
     return activated(layer, z)
 
@@ -140,15 +130,11 @@ def separable_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     """A depthwise convolution, and a product at each position."""
     if not plain(layer.depthwise_kernel):
         return NotImplemented
-    between = call.probe(_of_channels(layer, call.value(layer.depthwise_kernel), inputs))
-    z = _keras.ops.conv(
-        between,
-        call.value(layer.pointwise_kernel),
-        strides=1,
-        padding="valid",
-        dilation_rate=1,
-        data_format=layer.data_format,
-    )
+    between = _keras_convolutions.depthwise(layer, inputs, call.value(layer.depthwise_kernel))
+    if between is None:
+        return NotImplemented
+    between = call.probe(between)
+    z = _keras_convolutions.pointwise(layer, between, call.value(layer.pointwise_kernel))
     z = call.probe(biased(layer, call, z))
     call.use(
         layer.depthwise_kernel,
@@ -168,17 +154,6 @@ def separable_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     )
     call.use(layer.bias, z, lambda d: bias(last(layer, d)))
     return activated(layer, z)
-
-
-def _of_channels(layer: Any, kernel: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
-    return _keras.ops.depthwise_conv(
-        inputs,
-        kernel,
-        strides=layer.strides,
-        padding=layer.padding,
-        dilation_rate=layer.dilation_rate,
-        data_format=layer.data_format,
-    )
 
 
 def _depthwise(layer: Any, x: tf.Tensor, d: tf.Tensor) -> Term:

@@ -35,24 +35,19 @@ class Sequence(NamedTuple):
     factor: tf.Tensor | None
 
 
-def sequence(
-    layer: Any,
-    kind: type[Any],
-    sequences: tf.Tensor,
-    initial_state: Any = None,
-    mask: Any = None,
-    training: Any = False,
-) -> Sequence | None:
+def sequence(layer: Any, kind: type[Any], *args: Any, **kwargs: Any) -> Sequence | None:
     """What goes into the loop; None for what the rules do not cover.
 
     Args:
         layer: the layer.
         kind: the class of its cell that the rule is for.
-        sequences, initial_state, mask, training: the arguments of its call.
+        *args, **kwargs: the arguments of its call.
     """
     cell = layer.cell
-    if type(cell) is not kind:
+    given = _keras_calls.recurrent_arguments(layer, *args, **kwargs)
+    if type(cell) is not kind or given is None:
         return None
+    sequences, initial_state, mask, training = given
     dropped = bool(training) and (cell.dropout > 0 or cell.recurrent_dropout > 0)
     if not plain(cell.kernel) or (dropped and getattr(cell, "implementation", 2) == 1):
         return None
@@ -60,7 +55,7 @@ def sequence(
     factors = (None, None)
     if dropped:
         factors = _keras_calls.recurrent_dropout(layer, sequences, states)
-    x = sequences if factors[0] is None else sequences * factors[0][:, tf.newaxis]
+    x = sequences if factors[0] is None else sequences * factors[0]
     mask = mask[0] if isinstance(mask, (list, tuple)) else mask
     if mask is not None:
         mask = tf.transpose(tf.cast(mask, tf.bool))[..., tf.newaxis]

@@ -74,7 +74,7 @@ class Trial:
             other, alone = self._plain(fewer)
         except Exception:  # it takes this number of examples only
             return
-        if count > 1 and not record.before:  # else its draws are others
+        if count > 1 and not record.before and not record.draws:  # else its draws are others
             self._compare(plain, alone)
         self._compare_losses(self.ruled.losses, other.losses, 1 if count > 1 else 2)
 
@@ -99,7 +99,8 @@ class Trial:
     def _plain(self, x: Any, given: bool = True) -> tuple[Pass, list[tf.Tensor]]:
         """The model without rules, from the same random states each time."""
         values = self.values if given else None
-        record = Pass(self.model, self.perturbations, rules=False, values=values)
+        draws = self.ruled.draws
+        record = Pass(self.model, self.perturbations, rules=False, values=values, draws=draws)
         with _keras_calls.Captured():
             return record, _floating(record.run(x, self.training))
 
@@ -110,7 +111,7 @@ class Trial:
         if not plain_record.inside:
             return False
         # A function read weights that are not the trial's: compare on those of the model.
-        record = Pass(self.model, self.perturbations)
+        record = Pass(self.model, self.perturbations, draws=self.ruled.draws)
         with _keras_calls.Captured(), record.tape:
             found = _floating(record.run(self.x, self.training))
         return _same(found, self._plain(self.x, given=False)[1])

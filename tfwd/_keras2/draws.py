@@ -1,0 +1,145 @@
+"""What Keras's own layers draw in a pass over a model, kept so that another pass sees the same.
+
+Keras 2 draws by operations whose state is in no variable, so that it cannot be set back. But all
+its layers draw through one class, whose methods are replaced for the time of a pass, as in `calls`,
+and ask the present thread's draws.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from keras.src.backend import RandomGenerator
+
+from tfwd._keras2.substitution import present_graph, present_scope
+
+_METHODS = ("random_normal", "random_uniform", "truncated_normal", "dropout")
+
+_here = threading.local()
+_lock = threading.Lock()
+_own: dict[str, Callable[..., tf.Tensor]] = {}  # what stood there, while anything is replaced
+_open = 0
+_numbers = itertools.count(1)
+
+
+class Draws:
+    """The draws of one pass, in their order. It is true if there are any.
+
+    Attributes:
+        inside: whether something was drawn in a graph inside that of the pass, a loop's or a
+            branch's, so that no other pass can see it.
+    """
+
+    def __init__(self) -> None:
+        self.inside = False
+        self._drawn: list[tuple[str, tf.Tensor]] = []
+        self._next: int | None = None  # the number of the next draw to be seen again
+        self._graph: tf.Graph | None = None
+
+    def __bool__(self) -> bool:
+        return self.inside or bool(self._drawn)
+
+    def recorded(self) -> contextlib.AbstractContextManager[None]:
+        """Keeps what is drawn in the body."""
+        return self._installed(None)
+
+    def replayed(self) -> contextlib.AbstractContextManager[None]:
+        """What is drawn in the body is what was kept, as far as it is of the same shapes."""
+        return self._installed(0)
+
+    @contextlib.contextmanager
+    def _installed(self, first: int | None) -> Iterator[None]:
+        before = getattr(_here, "draws", None)
+        _here.draws, self._next, self._graph = self, first, present_graph()
+        _install()
+        try:
+            yield
+        finally:
+            _remove()
+            _here.draws = before
+
+    def draw(self, name: str, generator: RandomGenerator, args: tuple, kwargs: dict) -> tf.Tensor:
+        """Stands in for a method of Keras's generator."""
+        if name == "dropout":
+            inputs, *rest = args
+            mask = self._value(name, generator, (tf.ones_like(inputs), *rest), kwargs)
+            return tf.where(mask > 0, inputs * mask, tf.zeros_like(inputs))
+        return self._value(name, generator, args, kwargs)
+
+    def _value(self, name: str, generator: RandomGenerator, args: tuple, kwargs: dict) -> tf.Tensor:
+        if _is_captured():
+            generator = _without_side_effects()
+        if present_graph() is not self._graph:
+            self.inside = True
+            return _own[name](generator, *args, **kwargs)
+        if self._next is None:
+            value = _own[name](generator, *args, **kwargs)
+            self._drawn.append((name, value))
+            return value
+        number, self._next = self._next, self._next + 1
+        fresh = functools.partial(_own[name], generator, *args, **kwargs)
+        if number >= len(self._drawn) or self._drawn[number][0] != name:
+            return fresh()
+        kept = self._drawn[number][1]
+        shape = tf.TensorShape(args[0].shape if name == "dropout" else _shape(args, kwargs))
+        return kept if shape.is_compatible_with(kept.shape) else fresh()
+
+
+def _shape(args: tuple, kwargs: dict) -> Any:
+    shape = args[0] if args else kwargs["shape"]
+    return tf.get_static_value(shape) if tf.is_tensor(shape) else shape
+
+
+def _is_captured() -> bool:
+    """Whether the call that is under way may have no side effects."""
+    scope = present_scope()
+    while scope is not None:
+        if scope.capture:
+            return True
+        scope = scope.original_scope
+    return False
+
+
+def _without_side_effects() -> RandomGenerator:
+    """A generator by which a draw changes neither the layer's own nor TensorFlow's state."""
+    number = next(_numbers)
+    seed: Any = number
+    if not tf.executing_eagerly():  # else a function would draw the same each time
+        seed = tf.random.uniform([], maxval=2**31 - 1, dtype=tf.int32, seed=number)
+    return RandomGenerator(seed, rng_type=RandomGenerator.RNG_STATELESS)
+
+
+def _asking(name: str, own: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    @functools.wraps(own)
+    def method(self: RandomGenerator, *args: Any, **kwargs: Any) -> tf.Tensor:
+        draws = getattr(_here, "draws", None)
+        if draws is None:
+            return own(self, *args, **kwargs)
+        return draws.draw(name, self, args, kwargs)
+
+    return method
+
+
+def _install() -> None:
+    global _open
+    with _lock:
+        if not _open:
+            for name in _METHODS:
+                _own[name] = getattr(RandomGenerator, name)
+                setattr(RandomGenerator, name, _asking(name, _own[name]))
+        _open += 1
+
+
+def _remove() -> None:
+    global _open
+    with _lock:
+        _open -= 1
+        if not _open:
+            for name in _METHODS:
+                setattr(RandomGenerator, name, _own[name])

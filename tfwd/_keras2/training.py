@@ -1,0 +1,56 @@
+"""The training function of Keras 2.15's `fit`, and the iterators that it takes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
+    """The loss and the outputs' weights that a model was compiled with, None if with none."""
+    found = getattr(model, "compiled_loss", None)
+    if found is None:
+        return None, None
+    return found._user_losses, found._user_loss_weights
+
+
+def steps_per_execution(model: keras.Model) -> int:
+    """How many batches the next call of the model's training function takes."""
+    return int(model.steps_per_execution.numpy())
+
+
+def iterator_from(model: keras.Model, data: Any, iterator: Any, steps: int) -> Iterator[Any]:
+    """What the training function is given in place of an iterator whose first batch was taken.
+
+    A function of TensorFlow takes an iterator over a dataset only, and one of the same elements,
+    lest it be traced anew: its dropout would begin anew too.
+
+    Args:
+        model: a compiled model.
+        data: the batch that was taken.
+        iterator: the iterator, from which this takes what else the function will.
+        steps: how many batches it will take.
+    """
+    if model.run_eagerly:
+        return itertools.chain([data], iterator)
+    batches = [data, *itertools.islice(iterator, steps - 1)]
+    if isinstance(iterator, tf.data.Iterator):
+        return iter(_dataset(batches, iterator.element_spec))
+    strategy = model.distribute_strategy
+    parts = [part for batch in batches for part in _parts(strategy, batch)]
+    spec = tf.nest.map_structure(lambda one: one._value_specs[0], iterator.element_spec)
+    return iter(strategy.distribute_datasets_from_function(lambda _: _dataset(parts, spec)))
+
+
+def _parts(strategy: tf.distribute.Strategy, batch: Any) -> list[Any]:
+    """Each replica's part of a batch."""
+    leaves = [strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(batch)]
+    return [tf.nest.pack_sequence_as(batch, part) for part in zip(*leaves, strict=True)]
+
+
+def _dataset(elements: list[Any], spec: Any) -> tf.data.Dataset:
+    return tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=spec)
