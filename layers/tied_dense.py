@@ -35,11 +35,11 @@ class TiedDense(keras.layers.Layer):
 
     Example:
 
-    >>> import keras
+    >>> import keras, tensorflow as tf
     >>> from tfwd import layers
     >>> embedding = keras.layers.Embedding(10, 4)
     >>> decoder = layers.TiedDense(embedding)
-    >>> decoder(embedding(keras.ops.array([[1, 2]]))).shape
+    >>> decoder(embedding(tf.constant([[1, 2]]))).shape
     TensorShape([1, 2, 10])
     >>> [tuple(w.shape) for w in decoder.weights], decoder.weights[1] is embedding.embeddings
     ([(10,), (10, 4)], True)
