@@ -68,7 +68,7 @@ class Parametrized(Perturbing, keras.layers.Wrapper):
     >>> lstm.calls, [tuple(w.shape) for w in lstm.weights]
     (1, [(5, 16), (4, 16), (16,)])
     >>> kernel = lstm.effective_weights(0)["recurrent_kernel"]
-    >>> 16 < np.count_nonzero(kernel) < 48
+    >>> 16 < int(np.count_nonzero(kernel)) < 48
     True
 
     References: Wan et al. (2013) for DropConnect; Merity et al. (2017) for recurrent kernels.
