@@ -89,6 +89,21 @@ def test_a_sweep_that_was_stopped_is_the_sweep_that_was_not(tmp_path, method, st
     assert run(again) == [] and len(again.trials) == len(whole)
 
 
+def test_a_grid_has_a_point_for_each_worker(tmp_path):
+    oracle = make(tmp_path, "grid", max_trials=None)
+    running = [oracle.create_trial(f"worker {n}") for n in range(5)]
+    assert [trial.status for trial in running] == ["RUNNING"] * 5
+    found = []
+    while running:  # those that began last end first
+        trial = running.pop()
+        end(oracle, trial)
+        found.append(tuple(trial.hyperparameters.values.items()))
+        following = oracle.create_trial("another")
+        if following.status == "RUNNING":
+            running.append(following)
+    assert len(set(found)) == len(found) == 12
+
+
 def test_the_same_seed_gives_the_same_trials_and_zero_is_a_seed(tmp_path):
     found = [run(make(tmp_path / str(i), seed=seed)) for i, seed in enumerate((0, 0, 1))]
     assert found[0] == found[1] != found[2]

@@ -222,7 +222,18 @@ class HyperbandOracle(Sturdy, keras_tuner.oracles.HyperbandOracle):
 
 
 class GridOracle(Sturdy, keras_tuner.oracles.GridSearchOracle):
-    """`GridSearchOracle`, sturdy."""
+    """`GridSearchOracle`, sturdy, with a point for each worker that asks for one.
+
+    keras-tuner's own gives the next point along the grid when the one before has ended, in case a
+    trial finds another hyperparameter, so that all workers but one or two wait. Here the next one
+    follows from it as soon as it is given out, and once more when it has ended.
+    """
+
+    def populate_space(self, trial_id: str) -> dict[str, Any]:
+        found = super().populate_space(trial_id)
+        if found["status"] == TrialStatus.RUNNING and trial_id not in self._populate_next:
+            self._populate_next.append(trial_id)
+        return found
 
     def reload(self) -> None:
         super().reload()
