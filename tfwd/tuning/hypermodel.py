@@ -49,7 +49,7 @@ def rates(
     >>> hypermodel = tuning.rates(make_model, {"recurrent_kernel": tuning.Float(0, 0.7, step=0.1)})
     >>> hp = keras_tuner.HyperParameters()
     >>> hp.values["dropout/recurrent_kernel"] = 0.3
-    >>> hypermodel.build(hp).layers[0].parametrizations
+    >>> dict(hypermodel.build(hp).layers[0].parametrizations)
     {'recurrent_kernel': Dropout(rate=0.3, noise_shape=None)}
     """
     if not dropout and not noise:
