@@ -38,10 +38,10 @@ class LockedDropout(keras.layers.Layer):
 
     Example:
 
-    >>> import keras
+    >>> import keras, tensorflow as tf
     >>> from tfwd import layers
-    >>> y = layers.LockedDropout(0.5, seed=1)(keras.ops.ones((2, 5, 8)), training=True)
-    >>> bool(keras.ops.all(y[:, :1] == y))
+    >>> y = layers.LockedDropout(0.5, seed=1)(tf.ones((2, 5, 8)), training=True)
+    >>> bool(tf.reduce_all(y[:, :1] == y))
     True
 
     References: Gal and Ghahramani, "A Theoretically Grounded Application of Dropout in Recurrent

@@ -35,14 +35,14 @@ class TiedDense(keras.layers.Layer):
 
     Example:
 
-    >>> import keras
+    >>> import keras, tensorflow as tf
     >>> from tfwd import layers
     >>> embedding = keras.layers.Embedding(10, 4)
     >>> decoder = layers.TiedDense(embedding)
-    >>> decoder(embedding(keras.ops.array([[1, 2]]))).shape
+    >>> decoder(embedding(tf.constant([[1, 2]]))).shape
     TensorShape([1, 2, 10])
-    >>> [w.name for w in decoder.weights], decoder.weights[1] is embedding.embeddings
-    (['bias', 'embeddings'], True)
+    >>> [tuple(w.shape) for w in decoder.weights], decoder.weights[1] is embedding.embeddings
+    ([(10,), (10, 4)], True)
 
     References: Inan et al., "Tying Word Vectors and Word Classifiers" (2016); Press and Wolf,
     "Using the Output Embedding to Improve Language Models" (2016).

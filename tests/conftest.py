@@ -51,6 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
         # A layer of Keras 2 calls one initializer for several weights.
         unseeded = "ignore:The initializer .* is unseeded and being called multiple times"
         config.addinivalue_line("filterwarnings", unseeded)
+        # tensorflow-addons tells of its end, and of the range of versions that it was tested with.
+        config.addinivalue_line("filterwarnings", "ignore::UserWarning:tensorflow_addons")
+        config.addinivalue_line("filterwarnings", "ignore:\\s*TensorFlow Addons:UserWarning")
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ import importlib.util
 import keras
 import pytest
 
+HAS_ADDONS = importlib.util.find_spec("tensorflow_addons") is not None
 IS_KERAS_2 = keras.__version__.startswith("2.")
 
 
@@ -14,6 +15,6 @@ def needs_keras3(what: str) -> pytest.MarkDecorator:
 
 
 needs_addons = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow_addons") is None,
+    not HAS_ADDONS,
     reason="tensorflow-addons is on the other stack",
 )

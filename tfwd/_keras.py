@@ -26,16 +26,7 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
     )
 
 if IS_KERAS_2 and not TYPE_CHECKING:
-    from tfwd._keras2 import (
-        backup,
-        calls,
-        convolutions,
-        ops,
-        optimizers,
-        steps,
-        training,
-        updates,
-    )
+    from tfwd._keras2 import backup, calls, convolutions, ops, optimizers, steps, training, updates
     from tfwd._keras2.layers import (
         CallState,
         Datasets,

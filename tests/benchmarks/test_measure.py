@@ -7,6 +7,7 @@ import types
 
 import numpy as np
 import pytest
+from stacks import needs_keras3
 
 
 def helper(name: str) -> types.ModuleType:
@@ -84,6 +85,7 @@ def test_memory_is_compared_by_the_share_of_the_weights() -> None:
     assert memory.above("failed", [1], 40) == "failed"
 
 
+@needs_keras3("benchmarks, which are of the newer stack")
 def test_naive_layers_draw_anew_and_drop_what_tfwd_drops() -> None:
     workloads = helper("workloads")
     kind = workloads.dense(width=64, depth=1, batch=2)

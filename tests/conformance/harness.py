@@ -149,7 +149,7 @@ def step(layer: keras.Layer, case: Case, training: Any = True) -> tuple[Any, lis
 
 def step_on(layer: keras.Layer, inputs: Any, training: Any = True) -> tuple[Any, list[Any]]:
     arguments, keywords = inputs
-    watched = [x for x in arguments if x.dtype.is_floating]
+    watched = [x for x in tf.nest.flatten(arguments) if x.dtype.is_floating]
     with tf.GradientTape() as tape:
         tape.watch(watched)
         outputs = layer(*arguments, **keywords, training=training)
@@ -162,20 +162,22 @@ def step_on(layer: keras.Layer, inputs: Any, training: Any = True) -> tuple[Any,
 def model_of(layer: keras.Layer, case: Case) -> keras.Model:
     """A functional model that consists of the layer."""
     arguments, keywords = case.row.inputs()
-    inputs = [keras.Input(batch_shape=x.shape, dtype=x.dtype.name) for x in arguments]
+    inputs = tf.nest.map_structure(
+        lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype.name), arguments
+    )
     by_name = {
         key: keras.Input(batch_shape=x.shape, dtype=x.dtype.name, name=key)
         for key, x in keywords.items()
     }
     outputs = layer(*inputs, **by_name)
-    flat = [*inputs, *by_name.values()]
+    flat = [*tf.nest.flatten(inputs), *by_name.values()]
     return keras.Model(flat[0] if len(flat) == 1 else flat, outputs)
 
 
 def feed(case: Case) -> Any:
     """The inputs of `model_of`."""
     arguments, keywords = case.row.inputs()
-    flat = [*arguments, *keywords.values()]
+    flat = [*tf.nest.flatten(arguments), *keywords.values()]
     return flat[0] if len(flat) == 1 else flat
 
 

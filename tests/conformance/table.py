@@ -11,17 +11,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
-from stacks import IS_KERAS_2
+from stacks import HAS_ADDONS, IS_KERAS_2
 
 import tfwd
+from conformance.row import Row, floats, given
 from tfwd import layers
 from tfwd import parametrizations as P
 
 SEED = 11
 STDDEV = 0.3
-Inputs = Callable[[], tuple[list[tf.Tensor], dict[str, tf.Tensor]]]
 
 
 @keras.saving.register_keras_serializable("conformance")
@@ -97,22 +96,6 @@ class SubclassedModel(keras.Model):
         return self.out(self.norm(self.hidden(inputs)))
 
 
-class Row(NamedTuple):
-    """A kind of layer.
-
-    Attributes:
-        name: for test ids.
-        make: builds a fresh plain layer.
-        inputs: its call's arguments, the same every time.
-        default: the names of the weights that are parametrized when none are named.
-    """
-
-    name: str
-    make: Callable[[], keras.Layer]
-    inputs: Inputs
-    default: tuple[str, ...]
-
-
 class Case(NamedTuple):
     """A layer that perturbs weights, and the plain layer it is in evaluation.
 
@@ -129,15 +112,6 @@ class Case(NamedTuple):
     make: Callable[..., keras.Layer]
     rates: dict[str, float | None]
     mask_shape: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda shape: shape
-
-
-def floats(*shape: int) -> tf.Tensor:
-    size = int(np.prod(shape))
-    return tf.constant(np.sin(1.0 + 1.7 * np.arange(size)).reshape(shape), tf.float32)
-
-
-def given(*arguments: tf.Tensor, **keywords: tf.Tensor) -> Inputs:
-    return lambda: (list(arguments), keywords)
 
 
 def _functional() -> keras.Model:
@@ -253,6 +227,10 @@ ROWS = [
         ("embeddings",),
     ),
 ]
+if HAS_ADDONS:
+    from conformance import addons
+
+    ROWS += addons.ROWS
 ROW = {row.name: row for row in ROWS}
 
 

@@ -105,13 +105,14 @@ def _while_loop(layer, case: Case, flag: tf.Tensor | None = None) -> list[np.nda
 def _tape_outside(layer, case: Case) -> list[np.ndarray]:
     """The tape is outside of a function that takes the flag as a tensor."""
     arguments, keywords = case.row.inputs()
-    watched = [x for x in arguments if x.dtype.is_floating]
+    watched = [x for x in tf.nest.flatten(arguments) if x.dtype.is_floating]
 
     def forward(training, *arguments):
         outputs = layer(*arguments, **keywords, training=training)
         return outputs, harness.loss_of(outputs, layer.losses)
 
-    signature = [tf.TensorSpec([], tf.bool), *(tf.TensorSpec(x.shape, x.dtype) for x in arguments)]
+    specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), arguments)
+    signature = [tf.TensorSpec([], tf.bool), *specs]
     function = tf.function(forward, input_signature=signature)
     results = []
     for _ in range(STEPS):

@@ -21,7 +21,7 @@ def per_example(model: keras.Model, x: Any, y: Any, loss: Any = None, **kwargs: 
     """`[B, *shape]` for each weight: the gradients of `loss` for each example as a batch of one."""
     loss = loss or MSE64
     rows = []
-    for b in range(len(tf.nest.flatten(x)[0])):
+    for b in range(len(tf.nest.flatten(y)[0])):
         one = tf.nest.map_structure(lambda t, b=b: tf.convert_to_tensor(t[b : b + 1]), (x, y))
         with tf.GradientTape() as tape:
             value = loss(one[1], model(one[0], **kwargs))

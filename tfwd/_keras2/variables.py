@@ -93,8 +93,7 @@ class SeedState(tf.__internal__.tracking.AutoTrackable):
         self.state = tf.Variable(
             np.asarray([root, 0], np.int64),
             trainable=False,
-            name="seed_generator_state",
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            name="seed_generator_state",  # each replica's copy is its own, and all count alike
         )
 
 

@@ -100,7 +100,7 @@ class Data(NamedTuple):
             if tensor is None:
                 return None
             piece = tensor[start : start + size]
-            if isinstance(size, int):
+            if isinstance(size, int) and isinstance(piece, tf.Tensor):
                 piece.set_shape([size, *tensor.shape[1:]])
             mask = _keras.get_mask(tensor)
             if mask is not None:

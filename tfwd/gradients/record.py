@@ -161,7 +161,8 @@ class Pass:
                 return self._perturbed(layer, plain)
         function = registry.find(type(layer), owner)
         ours = [v for v in layer.trainable_variables if id(v) in self.variables]
-        if function is None or not ours or not self.rules:
+        ragged = any(isinstance(t, tf.RaggedTensor) for t in tf.nest.flatten((args, kwargs)))
+        if function is None or not ours or not self.rules or ragged:
             return original(*args, **kwargs)
         call = Call(self, layer, function.__name__, original)
         result = function(layer, call, *args, **kwargs)

@@ -47,6 +47,8 @@ def dense(layer: Any, call: Call, inputs: tf.Tensor, training: Any = None) -> An
     """`z = x W + b`: W gets `sum_p x_p d_p^T`, b gets `sum_p d_p`."""
     if not plain(layer.kernel) or inputs.shape.rank is None or isinstance(inputs, tf.SparseTensor):
         return NotImplemented
+    if inputs.dtype.is_integer:
+        inputs = tf.cast(inputs, layer.compute_dtype)
     z = _keras.ops.matmul(inputs, call.value(layer.kernel))
     if layer.bias is not None:
         z = _keras.ops.add(z, call.value(layer.bias))

@@ -64,8 +64,9 @@ def save(path: str | os.PathLike[str], model: LanguageModel) -> None:
         "weights": {name: list(array.shape) for name, array in arrays.items()},
     }
     text = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    entries: dict[str, Any] = {_HEADER: text, **arrays}
     with open(path, "wb") as file:
-        np.savez(file, **{_HEADER: text}, **arrays)
+        np.savez(file, **entries)
 
 
 def load(path: str | os.PathLike[str], model: LanguageModel) -> None:

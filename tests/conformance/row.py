@@ -1,0 +1,37 @@
+"""A row of the table: a kind of layer, with what it is called on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+Inputs = Callable[[], tuple[list[tf.Tensor], dict[str, tf.Tensor]]]
+
+
+class Row(NamedTuple):
+    """A kind of layer.
+
+    Attributes:
+        name: for test ids.
+        make: builds a fresh plain layer.
+        inputs: its call's arguments, the same every time.
+        default: the names of the weights that are parametrized when none are named.
+    """
+
+    name: str
+    make: Callable[[], keras.Layer]
+    inputs: Inputs
+    default: tuple[str, ...]
+
+
+def floats(*shape: int) -> tf.Tensor:
+    size = int(np.prod(shape))
+    return tf.constant(np.sin(1.0 + 1.7 * np.arange(size)).reshape(shape), tf.float32)
+
+
+def given(*arguments: tf.Tensor, **keywords: tf.Tensor) -> Inputs:
+    return lambda: (list(arguments), keywords)
