@@ -27,6 +27,7 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
 
 if IS_KERAS_2 and not TYPE_CHECKING:
     from tfwd._keras2 import backup, calls, convolutions, ops, optimizers, steps, training, updates
+    from tfwd._keras2.copies import clone, is_layer_graph, share, tie
     from tfwd._keras2.layers import (
         CallState,
         Datasets,
@@ -39,19 +40,15 @@ if IS_KERAS_2 and not TYPE_CHECKING:
         build,
         build_by_call,
         build_from_config,
-        clone,
         embedding_matrix,
         get_mask,
         has_default_build,
         has_weights,
         is_altered,
-        is_layer_graph,
         own_weights,
         serialize,
         set_mask,
-        share,
         sublayers,
-        tie,
     )
     from tfwd._keras2.recurrent import (
         Loop,
@@ -83,6 +80,7 @@ else:
     from keras import ops
 
     from tfwd._keras3 import backup, calls, convolutions, optimizers, steps, training, updates
+    from tfwd._keras3.copies import clone, is_layer_graph, share, tie
     from tfwd._keras3.layers import (
         CallState,
         Datasets,
@@ -95,19 +93,15 @@ else:
         build,
         build_by_call,
         build_from_config,
-        clone,
         embedding_matrix,
         get_mask,
         has_default_build,
         has_weights,
         is_altered,
-        is_layer_graph,
         own_weights,
         serialize,
         set_mask,
-        share,
         sublayers,
-        tie,
     )
     from tfwd._keras3.recurrent import (
         Loop,

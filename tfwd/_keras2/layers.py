@@ -1,21 +1,20 @@
-"""What a layer of Keras 2.15 is beyond its public API: its call, its parts, its copies."""
+"""What a layer of Keras 2.15 is beyond its public API: its call and its parts."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.engine import base_layer_utils, functional, keras_tensor
-from keras.src.engine.data_adapter import unpack_x_y_sample_weight  # noqa: F401
 from keras.src.mixed_precision import autocast_variable
 from keras.src.utils import generic_utils, layer_utils
 
 KerasTensor: Any = keras_tensor.KerasTensor
 Datasets: Any = keras.utils.Sequence
-_graphs = (keras.Sequential, functional.Functional)
+GRAPHS = (keras.Sequential, functional.Functional)
 
 
 class CallState:
@@ -93,7 +92,7 @@ def build_by_call(layer: Any, args: tuple, kwargs: dict) -> None:
 
 def has_default_build(layer: Any) -> bool:
     """Whether the layer has no `build` of its own, so that only a call creates its weights."""
-    return generic_utils.is_default(layer.build) and not isinstance(layer, _graphs)
+    return generic_utils.is_default(layer.build) and not isinstance(layer, GRAPHS)
 
 
 def adopt_call(wrapper: Any, layer: Any) -> None:
@@ -190,135 +189,3 @@ def own_weights(layer: Any) -> list[tf.Variable]:
 def is_altered(layer: Any) -> bool:
     """Whether a call does more than the layer's `call` on its weights: extra losses."""
     return bool(layer.activity_regularizer)
-
-
-def is_layer_graph(model: Any) -> bool:
-    """Whether it is a Sequential or functional model of Keras's own class, which can be cloned."""
-    return isinstance(model, _graphs) and type(model).__module__.startswith("keras.")
-
-
-def clone(model: Any, function: Callable[[Any], Any]) -> Any:
-    """A Sequential or functional model with other layers, in nested models too.
-
-    Args:
-        model: it is not changed.
-        function: from each layer to the one that is to stand in its place, or to itself.
-    """
-
-    def replaced(layer: Any) -> Any:
-        if isinstance(layer, keras.layers.InputLayer):
-            return layer
-        return clone(layer, function) if is_layer_graph(layer) else function(layer)
-
-    if isinstance(model, keras.Sequential):
-        copy = keras.models.clone_model(model, clone_function=replaced)
-    else:
-        copy = _rebuilt(model, replaced)
-    if getattr(model, "optimizer", None) is not None:
-        copy.compile_from_config(model.get_compile_config())
-    return copy
-
-
-def _rebuilt(model: Any, replaced: Callable[[Any], Any]) -> Any:
-    """A functional model of other layers, call by call.
-
-    Keras's own way counts the calls of a layer by its name and kind, which are others here.
-    """
-    layers: dict[int, Any] = {}
-    tensors: dict[int, Any] = {}
-
-    def other(value: Any) -> Any:
-        return tensors.get(id(value), value)
-
-    for layer in model._input_layers:
-        copy = keras.layers.InputLayer.from_config(layer.get_config())
-        tensors[id(layer.output)] = copy.output
-    for depth in sorted(model._nodes_by_depth, reverse=True):
-        for node in model._nodes_by_depth[depth]:
-            if node.is_input:
-                continue
-            if id(node.layer) not in layers:
-                layers[id(node.layer)] = replaced(node.layer)
-            args, kwargs = tf.nest.map_structure(other, (node.call_args, node.call_kwargs))
-            outputs = layers[id(node.layer)](*args, **kwargs)
-            pairs = zip(tf.nest.flatten(node.outputs), tf.nest.flatten(outputs), strict=True)
-            tensors.update({id(before): after for before, after in pairs})
-    given = (model._nested_inputs, model._nested_outputs)
-    inputs, outputs = tf.nest.map_structure(other, given)
-    return type(model)(inputs, outputs, name=model.name)
-
-
-def tie(dense: Any, kernel: tf.Variable, bias: tf.Variable | None) -> Any:
-    """Gives a layer that is not built the variables of others, and returns it as a built one."""
-    dense.kernel = kernel
-    dense.bias = bias
-    dense.full_output_shape = dense.partial_output_shape
-    dense.built = True
-    return dense
-
-
-# What a layer's constructor makes for the layer itself, and a copy must not take from another.
-_OWN_STATE = {
-    "_call_spec",
-    "_callable_losses",
-    "_checkpoint",
-    "_dtype_policy",
-    "_inbound_nodes_value",
-    "_losses",
-    "_metrics",
-    "_metrics_lock",
-    "_name",
-    "_non_trainable_weights",
-    "_obj_reference_counts_dict",
-    "_outbound_nodes_value",
-    "_predict_counter",
-    "_random_generator",
-    "_saved_model_arg_spec",
-    "_saved_model_inputs_spec",
-    "_stateful",
-    "_test_counter",
-    "_thread_local",
-    "_train_counter",
-    "_trainable_weights",
-    "_updates",
-    "predict_function",
-    "test_function",
-    "train_function",
-    "train_tf_function",
-}
-
-
-def share(
-    layer: Any,
-    cls: type | None = None,
-    leave_out: frozenset[str] = frozenset(),
-    replace: Callable[[Any], Any] = lambda value: value,
-) -> Any:
-    """A second layer on the same variables and sublayers as the first.
-
-    Args:
-        layer: the layer; it is not changed.
-        cls: the class of the second layer, by default that of the first.
-        leave_out: attributes that the second one shall not have.
-        replace: called with each attribute; what it returns is the second layer's.
-
-    Raises:
-        ValueError: if the second layer does not come out with the weights of the first.
-    """
-    kind: Any = cls or type(layer)
-    copy = kind.__new__(kind)
-    base = keras.Model if issubclass(kind, keras.Model) else keras.layers.Layer
-    base.__init__(copy, name=layer.name, dtype=layer.dtype_policy)
-    generator = vars(layer).get("_random_generator")
-    if generator is not None:  # Keras asks for it as soon as anything is set, and does not track it
-        object.__setattr__(copy, "_random_generator", generator)
-    for name, attribute in vars(layer).items():
-        if name in _OWN_STATE or name in leave_out or name.startswith("_self_"):
-            continue
-        setattr(copy, name, replace(attribute))
-    if [id(v) for v in copy.weights] != [id(v) for v in layer.weights]:
-        raise ValueError(
-            f"layer '{layer.name}' of type {type(layer).__name__} holds layers where Keras does "
-            "not see them, so that it cannot be taken apart"
-        )
-    return copy
