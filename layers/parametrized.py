@@ -16,7 +16,7 @@ from tfwd.parametrizations import Parametrization
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class Parametrized(Perturbing, keras.layers.Wrapper):
+class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
     """Runs a layer on functions of its weights, such as dropped or noisy copies, while it trains.
 
     Formula: a call computes `layer(x; w')` with `w'_i = p_i(w_i)` for each weight `i` that a

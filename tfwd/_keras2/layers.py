@@ -12,6 +12,8 @@ from keras.src.engine import base_layer_utils, functional, keras_tensor
 from keras.src.mixed_precision import autocast_variable
 from keras.src.utils import generic_utils, layer_utils
 
+from tfwd._keras2.substitution import Substitution
+
 KerasTensor: Any = keras_tensor.KerasTensor
 Datasets: Any = keras.utils.Sequence
 GRAPHS = (keras.Sequential, functional.Functional)
@@ -60,18 +62,44 @@ class Perturbs:
         if "call" in vars(cls):
             vars(cls)["call"].autograph_info__ = {}  # by which AutoGraph knows what it need not do
 
-    @property
-    def weights(self) -> list[tf.Variable]:
-        """The weights in the order of the layer inside, which for a model goes layer by layer."""
-        inner = getattr(self, "layer", None)
-        if inner is None:
-            return super().weights  # type: ignore[misc]
-        # A model that is not built has none to tell of.
-        return inner.weights if inner.built else []
-
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Builds the layer as it was when its config was saved."""
         super().build_from_config(_as_built(config))  # type: ignore[misc]
+
+
+class Wraps:
+    """Base of layers that stand in the place of a layer inside them, `self.layer`."""
+
+    layer: Any
+
+    @property
+    def weights(self) -> list[tf.Variable]:
+        """The weights in the order of the layer inside, which for a model goes layer by layer."""
+        # A model that is not built has none to tell of.
+        return self.layer.weights if self.layer.built else []
+
+    @property
+    def kernel(self) -> Any:
+        """The kernel of the layer inside.
+
+        A wrapper around this one that computes another kernel, as tensorflow-addons' weight
+        normalization does, sets it before each call: then the call is on that one.
+        """
+        return self.layer.kernel
+
+    @kernel.setter
+    def kernel(self, value: tf.Tensor) -> None:
+        vars(self)["_given_kernel"] = value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = vars(self).pop("_given_kernel", None)
+        if given is None:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        with Substitution([(self.layer.kernel, given)], capture=False) as scope:
+            outputs = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        for loss in scope.losses:
+            self.add_loss(loss)  # type: ignore[attr-defined]
+        return outputs
 
 
 def get_mask(tensor: Any) -> Any:

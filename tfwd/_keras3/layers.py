@@ -25,6 +25,10 @@ class Perturbs:
     """Base of layers that run other layers with functions of TensorFlow around them."""
 
 
+class Wraps:
+    """Base of layers that stand in the place of a layer inside them, `self.layer`."""
+
+
 class CallState:
     """The flags of the Keras call that is under way: training, other context arguments, autocast.
 
