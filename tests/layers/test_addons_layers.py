@@ -1,4 +1,4 @@
-"""tensorflow-addons' WeightNormalization, which computes its layer's kernel and sets it, inside and around."""
+"""Weight dropout inside and around tensorflow-addons' WeightNormalization, which sets a kernel."""
 
 import keras
 import numpy as np
