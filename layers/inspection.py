@@ -9,7 +9,9 @@ another draw.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
@@ -58,6 +60,28 @@ def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _
         UserWarning: if it does not read a parametrized weight.
     """
     _check_calls(name, owner)
+    with _attributes_restored(owner):
+        return _inspected(name, owner, parametrized, call)
+
+
+@contextlib.contextmanager
+def _attributes_restored(owner: keras.Layer) -> Iterator[None]:
+    """Afterwards no layer has a tensor of the inspection for an attribute, as it caches one."""
+    before = [(layer, dict(vars(layer))) for layer in _keras.all_layers(owner)]
+    try:
+        yield
+    finally:
+        for layer, attributes in before:
+            now = vars(layer)
+            for name in [name for name, value in now.items() if _graphs.is_of_scratch(value)]:
+                if name in attributes:
+                    now[name] = attributes[name]
+                else:
+                    del now[name]
+
+
+def _inspected(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _Call) -> Verdict:
+    """`inspect`, without what makes up for it."""
     # Otherwise, in a graph, only what the parametrizations do is done again in backward.
     runs_again = tf.executing_eagerly() or not isinstance(call.training, bool)
     graph = _graphs.ScratchGraph()

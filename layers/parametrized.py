@@ -172,8 +172,8 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
         return {"layer": self.layer.get_build_config()}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        default = _keras.has_default_build(self.layer)
-        if not self.layer.built and not default and config.get("layer"):
+        builds = _keras.builds_by_shape(self.layer)
+        if not self.layer.built and builds and config.get("layer"):
             _keras.build_from_config(self.layer, config["layer"])
         if _keras.has_weights(self.layer):
             self._chosen()

@@ -88,6 +88,8 @@ def call(
     kind = _kind(layer)
     if kind is None:
         raise TypeError(f"'{layer.name}' is a {type(layer).__name__}, neither an LSTM nor a GRU")
+    if initial_state is not None and not isinstance(initial_state, (list, tuple)):
+        arguments["initial_state"] = [initial_state]  # a GRU has only one
     if not _applies(layer, sequences):
         return kind.layer.call(layer, sequences, **arguments)
     loop = functools.partial(_loop, layer, kind)

@@ -66,6 +66,14 @@ class ScratchGraph(tf.__internal__.FuncGraph):
         return [t for t in floating if _may_have_gradient(t)]
 
 
+def is_of_scratch(value: Any) -> bool:
+    """Whether it is a tensor of a graph that was to be looked at only, or of a function in one."""
+    graph = getattr(value, "graph", None) if isinstance(value, tf.Tensor) else None
+    while graph is not None and not isinstance(graph, ScratchGraph):
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
 def _may_have_gradient(tensor: tf.Tensor) -> bool:
     if hasattr(tensor, "numpy"):  # eager: a constant, unless a tape follows it
         return record.should_record_backprop([tensor])

@@ -155,3 +155,27 @@ def test_a_weight_that_is_returned_is_the_effective_one(recompute: bool, traced:
     table, gradient = tf.function(step)() if traced else step()
     assert set(np.unique(table)) == {0.0, 2.0}
     np.testing.assert_array_equal(gradient, table)
+
+
+class Caching(keras.layers.Layer):
+    """Makes a constant in its first call, and keeps it."""
+
+    positions = None
+
+    def build(self, shape) -> None:
+        self.kernel = self.add_weight(shape=(shape[-1], 3), name="kernel")
+
+    def call(self, x):
+        if self.positions is None:
+            self.positions = tf.range(3, dtype=tf.float32)
+        return tf.matmul(x, self.kernel) + self.positions
+
+
+def test_a_constant_that_a_layer_keeps_is_none_of_the_inspections() -> None:
+    layer = Caching()
+    wrapped = layers.WeightDropout(layer, 0.5, seed=1)
+    with pytest.warns(UserWarning, match="it keeps a tensor in its attribute 'positions'"):
+        first = wrapped(X, training=True)
+    (kernel,) = wrapped.effective_weights(0).values()
+    np.testing.assert_allclose(first, tf.matmul(X, kernel) + tf.range(3.0), rtol=1e-5)
+    np.testing.assert_allclose(layer(X), tf.matmul(X, layer.kernel) + tf.range(3.0), rtol=1e-5)

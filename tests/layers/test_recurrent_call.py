@@ -81,6 +81,19 @@ def test_where_the_fast_loop_is_taken(options, fast: bool, kind: str, monkeypatc
     assert bool(calls) == fast
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_the_state_of_a_gru_need_not_stand_in_a_list(traced: bool) -> None:
+    own = layers.WeightDropout(keras.layers.GRU(8), 0.5, seed=1)
+    own(X)
+    train = functools.partial(own, training=True)
+    train = tf.function(train) if traced else train
+    state = tf.ones([2, 8])
+    own.draws.state.assign([1, 0])
+    expected = train(X, initial_state=[state])
+    own.draws.state.assign([1, 0])
+    np.testing.assert_array_equal(train(X, initial_state=state), expected)
+
+
 def test_a_gru_that_resets_before_the_product_is_kerass(monkeypatch) -> None:
     monkeypatch.setattr(gru, "gru", None)
     layer = keras.layers.GRU(8, reset_after=False)

@@ -34,8 +34,22 @@ def clone(model: Any, function: Callable[[Any], Any]) -> Any:
     else:
         copy = _rebuilt(model, replaced)
     if getattr(model, "optimizer", None) is not None:
-        copy.compile_from_config(model.get_compile_config())
+        with keras.utils.custom_object_scope(_optimizers_of(model)):
+            copy.compile_from_config(model.get_compile_config())
     return copy
+
+
+def _optimizers_of(model: Any) -> dict[str, type]:
+    """The classes of a model's optimizer and of those in it, which need not be registered."""
+    found: dict[str, type] = {}
+    waiting = [model.optimizer]
+    while waiting:
+        optimizer = waiting.pop()
+        if optimizer is not None:
+            found[type(optimizer).__name__] = type(optimizer)
+            names = ("optimizer", "_optimizer", "inner_optimizer", "_inner_optimizer")
+            waiting += [vars(optimizer).get(name) for name in names]
+    return found
 
 
 def _rebuilt(model: Any, replaced: Callable[[Any], Any]) -> Any:

@@ -123,6 +123,14 @@ def has_default_build(layer: Any) -> bool:
     return generic_utils.is_default(layer.build) and not isinstance(layer, GRAPHS)
 
 
+def builds_by_shape(layer: Any) -> bool:
+    """Whether the layer can make its weights of the shape of its inputs alone.
+
+    A model without a `build` of its own calls itself on a placeholder of that shape.
+    """
+    return not has_default_build(layer) or isinstance(layer, keras.Model)
+
+
 def adopt_call(wrapper: Any, layer: Any) -> None:
     """Lets Keras treat calls of `wrapper` as it would treat calls of `layer`.
 

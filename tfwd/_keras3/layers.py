@@ -80,6 +80,11 @@ def has_default_build(layer: keras.Layer) -> bool:
     return keras.src.utils.python_utils.is_default(layer.build) and bool(layer._layers)
 
 
+def builds_by_shape(layer: keras.Layer) -> bool:
+    """Whether the layer can make its weights of the shape of its inputs alone."""
+    return not has_default_build(layer)
+
+
 def adopt_call(wrapper: keras.Layer, layer: keras.Layer) -> None:
     """Lets Keras treat calls of `wrapper` as it would treat calls of `layer`.
 
