@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import optimizers as _keras_optimizers
+from tfwd._keras import held as _keras_held
 from tfwd.optimizers.decay_rules import Choice, DecayRules
 from tfwd.optimizers.decoupled_weight_decay import DecoupledWeightDecay
 
@@ -74,7 +74,7 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
             kwargs: what else the extended optimizer's takes.
         """
         variables = list(decay_var_list or ())
-        only = {_keras_optimizers.key(self, variable) for variable in variables}
+        only = {_keras_held.key(self, variable) for variable in variables}
         self._rules.only = only or None
         try:
             return super().apply_gradients(grads_and_vars, **kwargs)
@@ -115,7 +115,7 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
 
     def _fraction(self, leaf: Any, variable: tf.Variable, rate: Any) -> tf.Tensor | None:
         only = self._rules.only
-        if only is not None and _keras_optimizers.key(self, variable) not in only:
+        if only is not None and _keras_held.key(self, variable) not in only:
             return None
         return super()._fraction(leaf, variable, rate)
 

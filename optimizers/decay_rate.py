@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import optimizers as _keras_optimizers
+from tfwd._keras import held as _keras_held
 from tfwd._keras import updates as _keras_updates
 
 SCALES = ("absolute", "learning_rate", "schedule")
@@ -65,19 +65,19 @@ class DecayRate:
             ValueError: the scale divides by one that is 0, or there is none.
         """
         for leaf in leaves:
-            if self.scale != "absolute" and not _keras_optimizers.has_learning_rate(leaf):
+            if self.scale != "absolute" and not _keras_held.has_learning_rate(leaf):
                 raise ValueError(
                     f"{self.owner}: scale={self.scale!r} multiplies by the learning rate, and "
-                    f"{type(leaf).__name__} '{_keras_optimizers.name(leaf)}' has none; take "
+                    f"{type(leaf).__name__} '{_keras_held.name(leaf)}' has none; take "
                     "scale='absolute'"
                 )
         if self.scale != "schedule":
             return
         for leaf in leaves[len(self.initial) :]:
             with tf.init_scope():  # one can be met first while a step is traced
-                initial = _keras_optimizers.initial_rate(leaf)
+                initial = _keras_held.initial_rate(leaf)
             if initial <= 0:
-                named = f"{type(leaf).__name__} '{_keras_optimizers.name(leaf)}'"
+                named = f"{type(leaf).__name__} '{_keras_held.name(leaf)}'"
                 raise ValueError(
                     f"{self.owner}: scale='schedule' divides by the initial learning rate, and "
                     f"that of {named} is {initial}; take "

@@ -8,7 +8,6 @@ gradient, the replica that the variable stands on.
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,18 +15,20 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import optimizers as _keras_optimizers
+from tfwd._keras import held as _keras_held
 from tfwd._keras import updates as _keras_updates
+from tfwd.optimizers.decay_parts import FirstUpdates, NamedRows
 from tfwd.optimizers.decay_rate import DecayRate
 from tfwd.optimizers.decay_rules import Choice, DecayRow, DecayRules, DecayTable
 from tfwd.optimizers.decay_step import FusedSteps, decay, decay_rows, wide
+from tfwd.optimizers.replicas import on_every_replica
 
 Own = Callable[..., None]  # an optimizer's own update_step
 SPARSE = ("table", "rows")
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class DecoupledWeightDecay(_keras_optimizers.Wrapper):
+class DecoupledWeightDecay(_keras.OptimizerWrapper):
     """Any Keras optimizer, with weight decay that is not part of the gradient.
 
     In each update, for each variable that is decayed, first
@@ -108,12 +109,12 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         if sparse not in SPARSE:
             raise ValueError(f"{kind}: sparse={sparse!r}: give one of {', '.join(SPARSE)}")
         super().__init__(optimizer, name=name)
-        for held in _keras_optimizers.chain(self.optimizer):
+        for held in _keras_held.chain(self.optimizer):
             _check_no_decay(kind, held)
         self._decay_rate = decay_rate
         self._rules: Any = rules
         self.sparse, self.decay_unused = sparse, bool(decay_unused)
-        self._decay_rate.note_initial(_keras_optimizers.leaves(self.optimizer))
+        self._decay_rate.note_initial(_keras_held.leaves(self.optimizer))
         self._fused = FusedSteps()
         self._unused_known = False
 
@@ -177,13 +178,13 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         """
         variables = getattr(model, "trainable_variables", model)
         rows = DecayTable()
-        leaves = _keras_optimizers.leaves(self.optimizer)
+        leaves = _keras_held.leaves(self.optimizer)
         for variable, choice in zip(variables, self._choose(variables), strict=True):
             share = 0.0
             if choice.multiplier:
-                leaf = _keras_optimizers.leaf_of(self.optimizer, variable)
+                leaf = _keras_held.leaf_of(self.optimizer, variable)
                 absolute = self.scale == "absolute"
-                rate = None if absolute else _keras_optimizers.learning_rate(leaf)
+                rate = None if absolute else _keras_held.learning_rate(leaf)
                 share = choice.multiplier * float(self._decay_rate(leaf, leaves, rate, tf.float64))
             path, shape = _keras.path(variable), tuple(variable.shape)
             rows.append(DecayRow(path, shape, share, choice.multiplier, choice.reason))
@@ -194,11 +195,11 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
 
     def _check_variables(self, variables: list[keras.Variable]) -> None:
         choices = self._choose(variables)
-        keys = [_keras_optimizers.key(self, variable) for variable in variables]
+        keys = [_keras_held.key(self, variable) for variable in variables]
         self._rules.chosen = dict(zip(keys, choices, strict=True))
 
     def _build(self, variables: list[keras.Variable]) -> None:
-        leaves = _keras_optimizers.leaves(self.optimizer)  # some are not known earlier
+        leaves = _keras_held.leaves(self.optimizer)  # some are not known earlier
         for leaf in leaves:
             _check_no_decay(type(self).__name__, leaf)
         self._decay_rate.note_initial(leaves)
@@ -208,9 +209,9 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
             return super()._apply(grads, variables, make)
         unused = [v for g, v in zip(grads, variables, strict=True) if g is None]
         self._tell(unused, len(variables))
-        leaves = _keras_optimizers.leaves(self.inner)
-        first = _FirstUpdates(self, variables)
-        rows = _Rows(self, grads, variables) if self.sparse == "rows" else None
+        leaves = _keras_held.leaves(self.inner)
+        first = FirstUpdates(self, variables)
+        rows = NamedRows(self, grads, variables) if self.sparse == "rows" else None
 
         def step(
             leaf: Any, own: Callable[..., None], gradient: Any, variable: Any, rate: Any
@@ -229,9 +230,9 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
                 own(gradient, variable, rate)
 
         def before(leaf: Any) -> None:
-            mine = [v for v in unused if _keras_optimizers.is_built_for(leaf, v)]
+            mine = [v for v in unused if _keras_held.is_built_for(leaf, v)]
             if self.decay_unused and mine:
-                _keras_updates.on_every_replica(mine, lambda v: self._decay_unused(leaf, v))
+                on_every_replica(mine, lambda v: self._decay_unused(leaf, v))
 
         with (
             _keras_updates.intercepted(leaves, step, before),
@@ -252,16 +253,16 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         )
 
     def _decay_unused(self, leaf: Any, variable: tf.Variable) -> None:
-        fraction = self._fraction(leaf, variable, _keras_optimizers.learning_rate(leaf))
+        fraction = self._fraction(leaf, variable, _keras_held.learning_rate(leaf))
         if fraction is not None:
             decay(variable, fraction)
 
     def _fraction(self, leaf: Any, variable: tf.Variable, rate: Any) -> tf.Tensor | None:
         """d * m * s of this update, `None` for a variable that is not decayed."""
-        multiplier = self._rules.chosen[_keras_optimizers.key(self, variable)].multiplier
+        multiplier = self._rules.chosen[_keras_held.key(self, variable)].multiplier
         if not multiplier:
             return None
-        leaves = _keras_optimizers.leaves(self.inner)
+        leaves = _keras_held.leaves(self.inner)
         return multiplier * self._decay_rate(leaf, leaves, rate, wide(variable.dtype))
 
     def get_config(self) -> dict[str, Any]:
@@ -277,7 +278,7 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        config = _keras_optimizers.revived(config, custom_objects)
+        config = _keras_held.revived(config, custom_objects)
         rates = config.pop("initial_rates", None)
         made = cls(**config)
         if rates is not None:
@@ -285,55 +286,13 @@ class DecoupledWeightDecay(_keras_optimizers.Wrapper):
         return made
 
 
-class _Rows:
-    """The rows of a table that a step's gradient names, also where clipping has made it dense."""
-
-    def __init__(self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        self._key = lambda variable: _keras_optimizers.key(optimizer, variable)
-        self._given = {
-            self._key(variable): gradient.indices
-            for gradient, variable in zip(grads, variables, strict=True)
-            if isinstance(gradient, tf.IndexedSlices)
-        }
-
-    def __call__(self, leaf: Any, gradient: Any, variable: tf.Variable) -> tf.Tensor | None:
-        if isinstance(gradient, tf.IndexedSlices):
-            return gradient.indices
-        # Of one that was accumulated only the last step's rows are known, and on several replicas
-        # only those of this one.
-        several = tf.distribute.get_strategy().num_replicas_in_sync > 1
-        if _keras_optimizers.accumulates(leaf) or several:
-            return None
-        return self._given.get(self._key(variable))
-
-
-class _FirstUpdates:
-    """Tells a variable's first update in a step from others, where one is given twice.
-
-    A variable that is tied by standing in the list twice gets two updates, and is decayed once.
-    """
-
-    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        self._key = lambda variable: _keras_optimizers.key(optimizer, variable)
-        counts = Counter(map(self._key, variables))
-        self._repeated = {key for key, count in counts.items() if count > 1}
-        self._seen: set[int] = set()
-
-    def __call__(self, variable: tf.Variable) -> bool:
-        if self._key(variable) not in self._repeated:
-            return True
-        known = id(variable) in self._seen
-        self._seen.add(id(variable))
-        return not known
-
-
 def _check_no_decay(kind: str, optimizer: Any) -> None:
-    found = _keras_optimizers.own_decay(optimizer)
+    found = _keras_held.own_decay(optimizer)
     if isinstance(optimizer, DecoupledWeightDecay):
         found = ("weight_decay", optimizer.weight_decay)
     if found is not None:
         name, value = found
-        named = f"{type(optimizer).__name__} '{_keras_optimizers.name(optimizer)}'"
+        named = f"{type(optimizer).__name__} '{_keras_held.name(optimizer)}'"
         raise ValueError(
             f"{kind}: {named} decays weights already ({name}={value}), and they would be decayed "
             "twice; wrap one that does not (Adam in place of AdamW), or set its "

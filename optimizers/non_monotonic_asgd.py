@@ -16,12 +16,12 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import optimizers as _keras_optimizers
 from tfwd._keras import updates as _keras_updates
+from tfwd.optimizers.replicas import on_every_replica
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class NonMonotonicASGD(_keras_optimizers.Wrapper):
+class NonMonotonicASGD(_keras.OptimizerWrapper):
     """Any Keras optimizer, with an average of the weights that begins when training stalls.
 
     `observe(loss)` is told the validation loss v_t after each evaluation. With n the interval, the
@@ -203,7 +203,7 @@ class NonMonotonicASGD(_keras_optimizers.Wrapper):
         self._averaged_updates.assign_add(tf.cast(made & begun, tf.int64))
         count = _keras.value(self._averaged_updates)
         pairs = self._pairs()
-        _keras_updates.on_every_replica(
+        on_every_replica(
             [average for _, average in pairs],
             lambda average, weight: _include(average, weight, count, made & begun),
             [_keras.tf_variable(variable) for variable, _ in pairs],

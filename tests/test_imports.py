@@ -18,15 +18,10 @@ PACKAGES = {"tfwd": "tfwd", "layers": "tfwd.layers", "optimizers": "tfwd.optimiz
 
 # A module may import what is lower, and a package its own modules.
 HEIGHTS = {
-    0: {
-        "tfwd._keras2",
-        "tfwd._keras3",
-        "tfwd.files",
-        "tfwd.paths",
-        "tfwd.recurrence",
-    },
-    1: {"tfwd._keras", "tfwd.gru", "tfwd.lstm"},
-    2: {
+    0: {"tfwd._keras_shared", "tfwd.files", "tfwd.paths", "tfwd.recurrence"},
+    1: {"tfwd._keras2", "tfwd._keras3", "tfwd.gru", "tfwd.lstm"},
+    2: {"tfwd._keras"},
+    3: {
         "tfwd._graphs",
         "tfwd.rates",
         "tfwd.seeds",
@@ -34,13 +29,13 @@ HEIGHTS = {
         "tfwd.training",
         "tfwd.xxh32",
     },
-    3: {"tfwd.draws", "tfwd.saved_tensors"},
-    4: {"tfwd.parametrizations", "tfwd.recompute"},
-    5: {"tfwd.layers", "tfwd.optimizers"},
-    6: {"tfwd.gradients", "tfwd.models"},
-    7: {"tfwd.callbacks", "tfwd.metrics"},
-    8: {"tfwd", "tfwd.tuning"},
-    9: {"tfwd.lm"},
+    4: {"tfwd.draws", "tfwd.saved_tensors"},
+    5: {"tfwd.parametrizations", "tfwd.recompute"},
+    6: {"tfwd.layers", "tfwd.optimizers"},
+    7: {"tfwd.gradients", "tfwd.models"},
+    8: {"tfwd.callbacks", "tfwd.metrics"},
+    9: {"tfwd", "tfwd.tuning"},
+    10: {"tfwd.lm"},
 }
 HEIGHT = {name: height for height, names in HEIGHTS.items() for name in names}
 
@@ -133,7 +128,7 @@ def versions_read(name: str, tree: ast.Module) -> Iterator[str]:
 def internals_used(name: str, tree: ast.Module) -> Iterator[str]:
     """Where a module reaches behind Keras's API, or for one of the two Kerases by name."""
     for other in imported(name, tree):
-        if other.startswith(("keras.src", "tfwd._keras2", "tfwd._keras3")):
+        if other.startswith(("keras.src", "tfwd._keras2", "tfwd._keras3", "tfwd._keras_shared")):
             yield other
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
@@ -147,8 +142,8 @@ def test_one_module_asks_for_versions(name: str) -> None:
     assert list(versions_read(name, SOURCES[name])) == []
 
 
-# What depends on which Keras runs, and the module that chooses between the two.
-ABOUT_KERAS = ("tfwd._keras", "tfwd._keras2", "tfwd._keras3")
+# What depends on which Keras runs, what is alike in it, and the module that chooses.
+ABOUT_KERAS = ("tfwd._keras", "tfwd._keras2", "tfwd._keras3", "tfwd._keras_shared")
 
 
 @pytest.mark.parametrize("name", sorted(n for n in SOURCES if unit(n) not in ABOUT_KERAS))
@@ -191,6 +186,7 @@ def test_a_question_for_a_version_is_noticed(source: str) -> None:
         "import tensorflow as tf\ntf.keras.layers.Dense(1)",
         "from tfwd import _keras2",
         "from tfwd._keras3 import layers",
+        "from tfwd._keras_shared import scopes",
     ],
 )
 def test_internals_are_noticed(source: str) -> None:

@@ -1,7 +1,8 @@
 """Everything that depends on TensorFlow's graphs beyond their public API, and nothing else.
 
-A graph to look into before anything is run for good, and what the hooks on saved tensors need: to
-answer a function's request for a tensor from outside, and to know loops and branches.
+A graph to look into before anything is run for good; what the hooks on saved tensors need: to
+answer a function's request for a tensor from outside, and to know loops and branches; and what is
+read by a function or run outside of it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 from tensorflow.python.ops import control_flow_v2_func_graphs, gradients_util
 
@@ -169,3 +171,27 @@ def in_branch() -> bool:
 def add_control_input(operation: tf.Operation, other: tf.Operation) -> None:
     """Lets an operation of a graph wait for another one."""
     operation._add_control_input(other)
+
+
+class Accesses(record.VariableWatcher):
+    """Notes the `tf.Variable`s that are read in its body, directly or by a traced function."""
+
+    def has(self, variable: keras.Variable) -> bool:
+        """Whether the `tf.Variable` behind a Keras variable was among them."""
+        parts = _keras.tf_variables(variable)
+        return any(part is other for other in self.watched_variables() for part in parts)
+
+
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """Runs the body as it runs outside of functions, tapes included, whatever is being traced."""
+    if tf.executing_eagerly():
+        yield
+        return
+    with tf.init_scope():
+        # This scope stops all tapes of the thread, its own too.
+        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+        try:
+            yield
+        finally:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()

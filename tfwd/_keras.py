@@ -4,9 +4,9 @@ Keras offers no public way to run a layer on other values of its variables, to r
 call that is under way, or to follow the updates of an optimizer. What there is, is private or
 nearly so; it is used in `tfwd._keras3` and `tfwd._keras2` and nowhere else, under the same names,
 which this module gives out: those of layers and variables by themselves, and those of layers'
-calls, of convolutions, of optimizers, of `fit` and its backups, of updates and of the steps of a
-training loop as the modules `calls`, `convolutions`, `optimizers`, `training`, `backup`, `updates`
-and `steps`.
+calls, of convolutions, of optimizers that others hold, of `fit` and its backups, of updates and of
+the steps of a training loop as the modules `calls`, `convolutions`, `held`, `training`, `backup`,
+`updates` and `steps`. What is alike on both is in `tfwd._keras_shared`.
 No other file asks which Keras it is.
 """
 
@@ -15,6 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import keras
+
+from tfwd._keras_shared.scopes import present_graph
 
 GENERATION = int(keras.__version__.partition(".")[0])
 IS_KERAS_2 = GENERATION == 2
@@ -26,7 +28,7 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
     )
 
 if IS_KERAS_2 and not TYPE_CHECKING:
-    from tfwd._keras2 import backup, calls, convolutions, ops, optimizers, steps, training, updates
+    from tfwd._keras2 import backup, calls, convolutions, held, ops, steps, training, updates
     from tfwd._keras2.copies import clone, is_layer_graph, share, tie
     from tfwd._keras2.layers import (
         CallState,
@@ -52,16 +54,8 @@ if IS_KERAS_2 and not TYPE_CHECKING:
         set_mask,
         sublayers,
     )
-    from tfwd._keras2.recurrent import (
-        Loop,
-        call_with_loop,
-        has_plain_loop,
-        reset_states,
-    )
-    from tfwd._keras2.substitution import (
-        Substitution,
-        present_graph,
-    )
+    from tfwd._keras2.recurrent import Loop, call_with_loop, has_plain_loop, reset_states
+    from tfwd._keras2.substitution import Substitution
     from tfwd._keras2.variables import (
         SeedState,
         assign,
@@ -78,10 +72,11 @@ if IS_KERAS_2 and not TYPE_CHECKING:
         tf_variables,
         value,
     )
+    from tfwd._keras2.wrapper import OptimizerWrapper
 else:
     from keras import ops
 
-    from tfwd._keras3 import backup, calls, convolutions, optimizers, steps, training, updates
+    from tfwd._keras3 import backup, calls, convolutions, held, steps, training, updates
     from tfwd._keras3.copies import clone, is_layer_graph, share, tie
     from tfwd._keras3.layers import (
         CallState,
@@ -107,16 +102,8 @@ else:
         set_mask,
         sublayers,
     )
-    from tfwd._keras3.recurrent import (
-        Loop,
-        call_with_loop,
-        has_plain_loop,
-        reset_states,
-    )
-    from tfwd._keras3.substitution import (
-        Substitution,
-        present_graph,
-    )
+    from tfwd._keras3.recurrent import Loop, call_with_loop, has_plain_loop, reset_states
+    from tfwd._keras3.substitution import Substitution
     from tfwd._keras3.variables import (
         SeedState,
         assign,
@@ -133,6 +120,7 @@ else:
         tf_variables,
         value,
     )
+    from tfwd._keras3.wrapper import OptimizerWrapper
 
 __all__ = [
     "GENERATION",
@@ -141,6 +129,7 @@ __all__ = [
     "Datasets",
     "KerasTensor",
     "Loop",
+    "OptimizerWrapper",
     "Perturbs",
     "SeedState",
     "Substitution",
@@ -167,12 +156,12 @@ __all__ = [
     "has_default_build",
     "has_plain_loop",
     "has_weights",
+    "held",
     "is_altered",
     "is_layer_graph",
     "is_variable",
     "name",
     "ops",
-    "optimizers",
     "original",
     "own_weights",
     "path",

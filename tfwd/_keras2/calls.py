@@ -9,76 +9,53 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.engine.compile_utils import match_dtype_and_rank
 from keras.src.losses import LossFunctionWrapper
-from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
-from tensorflow.python.eager import record
 
-from tfwd._keras2.draws import Draws  # noqa: F401
+from tfwd._keras2.draws import Draws
 from tfwd._keras2.layers import Perturbs, all_layers
-from tfwd._keras2.substitution import Substitution, original, present_graph
-from tfwd._keras2.variables import tf_variable, tf_variables
+from tfwd._keras2.substitution import Substitution
+from tfwd._keras2.variables import tf_variable
+from tfwd._keras_shared import interception, scopes
+from tfwd._keras_shared.interception import Handler, calls_of, not_intercepted
 
-# handler(owner class, layer, its own call, args, kwargs)
-Handler = Callable[[type, keras.layers.Layer, Callable[..., Any], tuple, dict[str, Any]], Any]
+__all__ = [
+    "Captured",
+    "Draws",
+    "Handler",
+    "Observed",
+    "calls_of",
+    "initial_states",
+    "intercepted",
+    "is_rematerialized",
+    "loss_arguments",
+    "loss_object",
+    "not_intercepted",
+    "recurrent_arguments",
+    "recurrent_dropout",
+    "regularization",
+    "to_same_rank",
+    "users_code",
+]
 
-_here = threading.local()
-_lock = threading.Lock()
-_patched: dict[tuple[type, str], tuple[int, Any]] = {}  # how often, and what stood there
 
-
-def calls_of(cls: type) -> type:
-    """The class in which the `call` of a class is defined."""
-    return next(c for c in cls.__mro__ if "call" in vars(c))
-
-
-@contextlib.contextmanager
-def intercepted(classes: Iterable[type], handler: Handler) -> Iterator[None]:
+def intercepted(
+    classes: Iterable[type], handler: Handler
+) -> contextlib.AbstractContextManager[None]:
     """Within the body, on this thread, a `call` that one of the classes defines goes to `handler`.
 
     Args:
         classes: classes that define `call`; others are ignored.
         handler: called in place of `call`; it has the original to go on with.
     """
-    wanted = [(cls, "call") for cls in dict.fromkeys(classes) if "call" in vars(cls)]
-    with _lock:
-        for cls, name in wanted:
-            count, original = _patched.get((cls, name), (0, vars(cls)[name]))
-            if not count:
-                setattr(cls, name, _asking(cls, original))
-            _patched[cls, name] = count + 1, original
-    before = getattr(_here, "handler", None)
-    _here.handler = handler
-    try:
-        yield
-    finally:
-        _here.handler = before
-        with _lock:
-            for cls, name in wanted:
-                count, original = _patched[cls, name]
-                _patched[cls, name] = count - 1, original
-                if count == 1:
-                    del _patched[cls, name]
-                    setattr(cls, name, original)
-
-
-@contextlib.contextmanager
-def not_intercepted() -> Iterator[None]:
-    """Within the body, on this thread, nothing is intercepted."""
-    before = getattr(_here, "handler", None)
-    _here.handler = None
-    try:
-        yield
-    finally:
-        _here.handler = before
+    return interception.intercepted(classes, handler, _asking)
 
 
 def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,92 +65,17 @@ def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
         own = functools.partial(original, self)
         if not tf.executing_eagerly() and not isinstance(self, Perturbs):
             own = autograph.tf_convert(own, ag_ctx.control_status_ctx())
-        handler = getattr(_here, "handler", None)
-        if handler is None:
-            return own(*args, **kwargs)
-        return handler(cls, self, own, args, kwargs)
+        return interception.ask(cls, self, own, args, kwargs)
 
     return call
 
 
-class Observed(Substitution):
-    """A substitution that tells of every read and update.
-
-    Args:
-        values: pairs of a variable and the tensor to be read in its place.
-        on_read: called with each variable that is read; a tensor that it returns is read in place
-            of the variable, unless `values` has it.
-        on_update: called with each variable that is updated.
-        on_loss: called with each loss that a layer adds.
-    """
-
-    def __init__(
-        self,
-        values: list[tuple[tf.Variable, tf.Tensor]],
-        on_read: Callable[[tf.Variable], tf.Tensor | None],
-        on_update: Callable[[tf.Variable], None],
-        on_loss: Callable[[tf.Tensor], None],
-    ) -> None:
-        super().__init__(values, capture=False)
-        self._on_read, self._on_update, self._on_loss = on_read, on_update, on_loss
-
-    def get_current_value(self, variable: tf.Variable) -> tf.Tensor | None:
-        fallback = self._on_read(variable)
-        value = super().get_current_value(variable)
-        return fallback if value is None else value
-
-    def add_update(self, update: tuple[tf.Variable, tf.Tensor]) -> None:
-        self._on_update(update[0])
-        super().add_update(update)
-
-    def add_loss(self, loss: tf.Tensor) -> None:
-        self._on_loss(loss)
+class Observed(scopes.Observing, Substitution):
+    """A substitution that tells of every read, update and loss."""
 
 
-class Captured(Substitution):
-    """Keeps all updates, except in functions that are traced in its body.
-
-    These outlive it: they read and update the variables themselves, as without it.
-    """
-
-    def __init__(self) -> None:
-        super().__init__([], capture=True)
-
-    def get_current_value(self, variable: tf.Variable) -> tf.Tensor | None:
-        return super().get_current_value(variable) if self._is_here() else None
-
-    def add_update(self, update: tuple[tf.Variable, tf.Tensor]) -> None:
-        if self._is_here():
-            super().add_update(update)
-        else:
-            original(update[0]).assign(update[1])
-
-    def _is_here(self) -> bool:
-        return present_graph() is self._graph
-
-
-class Accesses(record.VariableWatcher):
-    """Notes the `tf.Variable`s that are read in its body, directly or by a traced function."""
-
-    def has(self, variable: tf.Variable) -> bool:
-        """Whether the `tf.Variable` behind a Keras variable was among them."""
-        parts = tf_variables(variable)
-        return any(part is other for other in self.watched_variables() for part in parts)
-
-
-@contextlib.contextmanager
-def eagerly() -> Iterator[None]:
-    """Runs the body as it runs outside of functions, tapes included, whatever is being traced."""
-    if tf.executing_eagerly():
-        yield
-        return
-    with tf.init_scope():
-        # This scope stops all tapes of the thread, its own too.
-        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
-        try:
-            yield
-        finally:
-            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
+class Captured(scopes.Capturing, Substitution):
+    """A substitution that keeps all updates, except in functions that are traced in its body."""
 
 
 def users_code() -> contextlib.AbstractContextManager[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfwd._keras2.layers import GRAPHS
+from tfwd._keras_shared import copies
 
 
 def is_layer_graph(model: Any) -> bool:
@@ -121,37 +123,14 @@ _OWN_STATE = {
 }
 
 
-def share(
-    layer: Any,
-    cls: type | None = None,
-    leave_out: frozenset[str] = frozenset(),
-    replace: Callable[[Any], Any] = lambda value: value,
-) -> Any:
-    """A second layer on the same variables and sublayers as the first.
+def _is_own(name: str) -> bool:
+    return name in _OWN_STATE or name.startswith("_self_")
 
-    Args:
-        layer: the layer; it is not changed.
-        cls: the class of the second layer, by default that of the first.
-        leave_out: attributes that the second one shall not have.
-        replace: called with each attribute; what it returns is the second layer's.
 
-    Raises:
-        ValueError: if the second layer does not come out with the weights of the first.
-    """
-    kind: Any = cls or type(layer)
-    copy = kind.__new__(kind)
-    base = keras.Model if issubclass(kind, keras.Model) else keras.layers.Layer
-    base.__init__(copy, name=layer.name, dtype=layer.dtype_policy)
+def _begin(copy: Any, layer: Any) -> None:
     generator = vars(layer).get("_random_generator")
     if generator is not None:  # Keras asks for it as soon as anything is set, and does not track it
         object.__setattr__(copy, "_random_generator", generator)
-    for name, attribute in vars(layer).items():
-        if name in _OWN_STATE or name in leave_out or name.startswith("_self_"):
-            continue
-        setattr(copy, name, replace(attribute))
-    if [id(v) for v in copy.weights] != [id(v) for v in layer.weights]:
-        raise ValueError(
-            f"layer '{layer.name}' of type {type(layer).__name__} holds layers where Keras does "
-            "not see them, so that it cannot be taken apart"
-        )
-    return copy
+
+
+share = functools.partial(copies.share, is_own=_is_own, begin=_begin)

@@ -17,14 +17,13 @@ from typing import Any
 import tensorflow as tf
 from keras.src.backend import RandomGenerator
 
-from tfwd._keras2.substitution import present_graph, present_scope
+from tfwd._keras2.substitution import present_scope
+from tfwd._keras_shared.patching import patched
+from tfwd._keras_shared.scopes import present_graph
 
 _METHODS = ("random_normal", "random_uniform", "truncated_normal", "dropout")
 
 _here = threading.local()
-_lock = threading.Lock()
-_own: dict[str, Callable[..., tf.Tensor]] = {}  # what stood there, while anything is replaced
-_open = 0
 _numbers = itertools.count(1)
 
 
@@ -57,11 +56,10 @@ class Draws:
     def _installed(self, first: int | None) -> Iterator[None]:
         before = getattr(_here, "draws", None)
         _here.draws, self._next, self._graph = self, first, present_graph()
-        _install()
         try:
-            yield
+            with patched(_PATCHES):
+                yield
         finally:
-            _remove()
             _here.draws = before
 
     def draw(self, name: str, generator: RandomGenerator, args: tuple, kwargs: dict) -> tf.Tensor:
@@ -77,13 +75,13 @@ class Draws:
             generator = _without_side_effects()
         if present_graph() is not self._graph:
             self.inside = True
-            return _own[name](generator, *args, **kwargs)
+            return _OWN[name](generator, *args, **kwargs)
         if self._next is None:
-            value = _own[name](generator, *args, **kwargs)
+            value = _OWN[name](generator, *args, **kwargs)
             self._drawn.append((name, value))
             return value
         number, self._next = self._next, self._next + 1
-        fresh = functools.partial(_own[name], generator, *args, **kwargs)
+        fresh = functools.partial(_OWN[name], generator, *args, **kwargs)
         if number >= len(self._drawn) or self._drawn[number][0] != name:
             return fresh()
         kept = self._drawn[number][1]
@@ -126,20 +124,5 @@ def _asking(name: str, own: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor
     return method
 
 
-def _install() -> None:
-    global _open
-    with _lock:
-        if not _open:
-            for name in _METHODS:
-                _own[name] = getattr(RandomGenerator, name)
-                setattr(RandomGenerator, name, _asking(name, _own[name]))
-        _open += 1
-
-
-def _remove() -> None:
-    global _open
-    with _lock:
-        _open -= 1
-        if not _open:
-            for name in _METHODS:
-                setattr(RandomGenerator, name, _own[name])
+_OWN = {name: getattr(RandomGenerator, name) for name in _METHODS}
+_PATCHES = [(RandomGenerator, name, functools.partial(_asking, name)) for name in _METHODS]

@@ -15,17 +15,11 @@ import keras
 import tensorflow as tf
 from keras.src.saving import serialization_lib
 
+from tfwd._keras_shared.holding import Holder
+
 New: Any = keras.optimizers.Optimizer
 Legacy: Any = keras.optimizers.legacy.Optimizer
 LossScaleOptimizer: Any = keras.mixed_precision.LossScaleOptimizer
-
-
-class Holder:
-    """An optimizer of tfwd that holds another as `optimizer` and calls it as `inner`."""
-
-    optimizer: Any
-    inner: Any
-    inner_optimizer: Any  # the same as `inner`
 
 
 def is_legacy(optimizer: Any) -> bool:

@@ -2,8 +2,8 @@
 
 Keras asks by class whether an optimizer is a new or a legacy one, and so do loss scales and
 tensorflow-addons. So a class of tfwd makes instances of two classes: what is written for both kinds
-is in `Wrapper`, and the kind of the optimizer that is held decides between `NewWrapper` and
-`LegacyWrapper`, which have what Keras wants of each.
+is in `OptimizerWrapper`, and the kind of the optimizer that is held decides between `NewWrapper`
+and `LegacyWrapper`, which have what Keras wants of each.
 """
 
 from __future__ import annotations

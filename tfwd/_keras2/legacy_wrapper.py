@@ -1,7 +1,7 @@
 """What Keras 2.15 wants of an optimizer that is a legacy one, and tensorflow-addons of one.
 
-A base of the classes that `Wrapper` makes: what they override in Keras's class stands here, what
-Keras does not have stands in `Wrapper`.
+A base of the classes that `OptimizerWrapper` makes: what they override in Keras's class is here,
+what Keras does not have is there.
 """
 
 from __future__ import annotations

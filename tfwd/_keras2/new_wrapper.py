@@ -1,12 +1,11 @@
 """What Keras 2.15 wants of an optimizer that is one of `keras.optimizers`.
 
-A base of the classes that `Wrapper` makes: what they override in Keras's class stands here, what
-Keras does not have stands in `Wrapper`.
+A base of the classes that `OptimizerWrapper` makes: what they override in Keras's class is here,
+what Keras does not have is there.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +14,10 @@ from keras.src import backend
 from keras.src.utils.generic_utils import to_snake_case
 
 from tfwd._keras2 import held
+from tfwd._keras_shared.holding import SavesOwn
 
 
-class NewWrapper(held.New):
+class NewWrapper(SavesOwn, held.New):
     """A wrapper around an optimizer of `keras.optimizers`."""
 
     def _begin(self: Any, name: str | None) -> None:
@@ -66,19 +66,3 @@ class NewWrapper(held.New):
 
     def finalize_variable_values(self: Any, var_list: Any) -> None:
         self.inner.finalize_variable_values(var_list)
-
-    # The optimizer that is held is saved by Keras as an attribute of this one.
-    def save_own_variables(self: Any, store: Any) -> None:
-        for i, variable in enumerate(self._variables):
-            store[str(i)] = variable.numpy()
-
-    def load_own_variables(self: Any, store: Any) -> None:
-        if len(store.keys()) != len(self._variables):
-            warnings.warn(
-                f"the saved state of optimizer '{self.name}' has {len(store.keys())} variables and "
-                f"the optimizer has {len(self._variables)}; it is not loaded",
-                stacklevel=2,
-            )
-            return
-        for i, variable in enumerate(self._variables):
-            variable.assign(store[str(i)])

@@ -17,11 +17,12 @@ import tensorflow as tf
 from keras.src.mixed_precision import autocast_variable
 from keras.src.mixed_precision.autocast_variable import AutoCastVariable
 
+from tfwd._keras_shared.patching import Patch, patched
+from tfwd._keras_shared.scopes import Scope
+
 Base = keras.layers.Layer
 
 _here = threading.local()
-_lock = threading.Lock()
-_open = 0
 
 # Lists by which Keras itself keeps track of a layer's variables, and is not to be misled.
 _KERAS_LISTS = frozenset(
@@ -53,11 +54,6 @@ _KERAS_LISTS = frozenset(
 )
 
 
-def present_graph() -> tf.Graph | None:
-    """The graph that operations are added to now; None in eager mode."""
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-
-
 def present_scope() -> Substitution | None:
     """The innermost substitution that is open on this thread."""
     return getattr(_here, "scope", None)
@@ -74,65 +70,36 @@ def original(variable: Any) -> Any:
     return variable.stood_in_for if isinstance(variable, StandIn) else variable
 
 
-class Substitution:
-    """Reads of chosen variables see chosen tensors; everything else passes through.
-
-    An update of any other variable goes where it would have gone without it: to the substitution
-    around this one, or to the variable itself. With `capture=True` it is kept in `updates` instead,
-    for functions that must have no side effects.
+class Substitution(Scope):
+    """A `Scope` that layers ask at each read of a variable and tell of each update.
 
     Args:
         values: pairs of a variable and the tensor to be read in its place.
         capture: whether updates are kept in `updates` and not made.
 
     Attributes:
-        updates: dict `id -> (variable, value)`, the last value assigned to each variable.
-        inner_updates: variables that were updated in a graph inside this one, a loop's or a
-            branch's, so that the value kept for them is of no use outside.
         losses: the losses that layers added inside.
-        read: dict `id -> variable` of the variables that were read.
     """
 
     def __init__(self, values: list[tuple[tf.Variable, tf.Tensor]], capture: bool) -> None:
-        self.state_mapping = {id(original(v)): value for v, value in values}
-        self.capture = capture
-        self.updates: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
-        self.inner_updates: list[tf.Variable] = []
+        self._begin([(original(variable), value) for variable, value in values], capture)
         self.losses: list[tf.Tensor] = []
-        self.read: dict[int, tf.Variable] = {}
         self.original_scope: Substitution | None = None
-        self._graph = present_graph()
+        self._patched = patched(_PATCHES)
 
     def __enter__(self) -> Any:
         self.original_scope = present_scope()
         _here.scope = self
-        _install()
+        self._patched.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         _here.scope = self.original_scope
-        _remove()
+        self._patched.__exit__(None, None, None)
 
-    def add_update(self, update: tuple[tf.Variable, tf.Tensor]) -> None:
-        """Is told of each assignment."""
-        variable, value = update
-        if self.capture:
-            if present_graph() is not self._graph:
-                self.inner_updates.append(variable)
-            self.updates[id(variable)] = (variable, value)
-            self.state_mapping[id(variable)] = value
-        elif self.original_scope is not None:
-            self.original_scope.add_update(update)
-        else:
-            variable.assign(value)
-
-    def get_current_value(self, variable: tf.Variable) -> tf.Tensor | None:
-        """Is asked at each read; None means the variable's own value."""
-        value = self.state_mapping.get(id(variable))
-        self.read[id(variable)] = variable
-        if value is None and self.original_scope is not None:
-            return self.original_scope.get_current_value(variable)
-        return value
+    @staticmethod
+    def _make(variable: tf.Variable, value: Any) -> None:
+        original(variable).assign(value)
 
     def add_loss(self, loss: tf.Tensor) -> None:
         """Is told of each loss that a layer adds."""
@@ -250,22 +217,7 @@ def _adding(own: Any) -> Any:
     return add_loss
 
 
-_own_add_loss: Any = Base.add_loss
-
-
-def _install() -> None:
-    global _open
-    with _lock:
-        if not _open:
-            Base.__getattribute__ = _reading
-            Base.add_loss = _adding(_own_add_loss)
-        _open += 1
-
-
-def _remove() -> None:
-    global _open
-    with _lock:
-        _open -= 1
-        if not _open:
-            del Base.__getattribute__
-            Base.add_loss = _own_add_loss
+_PATCHES: tuple[Patch, ...] = (
+    (Base, "__getattribute__", lambda own: _reading),
+    (Base, "add_loss", _adding),
+)

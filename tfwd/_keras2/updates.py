@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd._keras2 import held
-from tfwd._keras2.variables import tf_variable
+from tfwd._keras_shared.patching import swapped
 
 # (the optimizer, its own update, gradient, variable, learning rate)
 Step = Callable[[Any, Callable[..., None], Any, tf.Variable, Any], None]
@@ -31,10 +31,9 @@ def schedule_step(optimizer: Any) -> tf.Tensor:
     return tf.convert_to_tensor(optimizer.iterations)
 
 
-@contextlib.contextmanager
 def intercepted(
     optimizers: Sequence[Any], step: Step, before: Callable[[Any], None]
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """While open, each update of a variable goes through `step`, and each update of all `before`.
 
     Args:
@@ -42,29 +41,7 @@ def intercepted(
         step: called in place of the optimizer's own method, with that as its second argument.
         before: called with the optimizer once an update, before that of any variable.
     """
-    # Replicas enter one after the other, and all are in it when the first leaves.
-    for leaf in optimizers:
-        depth, kept = vars(leaf).get("_tfwd_intercepted", (0, None))
-        if not depth:
-            methods = _methods(leaf, step, before)
-            kept = {name: vars(leaf).get(name) for name in methods}
-            for name, method in methods.items():
-                # Past Keras's tracking of attributes, which has no business with functions.
-                object.__setattr__(leaf, name, method)
-        object.__setattr__(leaf, "_tfwd_intercepted", (depth + 1, kept))
-    try:
-        yield
-    finally:
-        for leaf in optimizers:
-            depth, kept = leaf._tfwd_intercepted
-            if depth > 1:
-                object.__setattr__(leaf, "_tfwd_intercepted", (depth - 1, kept))
-                continue
-            object.__delattr__(leaf, "_tfwd_intercepted")
-            for name, method in kept.items():
-                object.__delattr__(leaf, name)
-                if method is not None:
-                    object.__setattr__(leaf, name, method)
+    return swapped(optimizers, lambda leaf: _methods(leaf, step, before))
 
 
 def _methods(leaf: Any, step: Step, before: Callable[[Any], None]) -> dict[str, Callable]:
@@ -143,25 +120,6 @@ def _legacy_methods(
     if getattr(type(leaf), summing) is not getattr(held.Legacy, summing):
         methods[summing] = sparse(getattr(leaf, summing))
     return methods
-
-
-def on_every_replica(variables: Sequence[Any], update: Callable[..., None], *args: Any) -> None:
-    """Calls `update(variable, *values)` on every replica's copy of each variable.
-
-    Args:
-        variables: variables of layers or of optimizers.
-        update: called with the copy, and with an element of each of `args`.
-        args: lists as long as `variables`, of what a replica has its own copy of.
-    """
-
-    def merged(strategy: tf.distribute.Strategy, *lists: Any) -> None:
-        for variable, *values in zip(*lists, strict=True):
-            strategy.extended.update(variable, update, args=tuple(values), group=False)
-
-    plain = [tf_variable(variable) for variable in variables]
-    tf.__internal__.distribute.interim.maybe_merge_call(
-        merged, tf.distribute.get_strategy(), plain, *args
-    )
 
 
 @contextlib.contextmanager

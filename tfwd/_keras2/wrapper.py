@@ -1,4 +1,4 @@
-"""`Wrapper`: an optimizer that stands in the place of one that it holds, of either kind."""
+"""`OptimizerWrapper`: an optimizer that stands in the place of one, of either kind."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfwd._keras2 import held
 from tfwd._keras2.kinds import Kinds
+from tfwd._keras_shared.holding import Holder
 
 # What must be Keras's own in an optimizer, or its updates could not be followed.
 _FOLLOWED = {
@@ -22,7 +22,7 @@ _FOLLOWED = {
 _FOLLOWABLE = ("AveragedOptimizerWrapper", "DecoupledWeightDecayExtension", "Lookahead")
 
 
-class Wrapper(held.Holder, metaclass=Kinds):
+class OptimizerWrapper(Holder, metaclass=Kinds):
     """An optimizer that holds another one and is in its place: same variables, rate and steps.
 
     Args:
@@ -34,6 +34,7 @@ class Wrapper(held.Holder, metaclass=Kinds):
     """
 
     built = False
+    _revived = staticmethod(held.revived)
     # Of the kind:
     name: str
     variables: Any
@@ -54,43 +55,17 @@ class Wrapper(held.Holder, metaclass=Kinds):
             self._track_trackable(inner.iterations, "_iterations")
 
     def _as_optimizer(self, optimizer: Any) -> Any:
-        kind = type(self).__name__
-        if isinstance(optimizer, str):
-            optimizer = keras.optimizers.get(optimizer)
-        if not isinstance(optimizer, (held.New, held.Legacy)):
-            raise TypeError(
-                f"{kind} needs an optimizer of keras.optimizers, and {optimizer!r} is a "
-                f"{type(optimizer).__module__}.{type(optimizer).__name__}"
-            )
-        for leaf in held.leaves(optimizer):
-            for method in _FOLLOWED[held.is_legacy(leaf)]:
-                definer = next(cls for cls in type(leaf).__mro__ if method in vars(cls))
-                addons = definer.__module__.startswith("tensorflow_addons.")
-                if addons and definer.__name__ in _FOLLOWABLE:
-                    continue
-                if not definer.__module__.startswith("keras."):
-                    raise TypeError(
-                        f"{kind} cannot follow the updates of {type(leaf).__name__}: it has a "
-                        f"{method} of its own, and it can follow what overrides update_step or "
-                        "_resource_apply_dense alone"
-                    )
-        return optimizer
+        def followed(optimizer: Any) -> list[tuple[Any, str]]:
+            return [
+                (leaf, method)
+                for leaf in held.leaves(optimizer)
+                for method in _FOLLOWED[held.is_legacy(leaf)]
+                if not _goes_on_with_keras(leaf, method)
+            ]
 
-    @property
-    def inner(self) -> Any:
-        """The optimizer that is called: the one held, without a loss scale that is not needed."""
-        return self.optimizer.inner_optimizer if self._scaled_outside else self.optimizer
-
-    @property
-    def inner_optimizer(self) -> Any:
-        """The same, by the name that loss scales have for it."""
-        return self.inner
-
-    def __getattr__(self, name: str) -> Any:
-        # Called for what is not found here: momentum, beta_1, clipnorm, use_ema, ...
-        if name.startswith("_") or "optimizer" not in vars(self):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.inner, name)
+        kinds = (held.New, held.Legacy)
+        overridden = "it can follow what overrides update_step or _resource_apply_dense alone"
+        return self._checked(type(self).__name__, optimizer, kinds, followed, overridden)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return type(self).from_config(copy.deepcopy(self.get_config(), memo))
@@ -135,12 +110,6 @@ class Wrapper(held.Holder, metaclass=Kinds):
         # The model's variables are none of the optimizer's.
         object.__setattr__(self, "_trainable_variables", variables)
         self.built = True
-
-    def _check_variables(self, variables: list[Any]) -> None:
-        """Raises before anything is made, if these variables will not do."""
-
-    def _build(self, variables: list[Any]) -> None:
-        """Makes what this optimizer itself needs for the variables."""
 
     def _add_variable(
         self, name: str, dtype: Any, value: Any, like: Any = None, shape: Sequence[int] = ()
@@ -205,16 +174,6 @@ class Wrapper(held.Holder, metaclass=Kinds):
         made = self._apply(grads, variables, lambda: self.inner.apply_gradients(pairs, **kwargs))
         return self.iterations if made is None else made
 
-    def _apply(self, grads: list[Any], variables: list[Any], make: Callable[[], Any]) -> Any:
-        """Makes a step; subclasses do what they do around it.
-
-        Args:
-            grads: the gradients, None where there is none.
-            variables: the variables.
-            make: makes the step of the optimizer that is held.
-        """
-        return make()
-
     @property
     def iterations(self) -> Any:
         return self.inner.iterations
@@ -224,14 +183,6 @@ class Wrapper(held.Holder, metaclass=Kinds):
         self.inner.iterations = variable
 
     @property
-    def learning_rate(self) -> Any:
-        return self.inner.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        self.inner.learning_rate = value
-
-    @property
     def lr(self) -> Any:
         return self.learning_rate
 
@@ -239,19 +190,9 @@ class Wrapper(held.Holder, metaclass=Kinds):
     def lr(self, value: Any) -> None:
         self.learning_rate = value
 
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets all `variables`; see Keras."""
-        own = len(self._variables)
-        for variable, value in zip(self._variables, weights[:own], strict=True):
-            variable.assign(value)
-        self.inner.set_weights(list(weights[own:]))
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "optimizer": keras.saving.serialize_keras_object(self.optimizer),
-            "name": self.name,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        return cls(**held.revived(config, custom_objects))
+def _goes_on_with_keras(leaf: Any, method: str) -> bool:
+    """Whether a method is that of a class of tensorflow-addons that adds to Keras's own."""
+    definer = next(cls for cls in type(leaf).__mro__ if method in vars(cls))
+    addons = definer.__module__.startswith("tensorflow_addons.")
+    return addons and definer.__name__ in _FOLLOWABLE

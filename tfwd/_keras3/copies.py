@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import keras
+
+from tfwd._keras_shared import copies
 
 
 def is_layer_graph(model: keras.Layer) -> bool:
@@ -61,34 +64,8 @@ _OWN_STATE = {
 }
 
 
-def share(
-    layer: keras.Layer,
-    cls: type | None = None,
-    leave_out: frozenset[str] = frozenset(),
-    replace: Callable[[Any], Any] = lambda value: value,
-) -> keras.Layer:
-    """A second layer on the same variables and sublayers as the first.
+def _is_own(name: str) -> bool:
+    return name in _OWN_STATE or name.startswith(("_self_", "_obj_ref"))
 
-    Args:
-        layer: the layer; it is not changed.
-        cls: the class of the second layer, by default that of the first.
-        leave_out: attributes that the second one shall not have.
-        replace: called with each attribute; what it returns is the second layer's.
 
-    Raises:
-        ValueError: if the second layer does not come out with the weights of the first.
-    """
-    kind: Any = cls or type(layer)
-    copy = kind.__new__(kind)
-    base = keras.Model if issubclass(kind, keras.Model) else keras.Layer
-    base.__init__(copy, name=layer.name, dtype=layer.dtype_policy)
-    for name, attribute in vars(layer).items():
-        if name in _OWN_STATE or name in leave_out or name.startswith(("_self_", "_obj_ref")):
-            continue
-        setattr(copy, name, replace(attribute))
-    if [id(v) for v in copy.weights] != [id(v) for v in layer.weights]:
-        raise ValueError(
-            f"layer '{layer.name}' of type {type(layer).__name__} holds layers where Keras does "
-            "not see them, so that it cannot be taken apart"
-        )
-    return copy
+share = functools.partial(copies.share, is_own=_is_own)

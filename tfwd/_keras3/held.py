@@ -12,16 +12,11 @@ import keras
 import tensorflow as tf
 from keras.optimizers import Optimizer
 
+from tfwd._keras_shared.holding import Holder
+
 LossScale: Any = keras.optimizers.LossScaleOptimizer
 # A later addition of Keras: another optimizer for each variable.
 Multi: Any = getattr(keras.optimizers, "MultiOptimizer", ())
-
-
-class Holder:
-    """An optimizer of tfwd that holds another as `optimizer` and calls it as `inner`."""
-
-    optimizer: Any
-    inner: Any
 
 
 def revived(config: dict[str, Any], custom_objects: Any = None) -> dict[str, Any]:

@@ -17,6 +17,8 @@ import keras
 import tensorflow as tf
 from keras.optimizers import Optimizer
 
+from tfwd._keras_shared.patching import swapped
+
 # (the optimizer, its own update_step, gradient, variable, learning rate)
 Step = Callable[[Any, Callable[..., None], Any, tf.Variable, Any], None]
 
@@ -31,69 +33,26 @@ def schedule_step(optimizer: Optimizer) -> tf.Tensor:
     return tf.convert_to_tensor(optimizer._iterations.value)
 
 
-@contextlib.contextmanager
 def intercepted(
-    optimizers: Sequence[Optimizer],
-    step: Step,
-    before: Callable[[Optimizer], None],
-) -> Iterator[None]:
+    optimizers: Sequence[Optimizer], step: Step, before: Callable[[Optimizer], None]
+) -> contextlib.AbstractContextManager[None]:
     """While open, each update of a variable goes through `step`, and each update of all `before`.
 
     Args:
         optimizers: as `leaves` returns them. Their own decay is left out meanwhile.
-        step: called in place of `update_step`, with that as its first argument.
+        step: called in place of `update_step`, with that as its second argument.
         before: called with the optimizer once an update, before that of any variable.
     """
-    # Replicas enter one after the other, and all are in it when the first leaves.
-    for leaf in optimizers:
-        depth, kept = vars(leaf).get("_tfwd_intercepted", (0, None))
-        if not depth:
-            own = leaf.update_step
-            kept = {n: vars(leaf)[n] for n in ("update_step",) if n in vars(leaf)}
 
-            def update_step(
-                gradient: Any, variable: Any, learning_rate: Any, leaf: Any = leaf, own: Any = own
-            ) -> None:
-                step(leaf, own, gradient, variable, learning_rate)
+    def methods(leaf: Optimizer) -> dict[str, Callable[..., Any]]:
+        own = leaf.update_step
 
-            def decay(variables: Any, leaf: Any = leaf) -> None:
-                before(leaf)
+        def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+            step(leaf, own, gradient, variable, learning_rate)
 
-            # Past Keras's tracking of attributes, which has no business with functions.
-            object.__setattr__(leaf, "update_step", update_step)
-            object.__setattr__(leaf, "_apply_weight_decay", decay)
-        object.__setattr__(leaf, "_tfwd_intercepted", (depth + 1, kept))
-    try:
-        yield
-    finally:
-        for leaf in optimizers:
-            depth, kept = leaf._tfwd_intercepted
-            if depth > 1:
-                object.__setattr__(leaf, "_tfwd_intercepted", (depth - 1, kept))
-                continue
-            attributes: dict[str, Any] = leaf.__dict__
-            for name in ("update_step", "_apply_weight_decay", "_tfwd_intercepted"):
-                del attributes[name]
-            attributes.update(kept)
+        return {"update_step": update_step, "_apply_weight_decay": lambda variables: before(leaf)}
 
-
-def on_every_replica(variables: Sequence[Any], update: Callable[..., None], *args: Any) -> None:
-    """Calls `update(variable, *values)` on every replica's copy of each variable.
-
-    Args:
-        variables: Keras variables or `tf.Variable`s.
-        update: called with the copy, and with an element of each of `args`.
-        args: lists as long as `variables`, of what a replica has its own copy of.
-    """
-
-    def merged(strategy: tf.distribute.Strategy, *lists: Any) -> None:
-        for variable, *values in zip(*lists, strict=True):
-            strategy.extended.update(variable, update, args=tuple(values), group=False)
-
-    plain = [v.value if isinstance(v, keras.Variable) else v for v in variables]
-    tf.__internal__.distribute.interim.maybe_merge_call(
-        merged, tf.distribute.get_strategy(), plain, *args
-    )
+    return swapped(optimizers, methods)
 
 
 def after(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[None]:

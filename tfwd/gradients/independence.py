@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd._keras import calls as _keras_calls
+from tfwd import _graphs
 from tfwd.gradients import trial_data
 from tfwd.gradients.data import Data
 from tfwd.gradients.trial import Dependent, Trial
@@ -61,7 +61,7 @@ def verdict(model: keras.Model, data: Data, training: bool) -> Verdict:
     )
     known = _verdicts.setdefault(model, {})
     if key not in known:
-        with _keras_calls.eagerly():
+        with _graphs.eagerly():
             found = _tried(model, data, training)
         if found is None:  # perhaps made-up values are nothing that it can take
             return Verdict(general=frozenset(id(v) for v in model.trainable_variables))

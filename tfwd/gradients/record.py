@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd import _keras
+from tfwd import _graphs, _keras
 from tfwd._keras import calls as _keras_calls
 from tfwd.gradients import registry
 from tfwd.gradients.perturbations import Perturbations, plain_call
@@ -103,7 +103,7 @@ class Pass:
         with (
             _keras_calls.intercepted(owners, self._handle),
             self._observed([]),
-            _keras_calls.Accesses() as accesses,
+            _graphs.Accesses() as accesses,
             self.draws.replayed() if self._again else self.draws.recorded(),
             _keras_calls.users_code(),
         ):

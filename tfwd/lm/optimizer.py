@@ -102,7 +102,7 @@ def decaying(optimizer: keras.optimizers.Optimizer) -> DecoupledWeightDecay | No
 
 
 def _held(optimizer: Any, kind: type) -> Any:
-    held = _keras.optimizers.chain(optimizer)
+    held = _keras.held.chain(optimizer)
     return next((found for found in held if isinstance(found, kind)), None)
 
 

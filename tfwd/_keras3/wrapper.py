@@ -1,13 +1,10 @@
-"""Optimizers inside optimizers, as Keras's optimizers need it beyond their public API.
-
-`Wrapper` stands in the place of an optimizer that it holds; the functions look into such ones.
-"""
+"""`OptimizerWrapper`: an optimizer that stands in the place of one that it holds."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -15,42 +12,11 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 from keras.src.utils import tracking
 
-from tfwd._keras3.held import (
-    Holder,
-    LossScale,
-    Multi,
-    accumulates,
-    chain,
-    has_learning_rate,
-    initial_rate,
-    is_built_for,
-    key,
-    leaf_of,
-    learning_rate,
-    leaves,
-    name,
-    own_decay,
-    revived,
-)
-
-__all__ = [
-    "Wrapper",
-    "accumulates",
-    "chain",
-    "has_learning_rate",
-    "initial_rate",
-    "is_built_for",
-    "key",
-    "leaf_of",
-    "learning_rate",
-    "leaves",
-    "name",
-    "own_decay",
-    "revived",
-]
+from tfwd._keras3.held import LossScale, Multi, chain, key, leaves, revived
+from tfwd._keras_shared.holding import Holder, SavesOwn
 
 
-class Wrapper(Holder, Optimizer):
+class OptimizerWrapper(Holder, SavesOwn, Optimizer):
     """An optimizer that holds another one and is in its place: same variables, rate and steps.
 
     Args:
@@ -62,6 +28,7 @@ class Wrapper(Holder, Optimizer):
     """
 
     built: bool
+    _revived = staticmethod(revived)
 
     def __init__(self, optimizer: Any, name: str | None = None) -> None:
         inner = self._as_optimizer(optimizer)
@@ -86,43 +53,16 @@ class Wrapper(Holder, Optimizer):
         self._tracker = type(tracker)({"variables": (is_variable, self._variables)})
 
     def _as_optimizer(self, optimizer: Any) -> Optimizer:
-        kind = type(self).__name__
-        if isinstance(optimizer, str):
-            optimizer = keras.optimizers.get(optimizer)
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                f"{kind} needs an optimizer of keras.optimizers, and {optimizer!r} is a "
-                f"{type(optimizer).__module__}.{type(optimizer).__name__}"
-            )
-        for leaf in leaves(optimizer):
-            for method in ("_backend_apply_gradients", "_backend_update_step"):
-                definer = next(cls for cls in type(leaf).__mro__ if method in vars(cls))
-                if not definer.__module__.startswith("keras."):
-                    raise TypeError(
-                        f"{kind} cannot follow the updates of {type(leaf).__name__}: it has a "
-                        f"{method} of its own, and Keras's optimizers override update_step alone"
-                    )
-        return optimizer
+        def followed(optimizer: Optimizer) -> list[tuple[Any, str]]:
+            methods = ("_backend_apply_gradients", "_backend_update_step")
+            return [(leaf, method) for leaf in leaves(optimizer) for method in methods]
 
-    @property
-    def inner(self) -> Optimizer:
-        """The optimizer that is called: the one held, without a loss scale that is not needed."""
-        return self.optimizer.inner_optimizer if self._scaled_outside else self.optimizer
-
-    @property
-    def inner_optimizer(self) -> Optimizer:
-        """The same, by the name that Keras's callbacks know (SwapEMAWeights)."""
-        return self.inner
+        overridden = "Keras's optimizers override update_step alone"
+        return self._checked(type(self).__name__, optimizer, Optimizer, followed, overridden)
 
     @property
     def _model_variables_moving_average(self) -> list[keras.Variable]:
         return self.inner._model_variables_moving_average  # SwapEMAWeights reads it
-
-    def __getattr__(self, name: str) -> Any:
-        # Called for what is not found here: momentum, beta_1, optimizers, dynamic_scale, ...
-        if name.startswith("_") or "optimizer" not in vars(self):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.inner, name)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Makes the state for the variables: the held optimizer's, then its own."""
@@ -142,12 +82,6 @@ class Wrapper(Holder, Optimizer):
             self._trainable_variables_indices = {key(self, v): i for i, v in enumerate(variables)}
         self.built = True
 
-    def _check_variables(self, variables: list[keras.Variable]) -> None:
-        """Raises before anything is made, if these variables will not do."""
-
-    def _build(self, variables: list[keras.Variable]) -> None:
-        """Makes what this optimizer itself needs for the variables."""
-
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """One step; see Keras."""
         grads = list(grads)
@@ -165,16 +99,6 @@ class Wrapper(Holder, Optimizer):
             )
         variables = trainable_variables or list(self._trainable_variables)
         self._apply(grads, variables, lambda: self.inner.apply(grads, variables))
-
-    def _apply(self, grads: list[Any], variables: list[Any], make: Callable[[], Any]) -> Any:
-        """Makes a step; subclasses do what they do around it.
-
-        Args:
-            grads: the gradients, None where there is none.
-            variables: the variables.
-            make: makes the step of the optimizer that is held.
-        """
-        return make()
 
     def _add_variable(
         self, name: str, dtype: str, value: Any, like: Any = None, shape: Sequence[int] = ()
@@ -214,14 +138,6 @@ class Wrapper(Holder, Optimizer):
         )
 
     @property
-    def learning_rate(self) -> Any:
-        return self.inner.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        self.inner.learning_rate = value
-
-    @property
     def loss_scale_factor(self) -> float | None:
         if "optimizer" not in vars(self):
             return None
@@ -256,36 +172,3 @@ class Wrapper(Holder, Optimizer):
 
     def finalize_variable_values(self, var_list: Any) -> None:
         self.inner.finalize_variable_values(var_list)
-
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets all `variables`; see Keras."""
-        own = len(self._variables)
-        for variable, value in zip(self._variables, weights[:own], strict=True):
-            variable.assign(value)
-        self.inner.set_weights(weights[own:])
-
-    # The optimizer that is held is saved by Keras as an attribute of this one.
-    def save_own_variables(self, store: Any) -> None:
-        for i, variable in enumerate(self._variables):
-            store[str(i)] = variable.numpy()
-
-    def load_own_variables(self, store: Any) -> None:
-        if len(store.keys()) != len(self._variables):
-            warnings.warn(
-                f"the saved state of optimizer '{self.name}' has {len(store.keys())} variables and "
-                f"the optimizer has {len(self._variables)}; it is not loaded",
-                stacklevel=2,
-            )
-            return
-        for i, variable in enumerate(self._variables):
-            variable.assign(store[str(i)])
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "optimizer": keras.saving.serialize_keras_object(self.optimizer),
-            "name": self.name,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        return cls(**revived(config, custom_objects))

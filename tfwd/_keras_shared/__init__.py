@@ -1,0 +1,1 @@
+"""What `tfwd._keras2` and `tfwd._keras3` do alike, written once."""

@@ -1,0 +1,120 @@
+"""What a substitution makes of the reads and updates that it is told of, on either Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+
+def present_graph() -> tf.Graph | None:
+    """The graph that operations are added to now; None in eager mode."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+class Scope:
+    """Reads of chosen variables see chosen tensors; everything else passes through.
+
+    An update of any other variable goes where it would have gone without the scope: to the scope
+    around this one, or to the variable itself. With `capture=True` it is kept in `updates` instead,
+    for functions that must have no side effects.
+
+    Attributes:
+        state_mapping: dict `id -> tensor` of the variables that are not read themselves.
+        updates: dict `id -> (variable, value)`, the last value assigned to each variable.
+        inner_updates: variables that were updated in a graph inside this one, a loop's or a
+            branch's, so that the value kept for them is of no use outside.
+        read: dict `id -> variable` of the variables that were read.
+    """
+
+    original_scope: Any
+    _make: Callable[[Any, Any], None]  # assigns to a variable, past all scopes
+
+    def _begin(self, values: Iterable[tuple[Any, tf.Tensor]], capture: bool) -> None:
+        self.state_mapping = {id(variable): value for variable, value in values}
+        self.capture = capture
+        self.updates: dict[int, tuple[Any, tf.Tensor]] = {}
+        self.inner_updates: list[Any] = []
+        self.read: dict[int, Any] = {}
+        self._graph = present_graph()
+
+    def add_update(self, update: tuple[Any, tf.Tensor]) -> None:
+        """Is told of each assignment."""
+        variable, value = update
+        if self.capture:
+            if present_graph() is not self._graph:
+                self.inner_updates.append(variable)
+            self.updates[id(variable)] = (variable, value)
+            self.state_mapping[id(variable)] = value
+        elif self.original_scope is not None:
+            self.original_scope.add_update(update)
+        else:
+            self._make(variable, value)
+
+    def get_current_value(self, variable: Any) -> tf.Tensor | None:
+        """Is asked at each read; None means the variable's own value."""
+        value = self.state_mapping.get(id(variable))
+        self.read[id(variable)] = variable
+        if value is None and self.original_scope is not None:
+            return self.original_scope.get_current_value(variable)
+        return value
+
+
+class Observing:
+    """Makes a substitution tell of every read, update and loss.
+
+    Args:
+        values: pairs of a variable and the tensor to be read in its place.
+        on_read: called with each variable that is read; a tensor that it returns is read in place
+            of the variable, unless `values` has it.
+        on_update: called with each variable that is updated.
+        on_loss: called with each loss that a layer adds.
+    """
+
+    def __init__(
+        self,
+        values: list[tuple[Any, tf.Tensor]],
+        on_read: Callable[[Any], tf.Tensor | None],
+        on_update: Callable[[Any], None],
+        on_loss: Callable[[tf.Tensor], None],
+    ) -> None:
+        super().__init__(values, capture=False)  # type: ignore[call-arg]
+        self._on_read, self._on_update, self._on_loss = on_read, on_update, on_loss
+
+    def get_current_value(self, variable: Any) -> tf.Tensor | None:
+        fallback = self._on_read(variable)
+        value = super().get_current_value(variable)  # type: ignore[misc]
+        return fallback if value is None else value
+
+    def add_update(self, update: tuple[Any, tf.Tensor]) -> None:
+        self._on_update(update[0])
+        super().add_update(update)  # type: ignore[misc]
+
+    def add_loss(self, loss: tf.Tensor) -> None:
+        self._on_loss(loss)
+
+
+class Capturing:
+    """Makes a substitution keep all updates, except in functions that are traced in its body.
+
+    These outlive it: they read and update the variables themselves, as without it.
+    """
+
+    _graph: tf.Graph | None
+    _make: Callable[[Any, Any], None]
+
+    def __init__(self) -> None:
+        super().__init__([], capture=True)  # type: ignore[call-arg]
+
+    def get_current_value(self, variable: Any) -> tf.Tensor | None:
+        return super().get_current_value(variable) if self._is_here() else None  # type: ignore[misc]
+
+    def add_update(self, update: tuple[Any, tf.Tensor]) -> None:
+        if self._is_here():
+            super().add_update(update)  # type: ignore[misc]
+        else:
+            self._make(*update)
+
+    def _is_here(self) -> bool:
+        return present_graph() is self._graph
