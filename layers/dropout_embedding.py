@@ -100,4 +100,4 @@ class DropoutEmbedding(Perturbing, keras.layers.Embedding):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> DropoutEmbedding:
-        return cls(**{**config, "rate": keras.saving.deserialize_keras_object(config["rate"])})
+        return cls(**{**config, "rate": _keras.deserialize(config["rate"])})

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import draws
+from tfwd import _keras, draws
 from tfwd import training as training_flag
 from tfwd.layers.draws import Draws
 from tfwd.parametrizations import Dropout
@@ -114,4 +114,4 @@ class LockedDropout(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LockedDropout:
-        return cls(**{**config, "rate": keras.saving.deserialize_keras_object(config["rate"])})
+        return cls(**{**config, "rate": _keras.deserialize(config["rate"])})

@@ -124,6 +124,8 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
             self._chosen()
 
     def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
+        args, kwargs = _keras.by_name(self, args, kwargs)
+        training = kwargs.pop("training", training)
         if not _keras.has_weights(self.layer):
             _keras.build_by_call(self.layer, args, kwargs)
         function: Callable[..., Any] = self.layer
@@ -221,9 +223,7 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
             )
         for key in ("layer", "parametrizations", "rate", "stddev"):
             if key in config:
-                config[key] = keras.saving.deserialize_keras_object(
-                    config[key], custom_objects=custom_objects
-                )
+                config[key] = _keras.deserialize(config[key], custom_objects)
         return cls(**config)
 
 

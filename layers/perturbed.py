@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, parametrizations, rates, recompute, substitute
+from tfwd import _graphs, _keras, parametrizations, rates, recompute, substitute
 from tfwd import training as training_flag
 from tfwd.layers import inspection, lookup, packing
 from tfwd.layers.draws import Draws
@@ -109,7 +109,8 @@ class Perturber:
             names = {id(target.variable): target.name for target, _ in call.chosen}
             verdict = inspection.inspect(self.name, owner, names, call)
         call.extend(verdict.extra)
-        result = call.run(verdict, self.recompute and bool(chosen))
+        recomputed = self.recompute and bool(chosen) and not _graphs.is_saving()
+        result = call.run(verdict, recomputed)
         if key not in self._verdicts:
             self._verdicts[key] = verdict
             if self.recompute and chosen and verdict.impure:

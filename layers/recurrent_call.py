@@ -125,6 +125,7 @@ def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
         and not (cell.dropout and cell.implementation == 1)  # a mask for each gate
         and not tf.config.list_logical_devices("GPU")
         and not _graphs.in_branch()  # where a gradient by hand cannot be followed from outside
+        and not _graphs.is_saving()
         and isinstance(sequences, tf.Tensor)
         and sequences.shape.rank == 3
         and sequences.dtype == cell.compute_dtype

@@ -121,5 +121,5 @@ class TiedDense(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TiedDense:
-        embedding = keras.saving.deserialize_keras_object(config["embedding"])
+        embedding = _keras.deserialize(config["embedding"])
         return cls(**{**config, "embedding": embedding})

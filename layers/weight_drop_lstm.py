@@ -113,5 +113,5 @@ class WeightDropLSTM(Perturbing, keras.layers.LSTM):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> WeightDropLSTM:
         config = dict(config)
-        rate = keras.saving.deserialize_keras_object(config.pop("weight_dropout"))
+        rate = _keras.deserialize(config.pop("weight_dropout"))
         return cls(weight_dropout=rate, **config)

@@ -278,7 +278,7 @@ class DecoupledWeightDecay(_keras.OptimizerWrapper):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        config = _keras_held.revived(config, custom_objects)
+        config = cls._deserialized(config, custom_objects)
         rates = config.pop("initial_rates", None)
         made = cls(**config)
         if rates is not None:

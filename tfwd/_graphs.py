@@ -16,6 +16,7 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 from tensorflow.python.ops import control_flow_v2_func_graphs, gradients_util
+from tensorflow.python.saved_model import save_context
 
 from tfwd import _keras
 
@@ -166,6 +167,14 @@ def in_branch() -> bool:
             return True
         graph = getattr(graph, "outer_graph", None)
     return False
+
+
+def is_saving() -> bool:
+    """Whether functions are traced for a SavedModel, with the gradients that they have.
+
+    TensorFlow cannot save a gradient by hand that needs what a loop has kept.
+    """
+    return save_context.in_save_context()
 
 
 def add_control_input(operation: tf.Operation, other: tf.Operation) -> None:

@@ -29,6 +29,7 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
 
 if IS_KERAS_2 and not TYPE_CHECKING:
     from tfwd._keras2 import backup, calls, convolutions, held, ops, steps, training, updates
+    from tfwd._keras2.configs import deserialize, serialize
     from tfwd._keras2.copies import clone, is_layer_graph, share, tie
     from tfwd._keras2.layers import (
         CallState,
@@ -44,13 +45,13 @@ if IS_KERAS_2 and not TYPE_CHECKING:
         build_by_call,
         build_from_config,
         builds_by_shape,
+        by_name,
         embedding_matrix,
         get_mask,
         has_default_build,
         has_weights,
         is_altered,
         own_weights,
-        serialize,
         set_mask,
         sublayers,
     )
@@ -77,6 +78,7 @@ else:
     from keras import ops
 
     from tfwd._keras3 import backup, calls, convolutions, held, steps, training, updates
+    from tfwd._keras3.configs import deserialize, serialize
     from tfwd._keras3.copies import clone, is_layer_graph, share, tie
     from tfwd._keras3.layers import (
         CallState,
@@ -92,13 +94,13 @@ else:
         build_by_call,
         build_from_config,
         builds_by_shape,
+        by_name,
         embedding_matrix,
         get_mask,
         has_default_build,
         has_weights,
         is_altered,
         own_weights,
-        serialize,
         set_mask,
         sublayers,
     )
@@ -144,12 +146,14 @@ __all__ = [
     "build_by_call",
     "build_from_config",
     "builds_by_shape",
+    "by_name",
     "call_with_loop",
     "calls",
     "checkpoint",
     "clone",
     "constant",
     "convolutions",
+    "deserialize",
     "dtype_name",
     "embedding_matrix",
     "get_mask",

@@ -7,13 +7,11 @@ The functions look through tfwd's own wrappers, loss scales, and tensorflow-addo
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.saving import serialization_lib
 
 from tfwd._keras_shared.holding import Holder
 
@@ -146,30 +144,3 @@ def _scale(optimizer: Any) -> Any:
     while isinstance(optimizer, Holder):
         optimizer = optimizer.inner
     return optimizer if isinstance(optimizer, LossScaleOptimizer) else None
-
-
-def revived(config: dict[str, Any], custom_objects: Any = None) -> dict[str, Any]:
-    """The config with the Keras objects in it made from their own configs."""
-    made = {}
-    for argument, value in config.items():
-        if isinstance(value, dict) and "class_name" in value:
-            if str(value.get("registered_name")).startswith("Addons>"):
-                importlib.import_module("tensorflow_addons")  # which registers its classes
-            value = _revive(value, custom_objects)
-        made[argument] = value
-    return made
-
-
-def _revive(config: dict[str, Any], custom_objects: Any) -> Any:
-    if not serialization_lib.in_tf_saved_model_scope():
-        return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
-    # In its older formats of files Keras finds objects by the names of their classes alone.
-    if "module" not in config:
-        schedules = keras.optimizers.schedules
-        found = schedules if hasattr(schedules, config["class_name"]) else keras.optimizers
-        return found.deserialize(dict(config), custom_objects=custom_objects)
-    registered = config.get("registered_name") or ""
-    kind: Any = keras.saving.get_registered_object(registered, custom_objects)
-    if kind is None:
-        kind = getattr(importlib.import_module(config["module"]), config["class_name"])
-    return kind.from_config(dict(config["config"]))

@@ -154,6 +154,16 @@ def adopt_call(wrapper: Any, layer: Any) -> None:
     wrapper._supports_ragged_inputs = getattr(layer, "_supports_ragged_inputs", False)
 
 
+def by_name(layer: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """A call's arguments with all but the first given by name.
+
+    A SavedModel is traced with all of them by position, as layers' own calls do not take them.
+    """
+    if layer._call_spec.full_argspec.varargs:
+        return args, kwargs
+    return args[:1], {**dict(zip(layer._call_spec.arg_names[1:], args[1:], strict=False)), **kwargs}
+
+
 def accepts_training(layer: Any) -> bool:
     """Whether the layer's `call` takes a `training` argument."""
     return layer._call_spec.expects_training_arg
@@ -167,16 +177,6 @@ def sublayers(layer: Any) -> list[Any]:
 def all_layers(layer: Any) -> list[Any]:
     """The layer, and all layers in it at any depth."""
     return list(layer._flatten_layers())
-
-
-def serialize(layer: Any) -> dict[str, Any]:
-    """A layer's config, by which a `.keras` file knows it again in another place.
-
-    Without the shape to build it for, which Keras 2 reads back from a file as another type.
-    """
-    config = {**keras.saving.serialize_keras_object(layer), "shared_object_id": id(layer)}
-    config.pop("build_config", None)
-    return config
 
 
 def build(layer: Any, *args: Any, **kwargs: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd._keras2 import held
+from tfwd._keras2.configs import deserialize
 from tfwd._keras2.kinds import Kinds
 from tfwd._keras_shared.holding import Holder
 
@@ -34,7 +35,7 @@ class OptimizerWrapper(Holder, metaclass=Kinds):
     """
 
     built = False
-    _revived = staticmethod(held.revived)
+    _deserialize = staticmethod(deserialize)
     # Of the kind:
     name: str
     variables: Any

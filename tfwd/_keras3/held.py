@@ -19,16 +19,6 @@ LossScale: Any = keras.optimizers.LossScaleOptimizer
 Multi: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
-def revived(config: dict[str, Any], custom_objects: Any = None) -> dict[str, Any]:
-    """The config with the Keras objects in it made from their own configs."""
-    return {
-        name: keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
-        if isinstance(value, dict) and "class_name" in value
-        else value
-        for name, value in config.items()
-    }
-
-
 def leaves(optimizer: Optimizer) -> list[Optimizer]:
     """The optimizers that make the updates, as far as they are known before `build`."""
     if isinstance(optimizer, LossScale):

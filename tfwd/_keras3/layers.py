@@ -112,6 +112,11 @@ def adopt_call(wrapper: keras.Layer, layer: keras.Layer) -> None:
     wrapper._allow_non_tensor_positional_args = layer._allow_non_tensor_positional_args
 
 
+def by_name(layer: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """A call's arguments as the layer inside takes them: as they are."""
+    return args, kwargs
+
+
 def accepts_training(layer: keras.Layer) -> bool:
     """Whether the layer's `call` takes a `training` argument."""
     return layer._call_has_training_arg
@@ -125,15 +130,6 @@ def sublayers(layer: keras.Layer) -> list[keras.Layer]:
 def all_layers(layer: keras.Layer) -> list[keras.Layer]:
     """The layer, and all layers in it at any depth."""
     return layer._flatten_layers()
-
-
-def serialize(layer: keras.Layer) -> dict[str, Any]:
-    """A layer's config, by which a `.keras` file knows it again in another place.
-
-    Keras marks the config of an object that it has met before, but not where that config stands
-    inside another one, as a wrapped layer's does.
-    """
-    return {**keras.saving.serialize_keras_object(layer), "shared_object_id": id(layer)}
 
 
 def build(layer: keras.Layer, *args: Any, **kwargs: Any) -> None:

@@ -12,7 +12,8 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 from keras.src.utils import tracking
 
-from tfwd._keras3.held import LossScale, Multi, chain, key, leaves, revived
+from tfwd._keras3.configs import deserialize
+from tfwd._keras3.held import LossScale, Multi, chain, key, leaves
 from tfwd._keras_shared.holding import Holder, SavesOwn
 
 
@@ -28,7 +29,7 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
     """
 
     built: bool
-    _revived = staticmethod(revived)
+    _deserialize = staticmethod(deserialize)
 
     def __init__(self, optimizer: Any, name: str | None = None) -> None:
         inner = self._as_optimizer(optimizer)

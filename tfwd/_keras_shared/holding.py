@@ -14,9 +14,9 @@ class Holder:
 
     name: Any
     optimizer: Any
+    _deserialize: Callable[[Any, Any], Any]  # what a value of a config stands for
     _scaled_outside: bool
     _variables: Any  # its own
-    _revived: Callable[[dict[str, Any], Any], dict[str, Any]]  # a config with its objects made
 
     @staticmethod
     def _checked(
@@ -108,8 +108,13 @@ class Holder:
         }
 
     @classmethod
+    def _deserialized(cls, config: dict[str, Any], custom_objects: Any = None) -> dict[str, Any]:
+        """A config with the objects in it made from their own configs."""
+        return {name: cls._deserialize(value, custom_objects) for name, value in config.items()}
+
+    @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        return cls(**cls._revived(config, custom_objects))
+        return cls(**cls._deserialized(config, custom_objects))
 
 
 class SavesOwn:

@@ -6,8 +6,9 @@ import copy
 import inspect
 from typing import Any
 
-import keras
 import tensorflow as tf
+
+from tfwd import _keras
 
 
 class Parametrization:
@@ -111,7 +112,7 @@ class Parametrization:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Parametrization:
         """Builds the parametrization that `get_config` described."""
-        return cls(**keras.saving.deserialize_keras_object(config))
+        return cls(**_keras.deserialize(config))
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
