@@ -7,6 +7,8 @@ nothing of it, still load.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import Any
 
 import keras
@@ -14,6 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras, seeds
+
+_counting = threading.Lock()
 
 
 class Draws(keras.layers.Layer):
@@ -66,10 +70,13 @@ class Draws(keras.layers.Layer):
             root: int64 scalar.
             call: int64 scalar, the number of this call.
         """
-        state = tf.identity(_keras.value(self.state))
-        _keras.assign(
-            self.state, state + tf.stack([tf.zeros([], tf.int64), tf.cast(training, tf.int64)])
-        )
+        # Replicas are threads that wait for one another, and count by themselves.
+        alone = tf.executing_eagerly() and not tf.distribute.has_strategy()
+        with _counting if alone else contextlib.nullcontext():
+            state = tf.identity(_keras.value(self.state))
+            _keras.assign(
+                self.state, state + tf.stack([tf.zeros([], tf.int64), tf.cast(training, tf.int64)])
+            )
         return state[0], state[1]
 
     def seed_of(

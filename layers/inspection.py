@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
@@ -35,12 +35,14 @@ class Verdict(NamedTuple):
         updated: the variables that it updates, under either training flag.
         losses: how many losses it adds, the larger number of the two flags.
         extra: the variables that it reads besides those that its layer lists.
+        seen: whether it could be looked at, so that it is known to read no weight past Keras.
     """
 
     impure: str
     updated: list[keras.Variable]
     losses: int
     extra: list[keras.Variable]
+    seen: bool = True
 
 
 def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _Call) -> Verdict:
@@ -97,15 +99,10 @@ def _inspected(name: str, owner: keras.Layer, parametrized: dict[int, str], call
     except Exception as error:
         # What is wrong with the call itself will be said when it is made in earnest.
         reason = f"it cannot be traced by itself ({type(error).__name__})"
-        return Verdict(reason, [], 0, [])
+        return Verdict(reason, [], 0, [], seen=False)
     updated = {id(v): v for result in results for v, _ in result.updates}
-    for variable in call.variables:
-        if id(variable) in parametrized and graph.reads(variable):
-            raise ValueError(
-                f"layer '{name}' reads its weight '{parametrized[id(variable)]}' past Keras (a "
-                "tf.Variable kept aside, or one that another function has captured), so that no "
-                "other value can be given to it: read it as self.<weight> in call()"
-            )
+    given = [v for v in call.variables if id(v) in parametrized]
+    check_reads(name, parametrized, given, graph.reads)
     for key in updated:
         if key in parametrized:
             raise ValueError(
@@ -122,6 +119,13 @@ def _inspected(name: str, owner: keras.Layer, parametrized: dict[int, str], call
     escaped = [_keras.path(v) for result in results for v in result.escaped]
     if runs_again:
         draws = _unrepeatable(graph)
+    if python := [node.op for node in _nodes(graph) if node.op in _FREE]:
+        warnings.warn(
+            f"layer '{name}' calls Python as an operation ({python[0]}); a weight that is read in "
+            "there has no gradient, and in a graph its raw value: give it to that function as an "
+            "argument",
+            stacklevel=2,
+        )
     impure = ""
     if escaped:
         impure = f"it updates '{escaped[0]}' inside a loop or a branch"
@@ -133,8 +137,44 @@ def _inspected(name: str, owner: keras.Layer, parametrized: dict[int, str], call
         impure = "it uses a tensor that is not among its arguments"
     elif draws:
         impure = f"it, or a parametrization, uses what cannot be repeated ({draws[0]})"
+    graph.differentiate(_differentiable(results))
+    for variable in filter(graph.reads, given):
+        raise ValueError(
+            f"layer '{name}' reads its weight '{parametrized[id(variable)]}' in backward, in a "
+            "tf.recompute_grad or tf.custom_gradient of its own, where no other value can be given "
+            "to it: give it to that function as an argument, and not as self.<weight>"
+        )
+    if not impure and (behind := graph.variables_read()):
+        impure = f"it reads the variable '{behind[0].name}' in backward, in a gradient of its own"
     losses = max(len(result.losses) for result in results)
     return Verdict(impure, list(updated.values()), losses, list(extra.values()))
+
+
+def check_reads(
+    name: str,
+    parametrized: dict[int, str],
+    given: Iterable[keras.Variable],
+    reads: Callable[[keras.Variable], bool],
+) -> None:
+    """Raises a ValueError if a call has read the raw value of a weight that it was given another.
+
+    Args:
+        name: the layer's name.
+        parametrized: the names of the parametrized weights by the variables' ids.
+        given: these variables.
+        reads: whether one was read.
+    """
+    for variable in filter(reads, given):
+        raise ValueError(
+            f"layer '{name}' reads its weight '{parametrized[id(variable)]}' past Keras (a "
+            "tf.Variable kept aside, or one that another function has captured), so that no "
+            "other value can be given to it: read it as self.<weight> in call()"
+        )
+
+
+def _differentiable(results: list[Result]) -> list[tf.Tensor]:
+    outputs = [t for r in results for t in tf.nest.flatten((r.outputs, r.losses))]
+    return [t for t in outputs if isinstance(t, tf.Tensor) and t.dtype.is_floating]
 
 
 def _check_calls(name: str, owner: keras.Layer) -> None:
@@ -175,8 +215,12 @@ def _unrepeatable(graph: tf.Graph, since: int = 0) -> list[str]:
     These are the ones with the seeds of TensorFlow's first random operations; what the stateless
     ones draw from is an argument, and a `tf.random.Generator` is a variable.
     """
-    nodes = _graphs.nodes(graph, graph.get_operations()[since:])
+    nodes = _nodes(graph, since)
     return sorted({node.op for node in nodes if node.op in _FREE or _draws(node)})
+
+
+def _nodes(graph: tf.Graph, since: int = 0) -> Iterator[Any]:
+    return _graphs.nodes(graph, graph.get_operations()[since:])
 
 
 def _draws(node: Any) -> bool:

@@ -12,10 +12,10 @@ starts from the raw value and applies the outer ones' links after its own.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import keras
@@ -46,7 +46,7 @@ def _frames() -> list[Frame]:
     return getattr(_local, "frames", [])
 
 
-@contextmanager
+@contextlib.contextmanager
 def _within(frames: list[Frame]) -> Iterator[None]:
     before = _frames()
     _local.frames = frames
@@ -105,12 +105,17 @@ class Perturber:
         # Layers that are frozen or set free behave otherwise from then on.
         key = (*call.key(), tuple(layer.trainable for layer in _keras.all_layers(owner)))
         verdict = self._verdicts.get(key)
+        names = {id(target.variable): target.name for target, _ in call.chosen}
         if verdict is None:
-            names = {id(target.variable): target.name for target, _ in call.chosen}
             verdict = inspection.inspect(self.name, owner, names, call)
         call.extend(verdict.extra)
         recomputed = self.recompute and bool(chosen) and not _graphs.is_saving()
-        result = call.run(verdict, recomputed)
+        watch = contextlib.nullcontext() if verdict.seen else _graphs.Accesses()
+        with watch as accesses:
+            result = call.run(verdict, recomputed)
+        if accesses is not None:
+            given = [target.variable for target, _ in call.chosen]
+            inspection.check_reads(self.name, names, given, accesses.has)
         if key not in self._verdicts:
             self._verdicts[key] = verdict
             if self.recompute and chosen and verdict.impure:

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
+from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_v2_func_graphs, gradients_util
 from tensorflow.python.saved_model import save_context
 
@@ -67,6 +68,33 @@ class ScratchGraph(tf.__internal__.FuncGraph):
         """The tensors from outside that a gradient may be wanted for."""
         floating = [t for t in self.taken if t.dtype.is_floating or t.dtype.is_complex]
         return [t for t in floating if _may_have_gradient(t)]
+
+    def differentiate(self, outputs: list[tf.Tensor]) -> None:
+        """Builds the gradients of outputs, if a user has written that of any operation.
+
+        What TensorFlow's own and tfwd's need is in the graph already.
+        """
+        operations = self.get_operations()
+        if not any(map(_has_users_gradient, nodes(self, operations))):
+            return
+        sources = [op.outputs[0] for op in operations if op.type == "Placeholder"]
+        with self.as_default(), contextlib.suppress(Exception):  # to be said when it is made
+            gradients(outputs, [t for t in sources if t.dtype.is_floating], [None] * len(outputs))
+
+
+def _has_users_gradient(node: Any) -> bool:
+    kind = node.attr["_gradient_op_type"].s.decode() if "_gradient_op_type" in node.attr else ""
+    if not kind.startswith("CustomGradient"):
+        return False
+    # TensorFlow registers functions of its own around the one that was given to it.
+    registered = ops.gradient_registry.lookup(kind)
+    inside = [f for around in _enclosed(registered) for f in _enclosed(around)]
+    return not any(str(getattr(f, "__module__", "")).startswith("tfwd.") for f in inside)
+
+
+def _enclosed(function: Any) -> list[Any]:
+    """What a function has of the one around it."""
+    return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
 
 
 def is_of_scratch(value: Any) -> bool:

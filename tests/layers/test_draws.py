@@ -1,5 +1,7 @@
 """The state behind the draws: counted once a training call, kept, and no weight."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import keras
 import numpy as np
 import pytest
@@ -62,3 +64,14 @@ def test_store_round_trip_and_a_store_of_a_plain_layer() -> None:
     np.testing.assert_array_equal(other.state, [7, 1])
     other.load_own_variables({})
     np.testing.assert_array_equal(other.state, [7, 1])
+
+
+def test_threads_take_numbers_of_their_own() -> None:
+    draws = Draws(seed=1)
+
+    def take(_: int) -> int:
+        return int(draws.next()[1])
+
+    with ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(take, range(400)))
+    assert sorted(numbers) == list(range(400))

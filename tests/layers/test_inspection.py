@@ -179,3 +179,101 @@ def test_a_constant_that_a_layer_keeps_is_none_of_the_inspections() -> None:
     (kernel,) = wrapped.effective_weights(0).values()
     np.testing.assert_allclose(first, tf.matmul(X, kernel) + tf.range(3.0), rtol=1e-5)
     np.testing.assert_allclose(layer(X), tf.matmul(X, layer.kernel) + tf.range(3.0), rtol=1e-5)
+
+
+class OwnGradient(keras.layers.Layer):
+    """Has a function with a gradient of its own, which reads weights as attributes or not."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def build(self, shape) -> None:
+        self.kernel = self.add_weight(shape=(5, 3), name="kernel")
+        self.bias = self.add_weight(shape=(3,), name="bias")
+
+    def call(self, x):
+        kernel = tf.convert_to_tensor(self.kernel)
+        if self.how == "recomputed":
+            return tf.recompute_grad(lambda x: tf.tanh(x @ self.kernel))(x)
+        if self.how == "recomputed, in a loop":
+            step = tf.recompute_grad(lambda x: tf.tanh(x @ self.kernel))
+            return tf.scan(lambda _, row: step(row[tf.newaxis])[0], x, tf.zeros([3]))
+        if self.how == "recomputed, as an argument":
+            return tf.recompute_grad(lambda x, k: tf.tanh(x @ k + self.bias))(x, kernel)
+        if self.how == "plain":
+            return tf.tanh(x @ kernel + self.bias)
+
+        @tf.custom_gradient
+        def product(x, k):
+            return x @ k, lambda dy: (dy @ tf.transpose(self.kernel), tf.transpose(x) @ dy)
+
+        return product(x, kernel)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("how", ["recomputed", "recomputed, in a loop", "by hand"])
+def test_a_weight_that_is_read_in_backward_is_an_error(how: str, traced: bool) -> None:
+    wrapped = layers.WeightDropout(OwnGradient(how), 0.5, weights="kernel")
+
+    def call() -> tf.Tensor:
+        return wrapped(X, training=True)
+
+    with pytest.raises(ValueError, match="reads its weight 'kernel' in backward"):
+        tf.function(call)() if traced else call()
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_another_weight_that_is_read_in_backward_has_its_gradient(traced: bool) -> None:
+    gradients = []
+    for how in ("plain", "recomputed, as an argument"):
+        wrapped = layers.WeightDropout(OwnGradient(how), 0.5, weights="kernel", seed=1)
+        wrapped.build(X.shape)
+        nonzero(wrapped)
+
+        def step(wrapped: keras.Layer = wrapped) -> list[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(wrapped(X, training=True) ** 2)
+            return tape.gradient(loss, [_keras.tf_variable(v) for v in wrapped.trainable_weights])
+
+        if how == "plain":
+            gradients.append((tf.function(step) if traced else step)())
+            continue
+        with pytest.warns(UserWarning, match="reads the variable .*bias.* in backward"):
+            gradients.append((tf.function(step) if traced else step)())
+    for expected, found in zip(*gradients, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+class Untraceable(PastKeras):
+    """Needs values while it is called, so that it runs in eager mode alone."""
+
+    def __init__(self, past: bool) -> None:
+        super().__init__()
+        self.past = past
+
+    def call(self, x):
+        x = x * float(tf.reduce_sum(x).numpy() < 1e9)
+        return super().call(x) if self.past else keras.ops.matmul(x, self.kernel)
+
+
+def test_a_layer_that_cannot_be_traced() -> None:
+    with pytest.warns(UserWarning, match="cannot be traced by itself"):
+        layers.WeightDropout(Untraceable(past=False), 0.5)(X, training=True)
+    with pytest.raises(ValueError, match="reads its weight 'kernel' past Keras"):
+        layers.WeightDropout(Untraceable(past=True), 0.5)(X, training=True)
+
+
+class PythonInside(Unread):
+    def call(self, x):
+        def product(x: tf.Tensor) -> tf.Tensor:
+            return tf.matmul(x, tf.convert_to_tensor(self.kernel))
+
+        inside = tf.ensure_shape(tf.py_function(product, [x], tf.float32), [4, 3])
+        return inside + super().call(x)
+
+
+def test_python_as_an_operation_is_a_warning() -> None:
+    wrapped = layers.WeightDropout(PythonInside(), 0.5, weights="kernel")
+    with pytest.warns(UserWarning, match=r"calls Python as an operation .*as an argument"):
+        tf.function(lambda: wrapped(X, training=True))()
