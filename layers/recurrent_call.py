@@ -100,8 +100,15 @@ def training_call(
     layer: keras.layers.RNN, *args: Any, training: bool = False, **kwargs: Any
 ) -> Any:
     """`call` while training, and in evaluation the layer itself, to the last bit."""
-    run: Callable[..., Any] = functools.partial(call, layer) if training else layer
-    return run(*args, training=training, **kwargs)
+    if not training:
+        return layer(*args, training=training, **kwargs)
+    outputs = call(layer, *args, training=training, **kwargs)
+    # As the layer itself would mark them: both branches of a `tf.cond` must give the same.
+    masks = tf.nest.flatten(layer.compute_mask(args[0], kwargs.get("mask")))
+    for output, mask in zip(tf.nest.flatten(outputs), masks, strict=False):
+        if mask is not None:
+            _keras.set_mask(output, mask)
+    return outputs
 
 
 def is_plain(layer: keras.Layer) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ class DecayRate:
 
     def __init__(self, owner: str, weight_decay: Any, scale: str) -> None:
         variable = isinstance(weight_decay, tf.Variable) or _keras.is_variable(weight_decay)
-        number = isinstance(weight_decay, (int, float)) and not isinstance(weight_decay, bool)
+        number = isinstance(weight_decay, numbers.Real) and not isinstance(weight_decay, bool)
         if not (variable or number or callable(weight_decay)):
             raise TypeError(
                 f"{owner}: weight_decay={weight_decay!r}: give a number, a schedule, a function "
@@ -39,6 +40,7 @@ class DecayRate:
             )
         if number and not 0 <= weight_decay < math.inf:
             raise ValueError(f"{owner}: weight_decay={weight_decay}: give a finite number, >= 0")
+        weight_decay = float(weight_decay) if number else weight_decay
         if scale not in SCALES:
             raise ValueError(f"{owner}: scale={scale!r}: give one of {', '.join(SCALES)}")
         self.owner, self.weight_decay, self.scale = owner, weight_decay, scale

@@ -6,6 +6,7 @@ that a user reads to see whether the patterns say what was meant.
 
 from __future__ import annotations
 
+import numbers
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -70,6 +71,7 @@ class DecayRules:
         multipliers: pattern -> factor; the first that matches a variable counts.
 
     Raises:
+        TypeError: what should be patterns, or a dict from patterns to factors, is something else.
         ValueError: a pattern is not a regular expression, or a factor is not a finite number of at
             least 0.
 
@@ -85,18 +87,11 @@ class DecayRules:
         multipliers: Mapping[str, float] | None = None,
     ) -> None:
         self.owner = owner
-        self.include = None if include is None else _patterns(include)
-        self.exclude = None if exclude is None else _patterns(exclude)
-        self.multipliers = None if multipliers is None else dict(multipliers)
+        self.include = _patterns(owner, "include", include)
+        self.exclude = _patterns(owner, "exclude", exclude)
+        self.multipliers = _factors(owner, multipliers)
         if self.include == []:
             raise ValueError(f"{owner}: include=[] decays nothing; None means every variable")
-        for pattern, factor in (self.multipliers or {}).items():
-            number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
-            if not number or not 0 <= factor < float("inf"):
-                raise ValueError(
-                    f"{owner}: multipliers[{pattern!r}]={factor!r}: give a finite number of at "
-                    "least 0"
-                )
         self.chosen: dict[Any, Choice] = {}
         self._compiled = {
             (kind, pattern): self._compile(kind, pattern)
@@ -154,5 +149,28 @@ class DecayRules:
             ) from error
 
 
-def _patterns(given: str | Sequence[str]) -> list[str]:
-    return [given] if isinstance(given, str) else list(given)
+def _patterns(owner: str, kind: str, given: Any) -> list[str] | None:
+    if given is None or isinstance(given, str):
+        return given if given is None else [given]
+    if not isinstance(given, Sequence):
+        raise TypeError(
+            f"{owner}: {kind}={given!r}: give a regular expression, a list of them, or None"
+        )
+    return list(given)
+
+
+def _factors(owner: str, given: Any) -> dict[str, float] | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"{owner}: multipliers={given!r}: give a dict from regular expressions to factors, as "
+            "{'embedding': 0.1}, or None"
+        )
+    for pattern, factor in given.items():
+        number = isinstance(factor, numbers.Real) and not isinstance(factor, bool)
+        if not number or not 0 <= factor < float("inf"):
+            raise ValueError(
+                f"{owner}: multipliers[{pattern!r}]={factor!r}: give a finite number of at least 0"
+            )
+    return {pattern: float(factor) for pattern, factor in given.items()}

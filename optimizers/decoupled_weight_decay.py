@@ -104,7 +104,7 @@ class DecoupledWeightDecay(_keras.OptimizerWrapper):
         kind = type(self).__name__
         decay_rate = DecayRate(kind, weight_decay, scale)
         rules = DecayRules(kind, include, exclude, multipliers)
-        for factor in (1.0, *(multipliers or {}).values()):
+        for factor in (1.0, *(rules.multipliers or {}).values()):
             decay_rate.check_share(factor)
         if sparse not in SPARSE:
             raise ValueError(f"{kind}: sparse={sparse!r}: give one of {', '.join(SPARSE)}")

@@ -1,6 +1,7 @@
 """The faster loops of LSTM and GRU compute what Keras's do, and are taken where they can be."""
 
 import functools
+from typing import Any
 
 import keras
 import numpy as np
@@ -9,7 +10,7 @@ import tensorflow as tf
 from recurrent_tools import gradients
 from stacks import IS_KERAS_2, needs_keras3
 
-from tfwd import gru, layers, lstm
+from tfwd import _keras, gru, layers, lstm
 from tfwd.layers import recurrent_call
 
 X = tf.random.stateless_normal([2, 6, 3], [1, 2])
@@ -138,3 +139,34 @@ def test_a_loop_of_ones_own_is_kept(kind: str) -> None:
     layer = Loop(8)
     layer(X)
     assert not recurrent_call._applies(layer, X)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_mask_where_the_training_flag_is_a_tensor(recompute: bool, kind: str) -> None:
+    x, mask = tf.random.stateless_normal([2, 5, 3], [1, 2]), tf.sequence_mask([3, 5], 5)
+
+    def wrapped() -> keras.Layer:
+        keras.utils.set_random_seed(1)
+        plain = getattr(keras.layers, kind)(4, return_sequences=True)
+        layer = layers.WeightDropout(plain, 0.5, seed=1, recompute=recompute)
+        layer.build(x.shape)
+        return layer
+
+    def step(layer: keras.Layer, training: Any) -> tuple[Any, Any, Any]:
+        with tf.GradientTape() as tape:
+            outputs = layer(x, mask=mask, training=training)
+            loss = tf.reduce_sum(outputs**2)
+        weights = [_keras.tf_variable(v) for v in layer.trainable_weights]
+        return outputs, _keras.get_mask(outputs), tape.gradient(loss, weights)
+
+    for flag in (True, False):
+        layer, other = wrapped(), wrapped()
+        traced = tf.function(lambda training, layer=layer: step(layer, training))
+        pairs = zip(
+            tf.nest.flatten(traced(tf.constant(flag))),
+            tf.nest.flatten(step(other, flag)),
+            strict=True,
+        )
+        for found, expected in pairs:
+            np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -1,5 +1,7 @@
 """What is refused, before anything is changed."""
 
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
@@ -167,3 +169,25 @@ def test_the_table_says_why():
     assert [row.multiplier for row in rows] == [1, 3, 0, 0]
     assert rows[0].shape == (4, 3)
     assert f"{top}hidden/bias" in str(rows) and len(str(rows).splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "right"),
+    [
+        ("include", 3, "a regular expression, a list of them, or None"),
+        ("exclude", {"bias": True}, "a regular expression, a list of them, or None"),
+        ("multipliers", ["embedding"], "a dict from regular expressions to factors"),
+        ("multipliers", "embedding", "a dict from regular expressions to factors"),
+    ],
+)
+def test_what_is_no_pattern_is_an_error(argument: str, value: Any, right: str) -> None:
+    with pytest.raises(TypeError, match=f"{argument}=.*: give {right}"):
+        DecoupledWeightDecay("sgd", 0.1, **{argument: value})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    multipliers = {"kernel": np.float32(0.5)}
+    optimizer = DecoupledWeightDecay("sgd", np.float32(0.25), multipliers=multipliers)
+    assert optimizer.get_config()["weight_decay"] == 0.25
+    assert optimizer.get_config()["multipliers"] == {"kernel": 0.5}
+    assert {type(x) for x in (optimizer.weight_decay, *optimizer.multipliers.values())} == {float}
