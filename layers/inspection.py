@@ -172,6 +172,25 @@ def check_reads(
         )
 
 
+@contextlib.contextmanager
+def kept_tensors_explained(name: str) -> Iterator[None]:
+    """Says more than TensorFlow where a call fails on a tensor that another call has left behind.
+
+    Raises:
+        ValueError: instead of TensorFlow's error.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if "out of scope" not in str(error):
+            raise
+        raise ValueError(
+            f"layer '{name}', or one inside it, goes on with a tensor of an earlier call, most "
+            "often because a method is a tf.function, which keeps the weights that it was traced "
+            "with: take its decorator off, or give it the weights as arguments"
+        ) from error
+
+
 def _differentiable(results: list[Result]) -> list[tf.Tensor]:
     outputs = [t for r in results for t in tf.nest.flatten((r.outputs, r.losses))]
     return [t for t in outputs if isinstance(t, tf.Tensor) and t.dtype.is_floating]

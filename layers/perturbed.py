@@ -111,7 +111,7 @@ class Perturber:
         call.extend(verdict.extra)
         recomputed = self.recompute and bool(chosen) and not _graphs.is_saving()
         watch = contextlib.nullcontext() if verdict.seen else _graphs.Accesses()
-        with watch as accesses:
+        with watch as accesses, inspection.kept_tensors_explained(self.name):
             result = call.run(verdict, recomputed)
         if accesses is not None:
             given = [target.variable for target, _ in call.chosen]

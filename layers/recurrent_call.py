@@ -97,17 +97,23 @@ def call(
 
 
 def training_call(
-    layer: keras.layers.RNN, *args: Any, training: bool = False, **kwargs: Any
+    layer: keras.layers.RNN,
+    sequences: tf.Tensor,
+    initial_state: Any = None,
+    mask: Any = None,
+    training: bool = False,
 ) -> Any:
     """`call` while training, and in evaluation the layer itself, to the last bit."""
+    given = {"initial_state": initial_state, "mask": mask}
     if not training:
-        return layer(*args, training=training, **kwargs)
-    outputs = call(layer, *args, training=training, **kwargs)
+        given = {name: value for name, value in given.items() if value is not None}
+        return layer(sequences, training=training, **given)
+    outputs = call(layer, sequences, training=training, **given)
     # As the layer itself would mark them: both branches of a `tf.cond` must give the same.
-    masks = tf.nest.flatten(layer.compute_mask(args[0], kwargs.get("mask")))
-    for output, mask in zip(tf.nest.flatten(outputs), masks, strict=False):
-        if mask is not None:
-            _keras.set_mask(output, mask)
+    masks = tf.nest.flatten(layer.compute_mask(sequences, mask))
+    for output, found in zip(tf.nest.flatten(outputs), masks, strict=False):
+        if found is not None:
+            _keras.set_mask(output, found)
     return outputs
 
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import needs_keras3
+from stacks import IS_KERAS_2, needs_keras3
 
 from tfwd import _keras, substitute
 
@@ -138,3 +138,45 @@ def test_what_was_read_is_known() -> None:
     found = substitute.call(lambda: layer(X), [(layer.kernel, tf.zeros([3, 2])), (other, X)])
     assert {id(layer.kernel), id(layer.bias)} <= set(found.read)
     assert id(other) not in found.read
+
+
+class Rows(keras.layers.Layer):
+    """Updates rows of a table in its call."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.method = method
+        self.table = self.add_weight(shape=(4, 2), initializer="ones", trainable=False)
+
+    def call(self, x):
+        indices = tf.constant([3, 1])
+        if self.method.startswith("scatter_nd_"):
+            getattr(self.table, self.method)(indices[:, tf.newaxis], x)
+        else:
+            getattr(self.table, self.method)(tf.IndexedSlices(x, indices))
+        return tf.identity(self.table)
+
+
+@pytest.mark.skipif(not IS_KERAS_2, reason="a variable of Keras 3 has no such methods")
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("scatter_update", "scatter_add", "scatter_sub", "scatter_min", "scatter_max"),
+        *("scatter_nd_update", "scatter_nd_add", "scatter_nd_sub"),
+    ],
+)
+def test_updates_by_rows(method: str) -> None:
+    x = tf.constant([[2.0, -3.0], [5.0, 0.5]])
+    layer, expected = Rows(method), Rows(method)(x)
+    result = substitute.call(lambda: layer(x), [], capture=True)
+    np.testing.assert_array_equal(result.outputs, expected)
+    np.testing.assert_array_equal(layer.table, np.ones([4, 2]))
+    ((variable, value),) = result.updates
+    assert variable is layer.table
+    np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.skipif(not IS_KERAS_2, reason="a variable of Keras 3 has no such methods")
+def test_an_update_that_cannot_be_followed_is_an_error() -> None:
+    with pytest.raises(NotImplementedError, match="by its method scatter_mul"):
+        substitute.call(lambda: Rows("scatter_mul")(tf.ones([2, 2])), [], capture=True)

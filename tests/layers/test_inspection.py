@@ -277,3 +277,26 @@ def test_python_as_an_operation_is_a_warning() -> None:
     wrapped = layers.WeightDropout(PythonInside(), 0.5, weights="kernel")
     with pytest.warns(UserWarning, match=r"calls Python as an operation .*as an argument"):
         tf.function(lambda: wrapped(X, training=True))()
+
+
+class TracedMethod(keras.layers.Layer):
+    def build(self, shape) -> None:
+        self.kernel = self.add_weight(shape=(5, 3), name="kernel")
+
+    @tf.function
+    def product(self, x):
+        return tf.matmul(x, tf.convert_to_tensor(self.kernel))
+
+    def call(self, x):
+        return self.product(x)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_method_that_keeps_what_it_was_traced_with_is_an_error(traced: bool) -> None:
+    wrapped = layers.WeightDropout(TracedMethod(), 0.5)
+
+    def call() -> tf.Tensor:
+        return wrapped(X, training=True)
+
+    with pytest.raises(ValueError, match="most often because a method is a tf.function"):
+        tf.function(call)() if traced else call()

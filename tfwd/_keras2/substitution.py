@@ -10,6 +10,7 @@ it. Nothing is assigned to a layer, and other threads see nothing of it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -106,6 +107,18 @@ class Substitution(Scope):
         self.losses.append(loss)
 
 
+_BY_ROWS: dict[str, Callable[..., tf.Tensor]] = {
+    "scatter_update": tf.tensor_scatter_nd_update,
+    "scatter_add": tf.tensor_scatter_nd_add,
+    "scatter_sub": tf.tensor_scatter_nd_sub,
+    "scatter_min": tf.tensor_scatter_nd_min,
+    "scatter_max": tf.tensor_scatter_nd_max,
+    "scatter_nd_update": tf.tensor_scatter_nd_update,
+    "scatter_nd_add": tf.tensor_scatter_nd_add,
+    "scatter_nd_sub": tf.tensor_scatter_nd_sub,
+}
+
+
 class StandIn(AutoCastVariable):
     """A variable in all but its value, which a substitution has."""
 
@@ -177,9 +190,19 @@ class StandIn(AutoCastVariable):
         return self.assign(self.in_own_dtype() - delta, read_value=read_value)
 
     def _apply_update(self, update_fn: Any, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(
-            f"{self._variable.name} is updated by rows, which a call on other values cannot follow"
-        )
+        """Updates some rows, as the method of a variable that is given would."""
+        name = update_fn.__name__
+        if name not in _BY_ROWS:
+            raise NotImplementedError(
+                f"{self._variable.name} is updated by its method {name}, which a call on other "
+                f"values cannot follow; it can follow assign and {', '.join(_BY_ROWS)}"
+            )
+        if name.startswith("scatter_nd_"):
+            indices, values = args[:2]
+        else:  # a tf.IndexedSlices
+            indices, values = args[0].indices[..., tf.newaxis], args[0].values
+        values = tf.convert_to_tensor(values, self._variable.dtype)
+        return self.assign(_BY_ROWS[name](self.in_own_dtype(), indices, values))
 
 
 tf.register_tensor_conversion_function(StandIn, StandIn._dense_var_to_tensor)
