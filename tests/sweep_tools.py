@@ -1,5 +1,6 @@
 """What the tests of sweeps share: a text, a model and a space that are tiny."""
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -79,3 +80,9 @@ def tiny_flags(folder: Path, root: Path, **training: object) -> list[str]:
     }
     config = [f"--config.{key}={value}" for key, value in settings.items()]
     return [f"--config={root / 'configs' / 'quickstart.py'}", *config]
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    """The rows of a sweep's `trials.csv`."""
+    with open(folder / "trials.csv", newline="") as file:
+        return list(csv.DictReader(file))

@@ -1,9 +1,10 @@
-"""A run's folder that no training was needed for."""
+"""A run's folder that no training was needed for, and `tfwd-tune` in this process."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sweep_tools
 
 from tfwd.lm import saved
 from tfwd.lm.config import default_config
@@ -54,3 +55,19 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         return folder.path
 
     return make
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path,
+    root: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., tuple[int, str, str]]:
+    """`run(space, options, *arguments, **training)`: the exit code and what was printed."""
+    sweep_tools.forget_others(monkeypatch)
+
+    def start(*arguments: str, **options: object) -> tuple[int, str, str]:
+        return sweep_tools.tune(tmp_path, root, capsys, *arguments, **options)
+
+    return start

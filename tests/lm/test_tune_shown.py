@@ -32,16 +32,6 @@ KEYS = (
 )
 
 
-@pytest.fixture
-def run(tmp_path, root, capsys, monkeypatch):
-    sweep_tools.forget_others(monkeypatch)
-
-    def start(*arguments, **options):
-        return sweep_tools.tune(tmp_path, root, capsys, *arguments, **options)
-
-    return start
-
-
 def board_of(rows, keys, folder, width):
     console = Console(width=width, record=True, force_terminal=False, file=io.StringIO())
     board = Board(dict.fromkeys(keys, Float(0, 1)), SweepFolder(folder), 9, console=console)
