@@ -10,14 +10,14 @@ another draw.
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfwd import _graphs, _keras
+from tfwd.layers import reads
 from tfwd.substitute import Result
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _
     Warns:
         UserWarning: if it does not read a parametrized weight.
     """
-    _check_calls(name, owner)
+    reads.check_calls(name, owner)
     with _attributes_restored(owner):
         return _inspected(name, owner, parametrized, call)
 
@@ -101,110 +101,41 @@ def _inspected(name: str, owner: keras.Layer, parametrized: dict[int, str], call
         reason = f"it cannot be traced by itself ({type(error).__name__})"
         return Verdict(reason, [], 0, [], seen=False)
     updated = {id(v): v for result in results for v, _ in result.updates}
-    given = [v for v in call.variables if id(v) in parametrized]
-    check_reads(name, parametrized, given, graph.reads)
-    for key in updated:
-        if key in parametrized:
-            raise ValueError(
-                f"layer '{name}' assigns to its weight '{parametrized[key]}' when it is called; "
-                "such a weight cannot be parametrized"
-            )
-    unread = [text for key, text in parametrized.items() if key not in results[0].read]
-    if unread:
-        warnings.warn(
-            f"layer '{name}' does not read {', '.join(map(repr, unread))} when it is called, so "
-            "that the parametrization there has no effect",
-            stacklevel=2,
-        )
-    escaped = [_keras.path(v) for result in results for v in result.escaped]
+    reads.check(name, parametrized, filter(graph.reads, call.variables), reads.PAST_KERAS)
+    reads.check(name, parametrized, updated.values(), reads.ASSIGNED)
+    reads.tell_of_unread(name, parametrized, results[0].read)
+    reads.tell_of_python(name, sorted({node.op for node in _nodes(graph) if node.op in _FREE}))
     if runs_again:
         draws = _unrepeatable(graph)
-    if python := [node.op for node in _nodes(graph) if node.op in _FREE]:
-        warnings.warn(
-            f"layer '{name}' calls Python as an operation ({python[0]}); a weight that is read in "
-            "there has no gradient, and in a graph its raw value: give it to that function as an "
-            "argument",
-            stacklevel=2,
-        )
-    impure = ""
-    if escaped:
-        impure = f"it updates '{escaped[0]}' inside a loop or a branch"
-    elif behind := graph.variables_read():
-        impure = f"it reads the variable '{behind[0].name}' past Keras"
-    elif kept := [n for inner in _keras.all_layers(owner) if (n := graph.kept_by(inner))]:
-        impure = f"it keeps a tensor in its attribute '{kept[0]}'"
-    elif graph.differentiable_taken():
-        impure = "it uses a tensor that is not among its arguments"
-    elif draws:
-        impure = f"it, or a parametrization, uses what cannot be repeated ({draws[0]})"
+    impure = _why_impure(owner, graph, results, draws)
     graph.differentiate(_differentiable(results))
-    for variable in filter(graph.reads, given):
-        raise ValueError(
-            f"layer '{name}' reads its weight '{parametrized[id(variable)]}' in backward, in a "
-            "tf.recompute_grad or tf.custom_gradient of its own, where no other value can be given "
-            "to it: give it to that function as an argument, and not as self.<weight>"
-        )
+    reads.check(name, parametrized, filter(graph.reads, call.variables), reads.IN_BACKWARD)
     if not impure and (behind := graph.variables_read()):
         impure = f"it reads the variable '{behind[0].name}' in backward, in a gradient of its own"
     losses = max(len(result.losses) for result in results)
     return Verdict(impure, list(updated.values()), losses, list(extra.values()))
 
 
-def check_reads(
-    name: str,
-    parametrized: dict[int, str],
-    given: Iterable[keras.Variable],
-    reads: Callable[[keras.Variable], bool],
-) -> None:
-    """Raises a ValueError if a call has read the raw value of a weight that it was given another.
-
-    Args:
-        name: the layer's name.
-        parametrized: the names of the parametrized weights by the variables' ids.
-        given: these variables.
-        reads: whether one was read.
-    """
-    for variable in filter(reads, given):
-        raise ValueError(
-            f"layer '{name}' reads its weight '{parametrized[id(variable)]}' past Keras (a "
-            "tf.Variable kept aside, or one that another function has captured), so that no "
-            "other value can be given to it: read it as self.<weight> in call()"
-        )
-
-
-@contextlib.contextmanager
-def kept_tensors_explained(name: str) -> Iterator[None]:
-    """Says more than TensorFlow where a call fails on a tensor that another call has left behind.
-
-    Raises:
-        ValueError: instead of TensorFlow's error.
-    """
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        if "out of scope" not in str(error):
-            raise
-        raise ValueError(
-            f"layer '{name}', or one inside it, goes on with a tensor of an earlier call, most "
-            "often because a method is a tf.function, which keeps the weights that it was traced "
-            "with: take its decorator off, or give it the weights as arguments"
-        ) from error
+def _why_impure(
+    owner: keras.Layer, graph: _graphs.ScratchGraph, results: list[Result], draws: list[str]
+) -> str:
+    """Why a call that was traced cannot be run again, the end of a sentence; empty if it can."""
+    if escaped := [_keras.path(v) for result in results for v in result.escaped]:
+        return f"it updates '{escaped[0]}' inside a loop or a branch"
+    if behind := graph.variables_read():
+        return f"it reads the variable '{behind[0].name}' past Keras"
+    if kept := [n for inner in _keras.all_layers(owner) if (n := graph.kept_by(inner))]:
+        return f"it keeps a tensor in its attribute '{kept[0]}'"
+    if graph.differentiable_taken():
+        return "it uses a tensor that is not among its arguments"
+    if draws:
+        return f"it, or a parametrization, uses what cannot be repeated ({draws[0]})"
+    return ""
 
 
 def _differentiable(results: list[Result]) -> list[tf.Tensor]:
     outputs = [t for r in results for t in tf.nest.flatten((r.outputs, r.losses))]
     return [t for t in outputs if isinstance(t, tf.Tensor) and t.dtype.is_floating]
-
-
-def _check_calls(name: str, owner: keras.Layer) -> None:
-    """Raises a ValueError if a layer's call is a tf.function, which keeps what it once read."""
-    for layer in _keras.all_layers(owner):
-        if isinstance(layer.call, tf.types.experimental.PolymorphicFunction):
-            raise ValueError(
-                f"the call of layer '{layer.name}', inside '{name}', is itself a tf.function and "
-                "goes on with the weights that it was traced with: take the decorator off, and "
-                "put a tf.function around the training step"
-            )
 
 
 def _trace(call: _Call, graph: tf.Graph) -> tuple[list[Result], list[str]]:

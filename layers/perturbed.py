@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfwd import _graphs, _keras, parametrizations, rates, recompute, substitute
 from tfwd import training as training_flag
-from tfwd.layers import inspection, lookup, packing
+from tfwd.layers import inspection, lookup, packing, reads
 from tfwd.layers.draws import Draws
 from tfwd.layers.targets import Target
 from tfwd.parametrizations import Link, Parametrization
@@ -111,11 +111,10 @@ class Perturber:
         call.extend(verdict.extra)
         recomputed = self.recompute and bool(chosen) and not _graphs.is_saving()
         watch = contextlib.nullcontext() if verdict.seen else _graphs.Accesses()
-        with watch as accesses, inspection.kept_tensors_explained(self.name):
+        with watch as accesses, reads.kept_tensors_explained(self.name):
             result = call.run(verdict, recomputed)
         if accesses is not None:
-            given = [target.variable for target, _ in call.chosen]
-            inspection.check_reads(self.name, names, given, accesses.has)
+            reads.check(self.name, names, filter(accesses.has, call.variables), reads.PAST_KERAS)
         if key not in self._verdicts:
             self._verdicts[key] = verdict
             if self.recompute and chosen and verdict.impure:
