@@ -107,7 +107,7 @@ def _inspected(name: str, owner: keras.Layer, parametrized: dict[int, str], call
     reads.tell_of_python(name, sorted({node.op for node in _nodes(graph) if node.op in _FREE}))
     if runs_again:
         draws = _unrepeatable(graph)
-    impure = _why_impure(owner, graph, results, draws)
+    impure = _why_impure(owner, graph, results, draws) or _why_not_here(call, graph)
     graph.differentiate(_differentiable(results))
     reads.check(name, parametrized, filter(graph.reads, call.variables), reads.IN_BACKWARD)
     if not impure and (behind := graph.variables_read()):
@@ -133,19 +133,31 @@ def _why_impure(
     return ""
 
 
+def _why_not_here(call: _Call, graph: _graphs.ScratchGraph) -> str:
+    """The same for what depends on where the call is made."""
+    if tf.executing_eagerly():
+        # There nothing that happens in the first run is recorded by any tape.
+        return "it takes gradients itself" if graph.tapes else ""
+    if graph.has_branch() and not isinstance(call.training, bool):
+        return "it has a branch of its own in that of the training flag, which is a tensor"
+    if graph.has_branch() and graph.has_users_gradient():
+        return "it has a branch, and a gradient of its own"
+    return ""
+
+
 def _differentiable(results: list[Result]) -> list[tf.Tensor]:
     outputs = [t for r in results for t in tf.nest.flatten((r.outputs, r.losses))]
     return [t for t in outputs if isinstance(t, tf.Tensor) and t.dtype.is_floating]
 
 
-def _trace(call: _Call, graph: tf.Graph) -> tuple[list[Result], list[str]]:
+def _trace(call: _Call, graph: _graphs.ScratchGraph) -> tuple[list[Result], list[str]]:
     """Evaluates a call in a graph that is thrown away, under each flag that it may have.
 
     Returns:
         What each evaluation gave, and what the parametrizations used that cannot be repeated.
     """
     flags = [call.training] if isinstance(call.training, bool) else [True, False]
-    with graph.as_default():
+    with graph.traced_into():
         results, draws = [], []
         for flag in flags:
             tensors = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in call.tensors]

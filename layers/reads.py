@@ -75,8 +75,7 @@ def tell_of_python(name: str, operations: list[str]) -> None:
     if operations:
         warnings.warn(
             f"layer '{name}' calls Python as an operation ({operations[0]}); a weight that is read "
-            "in there has no gradient, and in a graph its raw value: give it to that function as "
-            "an argument",
+            "in there has its raw value, or no gradient: give it to that function as an argument",
             stacklevel=2,
         )
 

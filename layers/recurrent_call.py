@@ -104,6 +104,8 @@ def training_call(
     training: bool = False,
 ) -> Any:
     """`call` while training, and in evaluation the layer itself, to the last bit."""
+    # Keras looks for it where the sequences are the only tensor, and a flag may be another.
+    mask = _keras.get_mask(sequences) if mask is None else mask
     given = {"initial_state": initial_state, "mask": mask}
     if not training:
         given = {name: value for name, value in given.items() if value is not None}

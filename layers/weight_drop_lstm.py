@@ -93,6 +93,8 @@ class WeightDropLSTM(Perturbing, keras.layers.LSTM):
         mask: Any = None,
         training: Any = False,
     ) -> Any:
+        # Keras looks for it where the sequences are the only tensor, and a flag may be another.
+        mask = _keras.get_mask(sequences) if mask is None else mask
         arguments = {"initial_state": initial_state, "mask": mask}
         return self._perturbed_call(self._run, (sequences,), arguments, training)
 

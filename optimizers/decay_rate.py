@@ -38,6 +38,11 @@ class DecayRate:
                 f"{owner}: weight_decay={weight_decay!r}: give a number, a schedule, a function "
                 "without arguments, or a scalar variable"
             )
+        if variable and (tuple(weight_decay.shape) or "float" not in str(weight_decay.dtype)):
+            raise ValueError(
+                f"{owner}: weight_decay is a variable of shape {tuple(weight_decay.shape)} and "
+                f"dtype {tf.as_dtype(weight_decay.dtype).name}: give a scalar of a floating dtype"
+            )
         if number and not 0 <= weight_decay < math.inf:
             raise ValueError(f"{owner}: weight_decay={weight_decay}: give a finite number, >= 0")
         weight_decay = float(weight_decay) if number else weight_decay

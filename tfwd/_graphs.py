@@ -20,6 +20,7 @@ from tensorflow.python.ops import control_flow_v2_func_graphs, gradients_util
 from tensorflow.python.saved_model import save_context
 
 from tfwd import _keras
+from tfwd._keras_shared.patching import patched
 
 
 class ScratchGraph(tf.__internal__.FuncGraph):
@@ -27,16 +28,32 @@ class ScratchGraph(tf.__internal__.FuncGraph):
 
     Attributes:
         taken: the tensors from outside that its operations use.
+        tapes: how many `tf.GradientTape`s were opened while it was the graph of this thread.
     """
 
     def __init__(self) -> None:
         super().__init__("tfwd_inspection")
         self.taken: list[tf.Tensor] = []
+        self.tapes = 0
 
     def capture(self, tensor: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
         if getattr(tensor, "graph", None) is not self:
             self.taken.append(tensor)
         return super().capture(tensor, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def traced_into(self) -> Iterator[None]:
+        """Builds what the body does in this graph."""
+
+        def counting(own: Callable[..., Any]) -> Callable[..., Any]:
+            def enter(tape: tf.GradientTape) -> Any:
+                self.tapes += is_of_scratch(_keras.present_graph())
+                return own(tape)
+
+            return enter
+
+        with patched([(tf.GradientTape, "__enter__", counting)]), self.as_default():
+            yield
 
     def variables_read(self) -> list[tf.Variable]:
         """The TensorFlow variables that are read, as far as they are known."""
@@ -69,14 +86,22 @@ class ScratchGraph(tf.__internal__.FuncGraph):
         floating = [t for t in self.taken if t.dtype.is_floating or t.dtype.is_complex]
         return [t for t in floating if _may_have_gradient(t)]
 
+    def has_users_gradient(self) -> bool:
+        """Whether a user has written the gradient of any operation."""
+        return any(map(_has_users_gradient, nodes(self, self.get_operations())))
+
+    def has_branch(self) -> bool:
+        """Whether a `tf.cond` is in it."""
+        return any(node.op in ("If", "StatelessIf") for node in nodes(self, self.get_operations()))
+
     def differentiate(self, outputs: list[tf.Tensor]) -> None:
         """Builds the gradients of outputs, if a user has written that of any operation.
 
         What TensorFlow's own and tfwd's need is in the graph already.
         """
-        operations = self.get_operations()
-        if not any(map(_has_users_gradient, nodes(self, operations))):
+        if not self.has_users_gradient():
             return
+        operations = self.get_operations()
         sources = [op.outputs[0] for op in operations if op.type == "Placeholder"]
         with self.as_default(), contextlib.suppress(Exception):  # to be said when it is made
             gradients(outputs, [t for t in sources if t.dtype.is_floating], [None] * len(outputs))
@@ -98,8 +123,10 @@ def _enclosed(function: Any) -> list[Any]:
 
 
 def is_of_scratch(value: Any) -> bool:
-    """Whether it is a tensor of a graph that was to be looked at only, or of a function in one."""
-    graph = getattr(value, "graph", None) if isinstance(value, tf.Tensor) else None
+    """Whether it is a graph that was to be looked at only, or a tensor or a function in one."""
+    graph = value if isinstance(value, tf.Graph) else None
+    if isinstance(value, tf.Tensor):
+        graph = getattr(value, "graph", None)
     while graph is not None and not isinstance(graph, ScratchGraph):
         graph = getattr(graph, "outer_graph", None)
     return graph is not None

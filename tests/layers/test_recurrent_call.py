@@ -141,21 +141,33 @@ def test_a_loop_of_ones_own_is_kept(kind: str) -> None:
     assert not recurrent_call._applies(layer, X)
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "WeightDropLSTM"])
 @pytest.mark.parametrize("recompute", [True, False])
-def test_a_mask_where_the_training_flag_is_a_tensor(recompute: bool, kind: str) -> None:
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_mask_where_the_training_flag_is_a_tensor(
+    attached: bool, recompute: bool, kind: str
+) -> None:
     x, mask = tf.random.stateless_normal([2, 5, 3], [1, 2]), tf.sequence_mask([3, 5], 5)
 
     def wrapped() -> keras.Layer:
         keras.utils.set_random_seed(1)
-        plain = getattr(keras.layers, kind)(4, return_sequences=True)
-        layer = layers.WeightDropout(plain, 0.5, seed=1, recompute=recompute)
+        options: dict[str, Any] = {"seed": 1, "recompute": recompute}
+        if kind == "WeightDropLSTM":
+            layer = layers.WeightDropLSTM(4, return_sequences=True, **options)
+        else:
+            plain = getattr(keras.layers, kind)(4, return_sequences=True)
+            layer = layers.WeightDropout(plain, 0.5, **options)
         layer.build(x.shape)
         return layer
 
     def step(layer: keras.Layer, training: Any) -> tuple[Any, Any, Any]:
         with tf.GradientTape() as tape:
-            outputs = layer(x, mask=mask, training=training)
+            if attached:
+                sequences = tf.identity(x)
+                _keras.set_mask(sequences, mask)
+                outputs = layer(sequences, training=training)
+            else:
+                outputs = layer(x, mask=mask, training=training)
             loss = tf.reduce_sum(outputs**2)
         weights = [_keras.tf_variable(v) for v in layer.trainable_weights]
         return outputs, _keras.get_mask(outputs), tape.gradient(loss, weights)

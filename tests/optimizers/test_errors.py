@@ -185,6 +185,12 @@ def test_what_is_no_pattern_is_an_error(argument: str, value: Any, right: str) -
         DecoupledWeightDecay("sgd", 0.1, **{argument: value})
 
 
+@pytest.mark.parametrize("value", [[0.1, 0.5], [0.1], 1])
+def test_a_variable_that_is_no_scalar_of_a_floating_dtype_is_an_error(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"shape \(.*\) and dtype .*: give a scalar of a floating"):
+        DecoupledWeightDecay("sgd", tf.Variable(value))
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     multipliers = {"kernel": np.float32(0.5)}
     optimizer = DecoupledWeightDecay("sgd", np.float32(0.25), multipliers=multipliers)

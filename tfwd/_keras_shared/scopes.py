@@ -46,7 +46,8 @@ class Scope:
             if present_graph() is not self._graph:
                 self.inner_updates.append(variable)
             self.updates[id(variable)] = (variable, value)
-            self.state_mapping[id(variable)] = value
+            # What is read after an assignment has no gradient to what was assigned.
+            self.state_mapping[id(variable)] = tf.stop_gradient(value)
         elif self.original_scope is not None:
             self.original_scope.add_update(update)
         else:
