@@ -21,6 +21,7 @@ class Parametrization:
 
     Example:
 
+    >>> import keras
     >>> @keras.saving.register_keras_serializable("my_package")
     ... class UniformNoise(Parametrization):
     ...     def __init__(self, width):
