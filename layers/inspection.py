@@ -137,7 +137,7 @@ def _why_not_here(call: _Call, graph: _graphs.ScratchGraph) -> str:
     """The same for what depends on where the call is made."""
     if tf.executing_eagerly():
         # There nothing that happens in the first run is recorded by any tape.
-        return "it takes gradients itself" if graph.tapes else ""
+        return "it takes gradients itself" if graph.gradients_taken else ""
     if graph.has_branch() and not isinstance(call.training, bool):
         return "it has a branch of its own in that of the training flag, which is a tensor"
     if graph.has_branch() and graph.has_users_gradient():

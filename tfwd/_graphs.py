@@ -28,13 +28,13 @@ class ScratchGraph(tf.__internal__.FuncGraph):
 
     Attributes:
         taken: the tensors from outside that its operations use.
-        tapes: how many `tf.GradientTape`s were opened while it was the graph of this thread.
+        gradients_taken: how many `tf.GradientTape`s were asked for gradients in it.
     """
 
     def __init__(self) -> None:
         super().__init__("tfwd_inspection")
         self.taken: list[tf.Tensor] = []
-        self.tapes = 0
+        self.gradients_taken = 0
 
     def capture(self, tensor: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
         if getattr(tensor, "graph", None) is not self:
@@ -46,13 +46,13 @@ class ScratchGraph(tf.__internal__.FuncGraph):
         """Builds what the body does in this graph."""
 
         def counting(own: Callable[..., Any]) -> Callable[..., Any]:
-            def enter(tape: tf.GradientTape) -> Any:
-                self.tapes += is_of_scratch(_keras.present_graph())
-                return own(tape)
+            def gradient(tape: tf.GradientTape, *args: Any, **kwargs: Any) -> Any:
+                self.gradients_taken += is_of_scratch(_keras.present_graph())
+                return own(tape, *args, **kwargs)
 
-            return enter
+            return gradient
 
-        with patched([(tf.GradientTape, "__enter__", counting)]), self.as_default():
+        with patched([(tf.GradientTape, "gradient", counting)]), self.as_default():
             yield
 
     def variables_read(self) -> list[tf.Variable]:
