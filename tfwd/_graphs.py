@@ -20,7 +20,6 @@ from tensorflow.python.ops import control_flow_v2_func_graphs, gradients_util
 from tensorflow.python.saved_model import save_context
 
 from tfwd import _keras
-from tfwd._keras_shared.patching import patched
 
 
 class ScratchGraph(tf.__internal__.FuncGraph):
@@ -52,7 +51,7 @@ class ScratchGraph(tf.__internal__.FuncGraph):
 
             return gradient
 
-        with patched([(tf.GradientTape, "gradient", counting)]), self.as_default():
+        with _keras.patched([(tf.GradientTape, "gradient", counting)]), self.as_default():
             yield
 
     def variables_read(self) -> list[tf.Variable]:

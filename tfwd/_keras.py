@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
+from tfwd._keras_shared.patching import patched
 from tfwd._keras_shared.scopes import present_graph
 
 GENERATION = int(keras.__version__.partition(".")[0])
@@ -168,6 +169,7 @@ __all__ = [
     "ops",
     "original",
     "own_weights",
+    "patched",
     "path",
     "paths",
     "present_graph",
