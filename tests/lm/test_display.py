@@ -19,7 +19,8 @@ def test_lines_come_no_closer_than_asked():
     assert out.getvalue().splitlines() == ["epoch 1/2  5%", "epoch 1/2  10%", "[best] epoch"]
 
 
-def test_a_terminal_gets_a_bar():
+def test_a_terminal_gets_a_bar(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")  # in a dumb one nothing can move
     out = io.StringIO()
     display = Display(Console(file=out, width=100, force_terminal=True, legacy_windows=False))
     with display:
