@@ -10,7 +10,7 @@ another draw.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Calls of Python may do anything.
 _FREE = {"EagerPyFunc", "PyFunc"}
+# What a `tf.cond` is in a graph.
+_BRANCHES = {"If", "StatelessIf"}
 
 
 class Verdict(NamedTuple):
@@ -104,11 +106,16 @@ def _inspected(name: str, owner: keras.Layer, parametrized: dict[int, str], call
     reads.check(name, parametrized, filter(graph.reads, call.variables), reads.PAST_KERAS)
     reads.check(name, parametrized, updated.values(), reads.ASSIGNED)
     reads.tell_of_unread(name, parametrized, results[0].read)
-    reads.tell_of_python(name, sorted({node.op for node in _nodes(graph) if node.op in _FREE}))
+    nodes = list(_graphs.nodes(graph, graph.get_operations()))
+    reads.tell_of_python(name, sorted({node.op for node in nodes if node.op in _FREE}))
     if runs_again:
-        draws = _unrepeatable(graph)
-    impure = _why_impure(owner, graph, results, draws) or _why_not_here(call, graph)
-    graph.differentiate(_differentiable(results))
+        draws = _unrepeatable(nodes)
+    own_gradient = any(map(_graphs.has_users_gradient, nodes))
+    impure = _why_impure(owner, graph, results, draws) or _why_not_here(
+        call, graph, any(node.op in _BRANCHES for node in nodes), own_gradient
+    )
+    if own_gradient:
+        graph.differentiate(_differentiable(results))
     reads.check(name, parametrized, filter(graph.reads, call.variables), reads.IN_BACKWARD)
     if not impure and (behind := graph.variables_read()):
         impure = f"it reads the variable '{behind[0].name}' in backward, in a gradient of its own"
@@ -133,14 +140,16 @@ def _why_impure(
     return ""
 
 
-def _why_not_here(call: _Call, graph: _graphs.ScratchGraph) -> str:
+def _why_not_here(
+    call: _Call, graph: _graphs.ScratchGraph, branch: bool, own_gradient: bool
+) -> str:
     """The same for what depends on where the call is made."""
     if tf.executing_eagerly():
         # There nothing that happens in the first run is recorded by any tape.
         return "it takes gradients itself" if graph.gradients_taken else ""
-    if graph.has_branch() and not isinstance(call.training, bool):
+    if branch and not isinstance(call.training, bool):
         return "it has a branch of its own in that of the training flag, which is a tensor"
-    if graph.has_branch() and graph.has_users_gradient():
+    if branch and own_gradient:
         return "it has a branch, and a gradient of its own"
     return ""
 
@@ -164,25 +173,18 @@ def _trace(call: _Call, graph: _graphs.ScratchGraph) -> tuple[list[Result], list
             seeds = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in call.seeds]
             before = len(graph.get_operations())
             weights = call.weights(flag, tensors, seeds)
-            draws += _unrepeatable(graph, before)
+            draws += _unrepeatable(_graphs.nodes(graph, graph.get_operations()[before:]))
             results.append(call.evaluate(flag, tensors, seeds, weights, capture=True))
         return results, draws
 
 
-def _unrepeatable(graph: tf.Graph, since: int = 0) -> list[str]:
-    """The types of the operations in the graph, and in its functions, that draw from a state.
-
-    Of the graph's own operations those from the given number on count.
+def _unrepeatable(nodes: Iterable[Any]) -> list[str]:
+    """The types of those among the definitions of operations that draw from a state.
 
     These are the ones with the seeds of TensorFlow's first random operations; what the stateless
     ones draw from is an argument, and a `tf.random.Generator` is a variable.
     """
-    nodes = _nodes(graph, since)
     return sorted({node.op for node in nodes if node.op in _FREE or _draws(node)})
-
-
-def _nodes(graph: tf.Graph, since: int = 0) -> Iterator[Any]:
-    return _graphs.nodes(graph, graph.get_operations()[since:])
 
 
 def _draws(node: Any) -> bool:

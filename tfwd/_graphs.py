@@ -85,28 +85,20 @@ class ScratchGraph(tf.__internal__.FuncGraph):
         floating = [t for t in self.taken if t.dtype.is_floating or t.dtype.is_complex]
         return [t for t in floating if _may_have_gradient(t)]
 
-    def has_users_gradient(self) -> bool:
-        """Whether a user has written the gradient of any operation."""
-        return any(map(_has_users_gradient, nodes(self, self.get_operations())))
-
-    def has_branch(self) -> bool:
-        """Whether a `tf.cond` is in it."""
-        return any(node.op in ("If", "StatelessIf") for node in nodes(self, self.get_operations()))
-
     def differentiate(self, outputs: list[tf.Tensor]) -> None:
-        """Builds the gradients of outputs, if a user has written that of any operation.
-
-        What TensorFlow's own and tfwd's need is in the graph already.
-        """
-        if not self.has_users_gradient():
-            return
+        """Builds the gradients of outputs; what they read is then among what is read."""
         operations = self.get_operations()
         sources = [op.outputs[0] for op in operations if op.type == "Placeholder"]
         with self.as_default(), contextlib.suppress(Exception):  # to be said when it is made
             gradients(outputs, [t for t in sources if t.dtype.is_floating], [None] * len(outputs))
 
 
-def _has_users_gradient(node: Any) -> bool:
+def has_users_gradient(node: Any) -> bool:
+    """Whether a user has written an operation's gradient, and not TensorFlow or tfwd.
+
+    Args:
+        node: the operation's definition.
+    """
     kind = node.attr["_gradient_op_type"].s.decode() if "_gradient_op_type" in node.attr else ""
     if not kind.startswith("CustomGradient"):
         return False
