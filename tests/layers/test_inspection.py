@@ -5,14 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conformance.harness import randomize
 from tfwd import _keras, layers
 
 X = tf.random.stateless_normal([4, 5], [1, 2])
-
-
-def nonzero(layer: keras.Layer) -> None:
-    for weight in layer.weights:
-        weight.assign(np.linspace(0.5, 1.5, int(np.prod(weight.shape))).reshape(weight.shape))
 
 
 class PastKeras(keras.layers.Layer):
@@ -80,7 +76,7 @@ class StatefulDraw(keras.layers.Layer):
 def test_a_layer_that_draws_statefully_is_not_run_twice(traced: bool) -> None:
     wrapped = layers.WeightDropout(StatefulDraw(), 0.5, seed=1)
     wrapped.build((None, 5))
-    nonzero(wrapped)
+    randomize(wrapped)
 
     def step() -> tuple:
         with tf.GradientTape() as tape:

@@ -5,12 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conformance.harness import randomize
 from tfwd import _keras, layers
-
-
-def nonzero(layer: keras.Layer) -> None:
-    for weight in layer.weights:
-        weight.assign(np.linspace(0.5, 1.5, int(np.prod(weight.shape))).reshape(weight.shape))
 
 
 def test_nested_wrappers_are_one_chain_the_inner_first() -> None:
@@ -18,7 +14,7 @@ def test_nested_wrappers_are_one_chain_the_inner_first() -> None:
     wrapped = layers.WeightDropout(noisy, 0.5, seed=2)
     x = tf.eye(50)
     wrapped.build(x.shape)
-    nonzero(wrapped)
+    randomize(wrapped)
     wrapped.weights[1].assign(tf.zeros([40]))
     kernel = wrapped.effective_weights(0)["kernel"].numpy()
     assert abs((kernel == 0).mean() - 0.5) < 5 * 0.5 / np.sqrt(2000)
@@ -61,7 +57,7 @@ def test_a_wrapper_inside_a_nested_sequential_that_is_wrapped_again(
     wrapped = layers.WeightDropout(model, 0.5, weights=".*kernel", seed=2, **options)
     x = tf.eye(50)
     wrapped.build(x.shape)
-    nonzero(wrapped)
+    randomize(wrapped)
     first, second = wrapped.effective_weights(0).values()
 
     def step() -> tuple:

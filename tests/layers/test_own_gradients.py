@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conformance.harness import randomize
 from tfwd import _keras, layers
 
 X = tf.random.stateless_normal([4, 5], [1, 2])
-
-
-def nonzero(layer: keras.Layer) -> None:
-    for weight in layer.weights:
-        weight.assign(np.linspace(0.5, 1.5, int(np.prod(weight.shape))).reshape(weight.shape))
 
 
 class OwnGradient(keras.layers.Layer):
@@ -65,7 +61,7 @@ def test_another_weight_that_is_read_in_backward_has_its_gradient(traced: bool) 
     for how in ("plain", "recomputed, as an argument"):
         wrapped = layers.WeightDropout(OwnGradient(how), 0.5, weights="kernel", seed=1)
         wrapped.build(X.shape)
-        nonzero(wrapped)
+        randomize(wrapped)
 
         def step(wrapped: keras.Layer = wrapped) -> list[tf.Tensor]:
             with tf.GradientTape() as tape:
@@ -123,7 +119,7 @@ class InnerTape(Branch):
 def test_gradients_are_those_of_the_layer_on_the_effective_weights(kind: type, how: str) -> None:
     wrapped = layers.WeightDropout(kind(), 0.5, weights="kernel", seed=1)
     wrapped(X)
-    nonzero(wrapped)
+    randomize(wrapped)
 
     def gradients(layer: keras.Layer, training: Any) -> list[Any]:
         with tf.GradientTape() as tape:
@@ -137,7 +133,7 @@ def test_gradients_are_those_of_the_layer_on_the_effective_weights(kind: type, h
     mask = wrapped.effective_weights(0)["kernel"] / _keras.value(wrapped.layer.kernel)
     plain = kind()
     plain(X)
-    nonzero(plain)
+    randomize(plain)
     plain.kernel.assign(wrapped.effective_weights(0)["kernel"])
     options = {} if kind is not Statistic else {"training": True}
     with tf.GradientTape() as tape:
