@@ -10,6 +10,8 @@ that a layer computes with, `tfwd.gradients` moments of per-example gradients, `
 language model.
 """
 
+from pathlib import Path
+
 try:
     import tensorflow  # noqa: F401
 except ModuleNotFoundError as error:
@@ -17,8 +19,13 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(
         "tfwd needs TensorFlow, which it does not install by itself so that either build will do: "
-        "pip install 'tfwd[tf]', or 'tfwd[cpu]' for the smaller build without GPU support"
+        "pip install tensorflow, or tensorflow-cpu for the smaller build without GPU support"
     ) from error
+
+# In a checkout tfwd.layers and tfwd.optimizers stand beside this folder, not in it. Python takes
+# this folder, and not an installed tfwd, where it is started at the top of a checkout.
+if not (Path(__file__).parent / "layers").is_dir():
+    __path__.append(str(Path(__file__).parent.parent))
 
 from tfwd import callbacks, gradients, layers, metrics, optimizers, parametrizations
 from tfwd.models import parametrize, unwrap
