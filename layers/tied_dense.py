@@ -68,6 +68,7 @@ class TiedDense(keras.layers.Layer):
         self.use_bias = use_bias
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.bias: Any = None
+        self._leading: tuple = (None,)
 
     def build(self, input_shape: Any) -> None:
         if not self.embedding.built:
@@ -78,6 +79,7 @@ class TiedDense(keras.layers.Layer):
                 f"TiedDense '{self.name}' is tied to an embedding of width {features}; its input's "
                 f"last axis must be that, got an input of shape {tuple(input_shape)}"
             )
+        self._leading = tuple(input_shape[:-1])
         if self.use_bias:
             self.bias = self.add_weight(
                 shape=(words,), initializer=self.bias_initializer, name="bias"
@@ -104,12 +106,13 @@ class TiedDense(keras.layers.Layer):
         words = self.embedding.input_dim
         dense = keras.layers.EinsumDense(
             "...f,wf->...w",
-            output_shape=(None, words),
+            output_shape=(words,),
             bias_axes="w" if self.use_bias else None,
             name=self.name,
             dtype=self.dtype_policy,
         )
-        return _keras.tie(dense, _keras.embedding_matrix(self.embedding), self.bias)
+        matrix = _keras.embedding_matrix(self.embedding)
+        return _keras.tie(dense, matrix, self.bias, (*self._leading, words))
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -1,11 +1,14 @@
 """Logits with the embedding's own matrix."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from stacks import needs_keras3
 
+import tfwd
 from tfwd import _keras, layers
 
 X = tf.random.stateless_normal([2, 3, 4], [1, 2])
@@ -86,3 +89,24 @@ def test_a_bias_of_its_own_is_saved(tmp_path) -> None:
     ids = tf.constant([[1, 2, 3]])
     np.testing.assert_array_equal(other(ids), model(ids))
     assert other.layers[1].embedding is other.layers[0]
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 2)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_unwrapped_it_is_saved_loaded_and_cloned(
+    bias: bool, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    embedding = keras.layers.Embedding(9, 4)
+    tied = layers.TiedDense(embedding, use_bias=bias, bias_initializer="ones")
+    model = tfwd.unwrap(keras.Sequential([keras.Input(shape, dtype="int32"), embedding, tied]))
+    ids = np.arange(6).reshape(6 // np.prod(shape), *shape)
+    matrix = np.asarray(embedding.embeddings)
+    expected = matrix[ids] @ matrix.T + bias
+    np.testing.assert_allclose(model(ids), expected, rtol=1e-5, atol=1e-6)
+    model.save(tmp_path / "model.keras")
+    clone = keras.models.clone_model(model)
+    # A clone from a config has a matrix for each of the two layers, as with any layers in Keras.
+    clone.layers[0].set_weights([matrix])
+    clone.layers[1].set_weights([matrix, np.ones(9)][: 1 + bias])
+    for other in (clone, keras.saving.load_model(tmp_path / "model.keras")):
+        np.testing.assert_allclose(other(ids), expected, rtol=1e-5, atol=1e-6)

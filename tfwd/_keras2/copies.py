@@ -83,11 +83,13 @@ def _rebuilt(model: Any, replaced: Callable[[Any], Any]) -> Any:
     return type(model)(inputs, outputs, name=model.name)
 
 
-def tie(dense: Any, kernel: tf.Variable, bias: tf.Variable | None) -> Any:
+def tie(
+    dense: Any, kernel: tf.Variable, bias: tf.Variable | None, output_shape: tuple[int | None, ...]
+) -> Any:
     """Gives a layer that is not built the variables of others, and returns it as a built one."""
     dense.kernel = kernel
     dense.bias = bias
-    dense.full_output_shape = dense.partial_output_shape
+    dense.full_output_shape = list(output_shape)
     dense.built = True
     return dense
 

@@ -29,14 +29,17 @@ def clone(model: keras.Model, function: Callable[[Any], Any]) -> keras.Model:
 
 
 def tie(
-    dense: keras.layers.EinsumDense, kernel: keras.Variable, bias: keras.Variable | None
+    dense: keras.layers.EinsumDense,
+    kernel: keras.Variable,
+    bias: keras.Variable | None,
+    output_shape: tuple[int | None, ...],
 ) -> keras.layers.EinsumDense:
     """Gives a layer that is not built the variables of others, and returns it as a built one."""
     # `kernel` has become a property of the class in later releases.
     name = "_kernel" if isinstance(getattr(type(dense), "kernel", None), property) else "kernel"
     setattr(dense, name, kernel)
     dense.bias = bias
-    dense.full_output_shape = dense.partial_output_shape
+    dense.full_output_shape = output_shape
     dense.built = True
     return dense
 
