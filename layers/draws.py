@@ -20,6 +20,20 @@ from tfwd import _keras, seeds
 _counting = threading.Lock()
 
 
+def checked_seed(seed: Any) -> int | None:
+    """A seed as a Python integer, or None.
+
+    Raises:
+        ValueError: if it is not an integer from 0 to 2^63 - 1.
+    """
+    if seed is None:
+        return None
+    whole = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
+    if not whole or not 0 <= seed < 1 << 63:
+        raise ValueError(f"seed must be None or an integer from 0 to 2^63 - 1, got {seed!r}")
+    return int(seed)
+
+
 class Draws(keras.layers.Layer):
     """Counts training calls and makes their seeds.
 
@@ -37,15 +51,10 @@ class Draws(keras.layers.Layer):
         self, seed: int | None = None, share_across_replicas: bool = False, stream: int = 0
     ) -> None:
         super().__init__(name="draws")
-        if seed is not None and not (
-            isinstance(seed, (int, np.integer))
-            and not isinstance(seed, bool)
-            and 0 <= seed < 1 << 63
-        ):
-            raise ValueError(f"seed must be None or an integer from 0 to 2^63 - 1, got {seed!r}")
-        self.seed = None if seed is None else int(seed)
+        self.seed = checked_seed(seed)
         self.share_across_replicas = share_across_replicas
         self.stream = stream
+        self.on_quantize = ""
         # Keras counts its state among `variables` but not among `weights`.
         self.generator = _keras.SeedState(self.seed)
         # Keras saves no generator's state in any format; TensorFlow's checkpoints go by attributes.
@@ -94,7 +103,13 @@ class Draws(keras.layers.Layer):
         return self.seed_of(root, tf.convert_to_tensor(call, tf.int64), position, replica=0)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: there are no weights."""
+        """Is asked by a model's `quantize`, after the layers beside it. There are no weights here.
+
+        Raises:
+            NotImplementedError: with what the owner has to say; Keras makes a warning of it.
+        """
+        if self.on_quantize:
+            raise NotImplementedError(self.on_quantize)
 
     def save_own_variables(self, store: Any) -> None:
         store["state"] = np.asarray(self.state)

@@ -104,7 +104,7 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
         check_wrappable(layer)
         # The wrapped layer's dtype policy decides, whatever a config says.
         kwargs.pop("dtype", None)
-        super().__init__(layer, dtype=layer.dtype_policy, **kwargs)
+        super().__init__(layer, dtype=_keras.floating_policy(layer), **kwargs)
         self._init_perturbing(seed, recompute, share_across_replicas)
         _keras.adopt_call(self, layer)
 
@@ -168,10 +168,17 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
         return _keras.reset_states(self.layer)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: the wrapped layer is quantized by itself."""
+        """Not supported.
 
-    def get_build_config(self) -> dict[str, Any]:
-        return {"layer": self.layer.get_build_config()}
+        Raises:
+            ValueError: with what is possible instead.
+        """
+        raise ValueError(f"layer '{self.name}' cannot be quantized: {targeting.QUANTIZED}")
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        # Keras takes a layer for built that is read back with any config of a build.
+        inner = self.layer.get_build_config()
+        return None if inner is None else {"layer": inner}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         builds = _keras.builds_by_shape(self.layer)

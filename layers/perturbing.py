@@ -12,7 +12,7 @@ from tfwd import _keras, parametrizations
 from tfwd import training as training_flag
 from tfwd.layers import lookup
 from tfwd.layers import targets as targeting
-from tfwd.layers.draws import Draws
+from tfwd.layers.draws import Draws, checked_seed
 from tfwd.layers.perturbed import Chosen, Perturber, acts
 from tfwd.parametrizations import Link, Parametrization
 
@@ -40,10 +40,14 @@ class Perturbing(_keras.Perturbs):
         share_across_replicas: bool = False,
         stream: int = 0,
     ) -> None:
-        self.seed = seed
+        self.seed = checked_seed(seed)
         self.recompute = recompute
         self.share_across_replicas = share_across_replicas
         self.draws = Draws(seed, share_across_replicas, stream)
+        self.draws.on_quantize = (
+            f"layer '{self.name}' cannot train on the quantized layer inside it: "  # type: ignore[attr-defined]
+            + targeting.QUANTIZED
+        )
         self._perturber = Perturber(self.name, self.draws, recompute)  # type: ignore[attr-defined]
 
     def _subject(self) -> keras.Layer:

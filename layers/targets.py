@@ -20,6 +20,11 @@ T = TypeVar("T")
 _BIAS = re.compile(r"(.*_)?bias(_.*)?")
 _NOT_DROPPED = ("gamma", "beta")
 
+QUANTIZED = (
+    "weights of 8 or 4 bits cannot be parametrized. Quantize the plain model, tfwd.unwrap(model); "
+    "or call enable_lora and quantize first, wrap then, and name the weights 'lora_.*'"
+)
+
 
 class Target(NamedTuple):
     """A weight that is to be parametrized.
@@ -57,7 +62,7 @@ def targets(layer: keras.Layer, patterns: Iterable[str] | None = None) -> list[T
         if not chosen:
             raise ValueError(
                 f"layer '{layer.name}' has no weight that is parametrized by default: name the "
-                f"weights; {_listing(layer)}"
+                f"weights; {_listing(layer)}{_quantized(layer)}"
             )
         return [t for t in all_targets(layer) if id(t.variable) in chosen]
     found = match(layer, {pattern: None for pattern in patterns})
@@ -99,7 +104,7 @@ def check_floating(layer: keras.Layer, target: Target) -> None:
     if "float" not in dtype:
         raise ValueError(
             f"weight '{target.name}' of layer '{layer.name}' is of dtype {dtype}; only floating "
-            "weights can be parametrized"
+            f"weights can be parametrized{_quantized(layer)}"
         )
 
 
@@ -161,6 +166,12 @@ def _compile(layer: keras.Layer, pattern: str) -> re.Pattern[str]:
             f"{pattern!r}, meant to choose weights of layer '{layer.name}', is not a regular "
             f"expression: {error}"
         ) from error
+
+
+def _quantized(layer: keras.Layer) -> str:
+    """What is to be said where there is no floating weight, if it was quantized; else nothing."""
+    found = [inner.name for inner in _keras.all_layers(layer) if _keras.is_quantized(inner)]
+    return f". Layer '{found[0]}' is quantized: {QUANTIZED}" if found else ""
 
 
 def _kind(layer: keras.Layer) -> str:

@@ -10,6 +10,7 @@ import keras
 from tfwd import _keras
 from tfwd.layers import recurrent_call
 from tfwd.layers import targets as targeting
+from tfwd.layers.draws import checked_seed
 from tfwd.layers.perturbing import PERTURBING_ATTRIBUTES, Chosen, Perturbing
 from tfwd.parametrizations import Dropout, Parametrization
 
@@ -63,6 +64,7 @@ class WeightDropLSTM(Perturbing, keras.layers.LSTM):
         recompute: bool = True,
         **kwargs: Any,
     ) -> None:
+        seed = checked_seed(seed)
         super().__init__(units, seed=seed, **kwargs)
         self._init_perturbing(seed, recompute, stream=int(self.go_backwards))
         self._parametrization = Dropout(weight_dropout)

@@ -11,6 +11,7 @@ import keras
 
 from tfwd import _keras
 from tfwd.layers import targets as targeting
+from tfwd.layers.draws import checked_seed
 from tfwd.layers.parametrized import Parametrized
 from tfwd.parametrizations import Parametrization
 
@@ -73,6 +74,7 @@ def parametrize(
                 f"'{pattern}' of model '{model.name}': a parametrization such as Dropout(0.5) is "
                 f"wanted; got {parametrization!r}"
             )
+    seed = checked_seed(seed)
     options = {"recompute": recompute, "share_across_replicas": share_across_replicas}
     if not _keras.is_layer_graph(model):
         return ParametrizedModel(model, parametrizations, seed, name=model.name, **options)
@@ -92,7 +94,9 @@ def parametrize(
         if not found:
             return layer
         own = {re.escape(t.name): chosen[id(t.variable)][1] for t in found}
-        own_seed = None if seed is None else seed + chosen[id(found[0].variable)][0]
+        own_seed = None
+        if seed is not None:
+            own_seed = (seed + chosen[id(found[0].variable)][0]) % (1 << 63)
         return Parametrized(layer, own, seed=own_seed, name=layer.name, **options)
 
     return _keras.clone(model, wrap)
@@ -189,7 +193,7 @@ class ParametrizedModel(keras.Model):
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         return self.parametrized.compute_output_spec(*args, **kwargs)
 
-    def get_build_config(self) -> dict[str, Any]:
+    def get_build_config(self) -> dict[str, Any] | None:
         return self.parametrized.get_build_config()
 
     def build_from_config(self, config: dict[str, Any]) -> None:

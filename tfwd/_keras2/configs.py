@@ -12,10 +12,13 @@ from keras.src.saving import serialization_lib
 def serialize(layer: Any) -> dict[str, Any]:
     """A layer's config, by which a `.keras` file knows it again in another place.
 
-    Without the shape to build it for, which Keras 2 reads back from a file as another type.
+    Without the shape to build it for, which Keras 2 reads back from a file as another type. Only
+    while Keras writes a file is there a mark of the layer, an address in memory.
     """
-    config = {**keras.saving.serialize_keras_object(layer), "shared_object_id": id(layer)}
+    config = keras.saving.serialize_keras_object(layer)
     config.pop("build_config", None)
+    if getattr(serialization_lib.SHARED_OBJECTS, "enabled", False):
+        config = {**config, "shared_object_id": id(layer)}
     return config
 
 

@@ -206,6 +206,16 @@ def embedding_matrix(layer: Any) -> tf.Variable:
     return layer.embeddings
 
 
+def is_quantized(layer: Any) -> bool:
+    """Whether the layer computes with weights of 8 or 4 bits: Keras 2 has no such layers."""
+    return False
+
+
+def floating_policy(layer: Any) -> Any:
+    """The dtype policy of a layer."""
+    return layer.dtype_policy
+
+
 def add_loss(layer: Any, loss: tf.Tensor) -> None:
     """Adds a loss to a layer that was added by a layer inside.
 

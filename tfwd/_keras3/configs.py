@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+from keras.src.backend.common import global_state
 
 
 def serialize(layer: keras.Layer) -> dict[str, Any]:
     """A layer's config, by which a `.keras` file knows it again in another place.
 
-    Keras marks the config of an object that it has met before, but not where that config stands
-    inside another one, as a wrapped layer's does.
+    While it writes a file, Keras marks the config of an object that it has met before, but not
+    where that config stands inside another one, as a wrapped layer's does. The mark is Keras's own,
+    an address in memory; configs outside of files have none, so that they can be compared.
     """
-    return {**keras.saving.serialize_keras_object(layer), "shared_object_id": id(layer)}
+    config = keras.saving.serialize_keras_object(layer)
+    if global_state.get_global_attribute("shared_objects/id_to_config_map") is not None:
+        config = {**config, "shared_object_id": id(layer)}
+    return config
 
 
 def deserialize(value: Any, custom_objects: Any = None) -> Any:

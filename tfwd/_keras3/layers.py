@@ -159,6 +159,20 @@ def embedding_matrix(layer: keras.layers.Embedding) -> keras.Variable:
     return layer._embeddings
 
 
+def is_quantized(layer: keras.Layer) -> bool:
+    """Whether the layer computes with weights of 8 or 4 bits."""
+    return getattr(layer, "quantization_mode", None) is not None
+
+
+def floating_policy(layer: keras.Layer) -> Any:
+    """The dtype policy of a layer, without a mark that it is quantized.
+
+    A layer around it that had the mark would be asked by Keras to compute on 8 bits itself.
+    """
+    policy = layer.dtype_policy
+    return policy._source_name if is_quantized(layer) else policy
+
+
 def add_loss(layer: keras.Layer, loss: Any) -> None:
     """Adds a loss to a layer that was added by a layer inside."""
     layer.add_loss(loss)
