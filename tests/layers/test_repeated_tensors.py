@@ -47,13 +47,13 @@ class Case(NamedTuple):
         make: makes the layer.
         call: calls it with a tensor, the first of `inputs`, and the flag.
         inputs: the tensors.
-        options: of the wrapper.
+        weights: the wrapper's option.
     """
 
     make: Callable[[], keras.Layer]
     call: Callable[..., Any]
     inputs: list[tf.Tensor]
-    options: dict[str, Any] = {}
+    weights: str | None = None
 
 
 def two_inputs() -> keras.Model:
@@ -97,9 +97,9 @@ CASES = {
         Nested,
         lambda layer, x, training: layer([x, [x, x]], named={"a": x, "b": x}, training=training),
         [X],
-        {"weights": "kernel"},
+        "kernel",
     ),
-    "an argument and an attribute": Case(Attached, attach, [X], {"weights": "kernel"}),
+    "an argument and an attribute": Case(Attached, attach, [X], "kernel"),
 }
 
 
@@ -132,7 +132,9 @@ def expected(case: Case, wrapped: keras.Layer) -> list[np.ndarray]:
 )
 def test_each_place_has_a_gradient_of_its_own(name: str, recomputed: bool) -> None:
     case = CASES[name]
-    wrapped = layers.WeightDropout(case.make(), 0.5, seed=1, recompute=recomputed, **case.options)
+    wrapped = layers.WeightDropout(
+        case.make(), 0.5, seed=1, recompute=recomputed, weights=case.weights
+    )
     case.call(wrapped, *case.inputs, training=False)
     harness.randomize(wrapped)
     wanted = expected(case, wrapped)
