@@ -106,7 +106,7 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
 
     @tf.custom_gradient
     def saving(*arguments: tf.Tensor) -> Any:
-        values, keys = list(arguments[:count]), list(arguments[count:])
+        values, keys = _places(arguments[:count]), list(arguments[count:])
         early = seeding.after(keys, values)
         weights = [tf.identity(weight) for weight in draw(training, values, early)]
         watched = [value for value in values if _differentiable(value)]
@@ -223,7 +223,6 @@ def _gradients(
     dense: bool,
 ) -> list[tf.Tensor | None]:
     """d(whole)/d(values) times upstream, for the values that have a gradient."""
-    # One tensor may stand in the list twice; each place has a gradient of its own.
     values = [tf.identity(value) for value in values]
     watched = [value for value in values if _differentiable(value)]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -241,6 +240,19 @@ def _gradients(
         unconnected_gradients="zero" if dense else "none",
     )
     return [tf.convert_to_tensor(gradient) for gradient in gradients] if dense else gradients
+
+
+def _places(tensors: Sequence[tf.Tensor]) -> Tensors:
+    """The tensors, with an identity for each that stood in the list before.
+
+    What is asked for the gradients of one tensor at two places gives all of it at either place.
+    """
+    seen: set[Any] = set()
+    places = []
+    for tensor in tensors:
+        places.append(tf.identity(tensor) if tensor.ref() in seen else tensor)
+        seen.add(tensor.ref())
+    return places
 
 
 def _differentiable(tensor: tf.Tensor) -> bool:
