@@ -77,9 +77,6 @@ class DropoutEmbedding(Perturbing, keras.layers.Embedding):
     def _select(self) -> Chosen:
         return targeting.match(self, self._patterns())
 
-    def _is_lookup(self) -> bool:
-        return True
-
     def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
         def embed(inputs: tf.Tensor, training: bool) -> tf.Tensor:
             return keras.layers.Embedding.call(self, inputs)

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _graphs, _keras
-from tfwd.layers import reads
+from tfwd.layers import nests, reads
 from tfwd.substitute import Result
 
 if TYPE_CHECKING:
@@ -137,6 +137,8 @@ def _why_impure(
         return "it uses a tensor that is not among its arguments"
     if draws:
         return f"it, or a parametrization, uses what cannot be repeated ({draws[0]})"
+    if kinds := [kind for result in results if (kind := nests.closed(result.outputs))]:
+        return f"it returns a {kinds[0]}, whose tensors are hidden from a gradient taken by hand"
     return ""
 
 
@@ -155,7 +157,7 @@ def _why_not_here(
 
 
 def _differentiable(results: list[Result]) -> list[tf.Tensor]:
-    outputs = [t for r in results for t in tf.nest.flatten((r.outputs, r.losses))]
+    outputs = [t for r in results for t in nests.flatten((r.outputs, r.losses))]
     return [t for t in outputs if isinstance(t, tf.Tensor) and t.dtype.is_floating]
 
 

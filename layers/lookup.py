@@ -27,7 +27,6 @@ def applies(layer: keras.Layer, chosen: Chosen, args: tuple, kwargs: Mapping[str
     return (
         len(given) == 1
         and not isinstance(given[0], (tf.RaggedTensor, tf.SparseTensor))
-        and not _keras.is_altered(layer)
         and [target.variable for target, _ in chosen] == layer.weights
         and all(element.by_rows for _, p in chosen for element in p.elements())
     )
@@ -57,5 +56,6 @@ def rows(call: _Call, layer: keras.layers.Embedding, ids: Any) -> tf.Tensor:
             return _keras.ops.take(table, ids, axis=0)
         return parametrizations.apply(taken, chain, places, tuple(raw.shape))
 
-    result = training_flag.each(call.training, perturbed)
-    return tf.cast(result, layer.compute_dtype)
+    result = tf.cast(training_flag.each(call.training, perturbed), layer.compute_dtype)
+    _keras.mark(layer, ids, result)
+    return result

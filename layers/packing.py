@@ -13,65 +13,100 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd.layers import nests
 from tfwd.layers.inspection import Verdict
 from tfwd.substitute import Result
 
 
 class Arguments:
-    """Positional and keyword arguments; `tensors` lists all tensors in them, masks last."""
+    """Positional and keyword arguments; `tensors` lists all tensors in them, masks last.
+
+    A tensor that is given twice is one tensor to the layer too: some take the masks off the tensors
+    that they are given, or ask whether two of them are the same.
+    """
 
     def __init__(self, args: tuple, kwargs: dict[str, Any]) -> None:
         self._nest = (args, kwargs)
-        # A composite (a sparse or ragged tensor) is taken apart into its components.
-        self._flat = tf.nest.flatten(self._nest, expand_composites=True)
-        tensors = [x for x in self._flat if tf.is_tensor(x)]
-        masks = [_keras.get_mask(x) for x in tensors]
-        self._masked = [i for i, mask in enumerate(masks) if mask is not None]
-        self._count = len(tensors)
-        self.tensors = [tf.convert_to_tensor(x) for x in tensors]
-        self.tensors += [tf.convert_to_tensor(masks[i]) for i in self._masked]
+        self._flat = nests.flatten(self._nest)
+        given = {id(x): x for x in self._flat if tf.is_tensor(x)}
+        self._given = list(given.values())
+        self._masks = [_keras.get_mask(x) for x in self._given]
+        numbers = {key: i for i, key in enumerate(given)}
+        self._places = [numbers.get(id(x)) for x in self._flat]
+        masks = [mask for mask in self._masks if mask is not None]
+        self.tensors = [t for x in (*self._given, *masks) for t in nests.components(x)]
+        self._copies: list[tuple[Any, Any]] = []
 
     def rebuild(self, tensors: list[tf.Tensor]) -> tuple[tuple, dict[str, Any]]:
         """The same nest with other tensors, which are given the masks that stand behind them."""
-        plain, masks = [tf.identity(t) for t in tensors[: self._count]], tensors[self._count :]
-        for i, mask in zip(self._masked, masks, strict=True):
-            _keras.set_mask(plain[i], mask)
-        supply = iter(plain)
-        flat = [next(supply) if tf.is_tensor(x) else x for x in self._flat]
-        return tf.nest.pack_sequence_as(self._nest, flat, expand_composites=True)
+        parts = iter([tf.identity(tensor) for tensor in tensors])
+        copies = [nests.composed(x, parts) for x in self._given]
+        masks = [None if m is None else nests.composed(m, parts) for m in self._masks]
+        self._copies = list(zip(copies, masks, strict=True))
+        for copy, mask in self._copies:
+            if mask is not None:
+                _keras.set_mask(copy, mask)
+        pairs = zip(self._flat, self._places, strict=True)
+        return nests.pack(self._nest, iter(x if i is None else copies[i] for x, i in pairs))
+
+    def remasked(self) -> list[tuple[Any, Any]]:
+        """Pairs of a tensor that was given and its mask, where the last call has put another."""
+        found = [_keras.get_mask(copy) for copy, _ in self._copies]
+        return [
+            (x, after)
+            for x, (_, before), after in zip(self._given, self._copies, found, strict=True)
+            if after is not before
+        ]
 
     def kind(self) -> tuple:
         """Hashable: everything about the arguments but their values and sizes."""
         tensors = tuple((t.dtype, t.shape.rank) for t in self.tensors)
         others = tuple(repr(x) for x in self._flat if not tf.is_tensor(x))
-        return tensors, others, tuple(self._masked)
+        masked = tuple(mask is not None for mask in self._masks)
+        return tensors, others, masked, tuple(self._places)
 
 
 class Results:
     """The results of one call. `unpack(pack(result))` is the result.
 
     Args:
+        name: the layer's name, for messages.
+        arguments: the call's arguments, whose masks the call may change.
         verdict: given if the result comes out of one of two branches, which must return alike
             lists: it says what either branch updates and how many losses either adds.
     """
 
-    def __init__(self, verdict: Verdict | None) -> None:
+    def __init__(self, name: str, arguments: Arguments, verdict: Verdict | None) -> None:
+        self._name = name
+        self._arguments = arguments
         self._verdict = verdict
         self._nest: Any = None
         self._flat: list[Any] = []
-        self._masked: list[int] = []
+        self._masks: list[Any] = []
+        self._remasked: list[tuple[Any, Any]] = []
         self._updated: list[keras.Variable] = []
         self._losses = 0
 
     def pack(self, result: Result) -> list[tf.Tensor]:
-        """The result's tensors: outputs, their masks, losses and updates."""
+        """The result's tensors: outputs, all masks that the call has made, losses and updates.
+
+        Raises:
+            TypeError: if an output is an object that cannot be taken out of a branch.
+        """
         self._nest = result.outputs
-        self._flat = tf.nest.flatten(result.outputs, expand_composites=True)
+        self._flat = nests.flatten(result.outputs)
         outputs = [x for x in self._flat if tf.is_tensor(x)]
-        masks = [_keras.get_mask(x) for x in outputs]
-        self._masked = [i for i, mask in enumerate(masks) if mask is not None]
+        self._masks = [_keras.get_mask(x) for x in outputs]
+        self._remasked = self._arguments.remasked()
+        masks = [mask for mask in (*self._masks, *(m for _, m in self._remasked)) if mask is not None]
         losses, updates = list(result.losses), dict((id(v), (v, t)) for v, t in result.updates)
         if self._verdict is not None:
+            if name := nests.closed(result.outputs):
+                raise TypeError(
+                    f"layer '{self._name}' returns a {name}, whose tensors cannot be taken out of "
+                    "the branch of a training flag that is a tensor: return a dict, a tuple or a "
+                    "dataclass, or give the flag as a Python bool"
+                )
             losses = [tf.cast(loss, tf.float32) for loss in losses]
             losses += [tf.zeros([])] * (self._verdict.losses - len(losses))
             for variable in self._verdict.updated:
@@ -80,20 +115,24 @@ class Results:
         self._losses = len(losses)
         self._updated = [variable for variable, _ in updates.values()]
         return [
-            *(tf.convert_to_tensor(x) for x in outputs),
-            *(tf.convert_to_tensor(masks[i]) for i in self._masked),
+            *(part for x in (*outputs, *masks) for part in nests.components(x)),
             *(tf.convert_to_tensor(loss) for loss in losses),
             *(tf.stop_gradient(value) for _, value in updates.values()),
         ]
 
     def unpack(self, tensors: list[tf.Tensor]) -> Result:
-        """The result that the last `pack` laid flat, with these tensors for its own."""
+        """The result that the last `pack` laid flat, with these tensors for its own.
+
+        The tensors that the call was given are left with the masks that it left them.
+        """
         supply = iter(tensors)
-        flat = [next(supply) if tf.is_tensor(x) else x for x in self._flat]
+        flat = [nests.composed(x, supply) if tf.is_tensor(x) else x for x in self._flat]
         outputs = [x for x in flat if tf.is_tensor(x)]
-        for i in self._masked:
-            _keras.set_mask(outputs[i], next(supply))
+        for output, mask in zip(outputs, self._masks, strict=True):
+            if mask is not None:
+                _keras.set_mask(output, nests.composed(mask, supply))
+        for given, mask in self._remasked:
+            _keras.set_mask(given, None if mask is None else nests.composed(mask, supply))
         losses = [next(supply) for _ in range(self._losses)]
         updates = [(variable, next(supply)) for variable in self._updated]
-        nest = tf.nest.pack_sequence_as(self._nest, flat, expand_composites=True)
-        return Result(nest, updates, losses, [], {})
+        return Result(nests.pack(self._nest, iter(flat)), updates, losses, [], {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -124,13 +124,14 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
             self._chosen()
 
     def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
-        args, kwargs = _keras.by_name(self, args, kwargs)
-        training = kwargs.pop("training", training)
+        if training is not None:
+            kwargs["training"] = training
+        function, args, kwargs = _keras.inner_call(self, args, kwargs)
+        training = kwargs.pop("training", None)
         if not _keras.has_weights(self.layer):
             _keras.build_by_call(self.layer, args, kwargs)
-        function: Callable[..., Any] = self.layer
         if recurrent_call.is_plain(self.layer):
-            function = functools.partial(recurrent_call.training_call, self.layer)
+            function = functools.partial(recurrent_call.either_call, self.layer, function)
         return self._perturbed_call(function, args, kwargs, training)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:

@@ -170,6 +170,7 @@ class _Call:
         kwargs: Mapping[str, Any],
         training: bool | tf.Tensor,
     ) -> None:
+        self.name = name
         self.function = function
         self.training = training
         self.variables = list(variables)
@@ -210,7 +211,8 @@ class _Call:
 
     def run(self, verdict: inspection.Verdict, recomputed: bool) -> substitute.Result:
         """Makes the call. Captured updates are returned and not made."""
-        packed = packing.Results(verdict if not isinstance(self.training, bool) else None)
+        branches = None if isinstance(self.training, bool) else verdict
+        packed = packing.Results(self.name, self._arguments, branches)
         pure = not verdict.impure
 
         def function(training: bool, tensors: list, seeds: list, weights: list) -> list[tf.Tensor]:

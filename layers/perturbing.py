@@ -64,7 +64,8 @@ class Perturbing(_keras.Perturbs):
 
     def _is_lookup(self) -> bool:
         """Whether a call does what `keras.layers.Embedding` does, and nothing else."""
-        return type(self._subject()).call is keras.layers.Embedding.call
+        subject = self._subject()
+        return _keras.is_plain(subject, keras.layers.Embedding, ours=subject is self)
 
     def _check_early(self) -> None:
         """Checks in the constructor what can be checked, with the weights' names if it is built."""

@@ -96,23 +96,33 @@ def call(
     return _keras.call_with_loop(layer, kind.gates, loop, sequences, **arguments)
 
 
-def training_call(
+def either_call(
     layer: keras.layers.RNN,
+    otherwise: Callable[..., Any],
     sequences: tf.Tensor,
-    initial_state: Any = None,
-    mask: Any = None,
+    *states: Any,
     training: bool = False,
+    **given: Any,
 ) -> Any:
-    """`call` while training, and in evaluation the layer itself, to the last bit."""
-    # Keras looks for it where the sequences are the only tensor, and a flag may be another.
-    mask = _keras.get_mask(sequences) if mask is None else mask
-    given = {"initial_state": initial_state, "mask": mask}
+    """A call of a plain layer: by `call` while training, and else by `otherwise`.
+
+    Args:
+        layer: an LSTM or a GRU that `is_plain`.
+        otherwise: the layer itself, or its `call`, which gets its masks given.
+        sequences, states, training, given: the arguments.
+    """
     if not training:
-        given = {name: value for name, value in given.items() if value is not None}
-        return layer(sequences, training=training, **given)
-    outputs = call(layer, sequences, training=training, **given)
+        return otherwise(sequences, *states, training=training, **given)
+    if not isinstance(sequences, tf.Tensor):
+        return otherwise(sequences, *states, training=training, **given)
+    given |= zip(("initial_state", "mask"), states, strict=False)
+    if otherwise is not layer:
+        return call(layer, sequences, training=training, **given)
+    applied, carried = _keras.masks_of_sequences(sequences, given)
+    sequences = _keras.converted(layer, sequences)
+    outputs = call(layer, sequences, training=training, **{**given, "mask": applied})
     # As the layer itself would mark them: both branches of a `tf.cond` must give the same.
-    masks = tf.nest.flatten(layer.compute_mask(sequences, mask))
+    masks = tf.nest.flatten(layer.compute_mask(sequences, carried))
     for output, found in zip(tf.nest.flatten(outputs), masks, strict=False):
         if found is not None:
             _keras.set_mask(output, found)
@@ -120,9 +130,9 @@ def training_call(
 
 
 def is_plain(layer: keras.Layer) -> bool:
-    """Whether `training_call` does for the layer what a call of it does."""
+    """Whether a call of the layer is what `call` computes, and nothing that a user wrote."""
     kind = _kind(layer)
-    return kind is not None and type(layer).call is kind.layer.call and not _keras.is_altered(layer)
+    return kind is not None and _keras.is_plain(layer, kind.layer)
 
 
 def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
@@ -131,8 +141,10 @@ def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
     cell: Any = layer.cell
     return (
         kind is not None
+        and _keras.is_plain(layer, kind.layer, ours=True)
         and type(cell) is kind.cell
-        and _keras.has_plain_loop(layer, kind.layer)
+        and _keras.is_plain(cell, kind.cell)
+        and _keras.has_plain_loop(layer)
         and cell.activation is keras.activations.tanh
         and cell.recurrent_activation is keras.activations.sigmoid
         and getattr(cell, "reset_after", True)  # else a GRU has another product for its candidate
@@ -166,6 +178,8 @@ def _loop(
     states = tf.nest.flatten(initial_state)
     first = [tf.cast(tf.convert_to_tensor(state), inputs.dtype) for state in states]
     outputs, last_states = kind.run(inputs, first, mask=mask, **values)
+    # A list over time, of which they come, knows nothing of its length.
+    outputs = tf.ensure_shape(outputs, [*inputs.shape[:2], outputs.shape[2]])
     last = last_states[0]
     if mask is not None:
         shown = mask

@@ -95,9 +95,9 @@ class WeightDropLSTM(Perturbing, keras.layers.LSTM):
         mask: Any = None,
         training: Any = False,
     ) -> Any:
-        # Keras looks for it where the sequences are the only tensor, and a flag may be another.
-        mask = _keras.get_mask(sequences) if mask is None else mask
         arguments = {"initial_state": initial_state, "mask": mask}
+        # Keras 3 takes a flag that is a tensor for a second input, with which it hands on no mask.
+        arguments["mask"], _ = _keras.masks_of_sequences(sequences, arguments)
         return self._perturbed_call(self._run, (sequences,), arguments, training)
 
     def _run(self, sequences: Any, training: bool, **arguments: Any) -> Any:

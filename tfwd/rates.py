@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import math
 import numbers
 from collections.abc import Iterator
 from typing import Any
@@ -54,17 +55,24 @@ def _is_variable(value: Any) -> bool:
 
 
 def check(where: str, name: str, value: Any, below: float) -> None:
-    """Checks what can be known now; schedules and tensors are checked when they are read.
+    """Checks what can be known now; the values of schedules and tensors, when they are read.
+
+    A schedule is tried for two numbers of calls, twice each: what it returns must be a real scalar
+    and the same each time.
 
     Raises:
-        ValueError: that begins with `where`, unless the value is at least 0 and less than `below`.
+        ValueError: that begins with `where`, unless the value is a real scalar of at least 0 and
+            less than `below`, or a function of the call's number to such scalars.
     """
-    if _is_variable(value):
-        if not tf.executing_eagerly():
-            return
-    elif tf.is_tensor(value) or callable(value):
-        return
     limit = "in [0, 1)" if below == 1.0 else "a finite number of at least 0"
+    if tf.is_tensor(value) or _is_variable(value):
+        if fault := _fault(value):
+            raise ValueError(f"{where}: {name} must be a scalar {limit}; got {fault}")
+        if not _is_variable(value) or not tf.executing_eagerly():
+            return
+    elif callable(value):
+        _try(where, name, value)
+        return
     if not is_number(value) and not _is_variable(value):
         raise ValueError(
             f"{where}: {name} must be {limit}, a schedule or a variable; got {value!r}"
@@ -74,16 +82,62 @@ def check(where: str, name: str, value: Any, below: float) -> None:
         raise ValueError(f"{where}: {name} must be {limit}; got {number}")
 
 
+def _fault(value: Any) -> str:
+    """What keeps a value from being a real scalar; empty if nothing is known to."""
+    if not (tf.is_tensor(value) or _is_variable(value)):
+        try:
+            value = tf.convert_to_tensor(value)
+        except (TypeError, ValueError):
+            return f"{value!r} of type {type(value).__name__}"
+    dtype = tf.as_dtype(value.dtype)
+    if not (dtype.is_floating or dtype.is_integer):
+        return f"a value of dtype {dtype.name}: {value!r}"
+    rank = tf.TensorShape(value.shape).rank
+    return f"a value of shape {tuple(value.shape)}: {value!r}" if rank else ""
+
+
+def _try(where: str, name: str, schedule: Any) -> None:
+    """Raises a ValueError if a schedule is seen not to be a function to real scalars."""
+    for call in (0, 1000):
+        try:
+            with tf.init_scope():  # in a function it would draw once for all
+                number = tf.constant(call, tf.int64)
+                values = [schedule(number), schedule(number)]
+                fault = _fault(values[0])
+                found = [] if fault else [float(value) for value in values]
+        except Exception:
+            return  # it may need what is only there when it is read; then it says so itself
+        if fault:
+            raise ValueError(
+                f"{where}: {name} must be a schedule that returns a real scalar; for call {call} "
+                f"it returned {fault}"
+            )
+        if found[0] != found[1] and not any(map(math.isnan, found)):
+            raise ValueError(
+                f"{where}: {name} must be a schedule that is a function of the call's number "
+                f"alone; for call {call} it returned {found[0]} and then {found[1]}. Backward would "
+                "see another value than forward, and no run could be repeated"
+            )
+
+
 def read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
-    """A float as it is; a variable or a schedule as a float32 scalar."""
+    """A float as it is; a variable or a schedule as a float32 scalar.
+
+    Raises:
+        ValueError: if a schedule returns what is no real scalar.
+    """
     if is_number(value):
         return value
+    name = _where.get() or "a parametrized weight"
     if _keras.is_variable(value):
         value = _keras.value(value)
     elif callable(value) and not _is_variable(value):
         value = value(call)
-    value = tf.stop_gradient(tf.cast(value, tf.float32))
-    name = _where.get() or "a parametrized weight"
+        if _keras.is_variable(value):
+            value = _keras.value(value)
+    if fault := _fault(value):
+        raise ValueError(f"{name}: a rate or deviation must be a real scalar; got {fault}")
+    value = tf.ensure_shape(tf.stop_gradient(tf.cast(value, tf.float32)), [])
     message = f"{name}: a rate or deviation must be at least 0 and below {below}; got"
     tf.debugging.Assert((value >= 0.0) & (value < below), [message, value])
     return value

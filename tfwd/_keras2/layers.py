@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ from keras.src.mixed_precision import autocast_variable
 from keras.src.utils import generic_utils, layer_utils
 
 from tfwd._keras2.substitution import Substitution
+from tfwd._keras_shared.overriding import is_overridden
 
 KerasTensor: Any = keras_tensor.KerasTensor
 Datasets: Any = keras.utils.Sequence
@@ -108,8 +109,33 @@ def get_mask(tensor: Any) -> Any:
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
-    """Gives a tensor a mask that later Keras layers will see."""
+    """Gives a tensor a mask that later Keras layers will see; None takes it away."""
     tensor._keras_mask = mask
+
+
+def masks_of_sequences(sequences: Any, given: dict[str, Any]) -> tuple[Any, Any]:
+    """The masks of a recurrent layer's call: the one it applies, and the one for its outputs.
+
+    In Keras 2 a mask that is given counts, be it None, and else the one that the sequences carry.
+
+    Args:
+        sequences: the layer's first argument.
+        given: its other arguments but for the training flag, by their names.
+    """
+    mask = given["mask"] if "mask" in given else get_mask(sequences)
+    return mask, mask
+
+
+def mark(layer: Any, inputs: Any, outputs: Any) -> None:
+    """Gives a layer's outputs the masks that they would have from a call of it."""
+    if layer.supports_masking:
+        graph = not tf.executing_eagerly()
+        layer._set_mask_metadata(inputs, outputs, get_mask(inputs), graph)
+
+
+def converted(layer: Any, sequences: tf.Tensor) -> tf.Tensor:
+    """A layer's first argument in the dtype that it computes in, as a call of it would have it."""
+    return layer._maybe_cast_inputs(sequences) if layer._autocast else sequences
 
 
 def build_by_call(layer: Any, args: tuple, kwargs: dict) -> None:
@@ -146,22 +172,30 @@ def adopt_call(wrapper: Any, layer: Any) -> None:
     wrapper._call_spec = layer_utils.CallFunctionSpec(spec)
     wrapper._call_spec.expects_mask_arg = layer._call_spec.expects_mask_arg
     wrapper._call_spec.expects_training_arg = True
-    wrapper._autocast = layer._autocast
+    # The layer casts its inputs itself: a tensor that is cast has lost its mask.
+    wrapper._autocast = False
     wrapper.supports_masking = layer.supports_masking
-    # The layer's own call marks its outputs, but for a lookup, which is not the layer's.
-    lookup = type(layer).call is keras.layers.Embedding.call
-    wrapper._compute_output_and_mask_jointly = not lookup
+    wrapper._compute_output_and_mask_jointly = True  # the call of the layer inside does
     wrapper._supports_ragged_inputs = getattr(layer, "_supports_ragged_inputs", False)
 
 
-def by_name(layer: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """A call's arguments with all but the first given by name.
+def inner_call(
+    layer: Any, args: tuple, kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple, dict[str, Any]]:
+    """What is to be called where Keras calls the `call` of a layer that wraps another.
 
-    A SavedModel is traced with all of them by position, as layers' own calls do not take them.
+    Args:
+        layer: the wrapper.
+        args, kwargs: the arguments of its `call`.
+
+    Returns:
+        The layer inside, and the arguments with all but the first by name: a SavedModel is traced
+        with all of them by position, as layers' own calls do not take them.
     """
     if layer._call_spec.full_argspec.varargs:
-        return args, kwargs
-    return args[:1], {**dict(zip(layer._call_spec.arg_names[1:], args[1:], strict=False)), **kwargs}
+        return layer.layer, args, kwargs
+    named = dict(zip(layer._call_spec.arg_names[1:], args[1:], strict=False))
+    return layer.layer, args[:1], {**named, **kwargs}
 
 
 def accepts_training(layer: Any) -> bool:
@@ -233,5 +267,29 @@ def own_weights(layer: Any) -> list[tf.Variable]:
 
 
 def is_altered(layer: Any) -> bool:
-    """Whether a call does more than the layer's `call` on its weights: extra losses."""
-    return bool(layer.activity_regularizer)
+    """Whether a call does more than the layer's usual `call` on its weights.
+
+    So it is with losses of outputs, and with an embedding that takes or gives sparse tensors.
+    """
+    return bool(
+        layer.activity_regularizer
+        or getattr(layer, "sparse", False)
+        or getattr(layer, "_use_one_hot_matmul", False)
+    )
+
+
+def is_plain(layer: Any, kind: type, ours: bool = False) -> bool:
+    """Whether a layer is one of a class of Keras, and a call of it computes what the class says.
+
+    Args:
+        layer: any layer.
+        kind: the class.
+        ours: whether what classes of tfwd's own override does not count.
+    """
+    if not isinstance(layer, kind) or is_altered(layer):
+        return False
+    return not is_overridden(layer, kind, _ON_INSTANCES, ours)
+
+
+# What Keras 2 puts on each layer itself, around the methods of its class.
+_ON_INSTANCES: frozenset[str] = frozenset()

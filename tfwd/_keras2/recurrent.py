@@ -11,8 +11,8 @@ import tensorflow as tf
 Loop = Callable[[tf.Tensor, Any, Any], tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]]
 
 
-def has_plain_loop(layer: Any, kind: type) -> bool:
-    """Whether the layer's loop is the one of Keras's class, and not cuDNN's nor unrolled."""
+def has_plain_loop(layer: Any) -> bool:
+    """Whether the loop of a layer of Keras's class is the usual one, not cuDNN's nor unrolled."""
     cell = layer.cell
     return (
         not layer.unroll

@@ -8,12 +8,17 @@ releases.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras.src.backend.common import global_state as _global_state
+
+from tfwd._keras_shared.overriding import is_overridden
 
 _CALL_CONTEXT = "current_call_ctx"
 
@@ -27,6 +32,76 @@ class Perturbs:
 
 class Wraps:
     """Base of layers that stand in the place of a layer inside them, `self.layer`."""
+
+    layer: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with _given(self, kwargs):
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+    def _set_mask_metadata(self, inputs: Any, outputs: Any, previous_mask: Any) -> None:
+        # The layer inside has marked its own, unless it was only asked for their shapes.
+        if any(isinstance(output, KerasTensor) for output in keras.tree.flatten(outputs)):
+            super()._set_mask_metadata(inputs, outputs, previous_mask)  # type: ignore[misc]
+
+
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def _given(layer: Any, kwargs: dict[str, Any]) -> Iterator[None]:
+    """Notes what a call of a layer is given, to be told from what Keras adds to it."""
+    before = getattr(_here, "call", None)
+    _here.call = layer, dict(kwargs)
+    try:
+        yield
+    finally:
+        _here.call = before
+
+
+def _taken(layer: Any) -> dict[str, Any] | None:
+    """What the call of a layer was given by name; None if its `call` is called by itself."""
+    found = getattr(_here, "call", None)
+    if found is None or found[0] is not layer:
+        return None
+    _here.call = None  # once: what is called from here on is another call
+    return found[1]
+
+
+def inner_call(
+    layer: Any, args: tuple, kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple, dict[str, Any]]:
+    """What is to be called where Keras calls the `call` of a layer that wraps another.
+
+    The layer inside is called as the wrapper was, and Keras looks for its masks itself: what it has
+    found for the wrapper is not handed on, as it would count among the arguments. Where only
+    `call` was called, as `keras.layers.TimeDistributed` does, past the casts and masks of
+    `__call__`, that is also what is done to the layer inside.
+
+    Args:
+        layer: the wrapper.
+        args, kwargs: the arguments of its `call`.
+
+    Returns:
+        The layer inside or its `call`, and the arguments, with the training flag by its name.
+    """
+    given = _taken(layer)
+    if given is not None:
+        flag = {"training": kwargs["training"]} if "training" in kwargs else {}
+        named = {k: None if given[k] is None else v for k, v in kwargs.items() if k in given}
+        return layer.layer, args, {**named, **flag}
+    bound = layer._call_signature.bind(*args, **kwargs)
+    flag = layer._call_signature.parameters["training"].default
+    if "training" in bound.arguments:
+        flag = bound.arguments.pop("training")
+    function = layer.layer.call
+    if not accepts_training(layer.layer):
+        function = functools.partial(_without_flag, function)
+    return function, bound.args, {**bound.kwargs, "training": flag}
+
+
+def _without_flag(function: Callable[..., Any], *args: Any, training: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 class CallState:
@@ -62,12 +137,40 @@ class CallState:
 
 def get_mask(tensor: Any) -> Any:
     """The mask that Keras keeps with a tensor, or None."""
-    return getattr(tensor, "_keras_mask", None)
+    return keras.src.backend.get_keras_mask(tensor)
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
-    """Gives a tensor a mask that later Keras layers will see."""
-    tensor._keras_mask = mask
+    """Gives a tensor a mask that later Keras layers will see; None takes it away."""
+    keras.src.backend.set_keras_mask(tensor, mask)
+
+
+def masks_of_sequences(sequences: Any, given: dict[str, Any]) -> tuple[Any, Any]:
+    """The masks of a recurrent layer's call: the one it applies, and the one for its outputs.
+
+    Keras 3 hands on the mask that the sequences carry where they are the only tensor.
+
+    Args:
+        sequences: the layer's first argument.
+        given: its other arguments but for the training flag, by their names.
+    """
+    mask, carried = given.get("mask"), get_mask(sequences)
+    if mask is not None:
+        return mask, mask
+    state = given.get("initial_state")
+    alone = state is None or not tf.nest.flatten(state)
+    return carried if alone else None, carried
+
+
+def mark(layer: Any, inputs: Any, outputs: Any) -> None:
+    """Gives a layer's outputs the masks that they would have from a call of it."""
+    if layer.supports_masking:
+        layer._set_mask_metadata(inputs, outputs, get_mask(inputs))
+
+
+def converted(layer: Any, sequences: tf.Tensor) -> tf.Tensor:
+    """A layer's first argument in the dtype that it computes in, as a wrapper of Keras 3 has it."""
+    return sequences
 
 
 def build_by_call(layer: keras.Layer, args: tuple, kwargs: dict) -> None:
@@ -110,11 +213,6 @@ def adopt_call(wrapper: keras.Layer, layer: keras.Layer) -> None:
     wrapper.supports_jit = layer.supports_jit
     wrapper._convert_input_args = layer._convert_input_args
     wrapper._allow_non_tensor_positional_args = layer._allow_non_tensor_positional_args
-
-
-def by_name(layer: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """A call's arguments as the layer inside takes them: as they are."""
-    return args, kwargs
 
 
 def accepts_training(layer: keras.Layer) -> bool:
@@ -184,9 +282,30 @@ def own_weights(layer: keras.Layer) -> list[keras.Variable]:
 
 
 def is_altered(layer: keras.Layer) -> bool:
-    """Whether a call does more than the layer's `call` on its weights: LoRA, int8, extra losses."""
+    """Whether a call does more than the layer's `call` on its weights.
+
+    So it is with LoRA, int8, losses of outputs, and `keras.remat`.
+    """
     return bool(
         getattr(layer, "lora_enabled", False)
         or getattr(layer, "quantization_mode", None)
+        or getattr(layer, "_remat_mode", None)
         or layer.activity_regularizer
     )
+
+
+def is_plain(layer: Any, kind: type, ours: bool = False) -> bool:
+    """Whether a layer is one of a class of Keras, and a call of it computes what the class says.
+
+    Args:
+        layer: any layer.
+        kind: the class.
+        ours: whether what classes of tfwd's own override does not count.
+    """
+    if not isinstance(layer, kind) or is_altered(layer):
+        return False
+    return not is_overridden(layer, kind, _ON_INSTANCES, ours)
+
+
+# What Keras 3 puts on each layer itself, around the methods of its class.
+_ON_INSTANCES: frozenset[str] = frozenset({"build", "quantize"})

@@ -12,11 +12,10 @@ import tensorflow as tf
 Loop = Callable[[tf.Tensor, Any, Any], tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]]
 
 
-def has_plain_loop(layer: Any, kind: Any) -> bool:
-    """Whether the layer's loop is the one of Keras's class, and not cuDNN's nor unrolled."""
+def has_plain_loop(layer: Any) -> bool:
+    """Whether the loop of a layer of Keras's class is the usual one, not cuDNN's nor unrolled."""
     return (
-        type(layer).inner_loop is kind.inner_loop
-        and layer.cell.autocast
+        layer.cell.autocast
         and not layer.unroll
         and layer.use_cudnn is not True  # which is an error where there is no GPU
     )
