@@ -37,7 +37,9 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
             draw at every step, and an RNN cell cannot be wrapped (wrap its `RNN`).
         parametrizations: dict from a pattern to a parametrization. A pattern is a regular
             expression that must match a weight's whole path, or a whole end of it that begins after
-            a `/`; where several match, the first one counts.
+            a `/`; where several match, the first one counts. Weights that are not made to be trained
+            (the moving statistics of `BatchNormalization`) are left out unless the pattern ends in
+            their own name, as `moving_mean` does; weights of a frozen layer are not.
         seed: an integer, or None for one that is drawn from Keras's global seed
             (`keras.utils.set_random_seed`).
         recompute: keep no effective weight for backward, and compute it again there from the raw
@@ -49,7 +51,7 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
         **kwargs: `name` and `trainable`, as for any layer.
 
     Raises:
-        ValueError: for a pattern that matches no weight, a weight that is not floating, a rate out
+        ValueError: for a pattern that matches no weight, or none but such; a weight that is not floating, a rate out
             of range (with the names of the layer and the weight), or an RNN cell. What can only be
             known once the layer is built is raised when it is built, or after the first call, if
             that is what makes its weights.
@@ -126,16 +128,27 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
     def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
         args, kwargs = _keras.by_name(self, args, kwargs)
         training = kwargs.pop("training", training)
-        if not _keras.has_weights(self.layer):
-            _keras.build_by_call(self.layer, args, kwargs)
+        self._make_weights(args, kwargs, training)
         function: Callable[..., Any] = self.layer
         if recurrent_call.is_plain(self.layer):
             function = functools.partial(recurrent_call.training_call, self.layer)
         return self._perturbed_call(function, args, kwargs, training)
 
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        if not _keras.has_weights(self.layer):
+    def _make_weights(self, args: tuple, kwargs: dict[str, Any], training: Any) -> None:
+        """Has the layer make all weights that a call of this kind uses, before any is chosen.
+
+        A layer may leave it to its call to build the layers in it, and may use other ones in
+        training. The call is made once for each training flag, and its result is thrown away.
+        """
+        flag = training if isinstance(training, bool) else None
+        if flag in self._perturber.made_for:
+            return
+        if not self.layer.built or _keras.awaits_call(self.layer):
             _keras.build_by_call(self.layer, args, kwargs)
+        self._perturber.made_for.add(flag)
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        self._make_weights(args, kwargs, kwargs.get("training"))
         self._chosen()
         if not _keras.accepts_training(self.layer):
             kwargs.pop("training", None)
