@@ -11,6 +11,7 @@ import keras
 from tfwd import _keras
 from tfwd.layers import recurrent_call
 from tfwd.layers import targets as targeting
+from tfwd.layers.draws import plain_file
 from tfwd.layers.perturbing import Chosen, Perturbing
 from tfwd.parametrizations import Parametrization
 
@@ -37,9 +38,9 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
             draw at every step, and an RNN cell cannot be wrapped (wrap its `RNN`).
         parametrizations: dict from a pattern to a parametrization. A pattern is a regular
             expression that must match a weight's whole path, or a whole end of it that begins after
-            a `/`; where several match, the first one counts. Weights that are not made to be trained
-            (the moving statistics of `BatchNormalization`) are left out unless the pattern ends in
-            their own name, as `moving_mean` does; weights of a frozen layer are not.
+            a `/`; where several match, the first one counts. Weights that are not made to be
+            trained, as moving statistics, are left out unless the pattern ends in their own name,
+            as `moving_mean` does. Those of a frozen layer are matched as ever.
         seed: an integer, or None for one that is drawn from Keras's global seed
             (`keras.utils.set_random_seed`).
         recompute: keep no effective weight for backward, and compute it again there from the raw
@@ -51,10 +52,11 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
         **kwargs: `name` and `trainable`, as for any layer.
 
     Raises:
-        ValueError: for a pattern that matches no weight, or none but such; a weight that is not floating, a rate out
-            of range (with the names of the layer and the weight), or an RNN cell. What can only be
-            known once the layer is built is raised when it is built, or after the first call, if
-            that is what makes its weights.
+        ValueError: for a pattern that matches no weight, or only weights that it leaves out; a
+            weight that is not floating, a rate out of range (with the names of the layer and the
+            weight), or an RNN cell. What can only be known once the layer is built is raised when
+            it is built, or by the first call, if that is what makes its weights. A file of weights
+            that the plain layer or model wrote is refused too.
 
     Not supported: `tf.recompute_grad` or `keras.remat` around a whole wrapped layer, which would
     draw a second time in backward; `tf.autodiff.ForwardAccumulator` in eager mode, which raises a
@@ -108,6 +110,7 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
         kwargs.pop("dtype", None)
         super().__init__(layer, dtype=layer.dtype_policy, **kwargs)
         self._init_perturbing(seed, recompute, share_across_replicas)
+        self.draws.wrapper = self.name
         _keras.adopt_call(self, layer)
 
     def _subject(self) -> keras.Layer:
@@ -193,6 +196,11 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
         if _keras.has_weights(self.layer):
             self._chosen()
             self.built = True
+
+    def load_own_variables(self, store: Any) -> None:
+        if _keras.is_absent(store):
+            raise plain_file(self.name)
+        super().load_own_variables(store)
 
     def unwrapped(self) -> keras.Layer:
         """The wrapped layer.

@@ -30,7 +30,7 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
 
 if IS_KERAS_2 and not TYPE_CHECKING:
     from tfwd._keras2 import backup, calls, convolutions, held, ops, steps, training, updates
-    from tfwd._keras2.configs import deserialize, serialize
+    from tfwd._keras2.configs import deserialize, is_absent, keeps_sharing, serialize
     from tfwd._keras2.copies import clone, is_layer_graph, share, tie
     from tfwd._keras2.layers import (
         CallState,
@@ -80,7 +80,7 @@ else:
     from keras import ops
 
     from tfwd._keras3 import backup, calls, convolutions, held, steps, training, updates
-    from tfwd._keras3.configs import deserialize, serialize
+    from tfwd._keras3.configs import deserialize, is_absent, keeps_sharing, serialize
     from tfwd._keras3.copies import clone, is_layer_graph, share, tie
     from tfwd._keras3.layers import (
         CallState,
@@ -165,9 +165,11 @@ __all__ = [
     "has_plain_loop",
     "has_weights",
     "held",
+    "is_absent",
     "is_altered",
     "is_layer_graph",
     "is_variable",
+    "keeps_sharing",
     "name",
     "ops",
     "original",

@@ -189,6 +189,10 @@ def build(layer: Any, *args: Any, **kwargs: Any) -> None:
 def build_from_config(layer: Any, config: dict[str, Any]) -> None:
     """Builds a layer as the config of its build says, which may come out of a file."""
     layer.build_from_config(_as_built(config))
+    optimizer = getattr(layer, "optimizer", None)
+    if layer.built and isinstance(optimizer, keras.optimizers.Optimizer):
+        # Keras makes its state when it reads a model that is built, as this was not.
+        optimizer.build(layer.trainable_variables)
 
 
 def has_weights(layer: Any) -> bool:
