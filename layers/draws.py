@@ -43,6 +43,10 @@ class Draws(keras.layers.Layer):
         stream: layers of one seed and different streams draw differently, as the two directions of
             a `Bidirectional` layer, which makes them from one config.
 
+    Attributes:
+        wrapper: the name of the wrapper that this is a part of; empty in another layer. A wrapper's
+            weights have other names in files than those of the layer inside.
+
     Raises:
         ValueError: if the seed is not an integer from 0 to 2^63 - 1.
     """
@@ -55,6 +59,7 @@ class Draws(keras.layers.Layer):
         self.share_across_replicas = share_across_replicas
         self.stream = stream
         self.on_quantize = ""
+        self.wrapper = ""
         # Keras counts its state among `variables` but not among `weights`.
         self.generator = _keras.SeedState(self.seed)
         # Keras saves no generator's state in any format; TensorFlow's checkpoints go by attributes.
@@ -115,6 +120,17 @@ class Draws(keras.layers.Layer):
         store["state"] = np.asarray(self.state)
 
     def load_own_variables(self, store: Any) -> None:
-        # A plain layer's file has no state: what is here stays.
         if "state" in store:
             self.state.assign(np.asarray(store["state"]))
+        elif self.wrapper:
+            raise plain_file(self.wrapper)
+        # The file of a plain layer in whose place another one stands has no state: it stays.
+
+
+def plain_file(wrapper: str) -> ValueError:
+    """The error of a wrapper that is not in a file."""
+    return ValueError(
+        f"the file knows nothing of layer '{wrapper}', which is one of tfwd's wrappers: a file "
+        "that the plain model wrote is read by tfwd.unwrap(model).load_weights(file), into the "
+        "same variables"
+    )

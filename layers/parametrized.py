@@ -11,6 +11,7 @@ import keras
 from tfwd import _keras
 from tfwd.layers import recurrent_call
 from tfwd.layers import targets as targeting
+from tfwd.layers.draws import plain_file
 from tfwd.layers.perturbing import Chosen, Perturbing
 from tfwd.parametrizations import Parametrization
 
@@ -37,7 +38,9 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
             draw at every step, and an RNN cell cannot be wrapped (wrap its `RNN`).
         parametrizations: dict from a pattern to a parametrization. A pattern is a regular
             expression that must match a weight's whole path, or a whole end of it that begins after
-            a `/`; where several match, the first one counts.
+            a `/`; where several match, the first one counts. Weights that are not made to be
+            trained, as moving statistics, are left out unless the pattern ends in their own name,
+            as `moving_mean` does. Those of a frozen layer are matched as ever.
         seed: an integer, or None for one that is drawn from Keras's global seed
             (`keras.utils.set_random_seed`).
         recompute: keep no effective weight for backward, and compute it again there from the raw
@@ -49,10 +52,11 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
         **kwargs: `name` and `trainable`, as for any layer.
 
     Raises:
-        ValueError: for a pattern that matches no weight, a weight that is not floating, a rate out
-            of range (with the names of the layer and the weight), or an RNN cell. What can only be
-            known once the layer is built is raised when it is built, or after the first call, if
-            that is what makes its weights.
+        ValueError: for a pattern that matches no weight, or only weights that it leaves out; a
+            weight that is not floating, a rate out of range (with the names of the layer and the
+            weight), or an RNN cell. What can only be known once the layer is built is raised when
+            it is built, or by the first call, if that is what makes its weights. A file of weights
+            that the plain layer or model wrote is refused too.
 
     Not supported: `tf.recompute_grad` or `keras.remat` around a whole wrapped layer, which would
     draw a second time in backward; `tf.autodiff.ForwardAccumulator` in eager mode, which raises a
@@ -106,6 +110,7 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
         kwargs.pop("dtype", None)
         super().__init__(layer, dtype=_keras.floating_policy(layer), **kwargs)
         self._init_perturbing(seed, recompute, share_across_replicas)
+        self.draws.wrapper = self.name
         _keras.adopt_call(self, layer)
 
     def _subject(self) -> keras.Layer:
@@ -128,15 +133,26 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
             kwargs["training"] = training
         function, args, kwargs = _keras.inner_call(self, args, kwargs)
         training = kwargs.pop("training", None)
-        if not _keras.has_weights(self.layer):
-            _keras.build_by_call(self.layer, args, kwargs)
+        self._make_weights(args, kwargs, training)
         if recurrent_call.is_plain(self.layer):
             function = functools.partial(recurrent_call.either_call, self.layer, function)
         return self._perturbed_call(function, args, kwargs, training)
 
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        if not _keras.has_weights(self.layer):
+    def _make_weights(self, args: tuple, kwargs: dict[str, Any], training: Any) -> None:
+        """Has the layer make all weights that a call of this kind uses, before any is chosen.
+
+        A layer may leave it to its call to build the layers in it, and may use other ones in
+        training. The call is made once for each training flag, and its result is thrown away.
+        """
+        flag = training if isinstance(training, bool) else None
+        if flag in self._perturber.made_for:
+            return
+        if not self.layer.built or _keras.awaits_call(self.layer):
             _keras.build_by_call(self.layer, args, kwargs)
+        self._perturber.made_for.add(flag)
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        self._make_weights(args, kwargs, kwargs.get("training"))
         self._chosen()
         if not _keras.accepts_training(self.layer):
             kwargs.pop("training", None)
@@ -188,6 +204,11 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
         if _keras.has_weights(self.layer):
             self._chosen()
             self.built = True
+
+    def load_own_variables(self, store: Any) -> None:
+        if _keras.is_absent(store):
+            raise plain_file(self.name)
+        super().load_own_variables(store)
 
     def unwrapped(self) -> keras.Layer:
         """The wrapped layer.

@@ -68,6 +68,8 @@ class Perturber:
         chosen: the parametrized weights, each with its parametrization.
         chosen_from: the ids of the weights that they were chosen from, by which it shows when a
             layer has got new ones.
+        made_for: the training flags, None for a tensor, for whose calls the layer is known to have
+            made all its weights.
     """
 
     def __init__(self, name: str, draws: Draws, recompute: bool) -> None:
@@ -76,6 +78,7 @@ class Perturber:
         self.recompute = recompute
         self.chosen: Chosen = []
         self.chosen_from: tuple[int, ...] | None = None
+        self.made_for: set[bool | None] = set()
         self._verdicts: dict[Any, inspection.Verdict] = {}
 
     def run(

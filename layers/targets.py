@@ -54,8 +54,9 @@ def targets(layer: keras.Layer, patterns: Iterable[str] | None = None) -> list[T
         The weights in the order of `layer.weights`.
 
     Raises:
-        ValueError: if a pattern matches nothing, or matches a weight that is not floating; if there
-            is no default. The message lists the weights there are.
+        ValueError: if a pattern matches nothing, or only what is not trained and not named; if it
+            means a weight that is not floating; if there is no default. The message lists the
+            weights there are.
     """
     if patterns is None:
         chosen = {id(variable) for variable in default_weights(layer)}
@@ -72,6 +73,11 @@ def targets(layer: keras.Layer, patterns: Iterable[str] | None = None) -> list[T
 def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T]]:
     """The weights that the patterns match, each with the value of the first pattern that does.
 
+    A weight that its layer does not make to be trained, such as the moving mean of a
+    `BatchNormalization`, is meant only by a pattern in whose last part its own name stands: by
+    `moving_mean` or `norm/moving_mean`, and not by `.*` or `norm/.*`. Layers that are frozen
+    (`layer.trainable = False`) are no such case: their kernels are matched as ever.
+
     Args:
         layer: a built layer.
         patterns: dict from regular expression to a value.
@@ -80,22 +86,32 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
         ValueError: as `targets`.
     """
     everything = all_targets(layer)
-    compiled = {pattern: _compile(layer, pattern) for pattern in patterns}
-    for pattern, expression in compiled.items():
+    trained = {id(v) for inner in _keras.all_layers(layer) for v in _keras.own_weights(inner)}
+    found: dict[int, T] = {}
+    for pattern in patterns:
+        expression = _compile(layer, pattern)
         matched = [t for t in everything if matches(expression, t.path)]
         if not matched:
             raise ValueError(
                 f"'{pattern}' matches no weight of {_kind(layer)} '{layer.name}'; {_listing(layer)}"
             )
-        for target in matched:
+        meant = [t for t in matched if id(t.variable) in trained or _is_named(t, pattern)]
+        if not meant:
+            raise ValueError(
+                f"'{pattern}' matches only weights of {_kind(layer)} '{layer.name}' that are not "
+                f"trained ({', '.join(t.name for t in matched)}); a pattern means such a weight "
+                f"only if it ends in its name, as '{matched[0].name}'"
+            )
+        for target in meant:
             check_floating(layer, target)
-    found = []
-    for target in everything:
-        for pattern, expression in compiled.items():
-            if matches(expression, target.path):
-                found.append((target, patterns[pattern]))
-                break
-    return found
+            found.setdefault(target.position, patterns[pattern])
+    return [(t, found[t.position]) for t in everything if t.position in found]
+
+
+def _is_named(target: Target, pattern: str) -> bool:
+    """Whether a pattern's last part has the weight's own name in it, letter for letter."""
+    name, last = target.path.rpartition("/")[2], pattern.rpartition("/")[2]
+    return any(re.search(rf"(?<!\w){re.escape(n)}(?!\w)", last) for n in (name, re.escape(name)))
 
 
 def check_floating(layer: keras.Layer, target: Target) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -30,8 +31,8 @@ class TiedDense(keras.layers.Layer):
         ValueError: if `embedding` is no embedding, or the input's last axis is not its width.
 
     The embedding is a sublayer: it is in the `weights` of both, and once in those of a model. A
-    clone from a config gets an embedding of its own, as with any object that layers share in Keras;
-    a `.keras` file keeps the tie.
+    clone from a config (`clone_model`, `from_config`) gets an embedding of its own, as with any
+    object that layers share in Keras, and warns of it; a `.keras` file keeps the tie.
 
     Example:
 
@@ -125,4 +126,11 @@ class TiedDense(keras.layers.Layer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TiedDense:
         embedding = _keras.deserialize(config["embedding"])
+        if not _keras.keeps_sharing():
+            warnings.warn(
+                f"TiedDense '{config.get('name')}' is made from a config and has an embedding of "
+                f"its own: it is not tied to another layer '{embedding.name}', since a layer that "
+                "clone_model or from_config makes shares nothing. A .keras file keeps the tie",
+                stacklevel=2,
+            )
         return cls(**{**config, "embedding": embedding})

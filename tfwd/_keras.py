@@ -30,7 +30,7 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
 
 if IS_KERAS_2 and not TYPE_CHECKING:
     from tfwd._keras2 import backup, calls, convolutions, held, ops, steps, training, updates
-    from tfwd._keras2.configs import deserialize, serialize
+    from tfwd._keras2.configs import deserialize, is_absent, keeps_sharing, serialize
     from tfwd._keras2.copies import clone, is_layer_graph, share, tie
     from tfwd._keras2.layers import (
         CallState,
@@ -42,6 +42,7 @@ if IS_KERAS_2 and not TYPE_CHECKING:
         add_loss,
         adopt_call,
         all_layers,
+        awaits_call,
         build,
         build_by_call,
         build_from_config,
@@ -84,7 +85,7 @@ else:
     from keras import ops
 
     from tfwd._keras3 import backup, calls, convolutions, held, steps, training, updates
-    from tfwd._keras3.configs import deserialize, serialize
+    from tfwd._keras3.configs import deserialize, is_absent, keeps_sharing, serialize
     from tfwd._keras3.copies import clone, is_layer_graph, share, tie
     from tfwd._keras3.layers import (
         CallState,
@@ -96,6 +97,7 @@ else:
         add_loss,
         adopt_call,
         all_layers,
+        awaits_call,
         build,
         build_by_call,
         build_from_config,
@@ -152,6 +154,7 @@ __all__ = [
     "adopt_call",
     "all_layers",
     "assign",
+    "awaits_call",
     "backup",
     "build",
     "build_by_call",
@@ -174,10 +177,12 @@ __all__ = [
     "has_weights",
     "held",
     "inner_call",
+    "is_absent",
     "is_layer_graph",
     "is_plain",
     "is_quantized",
     "is_variable",
+    "keeps_sharing",
     "mark",
     "masks_of_sequences",
     "name",

@@ -36,7 +36,7 @@ def parametrize(
         parametrizations: dict from a pattern on the weights' paths to a parametrization, as in
             `tfwd.layers.Parametrized`. A pattern is matched against the whole model: one that
             matches nothing anywhere is an error (for a subclassed model without weights yet, at its
-            first call).
+            first call). `.*` and the like leave out what is not trained, as moving statistics.
         seed: an integer from which each wrapped layer gets a seed of its own (`seed` plus the index
             of its first weight in `model.weights`), or None for seeds drawn from Keras's global
             one.
@@ -48,7 +48,8 @@ def parametrize(
         `ParametrizedModel` is not compiled.
 
     Raises:
-        ValueError: as `tfwd.layers.Parametrized`, or if a Sequential model is not built yet.
+        ValueError: as `tfwd.layers.Parametrized`; `parametrizations` is no dict; a Sequential model
+            is not built yet.
 
     Example:
 
@@ -65,6 +66,11 @@ def parametrize(
         raise ValueError(
             f"parametrize takes a Keras model, got {model!r} of type {type(model).__name__}; "
             "for a layer there is tfwd.layers.Parametrized"
+        )
+    if not isinstance(parametrizations, Mapping):
+        raise ValueError(
+            f"parametrizations of model '{model.name}' must be a dict from a pattern on weights' "
+            f"paths to a parametrization, as {{'kernel': Dropout(0.5)}}; got {parametrizations!r}"
         )
     if not parametrizations:
         raise ValueError("parametrizations is empty: give at least one pattern, as in the example")
@@ -115,7 +121,8 @@ def unwrap(model: keras.Layer) -> keras.Layer:
         model: a model or a layer, of any depth. It is not changed.
 
     Returns:
-        A model on the same variables; the same object if there is nothing of tfwd in it.
+        A model on the same variables; the same object if there is nothing of tfwd in it. Its
+        `weights` are in the same order, but for the kernel and the bias of an `EinsumDense`.
 
     Raises:
         ValueError: if a parametrization acts in evaluation too (`WeightNorm`), or if a subclassed

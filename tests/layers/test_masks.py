@@ -71,9 +71,7 @@ def pair(make: Any, call: Any, masked: bool) -> tuple[Any, Any]:
 def test_masks_are_those_of_the_plain_layer(case: str, masked: bool) -> None:
     make, call = CASES[case]
     plain, wrapped = pair(make, call, masked)
-    assert_alike(
-        observed(call, wrapped, masked, False), observed(call, plain, masked, False)
-    )
+    assert_alike(observed(call, wrapped, masked, False), observed(call, plain, masked, False))
     to_effective(plain, wrapped, 0)
     expected = observed(call, plain, masked, True)
     assert_alike(observed(call, wrapped, masked, True), expected)
@@ -141,5 +139,3 @@ def test_a_flag_that_is_a_tensor_changes_no_mask(kind: str, state: bool) -> None
         expected = call(training)
         layer.draws.state.assign([1, 0])
         assert_alike(traced(tf.constant(training)), expected)
-
-

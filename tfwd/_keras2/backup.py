@@ -19,3 +19,8 @@ def initial_epoch(callback: keras.callbacks.BackupAndRestore) -> int:
 def is_compiled(model: keras.Model) -> bool:
     """Whether a model has an optimizer and a loss; False for what is no model."""
     return getattr(model, "_is_compiled", False)
+
+
+def can_begin(model: keras.Model) -> bool:
+    """Whether the callback takes the model as it is: here it waits for the weights to be made."""
+    return True

@@ -44,6 +44,17 @@ def deserialize(value: Any, custom_objects: Any = None) -> Any:
     return kind.from_config(dict(value["config"]))
 
 
+def keeps_sharing() -> bool:
+    """Whether a file is being read, so that an object in two places of it becomes one object."""
+    in_file = getattr(serialization_lib.SHARED_OBJECTS, "enabled", False)
+    return in_file or serialization_lib.in_tf_saved_model_scope()
+
+
+def is_absent(store: Any) -> bool:
+    """Whether a file's part for a layer is seen not to be there; else it is a group in the file."""
+    return isinstance(store, dict) and not store
+
+
 def _by_class_name(value: dict[str, Any], custom_objects: Any) -> Any:
     name = value["class_name"]
     if keras.saving.get_registered_object(name, custom_objects) is not None:

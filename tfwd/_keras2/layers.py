@@ -223,16 +223,35 @@ def build(layer: Any, *args: Any, **kwargs: Any) -> None:
 def build_from_config(layer: Any, config: dict[str, Any]) -> None:
     """Builds a layer as the config of its build says, which may come out of a file."""
     layer.build_from_config(_as_built(config))
+    optimizer = getattr(layer, "optimizer", None)
+    if layer.built and isinstance(optimizer, keras.optimizers.Optimizer):
+        # Keras makes its state when it reads a model that is built, as this was not.
+        optimizer.build(layer.trainable_variables)
 
 
 def has_weights(layer: Any) -> bool:
     """Whether the layer is built, with all weights that it will have.
 
     A layer without a `build` of its own is marked as built before its call makes the layers in it.
+    One that has a `build` may leave layers in it to be built by its call. What a call has left
+    unbuilt is not used, and will have no weights.
     """
-    if not layer.built:
-        return False
-    return not has_default_build(layer) or all(inner.built for inner in sublayers(layer))
+    return layer.built and (not awaits_call(layer) or layer._saved_model_inputs_spec is not None)
+
+
+def awaits_call(layer: Any) -> bool:
+    """Whether layers in this one are not built yet, and may have weights when they are."""
+    return any(
+        not (inner.built or _never_has_weights(inner)) or awaits_call(inner)
+        for inner in sublayers(layer)
+    )
+
+
+def _never_has_weights(layer: Any) -> bool:
+    """Whether it is one of Keras's layers that need no building, as `ReLU`."""
+    own = type(layer).__module__.startswith("keras.")
+    made_by_call = isinstance(layer, keras.layers.MultiHeadAttention)
+    return own and not made_by_call and generic_utils.is_default(layer.build)
 
 
 def embedding_matrix(layer: Any) -> tf.Variable:

@@ -25,7 +25,35 @@ def clone(model: keras.Model, function: Callable[[Any], Any]) -> keras.Model:
         function: from each layer, or operation, to the one that is to stand in its place, or to
             itself.
     """
-    return keras.models.clone_model(model, clone_function=function, recursive=True)
+    known: dict[int, Any] = {}
+
+    def replaced(layer: Any) -> Any:
+        if id(layer) not in known:
+            graph = is_layer_graph(layer)
+            known[id(layer)] = _cloned(layer, replaced) if graph else function(layer)
+        return known[id(layer)]
+
+    return _cloned(model, replaced)
+
+
+def _cloned(model: Any, replaced: Callable[[Any], Any]) -> Any:
+    """A model of other layers, with all that its inputs say: Keras's own clone loses some of it."""
+    if not isinstance(model, keras.Sequential):
+        inputs = keras.tree.map_structure(lambda x: _other(x).output, model.input)
+        return keras.models.clone_model(model, input_tensors=inputs, clone_function=replaced)
+    first = model._layers[:1]  # which `model.layers` leaves out if it is an input
+    inputs = [_other(x) for x in first if isinstance(x, keras.layers.InputLayer)]
+    layers = [*inputs, *map(replaced, model.layers)]
+    copy = keras.Sequential(layers, name=model.name, trainable=model.trainable)
+    if model.compiled:
+        copy.compile_from_config(model.get_compile_config())
+    return copy
+
+
+def _other(source: Any) -> keras.layers.InputLayer:
+    """An input like another one, or like that which a symbolic tensor comes from."""
+    layer = getattr(source, "_keras_history", (source,))[0]
+    return type(layer).from_config(layer.get_config())
 
 
 def tie(

@@ -44,6 +44,17 @@ class Wraps:
         if any(isinstance(output, KerasTensor) for output in keras.tree.flatten(outputs)):
             super()._set_mask_metadata(inputs, outputs, previous_mask)  # type: ignore[misc]
 
+    @property
+    def metrics(self: Any) -> list[keras.metrics.Metric]:
+        """The metrics of all layers inside, each once.
+
+        Those of a model are left out, as Keras leaves them out of a model around it: its loss, say,
+        is that of its own `fit`. A model around this layer would reset and report it as its own.
+        """
+        layers = [layer for layer in all_layers(self) if not isinstance(layer, keras.Model)]
+        metrics = {id(m): m for layer in layers for m in layer._metrics}
+        return list(metrics.values())
+
 
 _here = threading.local()
 
@@ -245,11 +256,19 @@ def has_weights(layer: keras.Layer) -> bool:
     """Whether the layer is built, with all weights that it will have.
 
     A layer without a `build` of its own is marked as built when it is loaded, although the layers
-    in it are not.
+    in it are not. One that has a `build` may leave layers in it to be built by its call. What a
+    call has left unbuilt is not used, and will have no weights.
     """
-    if not layer.built:
-        return False
-    return not has_default_build(layer) or all(inner.built for inner in sublayers(layer))
+    return layer.built and (not awaits_call(layer) or getattr(layer, "_called", False))
+
+
+def awaits_call(layer: keras.Layer) -> bool:
+    """Whether layers in this one are not built yet, and may have weights when they are."""
+    is_default = keras.src.utils.python_utils.is_default
+    return any(
+        not (inner.built or is_default(inner.build)) or awaits_call(inner)
+        for inner in sublayers(layer)
+    )
 
 
 def embedding_matrix(layer: keras.layers.Embedding) -> keras.Variable:

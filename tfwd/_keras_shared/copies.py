@@ -39,7 +39,8 @@ def share(
     for name, attribute in vars(layer).items():
         if not is_own(name) and name not in leave_out:
             setattr(copy, name, replace(attribute))
-    if [id(v) for v in copy.weights] != [id(v) for v in layer.weights]:
+    # The order may be another one, as an `EinsumDense` lists its kernel before its bias.
+    if sorted(map(id, copy.weights)) != sorted(map(id, layer.weights)):
         raise ValueError(
             f"layer '{layer.name}' of type {type(layer).__name__} holds layers where Keras does "
             "not see them, so that it cannot be taken apart"

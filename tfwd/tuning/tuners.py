@@ -20,6 +20,7 @@ import numpy as np
 from keras_tuner.engine.trial import Trial
 from keras_tuner.errors import FailedTrialError
 
+from tfwd import _keras
 from tfwd.tuning import record, stopwatch
 from tfwd.tuning.objective import HasObjective
 from tfwd.tuning.oracles import make_oracle
@@ -75,9 +76,10 @@ def tuner(
         If no trial succeeded, those that give the best ones raise RuntimeError.
 
     Raises:
-        ValueError: a wrong method; the directory holds a sweep over another space, or with another
-            method, objective, seed, number of executions or, of Hyperband, `max_epochs`, `factor`
-            or `iterations`: what differs is listed.
+        ValueError: a wrong method; a model that is made without its weights (on Keras 3); the
+            directory holds a sweep over another space, or with another method, objective, seed,
+            number of executions or, of Hyperband, `max_epochs`, `factor` or `iterations`: what
+            differs is listed.
 
     Example:
 
@@ -215,7 +217,23 @@ class SweepTuner(Steady, keras_tuner.Tuner):
         # As keras-tuner does before a trial: else the layers of a model without names of its own
         # are called `dense` there and `dense_1` here, and a pattern fits one of them.
         keras.backend.clear_session()
-        super()._populate_initial_space()
+        build = self.hypermodel.build
+
+        def checked(hp: keras_tuner.HyperParameters) -> keras.Model:
+            model = build(hp)
+            if isinstance(model, keras.Model) and not _keras.backup.can_begin(model):
+                raise ValueError(
+                    f"model '{model.name}' has no weights when it is made, and a trial's backup "
+                    "needs them before training: let the function that makes it build it, as by "
+                    "model.build((None, 8)) or by a call on a batch"
+                )
+            return model
+
+        self.hypermodel.build = checked
+        try:
+            super()._populate_initial_space()
+        finally:
+            self.hypermodel.build = build
 
     def run_trial(self, trial: Trial, *args: Any, **kwargs: Any) -> Any:
         values = trial.hyperparameters.values
