@@ -34,6 +34,7 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         name: the optimizer's name.
         sparse: "rows" decays only the rows in a sparse gradient, as tensorflow-addons does;
             "table" the whole table.
+        sum_repeated_rows: as in `DecoupledWeightDecay`.
         kwargs: of the optimizer that is extended.
 
     Attributes:
@@ -49,13 +50,20 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         exclude_from_weight_decay: Sequence[str] | None = None,
         name: str | None = None,
         sparse: str = "rows",
+        sum_repeated_rows: bool = True,
         **kwargs: Any,
     ) -> None:
         rules = _AddonsRules(type(self).__name__, exclude_from_weight_decay or ())
         if "lr" in kwargs:
             kwargs["learning_rate"] = kwargs.pop("lr")
         optimizer = self.base_optimizer(*args, **kwargs)
-        super().__init__(optimizer, weight_decay, sparse=sparse, name=name)
+        super().__init__(
+            optimizer,
+            weight_decay,
+            sparse=sparse,
+            name=name,
+            sum_repeated_rows=sum_repeated_rows,
+        )
         self._rules = rules
 
     def apply_gradients(
@@ -126,6 +134,7 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
             "name": self.name,
             "weight_decay": ours["weight_decay"],
             "sparse": self.sparse,
+            "sum_repeated_rows": self.sum_repeated_rows,
             "exclude_from_weight_decay": self._rules.patterns or None,
         }
 
@@ -189,7 +198,7 @@ class AdamW(DecoupledWeightDecayExtension):
         weight_decay: a number, a schedule, a function without arguments, or a scalar variable.
         learning_rate, beta_1, beta_2, epsilon, amsgrad: Adam's.
         name: the optimizer's name.
-        kwargs: `exclude_from_weight_decay`, `sparse`, and what else Keras's Adam takes.
+        kwargs: `exclude_from_weight_decay`, `sparse`, `sum_repeated_rows`, and what else Keras's Adam takes.
 
     Example:
         >>> optimizer = AdamW(weight_decay=0.25, learning_rate=1.0)
@@ -232,7 +241,7 @@ class SGDW(DecoupledWeightDecayExtension):
         weight_decay: a number, a schedule, a function without arguments, or a scalar variable.
         learning_rate, momentum, nesterov: SGD's.
         name: the optimizer's name.
-        kwargs: `exclude_from_weight_decay`, `sparse`, and what else Keras's SGD takes.
+        kwargs: `exclude_from_weight_decay`, `sparse`, `sum_repeated_rows`, and what else Keras's SGD takes.
 
     Example:
         >>> optimizer = SGDW(weight_decay=0.25, learning_rate=1.0)

@@ -21,6 +21,7 @@ from tfwd.optimizers.decay_parts import FirstUpdates, NamedRows
 from tfwd.optimizers.decay_rate import DecayRate
 from tfwd.optimizers.decay_rules import Choice, DecayRow, DecayRules, DecayTable
 from tfwd.optimizers.decay_step import FusedSteps, decay, decay_rows, wide
+from tfwd.optimizers.repeated_rows import SumsRows
 from tfwd.optimizers.replicas import on_every_replica
 
 Own = Callable[..., None]  # an optimizer's own update_step
@@ -28,7 +29,7 @@ SPARSE = ("table", "rows")
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class DecoupledWeightDecay(_keras.OptimizerWrapper):
+class DecoupledWeightDecay(SumsRows):
     """Any Keras optimizer, with weight decay that is not part of the gradient.
 
     In each update, for each variable that is decayed, first
@@ -100,6 +101,7 @@ class DecoupledWeightDecay(_keras.OptimizerWrapper):
         sparse: str = "table",
         decay_unused: bool = False,
         name: str | None = None,
+        sum_repeated_rows: bool = True,
     ) -> None:
         kind = type(self).__name__
         decay_rate = DecayRate(kind, weight_decay, scale)
@@ -108,7 +110,7 @@ class DecoupledWeightDecay(_keras.OptimizerWrapper):
             decay_rate.check_share(factor)
         if sparse not in SPARSE:
             raise ValueError(f"{kind}: sparse={sparse!r}: give one of {', '.join(SPARSE)}")
-        super().__init__(optimizer, name=name)
+        super().__init__(optimizer, sum_repeated_rows, name)
         for held in _keras_held.chain(self.optimizer):
             _check_no_decay(kind, held)
         self._decay_rate = decay_rate

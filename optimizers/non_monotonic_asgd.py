@@ -17,11 +17,12 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import updates as _keras_updates
+from tfwd.optimizers.repeated_rows import SumsRows
 from tfwd.optimizers.replicas import on_every_replica
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class NonMonotonicASGD(_keras.OptimizerWrapper):
+class NonMonotonicASGD(SumsRows):
     """Any Keras optimizer, with an average of the weights that begins when training stalls.
 
     `observe(loss)` is told the validation loss v_t after each evaluation. With n the interval, the
@@ -74,7 +75,11 @@ class NonMonotonicASGD(_keras.OptimizerWrapper):
     """
 
     def __init__(
-        self, optimizer: Any, non_monotone_interval: int = 5, name: str | None = None
+        self,
+        optimizer: Any,
+        non_monotone_interval: int = 5,
+        name: str | None = None,
+        sum_repeated_rows: bool = True,
     ) -> None:
         n = non_monotone_interval
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
@@ -82,7 +87,7 @@ class NonMonotonicASGD(_keras.OptimizerWrapper):
                 f"{type(self).__name__}: non_monotone_interval={n!r}: give a whole number, at "
                 "least 1"
             )
-        super().__init__(optimizer, name=name)
+        super().__init__(optimizer, sum_repeated_rows, name)
         self.non_monotone_interval = n
         self._averages: list[keras.Variable | None] = []
         self._kept: list[keras.Variable | None] = []
