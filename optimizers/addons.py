@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
@@ -27,7 +28,8 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
     The decay does not follow the learning rate: where that has a schedule, give it one too.
 
     Args:
-        weight_decay: a number, a schedule, a function without arguments, or a scalar variable.
+        weight_decay: a number (also as a tensor), a schedule, a function without arguments, or a
+            scalar variable.
         args: of the optimizer that is extended.
         exclude_from_weight_decay: regular expressions; a variable in whose path one is found,
             anywhere, is not decayed. One that is found nowhere is no error.
@@ -53,6 +55,8 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         sum_repeated_rows: bool = True,
         **kwargs: Any,
     ) -> None:
+        if isinstance(weight_decay, (tf.Tensor, np.ndarray)):
+            weight_decay = float(weight_decay)
         rules = _AddonsRules(type(self).__name__, exclude_from_weight_decay or ())
         if "lr" in kwargs:
             kwargs["learning_rate"] = kwargs.pop("lr")
@@ -78,7 +82,8 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         Args:
             grads_and_vars: pairs of a gradient and a variable.
             name: not used; tensorflow-addons takes one.
-            decay_var_list: the variables to decay in this step; all by default.
+            decay_var_list: the variables to decay in this step, also those of
+                `exclude_from_weight_decay`; by default, and if it is empty, all but those.
             kwargs: what else the extended optimizer's takes.
         """
         variables = list(decay_var_list or ())
@@ -121,11 +126,11 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         gradients = tape.gradient(loss, plain, grad_loss)
         return self.apply_gradients(zip(gradients, variables, strict=True), name, decay_var_list)
 
-    def _fraction(self, leaf: Any, variable: tf.Variable, rate: Any) -> tf.Tensor | None:
-        only = self._rules.only
-        if only is not None and _keras_held.key(self, variable) not in only:
-            return None
-        return super()._fraction(leaf, variable, rate)
+    def _multiplier(self, variable: tf.Variable) -> float:
+        if self._rules.only is None:
+            return super()._multiplier(variable)
+        # The list wins over the patterns.
+        return 1.0 if _keras_held.key(self, variable) in self._rules.only else 0.0
 
     def get_config(self) -> dict[str, Any]:
         ours = super().get_config()

@@ -261,11 +261,15 @@ class DecoupledWeightDecay(SumsRows):
 
     def _fraction(self, leaf: Any, variable: tf.Variable, rate: Any) -> tf.Tensor | None:
         """d * m * s of this update, `None` for a variable that is not decayed."""
-        multiplier = self._rules.chosen[_keras_held.key(self, variable)].multiplier
+        multiplier = self._multiplier(variable)
         if not multiplier:
             return None
         leaves = _keras_held.leaves(self.inner)
         return multiplier * self._decay_rate(leaf, leaves, rate, wide(variable.dtype))
+
+    def _multiplier(self, variable: tf.Variable) -> float:
+        """m of this update, 0 for a variable that is not decayed."""
+        return self._rules.chosen[_keras_held.key(self, variable)].multiplier
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -289,14 +293,14 @@ class DecoupledWeightDecay(SumsRows):
 
 
 def _check_no_decay(kind: str, optimizer: Any) -> None:
-    found = _keras_held.own_decay(optimizer)
+    found = _keras_held.own_decays(optimizer)
     if isinstance(optimizer, DecoupledWeightDecay):
-        found = ("weight_decay", optimizer.weight_decay)
-    if found is not None:
-        name, value = found
+        found = {"weight_decay": optimizer.weight_decay}
+    if found:
         named = f"{type(optimizer).__name__} '{_keras_held.name(optimizer)}'"
+        values = ", ".join(f"{name}={value}" for name, value in found.items())
         raise ValueError(
-            f"{kind}: {named} decays weights already ({name}={value}), and they would be decayed "
+            f"{kind}: {named} decays weights already ({values}), and they would be decayed "
             "twice; wrap one that does not (Adam in place of AdamW), or set its "
-            f"{name} to {'None' if value is None else '0'}"
+            f"{' and its '.join(found)} to 0"
         )

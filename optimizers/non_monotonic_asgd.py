@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -89,6 +90,8 @@ class NonMonotonicASGD(SumsRows):
             )
         super().__init__(optimizer, sum_repeated_rows, name)
         self.non_monotone_interval = n
+        self._in_callback = False  # of a fit that is running
+        self._silence_known = False
         self._averages: list[keras.Variable | None] = []
         self._kept: list[keras.Variable | None] = []
 
@@ -188,6 +191,21 @@ class NonMonotonicASGD(SumsRows):
                 kept.assign(tf.cast(raw, kept.dtype))
                 variable.assign(tf.cast(_keras.value(average), variable.dtype))
         self._is_exchanged.assign(not back)
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Called when `fit` ends; see Keras. Says so if the validation loss was never told."""
+        super().finalize_variable_values(var_list)
+        if self._in_callback or self._silence_known or not self.built:
+            return
+        if int(self._evaluations.numpy()) == 0:
+            self._silence_known = True
+            warnings.warn(
+                f"{type(self).__name__} '{self.name}' was told of no validation loss yet, so it "
+                f"averages nothing and is {type(self.optimizer).__name__} alone: give fit "
+                "validation_data and callbacks=[NonMonotonicASGDCallback()], or call "
+                "observe(loss) after each evaluation",
+                stacklevel=2,
+            )
 
     def _pairs(self) -> list[tuple[keras.Variable, keras.Variable]]:
         pairs = zip(self._trainable_variables, self._averages, strict=True)
