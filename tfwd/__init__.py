@@ -17,7 +17,8 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(
         "tfwd needs TensorFlow, which it does not install by itself so that either build will do: "
-        "pip install 'tfwd[tf]', or 'tfwd[cpu]' for the smaller build without GPU support"
+        "in a checkout of tfwd, pip install '.[tf]', or '.[cpu]' for the smaller build without GPU "
+        "support"
     ) from error
 
 from tfwd import callbacks, gradients, layers, metrics, optimizers, parametrizations
