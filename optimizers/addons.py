@@ -203,7 +203,8 @@ class AdamW(DecoupledWeightDecayExtension):
         weight_decay: a number, a schedule, a function without arguments, or a scalar variable.
         learning_rate, beta_1, beta_2, epsilon, amsgrad: Adam's.
         name: the optimizer's name.
-        kwargs: `exclude_from_weight_decay`, `sparse`, `sum_repeated_rows`, and what else Keras's Adam takes.
+        kwargs: `exclude_from_weight_decay`, `sparse`, `sum_repeated_rows`, and what else Keras's
+            Adam takes.
 
     Example:
         >>> optimizer = AdamW(weight_decay=0.25, learning_rate=1.0)
@@ -246,7 +247,8 @@ class SGDW(DecoupledWeightDecayExtension):
         weight_decay: a number, a schedule, a function without arguments, or a scalar variable.
         learning_rate, momentum, nesterov: SGD's.
         name: the optimizer's name.
-        kwargs: `exclude_from_weight_decay`, `sparse`, `sum_repeated_rows`, and what else Keras's SGD takes.
+        kwargs: `exclude_from_weight_decay`, `sparse`, `sum_repeated_rows`, and what else Keras's
+            SGD takes.
 
     Example:
         >>> optimizer = SGDW(weight_decay=0.25, learning_rate=1.0)

@@ -44,7 +44,9 @@ class DecoupledWeightDecay(SumsRows):
     - the current learning rate over the initial one with `"schedule"` (Loshchilov and Hutter).
 
     It adds no state: variables, learning rate and step counter are the wrapped optimizer's. With
-    `weight_decay=0` it is the wrapped optimizer, bit for bit.
+    `weight_decay=0` it is the wrapped optimizer, bit for bit, but for one departure: a row that
+    stands more than once in a sparse gradient is added up first, as it is in the dense gradient.
+    Keras 3's optimizers, all but SGD and Lion, take each part for the row's whole gradient.
 
     On Keras 2 the optimizer may also be a legacy one (`keras.optimizers.legacy`) or one of
     tensorflow-addons. Around such a one this is a legacy optimizer itself, and stands inside and
@@ -69,6 +71,8 @@ class DecoupledWeightDecay(SumsRows):
         decay_unused: whether variables without a gradient are decayed too. They are listed once,
             in a warning, unless this is set.
         name: the optimizer's name.
+        sum_repeated_rows: whether a row that stands more than once in a sparse gradient is added
+            up before clipping and before the step; False for what Keras does.
 
     Raises:
         TypeError: the optimizer is not a Keras optimizer, or weight_decay not one of its kinds.

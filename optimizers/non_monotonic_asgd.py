@@ -46,6 +46,11 @@ class NonMonotonicASGD(SumsRows):
         optimizer: a Keras optimizer or the name of one; in the paper plain SGD.
         non_monotone_interval: n, at least 1.
         name: the optimizer's name.
+        sum_repeated_rows: as in `DecoupledWeightDecay`.
+
+    Warns:
+        UserWarning: once, when a `fit` ends before the optimizer was told of any loss. (Keras 2
+            does not tell legacy optimizers that it ends.)
 
     Raises:
         TypeError: the optimizer is not a Keras optimizer.

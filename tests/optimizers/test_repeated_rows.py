@@ -125,7 +125,8 @@ def test_in_a_function_with_xla_and_without(compiled, clip):
 def test_accumulated():
     options = {"gradient_accumulation_steps": 2, "clipnorm": 0.5}
     found, expected = (
-        stepped(DecoupledWeightDecay(make("Adam", **options), D), sparse) for sparse in (True, False)
+        stepped(DecoupledWeightDecay(make("Adam", **options), D), sparse)
+        for sparse in (True, False)
     )
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
@@ -156,7 +157,9 @@ def test_keras_s_own_way_on_demand(kind):
 
 def test_without_repetition_it_is_the_wrapped_optimizer_bit_for_bit():
     rows = np.array([4, 0, 1, 5, 2])
-    np.testing.assert_array_equal(stepped(bare(), rows=rows), stepped(make("Adam", RATE), rows=rows))
+    np.testing.assert_array_equal(
+        stepped(bare(), rows=rows), stepped(make("Adam", RATE), rows=rows)
+    )
 
 
 def operations(optimizer):

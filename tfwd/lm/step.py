@@ -9,7 +9,7 @@ any after it, so that the host may notice late and still find the weights as the
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import ml_collections
