@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
@@ -27,13 +28,15 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
     The decay does not follow the learning rate: where that has a schedule, give it one too.
 
     Args:
-        weight_decay: a number, a schedule, a function without arguments, or a scalar variable.
+        weight_decay: a number (also as a tensor), a schedule, a function without arguments, or a
+            scalar variable.
         args: of the optimizer that is extended.
         exclude_from_weight_decay: regular expressions; a variable in whose path one is found,
             anywhere, is not decayed. One that is found nowhere is no error.
         name: the optimizer's name.
         sparse: "rows" decays only the rows in a sparse gradient, as tensorflow-addons does;
             "table" the whole table.
+        sum_repeated_rows: as in `DecoupledWeightDecay`.
         kwargs: of the optimizer that is extended.
 
     Attributes:
@@ -49,13 +52,22 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         exclude_from_weight_decay: Sequence[str] | None = None,
         name: str | None = None,
         sparse: str = "rows",
+        sum_repeated_rows: bool = True,
         **kwargs: Any,
     ) -> None:
+        if isinstance(weight_decay, (tf.Tensor, np.ndarray)):
+            weight_decay = float(weight_decay)
         rules = _AddonsRules(type(self).__name__, exclude_from_weight_decay or ())
         if "lr" in kwargs:
             kwargs["learning_rate"] = kwargs.pop("lr")
         optimizer = self.base_optimizer(*args, **kwargs)
-        super().__init__(optimizer, weight_decay, sparse=sparse, name=name)
+        super().__init__(
+            optimizer,
+            weight_decay,
+            sparse=sparse,
+            name=name,
+            sum_repeated_rows=sum_repeated_rows,
+        )
         self._rules = rules
 
     def apply_gradients(
@@ -70,7 +82,8 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         Args:
             grads_and_vars: pairs of a gradient and a variable.
             name: not used; tensorflow-addons takes one.
-            decay_var_list: the variables to decay in this step; all by default.
+            decay_var_list: the variables to decay in this step, also those of
+                `exclude_from_weight_decay`; by default, and if it is empty, all but those.
             kwargs: what else the extended optimizer's takes.
         """
         variables = list(decay_var_list or ())
@@ -113,11 +126,11 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         gradients = tape.gradient(loss, plain, grad_loss)
         return self.apply_gradients(zip(gradients, variables, strict=True), name, decay_var_list)
 
-    def _fraction(self, leaf: Any, variable: tf.Variable, rate: Any) -> tf.Tensor | None:
-        only = self._rules.only
-        if only is not None and _keras_held.key(self, variable) not in only:
-            return None
-        return super()._fraction(leaf, variable, rate)
+    def _multiplier(self, variable: tf.Variable) -> float:
+        if self._rules.only is None:
+            return super()._multiplier(variable)
+        # The list wins over the patterns.
+        return 1.0 if _keras_held.key(self, variable) in self._rules.only else 0.0
 
     def get_config(self) -> dict[str, Any]:
         ours = super().get_config()
@@ -126,6 +139,7 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
             "name": self.name,
             "weight_decay": ours["weight_decay"],
             "sparse": self.sparse,
+            "sum_repeated_rows": self.sum_repeated_rows,
             "exclude_from_weight_decay": self._rules.patterns or None,
         }
 
@@ -189,7 +203,8 @@ class AdamW(DecoupledWeightDecayExtension):
         weight_decay: a number, a schedule, a function without arguments, or a scalar variable.
         learning_rate, beta_1, beta_2, epsilon, amsgrad: Adam's.
         name: the optimizer's name.
-        kwargs: `exclude_from_weight_decay`, `sparse`, and what else Keras's Adam takes.
+        kwargs: `exclude_from_weight_decay`, `sparse`, `sum_repeated_rows`, and what else Keras's
+            Adam takes.
 
     Example:
         >>> optimizer = AdamW(weight_decay=0.25, learning_rate=1.0)
@@ -232,7 +247,8 @@ class SGDW(DecoupledWeightDecayExtension):
         weight_decay: a number, a schedule, a function without arguments, or a scalar variable.
         learning_rate, momentum, nesterov: SGD's.
         name: the optimizer's name.
-        kwargs: `exclude_from_weight_decay`, `sparse`, and what else Keras's SGD takes.
+        kwargs: `exclude_from_weight_decay`, `sparse`, `sum_repeated_rows`, and what else Keras's
+            SGD takes.
 
     Example:
         >>> optimizer = SGDW(weight_decay=0.25, learning_rate=1.0)

@@ -59,6 +59,7 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
                 f"its optimizer is {type(self.model.optimizer).__name__}, with {len(found)}"
             )
         self._optimizer, self._fitting = found[0], True
+        self._optimizer._in_callback = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._observed = False
@@ -94,6 +95,8 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._average()
         self._fitting = False
+        if self._optimizer is not None:
+            self._optimizer._in_callback = False
 
     def _average(self) -> None:
         if self._optimizer is not None and not self._optimizer.exchanged:

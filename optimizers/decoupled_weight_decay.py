@@ -21,6 +21,7 @@ from tfwd.optimizers.decay_parts import FirstUpdates, NamedRows
 from tfwd.optimizers.decay_rate import DecayRate
 from tfwd.optimizers.decay_rules import Choice, DecayRow, DecayRules, DecayTable
 from tfwd.optimizers.decay_step import FusedSteps, decay, decay_rows, wide
+from tfwd.optimizers.repeated_rows import SumsRows
 from tfwd.optimizers.replicas import on_every_replica
 
 Own = Callable[..., None]  # an optimizer's own update_step
@@ -28,7 +29,7 @@ SPARSE = ("table", "rows")
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class DecoupledWeightDecay(_keras.OptimizerWrapper):
+class DecoupledWeightDecay(SumsRows):
     """Any Keras optimizer, with weight decay that is not part of the gradient.
 
     In each update, for each variable that is decayed, first
@@ -43,7 +44,9 @@ class DecoupledWeightDecay(_keras.OptimizerWrapper):
     - the current learning rate over the initial one with `"schedule"` (Loshchilov and Hutter).
 
     It adds no state: variables, learning rate and step counter are the wrapped optimizer's. With
-    `weight_decay=0` it is the wrapped optimizer, bit for bit.
+    `weight_decay=0` it is the wrapped optimizer, bit for bit, but for one departure: a row that
+    stands more than once in a sparse gradient is added up first, as it is in the dense gradient.
+    Keras 3's optimizers, all but SGD and Lion, take each part for the row's whole gradient.
 
     On Keras 2 the optimizer may also be a legacy one (`keras.optimizers.legacy`) or one of
     tensorflow-addons. Around such a one this is a legacy optimizer itself, and stands inside and
@@ -68,6 +71,8 @@ class DecoupledWeightDecay(_keras.OptimizerWrapper):
         decay_unused: whether variables without a gradient are decayed too. They are listed once,
             in a warning, unless this is set.
         name: the optimizer's name.
+        sum_repeated_rows: whether a row that stands more than once in a sparse gradient is added
+            up before clipping and before the step; False for what Keras does.
 
     Raises:
         TypeError: the optimizer is not a Keras optimizer, or weight_decay not one of its kinds.
@@ -100,6 +105,7 @@ class DecoupledWeightDecay(_keras.OptimizerWrapper):
         sparse: str = "table",
         decay_unused: bool = False,
         name: str | None = None,
+        sum_repeated_rows: bool = True,
     ) -> None:
         kind = type(self).__name__
         decay_rate = DecayRate(kind, weight_decay, scale)
@@ -108,7 +114,7 @@ class DecoupledWeightDecay(_keras.OptimizerWrapper):
             decay_rate.check_share(factor)
         if sparse not in SPARSE:
             raise ValueError(f"{kind}: sparse={sparse!r}: give one of {', '.join(SPARSE)}")
-        super().__init__(optimizer, name=name)
+        super().__init__(optimizer, sum_repeated_rows, name)
         for held in _keras_held.chain(self.optimizer):
             _check_no_decay(kind, held)
         self._decay_rate = decay_rate
@@ -259,11 +265,15 @@ class DecoupledWeightDecay(_keras.OptimizerWrapper):
 
     def _fraction(self, leaf: Any, variable: tf.Variable, rate: Any) -> tf.Tensor | None:
         """d * m * s of this update, `None` for a variable that is not decayed."""
-        multiplier = self._rules.chosen[_keras_held.key(self, variable)].multiplier
+        multiplier = self._multiplier(variable)
         if not multiplier:
             return None
         leaves = _keras_held.leaves(self.inner)
         return multiplier * self._decay_rate(leaf, leaves, rate, wide(variable.dtype))
+
+    def _multiplier(self, variable: tf.Variable) -> float:
+        """m of this update, 0 for a variable that is not decayed."""
+        return self._rules.chosen[_keras_held.key(self, variable)].multiplier
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -287,14 +297,14 @@ class DecoupledWeightDecay(_keras.OptimizerWrapper):
 
 
 def _check_no_decay(kind: str, optimizer: Any) -> None:
-    found = _keras_held.own_decay(optimizer)
+    found = _keras_held.own_decays(optimizer)
     if isinstance(optimizer, DecoupledWeightDecay):
-        found = ("weight_decay", optimizer.weight_decay)
-    if found is not None:
-        name, value = found
+        found = {"weight_decay": optimizer.weight_decay}
+    if found:
         named = f"{type(optimizer).__name__} '{_keras_held.name(optimizer)}'"
+        values = ", ".join(f"{name}={value}" for name, value in found.items())
         raise ValueError(
-            f"{kind}: {named} decays weights already ({name}={value}), and they would be decayed "
+            f"{kind}: {named} decays weights already ({values}), and they would be decayed "
             "twice; wrap one that does not (Adam in place of AdamW), or set its "
-            f"{name} to {'None' if value is None else '0'}"
+            f"{' and its '.join(found)} to 0"
         )

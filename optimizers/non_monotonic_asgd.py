@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,11 +18,12 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import updates as _keras_updates
+from tfwd.optimizers.repeated_rows import SumsRows
 from tfwd.optimizers.replicas import on_every_replica
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class NonMonotonicASGD(_keras.OptimizerWrapper):
+class NonMonotonicASGD(SumsRows):
     """Any Keras optimizer, with an average of the weights that begins when training stalls.
 
     `observe(loss)` is told the validation loss v_t after each evaluation. With n the interval, the
@@ -44,6 +46,11 @@ class NonMonotonicASGD(_keras.OptimizerWrapper):
         optimizer: a Keras optimizer or the name of one; in the paper plain SGD.
         non_monotone_interval: n, at least 1.
         name: the optimizer's name.
+        sum_repeated_rows: as in `DecoupledWeightDecay`.
+
+    Warns:
+        UserWarning: once, when a `fit` ends before the optimizer was told of any loss. (Keras 2
+            does not tell legacy optimizers that it ends.)
 
     Raises:
         TypeError: the optimizer is not a Keras optimizer.
@@ -74,7 +81,11 @@ class NonMonotonicASGD(_keras.OptimizerWrapper):
     """
 
     def __init__(
-        self, optimizer: Any, non_monotone_interval: int = 5, name: str | None = None
+        self,
+        optimizer: Any,
+        non_monotone_interval: int = 5,
+        name: str | None = None,
+        sum_repeated_rows: bool = True,
     ) -> None:
         n = non_monotone_interval
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
@@ -82,8 +93,10 @@ class NonMonotonicASGD(_keras.OptimizerWrapper):
                 f"{type(self).__name__}: non_monotone_interval={n!r}: give a whole number, at "
                 "least 1"
             )
-        super().__init__(optimizer, name=name)
+        super().__init__(optimizer, sum_repeated_rows, name)
         self.non_monotone_interval = n
+        self._in_callback = False  # of a fit that is running
+        self._silence_known = False
         self._averages: list[keras.Variable | None] = []
         self._kept: list[keras.Variable | None] = []
 
@@ -183,6 +196,21 @@ class NonMonotonicASGD(_keras.OptimizerWrapper):
                 kept.assign(tf.cast(raw, kept.dtype))
                 variable.assign(tf.cast(_keras.value(average), variable.dtype))
         self._is_exchanged.assign(not back)
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Called when `fit` ends; see Keras. Says so if the validation loss was never told."""
+        super().finalize_variable_values(var_list)
+        if self._in_callback or self._silence_known or not self.built:
+            return
+        if int(self._evaluations.numpy()) == 0:
+            self._silence_known = True
+            warnings.warn(
+                f"{type(self).__name__} '{self.name}' was told of no validation loss yet, so it "
+                f"averages nothing and is {type(self.optimizer).__name__} alone: give fit "
+                "validation_data and callbacks=[NonMonotonicASGDCallback()], or call "
+                "observe(loss) after each evaluation",
+                stacklevel=2,
+            )
 
     def _pairs(self) -> list[tuple[keras.Variable, keras.Variable]]:
         pairs = zip(self._trainable_variables, self._averages, strict=True)

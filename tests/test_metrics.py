@@ -69,3 +69,23 @@ def test_wrong_moments_and_no_variables() -> None:
         make().update_state([tf.zeros([1, 2])])
     with pytest.raises(ValueError, match="model.trainable_variables"):
         metrics.GradientSquaredMean([])
+
+
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_in_compile_it_says_what_to_do(options: dict, weighted: bool) -> None:
+    """Keras gives it targets and outputs, and by name the samples' weights."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    metric = metrics.GradientSquaredMean(model.trainable_variables)
+    lists = {"weighted_metrics" if weighted else "metrics": [metric]}
+    model.compile("sgd", "mse", **lists, **options)
+    words = r"fit\(callbacks=\[tfwd.callbacks.GradientSquaredMean\(\)\]\)"
+    with pytest.raises(ValueError, match=words):
+        model.fit(np.ones((2, 3)), np.ones((2, 2)), verbose=0, sample_weight=np.ones(2))
+
+
+def test_the_weight_of_a_step_by_position_and_by_name() -> None:
+    by_position, by_name = make(), make()
+    by_position.update_state(moments(1, 2, 3), 0.5)
+    by_name.update_state(moments(1, 2, 3), sample_weight=0.5)
+    assert float(by_position.examples) == float(by_name.examples) > 0

@@ -70,22 +70,27 @@ class GradientSquaredMean(keras.metrics.Metric):
         for variable in (self.total, self.examples):
             variable.assign(tf.zeros(variable.shape, variable.dtype))
 
-    def update_state(self, moments: Moments, sample_weight: Any = None) -> None:
-        """Adds the moments of a step.
+    def update_state(self, moments: Moments, *args: Any, **kwargs: Any) -> None:
+        """Adds the moments of a step: `update_state(moments, sample_weight=None)`.
 
         Args:
             moments: what `tfwd.gradients.squared_mean` returned.
-            sample_weight: a factor of the step's weight, which is its batch size.
+            args, kwargs: `sample_weight`, a factor of the step's weight, which is its batch size.
 
         Raises:
             ValueError: if it is given something else, or moments of other weights.
         """
+        # A model that was compiled with it would give it targets, outputs and weights.
         if not isinstance(moments, Moments):
             raise ValueError(
                 f"metric '{self.name}' takes what tfwd.gradients.squared_mean returned, got "
-                f"{type(moments).__name__}; it is not one of compile(metrics=...): to measure in "
-                "fit, use tfwd.callbacks.GradientSquaredMean"
+                f"{type(moments).__name__}; it is not one of compile(metrics=[...]): to measure "
+                "in fit, take it out there and give "
+                "fit(callbacks=[tfwd.callbacks.GradientSquaredMean()])"
             )
+        self._add(moments, *args, **kwargs)
+
+    def _add(self, moments: Moments, sample_weight: Any = None) -> None:
         shapes = [tuple(squares.shape) for squares in moments.squared_mean]
         sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
         if sizes != self.sizes:

@@ -48,7 +48,7 @@ def test_measures_every_n_batches_and_training_is_the_same(compiled: dict) -> No
 
 def test_record_is_of_the_batch_before_its_step() -> None:
     watched, twin = model(), model()
-    callback = callbacks.GradientSquaredMean(every=100, training=False)
+    callback = callbacks.GradientSquaredMean(every=100)  # with the flag of squared_mean
     fit(watched, callback, epochs=1)
     moments = gradients.squared_mean(twin, X[:8], Y[:8], "mse")
     (record,) = callback.records
@@ -64,7 +64,7 @@ def test_record_is_of_the_batch_before_its_step() -> None:
 
 def test_epochs_log_is_a_ratio_of_means() -> None:
     """One batch that is too noisy to tell does not make the epoch so."""
-    callback = callbacks.GradientSquaredMean(every=1)
+    callback = callbacks.GradientSquaredMean(every=1, training=True)
     history = fit(model(), callback, epochs=4).history
     assert any(math.isinf(record["noise_scale"]) for record in callback.records)
     for epoch in range(4):
@@ -132,7 +132,7 @@ def test_replicas_measure_the_global_batch() -> None:
     )
     with strategy.scope():
         watched = model()
-    callback = callbacks.GradientSquaredMean(every=100, training=False)
+    callback = callbacks.GradientSquaredMean(every=100)  # with the flag of squared_mean
     fit(watched, callback, epochs=1)
     single = callbacks.GradientSquaredMean(every=100, training=False)
     fit(model(), single, epochs=1)
@@ -183,3 +183,13 @@ def test_wrong_arguments() -> None:
     made.compile("sgd")
     with pytest.raises(ValueError, match="compiled without a loss"):
         fit(made, callbacks.GradientSquaredMean())
+
+
+def test_by_default_a_model_with_batch_normalization_is_measured() -> None:
+    made = keras.Sequential([keras.Input((3,)), L.Dense(4), L.BatchNormalization(), L.Dense(2)])
+    made.compile("sgd", "mse")
+    callback = callbacks.GradientSquaredMean()
+    fit(made, callback, epochs=1)
+    assert len(callback.records) == 1 and callback.records[0]["squared_mean"] > 0
+    with pytest.raises(ValueError, match="BatchNormalization"):
+        fit(made, callbacks.GradientSquaredMean(training=True), epochs=1)

@@ -98,7 +98,9 @@ def test_without_keras_tuner_the_extra_is_named(run, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _, err = run()
     assert code == 1
-    assert err == "error: tfwd-tune needs keras-tuner: pip install 'tfwd[tune]'\n"
+    assert (
+        err == "error: tfwd-tune needs keras-tuner: pip install '.[tune]' in a checkout of tfwd\n"
+    )
 
 
 def test_a_second_process_is_kept_out(run, tmp_path):

@@ -37,6 +37,15 @@ def test_the_other_decay_of_muon_is_noticed():
         DecoupledWeightDecay(keras.optimizers.Muon(weight_decay=0.0), 0.1)
 
 
+@pytest.mark.skipif(not hasattr(keras.optimizers, "Muon"), reason="of later releases of Keras")
+def test_both_decays_of_muon_are_named_at_once():
+    words = r"set its weight_decay and its adam_weight_decay to 0|adam_weight_decay and its weight_"
+    with pytest.raises(ValueError, match=words) as raised:
+        DecoupledWeightDecay(keras.optimizers.Muon(), 0.1)
+    assert " weight_decay=" in str(raised.value).replace("(", " ")
+    assert "adam_weight_decay=" in str(raised.value)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -1,5 +1,8 @@
 """Averaging: its trigger, the average, and the exchange of weights."""
 
+import re
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -254,6 +257,38 @@ def test_the_callback_needs_the_optimizer_and_a_loss():
     net.compile(LossScale(NonMonotonicASGD(make("SGD"))), "mse")
     with pytest.warns(UserWarning, match="no 'val_loss', only loss"):
         fit(net, epochs=2, callbacks=[NonMonotonicASGDCallback()])
+
+
+SILENT = "was told of no validation loss yet, so it averages nothing and is SGD alone"
+
+
+@pytest.mark.parametrize("around", [lambda o: o, LossScale, lambda o: DecoupledWeightDecay(o, 0.1)])
+def test_a_fit_without_the_callback_says_once_that_nothing_is_averaged(around):
+    net = model()
+    net.compile(around(NonMonotonicASGD(make("SGD"), name="average")), "mse")
+    with pytest.warns(UserWarning, match="'average' " + SILENT) as caught:
+        fit(net, validation_data=(X, Y))
+    assert "callbacks=[NonMonotonicASGDCallback()]" in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(net)
+
+
+def test_it_says_nothing_where_the_callback_or_the_user_tells_it_losses():
+    net = model()
+    net.compile(NonMonotonicASGD(make("SGD")), "mse")
+    net.optimizer.build(net.trainable_variables)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(net, validation_data=(X, Y), callbacks=[NonMonotonicASGDCallback()])
+        fit(net)
+    net = model()
+    net.compile(NonMonotonicASGD(make("SGD")), "mse")
+    with pytest.warns(UserWarning, match="an epoch's logs have no 'val_loss'") as caught:
+        fit(net, callbacks=[NonMonotonicASGDCallback()])
+    assert not any(re.search(SILENT, str(warning.message)) for warning in caught)
+    with pytest.warns(UserWarning, match=SILENT):  # the callback was of the other fit
+        fit(net)
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.5, True, None])

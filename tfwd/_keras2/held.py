@@ -68,17 +68,15 @@ def _averaged(optimizer: Any) -> Any:
     return held if is_legacy(held) else None
 
 
-def own_decay(optimizer: Any) -> tuple[str, Any] | None:
-    """The name and value of an argument by which an optimizer decays weights itself."""
+def own_decays(optimizer: Any) -> dict[str, Any]:
+    """The arguments by which an optimizer decays weights itself, with their values."""
     arguments = vars(optimizer).get("_hyper", {}) if is_legacy(optimizer) else vars(optimizer)
-    for argument, value in arguments.items():
-        if not argument.endswith("weight_decay") or argument.startswith("_"):
-            continue
-        if isinstance(value, tf.Variable):
-            value = float(value.numpy())
-        if value:
-            return argument, value
-    return None
+    decays = {
+        argument: float(value.numpy()) if isinstance(value, tf.Variable) else value
+        for argument, value in arguments.items()
+        if argument.endswith("weight_decay") and not argument.startswith("_")
+    }
+    return {argument: value for argument, value in decays.items() if value}
 
 
 def key(optimizer: Any, variable: Any) -> Any:

@@ -44,6 +44,34 @@ def intercepted(
     return swapped(optimizers, lambda leaf: _methods(leaf, step, before))
 
 
+def rows_summed(
+    optimizers: Sequence[Any], summed: Callable[[Any], Any]
+) -> contextlib.AbstractContextManager[None]:
+    """While open, sparse gradients have each row once when they are clipped.
+
+    Keras 2 sums them itself, but afterwards.
+
+    Args:
+        optimizers: as `leaves` returns them.
+        summed: adds up what a gradient has for the same row.
+    """
+
+    def methods(leaf: Any) -> dict[str, Callable]:
+        if not (leaf.clipnorm or leaf.global_clipnorm or leaf.clipvalue):
+            return {}
+        if held.is_legacy(leaf):
+            transform = leaf._transform_gradients
+            return {
+                "_transform_gradients": lambda pairs: transform(
+                    [(summed(gradient), variable) for gradient, variable in pairs]
+                )
+            }
+        clip = leaf._clip_gradients
+        return {"_clip_gradients": lambda gradients: clip([summed(g) for g in gradients])}
+
+    return swapped(optimizers, methods, "rows")
+
+
 def _methods(leaf: Any, step: Step, before: Callable[[Any], None]) -> dict[str, Callable]:
     """What stands in for the methods of an optimizer meanwhile."""
     inside = False  # one of its methods, which may call another

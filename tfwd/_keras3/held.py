@@ -63,12 +63,13 @@ def chain(optimizer: Optimizer) -> Iterator[Optimizer]:
         yield from chain(inner)
 
 
-def own_decay(optimizer: Optimizer) -> tuple[str, Any] | None:
-    """The name and value of an argument by which a Keras optimizer decays weights itself."""
-    for name, value in vars(optimizer).items():
-        if name.endswith("weight_decay") and not name.startswith("_") and value:
-            return name, value
-    return None
+def own_decays(optimizer: Optimizer) -> dict[str, Any]:
+    """The arguments by which a Keras optimizer decays weights itself, with their values."""
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name.endswith("weight_decay") and not name.startswith("_") and value
+    }
 
 
 def name(optimizer: Optimizer) -> str:

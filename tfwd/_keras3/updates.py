@@ -55,6 +55,42 @@ def intercepted(
     return swapped(optimizers, methods)
 
 
+def rows_summed(
+    optimizers: Sequence[Optimizer], summed: Callable[[Any], Any]
+) -> contextlib.AbstractContextManager[None]:
+    """While open, sparse gradients have each row once, for clipping and for each update.
+
+    Args:
+        optimizers: as `leaves` returns them.
+        summed: adds up what a gradient has for the same row.
+    """
+
+    def methods(leaf: Optimizer) -> dict[str, Callable[..., Any]]:
+        own_clip, own_step = leaf._clip_gradients, leaf.update_step
+        known: list[Any] = []  # the rows of gradients that were summed to be clipped
+
+        def clip(gradients: Sequence[Any]) -> Any:
+            gradients = [summed(gradient) for gradient in gradients]
+            known.extend(g.indices for g in gradients if isinstance(g, tf.IndexedSlices))
+            return own_clip(gradients)
+
+        def step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+            # Gradients of several replicas are put together after they are clipped.
+            rows = getattr(gradient, "indices", None)
+            if not any(rows is those for those in known):
+                gradient = summed(gradient)
+            own_step(gradient, variable, learning_rate)
+
+        others: dict[str, Callable[..., Any]] = {}
+        if leaf.clipnorm or leaf.global_clipnorm or leaf.clipvalue:
+            others["_clip_gradients"] = clip
+        if type(leaf) is not keras.optimizers.SGD:  # which is linear in the gradient
+            others["update_step"] = step
+        return others
+
+    return swapped(optimizers, methods, "rows")
+
+
 def after(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[None]:
     """Where an optimizer makes its step after an operation; TensorFlow keeps the order by itself.
 

@@ -43,34 +43,41 @@ def patched(patches: Iterable[Patch]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def swapped(
-    optimizers: Sequence[Any], methods: Callable[[Any], dict[str, Callable[..., Any]]]
+    optimizers: Sequence[Any],
+    methods: Callable[[Any], dict[str, Callable[..., Any]]],
+    purpose: str = "step",
 ) -> Iterator[None]:
     """Within the body optimizers have other methods.
+
+    Bodies of several purposes may be nested, in the same order on each replica. Of those of one
+    purpose, the outer alone counts.
 
     Args:
         optimizers: the optimizers.
         methods: from an optimizer to its other methods by their names. It is called when the first
             replica enters: replicas enter one after the other, and all are in it when the first
             leaves.
+        purpose: what they are for, a word.
     """
+    mark = f"_tfwd_intercepted_{purpose}"
     for optimizer in optimizers:
-        depth, kept = vars(optimizer).get("_tfwd_intercepted", (0, None))
+        depth, kept = vars(optimizer).get(mark, (0, None))
         if not depth:
             others = methods(optimizer)
             kept = {name: vars(optimizer).get(name, _NOTHING) for name in others}
             for name, method in others.items():
                 # Past Keras's tracking of attributes, which has no business with functions.
                 object.__setattr__(optimizer, name, method)
-        object.__setattr__(optimizer, "_tfwd_intercepted", (depth + 1, kept))
+        object.__setattr__(optimizer, mark, (depth + 1, kept))
     try:
         yield
     finally:
         for optimizer in optimizers:
-            depth, kept = optimizer._tfwd_intercepted
+            depth, kept = getattr(optimizer, mark)
             if depth > 1:
-                object.__setattr__(optimizer, "_tfwd_intercepted", (depth - 1, kept))
+                object.__setattr__(optimizer, mark, (depth - 1, kept))
                 continue
-            object.__delattr__(optimizer, "_tfwd_intercepted")
+            object.__delattr__(optimizer, mark)
             for name, method in kept.items():
                 object.__delattr__(optimizer, name)
                 if method is not _NOTHING:

@@ -53,7 +53,8 @@ class GradientSquaredMean(keras.callbacks.Callback):
             matplotlib, which is imported then and not before. `write_plot(records, file)` draws it
             at any time, also after a training that was interrupted.
         loss: as for `squared_mean`; by default the one that the model was compiled with.
-        training: the flag that the model is called with.
+        training: the flag that the model is called with, False by default as for `squared_mean`.
+            With True, dropout draws as it does in training, and BatchNormalization is an error.
         chunk_size: as for `squared_mean`.
 
     Attributes:
@@ -87,7 +88,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
         log_dir: str | os.PathLike[str] | None = None,
         plot: str | os.PathLike[str] | None = None,
         loss: Any = None,
-        training: bool = True,
+        training: bool = False,
         chunk_size: int | None = None,
     ) -> None:
         super().__init__()

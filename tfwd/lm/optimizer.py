@@ -81,9 +81,10 @@ def make_optimizer(
                 multipliers=rules.multipliers(decay_multipliers) or None,
                 sparse=decay_sparse,
                 decay_unused=decay_unused,
+                sum_repeated_rows=False,  # the step does it, before it takes the norm
             )
         if non_monotone_interval:
-            optimizer = NonMonotonicASGD(optimizer, non_monotone_interval)
+            optimizer = NonMonotonicASGD(optimizer, non_monotone_interval, sum_repeated_rows=False)
     except (TypeError, ValueError) as error:
         raise UserError(f"optimizer {name} with {arguments}: {error}") from error
     if dtype_policy == "mixed_float16":

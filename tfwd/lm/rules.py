@@ -139,8 +139,8 @@ def _optimizer_hint(value: Any) -> str:
     near_it = [other for other in ADDONS[name] if other.lower() in there]
     instead = f"; nearest to it here is {' or '.join(near_it)}" if near_it else ""
     return (
-        f" ({name} is of tensorflow-addons, which comes with pip install 'tfwd[addons]' on Python "
-        f"3.10 or 3.11{instead})"
+        f" ({name} is of tensorflow-addons, which comes with pip install '.[addons]' in a checkout "
+        f"of tfwd, on Python 3.10 or 3.11{instead})"
     )
 
 

@@ -9,7 +9,7 @@ any after it, so that the host may notice late and still find the weights as the
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import ml_collections
@@ -23,6 +23,7 @@ from tfwd.lm.model import LanguageModel
 from tfwd.lm.optimizer import averaging, decaying, make_optimizer
 from tfwd.lm.regularization import activation_penalty
 from tfwd.lm.state import RunState
+from tfwd.optimizers.repeated_rows import summed
 
 
 class Failure(NamedTuple):
@@ -117,7 +118,8 @@ class TrainStep:
         ]
         # A sparse gradient names a row once for each time it was used, and the norm of that is not
         # the norm of the gradient.
-        gradients = [_summed(g, self.sparse and not self.l2) for g in gradients]
+        once = summed if self.sparse and not self.l2 else tf.convert_to_tensor
+        gradients = [None if g is None else once(g) for g in gradients]
         unit = tf.constant(1.0)
         if scales_loss:
             unit = tf.cast(steps.loss_scale(self.optimizer), tf.float32)
@@ -167,15 +169,6 @@ class TrainStep:
             return tf.constant(False)
 
         tf.cond(finite & ~self._failed, update, keep)
-
-
-def _summed(gradient: Any, sparse: bool) -> Any:
-    """A gradient with each row once: dense, or of the rows that were used."""
-    if gradient is None or not (sparse and isinstance(gradient, tf.IndexedSlices)):
-        return None if gradient is None else tf.convert_to_tensor(gradient)
-    rows, places = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
-    return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
 def make_step(

@@ -265,4 +265,4 @@ def _why_none(board: Any) -> str:
 
 def _need(module: str, name: str) -> None:
     if importlib.util.find_spec(module) is None:
-        raise UserError(f"tfwd-tune needs {name}: pip install 'tfwd[tune]'")
+        raise UserError(f"tfwd-tune needs {name}: pip install '.[tune]' in a checkout of tfwd")

@@ -19,7 +19,9 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "keras_tuner":
         raise
-    raise ImportError("tfwd.tuning needs keras-tuner: pip install 'tfwd[tune]'") from error
+    raise ImportError(
+        "tfwd.tuning needs keras-tuner: pip install '.[tune]' in a checkout of tfwd"
+    ) from error
 
 from tfwd.tuning.hypermodel import rates
 from tfwd.tuning.oracles import METHODS, make_oracle

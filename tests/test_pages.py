@@ -1,0 +1,70 @@
+"""The Python blocks of README.md and docs/, of each page in order, as a reader would run them."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# What trains for several trials.
+SLOW = {"README.md", "docs/tuning.md"}
+RUN = """
+import json, sys
+names = {"__name__": "__main__"}
+for page, line, code in json.load(sys.stdin):
+    # Tracebacks have the page's own line numbers.
+    exec(compile("\\n" * line + code, page, "exec"), names)
+"""
+
+
+def blocks(page: str) -> list[tuple[str, int, str]]:
+    """The page, the line before the block's first, and the block."""
+    text = (ROOT / page).read_text("utf-8")
+    found = re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    return [(page, text.count("\n", 0, one.start(1)), one[1]) for one in found]
+
+
+def pages() -> list[str]:
+    there = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/*.md"))]
+    return [page for page in ["README.md", *there] if blocks(page)]
+
+
+def run(page: str, folder: Path) -> str:
+    """What the blocks print, in a process and a folder of their own."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        input=json.dumps(blocks(page)),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_there_are_pages() -> None:
+    assert {"README.md", "docs/gradient_moments.md", "docs/optimizers.md"} <= set(pages())
+    assert set(pages()) >= SLOW
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in pages()]
+)
+def test_a_page_runs_from_its_top_to_its_end(page: str, tmp_path: Path) -> None:
+    printed = run(page, tmp_path)
+    if page == "docs/gradient_moments.md":  # two noise scales, the first in a list
+        scales = [float(number) for number in re.findall(r"[\d.]+", printed)]
+        assert len(scales) == 2 and all(1 < scale < 1000 for scale in scales)
+
+
+def test_no_page_or_message_tells_to_install_from_an_index() -> None:
+    """There is none that has tfwd: extras are those of a checkout."""
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    for folder in ("tfwd", "layers", "optimizers"):
+        texts += (ROOT / folder).rglob("*.py")
+    found = [str(p) for p in texts if re.search(r"install ['\"]?tfwd", p.read_text("utf-8"))]
+    assert len(texts) > 100 and not found
