@@ -44,6 +44,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         data = fingerprint({name: vocabulary.encode(part) for name, part in tokens.items()})
         folder = RunFolder(tmp_path / f"run-{level}")
         folder.open(config, vocabulary)
+        folder.begin()
         folder.close()
         model = saved.make_model(config, len(vocabulary))
         for step in steps:

@@ -19,7 +19,9 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "keras_tuner":
         raise
-    raise ImportError("tfwd.tuning needs keras-tuner: pip install 'tfwd[tune]'") from error
+    raise ImportError(
+        "tfwd.tuning needs keras-tuner: in a checkout of tfwd, pip install '.[tune]'"
+    ) from error
 
 from tfwd.tuning.hypermodel import rates
 from tfwd.tuning.oracles import METHODS, make_oracle

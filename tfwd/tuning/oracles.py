@@ -31,7 +31,9 @@ from keras_tuner.engine.trial import Trial, TrialStatus
 from tfwd.tuning import record
 from tfwd.tuning.space import hp_text
 
+_NO_JSON = (json.JSONDecodeError, UnicodeDecodeError)
 LOSSES_ALLOWED = 3
+LARGEST_SEED = 2**31 - 1
 
 
 class Watcher(Protocol):
@@ -182,7 +184,10 @@ class Sturdy(keras_tuner.Oracle):
     def reload(self) -> None:
         try:
             super().reload()
-        except json.JSONDecodeError as error:
+        # Whatever the files hold instead of what keras-tuner wrote.
+        except Exception as error:
+            if isinstance(error, ValueError) and not isinstance(error, _NO_JSON):
+                raise  # of `set_state`
             folder = os.path.abspath(self._project_dir)
             what = f"oracle.json, or a trial.json, in {folder}"
             raise ValueError(record.damaged(what, error)) from error
@@ -291,6 +296,8 @@ def make_oracle(
     """
     if method not in METHODS:
         raise ValueError(f"method {method!r}: give {', '.join(METHODS)}")
+    if not 0 <= seed <= LARGEST_SEED:  # each draw has the next one, and NumPy's have 32 bits
+        raise ValueError(f"seed={seed}: give a whole number, at least 0, at most {LARGEST_SEED}")
     options: dict[str, Any] = {
         "objective": objective,
         "hyperparameters": space,

@@ -88,4 +88,5 @@ def _read(path: str) -> dict[str, Any] | None:
 
 def damaged(path: str, error: Exception) -> str:
     """The words for a file that is no JSON."""
-    return f"{path} is damaged ({error}): put back a copy of it, or begin anew in another directory"
+    words = " ".join(str(error).split())[:200]
+    return f"{path} is damaged ({words}): put back a copy of it, or begin anew in another directory"
