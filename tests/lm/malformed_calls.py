@@ -214,7 +214,7 @@ class Running:
         errors = [line for line in lines if line.startswith("error: ")]
         if code == 1 and (len(errors) != 1 or lines[-1:] != errors):
             return "not one line that begins with error:"
-        if code == 1 and len(errors[0]) > 2500:
+        if code == 1 and len(errors[0]) > 3000:
             return "a line of too many letters"
         if call.words and not re.search(call.words, output + error):
             return f"nothing is said of {call.words!r}"
@@ -296,7 +296,7 @@ def main(words: list[str]) -> int:
     """Makes the calls whose names have all the words; returns the exit code."""
     import malformed_table
 
-    os.nice(10)
+    os.nice(int(os.environ.get("MALFORMED_NICE", "10")))
     calls = [c for c in malformed_table.calls() if all(w in f"{c.program} {c.name}" for w in words)]
     load_programs()
     wrong, slowest, began = 0, [], time.monotonic()

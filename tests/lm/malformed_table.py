@@ -12,22 +12,7 @@ from pathlib import Path
 from malformed_calls import CONFIG, SWEEP, Call
 
 PROGRAMS = ("train", "tune", "evaluate", "generate")
-VALUES = (
-    "",
-    "abc",
-    "-1",
-    "0",
-    "1.5",
-    "1e400",
-    "nan",
-    "inf",
-    "1" + "0" * 30,
-    "None",
-    "[]",
-    "{}",
-    "'",
-    b"\xff",
-)
+VALUES = ("", "abc", "-1", "nan", "1" + "0" * 30, "[]", b"\xff")
 
 
 def calls() -> list[Call]:
@@ -99,7 +84,7 @@ def values() -> Iterator[Call]:
     from tfwd.lm.keys import KEYS
 
     for key in KEYS:
-        for value in VALUES:
+        for value in VALUES[key == "data.path" :]:  # no path is the embedded text
             argument = os.fsencode(f"--config.{key}=") + os.fsencode(value)
             # A value that is right after all ends at the text that is not there.
             yield Call(f"{key}={value!r}", "train", ("--config.data.path=nowhere", argument))
@@ -172,7 +157,6 @@ def values() -> Iterator[Call]:
         "model.hidden_units=2000000000",
     ):
         yield Call(argument, "train", (f"--config.{argument}",))
-        yield Call(argument, "tune", (f"--config.{argument}",))
     yield Call(
         "steps that never come",
         "train",
@@ -194,7 +178,7 @@ def values() -> Iterator[Call]:
         "search_seed",
     ):
         for value in VALUES:
-            if (name, value) in (("method", ""), ("max_trials", VALUES[8])):
+            if (name, value) in (("method", ""),):
                 continue  # that is right
             argument = os.fsencode(f"--{name}=") + os.fsencode(value)
             yield Call(f"{name}={value!r}", "tune", ("--config.data.path=nowhere", argument))
@@ -317,7 +301,6 @@ def configs() -> Iterator[Call]:
         "a huge number": body("config.training.patience = 10 ** 5000"),
         "a huge rate": body("config.optimizer.learning_rate = 10 ** 400"),
         "units of numbers that are none": body("config.model.hidden_units = (4, 4.5)"),
-        "a list of units": body("config.model.hidden_units = [4]"),
     }
     for what in (
         "object()",
@@ -371,10 +354,8 @@ def sweeps() -> Iterator[Call]:
         "a choice of one number": "{'model.weight_dropout': Choice(3)}",
         "a choice of objects": "{'optimizer.kwargs.beta_1': Choice([object(), 2])}",
         "a choice of what is no config": "{'data.path': Choice([{'a': 1}])}",
-        "a choice of lists": "{'model.hidden_units': Choice([[4], [8]])}",
         "a choice of none": "{'data.path': Choice([None])}",
         "a choice that is not UTF-8": "{'data.path': Choice(['\\udcff'])}",
-        "a choice of texts that are not there": "{'data.path': Choice(['no', 'nor this'])}",
         "a range of texts": "{'model.weight_dropout': Float('a', 'b')}",
         "nan": "{'model.weight_dropout': Float(0, float('nan'))}",
         "huge": "{'data.window': Int(5, 10 ** 30)}",

@@ -93,7 +93,14 @@ def check_keys(config: ml_collections.ConfigDict) -> None:
     """
     for key in KEYS:
         _read(config, key)
-    for key in flat_keys(config):
+    if not isinstance(config.optimizer.kwargs, ml_collections.ConfigDict):
+        given = shown(config.optimizer.kwargs)
+        raise UserError(f"optimizer.kwargs={given}: give {rules.MAPPING.right}")
+    try:
+        keys = flat_keys(config)
+    except TypeError as error:  # ml_collections sorts them
+        raise UserError(f"a key of the configuration is no text: {error}") from error
+    for key in keys:
         if not known(key):
             raise UserError(unknown(key))
 

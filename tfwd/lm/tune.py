@@ -82,7 +82,7 @@ def main(values: flags.FlagValues) -> int:
     """Searches; returns the exit code."""
     _need("keras_tuner", "keras-tuner")
     for name in ("worker_timeout", "chief_timeout"):
-        if math.isnan(values[name].value):  # which is within all bounds
+        if math.isnan(getattr(values, name)):  # which is within all bounds
             raise UserError(f"--{name}=nan: give a number of seconds, at least 1")
     if not values.sweep:
         raise UserError("--sweep is missing; give a file, as --sweep=configs/sweeps/rates.py")

@@ -16,7 +16,6 @@ The search is theirs. What is added, and why:
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
 import sys
@@ -31,7 +30,6 @@ from keras_tuner.engine.trial import Trial, TrialStatus
 from tfwd.tuning import record
 from tfwd.tuning.space import hp_text
 
-_NO_JSON = (json.JSONDecodeError, UnicodeDecodeError)
 LOSSES_ALLOWED = 3
 LARGEST_SEED = 2**31 - 1
 
@@ -186,7 +184,7 @@ class Sturdy(keras_tuner.Oracle):
             super().reload()
         # Whatever the files hold instead of what keras-tuner wrote.
         except Exception as error:
-            if isinstance(error, ValueError) and not isinstance(error, _NO_JSON):
+            if isinstance(error, ValueError) and not isinstance(error, record.NO_JSON):
                 raise  # of `set_state`
             folder = os.path.abspath(self._project_dir)
             what = f"oracle.json, or a trial.json, in {folder}"

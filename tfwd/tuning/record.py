@@ -12,6 +12,7 @@ import keras_tuner
 from tfwd.files import write_atomically
 
 FILE = "search.json"
+NO_JSON = (json.JSONDecodeError, UnicodeDecodeError)
 
 
 def describe(

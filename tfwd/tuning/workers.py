@@ -24,6 +24,7 @@ from keras_tuner.engine.base_tuner import BaseTuner
 from keras_tuner.engine.trial import Trial
 
 from tfwd.files import write_atomically
+from tfwd.tuning import record
 from tfwd.tuning.forgetting import forgotten_gradients
 from tfwd.tuning.oracles import Sturdy
 
@@ -165,6 +166,14 @@ class Steady(BaseTuner):
         # sweep: keras-tuner reloads the oracle if, and only if, this file exists.
         name = super()._get_tuner_fname()
         return name if self._is_worker() else os.path.join(os.path.dirname(name), "tuner.json")
+
+    def reload(self) -> None:
+        try:
+            super().reload()
+        except Exception as error:
+            if isinstance(error, ValueError) and not isinstance(error, record.NO_JSON):
+                raise  # the oracle's own words
+            raise ValueError(record.damaged(self._get_tuner_fname(), error)) from error
 
     def search(self, *args: Any, **kwargs: Any) -> None:
         """As keras-tuner's; the chief serves until every trial is accounted for.

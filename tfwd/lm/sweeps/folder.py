@@ -137,7 +137,7 @@ class SweepFolder:
     def verify(self, description: dict[str, Any]) -> None:
         """Raises a `UserError` if the folder holds a sweep with another description."""
         before = read_json(self.description, "record of a sweep")
-        if not isinstance(before, dict):
+        if not isinstance(before, dict) or "sweep.method" not in before:
             raise UserError(
                 f"{self.description} is not a record of a sweep: put it back from a copy"
             )

@@ -14,7 +14,7 @@ from tfwd.lm import config as configs
 from tfwd.lm.command_line import from_file
 from tfwd.lm.errors import UserError, near
 from tfwd.lm.keys import KEYS, known, shown, unknown
-from tfwd.lm.rules import SEED
+from tfwd.lm.rules import SEED, written
 from tfwd.tuning.oracles import LARGEST_SEED, METHODS
 from tfwd.tuning.space import Choice, Float, Int, Spec, size
 
@@ -170,6 +170,9 @@ def _check_key(key: Any, spec: Any) -> None:
             f"{key} in the sweep: give Float(0, 0.7, step=0.1), Int or Choice; it is {spec!r}"
         )
     if key not in KEYS:  # in optimizer.kwargs: the optimizer is asked, with each point
+        for value in spec.ends:
+            if not written(value):
+                raise UserError(f"{key}={shown(value)} in the sweep: give numbers or texts")
         return
     rule = KEYS[key][1]
     for value in spec.ends:
