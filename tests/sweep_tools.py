@@ -75,6 +75,7 @@ def tiny_flags(folder: Path, root: Path, **training: object) -> list[str]:
         "model.hidden_units": 4,
         "optimizer.learning_rate": 0.01,
         "training.log_steps": 1,
+        "training.checkpoint_seconds": 0,  # a slow machine would save more often
         "sample.tokens": 0,
         **{f"training.{name}": value for name, value in training.items()},
     }

@@ -1,10 +1,11 @@
 """A run's folder that no training was needed for, and `tfwd-tune` in this process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import sweep_tools
+from processes import Processes
 
 from tfwd.lm import saved
 from tfwd.lm.config import default_config
@@ -22,6 +23,13 @@ def some_text(lines: int = 300) -> str:
         " ".join(WORDS[(i * i + 3 * j) % len(WORDS)] for j in range(3 + i % 5)) + "\n"
         for i in range(lines)
     )
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    """Starts processes that end with the test."""
+    with Processes() as started:
+        yield started
 
 
 @pytest.fixture
@@ -44,6 +52,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         data = fingerprint({name: vocabulary.encode(part) for name, part in tokens.items()})
         folder = RunFolder(tmp_path / f"run-{level}")
         folder.open(config, vocabulary)
+        folder.begin()
         folder.close()
         model = saved.make_model(config, len(vocabulary))
         for step in steps:

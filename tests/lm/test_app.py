@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from absl import flags
+from processes import WATCHDOG
 
 from tfwd.lm import app
 from tfwd.lm.command_line import parse
@@ -211,7 +212,7 @@ def test_closed_pipe_is_no_error(tmp_path):
     ):
         assert process.stdout.readline() == "0\n"
         process.stdout.close()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=WATCHDOG) == 0
     assert "Error" not in (tmp_path / "errors").read_text()
 
 
@@ -232,11 +233,15 @@ def test_tensorflow_is_loaded_without_its_notes(root, tmp_path):
     """In a process of its own, and without what else `import tfwd` loads."""
     command = [sys.executable, "-c", QUIET, str(root / "tfwd_programs.py")]
     environment = {"CUDA_VISIBLE_DEVICES": "-1", "HOME": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=WATCHDOG
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "2.0\n", "")
     # What a failure to load has to say is not lost.
     (tmp_path / "tensorflow.py").write_text("import os\nos.write(2, b'why\\n')\n1 / 0\n")
     command.append(str(tmp_path))
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=WATCHDOG
+    )
     assert done.returncode == 1
     assert done.stderr.startswith("why\n") and "ZeroDivisionError" in done.stderr

@@ -55,6 +55,6 @@ def test_a_line_that_was_cut_short_is_left_out(tmp_path):
 
 
 def test_a_file_that_cannot_be_written(tmp_path):
-    with pytest.raises(UserError, match=r"cannot write .*metrics.jsonl: Is a directory"):
+    with pytest.raises(UserError, match=r"cannot read .*metrics.jsonl: Is a directory"):
         (tmp_path / "metrics.jsonl").mkdir()
         Metrics(tmp_path / "metrics.jsonl")

@@ -3,18 +3,16 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from processes import SIGNAL_AT, WATCHDOG, Processes, finish
 
 from tfwd.lm.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = "import sys; sys.argv[0] = 'tfwd-train'; from tfwd.lm.train import run; run()"
+PROGRAM = f"{SIGNAL_AT}import sys; sys.argv[0] = 'tfwd-train'; from tfwd.lm.train import run; run()"
 CONFIG = """
 from tfwd.lm.config import default_config
 
@@ -62,42 +60,10 @@ def config(tmp_path_factory):
     return path
 
 
-def command(config, workdir, *arguments):
-    return [
-        sys.executable,
-        "-c",
-        PROGRAM,
-        f"--config={config}",
-        f"--workdir={workdir}",
-        *arguments,
-    ]
-
-
-def start(config, workdir, *arguments):
-    return subprocess.Popen(
-        command(config, workdir, *arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
-
-
-def finish(process):
-    output, _ = process.communicate(timeout=120)
-    return process.returncode, output
-
-
-def wait_for_step(process, workdir, step):
-    """Waits until a checkpoint of at least `step` is there, while the process runs."""
-    checkpoints = Checkpoints(Path(workdir) / "checkpoints")
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()[0]
-        if checkpoints.steps() and checkpoints.steps()[-1] >= step:
-            return checkpoints
-        time.sleep(0.002)
-    raise AssertionError("no checkpoint in time")
+def start(processes, config, workdir, *arguments, at=None):
+    """tfwd-train; with `at=(signal, step)` it sends itself the signal after that step."""
+    flags = [f"--config={config}", f"--workdir={workdir}", *arguments]
+    return processes.python(PROGRAM, flags, {"SIGNAL_AT": f"{at[0]:d}:{at[1]}"} if at else {})
 
 
 def records(workdir):
@@ -115,7 +81,8 @@ def summary(workdir):
 def whole(config, tmp_path_factory):
     """The run that was never stopped."""
     workdir = tmp_path_factory.mktemp("whole") / "run"
-    code, output = finish(start(config, workdir))
+    with Processes() as processes:
+        code, output = finish(start(processes, config, workdir))
     assert code == 0, output
     found = records(workdir)
     assert len(found) > 50 and sum(record["kind"] == "valid" for record in found) == 2
@@ -134,51 +101,45 @@ def is_mid_epoch(checkpoints, epoch):
     return progress["epoch"] == epoch and progress["window"] > 0
 
 
-def test_killed_twice_ends_as_if_never_stopped(config, whole, tmp_path):
+def test_killed_twice_ends_as_if_never_stopped(config, whole, tmp_path, processes):
     workdir = tmp_path / "run"
+    checkpoints = Checkpoints(workdir / "checkpoints")
     steps_of_an_epoch = next(r["step"] for r in records(whole) if r["kind"] == "valid")
     for epoch, step in ((0, steps_of_an_epoch // 3), (1, steps_of_an_epoch * 4 // 3)):
-        process = start(config, workdir)
-        checkpoints = wait_for_step(process, workdir, step)
-        process.send_signal(signal.SIGKILL)
-        assert finish(process)[0] == -signal.SIGKILL
+        code, output = finish(start(processes, config, workdir, at=(signal.SIGKILL, step)))
+        assert code == -signal.SIGKILL, output
+        assert checkpoints.steps()[-1] == step - step % 7
         assert is_mid_epoch(checkpoints, epoch)
-    code, output = finish(start(config, workdir))
+    code, output = finish(start(processes, config, workdir))
     assert code == 0, output
     assert "going on from the checkpoint of step" in output
     assert_same_run(workdir, whole)
 
 
-def test_asked_to_stop_loses_no_step(config, whole, tmp_path):
-    workdir, before = tmp_path / "run", 0
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-        process = start(config, workdir, "--config.training.checkpoint_steps=0")
-        while not (workdir / "metrics.jsonl").exists() or len(records(workdir)) < before + 5:
-            assert process.poll() is None, process.communicate()[0]
-            time.sleep(0.002)
-        process.send_signal(number)
-        found, output = finish(process)
+def test_asked_to_stop_loses_no_step(config, whole, tmp_path, processes):
+    workdir = tmp_path / "run"
+    for number, code, step in ((signal.SIGINT, 130, 16), (signal.SIGTERM, 143, 41)):
+        arguments = ("--config.training.checkpoint_steps=0",)
+        found, output = finish(start(processes, config, workdir, *arguments, at=(number, step)))
         assert found == code, output
         assert f"stopped by {number.name}" in output and str(workdir) in output
-        step = Checkpoints(workdir / "checkpoints").steps()[-1]
-        before = len(records(workdir))
         # The step under way is in it, and the log had no later one.
-        assert records(workdir)[-1]["step"] <= step < records(workdir)[-1]["step"] + 3
-    code, output = finish(start(config, workdir))
+        assert Checkpoints(workdir / "checkpoints").steps()[-1] == step
+        assert records(workdir)[-1]["step"] == step - step % 3
+    code, output = finish(start(processes, config, workdir))
     assert code == 0 and f"step {step:,}" in output, output
     assert_same_run(workdir, whole)
 
 
-def test_a_truncated_checkpoint_is_passed_over(config, whole, tmp_path):
+def test_a_truncated_checkpoint_is_passed_over(config, whole, tmp_path, processes):
     workdir = tmp_path / "run"
-    process = start(config, workdir)
-    checkpoints = wait_for_step(process, workdir, 20)
-    process.kill()
-    finish(process)
+    checkpoints = Checkpoints(workdir / "checkpoints")
+    finish(start(processes, config, workdir, at=(signal.SIGKILL, 24)))
     before, last = checkpoints.steps()[-2:]
+    assert (before, last) == (14, 21)
     (data,) = checkpoints.path(last).glob("tensors.data*")
     os.truncate(data, data.stat().st_size // 2)
-    code, output = finish(start(config, workdir))
+    code, output = finish(start(processes, config, workdir))
     assert code == 0, output
     assert f"{data.name} has" in output and "trying the checkpoint before it" in output
     assert f"going on from the checkpoint of step {before}" in output
@@ -186,8 +147,30 @@ def test_a_truncated_checkpoint_is_passed_over(config, whole, tmp_path):
     assert_same_run(workdir, whole)
 
 
-def test_a_finished_run_prints_its_report_again(config, whole):
+def test_a_finished_run_prints_its_report_again(config, whole, processes):
     log = (whole / "metrics.jsonl").read_bytes()
-    code, output = finish(start(config, whole))
+    code, output = finish(start(processes, config, whole))
     assert code == 0 and "is finished" in output and "perplexity" in output, output
     assert (whole / "metrics.jsonl").read_bytes() == log
+
+
+def test_output_that_nobody_reads_any_more_is_a_stop(config, whole, tmp_path, processes):
+    """As in `tfwd-train ... | head -1`: what was trained is saved, and the rest follows."""
+    workdir = tmp_path / "run"
+    talkative = """
+import time
+from tfwd.lm.trainer import Display
+Display.window = lambda self, *facts: (self.line("a window"), time.sleep(0.05))
+"""
+    command = f"{talkative}{PROGRAM}"
+    flags = [f"--config={config}", f"--workdir={workdir}", "--config.training.checkpoint_steps=0"]
+    process = processes.python(command, flags)
+    while "a window" not in process.stdout.readline():
+        pass
+    process.stdout.close()
+    assert process.wait(timeout=WATCHDOG) == 128 + signal.SIGPIPE
+    (step,) = Checkpoints(workdir / "checkpoints").steps()
+    assert step > 0
+    code, output = finish(start(processes, config, workdir))
+    assert code == 0 and f"going on from the checkpoint of step {step:,}" in output, output
+    assert_same_run(workdir, whole)

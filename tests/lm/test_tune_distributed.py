@@ -2,36 +2,25 @@
 
 import csv
 import json
-import os
+import re
 import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import SIGNAL_AT, finish
 from sweep_tools import SWEEP, tiny_flags
 
 pytestmark = pytest.mark.slow
 
-TRIALS, EPOCHS = 4, 16
+TRIALS, EPOCHS = 4, 3
+PROGRAM = f"{SIGNAL_AT}import tfwd_programs; tfwd_programs.tune()"
 
 
 def free_port() -> str:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return str(found.getsockname()[1])
-
-
-def wait_for(condition: Callable[[], object], processes: list[subprocess.Popen], what: str) -> None:
-    end = time.monotonic() + 200
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        for process in processes:
-            assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
 
 
 def ongoing(workdir: Path) -> dict[str, str]:
@@ -41,49 +30,27 @@ def ongoing(workdir: Path) -> dict[str, str]:
         return {}
 
 
-def steps(workdir: Path, trial: str) -> int:
-    log = workdir / f"trial_{trial}" / "run-0" / "metrics.jsonl"
-    return log.read_text().count('"kind": "train"') if log.exists() else 0
-
-
-def test_a_worker_that_is_killed_loses_no_trial(tmp_path, root):
+def test_a_worker_that_is_killed_loses_no_trial(tmp_path, root, processes):
     workdir, sweep, port = tmp_path / "sweep", tmp_path / "sweep.py", free_port()
     sweep.write_text(SWEEP)
-    command = [sys.executable, "-c", "import tfwd_programs; tfwd_programs.tune()"]
-    command += tiny_flags(tmp_path, root, epochs=EPOCHS, checkpoint_steps=20)
-    command += [f"--sweep={sweep}", f"--workdir={workdir}", f"--max_trials={TRIALS}"]
-    command += ["--worker_timeout=4"]
+    flags = tiny_flags(tmp_path, root, epochs=EPOCHS, checkpoint_steps=20)
+    flags += [f"--sweep={sweep}", f"--workdir={workdir}", f"--max_trials={TRIALS}"]
+    flags += ["--worker_timeout=12"]
 
-    def start(name: str) -> subprocess.Popen:
+    def start(name: str, **more: str):
         names = {"TUNER_ID": name, "ORACLE_IP": "127.0.0.1", "ORACLE_PORT": port}
         variables = {f"KERASTUNER_{key}": value for key, value in names.items()}
-        return subprocess.Popen(
-            command,
-            env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return processes.python(PROGRAM, flags, {**variables, "OMP_NUM_THREADS": "1", **more})
 
-    started = {name: start(name) for name in ("chief", "one", "two")}
-    try:
-        alive = list(started.values())
-        wait_for(lambda: set(ongoing(workdir)) == {"one", "two"}, alive, "two trials at once")
-        lost = ongoing(workdir)["two"]
-        wait_for(lambda: steps(workdir, lost) >= 30, alive, "the trial's first steps")
-        assert ongoing(workdir)["two"] == lost  # it is in the middle of it
-        started["two"].send_signal(signal.SIGKILL)
-        assert started["two"].wait(timeout=20) == -signal.SIGKILL
-        chief = started["chief"].communicate(timeout=240)[0]
-        worker = started["one"].communicate(timeout=30)[0]
-    finally:
-        for process in started.values():
-            process.kill()
-            process.wait()
-            process.stdout.close()
-    assert started["chief"].returncode == 0, chief
-    assert started["one"].returncode == 0, worker
-    assert f"two is silent: trial {lost} waits for another worker" in chief
+    chief = start("chief")
+    two = start("two", SIGNAL_AT=f"{signal.SIGKILL:d}:30")  # in the second epoch of its first trial
+    processes.wait_for(lambda: set(ongoing(workdir)) == {"two"}, "the first trial")
+    one = start("one")
+    assert finish(two)[0] == -signal.SIGKILL
+    (chief_code, chief_said), (code, worker) = finish(chief), finish(one)
+    assert chief_code == 0, chief_said
+    assert code == 0, worker
+    (lost,) = re.findall(r"two is silent: trial (\d+) waits for another worker", chief_said)
     with open(workdir / "trials.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["trial"] for row in rows] == [str(number) for number in range(TRIALS)]

@@ -260,5 +260,5 @@ def test_without_keras_tuner_the_extra_is_named(tmp_path):
         text=True,
     )
     assert done.stderr.strip().endswith(
-        "ImportError: tfwd.tuning needs keras-tuner: pip install '.[tune]' in a checkout of tfwd"
+        "ImportError: tfwd.tuning needs keras-tuner: in a checkout of tfwd, pip install '.[tune]'"
     )

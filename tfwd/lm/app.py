@@ -6,6 +6,8 @@ the hundreds that the libraries define; `--config` is a Python file of `ml_colle
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 import textwrap
@@ -43,9 +45,14 @@ def run(
 
     Raises:
         SystemExit: always. 0 after `--help` or success, 1 after a `UserError`, which is printed
-            as one line `error: <message>` on stderr, 130 after Ctrl-C.
+            as one line `error: <message>` on stderr, as is what the system refuses (a file, the
+            output, memory); 130 after Ctrl-C.
     """
     argv = list(sys.argv if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):  # a letter that a terminal does not have
+        if isinstance(stream, io.TextIOWrapper):
+            with contextlib.suppress(OSError):  # a closed one is told of when it is written to
+                stream.reconfigure(errors="backslashreplace")
     try:
         if any(argument in _HELP for argument in argv[1:]):
             print(usage(argv[0], define, about, config))
@@ -53,17 +60,38 @@ def run(
         else:
             values = parse(argv, define, config=config, together=together)
             code = main(values) or 0
-            sys.stdout.flush()  # a closed pipe shows here, and not after the last line
+        sys.stdout.flush()  # a closed pipe shows here, and not after the last line
     except UserError as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        code = 1
+        code = _say(f"error: {error}")
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        code = 130
+        code = _say("stopped", 130)
     except BrokenPipeError:  # as in `tfwd-generate ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _output_is_lost()
         code = 0
+    except OSError as error:  # of files that no one has better words for
+        what = f"{error.filename}: " if error.filename else "cannot write the output: "
+        code = _say(f"error: {what}{error.strerror or error}")
+    except Exception as error:
+        if not isinstance(error, MemoryError) and type(error).__name__ != "ResourceExhaustedError":
+            raise
+        code = _say(f"error: there is not enough memory: {str(error)[:200]}")
     sys.exit(code)
+
+
+def _say(line: str, code: int = 1) -> int:
+    """Prints one line on stderr, and sees to it that no other follows at Python's end."""
+    with contextlib.suppress(OSError):
+        print(" ".join(line.split()), file=sys.stderr, flush=True)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _output_is_lost()
+    return code
+
+
+def _output_is_lost() -> None:
+    """What is left in the buffer of standard output goes nowhere, and not into a second error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def usage(

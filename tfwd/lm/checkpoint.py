@@ -23,10 +23,12 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.lm.errors import UserError
+from tfwd.lm.files import read_json, remove
 
-_NAME = re.compile(r"step-(\d+)")
+_NAME = re.compile(r"step-([0-9]{8,18})")
 _MANIFEST = "manifest.json"
 _PROGRESS = "progress.json"
+_INDEX = "tensors.index"
 _WRITTEN_BY = "written_by.json"
 
 
@@ -35,6 +37,7 @@ class Checkpoints:
 
     Args:
         folder: made when the first is saved.
+        check: raises a UserError for progress that no checkpoint of this kind has.
 
     Example:
         >>> import tempfile
@@ -48,8 +51,12 @@ class Checkpoints:
         1.0
     """
 
-    def __init__(self, folder: str | os.PathLike[str]):
-        self.folder = Path(folder)
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        check: Callable[[dict[str, Any]], object] = lambda progress: None,
+    ):
+        self.folder, self._check = Path(folder), check
 
     def steps(self) -> list[int]:
         """The steps there are checkpoints of, rising. They are not checked."""
@@ -105,12 +112,12 @@ class Checkpoints:
                 final.rename(replaced)
             temporary.rename(final)
             _sync(self.folder)
-            shutil.rmtree(replaced, ignore_errors=True)
+            remove(replaced)
         except (OSError, tf.errors.OpError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             kept = f"the {len(self.steps())} saved before are intact" if self.steps() else ""
             raise UserError(
-                f"cannot save the checkpoint {final}: {_reason(error)}" + (kept and f"; {kept}")
+                f"cannot save the checkpoint {final}: {reason(error)}" + (kept and f"; {kept}")
             ) from error
         return final
 
@@ -122,11 +129,11 @@ class Checkpoints:
         for replaced in self.folder.glob(".replaced-*"):
             final = self.folder / replaced.name.removeprefix(".replaced-")
             if final.exists():
-                shutil.rmtree(replaced)
+                remove(replaced)
             else:
                 replaced.rename(final)
         for unfinished in self.folder.glob(".writing-*"):
-            shutil.rmtree(unfinished)
+            remove(unfinished)
 
     def restore(
         self, objects: dict[str, Any], say: Callable[[str], object] = print
@@ -188,52 +195,74 @@ class Checkpoints:
             status.expect_partial()
         except (ValueError, AssertionError, tf.errors.OpError) as error:
             raise UserError(
-                f"{self.path(step)} is a checkpoint of another model: {_reason(error)}"
+                f"{self.path(step)} is a checkpoint of another model: {reason(error)}"
             ) from error
-        return json.loads((self.path(step) / _PROGRESS).read_text(encoding="utf-8"))
+        return read_json(self.path(step) / _PROGRESS)
 
     def progress(self, step: int) -> dict[str, Any] | None:
         """The progress saved with one checkpoint, `None` if it cannot be read."""
         try:
-            return json.loads((self.path(step) / _PROGRESS).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            found = read_json(self.path(step) / _PROGRESS)
+            if not isinstance(found, dict):
+                return None
+            self._check(found)
+            return found
+        except UserError:
             return None
 
     def _written_by(self, step: int) -> int | None:
-        """The Keras that a checkpoint was saved on, `None` where that was not noted yet."""
-        try:
-            found = json.loads((self.path(step) / _WRITTEN_BY).read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        """The Keras that a checkpoint was saved on, `None` where that was not noted yet.
+
+        Raises:
+            UserError: the file has another form.
+        """
+        path = self.path(step) / _WRITTEN_BY
+        if not os.path.lexists(path):
             return None
+        found = read_json(path)
+        if not isinstance(found, dict) or not isinstance(found.get("keras"), int):
+            raise UserError(f'{path} has another form than {{"keras": 3}}')
         return found["keras"]
 
     def problem(self, step: int) -> str | None:
         """What is wrong with a checkpoint's files, `None` if they are as they were written."""
         folder = self.path(step)
+        if not folder.is_dir():
+            return "it is a file, and a checkpoint is a folder"
         try:
-            files = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-            for name, facts in files.items():
+            files = read_json(folder / _MANIFEST)
+            for name, facts in {_INDEX: None, _PROGRESS: None, **files}.items():
                 if not (folder / name).is_file():
                     return f"{name} is missing"
+                if facts is None:
+                    return f"{name} is not in {_MANIFEST}"
                 size = (folder / name).stat().st_size
                 if size != facts["bytes"]:
                     return f"{name} has {size} of {facts['bytes']} bytes"
                 if _facts(folder / name) != facts:
                     return f"{name} is damaged"
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, UserError):
             return f"{_MANIFEST} is missing or damaged"
+        try:  # files that are as they were written, by whatever wrote them
+            self._written_by(step)
+            progress = read_json(folder / _PROGRESS)
+            if not isinstance(progress, dict):
+                return f"{_PROGRESS} holds no progress"
+            self._check(progress)
+        except UserError as error:
+            return str(error)
         return None
 
     def set_aside(self, step: int) -> None:
         """Renames a checkpoint to `broken-...`, where no one takes it for one."""
         broken = self.path(step).with_name(f"broken-{self.path(step).name}")
-        shutil.rmtree(broken, ignore_errors=True)
+        remove(broken)
         self.path(step).rename(broken)
 
     def keep(self, steps: Iterable[int]) -> None:
         """Removes all checkpoints but those of `steps`."""
         for step in set(self.steps()) - set(steps):
-            shutil.rmtree(self.path(step), ignore_errors=True)
+            remove(self.path(step))
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -252,7 +281,8 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """What Python or TensorFlow say of a file, in one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = getattr(error, "message", None) or str(error)

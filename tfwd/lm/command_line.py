@@ -19,7 +19,7 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from tfwd.lm.config import check, lock
+from tfwd.lm.config import check, check_keys, lock
 from tfwd.lm.errors import UserError, near
 from tfwd.lm.keys import KEYS, known, unknown
 
@@ -57,6 +57,9 @@ def parse(
     """
     values = defined(define)
     argv = list(argv)
+    for argument in argv[1:]:
+        if not is_utf8(argument):  # TensorFlow and JSON take nothing else
+            raise UserError(f"{argument!r} is not UTF-8; give another name or text")
     if config:
         argv, contents = _take_config_file(argv)
         argv = _last_of_each(argv)
@@ -64,27 +67,40 @@ def parse(
             found = _OVERRIDE.match(argument)
             if found and not known(found.group(1)):
                 raise UserError(unknown(found.group(1)))
-        # An unknown key was an error above. New ones are for optimizer.kwargs alone.
-        config_flags.DEFINE_config_dict(
-            "config",
-            contents,
-            flag_values=values,
-            lock_config=False,
-            accept_new_attributes=True,
-            sys_argv=argv,
-        )
     try:
+        if config:
+            # An unknown key was an error above. New ones are for optimizer.kwargs alone.
+            config_flags.DEFINE_config_dict(
+                "config",
+                contents,
+                flag_values=values,
+                lock_config=False,
+                accept_new_attributes=True,
+                sys_argv=argv,
+            )
         rest = values(argv)
     except flags.UnrecognizedFlagError as error:
         raise UserError(_unknown_flag(error.flagname, values)) from error
-    except (flags.Error, TypeError, ValueError, KeyError, AttributeError) as error:
+    # It runs the parsers of absl and of ml_collections, and no code of ours.
+    except Exception as error:
         raise UserError(_flag_message(error)) from error
     if rest[1:]:
-        raise UserError(f"{rest[1]!r} is not a flag; flags begin with --, as --workdir=FOLDER")
+        raise UserError(
+            f"{rest[1][:200]!r} is not a flag; flags begin with --, as --workdir=FOLDER"
+        )
     if config:
         lock(values.config)
         check(values.config, together)
     return values
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text of the command line or the environment was UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _last_of_each(argv: list[str]) -> list[str]:
@@ -114,7 +130,9 @@ def _load_config_file(given: str) -> ml_collections.ConfigDict:
     if not isinstance(config, ml_collections.ConfigDict):
         path = given.partition(":")[0]
         raise UserError(f"{path}: get_config() returned no ConfigDict; begin with default_config()")
-    return config
+    check_keys(config)
+    frozen = isinstance(config, ml_collections.FrozenConfigDict)
+    return ml_collections.ConfigDict(config) if frozen else config
 
 
 class _SourceLoader(importlib.machinery.SourceFileLoader):
@@ -153,7 +171,7 @@ def from_file(flag: str, given: str, function: str) -> Any:
         if not callable(getattr(module, function, None)):
             raise UserError(f"there is no {function}() in it, which --{flag} needs")
         return getattr(module, function)(*arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == path]
         where = f"{path}, line {lines[-1]}" if lines else path
@@ -161,6 +179,8 @@ def from_file(flag: str, given: str, function: str) -> Any:
         key = re.match(r'Key "(\w+)" does not exist', reason)
         if key:
             raise UserError(f"{where}: {unknown(key.group(1))}") from error
+        if isinstance(error, SystemExit):
+            raise UserError(f"{where}: it ends the program; return a value instead") from error
         raise UserError(f"{where}: {reason}") from error
 
 
@@ -175,13 +195,15 @@ def _defines(path: str, function: str) -> bool:
         return False
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.msg} in line {error.lineno}"
+    if isinstance(error, OSError):
+        return str(error)
     reason: object = error
-    while isinstance(reason, Exception):  # not str(), which adds quotes to that of a KeyError
+    while isinstance(reason, BaseException):  # not str(), which adds quotes to that of a KeyError
         reason = reason.args[0] if reason.args else type(reason).__name__
-    return str(reason).partition("\n")[0]
+    return str(reason).strip().partition("\n")[0][:500]
 
 
 def _unknown_flag(name: str, values: flags.FlagValues) -> str:

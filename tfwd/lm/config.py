@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
+from typing import Any
 
 import ml_collections
 
 from tfwd.lm import rules
 from tfwd.lm.errors import UserError, near
-from tfwd.lm.files import write_atomically
+from tfwd.lm.files import read_json, write_atomically
 from tfwd.lm.keys import KEYS, known, shown, unknown
 
 
@@ -68,19 +70,52 @@ def check(config: ml_collections.ConfigDict, together: bool = True, to_train: bo
         ...
         tfwd.lm.errors.UserError: model.weight_dropout=1.0: give a rate: at least 0, below 1
     """
-    for key in flat_keys(config):
-        if not known(key):
-            raise UserError(unknown(key))
+    check_keys(config)
     for key, (_, rule, _) in KEYS.items():
-        value = config
-        for name in key.split("."):
-            if name not in value:
-                raise UserError(f"the configuration has no {key}; begin with default_config()")
-            value = value[name]
+        value = _read(config, key)
         if not rule.holds(value) and (to_train or key != "optimizer.name"):
             raise UserError(f"{key}={shown(value)}: give {rule.right}{rule.hint(value)}")
+    for name, value in config.optimizer.kwargs.items():
+        if not rules.written(value):
+            raise UserError(
+                f"optimizer.kwargs.{name}={shown(value)}: give a finite number, a text, true, "
+                "false, None or a list of them; config.json, by which a run goes on, holds no other"
+            )
     if together:
         _check_together(config, to_train)
+
+
+def check_keys(config: ml_collections.ConfigDict) -> None:
+    """Verifies that the configuration has the keys of the table, and no others.
+
+    Raises:
+        UserError: a key is missing, cannot be read, or does not exist.
+    """
+    for key in KEYS:
+        _read(config, key)
+    if not isinstance(config.optimizer.kwargs, ml_collections.ConfigDict):
+        given = shown(config.optimizer.kwargs)
+        raise UserError(f"optimizer.kwargs={given}: give {rules.MAPPING.right}")
+    try:
+        keys = flat_keys(config)
+    except TypeError as error:  # ml_collections sorts them
+        raise UserError(f"a key of the configuration is no text: {error}") from error
+    for key in keys:
+        if not known(key):
+            raise UserError(unknown(key))
+
+
+def _read(config: Any, key: str) -> Any:
+    value = config
+    for name in key.split("."):
+        if not isinstance(value, ml_collections.ConfigDict) or name not in value:
+            raise UserError(f"the configuration has no {key}; begin with default_config()")
+        try:
+            value = value[name]
+        except Exception as error:  # a placeholder, or a reference that cannot be computed
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"{key} of the configuration has no value: {reason}") from error
+    return value
 
 
 def _check_together(config: ml_collections.ConfigDict, to_train: bool) -> None:
@@ -102,11 +137,17 @@ def _check_together(config: ml_collections.ConfigDict, to_train: bool) -> None:
                 f"optimizer.kwargs.{argument}: {name} has no such argument; "
                 f"{_alternatives(argument, there)}"
             )
+        value = config.optimizer.kwargs[argument]
+        right = rules.same_kind(value, there[argument])
+        if right:
+            raise UserError(f"optimizer.kwargs.{argument}={shown(value)}: {name} takes {right}")
 
 
 def flat_keys(config: ml_collections.ConfigDict, prefix: str = "") -> list[str]:
     """The dotted keys of all values in `config`, groups opened."""
     keys = []
+    if prefix.count(".") > 5:  # no config is so deep but one that holds itself
+        return [prefix.rstrip(".")]
     for name, value in config.items():
         key = f"{prefix}{name}"
         inner = isinstance(value, ml_collections.ConfigDict)
@@ -135,24 +176,18 @@ def load(path: str | os.PathLike[str], to_train: bool = True) -> ml_collections.
     Raises:
         UserError: the file is missing, damaged, or has a wrong value or an unknown key.
     """
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-    except OSError as error:
-        raise UserError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not a whole configuration: {error}") from error
+    content = read_json(path, "configuration")
     config = default_config()
     try:
         content["model"]["hidden_units"] = tuple(content["model"]["hidden_units"])
         config.update(content)
-    except (KeyError, AttributeError, TypeError, ValueError) as error:
+    except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:
         reason = str(error.args[0] if error.args else error).partition("\n")[0]
         raise UserError(f"{path} is not a configuration of this program: {reason}") from error
     check(config, to_train=to_train)
     return config
 
 
-def _alternatives(name: str, there: list[str]) -> str:
+def _alternatives(name: str, there: Iterable[str]) -> str:
     found = near(name, there)
     return f"did you mean {' or '.join(found)}?" if found else f"it has {', '.join(there)}"

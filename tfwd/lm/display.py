@@ -11,6 +11,21 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from tfwd.lm.loop import perplexity
 
 
+class Output(Console):
+    """A rich console that tells when nobody reads any more, as after `| head`; then it is quiet.
+
+    rich would end the process, and what was trained since the last checkpoint would be lost.
+    """
+
+    gone: Callable[[], None] | None = None
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        if self.gone is None:
+            raise BrokenPipeError
+        self.gone()
+
+
 class Display:
     """Shows the epoch under way, and lines of text above it.
 
@@ -36,7 +51,7 @@ class Display:
         seconds: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.console = console or Console()
+        self.console = console or Output()
         self._seconds, self._clock = seconds, clock
         self._title, self._windows, self._last = "", 1, clock()
         self._bar = Progress(

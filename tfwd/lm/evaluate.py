@@ -46,8 +46,7 @@ def define(values: flags.FlagValues) -> None:
 
 def main(values: flags.FlagValues) -> None:
     """Evaluates, and prints what came out."""
-    from rich.console import Console
-
+    from tfwd.lm.display import Output
     from tfwd.lm.saved import load
 
     text = read_text(values.text) if values.text else None
@@ -57,9 +56,14 @@ def main(values: flags.FlagValues) -> None:
     else:
         result = evaluate_text(saved, text, os.path.basename(values.text))
     if values.json:
-        print(json.dumps(result))
+        finite = {k: _finite(v) for k, v in result.items()}
+        print(json.dumps(finite))
     else:
-        Console().print(table(result))
+        Output().print(table(result))
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def evaluate_test(saved: Saved) -> dict[str, Any]:

@@ -1,8 +1,17 @@
-"""Writing a run's files, whole or not at all, and saying it if that cannot be."""
+"""A run's files: read and written whole or not at all, and one line if that cannot be.
+
+Whatever is read from a folder goes through here, since anything may lie there: a file that was cut
+off, one of another program, a pipe that would be waited for, a device without an end.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import shutil
+from pathlib import Path
+from typing import IO, Any
 
 from tfwd import files
 from tfwd.lm.errors import UserError
@@ -18,3 +27,118 @@ def write_atomically(path: str | os.PathLike[str], content: str) -> None:
         files.write_atomically(path, content)
     except OSError as error:
         raise UserError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
+
+
+def read_bytes(path: str | os.PathLike[str], what: str = "") -> bytes:
+    """The content of a file.
+
+    Args:
+        path: the file.
+        what: what it is, for the message, as "the text".
+
+    Raises:
+        UserError: it cannot be read, or is a pipe or a device, which may have no end.
+    """
+    name = f"{what} {os.fspath(path)}".strip()
+    try:
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+            raise UserError(f"cannot read {name}: it is a pipe or a device; give a file")
+        with open(path, "rb") as file:
+            return file.read()
+    except (OSError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or "it is larger than the memory"
+        raise UserError(f"cannot read {name}: {reason}") from error
+
+
+def read_json(path: str | os.PathLike[str], what: str = "file") -> Any:
+    """What a file of JSON holds.
+
+    Args:
+        path: the file.
+        what: what it is, for the message, as "vocabulary".
+
+    Raises:
+        UserError: it cannot be read, or is not JSON, as a file that was cut off is not.
+    """
+    content = read_bytes(path, f"the {what}")
+    try:
+        return json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{os.fspath(path)} is not a whole {what}: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def remove(path: Path) -> None:
+    """Removes a folder with what is in it, or whatever else has its name."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+class Claim:
+    """A folder that this process alone writes to, until it ends or `release` is called.
+
+    Args:
+        path: the folder; it is made if it is not there.
+        busy: what to say if another process has it.
+
+    Raises:
+        UserError: it cannot be written, or another process has it.
+    """
+
+    def __init__(self, path: Path, busy: str):
+        self._lock: IO[str] | None = None
+        lock = path / ".lock"
+        self._made: list[Path] = []  # what was not there, the innermost first
+        try:
+            missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
+            path.mkdir(parents=True, exist_ok=True)
+            self._made = missing if lock.exists() else [lock, *missing]
+            # For reading too: a pipe of that name is not waited for.
+            self._lock = os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o666), "r+")
+            if not take_lock(self._lock):
+                self._made = []  # it is the other one's now
+                raise UserError(busy)
+            if not os.path.samestat(os.fstat(self._lock.fileno()), os.stat(lock)):
+                raise UserError(busy)  # the other one has just removed it
+        except OSError as error:
+            self._made = missing
+            self.release(used=False)
+            raise UserError(f"cannot write the workdir {path}: {error.strerror}") from error
+        except BaseException:
+            self.release(used=False)
+            raise
+
+    def release(self, used: bool = True) -> None:
+        """Lets another process have the folder.
+
+        Args:
+            used: whether something was written. If not, what was made for it goes again.
+        """
+        for path in () if used else self._made:
+            with contextlib.suppress(OSError):  # a folder that has something in it by now
+                path.rmdir() if path.is_dir() else path.unlink()
+        self._made = []
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def take_lock(file: IO[str]) -> bool:
+    """Takes the lock, which ends with the process however it ends; True where there are none."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Callable
 from typing import Any
 
 from tfwd.lm import report
 from tfwd.lm.display import Display
 from tfwd.lm.errors import UserError
-from tfwd.lm.files import write_atomically
+from tfwd.lm.files import read_bytes, read_json, write_atomically
 from tfwd.lm.folder import RunFolder
 from tfwd.lm.metrics import read_metrics
 from tfwd.lm.sampling import generate
@@ -58,28 +60,47 @@ def finish(trainer: Trainer, vocabulary: Vocabulary, text_name: str) -> dict[str
     except OSError as error:
         raise UserError(f"cannot write {folder.report}: {error.strerror}") from error
     if sample.tokens:
-        text = generate(
-            trainer.model,
-            vocabulary,
-            tokens=sample.tokens,
-            temperature=sample.temperature,
-            top_k=sample.top_k,
-            seed=trainer.config.seed,
-            prompt=sample.prompt,
-        )
+        try:
+            text = generate(
+                trainer.model,
+                vocabulary,
+                tokens=sample.tokens,
+                temperature=sample.temperature,
+                top_k=sample.top_k,
+                seed=trainer.config.seed,
+                prompt=sample.prompt,
+            )
+        except UserError as error:  # half precision that overflows: the run is done all the same
+            text = f"no sample: {error}"
         write_atomically(folder.report / "sample.txt", text.rstrip("\n") + "\n")
     # Last: with it the report is whole.
     write_atomically(folder.report / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 
 
-def finished_before(trainer: Trainer) -> dict[str, Any] | None:
-    """The summary of a run that has nothing left to do, else `None`."""
+def finished_before(
+    trainer: Trainer, say: Callable[[str], object] = print
+) -> dict[str, Any] | None:
+    """The summary of a run that has nothing left to do, else `None`.
+
+    Args:
+        trainer: the run.
+        say: called with a line if there is a summary that cannot be used; it is made again.
+    """
     path = trainer.folder.report / "summary.json"
-    if not trainer.finished or not path.exists():
+    if not trainer.finished or not os.path.lexists(path):
         return None
-    summary = json.loads(path.read_text(encoding="utf-8"))
-    return summary if summary["step"] == trainer.progress.step else None
+    try:
+        summary = read_json(path, "summary")
+        if summary["step"] != trainer.progress.step:
+            return None
+        report.table(summary), report.facts(summary)
+        return summary
+    except UserError as error:
+        say(f"{error}; it is made again")
+    except Exception:  # any form that the table is not made for
+        say(f"{path} is no summary of a run; it is made again")
+    return None
 
 
 def show(summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
@@ -89,7 +110,7 @@ def show(summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
     sample = folder.report / "sample.txt"
     if sample.exists():
         display.line("\na sample of what it writes:")
-        display.line(sample.read_text(encoding="utf-8"))
+        display.line(read_bytes(sample).decode("utf-8", "backslashreplace"))
     display.line(f"curves: {folder.report / 'curves.png'}   best weights: {folder.best.folder}")
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import ml_collections
 
@@ -20,6 +20,7 @@ from tfwd.lm import config as configs
 from tfwd.lm import weights
 from tfwd.lm.checkpoint import Checkpoints
 from tfwd.lm.errors import UserError
+from tfwd.lm.files import Claim
 from tfwd.lm.state import Progress
 from tfwd.lm.vocabulary import Vocabulary
 
@@ -45,36 +46,60 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.report = self.path / "report"
-        self.checkpoints = Checkpoints(self.path / "checkpoints")
-        self.best = Checkpoints(self.path / "best")
-        self._lock: IO[str] | None = None
-        self._fingerprint = ""
+        self.checkpoints = Checkpoints(self.path / "checkpoints", check=Progress.from_json)
+        self.best = Checkpoints(self.path / "best", check=Progress.from_json)
+        self._claim: Claim | None = None
+        self._run: tuple[ml_collections.ConfigDict, Vocabulary] | None = None
+        self._begun = False
 
     def open(self, config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
-        """Makes the folder, or verifies that what is in it belongs to this configuration.
+        """Takes the folder, and verifies that what is in it belongs to this configuration.
+
+        Nothing is written before `begin`: what is refused until then leaves no trace.
 
         Raises:
             UserError: it cannot be written, another process trains in it, or it holds a run with
                 another configuration or vocabulary.
         """
+        busy = f"another process is training in the workdir {self.path}"
+        self._claim, self._begun = Claim(self.path, busy), False
         try:
-            for folder in (self.path, self.report, self.tensorboard):
-                folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / ".lock", "w")  # noqa: SIM115 (held for the whole run)
-        except OSError as error:
-            raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
-        try:
-            if not take_lock(self._lock):
-                raise UserError(f"another process is training in the workdir {self.path}")
+            for folder in (
+                self.report,
+                self.tensorboard,
+                self.checkpoints.folder,
+                self.best.folder,
+            ):
+                if os.path.lexists(folder) and not folder.is_dir():
+                    raise UserError(f"{folder} is a file where a run has a folder; remove it")
             # A start that failed before its first checkpoint left nothing to go on with.
             if self.config.exists() and (self.checkpoints.steps() or self.best.steps()):
                 self._verify(config, vocabulary)
-            self._fingerprint = vocabulary.fingerprint()
-            vocabulary.save(self.vocabulary)
-            configs.save(config, self.config)  # last: with it the folder is a run's
+            self._run = config, vocabulary
         except BaseException:
             self.close()
             raise
+
+    def begin(self) -> None:
+        """Writes what the run is: from here on the folder is its.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        assert self._run is not None
+        config, vocabulary = self._run
+        new = [path for path in (self.vocabulary, self.config) if not path.exists()]
+        try:
+            vocabulary.save(self.vocabulary)
+            configs.save(config, self.config)  # last: with it the folder is a run's
+            self._begun = True
+            for folder in (self.report, self.tensorboard):
+                folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
+        finally:
+            for path in () if self._begun else new:
+                path.unlink(missing_ok=True)
 
     def _verify(self, config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
         different = differences(configs.load(self.config, to_train=False), config)
@@ -108,10 +133,11 @@ class RunFolder:
         self.checkpoints.recover()
         self.best.recover()
         found = self.checkpoints.restore(objects, say=say)
+        fingerprint = self._run[1].fingerprint() if self._run else ""
         if found is None:
-            return Progress(data=data, vocabulary=self._fingerprint)
+            return Progress(data=data, vocabulary=fingerprint)
         progress = Progress.from_json(found)
-        progress.vocabulary = self._fingerprint
+        progress.vocabulary = fingerprint
         if progress.data != data:
             raise UserError(
                 f"the text is not the one that the run in {self.path} was trained on; "
@@ -170,9 +196,9 @@ class RunFolder:
 
     def close(self) -> None:
         """Lets another process use the folder."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        if self._claim is not None:
+            self._claim.release(used=self._begun)
+            self._claim = None
 
 
 def differences(before: ml_collections.ConfigDict, now: ml_collections.ConfigDict) -> list[str]:
@@ -188,9 +214,14 @@ def differences(before: ml_collections.ConfigDict, now: ml_collections.ConfigDic
     lines = []
     for key in keys:
         there, here = _value(before, key), _value(now, key)
-        if there != here and not key.startswith(_FREE):
+        if _as_json(there) != _as_json(here) and not key.startswith(_FREE):
             lines.append(f"{key} is {there} there and {here} here")
     return lines
+
+
+def _as_json(value: Any) -> Any:
+    """A tuple is a list in the file."""
+    return [_as_json(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _value(config: ml_collections.ConfigDict, key: str) -> Any:
@@ -199,18 +230,3 @@ def _value(config: ml_collections.ConfigDict, key: str) -> Any:
             return "not given"
         config = config[name]
     return config
-
-
-def take_lock(file: IO[str]) -> bool:
-    """Takes the lock, which ends with the process however it ends; True where there are none."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True

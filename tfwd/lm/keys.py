@@ -23,7 +23,7 @@ from tfwd.lm.rules import (
 
 # key: (default, rule, meaning)
 KEYS: dict[str, tuple[Any, rules.Rule, str]] = {
-    "seed": (0, WHOLE, "of everything that is random: weights, masks, window lengths"),
+    "seed": (0, rules.SEED, "of everything that is random: weights, masks, window lengths"),
     "data.path": (
         "",
         TEXT,
@@ -97,7 +97,7 @@ KEYS: dict[str, tuple[Any, rules.Rule, str]] = {
         WHOLE,
         "steps between measurements of the gradient's moments and noise; 0: off",
     ),
-    "sample.tokens": (60, WHOLE, "tokens of the sample at the end of training; 0: none"),
+    "sample.tokens": (60, rules.TOKENS, "tokens of the sample at the end of training; 0: none"),
     "sample.temperature": (
         0.8,
         NOT_NEGATIVE,
@@ -157,5 +157,9 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return value or "''"
-    return "{}" if not isinstance(value, (int, float)) and not value else repr(value)
+        return value[:200] or "''"
+    if isinstance(value, int):
+        text = hex(value) if abs(value) > 1 << 256 else str(value)  # Python writes no longer one
+    else:
+        text = "{}" if not isinstance(value, float) and not value else repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

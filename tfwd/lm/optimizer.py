@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import steps
@@ -69,8 +73,11 @@ def make_optimizer(
                 f"optimizer.decay_{key}={given!r} is of no use without a decay: give "
                 "optimizer.weight_decay too"
             )
+    rate = {"learning_rate": learning_rate} if has_rate else {}
+    if kwargs:
+        _try(lambda: kind(**rate, **arguments), f"optimizer.kwargs of {name}, {kwargs}")
     try:
-        optimizer = kind(**({"learning_rate": learning_rate} if has_rate else {}), **arguments)
+        optimizer = kind(**rate, **arguments)
         if weight_decay:
             optimizer = DecoupledWeightDecay(
                 optimizer,
@@ -90,6 +97,23 @@ def make_optimizer(
     if dtype_policy == "mixed_float16":
         optimizer = steps.with_loss_scale(optimizer)
     return optimizer
+
+
+def _try(make: Callable[[], keras.optimizers.Optimizer], what: str) -> None:
+    """Makes one step of one weight: Keras takes most arguments as they are, until they are used.
+
+    Raises:
+        UserError: that is no step.
+    """
+    try:
+        weight = keras.Variable([1.0]) if _keras.GENERATION == 3 else tf.Variable([1.0])
+        make().apply_gradients([(tf.constant([1.0]), weight)])
+        found = float(np.asarray(_keras.value(weight))[0])
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{what}: {reason}; give others") from error
+    if not math.isfinite(found):
+        raise UserError(f"{what}: a step makes a weight of 1 {found}; give others")
 
 
 def averaging(optimizer: keras.optimizers.Optimizer) -> NonMonotonicASGD | None:

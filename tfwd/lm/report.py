@@ -14,6 +14,7 @@ from rich.table import Table
 
 Records = list[dict[str, Any]]
 
+_EPOCH, _STEP = ("train_perplexity", "perplexity"), ("loss", "learning_rate")
 TRAIN, VALID, QUIET = "#4477aa", "#cc6677", "#777777"  # told apart by the colour-blind too
 
 
@@ -65,8 +66,8 @@ def curves(records: Records, path: str | os.PathLike[str], title: str = "") -> N
         path: the PNG file.
         title: above the picture.
     """
-    epochs = [r for r in records if r["kind"] == "valid"]
-    steps = [r for r in records if r["kind"] == "train"]
+    epochs = [r for r in records if r["kind"] == "valid" and _has(r, "epoch", *_EPOCH)]
+    steps = [r for r in records if r["kind"] == "train" and _has(r, *_STEP)]
     figure = Figure(figsize=(9, 7), dpi=120, layout="constrained")
     grid = figure.add_gridspec(2, 2, height_ratios=[3, 2])
     _perplexities(figure.add_subplot(grid[0, :]), epochs)
@@ -79,13 +80,18 @@ def curves(records: Records, path: str | os.PathLike[str], title: str = "") -> N
     figure.savefig(path)
 
 
+def _has(record: dict[str, Any], *names: str) -> bool:
+    """Whether a record has numbers of these names; a log may hold others."""
+    return all(isinstance(record.get(n, ""), (int, float, type(None))) for n in names)
+
+
 def _perplexities(axes: Axes, epochs: Records) -> None:
     numbers = [r["epoch"] for r in epochs]
     train = [_value(r["train_perplexity"]) for r in epochs]
     valid = [_value(r["perplexity"]) for r in epochs]
     axes.plot(numbers, train, color=TRAIN, marker="o", ms=3.5, label="train, as it trained")
     axes.plot(numbers, valid, color=VALID, marker="o", ms=3.5, label="valid")
-    best = [r for r in epochs if r["best"]]
+    best = [r for r in epochs if r.get("best")]
     if best:
         x, y = best[-1]["epoch"], best[-1]["perplexity"]
         label = f"best: {_number(y)} after epoch {x}"

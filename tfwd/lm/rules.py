@@ -60,11 +60,11 @@ def optimizer_class(name: str) -> type:
     return steps.optimizer_class(optimizers()[name.lower()])
 
 
-def arguments(optimizer: str) -> list[str]:
-    """What may stand in `optimizer.kwargs` for this optimizer."""
+def arguments(optimizer: str) -> dict[str, Any]:
+    """What may stand in `optimizer.kwargs` for this optimizer, with the defaults."""
     own = ("self", "kwargs", "learning_rate", "weight_decay", "global_clipnorm")  # have own keys
-    names = inspect.signature(optimizer_class(optimizer)).parameters
-    return [name for name in names if name not in own]
+    there = inspect.signature(optimizer_class(optimizer)).parameters
+    return {name: parameter.default for name, parameter in there.items() if name not in own}
 
 
 def defaults(optimizer: type) -> dict[str, Any]:
@@ -116,12 +116,50 @@ def _are(read: Callable[[str], Any]) -> Callable[[Any], bool]:
     return holds
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _whole(value: Any, least: int = 0, most: int = 2**31 - 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def _number(value: Any) -> bool:
-    return (_whole(value) or isinstance(value, float)) and math.isfinite(value)
+    try:
+        return not isinstance(value, bool) and math.isfinite(value)
+    except (TypeError, OverflowError):  # no number, or a whole one that no float can hold
+        return False
+
+
+def _text(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and b"\0" not in value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+
+
+def written(value: Any) -> bool:
+    """Whether JSON can hold a value, so that a run that goes on finds the same one.
+
+    Example:
+        >>> written([0.9, "adam", None]), written(object()), written(math.nan)
+        (True, False, False)
+    """
+    if isinstance(value, (list, tuple)):
+        return all(map(written, value))
+    return value is None or isinstance(value, bool) or _text(value) or _number(value)
+
+
+def same_kind(value: Any, default: Any) -> str:
+    """What is right for an argument with that default, in words; "" if the value is.
+
+    Example:
+        >>> same_kind("abc", 0.9), same_kind(1, 0.9)
+        ('a number', '')
+    """
+    if isinstance(default, bool):
+        return "" if isinstance(value, bool) else FLAG.right
+    if isinstance(default, (int, float)):
+        return "" if _number(value) else "a number"
+    if isinstance(default, str):
+        return "" if isinstance(value, str) else TEXT.right
+    return ""
 
 
 def _hint(value: Any, values: Any) -> str:
@@ -139,26 +177,31 @@ def _optimizer_hint(value: Any) -> str:
     near_it = [other for other in ADDONS[name] if other.lower() in there]
     instead = f"; nearest to it here is {' or '.join(near_it)}" if near_it else ""
     return (
-        f" ({name} is of tensorflow-addons, which comes with pip install '.[addons]' in a checkout "
-        f"of tfwd, on Python 3.10 or 3.11{instead})"
+        f" ({name} is of tensorflow-addons, which pip install '.[addons]' in a checkout brings, on "
+        f"Python 3.10 or 3.11{instead})"
     )
 
 
 FLAG = Rule("true or false", lambda v: isinstance(v, bool))
-TEXT = Rule("a text", lambda v: isinstance(v, str))
-WHOLE = Rule("a whole number, at least 0", lambda v: _whole(v) and v >= 0)
-COUNT = Rule("a whole number, at least 1", lambda v: _whole(v) and v >= 1)
+TEXT = Rule("a text of UTF-8 without a zero byte", _text)
+_MOST = "at most 2147483647"
+WHOLE = Rule(f"a whole number, at least 0 and {_MOST}", _whole)
+COUNT = Rule(f"a whole number, at least 1 and {_MOST}", lambda v: _whole(v, 1))
+# NumPy's generator, which Keras seeds, takes 32 bits.
+SEED = Rule("a whole number, at least 0 and at most 4294967295", lambda v: _whole(v, 0, 2**32 - 1))
+# They are drawn one by one, a few thousand a second.
+TOKENS = Rule("a whole number, at least 0 and at most 1000000", lambda v: _whole(v, 0, 10**6))
 POSITIVE = Rule("a number above 0", lambda v: _number(v) and v > 0)
 NOT_NEGATIVE = Rule("a number, at least 0", lambda v: _number(v) and v >= 0)
 RATE = Rule("a rate: at least 0, below 1", lambda v: _number(v) and 0 <= v < 1)
 FACTOR = Rule("a factor above 0, at most 1", lambda v: _number(v) and 0 < v <= 1)
 UNITS = Rule(
     "whole numbers of at least 1, one a layer, as 300,150",
-    lambda v: isinstance(v, tuple) and len(v) > 0 and all(_whole(u) and u >= 1 for u in v),
+    lambda v: isinstance(v, tuple) and len(v) > 0 and all(_whole(u, 1) for u in v),
 )
 PATTERNS = Rule("regular expressions for paths of weights, with spaces between", _are(patterns))
 MULTIPLIERS = Rule("pattern=factor, with spaces between, as embeddings=0.5", _are(multipliers))
-MAPPING = Rule("arguments by name", lambda v: hasattr(v, "items"))
+MAPPING = Rule("arguments by name, as optimizer.kwargs.momentum=0.9", lambda v: hasattr(v, "items"))
 OPTIMIZER = Rule(
     "an optimizer of keras.optimizers, as sgd, adam, adamw, rmsprop",
     lambda v: isinstance(v, str) and v.lower() in optimizers(),

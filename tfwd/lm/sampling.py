@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd.lm.errors import UserError
+from tfwd.lm.rules import TOKENS
 from tfwd.lm.text import EOS, detokenize, tokenize
 from tfwd.lm.vocabulary import Vocabulary
 
@@ -38,7 +39,7 @@ def generate(
     Args:
         model: the model; it runs with `training=False`.
         vocabulary: the model's vocabulary.
-        tokens: how many to draw, at least 0.
+        tokens: how many to draw, at least 0 and at most a million.
         temperature: below 1 prefers likely tokens, above 1 unlikely ones; 0 takes the likeliest.
         top_k: draw among so many; 0 draws among all.
         seed: a whole number, at least 0. Equal arguments give equal texts.
@@ -49,7 +50,7 @@ def generate(
         The prompt, made of its tokens, and what was drawn after it.
 
     Raises:
-        UserError: an argument is out of its range.
+        UserError: an argument is out of its range, or the model gives no finite numbers.
 
     Example:
         >>> from tfwd.lm.model import LanguageModel
@@ -81,6 +82,8 @@ def check_options(tokens: int, temperature: float, top_k: int, seed: int) -> Non
     for name, value in (("tokens", tokens), ("top_k", top_k), ("seed", seed)):
         if value < 0:
             raise UserError(f"{name}={value}: give a whole number, at least 0")
+    if not TOKENS.holds(tokens):
+        raise UserError(f"tokens={tokens}: give {TOKENS.right}")
     if not 0 <= temperature < float("inf"):
         raise UserError(f"temperature={temperature}: give a number, at least 0")
 
@@ -119,7 +122,13 @@ def draw(
     ids = np.asarray(start, np.int32)[None]
     for _ in range(tokens):
         logits, states = step(tf.constant(ids), states)
-        token = choose(logits.numpy(), generator, temperature, top_k, never)
+        scores = logits.numpy()
+        if not np.isfinite(scores.astype(np.float32)).all():
+            raise UserError(
+                "the model gives no finite numbers for the next token: its weights are not finite, "
+                "or too large for its dtype policy"
+            )
+        token = choose(scores, generator, temperature, top_k, never)
         ids = np.array([[token]], np.int32)
         yield token
 

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ml_collections
+import numpy as np
 
 from tfwd.lm import config as configs
+from tfwd.lm import weights
 from tfwd.lm.errors import UserError
 from tfwd.lm.folder import RunFolder
 from tfwd.lm.model import LanguageModel
@@ -64,7 +66,7 @@ def load(
 
     Raises:
         UserError: there is no run, no checkpoint yet, no checkpoint that is whole, or the
-            checkpoint is of another vocabulary or shape.
+            checkpoint is of another vocabulary or shape, or has weights that are not finite.
     """
     if checkpoint not in CHECKPOINTS:
         raise UserError(f"--checkpoint={checkpoint}: give {' or '.join(CHECKPOINTS)}")
@@ -91,4 +93,10 @@ def load(
             f"{folder.vocabulary} is not the vocabulary that the {checkpoint} checkpoint was "
             "trained with, although it is as large; put the right file back"
         )
+    for name, variable in weights.named(model).items():
+        if not np.isfinite(np.asarray(variable.numpy(), np.float32)).all():
+            raise UserError(
+                f"the {checkpoint} checkpoint of step {progress['step']} in {folder.path} has "
+                f"weights that are not finite, in {name}: it cannot be used; train it again"
+            )
     return Saved(model, vocabulary, config, progress)

@@ -17,7 +17,7 @@ class Stopped(Exception):
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects: 130 after Ctrl-C, 143 after SIGTERM."""
+        """What a shell expects: 130 after Ctrl-C, 143 after SIGTERM, 141 after a closed pipe."""
         return 128 + self.signal_number
 
 
@@ -40,6 +40,10 @@ class StopRequest:
 
     def __bool__(self) -> bool:
         return self.number is not None
+
+    def output_is_gone(self) -> None:
+        """Nobody reads the output any more: a request as well, by the signal for it."""
+        self.number = signal.SIGPIPE
 
     def error(self) -> Stopped:
         """What to raise when the request was met."""

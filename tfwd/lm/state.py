@@ -112,7 +112,14 @@ class Progress:
             different = ", ".join(sorted(set(fields) ^ names))
             raise UserError(f"the checkpoint was written by another version of tfwd ({different})")
         best = math.inf if fields["best_loss"] is None else fields["best_loss"]
-        return cls(**{**fields, "best_loss": best})
+        progress = cls(**{**fields, "best_loss": best})
+        for name, default in dataclasses.asdict(cls()).items():
+            value, kind = getattr(progress, name), type(default)
+            if not isinstance(value, (int, float) if kind is float else kind) or (
+                kind is not str and not value >= (-math.inf if name == "best_loss" else 0)
+            ):
+                raise UserError(f"the checkpoint's {name} is {value!r}: no progress has that")
+        return progress
 
 
 class RunState(tf.Module):

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tfwd.lm.errors import UserError
+from tfwd.lm.files import read_bytes
 
 EOS = "<eos>"
 LEVELS = ("word", "char")
@@ -79,14 +80,10 @@ def read_text(path: str | os.PathLike[str]) -> str:
         The text, which has at least one character that is not white space.
 
     Raises:
-        UserError: no such file, a folder, unreadable, empty, or not UTF-8; the last with the
-            offset of the first wrong byte, counted from 0.
+        UserError: no such file, a folder, a pipe, unreadable, empty, or not UTF-8; the last with
+            the offset of the first wrong byte, counted from 0.
     """
-    try:
-        with open(path, "rb") as file:
-            content = file.read()
-    except OSError as error:
-        raise UserError(f"cannot read the text {path}: {error.strerror or error}") from error
+    content = read_bytes(path, "the text")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

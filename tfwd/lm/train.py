@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from typing import Any
 
 import ml_collections
@@ -43,7 +45,8 @@ def main(values: flags.FlagValues) -> int:
             train(values.config, values.workdir, stop)
         except Stopped as stopped:
             print(
-                f"stopped by {stopped}; the same command, with --workdir={values.workdir}, goes on"
+                f"stopped by {stopped}; the same command, with --workdir={values.workdir}, goes on",
+                file=sys.stderr if stopped.signal_number == signal.SIGPIPE else sys.stdout,
             )
             return stopped.exit_code
     return 0
@@ -68,7 +71,7 @@ def train(config: ml_collections.ConfigDict, workdir: str, stop: StopRequest) ->
     import tensorflow as tf
 
     from tfwd.lm.corpus import read_corpus
-    from tfwd.lm.display import Display
+    from tfwd.lm.display import Display, Output
     from tfwd.lm.finish import finish, finished_before, show
     from tfwd.lm.folder import RunFolder
     from tfwd.lm.trainer import Trainer
@@ -78,11 +81,13 @@ def train(config: ml_collections.ConfigDict, workdir: str, stop: StopRequest) ->
     keras.utils.set_random_seed(config.seed)
     name, vocabulary, texts = read_corpus(config.data)
 
-    folder, display = RunFolder(workdir), Display()
+    output = Output()
+    output.gone = stop.output_is_gone
+    folder, display = RunFolder(workdir), Display(output)
     folder.open(config, vocabulary)
     try:
         with Trainer(config, len(vocabulary), texts, folder, display, stop) as trainer:
-            summary = finished_before(trainer)
+            summary = finished_before(trainer, say=display.line)
             if summary is not None:
                 display.line(f"the run in {folder.path} is finished; this is its report")
                 show(summary, folder, display)

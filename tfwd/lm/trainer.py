@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import AbstractContextManager, nullcontext
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import ml_collections
 import numpy as np
@@ -79,8 +79,7 @@ class Trainer:
             "state": self.state,
         }
         self.progress = folder.restore(self._objects, fingerprint(texts), say=display.line)
-        logs = folder.tensorboard if config.training.tensorboard else None
-        self._metrics = Metrics(folder.metrics, self.progress.metrics_bytes, logs)
+        self._metrics: Metrics | None = None
         self._pace = Pace(wait=self.state.step.numpy)
         self._loss: float | None = None  # the last one that was logged
         self._saved_at = time.monotonic()
@@ -115,7 +114,8 @@ class Trainer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._metrics.close()
+        if self._metrics is not None:
+            self._metrics.close()
 
     def train(self) -> None:
         """Trains until the epochs are done or the patience is over.
@@ -124,6 +124,11 @@ class Trainer:
             Stopped: a signal came; a checkpoint was saved.
             UserError: a loss was not finite, or the disk is full; earlier checkpoints are kept.
         """
+        self.folder.begin()
+        if self._metrics is None:
+            logs = self.folder.tensorboard if self.config.training.tensorboard else None
+            length = self.progress.metrics_bytes
+            self._metrics = Metrics(self.folder.metrics, length, logs, say=self.display.line)
         while not self.finished:
             self._epoch()
 
@@ -156,7 +161,7 @@ class Trainer:
         for inputs, targets in stream.windows(self._train, lengths, first=progress.window):
             if self._gradients and progress.step % self.config.gradients.every == 0:
                 record = {"kind": "gradient", "step": progress.step, "epoch": progress.epoch + 1}
-                self._metrics.write({**record, **self._gradients(inputs, targets)})
+                self._log_record({**record, **self._gradients(inputs, targets)})
             self.step(inputs, targets)
             self._pace.step(int(lengths[progress.window]) * data.batch_size)
             progress.window += 1
@@ -182,7 +187,7 @@ class Trainer:
         best = self.progress.end_epoch(valid.nats)
         averaging = self.step.averaging
         averaged = averaging is not None and averaging.triggered
-        self._metrics.write(
+        self._log_record(
             {
                 "kind": "valid",
                 "step": self.progress.step,
@@ -242,7 +247,7 @@ class Trainer:
 
     def _fail(self, failure: Failure) -> NoReturn:
         norms = self._norms()
-        self._metrics.write({"kind": "failure", **failure._asdict(), "norms": norms})
+        self._log_record({"kind": "failure", **failure._asdict(), "norms": norms})
         steps = self.folder.checkpoints.steps()
         kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "no checkpoint yet"
         clips = self.config.optimizer.clip_norm > 0
@@ -255,10 +260,14 @@ class Trainer:
             f"{kept}; a lower optimizer.learning_rate or {clip} may help"
         )
 
+    def _log_record(self, record: dict[str, Any]) -> None:
+        assert self._metrics is not None  # `train` has made it
+        self._metrics.write(record)
+
     def _log(self) -> None:
         self._settle()
         self._loss = self.state.take_log()
-        self._metrics.write(
+        self._log_record(
             {
                 "kind": "train",
                 "step": self.progress.step,
@@ -296,6 +305,7 @@ class Trainer:
 
     def _save(self) -> None:
         self._settle(weights=True)
+        assert self._metrics is not None
         self.progress.metrics_bytes = self._metrics.sync()
         self.folder.save(self._objects, self.progress, self.config.training.keep_checkpoints)
         self._saved_at = time.monotonic()

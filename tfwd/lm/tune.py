@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
+import signal
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,24 +58,32 @@ def define(values: flags.FlagValues) -> None:
     number("max_trials", "at most so many trials, in place of the sweep file's", 1)
     number("executions_per_trial", "runs of each trial, in place of the sweep file's", 1)
     number("search_seed", "of the search, in place of the sweep file's", 0)
+
+    def seconds(name: str, default: float, about: str) -> None:
+        flags.DEFINE_float(
+            name, default, about, lower_bound=1.0, upper_bound=1e6, flag_values=values
+        )
+
     flags.DEFINE_bool(
         "dry_run", False, "print the space and the number of trials", flag_values=values
     )
     flags.DEFINE_bool(
         "overwrite", False, "remove the sweep that is in the workdir", flag_values=values
     )
-    flags.DEFINE_float(
+    seconds(
         "worker_timeout",
         60.0,
         "seconds of silence after which the chief gives a worker's trial to another one",
-        lower_bound=1.0,
-        flag_values=values,
     )
+    seconds("chief_timeout", 300.0, "seconds that a worker waits for a chief that was never there")
 
 
 def main(values: flags.FlagValues) -> int:
     """Searches; returns the exit code."""
     _need("keras_tuner", "keras-tuner")
+    for name in ("worker_timeout", "chief_timeout"):
+        if math.isnan(getattr(values, name)):  # which is within all bounds
+            raise UserError(f"--{name}=nan: give a number of seconds, at least 1")
     if not values.sweep:
         raise UserError("--sweep is missing; give a file, as --sweep=configs/sweeps/rates.py")
     from tfwd.lm.sweeps.sweep import check, load_sweep
@@ -92,11 +103,10 @@ def main(values: flags.FlagValues) -> int:
 
 def dry_run(sweep: Sweep, config: Any, notes: list[str]) -> int:
     """Prints the space and the number of trials."""
-    from rich.console import Console
-
+    from tfwd.lm.display import Output
     from tfwd.lm.sweeps.report import plan, space_table
 
-    console = Console()
+    console = Output()
     console.print(space_table(sweep, config))
     for line in [*plan(sweep, _oracle(sweep, config), config.training.epochs), *notes]:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
@@ -115,6 +125,7 @@ def search(sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
     import tensorflow as tf
 
     from tfwd.lm.corpus import read_corpus
+    from tfwd.lm.display import Output
     from tfwd.lm.state import fingerprint
     from tfwd.lm.sweeps import hparams, report, rows
     from tfwd.lm.sweeps.board import Board
@@ -127,10 +138,14 @@ def search(sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
         tf.config.experimental.enable_op_determinism()
     try:
         role = workers.role()
+        workers.check_address(role)
     except ValueError as error:
         raise UserError(str(error)) from error
     timeout = None if role == workers.ALONE else values.worker_timeout
     corpus = read_corpus(config.data)
+    stop = StopRequest()
+    output = Output()
+    output.gone = stop.output_is_gone
     folder = SweepFolder(values.workdir)
     description = describe(sweep, config, fingerprint(corpus.texts))
     again = False
@@ -141,11 +156,15 @@ def search(sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
     try:
         seeds = [config.seed + number for number in range(sweep.executions_per_trial)]
         whole = role != workers.WORKER
-        board = Board(sweep.space, folder, config.training.epochs, seeds, whole=whole)
+        board = Board(sweep.space, folder, config.training.epochs, seeds, output, whole=whole)
         oracle = _oracle(sweep, config, timeout, board if role != workers.WORKER else None)
         board.total = report.trial_count(sweep, oracle)
-        stop = StopRequest()
-        tuner = LanguageTuner(oracle, sweep, config, corpus, folder, board, stop, timeout)
+        try:
+            tuner = LanguageTuner(
+                oracle, sweep, config, corpus, folder, board, stop, timeout, values.chief_timeout
+            )
+        except ValueError as error:  # what the folder holds is damaged, or another's
+            raise UserError(str(error)) from error
 
         def write_table() -> None:
             done = sorted(board.rows.values(), key=lambda row: int(row.trial))
@@ -153,11 +172,13 @@ def search(sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
 
         if role != workers.WORKER:
             board.changed = write_table
-            hparams.write_space(folder.tensorboard, sweep.space)
             for trial in oracle.trials.values():
-                board.add(trial)
+                _add(board, trial, folder)
             board.rest()
         _greet(board, sweep, config, corpus, folder, notes, role, again)
+        if role != workers.WORKER:
+            folder.begin(description)
+            hparams.write_space(folder.tensorboard, sweep.space)
         code = 0
         try:
             with board:
@@ -173,15 +194,31 @@ def search(sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
             return code
         board.rest()
         best = report.finish(board, sweep, config, folder, corpus.name)
-        if code:
+        if code == Stopped(signal.SIGPIPE).exit_code:
+            print(f"stopped by SIGPIPE; the same command goes on in {folder.path}", file=sys.stderr)
+        elif code:
             board.line(f"stopped; the same command, with --workdir={values.workdir}, goes on")
         elif best is None:
             raise UserError(_why_none(board))
         return code
     except OSError as error:
+        if error.filename is None:  # of the output
+            raise
         raise UserError(f"cannot write the workdir {folder.path}: {error.strerror}") from error
     finally:
         folder.close()
+
+
+def _add(board: Any, trial: Any, folder: Any) -> None:
+    """Takes in a trial of a sweep that is gone on with."""
+    try:
+        board.add(trial)
+    except Exception as error:  # whatever the file holds instead of what keras-tuner wrote
+        path = folder.trial(trial.trial_id) / "trial.json"
+        raise UserError(
+            f"{path} is not a record of a trial ({type(error).__name__}: {error}); put it back "
+            "from a copy, or give --overwrite to begin anew"
+        ) from error
 
 
 def _serve(tuner: Any, stop: StopRequest, role: str) -> None:
@@ -198,6 +235,8 @@ def _serve(tuner: Any, stop: StopRequest, role: str) -> None:
 
         try:
             tuner.search()
+        except workers.NoChief as error:
+            raise UserError(f"{error} (--chief_timeout)") from error
         except grpc.RpcError as error:
             raise UserError(f"the chief does not answer: {error.details()}") from error
 
@@ -265,4 +304,4 @@ def _why_none(board: Any) -> str:
 
 def _need(module: str, name: str) -> None:
     if importlib.util.find_spec(module) is None:
-        raise UserError(f"tfwd-tune needs {name}: pip install '.[tune]' in a checkout of tfwd")
+        raise UserError(f"tfwd-tune needs {name}: in a checkout of tfwd, pip install '.[tune]'")

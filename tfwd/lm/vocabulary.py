@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tfwd.lm.errors import UserError
-from tfwd.lm.files import write_atomically
+from tfwd.lm.files import read_json, write_atomically
 from tfwd.lm.text import EOS, check_level
 
 UNK = "<unk>"
@@ -144,12 +144,11 @@ class Vocabulary:
         Raises:
             UserError: the file is missing, or is not a whole vocabulary.
         """
+        content = read_json(path, "vocabulary")
         try:
-            with open(path, encoding="utf-8") as file:
-                content = json.load(file)
+            if not all(isinstance(token, str) for token in content["tokens"]):
+                raise ValueError("its tokens are no texts")
             return cls(content["tokens"], content["level"])
-        except OSError as error:
-            raise UserError(f"cannot read the vocabulary {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, UserError) as error:
             raise UserError(f"{path} is not a whole vocabulary: {error}") from error
 

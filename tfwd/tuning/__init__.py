@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
     if error.name != "keras_tuner":
         raise
     raise ImportError(
-        "tfwd.tuning needs keras-tuner: pip install '.[tune]' in a checkout of tfwd"
+        "tfwd.tuning needs keras-tuner: in a checkout of tfwd, pip install '.[tune]'"
     ) from error
 
 from tfwd.tuning.hypermodel import rates

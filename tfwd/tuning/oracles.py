@@ -16,7 +16,6 @@ The search is theirs. What is added, and why:
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
 import sys
@@ -32,6 +31,7 @@ from tfwd.tuning import record
 from tfwd.tuning.space import hp_text
 
 LOSSES_ALLOWED = 3
+LARGEST_SEED = 2**31 - 1
 
 
 class Watcher(Protocol):
@@ -182,7 +182,10 @@ class Sturdy(keras_tuner.Oracle):
     def reload(self) -> None:
         try:
             super().reload()
-        except json.JSONDecodeError as error:
+        # Whatever the files hold instead of what keras-tuner wrote.
+        except Exception as error:
+            if isinstance(error, ValueError) and not isinstance(error, record.NO_JSON):
+                raise  # of `set_state`
             folder = os.path.abspath(self._project_dir)
             what = f"oracle.json, or a trial.json, in {folder}"
             raise ValueError(record.damaged(what, error)) from error
@@ -291,6 +294,8 @@ def make_oracle(
     """
     if method not in METHODS:
         raise ValueError(f"method {method!r}: give {', '.join(METHODS)}")
+    if not 0 <= seed <= LARGEST_SEED:  # each draw has the next one, and NumPy's have 32 bits
+        raise ValueError(f"seed={seed}: give a whole number, at least 0, at most {LARGEST_SEED}")
     options: dict[str, Any] = {
         "objective": objective,
         "hyperparameters": space,

@@ -12,6 +12,7 @@ import keras_tuner
 from tfwd.files import write_atomically
 
 FILE = "search.json"
+NO_JSON = (json.JSONDecodeError, UnicodeDecodeError)
 
 
 def describe(
@@ -88,4 +89,5 @@ def _read(path: str) -> dict[str, Any] | None:
 
 def damaged(path: str, error: Exception) -> str:
     """The words for a file that is no JSON."""
-    return f"{path} is damaged ({error}): put back a copy of it, or begin anew in another directory"
+    words = " ".join(str(error).split())[:200]
+    return f"{path} is damaged ({words}): put back a copy of it, or begin anew in another directory"

@@ -14,6 +14,8 @@ from typing import Any
 
 import keras_tuner
 
+_MOST = 100_000  # values of a range with a step
+
 
 @dataclasses.dataclass(frozen=True)
 class Float:
@@ -243,6 +245,14 @@ def _check_range(spec: Float | Int, kind: Any) -> None:
     least = 1 if spec.log and isinstance(spec, Float) else 0
     if spec.step is not None and spec.step <= least:
         raise ValueError(f"{spec!r}: give a step above {least}")
+    if spec.step is None:
+        return
+    if kind is int or not spec.log:
+        count = (spec.high - spec.low) / spec.step
+    else:
+        count = (math.log(spec.high) - math.log(spec.low)) / math.log(spec.step)
+    if count >= _MOST:  # they are listed
+        raise ValueError(f"{spec!r}: that is more than {_MOST:,} values; give a larger step")
 
 
 def _range_text(spec: Float | Int) -> str:

@@ -12,6 +12,7 @@ import contextlib
 import io
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +24,14 @@ from keras_tuner.engine.base_tuner import BaseTuner
 from keras_tuner.engine.trial import Trial
 
 from tfwd.files import write_atomically
+from tfwd.tuning import record
 from tfwd.tuning.forgetting import forgotten_gradients
 from tfwd.tuning.oracles import Sturdy
 
 CHIEF, WORKER, ALONE = "chief", "worker", "alone"
+_ID, _IP, _PORT = "KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT"
+CHIEF_TIMEOUT = 300.0  # seconds that a worker waits for a chief that was never there
+_LOOK_SECONDS = 0.5
 ERROR = "error.txt"  # in a trial's folder: the traceback of one that failed
 _IDLE_SECONDS = 0.5
 _BEATS_PER_TIMEOUT = 5
@@ -38,13 +43,95 @@ def role() -> str:
     Raises:
         ValueError: some of keras-tuner's three variables are set, and not all.
     """
-    names = ("KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT")
-    unset = [name for name in names if not os.environ.get(name)]
+    names = (_ID, _IP, _PORT)
+    for name in names:
+        if os.environ.get(name) == "":  # which keras-tuner would take for an address
+            raise ValueError(f"{name} is empty: give it a value, or unset it")
+    unset = [name for name in names if name not in os.environ]
     if len(unset) == len(names) or unset == list(names[1:]):
         return ALONE
     if unset:
         raise ValueError(f"{' and '.join(unset)} must be set too, to share a sweep")
-    return CHIEF if "chief" in os.environ["KERASTUNER_TUNER_ID"] else WORKER
+    return CHIEF if "chief" in os.environ[_ID] else WORKER
+
+
+def check_address(mine: str) -> None:
+    """Looks whether the chief can be where the variables say; gRPC would only try again and again.
+
+    Args:
+        mine: what `role` said. A chief must be able to listen there.
+
+    Raises:
+        ValueError: the port or the address cannot be, or is another's.
+    """
+    if mine == ALONE:
+        return
+    name, ip, port = (os.environ[variable] for variable in (_ID, _IP, _PORT))
+    if not name.isprintable():  # bytes that were not UTF-8 are not
+        raise ValueError(f"{_ID}={name!r}: give a name that can be printed")
+    if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
+        raise ValueError(f"{_PORT}={port}: give a whole number, 1 to 65535")
+    if ":" in ip and not (ip.startswith("[") and ip.endswith("]")):
+        raise ValueError(f"{_IP}={ip}: give an address without a port, one of IPv6 as [::1]")
+    try:
+        found = socket.getaddrinfo(ip.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"{_IP}={ip}: there is no such address ({error})") from error
+    if mine != CHIEF:
+        return
+    family, kind, _, _, address = found[0]
+    try:
+        with socket.socket(family, kind) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(address)
+            tried.listen(1)  # fails where another process listens
+    except OSError as error:
+        raise ValueError(
+            f"the chief cannot listen on {_IP}={ip}, {_PORT}={port}: {error.strerror or error}; "
+            "give an address of this machine, and a port that nobody uses"
+        ) from error
+
+
+class NoChief(RuntimeError):
+    """No chief answered in time; what is said of it is for the user."""
+
+
+def wait_for_chief(
+    seconds: float, say: Callable[[str], object], check: Callable[[], object]
+) -> None:
+    """Waits until the chief answers.
+
+    Args:
+        seconds: at most so long.
+        say: called with a line if there is something to wait for.
+        check: called now and then; what it raises ends the waiting.
+
+    Raises:
+        NoChief: it did not.
+    """
+    import grpc
+
+    where = f"{os.environ[_IP]}:{os.environ[_PORT]}"
+    end, said = time.monotonic() + seconds, False
+    with grpc.insecure_channel(where) as channel:
+        ready = grpc.channel_ready_future(channel)
+        while True:
+            check()
+            left = end - time.monotonic()
+            try:
+                ready.result(timeout=max(min(_LOOK_SECONDS, left), 0.01))
+                return
+            except grpc.FutureTimeoutError:
+                pass
+            if left <= 0:
+                ready.cancel()
+                raise NoChief(
+                    f"no chief answered at {where} in {seconds:g} seconds: start it, with the same "
+                    f"{_IP} and {_PORT} and {_ID}=chief, or wait longer for it"
+                )
+            if not said:
+                say(f"waiting for the chief at {where}, at most {seconds:g} seconds")
+                said = True
 
 
 class Steady(BaseTuner):
@@ -53,6 +140,8 @@ class Steady(BaseTuner):
     Args:
         worker_timeout: as in `Sturdy`; the signs of life come several times as often.
         check: called before a trial is asked for; what it raises ends the search.
+        chief_timeout: seconds that a worker waits for the chief before its first question.
+        say: called with a line by a worker that waits.
         *args, **kwargs: the tuner's.
     """
 
@@ -61,9 +150,13 @@ class Steady(BaseTuner):
         *args: Any,
         worker_timeout: float | None = None,
         check: Callable[[], object] = lambda: None,
+        chief_timeout: float = CHIEF_TIMEOUT,
+        say: Callable[[str], object] = print,
         **kwargs: Any,
     ):
         self._timeout, self._check = worker_timeout, check
+        self._chief_timeout, self._say = chief_timeout, say
+        check_address(role())
         self._asked_in_vain = False
         with contextlib.redirect_stdout(io.StringIO()):  # keras-tuner says that it reloads
             super().__init__(*args, **kwargs)
@@ -74,12 +167,23 @@ class Steady(BaseTuner):
         name = super()._get_tuner_fname()
         return name if self._is_worker() else os.path.join(os.path.dirname(name), "tuner.json")
 
+    def reload(self) -> None:
+        try:
+            super().reload()
+        except Exception as error:
+            if isinstance(error, ValueError) and not isinstance(error, record.NO_JSON):
+                raise  # the oracle's own words
+            raise ValueError(record.damaged(self._get_tuner_fname(), error)) from error
+
     def search(self, *args: Any, **kwargs: Any) -> None:
         """As keras-tuner's; the chief serves until every trial is accounted for.
 
         Raises:
             OSError: the sweep's state cannot be written.
+            NoChief: this is a worker, and no chief answers.
         """
+        if role() == WORKER:
+            wait_for_chief(self._chief_timeout, self._say, self._check)
         with _quiet():
             if role() == CHIEF:
                 with _guarded(self.oracle):

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from tfwd.lm.display import span
+from tfwd.lm.display import Output, span
 from tfwd.lm.keys import shown
 from tfwd.lm.sweeps.folder import SweepFolder
 from tfwd.lm.sweeps.rows import DONE, FAILED, RUNNING, WAITING, Row, make_row, ranked
@@ -50,7 +50,7 @@ class Board:
         changed: Callable[[], object] = lambda: None,
         whole: bool = True,
     ):
-        self.console = console or Console()
+        self.console = console or Output()
         self.rows: dict[str, Row] = {}
         self.total: int | None = None
         self.changed = changed

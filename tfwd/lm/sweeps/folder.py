@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import ml_collections
 
 from tfwd.lm import config as configs
 from tfwd.lm.errors import UserError
-from tfwd.lm.files import write_atomically
-from tfwd.lm.folder import take_lock
+from tfwd.lm.files import Claim, read_json, remove, write_atomically
 from tfwd.lm.sweeps.sweep import Sweep
 from tfwd.tuning import stopwatch
 
@@ -60,7 +58,8 @@ class SweepFolder:
         self.best_config = self.path / "best_config.py"
         self.plots = self.path / "plots"
         self.tensorboard = self.path / "tensorboard"
-        self._lock: IO[str] | None = None
+        self._claim: Claim | None = None
+        self._again = self._begun = self._fresh = False
 
     def trial(self, trial_id: str) -> Path:
         """The folder of a trial, where keras-tuner has it.
@@ -78,7 +77,9 @@ class SweepFolder:
         return self.trial(trial_id) / f"run-{execution}"
 
     def open(self, description: dict[str, Any], overwrite: bool) -> bool:
-        """Makes the folder, or verifies that it holds this sweep.
+        """Takes the folder, and verifies that it holds this sweep or nothing.
+
+        What is refused before `begin` leaves nothing in it.
 
         Args:
             description: as `describe` makes it.
@@ -91,16 +92,13 @@ class SweepFolder:
             UserError: it cannot be written, another process searches in it, or it holds another
                 sweep or something else.
         """
+        busy = f"another process searches in the workdir {self.path}"
+        self._claim = Claim(self.path, busy)
+        self._again = self._begun = self._fresh = False
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / ".lock", "w")  # noqa: SIM115 (held for the whole sweep)
-        except OSError as error:
-            raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
-        try:
-            if not take_lock(self._lock):
-                raise UserError(f"another process searches in the workdir {self.path}")
-            there = self.description.exists()
-            if not there and any((self.path / n).exists() for n in ("config.json", "oracle.json")):
+            there = os.path.lexists(self.description)
+            others = ("config.json", *_OURS[1:4])
+            if not there and any(next(self.path.glob(name), None) for name in others):
                 raise UserError(
                     f"the workdir {self.path} holds something that is no sweep of tfwd-tune; give "
                     "another --workdir"
@@ -109,23 +107,40 @@ class SweepFolder:
                 self._clear()
             elif there:
                 self.verify(description)
+                self._again = True
             for folder in (self.plots, self.tensorboard):
-                folder.mkdir(exist_ok=True)
-            write_atomically(self.description, json.dumps(description, indent=2) + "\n")
+                if os.path.lexists(folder) and not folder.is_dir():
+                    raise UserError(f"{folder} is a file where a sweep has a folder; remove it")
+            self._fresh = not any(next(self.path.glob(name), None) for name in _OURS)
         except OSError as error:
             self.close()
             raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
         except BaseException:
             self.close()
             raise
-        return there and not overwrite
+        return self._again
+
+    def begin(self, description: dict[str, Any]) -> None:
+        """Writes what the sweep is: from here on the folder is its.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        write_atomically(self.description, json.dumps(description, indent=2) + "\n")
+        self._begun = True
+        try:
+            for folder in (self.plots, self.tensorboard):
+                folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
 
     def verify(self, description: dict[str, Any]) -> None:
         """Raises a `UserError` if the folder holds a sweep with another description."""
-        try:
-            before = json.loads(self.description.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.description} cannot be read: {error}") from error
+        before = read_json(self.description, "record of a sweep")
+        if not isinstance(before, dict) or "sweep.method" not in before:
+            raise UserError(
+                f"{self.description} is not a record of a sweep: put it back from a copy"
+            )
 
         def said(described: dict[str, Any], key: str) -> Any:
             return described.get(key, "not varied" if key.startswith("space ") else "not given")
@@ -144,16 +159,15 @@ class SweepFolder:
     def _clear(self) -> None:
         for pattern in _OURS:
             for path in self.path.glob(pattern):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+                remove(path)
 
     def close(self) -> None:
         """Lets another process use the folder."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        if self._claim is not None:
+            if self._fresh and not self._begun:
+                self._clear()  # what keras-tuner has made already
+            self._claim.release(used=self._begun)
+            self._claim = None
 
 
 def describe(sweep: Sweep, config: ml_collections.ConfigDict, text: str) -> dict[str, Any]:

@@ -59,7 +59,10 @@ def _write(folder: Path, trial_id: str, values: Mapping[str, Any], result: Resul
 
 def _domain(spec: Spec) -> Any:
     if isinstance(spec, Choice):
-        return api.Discrete([_plain(value) for value in spec.values])
+        values = [_plain(value) for value in spec.values]
+        if len({type(value) for value in values}) > 1:  # which TensorBoard does not take
+            values = [shown(value) for value in values]
+        return api.Discrete(values)
     if isinstance(spec, Float):
         if spec.values is not None:
             return api.Discrete(list(spec.values))

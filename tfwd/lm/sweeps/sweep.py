@@ -14,7 +14,8 @@ from tfwd.lm import config as configs
 from tfwd.lm.command_line import from_file
 from tfwd.lm.errors import UserError, near
 from tfwd.lm.keys import KEYS, known, shown, unknown
-from tfwd.tuning.oracles import METHODS
+from tfwd.lm.rules import SEED, written
+from tfwd.tuning.oracles import LARGEST_SEED, METHODS
 from tfwd.tuning.space import Choice, Float, Int, Spec, size
 
 _MOST_POINTS = 2000  # that are checked one by one
@@ -92,14 +93,15 @@ def check(sweep: Sweep, config: ml_collections.ConfigDict) -> list[str]:
         tfwd.lm.errors.UserError: model.weight_dropout=1.0 in the sweep: give a rate: at least 0, \
 below 1
     """
-    if sweep.method not in METHODS:
+    if not isinstance(sweep.method, str) or sweep.method not in METHODS:
         names = near(str(sweep.method), METHODS)
         hint = f" (did you mean {' or '.join(names)}?)" if names else ""
         raise UserError(f"method {sweep.method!r} of the sweep: give {', '.join(METHODS)}{hint}")
-    for name, least in (("executions_per_trial", 1), ("factor", 2), ("iterations", 1), ("seed", 0)):
-        _check_count(name, getattr(sweep, name), least)
+    counts = {"executions_per_trial": (1, 1000), "factor": (2, 1000), "iterations": (1, 1000)}
+    for name, (least, most) in {**counts, "seed": (0, LARGEST_SEED)}.items():
+        _check_count(name, getattr(sweep, name), least, most)
     if sweep.max_trials is not None:
-        _check_count("max_trials", sweep.max_trials, 1)
+        _check_count("max_trials", sweep.max_trials, 1, 10**9)
         if sweep.method == "hyperband":
             raise UserError(
                 f"max_trials={sweep.max_trials} of the sweep: Hyperband's number of trials follows "
@@ -109,6 +111,13 @@ below 1
         raise UserError('the sweep has no space: give {"model.weight_dropout": Float(0, 0.7)}')
     for key, spec in sweep.space.items():
         _check_key(key, spec)
+    last = sweep.executions_per_trial - 1
+    for seed in [config.seed, *(sweep.space["seed"].ends if "seed" in sweep.space else ())]:
+        if not SEED.holds(seed + last):
+            raise UserError(
+                f"seed={seed} with executions_per_trial={last + 1}: the last run's seed is "
+                f"{seed + last}, and a seed is {SEED.right}"
+            )
     if sweep.method == "hyperband" and "training.epochs" in sweep.space:
         raise UserError(
             "training.epochs in the sweep: Hyperband itself says how many epochs a trial has, up "
@@ -143,12 +152,17 @@ def apply(
     return changed
 
 
-def _check_count(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UserError(f"{name}={value!r} of the sweep: give a whole number, at least {least}")
+def _check_count(name: str, value: Any, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise UserError(
+            f"{name}={shown(value)} of the sweep: give a whole number, at least {least} and at "
+            f"most {most}"
+        )
 
 
-def _check_key(key: str, spec: Any) -> None:
+def _check_key(key: Any, spec: Any) -> None:
+    if not isinstance(key, str):
+        raise UserError(f"the sweep's space has the key {key!r}: give a config key, as a text")
     if not known(key):
         raise UserError(f"in the sweep: {unknown(key)}")
     if not isinstance(spec, (Float, Int, Choice)):
@@ -156,6 +170,9 @@ def _check_key(key: str, spec: Any) -> None:
             f"{key} in the sweep: give Float(0, 0.7, step=0.1), Int or Choice; it is {spec!r}"
         )
     if key not in KEYS:  # in optimizer.kwargs: the optimizer is asked, with each point
+        for value in spec.ends:
+            if not written(value):
+                raise UserError(f"{key}={shown(value)} in the sweep: give numbers or texts")
         return
     rule = KEYS[key][1]
     for value in spec.ends:
