@@ -96,7 +96,9 @@ def uses() -> dict[str, set[str]]:
     """The files in which each private name stands, and each path into `keras.src`."""
     package = Path(tfwd.__file__).parent
     files = [*package.glob("_keras3/*.py"), *package.glob("_keras_shared/*.py")]
-    trees = {f"{file.parent.name}/{file.name}": ast.parse(file.read_text("utf-8")) for file in files}
+    trees = {
+        f"{file.parent.name}/{file.name}": ast.parse(file.read_text("utf-8")) for file in files
+    }
     assert len(trees) > 15
     own = OWN.union(*map(defined, trees.values()))
     found: dict[str, set[str]] = {}
@@ -188,7 +190,9 @@ def rows() -> Iterator[Any]:
 def test_attribute_is_there(owner: str, name: str) -> None:
     where = ", ".join(sorted(uses().get(name, {"tfwd/_keras3"})))
     kind = type(owners()[owner]).__name__
-    assert hasattr(owners()[owner], name), f"{kind} has no {name} in Keras {VERSION}, used in {where}"
+    assert hasattr(owners()[owner], name), (
+        f"{kind} has no {name} in Keras {VERSION}, used in {where}"
+    )
 
 
 @pytest.mark.parametrize("path", sorted(MODULES))

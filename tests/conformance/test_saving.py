@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +35,51 @@ def test_config_round_trip(case: Case) -> None:
         _check_copy(case, wrapped, other, calls=0)
 
 
-@harness.each(SAVED)
-def test_copies_and_files_go_on_with_the_draws(case: Case, tmp_path: Path) -> None:
-    """One layer is kept in every way after its first training call, and then goes on itself."""
+_WAYS = ("clone", "deepcopy", "keras file", "weight file", "checkpoint")
+# Every way for a layer of each nature, and for the others two by turns; the rest is slow. Keras
+# pickles a model as it copies one.
+_EVERY_WAY = {
+    "Dense, dropout": ("pickle",),
+    "Embedding, dropout": (),
+    "LSTM, dropout": (),
+    "user's layer, dropout": ("pickle",),
+    "subclassed model, dropout": ("pickle",),
+    "DropoutEmbedding": (),
+    "parametrize": (),
+}
+
+
+def _kept() -> Iterator[Any]:
+    for number, case in enumerate(SAVED):
+        if case.name in _EVERY_WAY:
+            yield pytest.param(case, (*_WAYS, *_EVERY_WAY[case.name]), id=case.name)
+            continue
+        some = {_WAYS[number % 5], _WAYS[(number + 2) % 5]}
+        rest = tuple(way for way in (*_WAYS, "pickle") if way not in some)
+        yield pytest.param(case, tuple(sorted(some)), id=case.name)
+        yield pytest.param(case, rest, id=f"{case.name}, the rest", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("case", "ways"), [*_kept()])
+def test_copies_and_files_go_on_with_the_draws(
+    case: Case, ways: tuple[str, ...], tmp_path: Path
+) -> None:
+    """One layer is kept in several ways after its first training call, and then goes on itself."""
     wrapped = harness.built(case)
     states, outputs = [_values(wrapped)], [harness.run(wrapped, case, training=True)]
     _check_copy(case, wrapped, copy.deepcopy(wrapped), calls=1)
     checkpoint = tf.train.Checkpoint(layer=wrapped).save(tmp_path / "checkpoint")
 
     model = harness.model_of(wrapped, case)
-    others = {
-        "clone": _clone(model),
-        "deepcopy": copy.deepcopy(model),
-        "keras file": _through_keras_file(model, tmp_path / "model.keras"),
-        "weight file": _through_weight_file(model, case, tmp_path / "model.weights.h5"),
-        "checkpoint": _restored(checkpoint, case),
+    make = {
+        "clone": lambda: _clone(model),
+        "deepcopy": lambda: copy.deepcopy(model),
+        "keras file": lambda: _through_keras_file(model, tmp_path / "model.keras"),
+        "weight file": lambda: _through_weight_file(model, case, tmp_path / "model.weights.h5"),
+        "checkpoint": lambda: _restored(checkpoint, case),
+        "pickle": lambda: pickle.loads(pickle.dumps(model)),
     }
-    if case.row.name in _PICKLED:
-        others["pickle"] = pickle.loads(pickle.dumps(model))
+    others = {way: make[way]() for way in ways}
 
     harness.reset(model)
     evaluated = model(harness.feed(case))
@@ -71,10 +99,6 @@ def test_copies_and_files_go_on_with_the_draws(case: Case, tmp_path: Path) -> No
             found = other(harness.feed(case), training=True)
             harness.assert_same(found, outputs[call], f"{way}, call {call}")
         assert np.all([len(p.effective_weights(0)) > 0 for p in harness.perturbing(other)])
-
-
-# Keras pickles a model as it copies one.
-_PICKLED = ("Dense", "Bidirectional", "subclassed model", "user's layer")
 
 
 def _values(layer: keras.Layer) -> list[np.ndarray]:
