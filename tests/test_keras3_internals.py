@@ -1,4 +1,4 @@
-"""Each name of Keras 3 that is private and that tfwd uses: that it is there, and which file uses it.
+"""Each private name of Keras 3 that tfwd uses: that it is there, and which file uses it.
 
 A new release of Keras may move any of them. The uses are found in the sources, so what they use and
 no table names fails too, and what a table names and they no longer use.
