@@ -86,7 +86,7 @@ DEFECTS = [
         "tfwd/parametrizations/chain.py",
         "for p in self.parametrizations for element in p.elements()",
         "for p in reversed(self.parametrizations) for element in p.elements()",
-        ("tests/test_parametrizations.py",),
+        conformance("draws", "moments and Dense and patterns"),
     ),
     Defect(
         "dropout acts in evaluation too, under a tensor flag",
