@@ -31,7 +31,7 @@ LIMIT = 900
 
 
 def copy(tree: Path, folder: Path) -> None:
-    """Copies what tests read; and under lib/ the package by its installed names, as links."""
+    """Copies what tests read, the package under its installed names, with links to where it was."""
     for path in tree.iterdir():
         if path.name.startswith(".") or path.name in ("runs", "build", "dist"):
             continue
@@ -40,9 +40,12 @@ def copy(tree: Path, folder: Path) -> None:
         else:
             shutil.copy(path, folder)
     package = folder / "lib" / "tfwd"
-    package.mkdir(parents=True)
-    for path in [*(folder / "tfwd").iterdir(), *(folder / name for name in MOVED)]:
-        (package / path.name).symlink_to(path)
+    package.parent.mkdir()
+    (folder / "tfwd").rename(package)
+    (folder / "tfwd").symlink_to(package)
+    for name in MOVED:
+        (folder / name).rename(package / name)
+        (folder / name).symlink_to(package / name)
 
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -100,10 +103,11 @@ def judge(folder: Path, defect: Defect) -> tuple[str, str]:
 
 def check(folder: Path, chosen: list[Defect]) -> list[str]:
     """What is wrong before anything is planted: another library, or tests that fail."""
-    where = python(folder, "-c", "import tfwd.layers as l, tfwd; print(tfwd.__file__, l.__file__)")
-    files = where.stdout.split()[-2:]
-    if not all(file.startswith(str(folder)) for file in files):
-        return [f"the copy is not what is imported: {where.stdout}"]
+    names = ["tfwd", *(f"tfwd.{name}" for name in MOVED)]
+    show = f"import sys, {', '.join(names)}; print(*(sys.modules[n].__file__ for n in {names}))"
+    where = python(folder, "-c", show).stdout
+    if where.count(str(folder)) != len(names):
+        return [f"the copy is not what is imported: {where}"]
     problems = []
     for arguments in dict.fromkeys(defect.tests for defect in chosen):
         what, line = tested(folder, arguments)
@@ -130,7 +134,7 @@ def main() -> int:
             folders.put(folder := Path(top).resolve() / str(number))
             folder.mkdir()
             copy(given.tree.resolve(), folder)
-        if not given.unchecked and (problems := check(folder, chosen)):
+        if problems := check(folder, [] if given.unchecked else chosen):
             print(*problems, sep="\n")
             return 1
 
