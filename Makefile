@@ -6,7 +6,7 @@ PYTHON ?= python3
 # The build of TensorFlow is one of the extras: EXTRAS=tf,tune,dev takes the one for GPUs.
 EXTRAS ?= cpu,tune,dev
 # The other stack: TensorFlow 2.15 with Keras 2.15 and tensorflow-addons, on Python 3.10 or 3.11, in
-# .venv-addons. make train STACK=addons and make sweep STACK=addons use it; make test tries both.
+# .venv-addons. make train STACK=addons and make sweep STACK=addons use it.
 STACK ?= current
 ADDONS_EXTRAS ?= addons-cpu,tune,dev
 ADDONS_PYTHON := $(firstword $(foreach p,$(PYTHON) python3.11 python3.10,$(shell $(p) -c \
@@ -41,10 +41,11 @@ CHECK_VERSION := import sys; v = sys.version_info[:2]; \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train sweep test test-current test-addons no-addons test-peers bazel-test lint bench clean distclean
+.PHONY: help setup train sweep test test-addons test-slow slow-addons no-addons test-peers test-mutations fuzz
+.PHONY: bazel-test lint bench clean distclean
 
 help: ## print this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP) ## install tfwd and its tools into .venv (every target does so by itself)
 
@@ -55,18 +56,34 @@ sweep: $(USED)/.installed ## search for two dropout rates of a short run, into r
 	$(USED)/bin/tfwd-tune --config=configs/quickstart.py --config.training.epochs=2 \
 	  --sweep=configs/sweeps/small.py --workdir=runs/sweep $(ARGS)
 
-test: test-current $(if $(ADDONS_PYTHON),test-addons,no-addons) ## run the tests, on both stacks
+# A worker for each core, but no more than four: each holds a TensorFlow of its own. Each begins with a
+# run of files, so that few of them make what the tests of a file share, and who is done takes from others.
+PYTEST := -n auto --maxprocesses 4 --dist worksteal
+HAS_ADDONS := $(if $(ADDONS_PYTHON),$(ADDONS_STAMP),no-addons)
 
-# A worker for each core, but no more than four: each holds a TensorFlow of its own.
-test-current: $(STAMP) ## run the tests with Keras 3
-	$(BIN)/pytest -n auto --maxprocesses 4 $(ARGS)
+test: $(STAMP) ## run the tests
+	$(BIN)/pytest $(PYTEST) -m "not slow" $(ARGS)
 
-test-addons: $(ADDONS_STAMP) ## run the tests with Keras 2.15 and tensorflow-addons
-	.venv-addons/bin/pytest -n auto --maxprocesses 4 $(ARGS)
+# Without a Python for it the other stack is skipped, which is said.
+test-addons: $(HAS_ADDONS) ## run the tests with Keras 2.15 and tensorflow-addons
+	$(if $(ADDONS_PYTHON),.venv-addons/bin/pytest $(PYTEST) -m "not slow" $(ARGS))
 
-no-addons: test-current
+test-slow: $(STAMP) slow-addons ## run the tests that take minutes, on both stacks
+	$(BIN)/pytest $(PYTEST) -m slow $(ARGS)
+
+slow-addons: $(HAS_ADDONS)
+	$(if $(ADDONS_PYTHON),.venv-addons/bin/pytest $(PYTEST) -m slow $(ARGS))
+
+no-addons:
 	@echo "skipped: the tests with TensorFlow 2.15, Keras 2.15 and tensorflow-addons, which need" \
-	  "Python 3.10 or 3.11 (name one: make test ADDONS_PYTHON=python3.11)"
+	  "Python 3.10 or 3.11 (name one: make $(MAKECMDGOALS) ADDONS_PYTHON=python3.11)"
+
+# Defects are planted in a copy of the sources, one at a time: make test-mutations ARGS="-k seed".
+test-mutations: $(STAMP) ## see whether the tests find planted defects
+	$(BIN)/python tests/mutations/run.py $(ARGS)
+
+fuzz: $(STAMP) ## look for wrong results in random models, for an hour
+	$(BIN)/python tests/fuzz/run.py $(ARGS)
 
 # Some of them: make bazel-test ARGS=//tests:layers, or ARGS=--test_tag_filters=fast. Debian's Bazel, which
 # knows no version, gets what others load from the network.
@@ -92,7 +109,7 @@ bench: export TF_CPP_MIN_LOG_LEVEL := 3
 bench: $(BENCH_STAMP) ## run the benchmarks; writes benchmarks/results.md and plots
 	.venv-bench/bin/python benchmarks/run_all.py $(ARGS)
 
-# What `make test` leaves out for want of PyTorch.
+# What the others leave out for want of PyTorch.
 test-peers: $(BENCH_STAMP) ## run the tests against PyTorch, in the environment of the benchmarks
 	.venv-bench/bin/pytest tests/test_recurrence.py tests/optimizers/test_peers.py $(ARGS)
 

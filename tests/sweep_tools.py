@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tfwd.lm import tune as program
+from tfwd.lm.state import Progress
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
@@ -51,6 +52,30 @@ def tune(
         program.run(argv)
     printed = capsys.readouterr()
     return ended.value.code, printed.out, printed.err
+
+
+class NoTraining:
+    """In the place of the trainer: 20 windows an epoch, in which nothing is learnt."""
+
+    def __init__(self, config, size, texts, folder, display, stop):
+        self.progress = Progress(best_loss=2.0 + config.seed)
+        self.config, self.display, self.stop = config, display, stop
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+    def train(self):
+        epochs = self.config.training.epochs
+        for epoch in range(epochs):
+            self.display.epoch(f"epoch {epoch + 1}/{epochs}", 20, 0)
+            for window in range(20):
+                self.display.window(window + 1, None, None, None)
+                if self.stop:
+                    raise self.stop.error()
+            self.progress.end_epoch(1.0)
 
 
 def write_text(folder: Path) -> Path:

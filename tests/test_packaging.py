@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 MOVED = {"layers": "tfwd/layers", "optimizers": "tfwd/optimizers"}
 
 IMPORT_ALL = """

@@ -37,7 +37,7 @@ def make_config(text, **changes):
     config.optimizer.update({"name": "adam", "learning_rate": 0.01})
     config.training.update({"epochs": 2, "log_steps": 10, "tensorboard": False})
     config.training.checkpoint_seconds = 0.0  # a slow machine would save more often
-    config.sample.tokens = 5
+    config.sample.tokens = 0  # to trace what draws a text takes as long as the training
     for key, value in changes.items():
         group, _, name = key.partition("__")
         config[group][name] = value

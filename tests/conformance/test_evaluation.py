@@ -9,11 +9,19 @@ import tensorflow as tf
 
 import tfwd
 from conformance import harness
-from conformance.table import CASES, DROPOUT, NOT_NOISE, ROWS, Case
+from conformance.table import (
+    CASES,
+    DROPOUT,
+    FURTHER,
+    NOT_NOISE,
+    OTHER_DIMENSIONS,
+    ROWS,
+    Case,
+)
 from tfwd import _keras, layers
 
 
-@harness.each(CASES)
+@harness.each([*CASES, *FURTHER])
 def test_evaluation_is_bit_for_bit_the_plain_layer(case: Case) -> None:
     wrapped, plain = harness.built(case), harness.plain(case)
     for training in (False, None, tf.constant(False)):
@@ -85,7 +93,7 @@ def test_unwrap_gives_the_plain_layer_on_the_same_variables(case: Case) -> None:
         harness.assert_same(outputs, expected)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+@pytest.mark.parametrize("row", [*ROWS, *OTHER_DIMENSIONS], ids=lambda row: row.name)
 def test_the_default_weights(row) -> None:
     layer = row.make()
     arguments, keywords = row.inputs()

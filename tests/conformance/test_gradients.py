@@ -5,17 +5,24 @@ import pytest
 import tensorflow as tf
 
 from conformance import harness
-from conformance.table import CASES, DROPOUT, NOISE, NOT_NOISE, Case
+from conformance.table import CASES, DROPOUT, FURTHER, NOT_NOISE, Case
 from tfwd import _keras
 
 STEPS = 2
 
 
+# A layer of each nature.
+_NATURES = [
+    case
+    for case in DROPOUT
+    if case.row.name in ("Dense", "LSTM", "BatchNormalization", "user's layer")
+]
+# Without recomputation all cases are what test_recomputation_changes_nothing compares with.
 _BOTH = [
     pytest.param(case, recompute, id=f"{case.name}, {'recompute' if recompute else 'keep'}")
-    for case in CASES
+    for case in [*CASES, *FURTHER]
     for recompute in (True, False)
-    if recompute or case not in NOISE
+    if recompute or case in _NATURES
 ]
 
 
@@ -141,19 +148,20 @@ _MODES = {
     "loop, tensor flag": lambda layer, case: _while_loop(layer, case, tf.constant(True)),
     "tensor flag, tape outside": _tape_outside,
 }
-# Every mode for a layer of each nature; for the others those that contain all the rest.
-_ALL_MODES = [
-    case
-    for case in DROPOUT
-    if case.row.name in ("Dense", "LSTM", "BatchNormalization", "user's layer")
-]
-_RECOMPUTED = [
-    pytest.param(case, mode, id=f"{case.name}, {mode}")
-    for case in NOT_NOISE
-    for mode in _MODES
-    if case in _ALL_MODES or mode not in ("eager", "function", "loop")
-]
 _KEPT = ("loop, tensor flag", "tensor flag, tape outside")
+# Every mode for a layer of each nature; for the others one of the two that contain all the rest,
+# by turns, and the other one where there is more time.
+_RECOMPUTED = [
+    pytest.param(
+        case,
+        mode,
+        id=f"{case.name}, {mode}",
+        marks=[pytest.mark.slow] * (case not in _NATURES and mode != _KEPT[number % 2]),
+    )
+    for number, case in enumerate(NOT_NOISE)
+    for mode in _MODES
+    if case in _NATURES or mode in _KEPT
+]
 
 
 @pytest.mark.parametrize(("case", "mode"), _RECOMPUTED)
@@ -162,6 +170,6 @@ def test_recomputation_changes_nothing(case: Case, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", _KEPT)
-@harness.each(_ALL_MODES)
+@harness.each(_NATURES)
 def test_modes_without_recomputation(case: Case, mode: str) -> None:
     harness.assert_close(_train(case, mode, recompute=False), _expected(case), what=mode)

@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from stacks import IS_KERAS_2
 import tfwd
 from conformance import harness
 from conformance.table import CASES, DROPOUT, NOT_NOISE, ROW, Case
+from tfwd import _keras
 
 # What the draws are, and where the sequence stands, is the same for noise.
 SAVED = NOT_NOISE
@@ -34,82 +35,100 @@ def test_config_round_trip(case: Case) -> None:
         _check_copy(case, wrapped, other, calls=0)
 
 
-@harness.each(SAVED)
-def test_clone_model(case: Case) -> None:
-    model = harness.model_of(harness.built(case), case)
+_WAYS = ("clone", "deepcopy", "keras file", "weight file", "checkpoint")
+# Every way for a layer of each nature, and for the others two by turns; the rest is slow. Keras
+# pickles a model as it copies one.
+_EVERY_WAY = {
+    "Dense, dropout": ("pickle",),
+    "Embedding, dropout": (),
+    "LSTM, dropout": (),
+    "user's layer, dropout": ("pickle",),
+    "subclassed model, dropout": ("pickle",),
+    "DropoutEmbedding": (),
+    "parametrize": (),
+}
+
+
+def _kept() -> Iterator[Any]:
+    for number, case in enumerate(SAVED):
+        if case.name in _EVERY_WAY:
+            yield pytest.param(case, (*_WAYS, *_EVERY_WAY[case.name]), id=case.name)
+            continue
+        some = {_WAYS[number % 5], _WAYS[(number + 2) % 5]}
+        rest = tuple(way for way in (*_WAYS, "pickle") if way not in some)
+        yield pytest.param(case, tuple(sorted(some)), id=case.name)
+        yield pytest.param(case, rest, id=f"{case.name}, the rest", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("case", "ways"), [*_kept()])
+def test_copies_and_files_go_on_with_the_draws(
+    case: Case, ways: tuple[str, ...], tmp_path: Path
+) -> None:
+    """One layer is kept in several ways after its first training call, and then goes on itself."""
+    wrapped = harness.built(case)
+    states, outputs = [_values(wrapped)], [harness.run(wrapped, case, training=True)]
+    _check_copy(case, wrapped, copy.deepcopy(wrapped), calls=1)
+    checkpoint = tf.train.Checkpoint(layer=wrapped).save(tmp_path / "checkpoint")
+
+    model = harness.model_of(wrapped, case)
+    make = {
+        "clone": lambda: _clone(model),
+        "deepcopy": lambda: copy.deepcopy(model),
+        "keras file": lambda: _through_keras_file(model, tmp_path / "model.keras"),
+        "weight file": lambda: _through_weight_file(model, case, tmp_path / "model.weights.h5"),
+        "checkpoint": lambda: _restored(checkpoint, case),
+        "pickle": lambda: pickle.loads(pickle.dumps(model)),
+    }
+    others = {way: make[way]() for way in ways}
+
+    harness.reset(model)
+    evaluated = model(harness.feed(case))
+    for _ in range(2):
+        states.append(_values(wrapped))
+        outputs.append(model(harness.feed(case), training=True))
+    assert all(harness.differ(output, evaluated) for output in outputs)
+    for way, other in others.items():
+        assert not {id(w) for w in other.weights} & {id(w) for w in model.weights}, way
+        harness.reset(other)
+        harness.assert_same(other(harness.feed(case)), evaluated, way)
+        # A clone is of the config, and begins with the first draw.
+        for call in (0, 1) if way == "clone" else (1, 2):
+            # Keras saves neither the seed of its own Dropout nor recurrent states.
+            for state, value in zip(harness.states(other), states[call], strict=True):
+                state.assign(value)
+            found = other(harness.feed(case), training=True)
+            harness.assert_same(found, outputs[call], f"{way}, call {call}")
+        assert np.all([len(p.effective_weights(0)) > 0 for p in harness.perturbing(other)])
+
+
+def _values(layer: keras.Layer) -> list[np.ndarray]:
+    return [np.array(_keras.value(state)) for state in harness.states(layer)]
+
+
+def _clone(model: keras.Model) -> keras.Model:
     clone = keras.models.clone_model(model)
     clone.set_weights(model.get_weights())
-    assert not {id(w) for w in clone.weights} & {id(w) for w in model.weights}
-    harness.assert_same(clone(harness.feed(case)), model(harness.feed(case)))
-    _assert_next_calls_alike(model, clone, case)
+    return clone
 
 
-def _pickled(model: keras.Model) -> keras.Model:
-    return pickle.loads(pickle.dumps(model))
+def _through_keras_file(model: keras.Model, file: Path) -> keras.Model:
+    model.save(file)
+    return keras.saving.load_model(file)
 
 
-# Keras pickles a model as it copies one.
-_PICKLED = ("Dense", "Bidirectional", "subclassed model", "user's layer")
-_COPIES = [
-    pytest.param(case, copied, id=f"{case.name}, {name}")
-    for case in SAVED
-    for name, copied in (("deepcopy", copy.deepcopy), ("pickle", _pickled))
-    if name == "deepcopy" or case.row.name in _PICKLED
-]
-
-
-@pytest.mark.parametrize(("case", "copied"), _COPIES)
-def test_copy_of_a_model_goes_on_with_the_draws(case: Case, copied: Callable) -> None:
-    model = harness.model_of(harness.built(case), case)
-    model(harness.feed(case), training=True)
-    other = copied(model)
-    assert not {id(w) for w in other.weights} & {id(w) for w in model.weights}
-    _assert_next_calls_alike(model, other, case)
-
-
-@harness.each(SAVED)
-def test_deepcopy_of_a_layer(case: Case) -> None:
-    wrapped = harness.built(case)
-    harness.run(wrapped, case, training=True)
-    other = copy.deepcopy(wrapped)
-    _check_copy(case, wrapped, other, calls=1)
-
-
-@harness.each(SAVED)
-def test_keras_file_goes_on_with_the_draws(case: Case, tmp_path: Path) -> None:
-    model = harness.model_of(harness.built(case), case)
-    model(harness.feed(case), training=True)
-    model.save(tmp_path / "model.keras")
-    other = keras.saving.load_model(tmp_path / "model.keras")
-    for layer in (model, other):
-        harness.reset(layer)
-    harness.assert_same(other(harness.feed(case)), model(harness.feed(case)))
-    _assert_next_calls_alike(model, other, case)
-
-
-@harness.each(SAVED)
-def test_weight_file_goes_on_with_the_draws(case: Case, tmp_path: Path) -> None:
-    model = harness.model_of(harness.built(case), case)
-    model(harness.feed(case), training=True)
-    model.save_weights(tmp_path / "model.weights.h5")
+def _through_weight_file(model: keras.Model, case: Case, file: Path) -> keras.Model:
+    model.save_weights(file)
     other = harness.model_of(case.make(seed=harness.SEED + 1, recompute=True), case)
-    other.load_weights(tmp_path / "model.weights.h5")
-    _assert_next_calls_alike(model, other, case)
+    other.load_weights(file)
+    return other
 
 
-@harness.each(SAVED)
-def test_checkpoint_goes_on_with_the_draws(case: Case, tmp_path: Path) -> None:
-    wrapped = harness.built(case)
-    harness.run(wrapped, case, training=True)
-    path = tf.train.Checkpoint(layer=wrapped).save(tmp_path / "checkpoint")
+def _restored(checkpoint: str, case: Case) -> keras.Model:
     other = harness.built(case, seed=harness.SEED + 1)
-    status = tf.train.Checkpoint(layer=other).restore(path)
+    status = tf.train.Checkpoint(layer=other).restore(checkpoint)
     status.assert_existing_objects_matched()
     status.assert_consumed()
-    harness.copy_states(wrapped, other)
-    for _ in range(2):
-        outputs = [harness.run(layer, case, training=True) for layer in (wrapped, other)]
-        harness.assert_same(*outputs)
+    return harness.model_of(other, case)
 
 
 @harness.each(SAVED)
@@ -163,14 +182,3 @@ def _check_copy(case: Case, wrapped: keras.Layer, other: keras.Layer, calls: int
         expected, found = harness.effective(wrapped, call), harness.effective(other, call)
         harness.assert_same(list(found.values()), list(expected.values()))
     assert [p.calls for p in harness.perturbing(other)] == [calls] * len(harness.perturbing(other))
-
-
-def _assert_next_calls_alike(model: keras.Model, other: keras.Model, case: Case) -> None:
-    evaluated = model(harness.feed(case))
-    # Keras saves neither the seed of its own Dropout nor recurrent states.
-    harness.copy_states(model, other)
-    for _ in range(2):
-        outputs = [m(harness.feed(case), training=True) for m in (model, other)]
-        harness.assert_same(*outputs)
-    assert harness.differ(outputs[0], evaluated)
-    assert np.all([len(p.effective_weights(0)) > 0 for p in harness.perturbing(other)])

@@ -32,7 +32,7 @@ def text(tmp_path_factory):
 def whole(text, tmp_path_factory):
     """A run that ended, its summary and its folder."""
     workdir = tmp_path_factory.mktemp("whole") / "run"
-    config = make_config(text, training__tensorboard=True)
+    config = make_config(text, training__tensorboard=True, sample__tokens=5)
     return train(config, str(workdir), StopRequest()), workdir
 
 

@@ -30,7 +30,7 @@ def test_averages_are_evaluated_and_kept_and_training_goes_on_from_the_raw_weigh
         "optimizer__weight_decay": 0.01,
         "optimizer__decay_exclude": "bias",
         "optimizer__non_monotone_interval": 1,
-        "training__epochs": 8,
+        "training__epochs": 6,
     }
     losses = iter([1.0, 1.0, 2.0])  # triggered after the third epoch, whatever was learnt
     observe = NonMonotonicASGD.observe
@@ -45,7 +45,7 @@ def test_averages_are_evaluated_and_kept_and_training_goes_on_from_the_raw_weigh
     monkeypatch.setattr(Trainer, "_save", look)
     whole = train(make_config(text, **changes), str(tmp_path / "whole"), StopRequest())
     valid = [r for r in log(tmp_path / "whole") if r["kind"] == "valid"]
-    assert [r["averaged"] for r in valid] == [False] * 3 + [True] * 5
+    assert [r["averaged"] for r in valid] == [False] * 3 + [True] * 3
     best = Checkpoints(tmp_path / "whole" / "best")
     assert whole["best_epoch"] > 3, "the averages are better than the weights at such a rate"
     vocabulary = Vocabulary.load(tmp_path / "whole" / "vocabulary.json")
@@ -54,9 +54,9 @@ def test_averages_are_evaluated_and_kept_and_training_goes_on_from_the_raw_weigh
     assert not np.array_equal(model.get_weights()[1], seen[best.steps()[-1]][1])
 
     losses = iter([1.0, 1.0, 2.0])
-    config, steps = make_config(text, **changes), whole["step"] // 8
+    config, steps = make_config(text, **changes), whole["step"] // 6
     with pytest.raises(Stopped):
-        train(config, str(tmp_path / "part"), StopAfter(6 * steps))
+        train(config, str(tmp_path / "part"), StopAfter(5 * steps))
     again = train(config, str(tmp_path / "part"), StopRequest())
     assert log(tmp_path / "part") == log(tmp_path / "whole")
     assert again["texts"] == whole["texts"]

@@ -15,7 +15,9 @@ from tfwd.lm import train, tune
 from tfwd.lm.command_line import from_file
 from tfwd.lm.metrics import read_metrics
 from tfwd.lm.signals import StopRequest
+from tfwd.lm.sweeps.trial import promote
 from tfwd.lm.trainer import Trainer
+from tfwd.tuning import stopwatch
 
 SPACE = sweep_tools.SPACE
 
@@ -94,6 +96,7 @@ def hparams_are_seen(folder: Path, rows: list[dict[str, str]]) -> None:
         assert "valid/perplexity" in board.Tags()["tensors"]  # the curves stand beside them
 
 
+@pytest.mark.slow
 def test_hyperband_goes_on_as_if_a_trial_had_not_been_stopped(run, tmp_path, root):
     """The promoted trial's losses are, bit for bit, those of a run of all epochs."""
     space = '{"model.weight_dropout": Float(0.2, 0.6)}'
@@ -121,6 +124,24 @@ def test_hyperband_goes_on_as_if_a_trial_had_not_been_stopped(run, tmp_path, roo
     assert log(promoted) == log(tmp_path / "straight")
 
 
+def test_a_promoted_run_begins_with_the_files_of_its_parent(tmp_path):
+    parent, folder = tmp_path / "trial_0", tmp_path / "trial_1"
+    for name in ("checkpoints/step-3/tensors.index", "best/step-2/progress.json", "metrics.jsonl"):
+        (parent / name).parent.mkdir(parents=True, exist_ok=True)
+        (parent / name).write_text(name)
+    kept = {path.relative_to(parent) for path in parent.rglob("*")}
+    for name in (".lock", "events.out.1", stopwatch.FILE):  # the parent's own
+        (parent / name).write_text("")
+    (tmp_path / ".trial_1.new").mkdir()  # of a copy that was stopped
+    promote(parent, folder)
+    assert {path.relative_to(folder) for path in folder.rglob("*")} == kept
+    assert (folder / "metrics.jsonl").read_text() == "metrics.jsonl"
+    assert not (tmp_path / ".trial_1.new").exists()
+    (folder / "metrics.jsonl").write_text("longer")
+    promote(parent, folder)  # it has begun, and goes on
+    assert (folder / "metrics.jsonl").read_text() == "longer"
+
+
 class StopAfter(StopRequest):
     """As if Ctrl-C came at the time of the `looks`-th look."""
 
@@ -132,6 +153,7 @@ class StopAfter(StopRequest):
         return StopAfter.looks < 0
 
 
+@pytest.mark.slow
 def test_a_sweep_that_was_stopped_again_and_again_goes_on(run, tmp_path, monkeypatch):
     """Before the first trial, in the middle of it, in the middle of the second."""
     code, _, _ = run(workdir="whole")

@@ -117,6 +117,7 @@ class StopAfter(StopRequest):
 
 
 def test_the_time_of_a_trial_that_was_stopped_counts_all_its_parts(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("tfwd.lm.sweeps.trial.Trainer", sweep_tools.NoTraining)
     with monkeypatch.context() as patch:
         patch.setattr(tune, "StopRequest", StopAfter)
         code, out, _ = run(options="max_trials=1")

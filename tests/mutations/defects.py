@@ -1,0 +1,310 @@
+"""The defects that are planted, each with the tests that are to find it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Defect(NamedTuple):
+    """A defect.
+
+    Attributes:
+        what: what goes wrong.
+        file: the source, as it stands in the repository.
+        old: a text that stands in it once.
+        new: what takes its place.
+        tests: pytest's arguments: the tests that may find it.
+    """
+
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def conformance(file: str, words: str) -> tuple[str, ...]:
+    """Some tests of the table: the fast ones whose names have the words."""
+    return (f"tests/conformance/test_{file}.py", "-m", "not slow", "-k", words)
+
+
+DRAWN = conformance("draws", "every_training_call and (Dense or BatchNormalization)")
+KEPT = conformance("saving", "with_the_draws and Dense and dropout")
+DISTRIBUTED = ("tests/test_tfwd_distribute.py",)
+DECAY = ("tests/optimizers/test_decoupled_weight_decay.py",)
+AVERAGE = ("tests/optimizers/test_non_monotonic_asgd.py",)
+MOMENTS = tuple(f"tests/gradients/test_{name}.py" for name in ("draws", "rules", "weights"))
+RECURRENCE = ("tests/test_recurrence.py",)
+STEP = ("tests/lm/test_step.py",)
+
+DEFECTS = [
+    # Draws
+    Defect(
+        "kept entries are not divided by keep",
+        "tfwd/draws.py",
+        "scaled = tf.cast(tensor, wide) / tf.cast(keep, wide)",
+        "scaled = tf.cast(tensor, wide)",
+        conformance("draws", "moments and (Dense or Embedding) and dropout"),
+    ),
+    Defect(
+        "keep is rounded down and not to the nearest",
+        "tfwd/draws.py",
+        "max(round((1.0 - rate) * LEVELS), 1)",
+        "max(int((1.0 - rate) * LEVELS), 1)",
+        ("tests/test_draws.py",),
+    ),
+    Defect(
+        "the gradient of dropout also reaches dropped entries",
+        "tfwd/draws.py",
+        "return linear(upstream, keep, late), None, None",
+        "return upstream / tf.cast(keep, upstream.dtype), None, None",
+        conformance("gradients", "times_mask and Dense and dropout"),
+    ),
+    Defect(
+        "in backward the draw is made too early: its seed does not wait for the gradient",
+        "tfwd/draws.py",
+        "(late,) = seeding.after([seed], [upstream])",
+        "late = seed",
+        ("tests/test_draws.py", "tests/test_saved_tensors.py", "tests/test_recompute.py"),
+    ),
+    Defect(
+        "equal elements of a chain draw alike",
+        "tfwd/parametrizations/chain.py",
+        "seed = seeds.fold(seed, 0, index)",
+        "seed = link.seed",
+        ("tests/test_parametrizations.py",),
+    ),
+    Defect(
+        "the outer wrapper of two is applied first",
+        "tfwd/parametrizations/chain.py",
+        "for link in chain for element in link.parametrization.elements()",
+        "for link in reversed(chain) for element in link.parametrization.elements()",
+        ("tests/layers/test_nested_wrappers.py",),
+    ),
+    Defect(
+        "a chain applies its elements in the opposite order",
+        "tfwd/parametrizations/chain.py",
+        "for p in self.parametrizations for element in p.elements()",
+        "for p in reversed(self.parametrizations) for element in p.elements()",
+        conformance("draws", "moments and Dense and patterns"),
+    ),
+    Defect(
+        "dropout acts in evaluation too, under a tensor flag",
+        "tfwd/parametrizations/chain.py",
+        "if element.is_identity or (element.stochastic and not link.training):",
+        "if element.is_identity:",
+        conformance("gradients", "changes_nothing and Dense and dropout"),
+    ),
+    Defect(
+        "noise begins a call before start_step",
+        "tfwd/parametrizations/gaussian_noise.py",
+        "tf.cast(call >= self.start_step, tf.float32)",
+        "tf.cast(call + 1 >= self.start_step, tf.float32)",
+        ("tests/test_parametrizations.py", "tests/layers/test_variational_noise.py"),
+    ),
+    # Seeds
+    Defect(
+        "all replicas draw alike",
+        "layers/draws.py",
+        "replica = 0 if self.share_across_replicas else seeds.replica_id()",
+        "replica = 0",
+        DISTRIBUTED,
+    ),
+    Defect(
+        "share_across_replicas is ignored",
+        "layers/draws.py",
+        "replica = 0 if self.share_across_replicas else seeds.replica_id()",
+        "replica = seeds.replica_id()",
+        DISTRIBUTED,
+    ),
+    Defect(
+        "the two directions of a Bidirectional draw alike",
+        "layers/draws.py",
+        "return seeds.fold(seed, self.stream, 0) if self.stream else seed",
+        "return seed",
+        ("tests/layers/test_draws.py", "tests/layers/test_weight_drop_lstm.py"),
+    ),
+    Defect(
+        "training calls are not counted",
+        "layers/draws.py",
+        "tf.cast(training, tf.int64)])",
+        "0 * tf.cast(training, tf.int64)])",
+        DRAWN,
+    ),
+    Defect(
+        "a weight file does not hold the number of the call",
+        "layers/draws.py",
+        'store["state"] = np.asarray(self.state)',
+        'store["state"] = np.asarray(self.state) * [1, 0]',
+        KEPT,
+    ),
+    Defect(
+        "a checkpoint does not hold the number of the call",
+        "layers/draws.py",
+        "_keras.checkpoint(self, self.generator)",
+        "pass",
+        KEPT,
+    ),
+    Defect(
+        "the seed of a weight depends on the names of the layers it is in",
+        "layers/perturbed.py",
+        "draws.seed_of(root, number, target.position)",
+        "draws.seed_of(root, number, sum(map(ord, _keras.path(target.variable))))",
+        conformance("draws", "whatever_was_built and (Dense or Sequential)"),
+    ),
+    Defect(
+        "a schedule of the rate is one call ahead",
+        "layers/perturbed.py",
+        "parametrization.at(number)",
+        "parametrization.at(number + 1)",
+        ("tests/layers/test_weight_dropout.py", "tests/layers/test_parametrized.py"),
+    ),
+    # Layers
+    Defect(
+        "a tensor as training flag counts as True",
+        "tfwd/training.py",
+        "return tf.cond(training, if_training, otherwise)",
+        "return if_training()",
+        ("tests/test_training.py",),
+    ),
+    Defect(
+        "biases are dropped too when no weights are named",
+        "layers/targets.py",
+        "len(variable.shape) >= 2",
+        "len(variable.shape) >= 1",
+        ("tests/layers/test_targets.py",),
+    ),
+    Defect(
+        "DropoutEmbedding drops entries and not rows",
+        "layers/dropout_embedding.py",
+        "= Dropout(rate, (None, 1))",
+        "= Dropout(rate)",
+        ("tests/layers/test_dropout_embedding.py",),
+    ),
+    Defect(
+        "unwrap returns a copy, and not a layer on the same variables",
+        "layers/parametrized.py",
+        "return self.layer\n\n    def get_config",
+        "return type(self.layer).from_config(self.layer.get_config())\n\n    def get_config",
+        ("tests/test_unwrap.py",),
+    ),
+    Defect(
+        "what a wrapped layer updates, such as statistics, is lost",
+        "layers/perturbed.py",
+        "substitute.assign(result.updates)",
+        "pass",
+        DRAWN,
+    ),
+    # Recurrent loops
+    Defect(
+        "the forget gate of the fast LSTM has the gradient of another step",
+        "tfwd/lstm.py",
+        "dc_t * kept.cells.read(t)",
+        "dc_t * kept.cells.read(t + 1)",
+        RECURRENCE,
+    ),
+    Defect(
+        "the update gate of the fast GRU has the gradient of another step",
+        "tfwd/gru.py",
+        "dh * (kept.states[t] - g)",
+        "dh * (kept.states[t + 1] - g)",
+        RECURRENCE,
+    ),
+    Defect(
+        "a masked step of the fast LSTM lets the gradient of its cell through its gates",
+        "tfwd/lstm.py",
+        "dc_t = tf.where(mask[t], dc_t, dc)",
+        "pass",
+        RECURRENCE,
+    ),
+    # Optimizers
+    Defect(
+        "the decay comes after the step",
+        "optimizers/decoupled_weight_decay.py",
+        """                done = decay(variable, fraction)
+            with _keras_updates.after(leaf, done):
+                own(gradient, variable, rate)
+""",
+        """                own(gradient, variable, rate)
+                decay(variable, fraction)
+                return
+            with _keras_updates.after(leaf, done):
+                own(gradient, variable, rate)
+""",
+        DECAY,
+    ),
+    Defect(
+        "a variable that stands in the list twice is decayed twice",
+        "optimizers/decoupled_weight_decay.py",
+        "if first(variable) else None",
+        "if first(variable) or True else None",
+        DECAY,
+    ),
+    Defect(
+        "the schedule of the decay is a step behind",
+        "optimizers/decay_rate.py",
+        "decay = decay(_keras_updates.schedule_step(leaf))",
+        "decay = decay(_keras_updates.schedule_step(leaf) - 1)",
+        DECAY,
+    ),
+    Defect(
+        "NonMonotonicASGD compares with an evaluation too many",
+        "optimizers/non_monotonic_asgd.py",
+        "float(recent[0])",
+        "float(recent[min(1, len(recent) - 1)])",
+        AVERAGE,
+    ),
+    Defect(
+        "the average of NonMonotonicASGD leaves its last step out",
+        "optimizers/non_monotonic_asgd.py",
+        "share = tf.cast(1 / count, average.dtype)",
+        "share = tf.cast(1 / (count + 1), average.dtype)",
+        AVERAGE,
+    ),
+    # Moments of gradients
+    Defect(
+        "the squared moment of a dropped weight is not masked",
+        "tfwd/gradients/combine.py",
+        "first, second = scale * first, scale * scale * second",
+        "first, second = scale * first, second",
+        MOMENTS,
+    ),
+    Defect(
+        "a kernel's gradients are squared before they are summed over positions",
+        "tfwd/gradients/rules_dense.py",
+        "lambda d: Outer(positions(inputs), positions(d))",
+        "lambda d: Outer(*(tf.reshape(t, [-1, t.shape[-1]]) for t in (inputs, d)))",
+        MOMENTS,
+    ),
+    Defect(
+        "the two uses of one weight are squared apart",
+        "tfwd/gradients/combine.py",
+        "squares = squares + product",
+        "pass",
+        MOMENTS,
+    ),
+    # The language model
+    Defect(
+        "the states that one window ends with are not those that the next begins with",
+        "tfwd/lm/step.py",
+        "variable.assign(value)",
+        "variable.assign(tf.roll(value, 1, 0))",
+        STEP,
+    ),
+    Defect(
+        "a run that goes on begins with states that are zero",
+        "tfwd/lm/trainer.py",
+        "self.progress = folder.restore(self._objects, fingerprint(texts), say=display.line)",
+        """self.progress = folder.restore(self._objects, fingerprint(texts), say=display.line)
+        for tensor in (t for pair in self.state.carried for t in pair):
+            tensor.assign(tf.zeros_like(tensor))""",
+        ("tests/lm/test_train.py", "-k", "stop_anywhere or what_a_run"),
+    ),
+    Defect(
+        "the rate is not scaled by the length of the window",
+        "tfwd/lm/step.py",
+        "tf.cast(tf.shape(inputs)[1], tf.float32) / self.base_window",
+        "1.0",
+        STEP,
+    ),
+]

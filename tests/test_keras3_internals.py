@@ -1,0 +1,214 @@
+"""Each private name of Keras 3 that tfwd uses: that it is there, and which file uses it.
+
+A new release of Keras may move any of them. The uses are found in the sources, so what they use and
+no table names fails too, and what a table names and they no longer use.
+"""
+
+import ast
+import functools
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from stacks import IS_KERAS_2
+
+import tfwd
+
+pytestmark = pytest.mark.skipif(IS_KERAS_2, reason="of Keras 2 there will be no other release")
+
+VERSION = tuple(map(int, keras.__version__.split(".")[:2]))
+
+# By what they are attributes of.
+ATTRIBUTES = {
+    "layer": [
+        "_allow_non_tensor_positional_args",
+        "_call_has_mask_arg",
+        "_call_has_training_arg",
+        "_call_signature",
+        "_convert_input_args",
+        "_flatten_layers",
+        "_kernel",
+        "_layers",
+        "_metrics",
+        "_non_trainable_variables",
+        "_seed_generators",
+        "_trainable_variables",
+    ],
+    "convolution": ["_compute_causal_padding"],
+    "embedding": ["_embeddings"],
+    "mask": ["_keras_mask"],
+    "model": ["_compile_loss", "_functional", "_initial_epoch"],
+    "loss": ["_user_loss", "_user_loss_weights"],
+    "optimizer": [
+        "_apply_weight_decay",
+        "_backend_apply_gradients",
+        "_backend_update_step",
+        "_iterations",
+        "_learning_rate",
+        "_model_variables_moving_average",
+        "_track_trackable",
+        "_tracker",
+        "_trainable_variables_indices",
+        "_var_key",
+        "_variables",
+    ],
+    "recurrent": ["_maybe_config_dropout_masks", "_maybe_reset_dropout_masks"],
+    "variable": ["_direct_assign", "_dtype", "_value"],
+}
+# What the oldest supported release does not have. tfwd asks whether it is there, so that without an
+# error here nobody would see that it went.
+LATER = {
+    "layer": ["_call_context_args", "_call_has_context_arg", "_remat_mode"],
+    "bidirectional": ["_can_attempt_fused_gru", "_can_attempt_fused_lstm"],
+    "several": ["_optimizer_map", "_var_to_optimizer_idx"],
+}
+# Those of ATTRIBUTES and more that are not private by name, and that no page of Keras's documents.
+UNDOCUMENTED = {
+    "einsum": ["partial_output_shape"],
+    "layer": ["call_signature_parameters", "supports_jit"],
+    "recurrent": ["inner_loop", "use_cudnn"],
+    "cell": ["get_dropout_mask", "get_recurrent_dropout_mask"],
+    "optimizer": ["update_step", "loss_scale_factor", "finalize_variable_values"],
+    "variable": ["overwrite_with_gradient"],
+}
+MODULES = {
+    "keras.src.backend.AutocastScope",
+    "keras.src.backend.common.global_state",
+    "keras.src.backend.compute_output_spec",
+    "keras.src.backend.get_autocast_scope",
+    "keras.src.layers.layer.CallContext",
+    "keras.src.losses.loss.squeeze_or_expand_to_same_rank",
+    "keras.src.losses.losses.LossFunctionWrapper",
+    "keras.src.models.Functional",
+    "keras.src.utils.python_utils.is_default",
+    "keras.src.utils.tracking",
+}
+# Private names that are tfwd's own: attributes that it makes, and the beginnings of names.
+OWN = {"_", "_obj_ref", "_optimizer_", "_self_", "_tfwd_intercepted"}
+
+
+@functools.cache
+def uses() -> dict[str, set[str]]:
+    """The files in which each private name stands, and each path into `keras.src`."""
+    package = Path(tfwd.__file__).parent
+    files = [*package.glob("_keras3/*.py"), *package.glob("_keras_shared/*.py")]
+    trees = {
+        f"{file.parent.name}/{file.name}": ast.parse(file.read_text("utf-8")) for file in files
+    }
+    assert len(trees) > 15
+    own = OWN.union(*map(defined, trees.values()))
+    found: dict[str, set[str]] = {}
+    for file, tree in trees.items():
+        for name in used(tree):
+            if name not in own:
+                found.setdefault(name, set()).add(file)
+    return found
+
+
+def defined(tree: ast.Module) -> Iterator[str]:
+    """What the sources define: functions, annotated attributes, attributes of `self`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            named = node.name
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            named = node.target.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            named = node.attr if getattr(node.value, "id", "") == "self" else ""
+        else:
+            continue
+        if named not in KERASS:  # an attribute of Keras's that tfwd sets, or overrides
+            yield named
+
+
+def used(tree: ast.Module) -> Iterator[str]:
+    """Private attributes, by name or in a string, and what is taken from `keras.src`."""
+    inner = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            if is_private(node.attr):
+                yield node.attr
+            if id(node) not in inner and (path := ast.unparse(node)).startswith("keras.src."):
+                yield path
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if is_private(node.value) and node.value.isidentifier():
+                yield node.value
+        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("keras.src"):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+KERASS = {name for table in (ATTRIBUTES, LATER) for names in table.values() for name in names}
+
+
+@functools.cache
+def owners() -> dict[str, Any]:
+    """An object of each kind that the tables name."""
+    dense = keras.layers.Dense(1)
+    model = keras.Sequential([keras.Input((2,)), dense])
+    model.compile(keras.optimizers.Adam(use_ema=True), "mse")
+    model.train_on_batch(tf.ones([1, 2]), tf.ones([1, 1]))
+    lstm = keras.layers.LSTM(1)
+    einsum = keras.layers.EinsumDense("ab,bc->ac", 1)
+    einsum(tf.ones([1, 2]))
+    embedding = keras.layers.Embedding(2, 1, mask_zero=True)
+    several = getattr(keras.optimizers, "MultiOptimizer", lambda function: None)
+    several = several(lambda variable: keras.optimizers.SGD())
+    if several is not None:
+        several.build(model.trainable_variables)
+    return {
+        "bidirectional": keras.layers.Bidirectional,
+        "cell": lstm.cell,
+        "convolution": keras.layers.Conv1D(1, 1),
+        "einsum": einsum,
+        "embedding": embedding,
+        "layer": dense,
+        "loss": model._compile_loss,
+        "mask": embedding(tf.constant([[1, 0]])),
+        "model": model,
+        "optimizer": model.optimizer,
+        "recurrent": lstm,
+        "several": several,
+        "variable": dense.kernel,
+    }
+
+
+def rows() -> Iterator[Any]:
+    for table in (ATTRIBUTES, UNDOCUMENTED, LATER):
+        for owner, names in table.items():
+            marks = [pytest.mark.skipif(VERSION < (3, 15), reason="later")] * (table is LATER)
+            yield from (pytest.param(owner, name, id=name, marks=marks) for name in names)
+
+
+@pytest.mark.parametrize(("owner", "name"), [*rows()])
+def test_attribute_is_there(owner: str, name: str) -> None:
+    where = ", ".join(sorted(uses().get(name, {"tfwd/_keras3"})))
+    kind = type(owners()[owner]).__name__
+    assert hasattr(owners()[owner], name), (
+        f"{kind} has no {name} in Keras {VERSION}, used in {where}"
+    )
+
+
+@pytest.mark.parametrize("path", sorted(MODULES))
+def test_what_is_taken_from_inside_is_there(path: str) -> None:
+    module, _, name = path.rpartition(".")
+    where = ", ".join(sorted(uses().get(path, ())))
+    assert hasattr(importlib.import_module(module), name), f"no {path}, used in {where}"
+
+
+def test_the_tables_name_what_the_sources_use_and_no_more() -> None:
+    listed = KERASS | MODULES
+    missing = {name: sorted(files) for name, files in uses().items() if name not in listed}
+    assert not missing, f"used, and in no table: {missing}"
+    assert listed - set(uses()) == set(), "in a table, and no longer used"
+
+
+def test_no_name_stands_twice() -> None:
+    listed = [name for t in (ATTRIBUTES, LATER) for names in t.values() for name in names]
+    assert len(listed) == len(set(listed)) and not OWN & set(listed)
