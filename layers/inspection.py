@@ -9,8 +9,7 @@ another draw.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
@@ -18,6 +17,7 @@ import tensorflow as tf
 
 from tfwd import _graphs, _keras
 from tfwd.layers import nests, reads
+from tfwd.layers.attributes import Attributes
 from tfwd.substitute import Result
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class Verdict(NamedTuple):
         losses: how many losses it adds, the larger number of the two flags.
         extra: the variables that it reads besides those that its layer lists.
         seen: whether it could be looked at, so that it is known to read no weight past Keras.
+        taken: whether it uses floating tensors that are not among its arguments. Whether a gradient
+            is wanted for them is not asked: another call may be made under another tape.
     """
 
     impure: str
@@ -45,6 +47,7 @@ class Verdict(NamedTuple):
     losses: int
     extra: list[keras.Variable]
     seen: bool = True
+    taken: bool = False
 
 
 def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _Call) -> Verdict:
@@ -64,30 +67,14 @@ def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _
         UserWarning: if it does not read a parametrized weight.
     """
     reads.check_calls(name, owner)
-    with _attributes_restored(owner):
+    with Attributes(owner).kept():
         return _inspected(name, owner, parametrized, call)
-
-
-@contextlib.contextmanager
-def _attributes_restored(owner: keras.Layer) -> Iterator[None]:
-    """Afterwards no layer has a tensor of the inspection for an attribute, as it caches one."""
-    before = [(layer, dict(vars(layer))) for layer in _keras.all_layers(owner)]
-    try:
-        yield
-    finally:
-        for layer, attributes in before:
-            now = vars(layer)
-            for name in [name for name, value in now.items() if _graphs.is_of_scratch(value)]:
-                if name in attributes:
-                    now[name] = attributes[name]
-                else:
-                    del now[name]
 
 
 def _inspected(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _Call) -> Verdict:
     """`inspect`, without what makes up for it."""
     # Otherwise, in a graph, only what the parametrizations do is done again in backward.
-    runs_again = tf.executing_eagerly() or not isinstance(call.training, bool)
+    runs_again = call.runs_again()
     graph = _graphs.ScratchGraph()
     try:
         results, draws = _trace(call, graph)
@@ -120,7 +107,8 @@ def _inspected(name: str, owner: keras.Layer, parametrized: dict[int, str], call
     if not impure and (behind := graph.variables_read()):
         impure = f"it reads the variable '{behind[0].name}' in backward, in a gradient of its own"
     losses = max(len(result.losses) for result in results)
-    return Verdict(impure, list(updated.values()), losses, list(extra.values()))
+    taken = any(t.dtype.is_floating or t.dtype.is_complex for t in graph.taken)
+    return Verdict(impure, list(updated.values()), losses, list(extra.values()), taken=taken)
 
 
 def _why_impure(
@@ -133,8 +121,6 @@ def _why_impure(
         return f"it reads the variable '{behind[0].name}' past Keras"
     if kept := [n for inner in _keras.all_layers(owner) if (n := graph.kept_by(inner))]:
         return f"it keeps a tensor in its attribute '{kept[0]}'"
-    if graph.differentiable_taken():
-        return "it uses a tensor that is not among its arguments"
     if draws:
         return f"it, or a parametrization, uses what cannot be repeated ({draws[0]})"
     if kinds := [kind for result in results if (kind := nests.closed(result.outputs))]:

@@ -2,8 +2,10 @@
 
 A training call takes a call number, computes each parametrized weight's effective value from its
 raw value and a seed, and runs the layer with those values in place of the variables. Around that,
-`tfwd.recompute` keeps nothing but the arguments for backward; a layer whose call cannot be run
-twice (see `inspection`) keeps its effective weights instead.
+`tfwd.recompute` keeps nothing but the arguments for backward. Where that takes a second run of the
+layer, in eager mode or under a training flag that is a tensor, only a layer that is known to
+compute the same again is run so (see `inspection` and `provable`); another one keeps its effective
+weights instead.
 
 Nested wrappers are one chain, the inner first. For the time of its call an outer wrapper leaves a
 note of what it does to which weights (a `Frame`); an inner one that parametrizes the same weight
@@ -23,7 +25,8 @@ import tensorflow as tf
 
 from tfwd import _graphs, _keras, parametrizations, rates, recompute, substitute
 from tfwd import training as training_flag
-from tfwd.layers import inspection, lookup, packing, reads
+from tfwd.layers import inspection, lookup, packing, provable, reads
+from tfwd.layers.attributes import Attributes
 from tfwd.layers.draws import Draws
 from tfwd.layers.targets import Target
 from tfwd.parametrizations import Link, Parametrization
@@ -62,7 +65,6 @@ class Perturber:
     Args:
         name: the name of the layer that owns this, for messages.
         draws: the state of its draws.
-        recompute: whether backward computes the effective weights again.
 
     Attributes:
         chosen: the parametrized weights, each with its parametrization.
@@ -72,10 +74,9 @@ class Perturber:
             made all its weights.
     """
 
-    def __init__(self, name: str, draws: Draws, recompute: bool) -> None:
+    def __init__(self, name: str, draws: Draws) -> None:
         self.name = name
         self.draws = draws
-        self.recompute = recompute
         self.chosen: Chosen = []
         self.chosen_from: tuple[int, ...] | None = None
         self.made_for: set[bool | None] = set()
@@ -90,6 +91,7 @@ class Perturber:
         args: tuple,
         kwargs: Mapping[str, Any],
         training: bool | tf.Tensor,
+        recomputed: bool,
     ) -> Any:
         """Returns `function(*args, training=training, **kwargs)` on effective weights.
 
@@ -100,6 +102,7 @@ class Perturber:
             chosen: the parametrized weights among them, each with its parametrization.
             args, kwargs: the arguments, tensors in any nest.
             training: the training flag.
+            recomputed: whether backward computes the effective weights again.
         """
         chosen = [(t, p) for t, p in chosen if not p.is_identity and acts(p, training)]
         if not chosen and isinstance(training, bool):
@@ -112,15 +115,20 @@ class Perturber:
         if verdict is None:
             verdict = inspection.inspect(self.name, owner, names, call)
         call.extend(verdict.extra)
-        recomputed = self.recompute and bool(chosen) and not _graphs.is_saving()
+        warned = recomputed and bool(chosen) and bool(verdict.impure)
+        recomputed = recomputed and bool(chosen) and not _graphs.is_saving()
+        before = None
+        if recomputed and call.runs_again():
+            recomputed = not verdict.taken and provable.is_keras_own(owner)
+            before = Attributes(owner)
         watch = contextlib.nullcontext() if verdict.seen else _graphs.Accesses()
         with watch as accesses, reads.kept_tensors_explained(self.name):
-            result = call.run(verdict, recomputed)
+            result = call.run(verdict, recomputed, before)
         if accesses is not None:
             reads.check(self.name, names, filter(accesses.has, call.variables), reads.PAST_KERAS)
         if key not in self._verdicts:
             self._verdicts[key] = verdict
-            if self.recompute and chosen and verdict.impure:
+            if warned:
                 warnings.warn(
                     f"layer '{self.name}' cannot be run a second time in backward, because "
                     f"{verdict.impure}; it keeps its effective weights until then, as with "
@@ -212,14 +220,29 @@ class _Call:
         flag = self.training if isinstance(self.training, bool) else None
         return self._arguments.kind(), weights, flag, tf.executing_eagerly(), len(self.frames)
 
-    def run(self, verdict: inspection.Verdict, recomputed: bool) -> substitute.Result:
-        """Makes the call. Captured updates are returned and not made."""
+    def runs_again(self) -> bool:
+        """Whether backward would have to run the layer a second time."""
+        return tf.executing_eagerly() or not isinstance(self.training, bool)
+
+    def run(
+        self, verdict: inspection.Verdict, recomputed: bool, before: Attributes | None
+    ) -> substitute.Result:
+        """Makes the call. Captured updates are returned and not made.
+
+        Args:
+            verdict: what the call is known to do.
+            recomputed: whether backward computes the effective weights again.
+            before: what the layers are while they run, given if they may run a second time.
+        """
         branches = None if isinstance(self.training, bool) else verdict
         packed = packing.Results(self.name, self._arguments, branches)
         pure = not verdict.impure
+        capture = pure and (recomputed or not isinstance(self.training, bool))
 
         def function(training: bool, tensors: list, seeds: list, weights: list) -> list[tf.Tensor]:
-            return packed.pack(self.evaluate(training, tensors, seeds, weights, capture=pure))
+            # A user may have changed the layer since it ran.
+            with contextlib.nullcontext() if before is None else before.restored():
+                return packed.pack(self.evaluate(training, tensors, seeds, weights, capture))
 
         def keeping(training: bool) -> list[tf.Tensor]:
             weights = self.weights(training, self.tensors, self.seeds)

@@ -48,7 +48,7 @@ class Perturbing(_keras.Perturbs):
             f"layer '{self.name}' cannot train on the quantized layer inside it: "  # type: ignore[attr-defined]
             + targeting.QUANTIZED
         )
-        self._perturber = Perturber(self.name, self.draws, recompute)  # type: ignore[attr-defined]
+        self._perturber = Perturber(self.name, self.draws)  # type: ignore[attr-defined]
 
     def _subject(self) -> keras.Layer:
         """The layer whose weights are parametrized."""
@@ -117,7 +117,9 @@ class Perturbing(_keras.Perturbs):
         if acting and self._is_lookup() and lookup.applies(self._subject(), chosen, args, kwargs):
             (ids,) = (*args, *kwargs.values())
             return self._perturber.look_up(self._subject(), chosen, ids, flag)
-        return self._perturber.run(self, function, variables, chosen, args, kwargs, flag)
+        return self._perturber.run(
+            self, function, variables, chosen, args, kwargs, flag, self.recompute
+        )
 
     @property
     def calls(self) -> int | tf.Tensor:

@@ -80,11 +80,6 @@ class ScratchGraph(tf.__internal__.FuncGraph):
     def _holds(self, tensor: tf.Tensor) -> bool:
         return getattr(tensor, "graph", None) is self
 
-    def differentiable_taken(self) -> list[tf.Tensor]:
-        """The tensors from outside that a gradient may be wanted for."""
-        floating = [t for t in self.taken if t.dtype.is_floating or t.dtype.is_complex]
-        return [t for t in floating if _may_have_gradient(t)]
-
     def differentiate(self, outputs: list[tf.Tensor]) -> None:
         """Builds the gradients of outputs; what they read is then among what is read."""
         operations = self.get_operations()
@@ -123,10 +118,42 @@ def is_of_scratch(value: Any) -> bool:
     return graph is not None
 
 
-def _may_have_gradient(tensor: tf.Tensor) -> bool:
-    if hasattr(tensor, "numpy"):  # eager: a constant, unless a tape follows it
-        return record.should_record_backprop([tensor])
-    return tensor.op.type not in ("Const", "StopGradient")
+def taken(
+    outputs: Iterable[tf.Tensor], known: Iterable[tf.Tensor], before: tf.Operation
+) -> list[tf.Tensor]:
+    """The tensors that outputs of the present graph were computed from, beside known ones.
+
+    Args:
+        outputs: tensors; what made them is followed up to the given operation.
+        known: tensors that are not followed.
+        before: an operation; tensors that it or an earlier one made are not followed.
+
+    Returns:
+        Differentiable tensors that were made before, or come from outside of the graph.
+    """
+    graph = before.graph
+    given = {tensor.ref() for tensor in known}
+    seen = set(given)
+    found, stack = [], [t for t in outputs if getattr(t, "graph", None) is graph]
+    while stack:
+        tensor = stack.pop()
+        if tensor.ref() in seen:
+            continue
+        seen.add(tensor.ref())
+        operation = tensor.op
+        if operation._id > before._id and operation.type != "Placeholder":
+            stack.extend(operation.inputs)
+            continue
+        # What came in from the graph around this one may be a known tensor there.
+        known_outside = gradients_util._MaybeCaptured(tensor).ref() in given
+        constant = operation.type in ("Const", "StopGradient")
+        if _is_differentiable(tensor) and not constant and not known_outside:
+            found.append(tensor)
+    return found
+
+
+def _is_differentiable(tensor: tf.Tensor) -> bool:
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
 def nodes(graph: tf.Graph, operations: Iterable[tf.Operation]) -> Iterator[Any]:

@@ -58,7 +58,7 @@ def call(
         draw: a pure function that returns the effective weights.
         function: a function of its arguments alone, which changes nothing. It must return the same
             number of tensors of the same dtypes for either flag. A tensor that it takes from
-            elsewhere gets no gradient.
+            elsewhere gets no gradient where the function is run again.
         training: the training flag that is passed on; for a tensor, as a Python bool in each
             branch of a `tf.cond`.
         tensors: the arguments with respect to which there are gradients (of floating or complex
@@ -104,13 +104,15 @@ def call(
 def _saving(draw: Draw, function: Function, training: bool, count: int) -> Callable[..., Any]:
     """The function with a gradient that keeps no effective weight, for use in a graph."""
 
-    @tf.custom_gradient
     def saving(*arguments: tf.Tensor) -> Any:
         values, keys = _places(arguments[:count]), list(arguments[count:])
         early = seeding.after(keys, values)
         weights = [tf.identity(weight) for weight in draw(training, values, early)]
-        watched = [value for value in values if _differentiable(value)]
+        start = weights[-1].op if weights else tf.no_op()
         outputs = function(training, values, early, weights)
+        watched = [value for value in values if _differentiable(value)]
+        # Tensors that the function took from elsewhere have gradients too.
+        others = _graphs.taken(outputs, [*values, *early, *weights], start)
 
         def backward(*upstream: Any) -> list:
             pairs = [
@@ -129,18 +131,23 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
                     draw_tape.watch(inner)
                     again = draw(training, values, late)
                 with saved_tensors.replaced(weights, again):
-                    gradients = _graphs.gradients(targets, [*watched, *weights], upstream)
-                direct, of_weights = gradients[: len(watched)], gradients[len(watched) :]
-                of_weights = [_dense(gradient) for gradient in of_weights]
+                    sources = [*weights, *watched, *others]
+                    gradients = _graphs.gradients(targets, sources, upstream)
+                of_weights = [_dense(gradient) for gradient in gradients[: len(weights)]]
+                direct = gradients[len(weights) :]
                 saved_tensors.delay(late, of_weights)
                 drawn = _pull(draw_tape, again, of_weights, inner)
-                return _joined(direct, drawn)
+                return _joined(direct, [*drawn, *(None for _ in others)])
 
             gradients = iter(pull([gradient for _, gradient in pairs], values, keys))
             of_values = [next(gradients) if _differentiable(value) else None for value in values]
-            return [*of_values, *(None for _ in keys)]
+            return [*(None for _ in outputs), *of_values, *(None for _ in keys), *gradients]
 
-        return tuple(outputs), backward
+        @tf.custom_gradient
+        def attached(*tensors: tf.Tensor) -> Any:
+            return tuple(map(tf.identity, tensors[: len(outputs)])), backward
+
+        return attached(*outputs, *values, *keys, *others)
 
     return saving
 

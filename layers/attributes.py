@@ -1,0 +1,82 @@
+"""What a layer was before it was run, so that a look at it, or a second run, finds it so again."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfwd import _graphs, _keras
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class Attributes:
+    """The attributes of a layer, and of all layers in it, as they are now.
+
+    Lists and dicts are noted as objects: what is in them may change.
+
+    Args:
+        owner: the layer.
+    """
+
+    def __init__(self, owner: keras.Layer) -> None:
+        self._noted = [(layer, dict(vars(layer))) for layer in _keras.all_layers(owner)]
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Within the body the attributes are as noted, and afterwards as they were before it."""
+        changed = []
+        for layer, noted in self._noted:
+            now = vars(layer)
+            if any(now.get(name, noted) is not noted[name] for name in noted) or now.keys() - noted:
+                changed.append((now, dict(now)))
+                now.clear()
+                now.update(noted)
+        try:
+            yield
+        finally:
+            for now, before in changed:
+                now.clear()
+                now.update(before)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """What a look at the layer changes in the body is undone.
+
+        That are tensors of its graph, numbers and texts (what the layer counts), and the states of
+        the generators of NumPy and Python. What a layer makes in its first call it keeps.
+        """
+        generators = [
+            value.bit_generator
+            for _, noted in self._noted
+            for value in noted.values()
+            if isinstance(value, np.random.Generator)
+        ]
+        states = [generator.state for generator in generators]
+        of_numpy, of_python = np.random.get_state(), random.getstate()
+        try:
+            yield
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
+            for generator, state in zip(generators, states, strict=True):
+                generator.state = state
+            for layer, noted in self._noted:
+                _undo(vars(layer), noted)
+
+
+def _undo(now: dict[str, Any], noted: dict[str, Any]) -> None:
+    for name, value in list(now.items()):
+        before = noted.get(name, now)
+        counted = isinstance(value, _PLAIN) and isinstance(before, _PLAIN)
+        if value is before or not (counted or _graphs.is_of_scratch(value)):
+            continue
+        if name in noted:
+            now[name] = before
+        else:
+            del now[name]
