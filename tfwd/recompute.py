@@ -39,6 +39,7 @@ import tensorflow as tf
 from tfwd import _graphs, saved_tensors
 from tfwd import seeds as seeding
 from tfwd import training as training_flag
+from tfwd.custom_gradient import custom_gradient
 
 Tensors = list[tf.Tensor]
 Draw = Callable[[bool, Tensors, Tensors], Tensors]
@@ -104,7 +105,7 @@ def call(
 def _saving(draw: Draw, function: Function, training: bool, count: int) -> Callable[..., Any]:
     """The function with a gradient that keeps no effective weight, for use in a graph."""
 
-    @tf.custom_gradient
+    @custom_gradient
     def saving(*arguments: tf.Tensor) -> Any:
         values, keys = list(arguments[:count]), list(arguments[count:])
         early = seeding.after(keys, values)
@@ -187,7 +188,7 @@ def _running_again(
     # The branches of a tf.cond must return tensors; elsewhere None says that there is no gradient.
     dense = not isinstance(training, bool)
 
-    @tf.custom_gradient
+    @custom_gradient
     def checkpoint(*arguments: tf.Tensor) -> Any:
         values, keys = list(arguments[:count]), list(arguments[count:])
         early = seeding.after(keys, values)
