@@ -15,11 +15,10 @@ import keras
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
-from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_v2_func_graphs, gradients_util
 from tensorflow.python.saved_model import save_context
 
-from tfwd import _keras
+from tfwd import _keras, custom_gradient
 
 
 class ScratchGraph(tf.__internal__.FuncGraph):
@@ -98,7 +97,7 @@ def has_users_gradient(node: Any) -> bool:
     if not kind.startswith("CustomGradient"):
         return False
     # TensorFlow registers functions of its own around the one that was given to it.
-    registered = ops.gradient_registry.lookup(kind)
+    registered = custom_gradient.find(kind)
     inside = [f for around in _enclosed(registered) for f in _enclosed(around)]
     return not any(str(getattr(f, "__module__", "")).startswith("tfwd.") for f in inside)
 

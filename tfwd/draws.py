@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfwd import _graphs, xxh32
 from tfwd import seeds as seeding
+from tfwd.custom_gradient import custom_gradient
 
 LEVELS = 1 << 16
 
@@ -121,7 +122,7 @@ def dropout(
     if _graphs.in_branch():
         return _run(_dropout, tensor, tf.stop_gradient(keep), seed, rows, noise_shape)
 
-    @tf.custom_gradient
+    @custom_gradient
     def linear(tensor: tf.Tensor, keep: tf.Tensor, seed: tf.Tensor) -> Any:
         def backward(upstream: Any) -> tuple:
             upstream = tf.convert_to_tensor(upstream)
@@ -164,7 +165,7 @@ def noise(
     if _graphs.in_branch():
         return _run(_noise, tensor, tf.stop_gradient(stddev), seed, rows, None)
 
-    @tf.custom_gradient
+    @custom_gradient
     def shifted(tensor: tf.Tensor, stddev: tf.Tensor, seed: tf.Tensor) -> Any:
         result = _run(_noise, tensor, stddev, seed, rows, None)
         return result, lambda upstream: (upstream, None, None)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfwd import recurrence
+from tfwd.custom_gradient import custom_gradient
 
 
 class Kept(NamedTuple):
@@ -72,7 +73,7 @@ def gru(
     if mask is not None:
         mask = tf.expand_dims(mask, 2)
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(
         inputs: tf.Tensor,
         h: tf.Tensor,

@@ -39,6 +39,7 @@ import tensorflow as tf
 from tfwd import _graphs, saved_tensors
 from tfwd import seeds as seeding
 from tfwd import training as training_flag
+from tfwd.custom_gradient import custom_gradient
 
 Tensors = list[tf.Tensor]
 Draw = Callable[[bool, Tensors, Tensors], Tensors]
@@ -143,7 +144,7 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
             of_values = [next(gradients) if _differentiable(value) else None for value in values]
             return [*(None for _ in outputs), *of_values, *(None for _ in keys), *gradients]
 
-        @tf.custom_gradient
+        @custom_gradient
         def attached(*tensors: tf.Tensor) -> Any:
             return tuple(map(tf.identity, tensors[: len(outputs)])), backward
 
@@ -194,7 +195,7 @@ def _running_again(
     # The branches of a tf.cond must return tensors; elsewhere None says that there is no gradient.
     dense = not isinstance(training, bool)
 
-    @tf.custom_gradient
+    @custom_gradient
     def checkpoint(*arguments: tf.Tensor) -> Any:
         values, keys = list(arguments[:count]), list(arguments[count:])
         early = seeding.after(keys, values)

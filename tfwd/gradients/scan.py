@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfwd.custom_gradient import custom_gradient
 from tfwd.gradients.terms import size
 
 Step = Callable[[tf.Tensor, tf.Tensor, list[tf.Tensor]], list[tf.Tensor]]
@@ -53,7 +54,7 @@ def scan(
     def after(index: tf.Tensor, z_t: Any, r: Any, old: list[tf.Tensor]) -> list[tf.Tensor]:
         return kept(index, step(z_t, r, old), old)
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(z: tf.Tensor, recurrent: tf.Tensor, *initial: tf.Tensor) -> Any:
         def forward(index: tf.Tensor, products: Any, arrays: Any, old: Any) -> tuple:
             h = old[0] if factor is None else old[0] * factor

@@ -23,9 +23,9 @@ import keras_tuner.src.config
 from keras_tuner.engine.base_tuner import BaseTuner
 from keras_tuner.engine.trial import Trial
 
+from tfwd import custom_gradient
 from tfwd.files import write_atomically
 from tfwd.tuning import record
-from tfwd.tuning.forgetting import forgotten_gradients
 from tfwd.tuning.oracles import Sturdy
 
 CHIEF, WORKER, ALONE = "chief", "worker", "alone"
@@ -221,8 +221,11 @@ class Steady(BaseTuner):
             raise failure
 
     def _run_and_update_trial(self, trial: Trial, *args: Any, **kwargs: Any) -> None:
-        with self._signs_of_life(trial), forgotten_gradients():
-            super()._run_and_update_trial(trial, *args, **kwargs)
+        try:
+            with self._signs_of_life(trial):
+                super()._run_and_update_trial(trial, *args, **kwargs)
+        finally:
+            custom_gradient.release()  # or TensorFlow would keep the trial's model
 
     @contextlib.contextmanager
     def _signs_of_life(self, trial: Trial) -> Iterator[None]:
