@@ -98,7 +98,9 @@ class Results:
         outputs = [x for x in self._flat if tf.is_tensor(x)]
         self._masks = [_keras.get_mask(x) for x in outputs]
         self._remasked = self._arguments.remasked()
-        masks = [mask for mask in (*self._masks, *(m for _, m in self._remasked)) if mask is not None]
+        masks = [
+            mask for mask in (*self._masks, *(m for _, m in self._remasked)) if mask is not None
+        ]
         losses, updates = list(result.losses), dict((id(v), (v, t)) for v, t in result.updates)
         if self._verdict is not None:
             if name := nests.closed(result.outputs):

@@ -53,10 +53,10 @@ def test_what_is_seen_when_it_is_read_names_the_weight_too(schedule, message: st
     def late(call):
         return schedule(call) if switch else 0.5
 
-    wrapped = layers.WeightDropout(keras.layers.Dense(2, name="d"), late, seed=1)
+    wrapped = layers.WeightDropout(keras.layers.Dense(2), late, seed=1, name="w")
     wrapped(tf.ones([1, 3]), training=True)
     switch.append(True)
-    with pytest.raises(ValueError, match=f"weight 'kernel' of layer 'd': .*real scalar.*{message}"):
+    with pytest.raises(ValueError, match=f"weight 'kernel' of layer 'w': .*real scalar.*{message}"):
         wrapped(tf.ones([1, 3]), training=True)
     with pytest.raises(ValueError, match=message):
         tf.function(lambda: wrapped(tf.ones([1, 3]), training=True))()

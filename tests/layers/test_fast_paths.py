@@ -1,4 +1,4 @@
-"""What computes a lookup or a recurrent loop faster stays away from whatever a user has overridden."""
+"""The faster lookups and recurrent loops stay away from whatever a user has overridden."""
 
 import types
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class OwnMatrix(keras.layers.Embedding):
 
 
 def with_a_method(make: Callable[[], Any], name: str, held: str = "") -> Callable[[], Any]:
-    """A layer whose method, or that of what it holds, is replaced on the instance: thrice as much."""
+    """A layer with a method of the instance, or of what it holds, that gives thrice as much."""
 
     def made() -> Any:
         layer = make()
@@ -118,7 +118,9 @@ def test_what_a_user_overrides_is_what_is_computed(case: str) -> None:
     found, losses = wrapped(inputs, training=True), wrapped.losses
     plain.set_weights(effective)
     np.testing.assert_allclose(found, plain(inputs, training=True), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose([float(x) for x in losses], [float(x) for x in plain.losses], rtol=1e-5)
+    np.testing.assert_allclose(
+        [float(x) for x in losses], [float(x) for x in plain.losses], rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", [keras.layers.LSTM, keras.layers.GRU, Renamed])

@@ -66,7 +66,7 @@ def pair(make: Any, call: Any, masked: bool) -> tuple[Any, Any]:
     return plain, layers.VariationalNoise(inner, 0.5, weights=".*(kernel|scale)", seed=1)
 
 
-# Those that are called in a graph too, with masks on both tensors: one for each way to treat a mask.
+# Those that are called in a graph too, with two masks: one for each way to treat a mask.
 TRACED = ("lstm states", "heads of three", "two and mask", "two masks", "list", "takes", "puts")
 SETTINGS = [(case, False) for case in CASES] + [(case, True) for case in TRACED]
 
@@ -144,5 +144,3 @@ def test_a_flag_that_is_a_tensor_changes_no_mask(kind: str, state: bool) -> None
         expected = call(training)
         layer.draws.state.assign([1, 0])
         assert_alike(traced(tf.constant(training)), expected)
-
-

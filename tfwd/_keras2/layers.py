@@ -110,7 +110,7 @@ class Wraps:
 
 
 def _positional(function: Callable[..., Any]) -> list[str]:
-    """The names of the arguments of a method that can be given by position; empty if it says none."""
+    """The names of a method's positional arguments; empty if it does not say them."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
         return []
