@@ -45,7 +45,8 @@ def rows(call: _Call, layer: keras.layers.Embedding, ids: Any) -> tf.Tensor:
     """
     ids = tf.convert_to_tensor(ids)
     ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
-    raw = call.raw(call.chosen[0][0].variable)
+    variable = call.chosen[0][0].variable
+    raw = call.raw(variable)
     taken = _keras.ops.take(raw, ids, axis=0)
     places = tf.where(ids < 0, ids + layer.input_dim, ids)
 
@@ -56,6 +57,7 @@ def rows(call: _Call, layer: keras.layers.Embedding, ids: Any) -> tf.Tensor:
             return _keras.ops.take(table, ids, axis=0)
         return parametrizations.apply(taken, chain, places, tuple(raw.shape))
 
-    result = tf.cast(training_flag.each(call.training, perturbed), layer.compute_dtype)
+    found = _keras.cast_as_read(variable, training_flag.each(call.training, perturbed))
+    result = tf.cast(found, layer.compute_dtype)
     _keras.mark(layer, ids, result)
     return result

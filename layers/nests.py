@@ -88,6 +88,6 @@ def _with_fields(instance: Any, leaves: Iterator[Any]) -> Any:
     for name in _fields(instance):
         # Past the assignment of a frozen class.
         object.__setattr__(other, name, pack(getattr(instance, name), leaves))
-    # To Keras the instance is a leaf, which it gives a mask. That one belongs to the first instance.
+    # To Keras the instance is a leaf, which it gives a mask: that of the first instance.
     getattr(other, "__dict__", {}).pop("_keras_mask", None)
     return other

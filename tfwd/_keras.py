@@ -67,6 +67,7 @@ if IS_KERAS_2 and not TYPE_CHECKING:
     from tfwd._keras2.variables import (
         SeedState,
         assign,
+        cast_as_read,
         checkpoint,
         constant,
         dtype_name,
@@ -122,6 +123,7 @@ else:
     from tfwd._keras3.variables import (
         SeedState,
         assign,
+        cast_as_read,
         checkpoint,
         constant,
         dtype_name,
@@ -162,6 +164,7 @@ __all__ = [
     "builds_by_shape",
     "call_with_loop",
     "calls",
+    "cast_as_read",
     "checkpoint",
     "clone",
     "constant",

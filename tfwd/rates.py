@@ -115,8 +115,8 @@ def _try(where: str, name: str, schedule: Any) -> None:
         if found[0] != found[1] and not any(map(math.isnan, found)):
             raise ValueError(
                 f"{where}: {name} must be a schedule that is a function of the call's number "
-                f"alone; for call {call} it returned {found[0]} and then {found[1]}. Backward would "
-                "see another value than forward, and no run could be repeated"
+                f"alone; for call {call} it returned {found[0]} and then {found[1]}, so that "
+                "backward would see another value than forward"
             )
 
 

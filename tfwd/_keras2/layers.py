@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -93,6 +94,11 @@ class Wraps:
         vars(self)["_given_kernel"] = value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # A recurrent layer's own takes its arguments in another order than its `call`.
+        names = _positional(type(self.layer).__call__)
+        if names and len(args) > 1:
+            kwargs = {**dict(zip(names[1:], args[1:], strict=False)), **kwargs}
+            args = args[:1]
         given = vars(self).pop("_given_kernel", None)
         if given is None:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
@@ -101,6 +107,14 @@ class Wraps:
         for loss in scope.losses:
             self.add_loss(loss)  # type: ignore[attr-defined]
         return outputs
+
+
+def _positional(function: Callable[..., Any]) -> list[str]:
+    """The names of a method's positional arguments; empty if it does not say them."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        return []
+    return [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
 
 
 def get_mask(tensor: Any) -> Any:

@@ -36,6 +36,11 @@ def read(variable: tf.Variable) -> tf.Tensor:
     return StandIn(original(variable)).value()
 
 
+def cast_as_read(variable: Any, rows: tf.Tensor) -> tf.Tensor:
+    """A part of a variable's value in the dtype in which an embedding reads it."""
+    return rows
+
+
 def assign(variable: tf.Variable, value: Any) -> None:
     """Assigns to a variable, as a layer's call does."""
     StandIn(original(variable)).assign(value)

@@ -36,6 +36,11 @@ def read(variable: keras.Variable) -> tf.Tensor:
     return tf.convert_to_tensor(variable.value)
 
 
+def cast_as_read(variable: Any, rows: tf.Tensor) -> tf.Tensor:
+    """A part of a variable's value in the dtype in which an embedding reads it."""
+    return variable._maybe_autocast(rows)
+
+
 def assign(variable: keras.Variable, value: Any) -> None:
     """Assigns to a variable, as a layer's call does."""
     variable.assign(value)
