@@ -16,6 +16,9 @@ import tfwd
 from conformance import harness
 from conformance.table import CASES, DROPOUT, NOT_NOISE, ROW, Case
 
+# A config holds no tie to another layer, and TiedDense says so.
+pytestmark = pytest.mark.filterwarnings("ignore:TiedDense .* is made from a config:UserWarning")
+
 # What the draws are, and where the sequence stands, is the same for noise.
 SAVED = NOT_NOISE
 
