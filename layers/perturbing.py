@@ -143,10 +143,10 @@ class Perturbing(_keras.Perturbs):
         Raises:
             ValueError: if the layer has no weights yet.
         """
-        if not _keras.has_weights(self._subject()):
-            raise ValueError(
-                f"layer '{self._subject().name}' has no weights yet: build it or call it first"
-            )
+        layer = self._subject()
+        if not _keras.has_weights(layer):
+            lacking = ", or not all of them: call it" if layer.built else ": build it or call it"
+            raise ValueError(f"layer '{layer.name}' has no weights yet{lacking} first")
         result = {}
         for target, _ in self._chosen():
             chain = _chain(self, target.variable, call - self.calls)

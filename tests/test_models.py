@@ -17,6 +17,7 @@ from model_kinds import (
     sequential,
     subclassed,
 )
+from stacks import needs_keras3
 
 import tfwd
 from tfwd import _keras
@@ -145,6 +146,94 @@ def test_a_compiled_model_is_compiled_alike() -> None:
         assert other.optimizer is not model.optimizer
         assert other.loss == "mae"
         other.fit(X, tf.ones([8, 2]), verbose=0)
+
+
+def test_a_wildcard_trains_a_model_with_normalization() -> None:
+    model = sequential()
+    dropped = tfwd.parametrize(model, {".*": P.GaussianNoise(0.1)}, seed=1)
+    dropped.compile(keras.optimizers.SGD(0.0), "mse")
+    loss = dropped.fit(X, tf.ones([8, 2]), batch_size=8, shuffle=False, verbose=0).history["loss"]
+    first, norm, second = ([np.asarray(w) for w in layer.effective_weights(0).values()]
+                           for layer in dropped.layers)  # fmt: skip
+    hidden = np.maximum(X.numpy() @ first[0] + first[1], 0)
+    normal = (hidden - hidden.mean(0)) / np.sqrt(hidden.var(0) + 1e-3)
+    outputs = (normal * norm[0] + norm[1]) @ second[0] + second[1]
+    np.testing.assert_allclose(loss, [np.mean((outputs - 1) ** 2)], rtol=1e-4)
+    # The statistics are Keras's own: without noise, from the batch.
+    np.testing.assert_allclose(
+        model.layers[1].moving_mean, 0.01 * hidden.mean(0), rtol=1e-4, atol=1e-7
+    )
+
+
+def _of_inputs(model: keras.Model) -> list[dict]:
+    layers = model._flatten_layers(include_self=False)
+    return [x.get_config() for x in layers if isinstance(x, keras.layers.InputLayer)]
+
+
+def test_inputs_keep_all_that_they_say() -> None:
+    Input, Dense = keras.Input, keras.layers.Dense
+    inner = keras.Sequential(
+        [Input((3,), batch_size=4, dtype="float64", name="own"), Dense(2, name="inner")]
+    )
+    inputs = [
+        Input((3,), batch_size=4, name="sized", dtype="float64"),
+        Input((3,), sparse=True, name="sparse"),
+        Input((None,), dtype="int32", ragged=True),
+        Input((5,)),
+    ]
+    outputs = [
+        inner(inputs[0]),
+        Dense(2, name="shared")(inputs[1]),
+        keras.layers.Activation("relu")(inputs[2]),
+        keras.layers.Activation("relu")(inputs[3]),
+    ]
+    model = keras.Model(inputs, outputs)
+    dropped = tfwd.parametrize(model, {".*kernel": P.Dropout(0.5)}, seed=1)
+    assert len(_of_inputs(model)) >= 5
+    assert _of_inputs(dropped) == _of_inputs(model)
+    assert _of_inputs(tfwd.unwrap(dropped)) == _of_inputs(model)
+    alone = tfwd.parametrize(
+        keras.Sequential([Input((3,), sparse=True, name="sparse"), Dense(2)]), DROPPED
+    )
+    (config,) = _of_inputs(alone)
+    assert config["sparse"] and config["name"] == "sparse"
+
+
+@needs_keras3("optional inputs")
+def test_an_input_that_may_be_left_out_still_may() -> None:
+    class Added(keras.layers.Layer):
+        def call(self, x, more=None):
+            return x if more is None else x + more
+
+    inputs = [keras.Input((6,), name="x"), keras.Input((6,), name="more", optional=True)]
+    hidden = keras.layers.Dense(6, name="dense")(Added()(*inputs))
+    model = keras.Model(inputs, hidden)
+    dropped = tfwd.parametrize(model, {"dense/kernel": P.Dropout(0.5)}, seed=1)
+    np.testing.assert_array_equal(dropped([X, None]), model([X, None]))
+    kernel = dropped.get_layer("dense").effective_weights(0)["kernel"]
+    np.testing.assert_allclose(dropped([X, None], training=True), X @ kernel, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("given", [P.Dropout(0.5), [P.Dropout(0.5)], "kernel", None])
+def test_parametrizations_that_are_no_dict(given) -> None:
+    for make in (sequential, subclassed):
+        with pytest.raises(ValueError, match=r"must be a dict from .*\{'kernel': Dropout"):
+            tfwd.parametrize(make(), given)
+
+
+@each
+def test_a_plain_weight_file_names_unwrap(kind: str, tmp_path: Path) -> None:
+    model = ALL[kind]()
+    model.save_weights(tmp_path / "plain.weights.h5")
+    dropped = tfwd.parametrize(model, DROPPED)
+    for file, other in (("plain", dropped), ("dropped", dropped), ("plain", tfwd.unwrap(dropped))):
+        path = tmp_path / f"{file}.weights.h5"
+        if file == "plain" and other is dropped:
+            with pytest.raises(ValueError, match=r"tfwd\.unwrap\(model\)\.load_weights\(file\)"):
+                other.load_weights(path)
+            dropped.save_weights(tmp_path / "dropped.weights.h5")
+        else:
+            other.load_weights(path)
 
 
 def test_a_pattern_that_matches_nothing_lists_the_weights() -> None:

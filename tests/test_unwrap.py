@@ -115,3 +115,33 @@ def test_unwrap_of_a_subclassed_model_that_holds_wrappers() -> None:
     np.testing.assert_array_equal(plain(X, training=True), expected)
     assert [id(w) for w in plain.weights] == [id(w) for w in model.weights]
     assert type(model.first) is layers.WeightDropout
+
+
+@pytest.mark.parametrize("head_first", [True, False])
+def test_unwrap_of_a_tied_head_wherever_it_stands(head_first: bool) -> None:
+    class Tied(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            embedding = layers.DropoutEmbedding(9, 4, 0.5, seed=1)
+            if head_first:
+                self.head = layers.TiedDense(embedding, bias_initializer="ones")
+                self.embedding = embedding
+            else:
+                self.embedding = embedding
+                self.head = layers.TiedDense(embedding, bias_initializer="ones")
+
+        def call(self, ids):
+            return self.head(self.embedding(ids))
+
+    model, ids = Tied(), tf.constant([[1, 2, 3]])
+    model(ids, training=True)
+    plain = tfwd.unwrap(model)
+    kinds = {"head": keras.layers.EinsumDense, "embedding": keras.layers.Embedding}
+    assert {name: type(getattr(plain, name)) for name in kinds} == kinds
+    assert sorted(map(id, plain.weights)) == sorted(map(id, model.weights))
+    matrix = np.asarray(model.embedding.embeddings)
+    expected = matrix[ids.numpy()] @ matrix.T + 1
+    np.testing.assert_allclose(plain(ids, training=True), expected, rtol=1e-5)
+    # One matrix: what one of the two writes, all of them read.
+    model.embedding.embeddings.assign(2 * matrix)
+    np.testing.assert_allclose(plain(ids), 4 * (expected - 1) + 1, rtol=1e-5)

@@ -17,6 +17,9 @@ from conformance import harness
 from conformance.table import CASES, DROPOUT, NOT_NOISE, ROW, Case
 from tfwd import _keras
 
+# A config holds no tie to another layer, and TiedDense says so.
+pytestmark = pytest.mark.filterwarnings("ignore:TiedDense .* is made from a config:UserWarning")
+
 # What the draws are, and where the sequence stands, is the same for noise.
 SAVED = NOT_NOISE
 

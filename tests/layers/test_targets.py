@@ -127,6 +127,39 @@ def test_a_container_has_the_union_of_its_layers_defaults() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (".*", ["kernel", "bias", "gamma", "beta"]),
+        ("norm/.*", ["gamma", "beta"]),
+        ("moving_mean", ["moving_mean"]),
+        ("norm/moving_mean", ["moving_mean"]),
+        (".*moving_variance", ["moving_variance"]),
+        ("norm/(gamma|moving_mean)", ["gamma", "moving_mean"]),
+    ],
+)
+def test_what_is_not_trained_is_chosen_by_its_name_alone(pattern: str, expected) -> None:
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(4, name="dense"),
+            keras.layers.BatchNormalization(name="norm"),
+        ]
+    )
+    assert names(model, [pattern]) == expected
+    model.layers[0].trainable = False  # a frozen layer is no such case
+    model.layers[1].trainable = False
+    assert names(model, [pattern]) == expected
+
+
+@pytest.mark.parametrize("pattern", [".*", "norm/.*", "moving_(mean|variance)"])
+def test_a_pattern_with_nothing_but_what_it_leaves_out_says_so(pattern: str) -> None:
+    norm = keras.layers.BatchNormalization(name="norm", center=False, scale=False)
+    norm.build((None, 3))
+    with pytest.raises(ValueError, match="'norm' that are not trained .*ends in its name, as 'mov"):
+        names(norm, [pattern])
+
+
 def test_a_weight_that_two_layers_share_is_chosen_once() -> None:
     dense = keras.layers.Dense(3, use_bias=False)
     model = keras.Sequential([keras.Input((3,)), dense, dense])

@@ -77,6 +77,16 @@ def test_dtype_policies(policy: str) -> None:
     assert layer(X).dtype == layer.compute_dtype
 
 
+def test_a_clone_says_that_it_is_no_longer_tied() -> None:
+    embedding = keras.layers.Embedding(9, 4)
+    model = keras.Sequential(
+        [keras.Input((3,), dtype="int32"), embedding, layers.TiedDense(embedding, name="tied")]
+    )
+    with pytest.warns(UserWarning, match="TiedDense 'tied' is made from a config .*not tied"):
+        clone = keras.models.clone_model(model)
+    assert clone.layers[1].embedding is not clone.layers[0]
+
+
 @needs_keras3("layers that are one in two places of a .keras file")
 def test_a_bias_of_its_own_is_saved(tmp_path) -> None:
     embedding = keras.layers.Embedding(9, 4)

@@ -7,6 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+from stacks import IS_KERAS_2
 
 import tfwd
 from tfwd import _keras, tuning
@@ -48,6 +49,39 @@ def test_the_example_of_the_readme(tmp_path):
     assert isinstance(model.get_layer("hidden"), tfwd.layers.Parametrized)
     score = min(trial.score for trial in trials)
     assert model.evaluate(x, y, verbose=0) == pytest.approx(score, rel=1e-5)
+
+
+class Unbuilt(keras.Model):
+    def __init__(self) -> None:
+        super().__init__(name="unbuilt")
+        self.out = keras.layers.Dense(1, name="out")
+
+    def call(self, x):
+        return self.out(keras.ops.sum(x, 1))
+
+
+@pytest.mark.parametrize("build", [False, True])
+def test_a_subclassed_model(build: bool, tmp_path):
+    def make():
+        model = Unbuilt()
+        model.compile("sgd", "mse")
+        if build:
+            model(X[:1])
+        return model
+
+    hypermodel = tuning.rates(make, {"out/kernel": tuning.Choice([0.25, 0.5])})
+    options = {"method": "grid", "directory": tmp_path / "sweep"}
+    if not build and not IS_KERAS_2:  # whose backups wait for the weights
+        with pytest.raises(ValueError, match="'unbuilt' has no weights when it is made.*build it"):
+            tuning.tuner(hypermodel, **options)
+        assert not (tmp_path / "sweep").exists()
+        return
+    tuner = tuning.tuner(hypermodel, **options)
+    tuner.search(X, Y, **DATA)
+    model = tuner.get_best_models()[0]
+    scores = [trial.score for trial in tuner.oracle.get_best_trials(2)]
+    assert len(scores) == 2 and 0 < scores[0] < scores[1]
+    assert scores[0] == pytest.approx(np.mean((model.predict(X, verbose=0) - Y) ** 2), rel=1e-5)
 
 
 def test_rates_makes_what_parametrize_makes():
