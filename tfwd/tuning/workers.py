@@ -157,6 +157,8 @@ class Steady(BaseTuner):
         self._timeout, self._check = worker_timeout, check
         self._chief_timeout, self._say = chief_timeout, say
         check_address(role())
+        place = kwargs.get("directory") or ".", kwargs.get("project_name") or "untitled_project"
+        record.check_files(os.path.join(*place))
         self._asked_in_vain = False
         with contextlib.redirect_stdout(io.StringIO()):  # keras-tuner says that it reloads
             super().__init__(*args, **kwargs)
