@@ -1,5 +1,6 @@
 """The command line: values, one line for each error, help, and exit codes."""
 
+import os
 import subprocess
 import sys
 
@@ -166,6 +167,65 @@ def test_exit_codes(capsys):
 
     assert ends(capsys, stop, "--workdir=a") == (130, "", "stopped\n")
     assert ends(capsys, stop)[0] == 1
+
+
+def test_what_the_system_refuses_is_one_line(capsys):
+    def full(values):
+        with open("/dev/full", "w") as file:
+            file.write("more than fits")
+
+    def lost(values):
+        os.listdir("no/such/file")
+
+    def large(values):
+        bytearray(1 << 60)
+
+    said = {
+        full: "cannot write the output: No space left on device",
+        large: "not enough memory",
+        lost: "no/such/file: No such file",
+    }
+    for main, words in said.items():
+        code, out, err = ends(capsys, main, "--workdir=a")
+        assert ((code, out) == (1, "") and err.startswith(f"error: {words}")) or words in err
+        assert err.startswith("error: ") and len(err.splitlines()) == 1
+
+
+def test_an_argument_that_is_not_utf8(capsys):
+    for argument in ("--workdir=\udcff", "\udcff", "--\udcff=3"):
+        code, _, err = ends(capsys, lambda values: None, "--workdir=a", argument)
+        assert code == 1 and err.startswith("error: ") and "is not UTF-8" in err
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("del config['optimizer']", "has no optimizer.name; begin with default_config"),
+        ("del config['optimizer']; config.optimizer = 3", "has no optimizer.name"),
+        ("config.optimizer.kwargs.momentum = object()", "optimizer.kwargs.momentum=<object"),
+        ("config.optimizer.kwargs.momentum = [float('nan')]", "optimizer.kwargs.momentum=[nan]"),
+        ("config.model.me = config", "there is no config key model.me"),
+        ("raise SystemExit(0)", "line 5: it ends the program"),
+        ("config.sample.prompt = '\\udcff'", "give a text of UTF-8"),
+        ("config.seed = 2 ** 32", "give a whole number, at least 0 and at most 4294967295"),
+        ("config.training.patience = 10 ** 5000", "and at most 2147483647"),
+    ],
+)
+def test_config_that_is_none(tmp_path, lines, words):
+    path = tmp_path / "broken.py"
+    head = "from tfwd.lm.config import default_config\ndef get_config():\n"
+    body = f"    config = default_config()\n    config.unlock()\n    {lines}\n    return config\n"
+    path.write_text(head + body)
+    with pytest.raises(UserError) as caught:
+        read("--workdir=here", f"--config={path}", config=True)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("argument", ["beta_1=abc", "amsgrad=3", "name=3", "beta_1=[]"])
+def test_arguments_of_the_optimizer_have_their_type(config_file, argument):
+    arguments = ["--config.optimizer.name=adam", f"--config.optimizer.kwargs.{argument}"]
+    with pytest.raises(UserError, match=rf"^optimizer.kwargs.{argument[:4]}.*: adam takes "):
+        read("--workdir=here", f"--config={config_file}", *arguments, config=True)
 
 
 def test_a_fault_of_the_code_keeps_its_traceback():
