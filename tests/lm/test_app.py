@@ -305,3 +305,28 @@ def test_tensorflow_is_loaded_without_its_notes(root, tmp_path):
     )
     assert done.returncode == 1
     assert done.stderr.startswith("why\n") and "ZeroDivisionError" in done.stderr
+
+
+CLOSED = """
+import importlib.util, os, sys
+spec = importlib.util.spec_from_file_location("programs", sys.argv[1])
+programs = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(programs)
+for number in (0, 1):
+    os.close(number)
+programs.open_closed_streams()
+file = open(sys.argv[1])
+print("into nothing")
+sys.stdout.flush()
+os.environ["TMPDIR"] = "/dev/null"
+programs.tempfile.tempdir = "/dev/null/none"
+with programs._stderr_aside():
+    print(file.fileno() > 2, sys.stdin.read() == "", file=sys.stderr)
+"""
+
+
+def test_streams_that_are_closed_and_a_machine_without_temporary_files(root):
+    """Without TensorFlow, which the module does not load by itself."""
+    command = [sys.executable, "-c", CLOSED, str(root / "tfwd_programs.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "True True\n")

@@ -159,7 +159,7 @@ def same_kind(value: Any, default: Any) -> str:
         return "" if _number(value) else "a number"
     if isinstance(default, str):
         return "" if isinstance(value, str) else TEXT.right
-    return ""
+    return "a number" if default is None and isinstance(value, str) else ""
 
 
 def _hint(value: Any, values: Any) -> str:
