@@ -36,12 +36,29 @@ def generate() -> None:
 
 def _run(program: str) -> None:
     try:
+        open_closed_streams()
         quiet_tensorflow()
         module = importlib.import_module(f"tfwd.lm.{program}")
     except KeyboardInterrupt:  # the program itself knows what to do with it
         print("stopped", file=sys.stderr)
         sys.exit(130)
     module.run()
+
+
+def open_closed_streams() -> None:
+    """Standard streams that were closed, as by `>&-`, become the null device.
+
+    Else the next file that is opened would get their number, and what TensorFlow prints.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, open(number, "r" if name == "stdin" else "w"))  # noqa: SIM115
 
 
 def quiet_tensorflow() -> None:
@@ -59,7 +76,12 @@ def quiet_tensorflow() -> None:
 @contextlib.contextmanager
 def _stderr_aside() -> Iterator[None]:
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as aside:
+    try:
+        aside = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
+    except OSError:  # no room for it, or nowhere: the notes are shown
+        yield
+        return
+    with aside:
         kept = os.dup(2)
         os.dup2(aside.fileno(), 2)
         try:

@@ -114,7 +114,6 @@ def values() -> Iterator[Call]:
         "name=3",
         "use_ema=7",
         "ema_momentum=x",
-        "ema_momentum=5",
         "loss_scale_factor=abc",
         "gradient_accumulation_steps=abc",
         "momentum=0.9",

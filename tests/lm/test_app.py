@@ -1,5 +1,6 @@
 """The command line: values, one line for each error, help, and exit codes."""
 
+import os
 import subprocess
 import sys
 
@@ -168,6 +169,65 @@ def test_exit_codes(capsys):
     assert ends(capsys, stop)[0] == 1
 
 
+def test_what_the_system_refuses_is_one_line(capsys):
+    def full(values):
+        with open("/dev/full", "w") as file:
+            file.write("more than fits")
+
+    def lost(values):
+        os.listdir("no/such/file")
+
+    def large(values):
+        bytearray(1 << 60)
+
+    said = {
+        full: "cannot write the output: No space left on device",
+        large: "not enough memory",
+        lost: "no/such/file: No such file",
+    }
+    for main, words in said.items():
+        code, out, err = ends(capsys, main, "--workdir=a")
+        assert ((code, out) == (1, "") and err.startswith(f"error: {words}")) or words in err
+        assert err.startswith("error: ") and len(err.splitlines()) == 1
+
+
+def test_an_argument_that_is_not_utf8(capsys):
+    for argument in ("--workdir=\udcff", "\udcff", "--\udcff=3"):
+        code, _, err = ends(capsys, lambda values: None, "--workdir=a", argument)
+        assert code == 1 and err.startswith("error: ") and "is not UTF-8" in err
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("del config['optimizer']", "has no optimizer.name; begin with default_config"),
+        ("del config['optimizer']; config.optimizer = 3", "has no optimizer.name"),
+        ("config.optimizer.kwargs.momentum = object()", "optimizer.kwargs.momentum=<object"),
+        ("config.optimizer.kwargs.momentum = [float('nan')]", "optimizer.kwargs.momentum=[nan]"),
+        ("config.model.me = config", "there is no config key model.me"),
+        ("raise SystemExit(0)", "line 5: it ends the program"),
+        ("config.sample.prompt = '\\udcff'", "give a text of UTF-8"),
+        ("config.seed = 2 ** 32", "give a whole number, at least 0 and at most 4294967295"),
+        ("config.training.patience = 10 ** 5000", "and at most 2147483647"),
+    ],
+)
+def test_config_that_is_none(tmp_path, lines, words):
+    path = tmp_path / "broken.py"
+    head = "from tfwd.lm.config import default_config\ndef get_config():\n"
+    body = f"    config = default_config()\n    config.unlock()\n    {lines}\n    return config\n"
+    path.write_text(head + body)
+    with pytest.raises(UserError) as caught:
+        read("--workdir=here", f"--config={path}", config=True)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("argument", ["beta_1=abc", "amsgrad=3", "beta_1=[]", "clipnorm=x"])
+def test_arguments_of_the_optimizer_have_their_type(config_file, argument):
+    arguments = ["--config.optimizer.name=adam", f"--config.optimizer.kwargs.{argument}"]
+    with pytest.raises(UserError, match=rf"^optimizer.kwargs.{argument[:4]}.*: adam takes "):
+        read("--workdir=here", f"--config={config_file}", *arguments, config=True)
+
+
 def test_a_fault_of_the_code_keeps_its_traceback():
     def fault(values):
         raise RuntimeError("a bug")
@@ -245,3 +305,28 @@ def test_tensorflow_is_loaded_without_its_notes(root, tmp_path):
     )
     assert done.returncode == 1
     assert done.stderr.startswith("why\n") and "ZeroDivisionError" in done.stderr
+
+
+CLOSED = """
+import importlib.util, os, sys
+spec = importlib.util.spec_from_file_location("programs", sys.argv[1])
+programs = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(programs)
+for number in (0, 1):
+    os.close(number)
+programs.open_closed_streams()
+file = open(sys.argv[1])
+print("into nothing")
+sys.stdout.flush()
+os.environ["TMPDIR"] = "/dev/null"
+programs.tempfile.tempdir = "/dev/null/none"
+with programs._stderr_aside():
+    print(file.fileno() > 2, sys.stdin.read() == "", file=sys.stderr)
+"""
+
+
+def test_streams_that_are_closed_and_a_machine_without_temporary_files(root):
+    """Without TensorFlow, which the module does not load by itself."""
+    command = [sys.executable, "-c", CLOSED, str(root / "tfwd_programs.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "True True\n")

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd.lm.checkpoint import Checkpoints
+from tfwd.lm.checkpoint import Checkpoints, _facts
 from tfwd.lm.errors import UserError
+from tfwd.lm.state import Progress
 
 
 @pytest.fixture
@@ -72,6 +73,50 @@ def test_every_kind_of_damage_is_noticed(checkpoints, tmp_path):
     assert restored(checkpoints)[0] == {"step": 2}
     checkpoints.set_aside(2)
     assert checkpoints.steps() == [1]
+
+
+FORMS = [b"[]", b"3", b"null", b"{}", b'{"keras": []}', b'"3"', b"\xff", b"[" * 100_000]
+
+
+def test_files_of_another_form_are_passed_over_and_it_is_said(checkpoints):
+    """Whatever wrote them: the manifest is right."""
+    for name, forms in {"written_by.json": FORMS, "progress.json": [b"[]", b"3", b"{no"]}.items():
+        for content in forms:
+            save(checkpoints, 1, [1.0, 1.0])
+            save(checkpoints, 2, [2.0, 2.0])
+            folder = checkpoints.path(2)
+            (folder / name).write_bytes(content)
+            facts = {p.name: _facts(p) for p in folder.iterdir() if p.name != "manifest.json"}
+            (folder / "manifest.json").write_text(json.dumps(facts))
+            lines = []
+            assert restored(checkpoints, lines) == ({"step": 1}, [1.0, 1.0]), (name, content)
+            assert len(lines) == 1 and name in lines[0] and "before it" in lines[0]
+            assert "\n" not in lines[0]
+
+
+def test_progress_that_no_run_has_is_passed_over(tmp_path):
+    checkpoints = Checkpoints(tmp_path, check=Progress.from_json)
+    value = {"value": tf.Variable(1.0)}
+    checkpoints.save(1, value, Progress(step=1).to_json())
+    wrong = [{"step": "1"}, {"best_step": []}, {"epoch": -1}, {"seconds": float("nan")}, {"x": 1}]
+    for change in wrong:
+        checkpoints.save(2, value, {**Progress(step=2).to_json(), **change})
+        lines = []
+        assert checkpoints.restore(value, say=lines.append)["step"] == 1
+        assert len(lines) == 1 and next(iter(change)) in lines[0]
+
+
+def test_a_file_in_place_of_a_checkpoint(checkpoints):
+    save(checkpoints, 1, [1.0, 1.0])
+    for name in ("step-00000009", ".writing-00000002", ".replaced-step-00000001", "step-5"):
+        (checkpoints.folder / name).write_text("stray")
+    lines = []
+    assert restored(checkpoints, lines) == ({"step": 1}, [1.0, 1.0])
+    assert len(lines) == 1 and "step-00000009: it is a file" in lines[0]
+    save(checkpoints, 9, [9.0, 9.0])
+    assert restored(checkpoints) == ({"step": 9}, [9.0, 9.0])
+    checkpoints.keep([9])
+    assert sorted(os.listdir(checkpoints.folder)) == ["step-00000009", "step-5"]
 
 
 def test_none_whole_is_an_error_and_nothing_is_removed(checkpoints):

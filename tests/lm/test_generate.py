@@ -1,8 +1,12 @@
 """tfwd-generate from the command line."""
 
+import json
+
+import numpy as np
 import pytest
 
-from tfwd.lm import app, generate, sampling, saved
+from tfwd.lm import app, checkpoint, generate, sampling, saved
+from tfwd.lm.errors import UserError
 
 
 def command(capsys, *arguments):
@@ -36,6 +40,7 @@ def test_defaults(make_run, capsys):
         ("--temperature=hot", "--temperature=hot: give a number"),
         ("--tokens=-1", "tokens=-1: give a whole number, at least 0"),
         ("--topk=3", "there is no flag --topk; see --help (near: --top_k"),
+        ("--tokens=1" + "0" * 23, "give a whole number, at least 0 and at most 1000000"),
         ("--checkpoint=first", "--checkpoint=first: give best or last"),
     ],
 )
@@ -49,3 +54,22 @@ def test_words_of_the_prompt_that_are_unknown_are_named(make_run, capsys):
     arguments = [f"--workdir={make_run()}", "--tokens=2", "--prompt=the zebra quantum zebra"]
     code, _, errors = command(capsys, *arguments)
     assert code == 0 and errors == "not in the vocabulary, read as unknown: zebra, quantum\n"
+
+
+def test_weights_that_are_not_finite(make_run, capsys):
+    run = make_run()
+    (path,) = run.glob("best/*20/weights.npz")
+    with np.load(path) as file:
+        arrays = dict(file)
+    arrays["decoder/bias"][3] = np.nan
+    np.savez(path, **arrays)
+    facts = {p.name: checkpoint._facts(p) for p in path.parent.iterdir() if "mani" not in p.name}
+    (path.parent / "manifest.json").write_text(json.dumps(facts))
+    code, out, err = command(capsys, f"--workdir={run}", "--tokens=2")
+    assert (code, out) == (1, "") and len(err.splitlines()) == 1
+    assert "step 20" in err and "not finite, in decoder/bias" in err
+    model = saved.load(run, "last").model
+    model.decoder.bias.assign(np.full(model.vocabulary_size, 3e38))  # finite, but not their sum
+    model.embedding.embeddings.assign(np.full(model.embedding.embeddings.shape, 3e38))
+    with pytest.raises(UserError, match="no finite numbers for the next token"):
+        list(sampling.draw(model, np.array([1]), 2, temperature=1.0, top_k=0, seed=0))

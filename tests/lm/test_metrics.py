@@ -7,6 +7,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
+from tfwd.lm import report
 from tfwd.lm.errors import UserError
 from tfwd.lm.metrics import Metrics, read_metrics
 
@@ -58,3 +59,25 @@ def test_a_file_that_cannot_be_written(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*metrics.jsonl: Is a directory"):
         (tmp_path / "metrics.jsonl").mkdir()
         Metrics(tmp_path / "metrics.jsonl")
+
+
+def test_a_log_that_is_damaged_is_told_of_and_gone_on_with(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    whole = b'{"kind": "train", "step": 1, "loss": 2.0}\n'
+    other = b'{"kind": "train", "step": 2, "norms": {"a": []}}\n'
+    for content, kept, words in (
+        (whole + b"{no\n" + whole, 2, "line 2: no record"),
+        (whole + b"[]\n\xff\n3\n" + whole, 2, "line 2: no record"),
+        (other + whole, 1, "line 1: no record"),
+        (whole + b'{"kind": "tr', 1, "has 42 of its 54 bytes"),
+        (whole, 1, "has 42 of its 99 bytes"),
+    ):
+        path.write_bytes(content)
+        lines, length = [], 99 if content == whole else len(content)
+        board = tmp_path / "board"
+        with Metrics(path, length, board, say=lines.append) as metrics:
+            metrics.write({"kind": "valid", "step": 3, "loss": 1.0})
+        assert len(lines) == 1 and words in lines[0], lines
+        steps = [record["step"] for record in read_metrics(path)]
+        assert steps == [1] * kept + [3]
+        report.curves([*read_metrics(path), {"kind": "valid", "step": 3}], tmp_path / "curves.png")

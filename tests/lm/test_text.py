@@ -1,5 +1,6 @@
 """Reading and cutting text."""
 
+import os
 import platform
 
 import pytest
@@ -124,3 +125,10 @@ def test_fractions_are_checked():
     for fractions in ((0.9, 0.1, 0.0), (0.5, 0.2, 0.2)):
         with pytest.raises(ValueError, match="fractions"):
             text.load_splits(None, fractions)
+
+
+def test_what_has_no_end_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(UserError, match="cannot read the text .*: it is a pipe or a device"):
+            text.read_text(path)

@@ -113,3 +113,14 @@ def test_the_size_of_a_grid_is_what_keras_tuner_visits(tmp_path):
 def test_what_makes_no_sense_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_range_of_too_many_values_is_refused_at_once():
+    for make in (
+        lambda: Int(0, 10**12),
+        lambda: Int(1, 10**12, log=True),
+        lambda: Float(0, 1, step=1e-12),
+        lambda: Float(1e-300, 1e300, step=1 + 1e-9, log=True),
+    ):
+        with pytest.raises(ValueError, match="more than 100,000 values; give a larger step"):
+            make()

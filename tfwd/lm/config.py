@@ -91,8 +91,10 @@ def check_keys(config: ml_collections.ConfigDict) -> None:
     Raises:
         UserError: a key is missing, cannot be read, or does not exist.
     """
-    for key in KEYS:
-        _read(config, key)
+    for key, (_, rule, _) in KEYS.items():
+        value = _read(config, key)
+        if isinstance(value, int) and abs(value) >> 256:  # Python does not write it, absl would
+            raise UserError(f"{key}={shown(value)}: give {rule.right}")
     if not isinstance(config.optimizer.kwargs, ml_collections.ConfigDict):
         given = shown(config.optimizer.kwargs)
         raise UserError(f"optimizer.kwargs={given}: give {rules.MAPPING.right}")

@@ -121,9 +121,11 @@ def _whole(value: Any, least: int = 0, most: int = 2**31 - 1) -> bool:
 
 
 def _number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
     try:
-        return not isinstance(value, bool) and math.isfinite(value)
-    except (TypeError, OverflowError):  # no number, or a whole one that no float can hold
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
         return False
 
 
@@ -159,7 +161,7 @@ def same_kind(value: Any, default: Any) -> str:
         return "" if _number(value) else "a number"
     if isinstance(default, str):
         return "" if isinstance(value, str) else TEXT.right
-    return ""
+    return "a number" if default is None and isinstance(value, str) else ""
 
 
 def _hint(value: Any, values: Any) -> str:

@@ -146,6 +146,8 @@ def search(sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
     stop = StopRequest()
     output = Output()
     output.gone = stop.output_is_gone
+    if role == workers.WORKER:
+        _wait_for_chief(values.chief_timeout, output, stop)
     folder = SweepFolder(values.workdir)
     description = describe(sweep, config, fingerprint(corpus.texts))
     again = False
@@ -160,9 +162,7 @@ def search(sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
         oracle = _oracle(sweep, config, timeout, board if role != workers.WORKER else None)
         board.total = report.trial_count(sweep, oracle)
         try:
-            tuner = LanguageTuner(
-                oracle, sweep, config, corpus, folder, board, stop, timeout, values.chief_timeout
-            )
+            tuner = LanguageTuner(oracle, sweep, config, corpus, folder, board, stop, timeout)
         except ValueError as error:  # what the folder holds is damaged, or another's
             raise UserError(str(error)) from error
 
@@ -209,6 +209,21 @@ def search(sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
         folder.close()
 
 
+def _wait_for_chief(seconds: float, output: Any, stop: StopRequest) -> None:
+    """Before anything is written: a worker without a chief leaves nothing."""
+    from tfwd.tuning import workers
+
+    def check() -> None:
+        if stop:
+            raise KeyboardInterrupt
+
+    try:
+        with stop:
+            workers.wait_for_chief(seconds, output.print, check)
+    except workers.NoChief as error:
+        raise UserError(f"{error} (--chief_timeout)") from error
+
+
 def _add(board: Any, trial: Any, folder: Any) -> None:
     """Takes in a trial of a sweep that is gone on with."""
     try:
@@ -235,8 +250,6 @@ def _serve(tuner: Any, stop: StopRequest, role: str) -> None:
 
         try:
             tuner.search()
-        except workers.NoChief as error:
-            raise UserError(f"{error} (--chief_timeout)") from error
         except grpc.RpcError as error:
             raise UserError(f"the chief does not answer: {error.details()}") from error
 

@@ -189,6 +189,12 @@ class Sturdy(keras_tuner.Oracle):
             folder = os.path.abspath(self._project_dir)
             what = f"oracle.json, or a trial.json, in {folder}"
             raise ValueError(record.damaged(what, error)) from error
+        lost = [trial_id for trial_id in self.start_order if trial_id not in self.trials]
+        if lost:  # a trial of that number would be run again and again
+            raise ValueError(
+                f"{os.path.abspath(self._project_dir)} has no trial.json of trial {lost[0]}, which "
+                "its oracle.json knows: put back a copy of it, or begin anew in another directory"
+            )
         for trial_id in set(self.trials) - set(self.start_order):
             del self.trials[trial_id]
         for name in set(self._retry_queue) & set(self.end_order):

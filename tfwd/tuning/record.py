@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -60,6 +61,18 @@ def verify(folder: str, now: Mapping[str, Any]) -> None:
     ]
     if different:
         raise ValueError(refusal(folder, different))
+
+
+def check_files(folder: str) -> None:
+    """Looks whether what keras-tuner is to read from a search's folder are files.
+
+    Raises:
+        ValueError: one is something else, as a pipe, which would be waited for.
+    """
+    names = ("oracle.json", "tuner*.json", os.path.join("trial_*", "trial.json"))
+    for path in [path for name in names for path in glob.glob(os.path.join(folder, name))]:
+        if not os.path.isfile(path):
+            raise ValueError(f"{path} is no file: put back a copy of it, or begin anew")
 
 
 def refusal(folder: str, different: Iterable[str]) -> str:

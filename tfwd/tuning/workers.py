@@ -31,7 +31,7 @@ from tfwd.tuning.oracles import Sturdy
 CHIEF, WORKER, ALONE = "chief", "worker", "alone"
 _ID, _IP, _PORT = "KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT"
 CHIEF_TIMEOUT = 300.0  # seconds that a worker waits for a chief that was never there
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS = 2.0
 ERROR = "error.txt"  # in a trial's folder: the traceback of one that failed
 _IDLE_SECONDS = 0.5
 _BEATS_PER_TIMEOUT = 5
@@ -110,21 +110,26 @@ def wait_for_chief(
         NoChief: it did not.
     """
     import grpc
+    from keras_tuner.src import protos
 
     where = f"{os.environ[_IP]}:{os.environ[_PORT]}"
     end, said = time.monotonic() + seconds, False
     with grpc.insecure_channel(where) as channel:
-        ready = grpc.channel_ready_future(channel)
+        stub = protos.get_service_grpc().OracleStub(channel)
         while True:
             check()
             left = end - time.monotonic()
             try:
-                ready.result(timeout=max(min(_LOOK_SECONDS, left), 0.01))
+                question = protos.get_service().GetSpaceRequest()
+                patience = max(min(_LOOK_SECONDS, left), 0.01)
+                stub.GetSpace(question, wait_for_ready=True, timeout=patience)
                 return
-            except grpc.FutureTimeoutError:
-                pass
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                    raise NoChief(f"what answers at {where} is no chief of a sweep") from error
+                if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+                    time.sleep(patience)
             if left <= 0:
-                ready.cancel()
                 raise NoChief(
                     f"no chief answered at {where} in {seconds:g} seconds: start it, with the same "
                     f"{_IP} and {_PORT} and {_ID}=chief, or wait longer for it"
@@ -157,6 +162,8 @@ class Steady(BaseTuner):
         self._timeout, self._check = worker_timeout, check
         self._chief_timeout, self._say = chief_timeout, say
         check_address(role())
+        place = kwargs.get("directory") or ".", kwargs.get("project_name") or "untitled_project"
+        record.check_files(os.path.join(*place))
         self._asked_in_vain = False
         with contextlib.redirect_stdout(io.StringIO()):  # keras-tuner says that it reloads
             super().__init__(*args, **kwargs)

@@ -26,7 +26,7 @@ from tfwd.lm.sweeps.rows import OBJECTIVE
 from tfwd.lm.sweeps.sweep import Sweep, apply
 from tfwd.lm.sweeps.trial import promote, run, tidy_up
 from tfwd.tuning.space import read
-from tfwd.tuning.workers import CHIEF_TIMEOUT, Steady
+from tfwd.tuning.workers import Steady
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -50,7 +50,7 @@ class LanguageTuner(Steady):
         folder: opened.
         board: told how the trial goes.
         stop: looked at after every window and between trials.
-        worker_timeout, chief_timeout: as in `Steady`.
+        worker_timeout: as in `Steady`.
     """
 
     def __init__(
@@ -63,7 +63,6 @@ class LanguageTuner(Steady):
         board: Board,
         stop: StopRequest,
         worker_timeout: float | None = None,
-        chief_timeout: float = CHIEF_TIMEOUT,
     ):
         self._sweep, self._config, self._folder = sweep, config, folder
         self._board, self._stop = board, stop
@@ -74,8 +73,6 @@ class LanguageTuner(Steady):
             project_name=folder.path.name,
             worker_timeout=worker_timeout,
             check=self._check_stop,
-            chief_timeout=chief_timeout,
-            say=board.line,
         )
 
     def _check_stop(self) -> None:

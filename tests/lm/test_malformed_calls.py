@@ -1,0 +1,20 @@
+"""Some hundreds of calls with something wrong in each, and none ends in a traceback."""
+
+import re
+from pathlib import Path
+
+import pytest
+from processes import finish
+
+HERE = Path(__file__).parent
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("program", ["train", "tune", "evaluate", "generate"])
+def test_every_call_is_served_or_refused_in_one_line(processes, program):
+    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import malformed_calls as calls; "
+    code += f"sys.exit(calls.main([{program + ' '!r}]))"
+    ended, said = finish(processes.python(code))
+    assert ended == 0, said
+    assert int(re.search(r"^0 of (\d+) calls are wrong", said, re.MULTILINE)[1]) > 100, said
