@@ -322,7 +322,12 @@ def test_recomputation_inside_cond_or_loops_that_gives_none(inside: str, kind: s
 
 @pytest.mark.parametrize(
     ("build", "jit"),
-    [("predict", False), ("evaluate", False), ("call", False), ("predict", True)],
+    [
+        ("predict", False),
+        ("call", False),
+        pytest.param("evaluate", False, marks=pytest.mark.slow),
+        pytest.param("predict", True, marks=pytest.mark.slow),
+    ],
 )
 def test_crash_on_the_first_training_step_after_an_evaluation(build: str, jit: bool) -> None:
     model = keras.Sequential(

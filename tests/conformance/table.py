@@ -318,6 +318,12 @@ OWN = [
     ),
 ]
 CASES = [*DROPOUT, *NOISE, *OWN]
+# A layer of each nature, for what is the same for others of its nature.
+NATURES = [
+    case
+    for case in DROPOUT
+    if case.row.name in ("Dense", "LSTM", "BatchNormalization", "user's layer")
+]
 FURTHER = [_dropout_case(row) for row in OTHER_DIMENSIONS]
 # For what cannot depend on the parametrization.
 NOT_NOISE = [*DROPOUT, *OWN]

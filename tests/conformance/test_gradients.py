@@ -5,24 +5,18 @@ import pytest
 import tensorflow as tf
 
 from conformance import harness
-from conformance.table import CASES, DROPOUT, FURTHER, NOT_NOISE, Case
+from conformance.table import CASES, FURTHER, NATURES, NOT_NOISE, Case
 from tfwd import _keras
 
 STEPS = 2
 
 
-# A layer of each nature.
-_NATURES = [
-    case
-    for case in DROPOUT
-    if case.row.name in ("Dense", "LSTM", "BatchNormalization", "user's layer")
-]
 # Without recomputation all cases are what test_recomputation_changes_nothing compares with.
 _BOTH = [
     pytest.param(case, recompute, id=f"{case.name}, {'recompute' if recompute else 'keep'}")
     for case in [*CASES, *FURTHER]
     for recompute in (True, False)
-    if recompute or case in _NATURES
+    if recompute or case in NATURES
 ]
 
 
@@ -156,11 +150,11 @@ _RECOMPUTED = [
         case,
         mode,
         id=f"{case.name}, {mode}",
-        marks=[pytest.mark.slow] * (case not in _NATURES and mode != _KEPT[number % 2]),
+        marks=[pytest.mark.slow] * (case not in NATURES and mode != _KEPT[number % 2]),
     )
     for number, case in enumerate(NOT_NOISE)
     for mode in _MODES
-    if case in _NATURES or mode in _KEPT
+    if case in NATURES or mode in _KEPT
 ]
 
 
@@ -170,6 +164,6 @@ def test_recomputation_changes_nothing(case: Case, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", _KEPT)
-@harness.each(_NATURES)
+@harness.each(NATURES)
 def test_modes_without_recomputation(case: Case, mode: str) -> None:
     harness.assert_close(_train(case, mode, recompute=False), _expected(case), what=mode)

@@ -21,19 +21,23 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 MASKS = [[[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]], [[0, 1, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0]]]
 
 
+OPTIONS = [
+    {},
+    {"return_sequences": True},
+    {"return_state": True, "go_backwards": True},
+    {"return_sequences": True, "go_backwards": True, "use_bias": False},
+]
+SHOWN = [{}, {"zero_output_for_mask": True}]
+# Each of the options with each mask, and with either way to show what is masked.
+MASKED = [
+    (options, SHOWN[(i + j) % 2], mask)
+    for i, options in enumerate(OPTIONS)
+    for j, mask in enumerate([None, *MASKS])
+]
+
+
 @every_kind
-@pytest.mark.parametrize("mask", [None, *MASKS], ids=["none", "right", "any"])
-@pytest.mark.parametrize("shown", [{}, {"zero_output_for_mask": True}], ids=["repeat", "zero"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"return_sequences": True},
-        {"return_state": True, "go_backwards": True},
-        {"return_sequences": True, "go_backwards": True, "use_bias": False},
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize(("options", "shown", "mask"), MASKED)
 def test_the_fast_loop_is_the_loop_of_keras(options, shown, mask, kind: str) -> None:
     layer = KINDS[kind](8, bias_initializer="normal", **options, **shown)
     layer.build(X.shape)

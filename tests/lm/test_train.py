@@ -77,7 +77,7 @@ def test_tensorboard_shows_everything(whole):
     assert any(tag.startswith("norm/") and tag.endswith("recurrent_kernel") for tag in tags)
 
 
-@pytest.mark.parametrize("looks", [7, 29])
+@pytest.mark.parametrize("looks", [7, pytest.param(29, marks=pytest.mark.slow)])
 def test_a_stop_anywhere_is_gone_on_from(whole, text, tmp_path, looks, capsys):
     """In the first epoch's training, and in its validation."""
     summary, finished = whole

@@ -20,6 +20,7 @@ def text(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("text") / "text.txt")
 
 
+@pytest.mark.slow
 def test_averages_are_evaluated_and_kept_and_training_goes_on_from_the_raw_weights(
     text, tmp_path, monkeypatch
 ):

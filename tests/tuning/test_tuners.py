@@ -166,6 +166,7 @@ def make_averaged():
     return model
 
 
+@pytest.mark.slow
 def test_a_promotion_goes_on_as_if_it_had_not_been_stopped(tmp_path):
     """Weights, moments, averages and draws: bit for bit those of one run of all epochs."""
     hypermodel = tuning.rates(
