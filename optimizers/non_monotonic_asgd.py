@@ -199,7 +199,8 @@ class NonMonotonicASGD(SumsRows):
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """Called when `fit` ends; see Keras. Says so if the validation loss was never told."""
-        super().finalize_variable_values(var_list)
+        if not self.exchanged:  # else a moving average of Keras's would overwrite this one
+            super().finalize_variable_values(var_list)
         if self._in_callback or self._silence_known or not self.built:
             return
         if int(self._evaluations.numpy()) == 0:

@@ -259,6 +259,29 @@ def test_the_callback_needs_the_optimizer_and_a_loss():
         fit(net, epochs=2, callbacks=[NonMonotonicASGDCallback()])
 
 
+def test_a_moving_average_of_keras_s_gives_way_once_this_one_is_in_the_model():
+    """Keras writes its own into the model when `fit` ends; until the trigger it may."""
+    average = {"use_ema": True, "ema_momentum": 0.5}
+    weights = []
+    for options in ({}, average):
+        net = model()
+        net.compile(NonMonotonicASGD(make("SGD", 0.01, **options), 1), "mse")
+        net.optimizer.build(net.trainable_variables)
+        trigger(net.optimizer)
+        fit(net, epochs=2, validation_data=(X, Y), callbacks=[NonMonotonicASGDCallback()])
+        assert net.optimizer.exchanged
+        weights.append(net.get_weights())
+        net.optimizer.exchange()
+        weights.append(net.get_weights())
+    assert_same(weights[2], weights[0])
+    assert_same(weights[3], weights[1])  # the raw ones
+    net = model()
+    net.compile(NonMonotonicASGD(make("SGD", 0.01, **average), 9), "mse")
+    fit(net, validation_data=(X, Y), callbacks=[NonMonotonicASGDCallback()])
+    slots = net.optimizer._model_variables_moving_average
+    assert_same(net.get_weights(), values(slots))
+
+
 SILENT = "was told of no validation loss yet, so it averages nothing and is SGD alone"
 
 
