@@ -11,6 +11,8 @@ import hypothesis.strategies as st
 from fuzz import kinds
 
 RUNS = ("eager", "function", "loop", "xla", "fit", "fit_xla", "replicas")
+# Those that compile, or run twice, cost several times as much as the others.
+SHARES = (3, 4, 2, 1, 3, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Mode:
         fresh: whether the first call of a subclassed model is the training call.
         share: whether replicas draw alike.
         slope: whether the oracle's gradient is checked by finite differences.
+        untaped: whether a training call that no tape records comes first ("eager", "function").
     """
 
     run: str = "eager"
@@ -63,6 +66,7 @@ class Mode:
     fresh: bool = False
     share: bool = True
     slope: bool = False
+    untaped: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,13 @@ class Case:
     Attributes:
         top: "functional", "sequential" (if it can be) or "subclassed".
         whole: what `tfwd.parametrize` puts on the model, if anything.
+        compiled: whether the model is compiled before that.
     """
 
     steps: tuple[Step, ...]
     top: str = "functional"
     whole: Wrap | None = None
+    compiled: bool = False
     mode: Mode = field(default_factory=Mode)
 
 
@@ -94,6 +100,8 @@ inner = st.builds(
 def parts(draw: st.DrawFn) -> Part:
     name = draw(st.sampled_from(kinds.NAMES))
     held = draw(st.tuples(inner, inner)) if name in kinds.NESTS else ()
+    if name == "Tells":
+        held = (Part("Reader", held[0].wraps),)
     return Part(name, draw(stacks), draw(st.sampled_from([False] * 9 + [True])), held)
 
 
@@ -113,7 +121,8 @@ steps = st.builds(
 @st.composite
 def modes(draw: st.DrawFn, runs: tuple[str, ...] = RUNS) -> Mode:
     return Mode(
-        run=draw(st.sampled_from(runs)),
+        run=draw(st.sampled_from([run for run, n in zip(RUNS, SHARES, strict=True)
+                                  if run in runs for _ in range(n)])),  # fmt: skip
         tensor_flag=draw(st.sampled_from([False, False, False, True])),
         recompute=draw(st.sampled_from([True, True, False])),
         policy=draw(
@@ -122,6 +131,7 @@ def modes(draw: st.DrawFn, runs: tuple[str, ...] = RUNS) -> Mode:
         fresh=draw(st.booleans()),
         share=draw(st.booleans()),
         slope=draw(st.booleans()),
+        untaped=draw(st.sampled_from([False, False, False, True])),
     )
 
 
@@ -132,4 +142,4 @@ def cases(draw: st.DrawFn, runs: tuple[str, ...] = RUNS) -> Case:
         some = [draw(first), *some]
     whole = draw(st.one_of(st.none(), st.none(), st.none(), wraps))
     top = draw(st.sampled_from(["functional", "subclassed", "sequential"]))
-    return Case(tuple(some), top, whole, draw(modes(runs)))
+    return Case(tuple(some), top, whole, draw(st.booleans()), draw(modes(runs)))

@@ -15,12 +15,19 @@ from fuzz.feeding import IS_KERAS_2, flatten
 
 
 def wrappers(model):
-    """For the name of each wrapped layer the wrappers around it, from the inside."""
+    """For the name of each wrapped layer the wrappers around it that draw, from the inside."""
     found = {}
     for layer in flatten(model):
-        if hasattr(layer, "effective_weights") and hasattr(layer, "draws"):
+        if hasattr(layer, "effective_weights") and hasattr(layer, "draws") and _draws(layer):
             found.setdefault(_wrapped(layer).name, []).append(layer)
     return {name: sorted(those, key=_depth) for name, those in found.items()}
+
+
+def _draws(wrapper):
+    """Whether it counts its calls: one with a rate of 0 does not."""
+    if hasattr(wrapper, "parametrization"):
+        return not wrapper.parametrization.is_identity
+    return not all(p.is_identity for p in wrapper.parametrizations.values())
 
 
 def _wrapped(layer):

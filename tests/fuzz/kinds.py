@@ -163,6 +163,21 @@ KINDS = {
     ),
     "Gate": Kind("Gate({o})", (TWO,)),
     "Sums": Kind("Sums({o})", (S, MASKED), (None, "kernel"), "all", True),
+    "OwnCall": Kind("OwnCall(7, 4{o})", (Form("i", "{0}", "s"),), (None, "embeddings")),
+    "OwnCell": Kind("own_cell(keras.layers.LSTM(4, return_sequences=True{o}))", (S, MASKED), GATES),
+    "Doubled": Kind("doubled(keras.layers.LSTM(4, return_sequences=True{o}))", (S, MASKED), GATES),
+    "DoubledEmbedding": Kind(
+        "doubled(keras.layers.Embedding(7, 4{o}))",
+        (Form("i", "{0}", "s"),),
+        (None, "embeddings"),
+    ),
+    "Half": Kind(
+        "keras.layers.TimeDistributed(keras.layers.Dense(4, dtype='float32', name='inner_{n}'), "
+        "dtype='mixed_float16'{o})",
+        (S,),
+        (None, "kernel"),
+    ),
+    "Reader": Kind("Reader({o})", (), (None, "kernel")),
     "Add": Kind("keras.layers.Add({o})", (PAIR,), ()),
     "Pooling": Kind("keras.layers.GlobalAveragePooling1D({o})", (Form("s", "{0}", "v"),), ()),
     "Repeat": Kind("keras.layers.RepeatVector(3{o})", (Form("v", "{0}", "s"),), ()),
@@ -173,12 +188,18 @@ KINDS = {
         "keras.Model({i}, {b}({a}({i})){o})", (S,), (None, ".*kernel", ".*")
     ),
     "Siamese": Kind(
-        "keras.Model([{i}, {j}], {b}(keras.layers.add([{a}({i}), {a}({j})])){o})", (PAIR,)
+        "keras.Model([{i}, {j}], {b}(keras.layers.add([{a}({i}), {a}({j})])){o})",
+        (PAIR,),
+        (None, ".*kernel", ".*"),
     ),
     "Block": Kind("Block([{a}, {b}]{o})", (S,), (None, ".*kernel", ".*")),
+    "Compiled": Kind("compiled(Block([{a}, {b}]{o}))", (S,), (None, ".*kernel", ".*")),
+    "Tells": Kind("Tells({a}{o})", (TWO,), (None, ".*kernel", ".*")),
     "Twice": Kind("Twice([{a}, {b}]{o})", (S,), (None, ".*kernel", ".*")),
 }
-NESTS = ("Sequential", "Functional", "Siamese", "Block", "Twice")
-NAMES = [name for name, kind in KINDS.items() if kind.only == "all" or not IS_KERAS_2]
+NESTS = ("Sequential", "Functional", "Siamese", "Block", "Compiled", "Tells", "Twice")
+NAMES = [
+    name for name, kind in KINDS.items() if kind.forms and (kind.only == "all" or not IS_KERAS_2)
+]
 # What stands in a nest: sequences in, sequences out.
 INNER = [name for name in NAMES if S in KINDS[name].forms and name not in NESTS]

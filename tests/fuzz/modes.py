@@ -21,15 +21,16 @@ class Record:
     """What a run gave.
 
     Attributes:
-        start: the weights before the first step.
+        start: the weights before the first step, if they were set.
+        dtypes: those of the outputs.
         outputs, of_inputs, of_weights: for each step the outputs, and the gradients of the loss
             with respect to the inputs and the trainable weights, where the mode shows them.
         losses: the loss of each step.
         weights, states: what is there at the end of each step, or of the last one only.
-        calls: how many steps were made.
     """
 
     start: list = field(default_factory=list)
+    dtypes: list = field(default_factory=list)
     outputs: list = field(default_factory=list)
     of_inputs: list = field(default_factory=list)
     of_weights: list = field(default_factory=list)
@@ -109,19 +110,29 @@ def _steps(model, letters, shapes, mode, record):
 
     if mode.run != "eager":
         one = tf.function(one, jit_compile=mode.run == "xla", autograph=False)
+    flag = tf.constant(True) if mode.tensor_flag else True
+    if is_untaped(mode, record.start):
+        inputs = data.inputs(letters, 0)
+        first = tf.function(lambda flag: data.flat(call(model, letters, inputs, flag)))
+        first(flag) if mode.run == "function" else call(model, letters, inputs, flag)
     for number in range(STEPS):
-        flag = tf.constant(True) if mode.tensor_flag else True
         given = data.inputs(letters, number), data.targets(shapes, number)
         outputs, loss, of_inputs, of_weights = one(*given, flag)
         if not record.start:
             # What a layer counts by itself is not what it started from; such models start built.
             record.start = values(model.weights)
+        record.dtypes = [t.dtype.name for t in outputs]
         record.outputs.append(values(outputs))
         record.losses.append(float(loss))
         record.of_inputs.append(values(of_inputs))
         record.of_weights.append(values(of_weights))
         _update(model, of_weights)
         record.note_state(model)
+
+
+def is_untaped(mode, start):
+    """Whether a training call comes first of which no gradient is taken."""
+    return mode.untaped and mode.run in ("eager", "function") and bool(start)
 
 
 def _update(model, gradients):

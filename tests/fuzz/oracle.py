@@ -82,6 +82,7 @@ class Oracle:
         for (variable, a, _), gradient in zip(self.fed, of_effective, strict=True):
             if id(variable) in totals:
                 totals[id(variable)] = totals[id(variable)] + a * gradient
+        self.dtypes = [t.dtype.name for t in data.flat(outputs)]
         outputs = modes.values(data.flat(outputs))
         return outputs, float(value), of_inputs, [totals[id(v)] for v in trained]
 
@@ -105,13 +106,15 @@ class Oracle:
         by_gradients = sum(np.sum(g * w) for g, w in zip(gradients, ways, strict=True))
         return (found[0] - found[1]) / (2 * size), float(by_gradients)
 
-    def run(self, letters, shapes, mode, replica):
+    def run(self, letters, shapes, mode, replica, untaped=False):
         """Two steps, recorded as `modes.run` and `modes.in_replicas` do it."""
         record = modes.Record(modes.values(self.model.weights))
         loss = "fit" if mode.run in ("fit", "fit_xla") else "mean"
         if loss == "fit":
             self.model.compile(loss="mse", optimizer="sgd")
         slopes = []
+        if untaped:
+            self.forward(letters, data.inputs(letters, 0), data.targets(shapes, 0), loss)
         for number in range(modes.STEPS):
             place = 10 * replica + number
             given = data.inputs(letters, place), data.targets(shapes, place)
@@ -121,6 +124,7 @@ class Oracle:
             outputs, value, of_inputs, of_weights = self.step(letters, *given, loss)
             if slopes and number == 0:
                 record.slope = self._slope_before(outside, slopes[0], letters, loss, of_weights)
+            record.dtypes = self.dtypes
             record.outputs.append(outputs)
             record.losses.append(value)
             record.of_inputs.append(of_inputs)

@@ -56,7 +56,7 @@ fuzz = sys.modules["fuzz"] = types.ModuleType("fuzz")
 TAIL = '''
 program = {"INPUTS": INPUTS, "wrapped": wrapped, "plain": plain}
 found = sys.modules["fuzz.compare"].differences(program, MODE)
-print("\n".join(found) or "no difference")
+print("\\n".join(found) or "no difference")
 sys.exit(bool(found))
 '''
 

@@ -8,17 +8,19 @@ from fuzz import compare, source
 from fuzz.cases import Mode
 
 
-def found_in(case):
-    """The differences of a case; none if it is no model."""
+def found_in(case, must_run=False):
+    """The differences of a case; none if it is no model, unless it must be one."""
     try:
         return compare.differences(source.functions(source.program(case)), case.mode)
     except (ValueError, compare.NoModel):
+        if must_run:
+            raise
         return []
 
 
 def signature(found):
     """What a failure is known by: its first sentence without numbers and names."""
-    return re.sub(r"[-\d.:\[\]()]+|'[^']*'|step|nan|e", "", found[0])[:60] if found else ""
+    return re.sub(r"'[^']*'|\(.*?\)|[-+]?\d[\d.e+-]*", "_", found[0])[:80] if found else ""
 
 
 def shrunk(case, found, seconds):

@@ -48,7 +48,7 @@ def program(case: Case) -> str:
 def functions(text: str) -> dict[str, Any]:
     """What a program defines."""
     names = {"keras": keras, "tfwd": tfwd, "layers": layers, "P": P, "BATCH": data.BATCH}
-    names |= {k: v for k, v in vars(user_layers).items() if isinstance(v, type)}
+    names |= {k: v for k, v in vars(user_layers).items() if callable(v)}
     exec(text, names)
     return names
 
@@ -73,6 +73,9 @@ def _text(case: Case, wrapped: bool) -> Text:
             text.chain = False
         else:
             part = step.part
+            if part.kind == "OwnCall" and case.top != "subclassed":
+                # A functional model holds what such a method does beside the layer's call.
+                raise ValueError("a layer's own __call__ would be made twice")
             name = _make(text, part, outer=_is_wrapped(case), bare=bare)
             made.append((name, part))
         forms = KINDS[part.kind].forms
@@ -134,8 +137,20 @@ def _make(text: Text, part: Part, outer: bool, bare: bool) -> str:
     return name
 
 
+def _patterns(part: Part) -> list[str | None]:
+    """The patterns that choose some weight of a layer; for a nest, of the layers that it holds."""
+    patterns = list(KINDS[part.kind].patterns)
+    if part.kind in NESTS:
+        inside = [pattern for inner in part.held for pattern in _patterns(inner)]
+        if None not in inside:
+            patterns.remove(None)
+        if not any("kernel" in (pattern or "") for pattern in inside):
+            patterns.remove(".*kernel")
+    return patterns
+
+
 def _wrapped(text: Text, make: str, wrap: Wrap, part: Part, name: str) -> str:
-    patterns = KINDS[part.kind].patterns
+    patterns = _patterns(part)
     pattern = patterns[wrap.pattern % len(patterns)]
     mode = text.case.mode
     options = f"seed={text.seed}, recompute={mode.recompute}, name='{name}'"
@@ -175,6 +190,9 @@ def _function(text: Text, inputs: list[str]) -> str:
         made = [m for m in made if "." not in m and m.strip("ij") == m]
         lines += ["class Top(keras.Model):", "    def __init__(self):"]
         lines += ["        super().__init__(name='top')"]
+        if case.mode.fresh:
+            # Keras would otherwise build all layers before the first call, by a call of its own.
+            lines += ["        self.built = True"]
         lines += [f"        {line}" for line in text.makes]
         lines += [f"        self.{name} = {name}" for name in made if f"self.{name}(" in str(text.calls)]
         lines += ["", "    def call(self, inputs, training=None):"]
@@ -188,6 +206,8 @@ def _function(text: Text, inputs: list[str]) -> str:
     else:
         lines += [*given, *text.makes, *text.calls]
         lines += [f"model = keras.Model([{', '.join(names)}], {ends}, name='top')"]
+    if case.compiled:
+        lines.append("model.compile(optimizer='sgd', loss='mse')")
     if case.whole and text.wrapped:
         pattern = SOME if case.whole.pattern % 2 == 0 and _some(case) else ANY
         options = f"seed=50, recompute={case.mode.recompute}"

@@ -89,3 +89,69 @@ class Block(keras.Model):
         for layer in self.held:
             inputs = layer(inputs, training=training)
         return inputs
+
+
+class Reader(keras.layers.Layer):
+    """Is told of a tensor by an attribute, and not by an argument."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(shape=(WIDTH, WIDTH), name="kernel")
+        self.built = True
+
+    def call(self, inputs):
+        return tf.matmul(inputs, tf.convert_to_tensor(self.kernel)) * self.context
+
+
+class Tells(keras.layers.Layer):
+    """Tells a `Reader` its tensor before it calls it."""
+
+    def __init__(self, reader, **kwargs):
+        super().__init__(**kwargs)
+        self.reader = reader
+
+    def call(self, left, right):
+        innermost = self.reader
+        while not isinstance(innermost, Reader):
+            innermost = innermost.layer
+        vars(innermost)["context"] = right
+        return self.reader(left)
+
+
+class OwnCall(keras.layers.Embedding):
+    """An embedding that does more than Keras's, though its `call` is Keras's."""
+
+    def __call__(self, *args, **kwargs):
+        return 3.0 * super().__call__(*args, **kwargs)
+
+
+def own_cell(layer):
+    """A recurrent layer whose cell's `call` is replaced on the instance."""
+    before = layer.cell.call
+
+    def call(*args, **kwargs):
+        output, states = before(*args, **kwargs)
+        return 2.0 * output, states
+
+    layer.cell.call = call
+    return layer
+
+
+def doubled(layer):
+    """A layer whose `call` is replaced on the instance."""
+    before = layer.call
+
+    def call(*args, **kwargs):
+        return tf.nest.map_structure(lambda t: 2.0 * t, before(*args, **kwargs))
+
+    layer.call = call
+    return layer
+
+
+def compiled(model):
+    """A model that was compiled before it became a part of another."""
+    model.compile(optimizer="sgd", loss="mse")
+    return model
