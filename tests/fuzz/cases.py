@@ -100,8 +100,8 @@ inner = st.builds(
 def parts(draw: st.DrawFn) -> Part:
     name = draw(st.sampled_from(kinds.NAMES))
     held = draw(st.tuples(inner, inner)) if name in kinds.NESTS else ()
-    if name == "Tells":
-        held = (Part("Reader", held[0].wraps),)
+    if name in kinds.HELD:
+        held = (Part(kinds.HELD[name], held[0].wraps),)
     return Part(name, draw(stacks), draw(st.sampled_from([False] * 9 + [True])), held)
 
 

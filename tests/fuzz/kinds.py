@@ -171,12 +171,7 @@ KINDS = {
         (Form("i", "{0}", "s"),),
         (None, "embeddings"),
     ),
-    "Half": Kind(
-        "keras.layers.TimeDistributed(keras.layers.Dense(4, dtype='float32', name='inner_{n}'), "
-        "dtype='mixed_float16'{o})",
-        (S,),
-        (None, "kernel"),
-    ),
+    "Single": Kind("keras.layers.Dense(4, dtype='float32'{o})", (), (None, "kernel")),
     "Reader": Kind("Reader({o})", (), (None, "kernel")),
     "Add": Kind("keras.layers.Add({o})", (PAIR,), ()),
     "Pooling": Kind("keras.layers.GlobalAveragePooling1D({o})", (Form("s", "{0}", "v"),), ()),
@@ -195,9 +190,16 @@ KINDS = {
     "Block": Kind("Block([{a}, {b}]{o})", (S,), (None, ".*kernel", ".*")),
     "Compiled": Kind("compiled(Block([{a}, {b}]{o}))", (S,), (None, ".*kernel", ".*")),
     "Tells": Kind("Tells({a}{o})", (TWO,), (None, ".*kernel", ".*")),
+    "InTime": Kind(
+        "keras.layers.TimeDistributed({a}, dtype='mixed_float16'{o})", (S,), (None, ".*kernel")
+    ),
     "Twice": Kind("Twice([{a}, {b}]{o})", (S,), (None, ".*kernel", ".*")),
 }
-NESTS = ("Sequential", "Functional", "Siamese", "Block", "Compiled", "Tells", "Twice")
+NESTS = ("Sequential", "Functional", "Siamese", "Block", "Compiled", "Tells", "InTime", "Twice")
+# Those that call what they hold more than once in a call.
+REPEATING = ("Siamese", "InTime", "Twice")
+# What some of them hold, and nothing else.
+HELD = {"Tells": "Reader", "InTime": "Single"}
 NAMES = [
     name for name, kind in KINDS.items() if kind.forms and (kind.only == "all" or not IS_KERAS_2)
 ]

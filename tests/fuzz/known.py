@@ -61,5 +61,7 @@ KNOWN = {
     "a sublayer built late, in time": _case(
         Step(_part("LateInTime", DROP)), top="subclassed", mode=Mode("eager", fresh=True)
     ),
-    "a float32 layer in a half one": _case(Step(_part("Half", DROP))),
+    "a float32 layer in a half one": _case(
+        Step(_part("InTime", held=(_part("Single", DROP),)))
+    ),
 }

@@ -11,7 +11,7 @@ import keras
 import tfwd
 from fuzz import data, user_layers
 from fuzz.cases import Case, Part, Wrap
-from fuzz.kinds import KINDS, NESTS
+from fuzz.kinds import KINDS, NESTS, REPEATING
 from tfwd import layers
 from tfwd import parametrizations as P
 
@@ -118,7 +118,7 @@ def _make(text: Text, part: Part, outer: bool, bare: bool) -> str:
     text.layers += 1
     kind = KINDS[part.kind]
     outer = outer or bool(part.wraps) or text.case.whole is not None
-    bare_inside = bare or (outer and part.kind in ("Siamese", "Twice"))
+    bare_inside = bare or (outer and part.kind in REPEATING)
     held = [_make(text, inner, outer, bare_inside) for inner in part.held]
     options = f", name='{name}'"
     places = {"n": name, "i": f"{name}i", "j": f"{name}j", "o": options}
