@@ -1,0 +1,145 @@
+"""Random cases: a model, described by small numbers, and a way to run it.
+
+The numbers are taken modulo what there is to choose from, so that nearly every case is a model, and
+a case with a step less is one too: that is what makes failures shrink.
+"""
+
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+
+from fuzz import kinds
+
+RUNS = ("eager", "function", "loop", "xla", "fit", "fit_xla", "replicas")
+# Those that compile, or run twice, cost several times as much as the others.
+SHARES = (3, 4, 2, 1, 3, 1, 1)
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """A wrapper: "drop", "noise" or "param", on which weights, and how much."""
+
+    kind: str
+    pattern: int = 0
+    variant: int = 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layer, the wrappers around it from the inside, and what it holds if it is a nest."""
+
+    kind: str
+    wraps: tuple[Wrap, ...] = ()
+    frozen: bool = False
+    held: tuple["Part", ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call: of a new layer, or again of one that was called before."""
+
+    part: Part
+    again: bool = False
+    form: int = 0
+    args: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How the model is run.
+
+    Attributes:
+        run: one of `RUNS`.
+        tensor_flag: whether the training flag is a tensor.
+        recompute: the wrappers' argument.
+        policy: the dtype policy of all layers.
+        fresh: whether the first call of a subclassed model is the training call.
+        share: whether replicas draw alike.
+        slope: whether the oracle's gradient is checked by finite differences.
+        untaped: whether a training call that no tape records comes first ("eager", "function").
+    """
+
+    run: str = "eager"
+    tensor_flag: bool = False
+    recompute: bool = True
+    policy: str = "float64"
+    fresh: bool = False
+    share: bool = True
+    slope: bool = False
+    untaped: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and a mode.
+
+    Attributes:
+        top: "functional", "sequential" (if it can be) or "subclassed".
+        whole: what `tfwd.parametrize` puts on the model, if anything.
+        compiled: whether the model is compiled before that.
+    """
+
+    steps: tuple[Step, ...]
+    top: str = "functional"
+    whole: Wrap | None = None
+    compiled: bool = False
+    mode: Mode = field(default_factory=Mode)
+
+
+small = st.integers(0, 3)
+wraps = st.builds(Wrap, st.sampled_from(["drop", "param", "noise"]), small, small)
+stacks = st.one_of(
+    st.tuples(wraps), st.just(()), st.tuples(wraps), st.tuples(wraps, wraps)
+)
+inner = st.builds(
+    Part, st.sampled_from(kinds.INNER), stacks, st.sampled_from([False] * 7 + [True])
+)
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> Part:
+    name = draw(st.sampled_from(kinds.NAMES))
+    held = draw(st.tuples(inner, inner)) if name in kinds.NESTS else ()
+    if name in kinds.HELD:
+        held = (Part(kinds.HELD[name], held[0].wraps),)
+    return Part(name, draw(stacks), draw(st.sampled_from([False] * 9 + [True])), held)
+
+
+# Most models begin with an embedding that masks, or with the plain input.
+first = st.builds(
+    Step, st.builds(Part, st.sampled_from(["MaskedEmbedding", "Dense"]), stacks)
+)
+steps = st.builds(
+    Step,
+    parts(),
+    st.sampled_from([False, False, False, True]),
+    small,
+    st.tuples(*[st.sampled_from([0, 0, 1, 2])] * 4),
+)
+
+
+@st.composite
+def modes(draw: st.DrawFn, runs: tuple[str, ...] = RUNS) -> Mode:
+    return Mode(
+        run=draw(st.sampled_from([run for run, n in zip(RUNS, SHARES, strict=True)
+                                  if run in runs for _ in range(n)])),  # fmt: skip
+        tensor_flag=draw(st.sampled_from([False, False, False, True])),
+        recompute=draw(st.sampled_from([True, True, False])),
+        policy=draw(
+            st.sampled_from(["float64"] * 6 + ["float32", "mixed_float16", "mixed_bfloat16"])
+        ),
+        fresh=draw(st.booleans()),
+        share=draw(st.booleans()),
+        slope=draw(st.booleans()),
+        untaped=draw(st.sampled_from([False, False, False, True])),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn, runs: tuple[str, ...] = RUNS) -> Case:
+    some = draw(st.lists(steps, min_size=1, max_size=4))
+    if draw(st.booleans()):
+        some = [draw(first), *some]
+    whole = draw(st.one_of(st.none(), st.none(), st.none(), wraps))
+    top = draw(st.sampled_from(["functional", "subclassed", "sequential"]))
+    return Case(tuple(some), top, whole, draw(st.booleans()), draw(modes(runs)))

@@ -1,0 +1,206 @@
+"""Runs a case on the wrapped model and on the oracle, and says in what they differ."""
+
+import contextlib
+import functools
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from fuzz import data, drawn, modes
+from fuzz.feeding import IS_KERAS_2, flatten
+from fuzz.oracle import Oracle
+
+# Of the largest value: what rounding explains.
+TOLERANCE = {"float64": 1e-6, "float32": 5e-4, "mixed_float16": 5e-2, "mixed_bfloat16": 2e-1}
+
+
+class NoModel(Exception):
+    """The case is no model, or plain Keras cannot run it in this way."""
+
+
+def clear():
+    """A fresh Keras: layers' names begin again."""
+    if IS_KERAS_2:
+        keras.backend.clear_session()
+    else:
+        keras.backend.clear_session(free_memory=False)
+
+
+@functools.cache
+def strategy():
+    return tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+
+
+def differences(program, mode):
+    """In what the wrapped model differs from the oracle: a list of sentences.
+
+    Args:
+        program: `wrapped` and `plain`, functions that make the two models, and `INPUTS`, the types
+            of their inputs, a letter each.
+        mode: a `cases.Mode`.
+
+    Raises:
+        NoModel: if plain Keras cannot make or run it.
+    """
+    clear()
+    keras.utils.set_random_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        data.set_policy(mode.policy)
+        try:
+            return _differences(program, mode)
+        finally:
+            data.set_policy("float32")
+
+
+def _differences(program, mode):
+    letters, make_wrapped, make_plain = (program[n] for n in ("INPUTS", "wrapped", "plain"))
+    given = data.inputs(letters, 0)
+    try:
+        plain = make_plain()
+        shapes = [tuple(t.shape) for t in data.flat(modes.call(plain, letters, given, False))]
+    except Exception as error:
+        raise NoModel(f"plain Keras cannot make it: {error}") from error
+    data.forget(plain)
+    start = data.weights(plain)
+    try:
+        with _place(mode):
+            wrapped = make_wrapped()
+            # A functional model has its weights from the start, a subclassed one from a call.
+            if not wrapped.weights and mode.fresh and _can_be_fresh(wrapped, mode):
+                start = None
+            elif not wrapped.weights or len(wrapped.weights) < len(plain.weights):
+                modes.call(wrapped, letters, given, False)
+                data.forget(wrapped)
+        if mode.run == "replicas":
+            records = modes.in_replicas(wrapped, letters, shapes, mode, strategy(), start)
+        else:
+            records = [modes.run(wrapped, letters, shapes, mode, start)]
+    except Exception as error:
+        _tried_plain(make_plain, letters, shapes, mode, given)
+        head = str(error).strip().split("\n")
+        return [f"raises {type(error).__name__}: {' | '.join(head[:3])[:600]}"]
+    found = list(_counted(wrapped))
+    many = max([int(w.calls) for those in drawn.wrappers(wrapped).values() for w in those] + [0])
+    factors = drawn.factors(wrapped, many)
+    found += drawn.unlawful(wrapped, factors)
+    oracle = Oracle(plain, factors)
+    half = mode.policy == "float64" and any("16" in str(x.compute_dtype) for x in flatten(plain))
+    tolerance = TOLERANCE["mixed_float16" if half else mode.policy]
+    for replica, record in enumerate(records):
+        if replica and not mode.share:
+            continue  # its draws are its own, and no function of the library tells them
+        oracle.restart(record.start)
+        try:
+            untaped = modes.is_untaped(mode, start)
+            expected = oracle.run(letters, shapes, mode, replica, untaped)
+        except IndexError:
+            return [*found, "plain Keras calls a layer more often than the wrapped model drew"]
+        except Exception as error:
+            raise NoModel(f"plain Keras cannot run it: {error}") from error
+        found += _compared(record, expected, tolerance)
+        found += _calls_differ(wrapped, oracle)
+    if not found and mode.run != "replicas":
+        found += _evaluation_differs(wrapped, oracle, letters, mode)
+    return found
+
+
+def _place(mode):
+    return strategy().scope() if mode.run == "replicas" else contextlib.nullcontext()
+
+
+def _can_be_fresh(model, mode):
+    """Whether the first call can be the training call: what it changes is not known before it."""
+    kept = ("BatchNormalization", "Sums", "Dropout", "LSTMStateful")
+    held = {type(layer).__name__ for layer in flatten(model)}
+    stateful = any(getattr(layer, "stateful", False) for layer in flatten(model))
+    return mode.run in ("eager", "function", "xla") and not stateful and not held & set(kept)
+
+
+def _tried_plain(make_plain, letters, shapes, mode, given):
+    """Raises NoModel if the plain model fails in this mode too."""
+    try:
+        with _place(mode):
+            plain = make_plain()
+            modes.call(plain, letters, given, False)
+            data.forget(plain)
+        if mode.run == "replicas":
+            modes.in_replicas(plain, letters, shapes, mode, strategy(), data.weights(plain))
+        else:
+            modes.run(plain, letters, shapes, mode, data.weights(plain))
+    except Exception as error:
+        raise NoModel(f"plain Keras cannot run it in this mode: {error}") from error
+
+
+def _compared(record, expected, tolerance):
+    """The differences between two records."""
+    found = []
+    if record.dtypes and record.dtypes != expected.dtypes:
+        found.append(f"outputs are {record.dtypes}, {expected.dtypes} expected")
+    if not record.weights:  # replicas, which make no updates
+        expected.weights, expected.states = [], []
+    for what in ("outputs", "losses", "of_inputs", "of_weights", "weights", "states"):
+        for number, (one, other) in enumerate(
+            zip(getattr(record, what), getattr(expected, what), strict=False)
+        ):
+            if one is None:
+                continue
+            one, other = (x if isinstance(x, list) else [np.asarray(x)] for x in (one, other))
+            found += _apart(f"{what}, step {number}", one, other, tolerance)
+    slope = getattr(expected, "slope", None)
+    if slope and abs(slope[0] - slope[1]) > 1e-5 * (1 + abs(slope[0])):
+        found.append(f"the oracle's own slope {slope[1]:.8g} is {slope[0]:.8g} by differences")
+    return found
+
+
+def _apart(what, one, other, tolerance):
+    if len(one) != len(other):
+        return [f"{what}: {len(one)} of them, {len(other)} expected"]
+    scale = max([1.0, *(np.abs(x).max(initial=0) for x in other)])
+    for index, (a, b) in enumerate(zip(one, other, strict=True)):
+        if a.shape != b.shape:
+            return [f"{what} [{index}]: shape {a.shape}, {b.shape} expected"]
+        off = np.abs(a - b)
+        if not np.array_equal(np.isnan(a), np.isnan(b)) or np.nanmax(off, initial=0) > (
+            tolerance * scale
+        ):
+            worst = np.unravel_index(np.argmax(np.nan_to_num(off, nan=np.inf)), off.shape)
+            return [f"{what} [{index}] at {tuple(map(int, worst))}: {a[worst]:.8g}, "
+                    f"{b[worst]:.8g} expected"]  # fmt: skip
+    return []
+
+
+def _counted(wrapped):
+    """Wrappers around one layer must count alike."""
+    for name, those in drawn.wrappers(wrapped).items():
+        counts = {int(w.calls) for w in those}
+        if len(counts) > 1:
+            yield f"the wrappers of '{name}' have counted {sorted(counts)} calls"
+
+
+def _calls_differ(wrapped, oracle):
+    for name, those in drawn.wrappers(wrapped).items():
+        if int(those[-1].calls) != oracle.calls[name]:
+            yield f"'{name}' drew {int(those[-1].calls)} times in {oracle.calls[name]} calls"
+
+
+def _evaluation_differs(wrapped, oracle, letters, mode):
+    """Evaluation is the plain layer's, to the last bit."""
+    oracle.feeds = False
+    plain = oracle.model
+    data.set_weights(wrapped, [np.asarray(v) for v in plain.weights])
+    data.forget(wrapped)
+    data.forget(plain)
+    given = data.inputs(letters, 0)
+    flag = None if mode.slope else False
+    one, other = (
+        modes.values(data.flat(modes.call(m, letters, given, flag))) for m in (wrapped, plain)
+    )
+    for index, (a, b) in enumerate(zip(one, other, strict=True)):
+        if not np.array_equal(a, b, equal_nan=True):
+            return [f"evaluation, output {index}: off by {np.abs(a - b).max():.3g}"]
+    return []

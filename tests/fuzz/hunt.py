@@ -1,0 +1,93 @@
+"""Draws cases, runs each once, and hands on what fails."""
+
+import re
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import hypothesis
+
+from fuzz import cases, compare, shrink, source
+
+
+class Failure(NamedTuple):
+    """A case that fails, made small, and in what it differs."""
+
+    case: cases.Case
+    found: list[str]
+    drawn: cases.Case  # as it was before
+
+
+class Hunt:
+    """Runs random cases.
+
+    Args:
+        seed: decides which cases are drawn.
+        seconds: the most that is spent on making one failure smaller.
+        again: how many failures with one signature are made smaller; more are counted only.
+
+    Attributes:
+        ran: how many cases were run.
+        by_mode: the same by mode.
+        no_model: how many cases plain Keras could not make or run.
+        counts: how often each signature was found.
+    """
+
+    def __init__(self, seed: int, seconds: float = 60.0, again: int = 2) -> None:
+        self.seed = seed
+        self.seconds = seconds
+        self.again = again
+        self.ran = 0
+        self.no_model: list[str] = []
+        self.by_mode: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
+        self._seen: set[str] = set()
+
+    def run(
+        self, many: int, until: float = float("inf"), runs: tuple[str, ...] = cases.RUNS
+    ) -> Iterator[Failure]:
+        """Runs so many different cases, or until a time of `time.monotonic()`."""
+        for case in self._drawn(many, runs):
+            if time.monotonic() > until or self.ran >= many:
+                return
+            try:
+                program = source.functions(source.program(case))
+                found = compare.differences(program, case.mode)
+            except compare.NoModel as error:
+                self.no_model.append(f"{case.mode.run}: {error}")
+                continue
+            self.ran += 1
+            self.by_mode[case.mode.run] = self.by_mode.get(case.mode.run, 0) + 1
+            if not found:
+                continue
+            signature = shrink.signature(found)
+            self.counts[signature] = self.counts.get(signature, 0) + 1
+            if self.counts[signature] <= self.again:
+                yield Failure(*shrink.shrunk(case, found, self.seconds), case)
+
+    def _drawn(self, many: int, runs: tuple[str, ...]) -> list[cases.Case]:
+        """Different cases that are models, as Hypothesis draws them; the same for the same seed."""
+        result: list[cases.Case] = []
+
+        @hypothesis.seed(self.seed)
+        @hypothesis.settings(
+            max_examples=12 * many,
+            database=None,
+            deadline=None,
+            phases=[hypothesis.Phase.generate],
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        @hypothesis.given(cases.cases(runs))
+        def draw(case: cases.Case) -> None:
+            try:
+                text = source.program(case)
+            except ValueError:
+                return
+            # Hypothesis varies what it drew; a model that differs in nothing that counts is one.
+            key = f"{case.mode.run}{re.sub('[0-9]', '', text)}"
+            if key not in self._seen:
+                self._seen.add(key)
+                result.append(case)
+
+        draw()
+        return result

@@ -1,0 +1,226 @@
+"""Runs two training steps of a model, in any of the ways in which a user would.
+
+The model may be a wrapped or a plain one: nothing here knows of tfwd.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from fuzz import data
+from fuzz.feeding import IS_KERAS_2, states, tensor_of
+
+STEPS = 2
+
+
+@dataclass
+class Record:
+    """What a run gave.
+
+    Attributes:
+        start: the weights before the first step, if they were set.
+        dtypes: those of the outputs.
+        outputs, of_inputs, of_weights: for each step the outputs, and the gradients of the loss
+            with respect to the inputs and the trainable weights, where the mode shows them.
+        losses: the loss of each step.
+        weights, states: what is there at the end of each step, or of the last one only.
+    """
+
+    start: list = field(default_factory=list)
+    dtypes: list = field(default_factory=list)
+    outputs: list = field(default_factory=list)
+    of_inputs: list = field(default_factory=list)
+    of_weights: list = field(default_factory=list)
+    losses: list = field(default_factory=list)
+    weights: list = field(default_factory=list)
+    states: list = field(default_factory=list)
+
+    def note_state(self, model):
+        self.weights.append(values(model.weights))
+        self.states.append(values(states(model)))
+
+
+def values(variables):
+    return [np.asarray(v, np.float64) for v in variables]
+
+
+def dense(gradient, like):
+    """A gradient as a tensor; zeros where there is none."""
+    return tf.zeros_like(like) if gradient is None else tf.convert_to_tensor(gradient)
+
+
+def loss_of(model, outputs, targets):
+    """The sum of mean squares, and the losses that layers added."""
+    terms = [
+        tf.reduce_mean(tf.square(tf.cast(o, t.dtype) - t))
+        for o, t in zip(data.flat(outputs), targets, strict=True)
+    ]
+    return tf.add_n(terms + [tf.cast(loss, terms[0].dtype) for loss in model.losses])
+
+
+def call(model, letters, inputs, training):
+    """A call, with a bare tensor for a Sequential model."""
+    one = isinstance(model, keras.Sequential)
+    return model(inputs[0] if one else inputs, training=training)
+
+
+def step(model, letters, inputs, targets, training):
+    """A training step without the update: outputs, loss, gradients."""
+    floats = [x for x in inputs if x.dtype.is_floating]
+    with tf.GradientTape() as tape:
+        tape.watch(floats)
+        outputs = call(model, letters, inputs, training)
+        loss = loss_of(model, outputs, targets)
+    # After the call, which may be what makes the weights.
+    variables = [tensor_of(v) for v in model.trainable_variables]
+    gradients = tape.gradient(loss, floats + variables)
+    gradients = [dense(g, v) for g, v in zip(gradients, floats + variables, strict=True)]
+    return data.flat(outputs), loss, gradients[: len(floats)], gradients[len(floats) :]
+
+
+def run(model, letters, shapes, mode, start=None):
+    """Makes the steps.
+
+    Args:
+        model: the model.
+        letters: the types of its inputs.
+        shapes: the shapes of its outputs.
+        mode: a `Mode`.
+        start: the weights to start from, or None to leave them as they are made by the first call.
+    """
+    record = Record()
+    if start is not None:
+        data.set_weights(model, start)
+        record.start = values(model.weights)
+    if mode.run in ("fit", "fit_xla"):
+        _fit(model, letters, shapes, mode, record)
+    elif mode.run == "loop":
+        _loop(model, letters, shapes, mode, record)
+    else:
+        _steps(model, letters, shapes, mode, record)
+    return record
+
+
+def _steps(model, letters, shapes, mode, record):
+    def one(inputs, targets, training):
+        return step(model, letters, inputs, targets, training)
+
+    if mode.run != "eager":
+        one = tf.function(one, jit_compile=mode.run == "xla", autograph=False)
+    flag = tf.constant(True) if mode.tensor_flag else True
+    if is_untaped(mode, record.start):
+        inputs = data.inputs(letters, 0)
+        first = tf.function(lambda flag: data.flat(call(model, letters, inputs, flag)))
+        first(flag) if mode.run == "function" else call(model, letters, inputs, flag)
+    for number in range(STEPS):
+        given = data.inputs(letters, number), data.targets(shapes, number)
+        outputs, loss, of_inputs, of_weights = one(*given, flag)
+        if not record.start:
+            # What a layer counts by itself is not what it started from; such models start built.
+            record.start = values(model.weights)
+        record.dtypes = [t.dtype.name for t in outputs]
+        record.outputs.append(values(outputs))
+        record.losses.append(float(loss))
+        record.of_inputs.append(values(of_inputs))
+        record.of_weights.append(values(of_weights))
+        _update(model, of_weights)
+        record.note_state(model)
+
+
+def is_untaped(mode, start):
+    """Whether a training call comes first of which no gradient is taken."""
+    return mode.untaped and mode.run in ("eager", "function") and bool(start)
+
+
+def _update(model, gradients):
+    for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+        variable = tensor_of(variable)
+        variable.assign_sub(tf.cast(data.RATE, gradient.dtype) * gradient)
+
+
+def _loop(model, letters, shapes, mode, record):
+    given = [data.inputs(letters, n) for n in range(STEPS)]
+    wanted = [data.targets(shapes, n) for n in range(STEPS)]
+    given = [tf.stack(tensors) for tensors in zip(*given, strict=True)]
+    wanted = [tf.stack(tensors) for tensors in zip(*wanted, strict=True)]
+
+    @tf.function(autograph=False)
+    def steps(training):
+        def body(number, losses, outputs):
+            inputs = [t[number] for t in given]
+            targets = [t[number] for t in wanted]
+            found, loss, _, of_weights = step(model, letters, inputs, targets, flag(training))
+            _update(model, of_weights)
+            losses = losses.write(number, loss)
+            # A loop demands that its variables keep their static shapes.
+            return number + 1, losses, [tf.cast(t, data.floatx()) for t in found]
+
+        losses = tf.TensorArray(data.floatx(), STEPS)
+        first = [tf.zeros(shape, data.floatx()) for shape in shapes]
+        _, losses, outputs = tf.while_loop(
+            lambda number, *_: number < STEPS, body, [0, losses, first], maximum_iterations=STEPS
+        )
+        return losses.stack(), outputs
+
+    def flag(training):
+        return training if mode.tensor_flag else True
+
+    losses, outputs = steps(tf.constant(True))
+    record.losses = [float(loss) for loss in losses]
+    record.outputs = [None] * (STEPS - 1) + [values(outputs)]
+    record.note_state(model)
+
+
+def _fit(model, letters, shapes, mode, record):
+    model.compile(
+        optimizer=keras.optimizers.SGD(data.RATE),
+        loss="mse",
+        jit_compile=mode.run == "fit_xla",
+    )
+    given = [data.inputs(letters, n) for n in range(STEPS)]
+    wanted = [data.targets(shapes, n) for n in range(STEPS)]
+    for inputs, targets in zip(given, wanted, strict=True):
+        x = inputs[0] if isinstance(model, keras.Sequential) else inputs
+        y = targets[0] if isinstance(model, keras.Sequential) else targets
+        history = model.fit(x, y, batch_size=data.BATCH, verbose=0, shuffle=False)
+        record.losses.append(float(history.history["loss"][-1]))
+        record.note_state(model)
+
+
+def in_replicas(model, letters, shapes, mode, strategy, start) -> list[Record]:
+    """The same on two replicas, each with a batch of its own, without updates: a record for each."""
+    data.set_weights(model, start)
+    records = [Record(values(model.weights)), Record(values(model.weights))]
+
+    @tf.function(autograph=False)
+    def one(number):
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        pick = tf.convert_to_tensor(replica)
+        given = [data.inputs(letters, 10 * n + number) for n in range(2)]
+        inputs = [tf.stack(t)[pick] for t in zip(*given, strict=True)]
+        wanted = [data.targets(shapes, 10 * n + number) for n in range(2)]
+        targets = [tf.stack(t)[pick] for t in zip(*wanted, strict=True)]
+        return step(model, letters, inputs, targets, True)
+
+    for number in range(STEPS):
+        results: Any = strategy.run(one, (number,))
+        results = tf.nest.map_structure(strategy.experimental_local_results, results)
+        outputs, loss, of_inputs, of_weights = results
+        for replica, record in enumerate(records):
+            record.outputs.append(values(t[replica] for t in outputs))
+            record.losses.append(float(loss[replica]))
+            record.of_inputs.append(values(t[replica] for t in of_inputs))
+            record.of_weights.append(values(t[replica] for t in of_weights))
+    return records
+
+
+def keras_loss(model, inputs, targets, outputs):
+    """The loss of `fit`, by Keras itself."""
+    if isinstance(model, keras.Sequential):
+        inputs, targets = inputs[0], targets[0]
+    if IS_KERAS_2:
+        return model.compiled_loss(targets, outputs, regularization_losses=model.losses)
+    return model.compute_loss(inputs, targets, outputs, training=True)

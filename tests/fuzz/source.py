@@ -1,0 +1,226 @@
+"""A case's model as Python text: two functions, `wrapped()` and `plain()`.
+
+The fuzzer runs this very text, so the script that it prints for a failure builds the same model.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+import tfwd
+from fuzz import data, user_layers
+from fuzz.cases import Case, Part, Wrap
+from fuzz.kinds import KINDS, NESTS, REPEATING
+from tfwd import layers
+from tfwd import parametrizations as P
+
+INPUTS = {"i": "ids", "s": "x", "v": "vector", "m": "shown"}
+SHAPES = {"i": "(3,), dtype='int32'", "s": "(3, 4)", "v": "(4,)", "m": "(3,), dtype='bool'"}
+# A pattern for models of any layers.
+SOME = ".*(kernel|embeddings|alpha|scale)"
+ANY = ".*"
+
+
+@dataclass
+class Text:
+    """The lines that make the layers, those that call them, and what they were made of."""
+
+    case: Case
+    wrapped: bool
+    makes: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    used: list[str] = field(default_factory=list)  # the letters of the inputs
+    ends: list[str] = field(default_factory=list)  # the values that nothing takes
+    seed: int = 0
+    chain: bool = True  # whether each call takes what the one before it gave, and nothing else
+    layers: int = 0
+
+
+def program(case: Case) -> str:
+    """The two functions. Raises ValueError for a case that is no model."""
+    texts = [_text(case, wrapped) for wrapped in (True, False)]
+    inputs = [letter for letter in INPUTS if letter in texts[0].used]
+    head = f"INPUTS = {''.join(inputs)!r}\n"
+    return head + "".join(_function(text, inputs) for text in texts)
+
+
+def functions(text: str) -> dict[str, Any]:
+    """What a program defines."""
+    names = {"keras": keras, "tfwd": tfwd, "layers": layers, "P": P, "BATCH": data.BATCH}
+    names |= {k: v for k, v in vars(user_layers).items() if callable(v)}
+    exec(text, names)
+    return names
+
+
+def weighs(part: Part) -> bool:
+    """Whether there are weights to parametrize."""
+    return bool(KINDS[part.kind].patterns) and (
+        part.kind not in NESTS or any(map(weighs, part.held))
+    )
+
+
+def _text(case: Case, wrapped: bool) -> Text:
+    text = Text(case, wrapped)
+    values: list[tuple[str, str]] = [(name, letter) for letter, name in INPUTS.items()]
+    made: list[tuple[str, Part]] = []
+    taken = set()
+    last: list[str] = []
+    bare = _is_wrapped(case) and any(step.again for step in case.steps)
+    for number, step in enumerate(case.steps):
+        if step.again and made:
+            name, part = made[-1 - step.args[3] % len(made)]
+            text.chain = False
+        else:
+            part = step.part
+            if part.kind == "OwnCall" and case.top != "subclassed":
+                # A functional model holds what such a method does beside the layer's call.
+                raise ValueError("a layer's own __call__ would be made twice")
+            name = _make(text, part, outer=_is_wrapped(case), bare=bare)
+            made.append((name, part))
+        forms = KINDS[part.kind].forms
+        form = forms[step.form % len(forms)]
+        arguments = []
+        for letter, pick in zip(form.takes, step.args, strict=False):
+            candidates = [v for v, t in values if t == letter]
+            value = candidates[-1 - pick % len(candidates)]
+            arguments.append(value)
+            if value in INPUTS.values():
+                text.used.append(letter)
+        text.chain &= arguments == last if last else True
+        text.chain &= len(arguments) == 1 and form.call == "{0}" and len(form.gives) == 1
+        taken.update(arguments)
+        results = [f"{letter}{number}{'abc'[k]}" for k, letter in enumerate(form.gives)]
+        own = "self." if case.top == "subclassed" else ""
+        text.calls.append(f"{', '.join(results)} = {own}{name}({form.call.format(*arguments)})")
+        values += zip(results, form.gives, strict=True)
+        last = results
+    text.ends = [v for v, t in values if v not in taken and v not in INPUTS.values()]
+    if case.whole and not any(weighs(step.part) for step in case.steps):
+        raise ValueError("no weights")
+    return text
+
+
+def _is_wrapped(case: Case) -> bool:
+    """Whether one wrapper is around the whole model."""
+    return case.whole is not None and case.top == "subclassed"
+
+
+def _make(text: Text, part: Part, outer: bool, bare: bool) -> str:
+    """Adds the lines that make a layer, and returns its name.
+
+    Args:
+        outer: whether a wrapper around what holds this layer may draw for it too.
+        bare: leave out the wrappers: one around what holds this layer draws for it too and calls
+            it twice, so that its weights would have two values in one call of that wrapper.
+    """
+    name = f"l{text.layers}"
+    text.layers += 1
+    kind = KINDS[part.kind]
+    outer = outer or bool(part.wraps) or text.case.whole is not None
+    bare_inside = bare or (outer and part.kind in REPEATING)
+    held = [_make(text, inner, outer, bare_inside) for inner in part.held]
+    options = f", name='{name}'"
+    places = {"n": name, "i": f"{name}i", "j": f"{name}j", "o": options}
+    places |= dict(zip("ab", held, strict=False))
+    for letter in "ij":
+        if f"{{{letter}}}" in kind.make:
+            text.makes.append(f"{places[letter]} = keras.Input((3, 4), batch_size=BATCH)")
+    make = kind.make.format(**places).replace("(, ", "(")
+    if text.wrapped and weighs(part) and not bare:
+        for depth, wrap in enumerate(part.wraps):
+            text.seed += 1
+            make = _wrapped(text, make, wrap, part, f"{name}_{depth}")
+    text.makes.append(f"{name} = {make}")
+    if part.frozen:
+        text.makes.append(f"{name}.trainable = False")
+    return name
+
+
+def _patterns(part: Part) -> list[str | None]:
+    """The patterns that choose some weight of a layer; for a nest, of the layers that it holds."""
+    patterns = list(KINDS[part.kind].patterns)
+    if part.kind in NESTS:
+        inside = [pattern for inner in part.held for pattern in _patterns(inner)]
+        if None not in inside:
+            patterns.remove(None)
+        if not any("kernel" in (pattern or "") for pattern in inside):
+            patterns.remove(".*kernel")
+    return patterns
+
+
+def _wrapped(text: Text, make: str, wrap: Wrap, part: Part, name: str) -> str:
+    patterns = _patterns(part)
+    pattern = patterns[wrap.pattern % len(patterns)]
+    mode = text.case.mode
+    options = f"seed={text.seed}, recompute={mode.recompute}, name='{name}'"
+    if mode.run == "replicas" and mode.share:
+        options += ", share_across_replicas=True"
+    weights = f", weights={pattern!r}" if pattern else ""
+    if wrap.kind == "drop":
+        return f"layers.WeightDropout({make}, {_rate(wrap)}{weights}, {options})"
+    if wrap.kind == "noise":
+        late = ", start_step=1" if wrap.variant == 2 else ""
+        return f"layers.VariationalNoise({make}, 0.25{weights}{late}, {options})"
+    pattern = pattern or ANY
+    return f"layers.Parametrized({make}, {{{pattern!r}: {_parametrization(wrap)}}}, {options})"
+
+
+def _rate(wrap: Wrap) -> float:
+    return (0.5, 0.25, 0.3, 0.0)[wrap.variant]
+
+
+def _parametrization(wrap: Wrap) -> str:
+    return (
+        "P.Dropout(0.5)",
+        "P.Chain([P.GaussianNoise(0.25), P.Dropout(0.5)])",
+        "P.Chain([P.Dropout(0.25), P.Dropout(0.5)])",
+        "P.GaussianNoise(0.25)",
+    )[wrap.variant]
+
+
+def _function(text: Text, inputs: list[str]) -> str:
+    case = text.case
+    names = [INPUTS[letter] for letter in inputs]
+    ends = f"[{', '.join(text.ends)}]"
+    given = [f"{INPUTS[t]} = keras.Input({SHAPES[t]}, batch_size=BATCH)" for t in inputs]
+    lines = []
+    if case.top == "subclassed":
+        made = [line.split(" = ")[0] for line in text.makes]
+        made = [m for m in made if "." not in m and m.strip("ij") == m]
+        lines += ["class Top(keras.Model):", "    def __init__(self):"]
+        lines += ["        super().__init__(name='top')"]
+        if case.mode.fresh:
+            # Keras would otherwise build all layers before the first call, by a call of its own.
+            lines += ["        self.built = True"]
+        lines += [f"        {line}" for line in text.makes]
+        lines += [f"        self.{name} = {name}" for name in made if f"self.{name}(" in str(text.calls)]
+        lines += ["", "    def call(self, inputs, training=None):"]
+        lines += [f"        [{', '.join(names)}] = inputs"]
+        lines += [f"        {line}" for line in text.calls]
+        lines += [f"        return {ends}", "", "model = Top()"]
+    elif case.top == "sequential" and text.chain:
+        order = [call.split(" = ")[1].split("(")[0] for call in text.calls]
+        lines += [*given, *text.makes]
+        lines += [f"model = keras.Sequential([{', '.join([*names, *order])}], name='top')"]
+    else:
+        lines += [*given, *text.makes, *text.calls]
+        lines += [f"model = keras.Model([{', '.join(names)}], {ends}, name='top')"]
+    if case.compiled:
+        lines.append("model.compile(optimizer='sgd', loss='mse')")
+    if case.whole and text.wrapped:
+        pattern = SOME if case.whole.pattern % 2 == 0 and _some(case) else ANY
+        options = f"seed=50, recompute={case.mode.recompute}"
+        if case.mode.run == "replicas" and case.mode.share:
+            options += ", share_across_replicas=True"
+        what = f"{{{pattern!r}: {_parametrization(case.whole)}}}"
+        lines.append(f"model = tfwd.parametrize(model, {what}, {options})")
+    lines.append("return model")
+    body = "\n".join(f"    {line}" if line else "" for line in lines)
+    return f"\n\ndef {'wrapped' if text.wrapped else 'plain'}():\n{body}\n"
+
+
+def _some(case: Case) -> bool:
+    """Whether `SOME` matches."""
+    parts = [inner for step in case.steps for inner in (step.part, *step.part.held)]
+    return any(weighs(part) and "Normalization" not in part.kind for part in parts)
