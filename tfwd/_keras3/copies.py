@@ -10,11 +10,12 @@ import keras
 
 from tfwd._keras_shared import copies
 
+_GRAPHS = (keras.Sequential, keras.src.models.Functional)
+
 
 def is_layer_graph(model: keras.Layer) -> bool:
     """Whether it is a Sequential or functional model of Keras's own class, which can be cloned."""
-    graphs = (keras.Sequential, keras.src.models.Functional)
-    return isinstance(model, graphs) and type(model).__module__.startswith("keras.")
+    return isinstance(model, _GRAPHS) and type(model).__module__.startswith("keras.")
 
 
 def clone(model: keras.Model, function: Callable[[Any], Any]) -> keras.Model:
@@ -29,7 +30,7 @@ def clone(model: keras.Model, function: Callable[[Any], Any]) -> keras.Model:
 
     def replaced(layer: Any) -> Any:
         if id(layer) not in known:
-            graph = is_layer_graph(layer)
+            graph = isinstance(layer, _GRAPHS)
             known[id(layer)] = _cloned(layer, replaced) if graph else function(layer)
         return known[id(layer)]
 
