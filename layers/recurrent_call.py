@@ -116,7 +116,8 @@ def either_call(
     if not isinstance(sequences, tf.Tensor):
         return otherwise(sequences, *states, training=training, **given)
     given |= zip(("initial_state", "mask"), states, strict=False)
-    if otherwise is not layer:
+    past_masks = otherwise is not layer
+    if past_masks:
         return call(layer, sequences, training=training, **given)
     applied, carried = _keras.masks_of_sequences(sequences, given)
     sequences = _keras.converted(layer, sequences)
