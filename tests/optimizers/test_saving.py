@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import HAS_MULTI, assert_same, fit, make, model, values
+from optimizers_table import HAS_MULTI, X, Y, assert_same, fit, make, model, values
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD, NonMonotonicASGDCallback
 
@@ -162,3 +162,19 @@ def test_averaged_weights_and_raw_ones_are_both_in_the_file(tmp_path):
     fit(again, epochs=2, callbacks=callback())
     assert_same(again.get_weights(), whole.get_weights())
     assert_same(values(again.optimizer.variables), values(whole.optimizer.variables))
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+def test_a_compiled_model_from_an_hdf5_file(tmp_path):
+    """Keras 3 builds its optimizer with no variables there; it is built when training begins."""
+    net = model()
+    optimizer = NonMonotonicASGD(DecoupledWeightDecay(make("Adam"), 0.1, exclude="bias"))
+    net.compile(optimizer, keras.losses.MeanSquaredError())
+    net.optimizer.build(net.trainable_variables)
+    net.save(tmp_path / "net.h5")
+    again = keras.saving.load_model(tmp_path / "net.h5")
+    assert again.optimizer.get_config() == optimizer.get_config()
+    assert_same(again.get_weights(), net.get_weights())
+    old = again.get_weights()
+    fit(again, validation_data=(X, Y), callbacks=[NonMonotonicASGDCallback()])
+    assert abs(again.get_weights()[0] - old[0]).max() > 0.01

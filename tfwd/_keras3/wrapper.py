@@ -67,9 +67,9 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Makes the state for the variables: the held optimizer's, then its own."""
-        if self.built:
-            return
         variables = list(variables)
+        if self.built or not variables:  # Keras builds with none when it reads an HDF5 file
+            return
         self._check_variables(variables)
         if not self.inner.built:
             self.inner.build(variables)
