@@ -271,10 +271,10 @@ DEFECTS = [
     ),
     Defect(
         "a kernel's gradients are squared before they are summed over positions",
-        "tfwd/gradients/rules_dense.py",
-        "lambda d: Outer(positions(inputs), positions(d))",
-        "lambda d: Outer(*(tf.reshape(t, [-1, t.shape[-1]]) for t in (inputs, d)))",
-        (RULES, "-k", "dense_sequence or long_sequence"),
+        "tfwd/gradients/terms.py",
+        "[1.0 if p == q else 2.0 for",
+        "[1.0 if p == q else 0.0 for",
+        (RULES, "-k", "dense_sequence"),
     ),
     Defect(
         "the two uses of one weight are squared apart",
