@@ -65,7 +65,9 @@ def test_model_whose_only_layer_is_a_users_own() -> None:
     assert_moments(moments, per_example(model, x, y))
 
 
-@pytest.mark.parametrize(("batch", "inside"), [(None, True), (5, False)])
+@pytest.mark.parametrize(
+    ("batch", "inside"), [(None, True), pytest.param(5, False, marks=pytest.mark.slow)]
+)
 def test_users_layer_beside_a_loop_in_a_function(batch: int | None, inside: bool) -> None:
     """vectorized_map of a recurrent layer is traced without an error, and fails when it is run."""
 

@@ -33,7 +33,7 @@ KEPT = conformance("saving", "with_the_draws and Dense and dropout")
 DISTRIBUTED = ("tests/test_tfwd_distribute.py",)
 DECAY = ("tests/optimizers/test_decoupled_weight_decay.py",)
 AVERAGE = ("tests/optimizers/test_non_monotonic_asgd.py",)
-MOMENTS = tuple(f"tests/gradients/test_{name}.py" for name in ("draws", "rules", "weights"))
+RULES = "tests/gradients/test_rules.py"
 RECURRENCE = ("tests/test_recurrence.py",)
 STEP = ("tests/lm/test_step.py",)
 
@@ -267,21 +267,21 @@ DEFECTS = [
         "tfwd/gradients/combine.py",
         "first, second = scale * first, scale * scale * second",
         "first, second = scale * first, second",
-        MOMENTS,
+        ("tests/gradients/test_weights.py",),
     ),
     Defect(
         "a kernel's gradients are squared before they are summed over positions",
-        "tfwd/gradients/rules_dense.py",
-        "lambda d: Outer(positions(inputs), positions(d))",
-        "lambda d: Outer(*(tf.reshape(t, [-1, t.shape[-1]]) for t in (inputs, d)))",
-        MOMENTS,
+        "tfwd/gradients/terms.py",
+        "[1.0 if p == q else 2.0 for",
+        "[1.0 if p == q else 0.0 for",
+        (RULES, "-k", "dense_sequence"),
     ),
     Defect(
         "the two uses of one weight are squared apart",
         "tfwd/gradients/combine.py",
         "squares = squares + product",
         "pass",
-        MOMENTS,
+        (RULES, "-k", "tied_embedding or used_twice"),
     ),
     # The language model
     Defect(

@@ -75,8 +75,9 @@ def tested(folder: Path, arguments: tuple[str, ...]) -> tuple[str, str]:
     except subprocess.TimeoutExpired:
         return "failed", "out of time"
     kinds = {0: "passed", 1: "failed"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return kinds.get(done.returncode, "not run"), (lines or done.stdout.splitlines()[-1:])[0]
+    printed = done.stdout.splitlines() or [""]
+    lines = [line for line in printed if line.startswith(("FAILED", "ERROR"))]
+    return kinds.get(done.returncode, "not run"), (lines or printed[-1:])[0]
 
 
 def plant(folder: Path, defect: Defect) -> str | None:
