@@ -53,10 +53,10 @@ def run(
         if isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(OSError):  # a closed one is told of when it is written to
                 stream.reconfigure(errors="backslashreplace")
+    code = 0
     try:
         if any(argument in _HELP for argument in argv[1:]):
             print(usage(argv[0], define, about, config))
-            code = 0
         else:
             values = parse(argv, define, config=config, together=together)
             code = main(values) or 0
@@ -67,7 +67,6 @@ def run(
         code = _say("stopped", 130)
     except BrokenPipeError:  # as in `tfwd-generate ... | head`
         _output_is_lost()
-        code = 0
     except OSError as error:  # of files that no one has better words for
         what = f"{error.filename}: " if error.filename else "cannot write the output: "
         code = _say(f"error: {what}{error.strerror or error}")

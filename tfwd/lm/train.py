@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from typing import Any
@@ -44,10 +45,13 @@ def main(values: flags.FlagValues) -> int:
         try:
             train(values.config, values.workdir, stop)
         except Stopped as stopped:
-            print(
-                f"stopped by {stopped}; the same command, with --workdir={values.workdir}, goes on",
-                file=sys.stderr if stopped.signal_number == signal.SIGPIPE else sys.stdout,
-            )
+            lost = stopped.signal_number == signal.SIGPIPE
+            with contextlib.suppress(BrokenPipeError):  # as after `2>&1 | head`
+                print(
+                    f"stopped by {stopped}; the same command, with --workdir={values.workdir}, "
+                    "goes on",
+                    file=sys.stderr if lost else sys.stdout,
+                )
             return stopped.exit_code
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import math
@@ -195,7 +196,11 @@ def search(sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
         board.rest()
         best = report.finish(board, sweep, config, folder, corpus.name)
         if code == Stopped(signal.SIGPIPE).exit_code:
-            print(f"stopped by SIGPIPE; the same command goes on in {folder.path}", file=sys.stderr)
+            with contextlib.suppress(BrokenPipeError):  # as after `2>&1 | head`
+                print(
+                    f"stopped by SIGPIPE; the same command goes on in {folder.path}",
+                    file=sys.stderr,
+                )
         elif code:
             board.line(f"stopped; the same command, with --workdir={values.workdir}, goes on")
         elif best is None:
