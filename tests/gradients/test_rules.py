@@ -120,8 +120,17 @@ def test_recurrent_layer_that_is_used_twice() -> None:
     check(model, np.random.default_rng(1).normal(size=(3, 3, 2)))
 
 
-@pytest.mark.parametrize("kind", [L.SimpleRNN, L.LSTM, L.GRU])
-@pytest.mark.parametrize("options", [{}, {"go_backwards": True}, {"zero_output_for_mask": True}])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (L.SimpleRNN, {}),
+        (L.SimpleRNN, {"zero_output_for_mask": True}),
+        (L.LSTM, {"go_backwards": True}),
+        (L.LSTM, {"zero_output_for_mask": True}),
+        (L.GRU, {}),
+        (L.GRU, {"go_backwards": True}),
+    ],
+)
 def test_masked_time_steps(kind: type, options: dict) -> None:
     model = keras.Sequential(
         [keras.Input((4, 2)), L.Masking(), kind(3, return_sequences=True, **options), L.Dense(2)]
