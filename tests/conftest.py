@@ -21,6 +21,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 # PyTorch's builds for GPUs load Triton, whose LLVM ends a process that has TensorFlow's.
 sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
 
+import forgetting
 import hypothesis
 import keras
 import keras2_names
@@ -84,6 +85,7 @@ def fresh_keras() -> Iterator[None]:
     _reset()
     yield
     _reset()
+    forgetting.forget()
 
 
 def _reset() -> None:

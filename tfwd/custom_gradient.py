@@ -10,7 +10,6 @@ the entry goes when the graph does.
 from __future__ import annotations
 
 import functools
-import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -93,18 +92,15 @@ def release() -> None:
 
 def registered() -> set[str]:
     """The names of all custom gradients in TensorFlow's table."""
-    return {name for name in _names() if name.startswith(_PREFIX)}
+    # A copy first, in one go: a garbage collection inside a loop may take names out.
+    names = list(ops.gradient_registry._registry)
+    return {name for name in names if name.startswith(_PREFIX)}
 
 
 def find(name: str) -> Callable[..., Any]:
     """The gradient that was registered under a name, and not a reference to it."""
     found = ops.gradient_registry.lookup(name)
     return found.held() or found if hasattr(found, "held") else found
-
-
-def _names() -> list[str]:
-    # A copy, in one go: a garbage collection between two steps of a loop may take names out.
-    return list(ops.gradient_registry._registry)
 
 
 def _is_symbolic(value: Any) -> bool:
@@ -147,8 +143,8 @@ def _reference(name: str, gradient: Callable[..., Any]) -> Callable[..., Any]:
     return referred
 
 
-# The number of the last gradient that `_follow` has seen.
-_last = -1
+# The names that were in the table when `_follow` last looked.
+_known: set[str] = set()
 
 
 def _follow(graph: tf.Graph) -> None:
@@ -156,23 +152,13 @@ def _follow(graph: tf.Graph) -> None:
 
     One entry of theirs would keep the graph, and with it all that tfwd has put into it.
     """
-    global _last
+    global _known
     for each in _functions(graph):
         _held(each)
-    numbered = [(_number(name), name) for name in itertools.takewhile(_is_new, reversed(_names()))]
-    for number, name in numbered:
-        _last = max(_last, number)
+    present = registered()
+    for name in present - _known:
         _hand_over_if(name, lambda graph: any(hasattr(g, _HELD) for g in _functions(graph)))
-
-
-def _is_new(name: str) -> bool:
-    return not name.startswith(_PREFIX) or _number(name) > _last
-
-
-def _number(name: str) -> int:
-    """TensorFlow counts the gradients; -1 is for what is none."""
-    number = name.removeprefix(_PREFIX)
-    return int(number) if number.isdecimal() else -1
+    _known = present
 
 
 def _functions(graph: Any) -> Iterator[tf.Graph]:

@@ -1,0 +1,46 @@
+"""Keeps a test process small: models of tests that are over are freed before they are many.
+
+TensorFlow keeps the graph of each training step, and with it the model (`docs/memory.md`).
+`tfwd.custom_gradient.release` makes that garbage. Collecting it takes longer than most tests, so
+that is done only when the process has grown.
+"""
+
+import ctypes
+import gc
+import os
+from pathlib import Path
+
+from tfwd import custom_gradient
+
+STATM = Path("/proc/self/statm")
+GROWTH = 200 << 20  # bytes by which the process may grow between two collections
+TESTS = 50  # how many tests there are between two, where the size is not known
+
+_size = _tests = 0
+
+
+def forget() -> None:
+    """To be called after each test."""
+    global _size, _tests
+    _tests += 1
+    custom_gradient.release()
+    if not _has_grown():
+        return
+    gc.collect()
+    if hasattr(ctypes.CDLL(None), "malloc_trim"):
+        ctypes.CDLL(None).malloc_trim(0)
+    _size, _tests = resident(), 0
+
+
+def resident() -> int:
+    """The bytes of memory that this process has; 0 if that is not known."""
+    if not STATM.exists():
+        return 0
+    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _has_grown() -> bool:
+    global _size
+    size = resident()
+    _size = _size or size
+    return size - _size > GROWTH if size else _tests >= TESTS

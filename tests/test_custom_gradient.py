@@ -1,0 +1,260 @@
+"""Models that were dropped are freed, and functions that are kept can still be differentiated."""
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from stacks import IS_KERAS_2
+
+import tfwd
+from tfwd import custom_gradient
+from tfwd.layers import VariationalNoise, WeightDropout
+
+X, Y = tf.ones([4, 3]), tf.ones([4, 2])
+
+
+@pytest.fixture(autouse=True)
+def nothing_from_before() -> Iterator[None]:
+    """What earlier tests have left is gone, and can be counted no more."""
+    custom_gradient.release()
+    gc.collect()
+    yield
+
+
+def wrapped(activation: str = "relu") -> keras.Model:
+    inner = keras.layers.Dense(4, activation=activation)
+    layers = [keras.layers.Input([3]), WeightDropout(inner, 0.5), keras.layers.Dense(2)]
+    return keras.Sequential(layers)
+
+
+def plain() -> keras.Model:
+    return keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(2)])
+
+
+def fit(model: keras.Model, optimizer: object = "sgd", callbacks: tuple = ()) -> None:
+    model.compile(optimizer, "mse")
+    model.fit(X, Y, epochs=2, verbose=0, callbacks=list(callbacks))
+
+
+def fit_noise() -> None:
+    layer = VariationalNoise(keras.layers.LSTM(2), 0.1)
+    model = keras.Sequential([keras.layers.Input([2, 3]), layer])
+    model.compile("adam", "mse")
+    model.fit(tf.ones([4, 2, 3]), Y, verbose=0)
+
+
+def step_of_a_users_own() -> None:
+    model = wrapped()
+
+    @tf.function
+    def step(x: tf.Tensor) -> list:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x, training=True))
+        return tape.gradient(loss, model.trainable_variables)
+
+    step(X)
+
+
+def moments() -> None:
+    model = wrapped()
+
+    @tf.function
+    def of_a_batch(x: tf.Tensor, y: tf.Tensor) -> tuple:
+        return tuple(tfwd.gradients.squared_mean(model, x, y, "mse", training=True))
+
+    of_a_batch(X, Y)
+
+
+def with_a_callback() -> None:
+    fit(wrapped(), callbacks=(tfwd.callbacks.GradientSquaredMean(every=1),))
+
+
+def with_optimizers() -> None:
+    inner = keras.optimizers.Adam(0.1)
+    fit(wrapped(), tfwd.optimizers.DecoupledWeightDecay(inner, 0.1, exclude=[".*bias"]))
+
+
+# TensorFlow's silu brings a gradient of its own.
+WAYS = {
+    "fit": lambda: fit(wrapped()),
+    "fit, silu": lambda: fit(wrapped("silu")),
+    "a tf.function": step_of_a_users_own,
+    "moments": moments,
+    "optimizers": with_optimizers,
+    "callbacks": with_a_callback,
+    "noise": fit_noise,
+}
+
+
+def kept() -> Counter:
+    """What a model that is kept shows by: its variables, its graphs, and names of gradients."""
+    objects = gc.get_objects()
+    eager = type(tf.constant(0))
+    return Counter(
+        variables=sum(isinstance(x, eager) and x.dtype == tf.resource for x in objects),
+        graphs=sum(isinstance(x, tf.Graph) for x in objects),
+        names=len(custom_gradient.registered()),
+    )
+
+
+def grown(way: Callable[[], None], models: int) -> Counter:
+    """What the models leave, beyond what the first two of them do."""
+    found = Counter()
+    for number in range(models):
+        way()
+        if IS_KERAS_2:
+            keras.backend.clear_session()
+        else:
+            keras.backend.clear_session(free_memory=False)
+        if number in (1, models - 1):
+            gc.collect()
+            found, before = kept(), found
+    found.subtract(before)
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_models_that_were_dropped_leave_nothing(way):
+    assert not any(grown(WAYS[way], 3).values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_fifty_models_leave_nothing(way):
+    assert not any(grown(WAYS[way], 50).values())
+
+
+def test_plain_models_leave_their_variables_until_they_are_released():
+    left = grown(lambda: fit(plain()), 3)
+    assert left["variables"] > 0, "TensorFlow has mended it: docs/memory.md is no longer true"
+    custom_gradient.release()
+    gc.collect()
+    assert not custom_gradient.registered()
+
+
+def test_steps_of_one_model_leave_nothing():
+    model = wrapped()
+    data = tf.data.Dataset.from_tensors((X, Y)).repeat(300)
+    model.compile("adam", "mse")
+    counts = []
+    for _ in range(3):
+        model.fit(data, verbose=0)
+        gc.collect()
+        counts.append((sum(kept().values()), len(gc.get_objects())))
+    assert counts[2][0] == counts[1][0]
+    assert counts[2][1] - counts[1][1] < 30  # a step that left one object would leave 300
+
+
+# Functions of which nothing but the function is kept. The gradients are made up, so that it shows
+# if others are taken: 7 x for the first derivative, and 7 for the second.
+
+
+@custom_gradient.custom_gradient
+def marked(x):
+    return 2.0 * x, lambda upstream: 7.0 * x * upstream
+
+
+@tf.custom_gradient
+def marked_by_a_user(x):
+    return 2.0 * x, lambda upstream: 7.0 * x * upstream
+
+
+SPEC = tf.TensorSpec([], tf.float32)
+
+
+def looped(f: Callable) -> Callable:
+    return lambda x: tf.while_loop(lambda i, y: i < 1, lambda i, y: (i + 1, f(y)), [0, x])[1]
+
+
+FUNCTIONS = {
+    "as it is": lambda f: f,
+    "in a function": lambda f: tf.function(f),
+    "in a loop": looped,
+    "compiled": lambda f: tf.function(f, jit_compile=True),
+    "twice": lambda f: lambda x: f(x) + 0.0 * f(x),
+}
+
+
+@pytest.fixture(params=[marked, marked_by_a_user], ids=["ours", "a user's"])
+def kept_function(request) -> Callable[[str], Callable]:
+    def make(way: str) -> Callable:
+        made = tf.function(FUNCTIONS[way](request.param)).get_concrete_function(SPEC)
+        custom_gradient.release()
+        gc.collect()
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize("way", FUNCTIONS)
+def test_a_function_that_is_kept_has_its_gradient(kept_function, way):
+    function, x = kept_function(way), tf.constant(3.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = function(x)
+    gc.collect()
+    assert float(tape.gradient(y, x)) == 21.0
+
+    @tf.function
+    def outer(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        gc.collect()
+        return tape.gradient(y, x)
+
+    assert float(outer(x)) == 21.0
+
+
+def test_second_derivatives(kept_function):
+    function, x = kept_function("as it is"), tf.constant(3.0)
+
+    @tf.function
+    def second(x):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = function(x)
+            first = inner.gradient(y, x)
+        gc.collect()
+        return outer.gradient(first, x)
+
+    assert float(second(x)) == 7.0
+
+
+def test_a_saved_function_has_its_gradient(tmp_path):
+    module = tf.Module()
+    module.function = tf.function(marked, input_signature=[SPEC])
+    module.function(1.0)
+    gc.collect()
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+    tf.saved_model.save(module, str(tmp_path), options=options)
+    del module
+    custom_gradient.release()
+    gc.collect()
+    loaded, x = tf.saved_model.load(str(tmp_path)), tf.constant(3.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = loaded.function(x)
+    assert float(tape.gradient(y, x)) == 21.0
+
+
+def test_a_function_outlives_its_layer():
+    layer = WeightDropout(keras.layers.Dense(2, use_bias=False), 0.5, seed=1)
+    layer(X)
+    (kernel,) = layer.trainable_variables
+    kernel.assign(tf.ones([3, 2]))
+    function = tf.function(lambda x: layer(x, training=True)).get_concrete_function(X)
+    del layer
+    custom_gradient.release()
+    gc.collect()
+    with tf.GradientTape() as tape:
+        y = function(X)
+    # With a kernel and inputs of ones, the outputs are sums over a column's mask, divided by keep.
+    columns = tf.reduce_sum(tape.gradient(y, kernel), 0) / len(X)
+    np.testing.assert_array_equal(columns, y[0])
