@@ -39,6 +39,8 @@ class Wraps:
         with _given(self, kwargs):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
+    vars()["__call__"].autograph_info__ = {}  # by which AutoGraph knows what it need not rewrite
+
     def _set_mask_metadata(self, inputs: Any, outputs: Any, previous_mask: Any) -> None:
         # The layer inside has marked its own, unless it was only asked for their shapes.
         if any(isinstance(output, KerasTensor) for output in keras.tree.flatten(outputs)):
