@@ -39,13 +39,14 @@ class Wraps:
         with _given(self, kwargs):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
-    vars()["__call__"].autograph_info__ = {}  # by which AutoGraph knows what it need not rewrite
-
     def _set_mask_metadata(self, inputs: Any, outputs: Any, previous_mask: Any) -> None:
         # The layer inside has marked its own, unless it was only asked for their shapes.
         if any(isinstance(output, KerasTensor) for output in keras.tree.flatten(outputs)):
             super()._set_mask_metadata(inputs, outputs, previous_mask)  # type: ignore[misc]
 
+
+# By this AutoGraph knows that there is nothing to rewrite.
+Wraps.__call__.autograph_info__ = {}  # type: ignore[attr-defined]
 
 _here = threading.local()
 
