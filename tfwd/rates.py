@@ -137,7 +137,8 @@ def read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
             value = _keras.value(value)
     if fault := _fault(value):
         raise ValueError(f"{name}: a rate or deviation must be a real scalar; got {fault}")
-    value = tf.ensure_shape(tf.stop_gradient(tf.cast(value, tf.float32)), [])
+    # The gradient is stopped last, by which it shows that the value needs none.
+    value = tf.stop_gradient(tf.ensure_shape(tf.cast(value, tf.float32), []))
     message = f"{name}: a rate or deviation must be at least 0 and below {below}; got"
     tf.debugging.Assert((value >= 0.0) & (value < below), [message, value])
     return value

@@ -56,6 +56,9 @@ class Wraps:
         return list(metrics.values())
 
 
+# By this AutoGraph knows that there is nothing to rewrite.
+Wraps.__call__.autograph_info__ = {}  # type: ignore[attr-defined]
+
 _here = threading.local()
 
 

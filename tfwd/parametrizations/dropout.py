@@ -20,10 +20,11 @@ class Dropout(Parametrization):
     rounded to a multiple of 2^-16, so that `E[w'_i] = w_i` exactly.
 
     Args:
-        rate: the drop rate, in [0, 1): a float, a schedule (a function of the number of the training
-            call, and of nothing random, to a real scalar, such as a
-            `keras.optimizers.schedules.LearningRateSchedule`) or a variable, read at every call. A rate of 0.0 is the identity and draws nothing. A
-            variable is the caller's to save: a config holds its value of the moment.
+        rate: the drop rate, in [0, 1): a float, a schedule or a variable, read at every call. A
+            schedule is a function of the number of the training call, and of nothing random, to a
+            real scalar, such as a `keras.optimizers.schedules.LearningRateSchedule`. A rate of 0.0
+            is the identity and draws nothing. A variable is the caller's to save: a config holds
+            its value of the moment.
         noise_shape: as in `keras.layers.Dropout`: the shape of the mask, where 1 shares it along an
             axis and None stands for the weight's own size. `(None, 1)` drops whole rows.
 
