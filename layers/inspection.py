@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _graphs, _keras
-from tfwd.layers import nests, reads
+from tfwd.layers import nests, provable, reads
 from tfwd.layers.attributes import Attributes
 from tfwd.substitute import Result
 
@@ -38,6 +38,7 @@ class Verdict(NamedTuple):
         losses: how many losses it adds, the larger number of the two flags.
         extra: the variables that it reads besides those that its layer lists.
         seen: whether it could be looked at, so that it is known to read no weight past Keras.
+        shared: whether another layer of the same signature does just the same.
         taken: whether it uses floating tensors that are not among its arguments. Whether a gradient
             is wanted for them is not asked: another call may be made under another tape.
     """
@@ -48,6 +49,11 @@ class Verdict(NamedTuple):
     extra: list[keras.Variable]
     seen: bool = True
     taken: bool = False
+    shared: bool = False
+
+
+# Verdicts by signatures. They name no variables, and the keys neither hold layers nor tensors.
+_shared: dict[tuple, Verdict] = {}
 
 
 def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _Call) -> Verdict:
@@ -67,8 +73,15 @@ def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _
         UserWarning: if it does not read a parametrized weight.
     """
     reads.check_calls(name, owner)
+    signature = provable.signature(owner)
+    key = None if signature is None or call.frames else (signature, call.signature())
+    if key in _shared:
+        return _shared[key]
     with Attributes(owner).kept():
-        return _inspected(name, owner, parametrized, call)
+        verdict = _inspected(name, owner, parametrized, call)
+    if key is not None and verdict.shared:
+        _shared[key] = verdict
+    return verdict
 
 
 def _inspected(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _Call) -> Verdict:
@@ -108,7 +121,12 @@ def _inspected(name: str, owner: keras.Layer, parametrized: dict[int, str], call
         impure = f"it reads the variable '{behind[0].name}' in backward, in a gradient of its own"
     losses = max(len(result.losses) for result in results)
     taken = any(t.dtype.is_floating or t.dtype.is_complex for t in graph.taken)
-    return Verdict(impure, list(updated.values()), losses, list(extra.values()), taken=taken)
+    told = any(key not in results[0].read for key in parametrized)
+    told = told or any(node.op in _FREE for node in nodes)
+    shared = not (impure or updated or extra or taken or told)
+    return Verdict(
+        impure, list(updated.values()), losses, list(extra.values()), taken=taken, shared=shared
+    )
 
 
 def _why_impure(

@@ -44,10 +44,12 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
         seed: an integer, or None for one that is drawn from Keras's global seed
             (`keras.utils.set_random_seed`).
         recompute: keep no effective weight for backward, and compute it again there from the raw
-            weight and the seed. In eager mode, or where the training flag is a tensor, nothing but
-            the arguments is kept and the layer is run again. A layer that cannot be run twice (it
-            draws from a stateful generator, say) says so in a warning and keeps its effective
-            weights. Forward-mode derivatives need False.
+            weight and the seed. In eager mode, or where the training flag is a tensor, this takes a
+            second run, which only a layer that is Keras's own all the way down gets; one with
+            anything that a user wrote keeps its effective weights, and so does one that cannot be
+            run twice (it draws from a stateful generator, say), which says so in a warning.
+            Forward-mode derivatives need False. It can be set later; functions that were traced
+            before stay as they are.
         share_across_replicas: draw alike on all replicas of a `tf.distribute` strategy.
         **kwargs: `name` and `trainable`, as for any layer.
 

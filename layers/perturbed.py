@@ -220,6 +220,13 @@ class _Call:
         flag = self.training if isinstance(self.training, bool) else None
         return self._arguments.kind(), weights, flag, tf.executing_eagerly(), len(self.frames)
 
+    def signature(self) -> tuple:
+        """The same without this layer's own weights: what a call of an equal layer has too."""
+        kinds = tuple((target.position, repr(p)) for target, p in self.chosen)
+        shapes = tuple((str(v.dtype), tuple(v.shape)) for v in self.variables)
+        flag = self.training if isinstance(self.training, bool) else None
+        return self._arguments.kind(), kinds, shapes, flag, tf.executing_eagerly()
+
     def runs_again(self) -> bool:
         """Whether backward would have to run the layer a second time."""
         return tf.executing_eagerly() or not isinstance(self.training, bool)

@@ -42,3 +42,51 @@ def _is_known(value: Any) -> bool:
         return False
     module = str(getattr(value, "__module__", None) or type(value).__module__)
     return module.split(".")[0] in _KNOWN and not module.endswith(_CALLING)
+
+
+# What layers that compute alike differ in.
+_NAMES = {
+    "_auto_name",
+    "_name",
+    "_name_scope_on_declaration",
+    "_parent_path",
+    "_path",
+    "name",
+    "seed",
+}
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+def signature(owner: keras.Layer) -> tuple | None:
+    """What all layers have in common that do the same in a call; None if nothing shows it.
+
+    Hashable: the classes of the layer and of those in it, their numbers, texts and functions, and
+    the shapes of their variables. Names and values of variables are left out.
+    """
+    if not is_keras_own(owner):
+        return None
+    return tuple(_signature(layer) for layer in _keras.all_layers(owner))
+
+
+def _signature(layer: keras.Layer) -> tuple:
+    values = ((name, _value(value)) for name, value in vars(layer).items() if name not in _NAMES)
+    return (
+        type(layer),
+        layer.trainable,
+        str(layer.compute_dtype),
+        tuple((str(v.dtype), tuple(v.shape)) for v in layer.variables),
+        tuple(sorted((name, repr(value)) for name, value in values if value is not None)),
+    )
+
+
+def _value(value: Any) -> Any:
+    """A number, a text, or such in lists and dicts, with its type; a function as where it is."""
+    if isinstance(value, _PLAIN):
+        return type(value).__name__, value
+    if isinstance(value, (list, tuple)):
+        return [_value(x) for x in value]
+    if isinstance(value, dict):
+        return [(str(key), _value(x)) for key, x in value.items()]
+    if callable(value) and not isinstance(value, keras.layers.Layer):
+        return getattr(value, "__module__", ""), getattr(value, "__qualname__", type(value))
+    return type(value)

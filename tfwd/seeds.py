@@ -55,6 +55,12 @@ def seed(
 
     References: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011), for Philox.
     """
+    return _seed(*map(_number, (root, position, call, replica)))
+
+
+# Some hundred operations, of which a graph gets one: building them takes longer than running them.
+@tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.int64)] * 4)
+def _seed(root: tf.Tensor, position: tf.Tensor, call: tf.Tensor, replica: tf.Tensor) -> tf.Tensor:
     state = fold(tf.zeros([2], tf.int32), _high_word(root), root)
     state = fold(state, position, replica)
     return fold(state, _high_word(call), call)
@@ -103,6 +109,14 @@ def _block(key: tf.Tensor) -> tf.Tensor:
     return tf.random.stateless_uniform(
         [2], seed=key, minval=None, maxval=None, dtype=tf.int32, alg="philox"
     )
+
+
+def _number(integer: tf.Tensor | int) -> tf.Tensor:
+    """An integer of up to 64 bits as int64, of the same bits."""
+    if isinstance(integer, int):
+        integer = (integer & 0xFFFFFFFFFFFFFFFF ^ (1 << 63)) - (1 << 63)
+        return tf.constant(integer, tf.int64)
+    return tf.cast(integer, tf.int64)
 
 
 def _low_word(integer: tf.Tensor | int) -> tf.Tensor:

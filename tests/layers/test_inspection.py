@@ -1,4 +1,6 @@
-"""Layers that cannot be run on other weights, or not twice."""
+"""Layers that cannot be run on other weights, or not twice, and how that is found out."""
+
+from typing import Any
 
 import keras
 import numpy as np
@@ -7,6 +9,7 @@ import tensorflow as tf
 
 from conformance.harness import randomize
 from tfwd import _keras, layers
+from tfwd.layers import inspection
 
 X = tf.random.stateless_normal([4, 5], [1, 2])
 
@@ -232,3 +235,51 @@ def test_a_method_that_keeps_what_it_was_traced_with_is_an_error(traced: bool) -
 
     with pytest.raises(ValueError, match="most often because a method is a tf.function"):
         tf.function(call)() if traced else call()
+
+
+class Doubled(keras.layers.Dense):
+    """A user's layer."""
+
+    def call(self, x):
+        return 2 * super().call(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "looks"),
+    [
+        (lambda: keras.layers.Dense(3), 1),
+        (lambda: keras.layers.Dense(3, activation="relu"), 1),
+        (lambda: keras.layers.Dense(3, activation=lambda x: x), 3),
+        (lambda: Doubled(3), 3),
+    ],
+)
+@pytest.mark.parametrize("traced", [False, True])
+def test_one_look_serves_equal_layers_of_keras(
+    make: Any, looks: int, traced: bool, monkeypatch: Any
+) -> None:
+    made = []
+    own = inspection._inspected
+    monkeypatch.setattr(inspection, "_shared", {})
+    monkeypatch.setattr(inspection, "_inspected", lambda *a: (made.append(a), own(*a))[1])
+    equal = [layers.WeightDropout(make(), 0.5, weights="kernel") for _ in range(3)]
+    wider = layers.WeightDropout(keras.layers.Dense(4), 0.5)
+
+    def call() -> None:
+        for layer in equal:
+            layer(X, training=True)
+
+    tf.function(call)() if traced else call()
+    assert len(made) == looks
+    wider(X, training=True)
+    assert len(made) == looks + 1
+    # One that is no longer as the others were is looked at.
+    other = layers.WeightDropout(make(), 0.5, weights="kernel")
+    other.layer.activation = lambda x: x
+    other(X, training=True)
+    assert len(made) == looks + 2
+
+
+def test_a_warning_is_given_by_each_layer() -> None:
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="does not read 'other'"):
+            layers.WeightDropout(Unread(), 0.5)(X, training=True)
