@@ -78,10 +78,25 @@ def test_tensorboard_shows_everything(whole):
 
 
 @pytest.mark.parametrize("looks", [7, pytest.param(29, marks=pytest.mark.slow)])
-def test_a_stop_anywhere_is_gone_on_from(whole, text, tmp_path, looks, capsys):
+def test_a_stop_anywhere_is_gone_on_from(whole, text, tmp_path, looks, capsys, monkeypatch):
     """In the first epoch's training, and in its validation."""
     summary, finished = whole
     config = make_config(text)
+    seen = []  # the states that windows hand on, where a trainer begins and where it saves
+
+    class Watched(Trainer):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.look()
+
+        def _save(self):
+            super()._save()
+            self.look()
+
+        def look(self):
+            seen.append([tensor.numpy() for pair in self.state.carried for tensor in pair])
+
+    monkeypatch.setattr("tfwd.lm.trainer.Trainer", Watched)
     with pytest.raises(Stopped) as stopped:
         train(config, str(tmp_path), StopAfter(looks))
     assert stopped.value.exit_code == 143
@@ -90,7 +105,11 @@ def test_a_stop_anywhere_is_gone_on_from(whole, text, tmp_path, looks, capsys):
     assert progress["epoch"] == 0 and progress["window"] == step
     steps = next(r["step"] for r in log(finished) if r["kind"] == "valid")
     assert step == min(looks + 1, steps) and (looks < steps or "valid" not in log(tmp_path))
+    left = len(seen)
     again = train(config, str(tmp_path), StopRequest())
+    for before, after in zip(seen[left - 1], seen[left], strict=True):
+        assert before.any()
+        np.testing.assert_array_equal(before, after)
     assert f"going on from the checkpoint of step {step}" in capsys.readouterr().out
     assert again["texts"]["test"]["nats"] == pytest.approx(
         summary["texts"]["test"]["nats"], abs=1e-4

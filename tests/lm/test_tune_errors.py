@@ -25,7 +25,8 @@ def test_a_full_disk_ends_the_sweep_and_the_trial_is_not_failed(run, tmp_path, m
     assert [row["status"] for row in sweep_tools.table(tmp_path / "sweep")] == ["done"]
 
 
-def test_another_sweep_in_the_folder_is_refused(run, tmp_path):
+def test_another_sweep_in_the_folder_is_refused(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("tfwd.lm.sweeps.trial.Trainer", sweep_tools.NoTraining)
     assert run(SPACE, "max_trials=1")[0] == 0
     before = (tmp_path / "sweep" / "trials.csv").read_bytes()
     other = '{"model.weight_dropout": Float(0, 0.6, step=0.1)}'
