@@ -52,7 +52,9 @@ _NAMES = {
     "_parent_path",
     "_path",
     "name",
+    "on_quantize",
     "seed",
+    "wrapper",
 }
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
