@@ -18,7 +18,13 @@ PACKAGES = {"tfwd": "tfwd", "layers": "tfwd.layers", "optimizers": "tfwd.optimiz
 
 # A module may import what is lower, and a package its own modules.
 HEIGHTS = {
-    0: {"tfwd._keras_shared", "tfwd.custom_gradient", "tfwd.files", "tfwd.paths", "tfwd.recurrence"},
+    0: {
+        "tfwd._keras_shared",
+        "tfwd.custom_gradient",
+        "tfwd.files",
+        "tfwd.paths",
+        "tfwd.recurrence",
+    },
     1: {"tfwd._keras2", "tfwd._keras3", "tfwd.gru", "tfwd.lstm"},
     2: {"tfwd._keras"},
     3: {

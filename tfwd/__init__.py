@@ -20,11 +20,20 @@ except ModuleNotFoundError as error:
         "pip install 'tfwd[tf]', or 'tfwd[cpu]' for the smaller build without GPU support"
     ) from error
 
-from tfwd import callbacks, gradients, layers, metrics, optimizers, parametrizations
+from tfwd import (
+    callbacks,
+    custom_gradient,
+    gradients,
+    layers,
+    metrics,
+    optimizers,
+    parametrizations,
+)
 from tfwd.models import parametrize, unwrap
 
 __all__ = [
     "callbacks",
+    "custom_gradient",
     "gradients",
     "layers",
     "metrics",
