@@ -65,6 +65,13 @@ def _status(field: str) -> int:
     raise OSError(f"{STATUS} has no {field}")
 
 
+def resident() -> int:
+    """The resident set now, bytes, after what is free was given back; the largest so far if
+    the system does not tell."""
+    _give_back()
+    return _status("VmRSS") if STATUS.exists() else _largest()
+
+
 def _largest() -> int:
     """The largest resident set so far, bytes."""
     unit = 1 if sys.platform == "darwin" else 1024

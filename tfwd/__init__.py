@@ -27,11 +27,20 @@ except ModuleNotFoundError as error:
 if not (Path(__file__).parent / "layers").is_dir():
     __path__.append(str(Path(__file__).parent.parent))
 
-from tfwd import callbacks, gradients, layers, metrics, optimizers, parametrizations
+from tfwd import (
+    callbacks,
+    custom_gradient,
+    gradients,
+    layers,
+    metrics,
+    optimizers,
+    parametrizations,
+)
 from tfwd.models import parametrize, unwrap
 
 __all__ = [
     "callbacks",
+    "custom_gradient",
     "gradients",
     "layers",
     "metrics",
