@@ -71,9 +71,10 @@ def _differences(program, mode):
         with _place(mode):
             wrapped = make_wrapped()
             # A functional model has its weights from the start, a subclassed one from a call.
-            if not wrapped.weights and mode.fresh and _can_be_fresh(wrapped, mode):
+            made = len(data.made(wrapped))
+            if not made and mode.fresh and _can_be_fresh(wrapped, mode):
                 start = None
-            elif not wrapped.weights or len(wrapped.weights) < len(plain.weights):
+            elif made < len(plain.weights):
                 modes.call(wrapped, letters, given, False)
                 data.forget(wrapped)
         if mode.run == "replicas":

@@ -58,6 +58,14 @@ def weights(model):
     return values
 
 
+def made(model):
+    """The weights that there are; Keras 2 refuses to tell before there are all."""
+    try:
+        return model.weights
+    except ValueError:
+        return []
+
+
 def set_weights(model, values):
     for variable, value in zip(model.weights, values, strict=True):
         variable.assign(value)

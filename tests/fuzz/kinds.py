@@ -179,9 +179,7 @@ KINDS = {
     "Dropout": Kind("keras.layers.Dropout(0.25, seed=7{o})", (S, V), (), "keras3", True),
     # Layers that hold layers: `{a}` and `{b}` are these.
     "Sequential": Kind("keras.Sequential([{a}, {b}]{o})", (S,), (None, ".*kernel", ".*")),
-    "Functional": Kind(
-        "keras.Model({i}, {b}({a}({i})){o})", (S,), (None, ".*kernel", ".*")
-    ),
+    "Functional": Kind("keras.Model({i}, {b}({a}({i})){o})", (S,), (None, ".*kernel", ".*")),
     "Siamese": Kind(
         "keras.Model([{i}, {j}], {b}(keras.layers.add([{a}({i}), {a}({j})])){o})",
         (PAIR,),

@@ -20,12 +20,8 @@ TWO_DENSE = (_part("Dense"), _part("Dense"))
 
 KNOWN = {
     "self-attention in a graph": _case(DENSE, Step(_part("MultiHeadAttention", DROP))),
-    "a model of one tensor twice": _case(
-        DENSE, Step(_part("Siamese", DROP, held=TWO_DENSE))
-    ),
-    "additive attention of one tensor twice": _case(
-        DENSE, Step(_part("AdditiveAttention", NOISE))
-    ),
+    "a model of one tensor twice": _case(DENSE, Step(_part("Siamese", DROP, held=TWO_DENSE))),
+    "additive attention of one tensor twice": _case(DENSE, Step(_part("AdditiveAttention", NOISE))),
     "one tensor for both states": _case(DENSE, Step(_part("LSTM", DROP), form=2)),
     "a compiled model wrapped whole": _case(
         Step(_part("Dense")), mode=FIT, top="subclassed", whole=PARAM, compiled=True
@@ -33,9 +29,7 @@ KNOWN = {
     "a compiled model inside, wrapped": _case(
         Step(_part("Compiled", DROP, held=TWO_DENSE)), mode=FIT
     ),
-    "an embedding with a call of its own": _case(
-        Step(_part("OwnCall", DROP)), top="subclassed"
-    ),
+    "an embedding with a call of its own": _case(Step(_part("OwnCall", DROP)), top="subclassed"),
     "a cell with a call of its own": _case(Step(_part("OwnCell", DROP))),
     "an LSTM whose call was replaced": _case(Step(_part("Doubled", DROP))),
     "an embedding whose call was replaced": _case(Step(_part("DoubledEmbedding", DROP))),
@@ -61,7 +55,5 @@ KNOWN = {
     "a sublayer built late, in time": _case(
         Step(_part("LateInTime", DROP)), top="subclassed", mode=Mode("eager", fresh=True)
     ),
-    "a float32 layer in a half one": _case(
-        Step(_part("InTime", held=(_part("Single", DROP),)))
-    ),
+    "a float32 layer in a half one": _case(Step(_part("InTime", held=(_part("Single", DROP),)))),
 }

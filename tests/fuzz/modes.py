@@ -170,8 +170,11 @@ def _loop(model, letters, shapes, mode, record):
 
     losses, outputs = steps(tf.constant(True))
     record.losses = [float(loss) for loss in losses]
+    # What the earlier steps gave is not seen from outside.
     record.outputs = [None] * (STEPS - 1) + [values(outputs)]
     record.note_state(model)
+    record.weights[:0] = [None] * (STEPS - 1)
+    record.states[:0] = [None] * (STEPS - 1)
 
 
 def _fit(model, letters, shapes, mode, record):
@@ -191,7 +194,7 @@ def _fit(model, letters, shapes, mode, record):
 
 
 def in_replicas(model, letters, shapes, mode, strategy, start) -> list[Record]:
-    """The same on two replicas, each with a batch of its own, without updates: a record for each."""
+    """The same on two replicas, each with its own batch, without updates: a record for each."""
     data.set_weights(model, start)
     records = [Record(values(model.weights)), Record(values(model.weights))]
 

@@ -2,8 +2,8 @@
 
     python tests/fuzz/run.py --minutes 60 [--seed N] [--jobs 1] [--into FOLDER]
 
-Cases are run in processes of their own, some dozens each, because TensorFlow keeps every model that it
-traced. Each failure is made small and printed as a script that shows it; the scripts are written
+Cases are run in processes of their own, some dozens each, because TensorFlow keeps every model that
+it traced. Each failure is made small and printed as a script that shows it; the scripts are written
 into the folder too. Ends with 1 if anything was found.
 """
 
@@ -29,6 +29,7 @@ def main() -> int:
             left = end - time.monotonic()
             command = [sys.executable, __file__, "--child", "--seed", str(seed)]
             command += ["--minutes", str(left / 60), "--into", str(arguments.into)]
+            command += ["--cases", str(arguments.cases), "--runs", arguments.runs]
             running[subprocess.Popen(command)] = seed
             seed += 1
         time.sleep(0.2)
@@ -68,7 +69,8 @@ def child(arguments: argparse.Namespace) -> int:
         arguments.into.mkdir(parents=True, exist_ok=True)
         path = arguments.into / f"seed_{arguments.seed}_{number}.py"
         path.write_text(text, "utf-8")
-        print(f"{path}:\n{text if arguments.jobs == 1 else ''}\n{path}: {failure.found}")
+        shown = text if arguments.jobs == 1 else ""
+        print(f"{path}:\n{shown}\n{path}: {failure.found}", flush=True)
     said = [f"{many} times: {what}" for what, many in now.counts.items()]
     modes = ", ".join(f"{many} {mode}" for mode, many in sorted(now.by_mode.items()))
     print(

@@ -53,12 +53,12 @@ fuzz = sys.modules["fuzz"] = types.ModuleType("fuzz")
 
 # What follows is the comparison, the same for every case.
 '''
-TAIL = '''
+TAIL = """
 program = {"INPUTS": INPUTS, "wrapped": wrapped, "plain": plain}
 found = sys.modules["fuzz.compare"].differences(program, MODE)
 print("\\n".join(found) or "no difference")
 sys.exit(bool(found))
-'''
+"""
 
 
 def script(case, found):

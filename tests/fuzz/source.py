@@ -194,7 +194,9 @@ def _function(text: Text, inputs: list[str]) -> str:
             # Keras would otherwise build all layers before the first call, by a call of its own.
             lines += ["        self.built = True"]
         lines += [f"        {line}" for line in text.makes]
-        lines += [f"        self.{name} = {name}" for name in made if f"self.{name}(" in str(text.calls)]
+        lines += [
+            f"        self.{name} = {name}" for name in made if f"self.{name}(" in str(text.calls)
+        ]
         lines += ["", "    def call(self, inputs, training=None):"]
         lines += [f"        [{', '.join(names)}] = inputs"]
         lines += [f"        {line}" for line in text.calls]

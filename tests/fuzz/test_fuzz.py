@@ -6,6 +6,7 @@
 import os
 
 import pytest
+
 from fuzz import hunt, script, shrink
 from fuzz.known import KNOWN
 

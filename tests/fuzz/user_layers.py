@@ -51,9 +51,7 @@ class Sums(keras.layers.Layer):
 
     def build(self, input_shape):
         self.kernel = self.add_weight(shape=(WIDTH, WIDTH), name="kernel")
-        self.count = self.add_weight(
-            shape=(), initializer="zeros", trainable=False, name="count"
-        )
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
         self.built = True
 
     def call(self, inputs, mask=None):
