@@ -83,7 +83,7 @@ test-mutations: $(STAMP) ## see whether the tests find planted defects
 	$(BIN)/python tests/mutations/run.py $(ARGS)
 
 fuzz: $(STAMP) ## look for wrong results in random models, for an hour
-	$(BIN)/python tests/fuzz/run.py $(ARGS)
+	$(BIN)/python tests/fuzz/run.py --minutes 60 $(ARGS)
 
 # Some of them: make bazel-test ARGS=//tests:layers, or ARGS=--test_tag_filters=fast. Debian's Bazel, which
 # knows no version, gets what others load from the network.
