@@ -72,12 +72,12 @@ def release() -> None:
 
     Example:
 
-    >>> import gc
+    >>> import gc, keras
     >>> model = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse")
     >>> before = registered()
-    >>> _ = model.fit(tf.ones([4, 3]), tf.ones([4, 1]), verbose=0)
-    >>> del model
+    >>> history = model.fit(tf.ones([4, 3]), tf.ones([4, 1]), verbose=0)
+    >>> del model, history
     >>> keras.backend.clear_session()
     >>> len(registered() - before) > 0
     True
