@@ -29,6 +29,7 @@ ATTRIBUTES = {
         "_call_has_mask_arg",
         "_call_has_training_arg",
         "_call_signature",
+        "_called",
         "_convert_input_args",
         "_flatten_layers",
         "_kernel",
@@ -40,13 +41,15 @@ ATTRIBUTES = {
     ],
     "convolution": ["_compute_causal_padding"],
     "embedding": ["_embeddings"],
-    "mask": ["_keras_mask"],
+    "policy": ["_source_name"],
+    "symbol": ["_keras_history"],
     "model": ["_compile_loss", "_functional", "_initial_epoch"],
     "loss": ["_user_loss", "_user_loss_weights"],
     "optimizer": [
         "_apply_weight_decay",
         "_backend_apply_gradients",
         "_backend_update_step",
+        "_clip_gradients",
         "_iterations",
         "_learning_rate",
         "_model_variables_moving_average",
@@ -57,7 +60,7 @@ ATTRIBUTES = {
         "_variables",
     ],
     "recurrent": ["_maybe_config_dropout_masks", "_maybe_reset_dropout_masks"],
-    "variable": ["_direct_assign", "_dtype", "_value"],
+    "variable": ["_direct_assign", "_dtype", "_maybe_autocast", "_value"],
 }
 # What the oldest supported release does not have. tfwd asks whether it is there, so that without an
 # error here nobody would see that it went.
@@ -80,6 +83,8 @@ MODULES = {
     "keras.src.backend.common.global_state",
     "keras.src.backend.compute_output_spec",
     "keras.src.backend.get_autocast_scope",
+    "keras.src.backend.get_keras_mask",
+    "keras.src.backend.set_keras_mask",
     "keras.src.layers.layer.CallContext",
     "keras.src.losses.loss.squeeze_or_expand_to_same_rank",
     "keras.src.losses.losses.LossFunctionWrapper",
@@ -87,8 +92,8 @@ MODULES = {
     "keras.src.utils.python_utils.is_default",
     "keras.src.utils.tracking",
 }
-# Private names that are tfwd's own: attributes that it makes, and the beginnings of names.
-OWN = {"_", "_obj_ref", "_optimizer_", "_self_", "_tfwd_intercepted"}
+# Private names that are tfwd's own, attributes that it makes and the beginnings of names, or Python's.
+OWN = {"_", "_abc_impl", "_obj_ref", "_optimizer_", "_self_", "_tfwd_intercepted_"}
 
 
 @functools.cache
@@ -157,7 +162,7 @@ def owners() -> dict[str, Any]:
     lstm = keras.layers.LSTM(1)
     einsum = keras.layers.EinsumDense("ab,bc->ac", 1)
     einsum(tf.ones([1, 2]))
-    embedding = keras.layers.Embedding(2, 1, mask_zero=True)
+    embedding = keras.layers.Embedding(2, 1)
     several = getattr(keras.optimizers, "MultiOptimizer", lambda function: None)
     several = several(lambda variable: keras.optimizers.SGD())
     if several is not None:
@@ -170,11 +175,12 @@ def owners() -> dict[str, Any]:
         "embedding": embedding,
         "layer": dense,
         "loss": model._compile_loss,
-        "mask": embedding(tf.constant([[1, 0]])),
         "model": model,
         "optimizer": model.optimizer,
+        "policy": keras.dtype_policies.get("int8_from_float32"),
         "recurrent": lstm,
         "several": several,
+        "symbol": keras.Input((2,)),
         "variable": dense.kernel,
     }
 

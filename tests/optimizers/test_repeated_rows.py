@@ -220,6 +220,7 @@ FITS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*was told of no validation loss")
 @pytest.mark.parametrize("kind", FITS)
 def test_an_embedding_in_fit(kind, expected):
     made, options = FITS[kind]
