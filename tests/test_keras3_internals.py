@@ -92,7 +92,7 @@ MODULES = {
     "keras.src.utils.python_utils.is_default",
     "keras.src.utils.tracking",
 }
-# Private names that are tfwd's own, attributes that it makes and the beginnings of names, or Python's.
+# Private names that are tfwd's own (attributes that it makes, beginnings of names) or Python's.
 OWN = {"_", "_abc_impl", "_obj_ref", "_optimizer_", "_self_", "_tfwd_intercepted_"}
 
 
@@ -163,6 +163,7 @@ def owners() -> dict[str, Any]:
     einsum = keras.layers.EinsumDense("ab,bc->ac", 1)
     einsum(tf.ones([1, 2]))
     embedding = keras.layers.Embedding(2, 1)
+    embedding.build()
     several = getattr(keras.optimizers, "MultiOptimizer", lambda function: None)
     several = several(lambda variable: keras.optimizers.SGD())
     if several is not None:
