@@ -1,4 +1,7 @@
-"""Some hundreds of calls with something wrong in each, and none ends in a traceback."""
+"""Calls with something wrong in each, and none ends in a traceback.
+
+Here each eleventh of them; `python tests/lm/malformed_calls.py` makes all.
+"""
 
 import re
 from pathlib import Path
@@ -14,7 +17,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("program", ["train", "tune", "evaluate", "generate"])
 def test_every_call_is_served_or_refused_in_one_line(processes, program):
     code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import malformed_calls as calls; "
-    code += f"sys.exit(calls.main([{program + ' '!r}]))"
+    code += f"sys.exit(calls.main([{program + ' '!r}], every=11))"
     ended, said = finish(processes.python(code))
     assert ended == 0, said
-    assert int(re.search(r"^0 of (\d+) calls are wrong", said, re.MULTILINE)[1]) > 100, said
+    assert int(re.search(r"^0 of (\d+) calls are wrong", said, re.MULTILINE)[1]) > 10, said
