@@ -58,8 +58,5 @@ KNOWN = {
     "states made late": _case(
         Step(_part("LSTMStateful")), top="subclassed", whole=PARAM, mode=Mode("eager")
     ),
-    "gradients that float16 holds, and not 32768 times": _case(
-        Step(_part("SeparableConv1D", PARAM)), mode=Mode("fit", policy="mixed_float16")
-    ),
     "a float32 layer in a half one": _case(Step(_part("InTime", held=(_part("Single", DROP),)))),
 }
