@@ -55,5 +55,8 @@ KNOWN = {
     "a sublayer built late, in time": _case(
         Step(_part("LateInTime", DROP)), top="subclassed", mode=Mode("eager", fresh=True)
     ),
+    "states made late": _case(
+        Step(_part("LSTMStateful")), top="subclassed", whole=PARAM, mode=Mode("eager")
+    ),
     "a float32 layer in a half one": _case(Step(_part("InTime", held=(_part("Single", DROP),)))),
 }

@@ -5,9 +5,12 @@
 
 import os
 
+import keras
+import numpy as np
 import pytest
 
-from fuzz import hunt, script, shrink
+from fuzz import data, hunt, modes, script, shrink
+from fuzz.cases import Mode
 from fuzz.known import KNOWN
 
 CASES = int(os.environ.get("TFWD_FUZZ_CASES", "24"))
@@ -29,3 +32,21 @@ def test_random_models(seed: int) -> None:
     for failure in now.run(CASES // 4):
         pytest.fail(report(failure.case, failure.found))
     assert now.ran == CASES // 4, now.no_model
+
+
+def test_float16_skips_no_step() -> None:
+    # Gradients of up to 17, which float16 cannot hold 32768 times.
+    data.set_policy("mixed_float16")
+    try:
+        inputs = keras.Input((3, 4), batch_size=data.BATCH)
+        model = keras.Model([inputs], [keras.layers.Dense(4)(inputs)])
+        start = [np.full((4, 4), 8.0), np.zeros(4)]
+        record = modes.run(model, "s", [(2, 3, 4)], Mode("fit", policy="mixed_float16"), start)
+        [x], [y] = data.inputs("s", 0), data.targets([(2, 3, 4)], 0)
+    finally:
+        data.set_policy("float32")
+    x, y = (np.reshape(t, (-1, 4)).astype(np.float64) for t in (x, y))
+    gradient = x.T @ (2 * (x @ start[0] - y) / y.size)
+    assert np.abs(gradient).max() > 2
+    found = np.asarray(record.weights[0][0])
+    np.testing.assert_allclose(found, start[0] - data.RATE * gradient, rtol=5e-3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd import layers
+from tfwd import layers, parametrizations
 
 X = tf.random.stateless_normal([4, 3], [1, 2])
 SEQUENCE = tf.random.stateless_normal([4, 5, 3], [1, 2])
@@ -151,3 +151,30 @@ def test_a_layer_that_was_built_and_not_called_says_so() -> None:
     wrapped.build((None, 3))
     with pytest.raises(ValueError, match="'late' has no weights yet, or not all of them: call it"):
         wrapped.effective_weights(0)
+
+
+class Keeps(keras.layers.Layer):
+    """Leaves it to its call to build a recurrent layer that keeps its states."""
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.inner = keras.layers.LSTM(2, stateful=True)
+
+    def call(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("first", [_direct, _traced])
+def test_states_made_late(first) -> None:
+    wrapped = layers.Parametrized(Keeps(), {".*": parametrizations.Dropout(0.5)}, seed=1)
+    outputs = [first(wrapped, SEQUENCE), _direct(wrapped, 2 * SEQUENCE)]
+    plain = keras.layers.LSTM(2, stateful=True)
+    plain.build(SEQUENCE.shape)
+    expected = []
+    for call, x in enumerate([SEQUENCE, 2 * SEQUENCE]):
+        effective = wrapped.effective_weights(call)
+        assert len(effective) == 3
+        for variable, value in zip(plain.weights, effective.values(), strict=True):
+            variable.assign(value)
+        expected.append(plain(x))  # the second call goes on from the states of the first
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)

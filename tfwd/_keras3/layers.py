@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state as _global_state
 
+from tfwd._keras3.building import building_outside
 from tfwd._keras_shared.overriding import is_overridden
 
 _CALL_CONTEXT = "current_call_ctx"
@@ -189,7 +190,8 @@ def converted(layer: Any, sequences: tf.Tensor) -> tf.Tensor:
 
 def build_by_call(layer: keras.Layer, args: tuple, kwargs: dict) -> None:
     """Builds a layer that only a call can build, by a call whose result is thrown away."""
-    keras.src.backend.compute_output_spec(layer.__call__, *args, **kwargs)
+    with building_outside(layer):
+        keras.src.backend.compute_output_spec(layer.__call__, *args, **kwargs)
 
 
 def has_default_build(layer: keras.Layer) -> bool:
