@@ -121,9 +121,9 @@ def test_models_that_were_dropped_leave_nothing(way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_fifty_models_leave_nothing(way):
-    assert not any(grown(WAYS[way], 50).values())
+def test_fifty_models_leave_nothing():
+    """By the most common way; three models of each other one show the same."""
+    assert not any(grown(WAYS["fit"], 50).values())
 
 
 def test_gradients_of_others_inside_a_layer_leave_less_than_in_a_plain_one():
