@@ -90,7 +90,8 @@ def states(model):
     """What calls leave behind that is not among the weights: states of RNNs, of generators."""
     weights = {id(v) for v in model.weights}
     found = {}
-    for layer in flatten(model):
+    # Keras lists the layers of a wrapped model in another order, under the same names.
+    for layer in sorted(flatten(model), key=lambda layer: layer.name):
         if type(layer).__name__ == "Draws":
             continue
         # Keras does not list the states of a stateful RNN.

@@ -58,5 +58,12 @@ KNOWN = {
     "states made late": _case(
         Step(_part("LSTMStateful")), top="subclassed", whole=PARAM, mode=Mode("eager")
     ),
+    "states of two layers made late": _case(
+        Step(_part("LSTMStateful", NOISE)),
+        Step(_part("LSTMStateful", NOISE, PARAM)),
+        top="subclassed",
+        whole=PARAM,
+        mode=Mode("eager"),
+    ),
     "a float32 layer in a half one": _case(Step(_part("InTime", held=(_part("Single", DROP),)))),
 }
