@@ -158,8 +158,12 @@ KINDS = {
     ),
     "Late": Kind("Late(2{o})", (S, V), (None, ".*kernel", ".*")),
     "LateVector": Kind("Late(1{o})", (S,), (None, ".*")),
+    # On Keras 2 names of variables do not say that the layer is inside another one.
     "LateInTime": Kind(
-        "keras.layers.TimeDistributed(Late(1, name='late_{n}'){o})", (S,), (None, ".*kernel")
+        "keras.layers.TimeDistributed(Late(1, name='late_{n}'){o})",
+        (S,),
+        (None, ".*kernel"),
+        "keras3",
     ),
     "Gate": Kind("Gate({o})", (TWO,)),
     "Sums": Kind("Sums({o})", (S, MASKED), (None, "kernel"), "all", True),
