@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras, seeds
+from tfwd.layers.targets import QUANTIZED
 
 _counting = threading.Lock()
 
@@ -58,7 +59,6 @@ class Draws(keras.layers.Layer):
         self.seed = checked_seed(seed)
         self.share_across_replicas = share_across_replicas
         self.stream = stream
-        self.on_quantize = ""
         self.wrapper = ""
         # Keras counts its state among `variables` but not among `weights`.
         self.generator = _keras.SeedState(self.seed)
@@ -111,10 +111,13 @@ class Draws(keras.layers.Layer):
         """Is asked by a model's `quantize`, after the layers beside it. There are no weights here.
 
         Raises:
-            NotImplementedError: with what the owner has to say; Keras makes a warning of it.
+            NotImplementedError: if the layer beside it is one that a wrapper trains; Keras makes a
+                warning of it.
         """
-        if self.on_quantize:
-            raise NotImplementedError(self.on_quantize)
+        if self.wrapper:
+            raise NotImplementedError(
+                f"layer '{self.wrapper}' cannot train on the quantized layer inside it: {QUANTIZED}"
+            )
 
     def save_own_variables(self, store: Any) -> None:
         store["state"] = np.asarray(self.state)

@@ -117,10 +117,10 @@ class Perturber:
         call.extend(verdict.extra)
         warned = recomputed and bool(chosen) and bool(verdict.impure)
         recomputed = recomputed and bool(chosen) and not _graphs.is_saving()
-        before = None
-        if recomputed and call.runs_again():
-            recomputed = not verdict.taken and provable.is_keras_own(owner)
-            before = Attributes(owner)
+        again = recomputed and call.runs_again()
+        if again:
+            recomputed = again = not verdict.taken and provable.is_keras_own(owner)
+        before = Attributes(owner) if again else None
         watch = contextlib.nullcontext() if verdict.seen else _graphs.Accesses()
         with watch as accesses, reads.kept_tensors_explained(self.name):
             result = call.run(verdict, recomputed, before)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfwd import _keras, parametrizations
 from tfwd import training as training_flag
-from tfwd.layers import lookup
+from tfwd.layers import lookup, overriding
 from tfwd.layers import targets as targeting
 from tfwd.layers.draws import Draws, checked_seed
 from tfwd.layers.perturbed import Chosen, Perturber, acts
@@ -44,10 +44,6 @@ class Perturbing(_keras.Perturbs):
         self.recompute = recompute
         self.share_across_replicas = share_across_replicas
         self.draws = Draws(seed, share_across_replicas, stream)
-        self.draws.on_quantize = (
-            f"layer '{self.name}' cannot train on the quantized layer inside it: "  # type: ignore[attr-defined]
-            + targeting.QUANTIZED
-        )
         self._perturber = Perturber(self.name, self.draws)  # type: ignore[attr-defined]
 
     def _subject(self) -> keras.Layer:
@@ -65,7 +61,7 @@ class Perturbing(_keras.Perturbs):
     def _is_lookup(self) -> bool:
         """Whether a call does what `keras.layers.Embedding` does, and nothing else."""
         subject = self._subject()
-        return _keras.is_plain(subject, keras.layers.Embedding, ours=subject is self)
+        return overriding.is_plain(subject, keras.layers.Embedding, ours=subject is self)
 
     def _check_early(self) -> None:
         """Checks in the constructor what can be checked, with the weights' names if it is built."""

@@ -52,7 +52,6 @@ _NAMES = {
     "_parent_path",
     "_path",
     "name",
-    "on_quantize",
     "seed",
     "wrapper",
 }

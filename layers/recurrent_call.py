@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _graphs, _keras, gru, lstm
+from tfwd.layers import overriding
 
 
 class _Kind(NamedTuple):
@@ -133,7 +134,7 @@ def either_call(
 def is_plain(layer: keras.Layer) -> bool:
     """Whether a call of the layer is what `call` computes, and nothing that a user wrote."""
     kind = _kind(layer)
-    return kind is not None and _keras.is_plain(layer, kind.layer)
+    return kind is not None and overriding.is_plain(layer, kind.layer)
 
 
 def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
@@ -142,9 +143,9 @@ def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
     cell: Any = layer.cell
     return (
         kind is not None
-        and _keras.is_plain(layer, kind.layer, ours=True)
+        and overriding.is_plain(layer, kind.layer, ours=True)
         and type(cell) is kind.cell
-        and _keras.is_plain(cell, kind.cell)
+        and overriding.is_plain(cell, kind.cell)
         and _keras.has_plain_loop(layer)
         and cell.activation is keras.activations.tanh
         and cell.recurrent_activation is keras.activations.sigmoid

@@ -72,3 +72,13 @@ def test_float8_trains_on_the_dropped_kernel() -> None:
     wrapped = layers.WeightDropout(layer, 0.5, seed=1)
     plain.kernel.assign(wrapped.effective_weights(0)["kernel"])
     np.testing.assert_allclose(wrapped(X, training=True), plain(X, training=True), rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_layers_that_wrap_nothing_say_nothing_of_it() -> None:
+    dropped = layers.DropoutEmbedding(7, 4, 0.5)
+    model = keras.Sequential([keras.Input((3,)), dropped, keras.layers.Dense(4)])
+    with pytest.warns(UserWarning) as warned:  # Keras's own, of its InputLayer
+        model.quantize("int8")
+    assert not any("cannot train" in str(warning.message) for warning in warned)
+    assert model.layers[1].quantization_mode == "int8"
