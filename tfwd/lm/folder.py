@@ -19,8 +19,8 @@ import ml_collections
 from tfwd.lm import config as configs
 from tfwd.lm import weights
 from tfwd.lm.checkpoint import Checkpoints
+from tfwd.lm.claim import Claim
 from tfwd.lm.errors import UserError
-from tfwd.lm.files import Claim
 from tfwd.lm.state import Progress
 from tfwd.lm.vocabulary import Vocabulary
 

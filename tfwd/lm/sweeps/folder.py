@@ -17,8 +17,9 @@ from typing import Any
 import ml_collections
 
 from tfwd.lm import config as configs
+from tfwd.lm.claim import Claim
 from tfwd.lm.errors import UserError
-from tfwd.lm.files import Claim, read_json, remove, write_atomically
+from tfwd.lm.files import read_json, remove, write_atomically
 from tfwd.lm.sweeps.sweep import Sweep
 from tfwd.tuning import stopwatch
 
