@@ -11,6 +11,7 @@ not nearly so.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -287,15 +288,40 @@ def _run(
     rows: tf.Tensor | None,
     shape: xxh32.Shape | None,
 ) -> tf.Tensor:
-    """The function's result, from one compiled loop where that is worth it."""
-    static = tensor.shape.is_fully_defined() and not tf.is_tensor(shape)
-    # Rows are looked up by a batch, the length of which may change from call to call.
-    if static and rows is None and tensor.shape.num_elements() >= COMPILED_FROM:
-        function = _compiled[function]
-    return function(tensor, number, seed, rows, shape)
+    """The function's result, from one compiled loop where that is worth it.
+
+    Else from a function that is traced once for all weights: building its operations for each takes
+    longer than running them. Where rows are looked up, or a mask has a shape of its own, it takes
+    the operations one by one.
+    """
+    if rows is not None or shape is not None:
+        static = rows is None and tensor.shape.is_fully_defined() and not tf.is_tensor(shape)
+        large = static and tensor.shape.num_elements() >= COMPILED_FROM
+        return (_compiled[function] if large else function)(tensor, number, seed, rows, shape)
+    # The length of a batch may change from call to call: XLA compiles once a shape.
+    if tensor.shape.is_fully_defined() and tensor.shape.num_elements() >= COMPILED_FROM:
+        return _compiled[function](tensor, number, seed, None, None)
+    result = _traced(function, tensor.dtype, number.dtype)(tensor, number, seed)
+    result.set_shape(tensor.shape)
+    return result
 
 
 _compiled = {
     function: tf.function(function, jit_compile=True, autograph=False)
     for function in (_dropout, _noise)
 }
+
+
+@functools.cache
+def _traced(function: Callable[..., tf.Tensor], *dtypes: tf.DType) -> Callable[..., tf.Tensor]:
+    """The function for tensors of all shapes."""
+    tensor, number = dtypes
+    return tf.function(
+        lambda tensor, number, seed: function(tensor, number, seed, None, None),
+        autograph=False,
+        input_signature=[
+            tf.TensorSpec(None, tensor),
+            tf.TensorSpec([], number),
+            tf.TensorSpec([2], tf.int32),
+        ],
+    )

@@ -79,6 +79,8 @@ def _text(case: Case, wrapped: bool) -> Text:
             name = _make(text, part, outer=_is_wrapped(case), bare=bare)
             made.append((name, part))
         forms = KINDS[part.kind].forms
+        if not forms:
+            raise ValueError("a cell, which other layers hold")
         form = forms[step.form % len(forms)]
         arguments = []
         for letter, pick in zip(form.takes, step.args, strict=False):
