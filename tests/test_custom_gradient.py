@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from stacks import IS_KERAS_2
+from tables import with_slow_rest
 
 import tfwd
 from tfwd import custom_gradient
@@ -115,7 +116,7 @@ def grown(way: Callable[[], None], models: int) -> Counter:
     return found
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", with_slow_rest(WAYS, ("fit", "a tf.function", "moments")))
 def test_models_that_were_dropped_leave_nothing(way):
     assert not any(grown(WAYS[way], 3).values())
 

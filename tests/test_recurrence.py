@@ -205,7 +205,14 @@ def test_a_masked_step_that_overflows_harms_nothing(kind: Kind) -> None:
     assert all(np.isfinite(g).all() for g in kind.split(gradients[1:])[0])
 
 
-@pytest.mark.parametrize("graph", [True, False, "compiled"], ids=["graph", "eager", "compiled"])
+@pytest.mark.parametrize(
+    "graph",
+    [
+        pytest.param(True, id="graph"),
+        pytest.param(False, id="eager"),
+        pytest.param("compiled", id="compiled", marks=pytest.mark.slow),
+    ],
+)
 def test_second_derivatives_are_those_of_keras(kind: Kind, graph: bool | str) -> None:
     values = kind.problem("float64")
 

@@ -112,7 +112,7 @@ def test_a_training_step_of_ones_own(strategy, recompute: bool, jit: bool) -> No
     np.testing.assert_array_equal(copies[0], copies[1])
 
 
-@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("recompute", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_fit(strategy, recompute: bool) -> None:
     with strategy.scope():
         lstm = keras.layers.LSTM(4)

@@ -48,8 +48,15 @@ def test_progress_bar(tfa, capsys):
     assert f"loss: {history.history['loss'][-1]:.4f}" in shown
 
 
-@pytest.mark.parametrize("decayed", [False, True])
-@pytest.mark.parametrize("update", [False, True])
+@pytest.mark.parametrize(
+    ("update", "decayed"),
+    [
+        (False, True),
+        (True, False),
+        pytest.param(False, False, marks=pytest.mark.slow),
+        pytest.param(True, True, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("kind", ["SWA", "MovingAverage"])
 def test_averages_are_what_is_saved(tfa, kind, update, decayed, tmp_path):
     """With the average outside, and tfwd's decay inside it or not."""

@@ -12,12 +12,8 @@ from conformance.table import DROPOUT, NOISE, OWN, Case
 _KERNELS = {
     "Dense, dropout",
     "Embedding, dropout",
-    "SeparableConv2D, dropout",
-    "SimpleRNN, dropout",
     "masked GRU, dropout",
     "MultiHeadAttention, dropout",
-    "user's layer, dropout",
-    "BatchNormalization, dropout",
     "WeightDropLSTM",
     "DropoutEmbedding",
 }

@@ -22,8 +22,17 @@ CELLS = {"MinimalCell", "LayerNormLSTMCell", "NASCell", "ESNCell"}
 NOT_IN_H5 = {"subclassed model"}
 
 
-@harness.each(DROPOUT)
-@pytest.mark.parametrize("file", ["folder", "file.h5"])
+# Each layer in one format, by turns, and in the other one where there is more time.
+_FILES = [
+    pytest.param(
+        case, file, id=f"{case.name}, {file}", marks=[pytest.mark.slow] * (number % 2 != turn)
+    )
+    for number, case in enumerate(DROPOUT)
+    for turn, file in enumerate(("folder", "file.h5"))
+]
+
+
+@pytest.mark.parametrize(("case", "file"), _FILES)
 def test_whole_model(case: Case, file: str, tmp_path: Path) -> None:
     if file == "file.h5" and case.row.name in NOT_IN_H5:
         pytest.skip("weights of the same name")

@@ -66,7 +66,7 @@ def test_model_whose_only_layer_is_a_users_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "inside"), [(None, True), pytest.param(5, False, marks=pytest.mark.slow)]
+    ("batch", "inside"), [pytest.param(None, True, marks=pytest.mark.slow), (5, False)]
 )
 def test_users_layer_beside_a_loop_in_a_function(batch: int | None, inside: bool) -> None:
     """vectorized_map of a recurrent layer is traced without an error, and fails when it is run."""

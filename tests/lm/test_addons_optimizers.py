@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from stacks import needs_addons
+from tables import with_slow_rest
 from training_tools import StopAfter, log, make_config, write_text
 
 from tfwd import _keras
@@ -20,6 +21,8 @@ from tfwd.lm.train import train
 INPUTS = tf.constant([[1, 2, 3, 1], [5, 6, 2, 2]], tf.int32)
 TARGETS = tf.constant([[2, 3, 1, 0], [6, 2, 2, 4]], tf.int32)
 RATE, DECAY = 0.125, 0.25
+# One by layers, one without a rate, and one that updates rows.
+KINDS = ("tfa.LAMB", "tfa.COCOB", "tfa.LazyAdam")
 WITH_RATE = [name for name in rules.ADDONS if name != "tfa.COCOB"]
 
 
@@ -49,7 +52,7 @@ def bare(name, rate=RATE):
 
 
 @needs_addons
-@pytest.mark.parametrize("name", rules.ADDONS)
+@pytest.mark.parametrize("name", with_slow_rest(rules.ADDONS, KINDS))
 def test_steps_are_those_of_the_optimizer_itself(name):
     step, own = make(make_optimizer(name, RATE)), bare(name)
     start = step.state.carried
@@ -65,7 +68,7 @@ def test_steps_are_those_of_the_optimizer_itself(name):
 
 
 @needs_addons
-@pytest.mark.parametrize("name", rules.ADDONS)
+@pytest.mark.parametrize("name", with_slow_rest(rules.ADDONS, KINDS))
 def test_decoupled_decay_comes_before_the_step(name):
     scale = "absolute" if name == "tfa.COCOB" else "learning_rate"
     made = make_optimizer(
@@ -88,7 +91,7 @@ def test_decoupled_decay_comes_before_the_step(name):
 
 @needs_addons
 @pytest.mark.parametrize("decay", [0.0, DECAY])
-@pytest.mark.parametrize("name", WITH_RATE)
+@pytest.mark.parametrize("name", with_slow_rest(WITH_RATE, KINDS))
 def test_the_rate_of_the_run_is_the_optimizers(name, decay):
     step = make(make_optimizer(name, RATE, weight_decay=decay))
     step(INPUTS, TARGETS)
@@ -116,7 +119,7 @@ def test_half_precision_scales_the_loss(name):
 
 
 @needs_addons
-@pytest.mark.parametrize("name", ["tfa.LAMB", "tfa.COCOB"])
+@pytest.mark.parametrize("name", with_slow_rest(("tfa.LAMB", "tfa.COCOB"), ("tfa.LAMB",)))
 def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(name, tmp_path):
     text = write_text(tmp_path / "text.txt")
     changes = {

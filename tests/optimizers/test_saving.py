@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers_table import HAS_MULTI, X, Y, assert_same, fit, make, model, values
+from tables import with_slow_rest
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD, NonMonotonicASGDCallback
 
@@ -60,7 +61,8 @@ def by_checkpoint(net, folder, name):
     return fresh
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+# Averages around a decay, and a loss scale around one, hold what the others hold.
+@pytest.mark.parametrize("name", with_slow_rest(OPTIMIZERS, ("averaged", "loss scale around")))
 def test_a_restart_in_the_middle_is_no_restart(name, tmp_path):
     whole = compiled(name)
     fit(whole, epochs=2)

@@ -253,6 +253,7 @@ def test_hyperband_over_too_few_points_is_refused(tmp_path):
     make(tmp_path, "hyperband", space={"rate": Float(0, 0.5)})
 
 
+@pytest.mark.slow
 def test_bayesian_search_finds_the_bottom_of_a_bowl(tmp_path):
     pytest.importorskip("sklearn")
     space = {"rate": Float(0, 1), "units": Int(1, 3)}
