@@ -179,15 +179,22 @@ def test_forward_draws_depend_on_the_input_and_backward_draws_on_the_gradient() 
     calls = [op for op in set(graph.get_operations()) - before if "PartitionedCall" in op.type]
     assert len(calls) == 3
     for call in calls:
-        inner = graph._get_function(call.get_attr("f").name).graph
-        backward = _masks(inner.get_operations())
+        backward = _masks(_body(call))
+        inner = backward[0].graph
         assert len(backward) == 2
         assert all(_depends(op, inner.inputs[0].op) for op in backward)
         assert _depends(call, upstream.op)
 
 
 def _masks(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
-    return [op for op in operations if op.type == "Less" and op.outputs[0].shape == [N, N]]
+    """The calls of functions that draw masks."""
+    calls = [op for op in operations if "PartitionedCall" in op.type]
+    square = [op for op in calls if op.outputs and op.outputs[0].shape == [N, N]]
+    return [op for op in square if any(inner.type == "Less" for inner in _body(op))]
+
+
+def _body(call: tf.Operation) -> list[tf.Operation]:
+    return call.graph._get_function(call.get_attr("f").name).graph.get_operations()
 
 
 def _depends(op: tf.Operation, source: tf.Operation) -> bool:

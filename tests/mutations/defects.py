@@ -13,7 +13,7 @@ class Defect(NamedTuple):
         file: the source, as it stands in the repository.
         old: a text that stands in it once.
         new: what takes its place.
-        tests: pytest's arguments: the tests that may find it.
+        tests: pytest's arguments: the tests that may find it. Slow ones are left out.
     """
 
     what: str
@@ -24,8 +24,8 @@ class Defect(NamedTuple):
 
 
 def conformance(file: str, words: str) -> tuple[str, ...]:
-    """Some tests of the table: the fast ones whose names have the words."""
-    return (f"tests/conformance/test_{file}.py", "-m", "not slow", "-k", words)
+    """Some tests of the table: those whose names have the words."""
+    return (f"tests/conformance/test_{file}.py", "-k", words)
 
 
 DRAWN = conformance("draws", "every_training_call and (Dense or BatchNormalization)")
@@ -297,7 +297,7 @@ DEFECTS = [
         """self.progress = folder.restore(self._objects, fingerprint(texts), say=display.line)
         for tensor in (t for pair in self.state.carried for t in pair):
             tensor.assign(tf.zeros_like(tensor))""",
-        ("tests/lm/test_train.py", "-m", "not slow", "-k", "stop_anywhere"),
+        ("tests/lm/test_train.py", "-k", "stop_anywhere"),
     ),
     Defect(
         "the rate is not scaled by the length of the window",

@@ -68,8 +68,9 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def tested(folder: Path, arguments: tuple[str, ...]) -> tuple[str, str]:
-    """What came of the tests: "passed", "failed" or "not run", and pytest's last lines."""
-    command = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *arguments)
+    """What came of the tests of `make test`: "passed", "failed" or "not run", and a last line."""
+    options = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "-m", "not slow")
+    command = ("-m", "pytest", *options, *arguments)
     try:
         done = python(folder, *command)
     except subprocess.TimeoutExpired:
