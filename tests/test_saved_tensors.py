@@ -173,24 +173,25 @@ def test_forward_draws_depend_on_the_input_and_backward_draws_on_the_gradient() 
         before = set(graph.get_operations())
         upstream = tf.compat.v1.placeholder(tf.float32, y.shape)
         tape.gradient(y, weights, output_gradients=upstream)
-    forward = _masks(before)
+    forward = _seeds(before)
     assert len(forward) == 3
     assert all(_depends(op, fed.op) for op in forward)
     calls = [op for op in set(graph.get_operations()) - before if "PartitionedCall" in op.type]
     assert len(calls) == 3
     for call in calls:
-        backward = _masks(_body(call))
+        backward = _seeds(_body(call))
         inner = backward[0].graph
         assert len(backward) == 2
         assert all(_depends(op, inner.inputs[0].op) for op in backward)
         assert _depends(call, upstream.op)
 
 
-def _masks(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """The calls of functions that draw masks."""
+def _seeds(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """The seeds of the calls that draw masks."""
     calls = [op for op in operations if "PartitionedCall" in op.type]
     square = [op for op in calls if op.outputs and op.outputs[0].shape == [N, N]]
-    return [op for op in square if any(inner.type == "Less" for inner in _body(op))]
+    drawing = [op for op in square if any(inner.type == "Less" for inner in _body(op))]
+    return [next(t.op for t in op.inputs if t.shape == [2]) for op in drawing]
 
 
 def _body(call: tf.Operation) -> list[tf.Operation]:

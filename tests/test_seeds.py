@@ -46,6 +46,29 @@ def test_integers_tensors_and_graphs_give_the_same(root: int, call: int) -> None
     assert as_tuple(traced(tensors[0], tensors[2])) == expected
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_folds_are_blocks_of_tensorflows_generator(compiled: bool) -> None:
+    """Also under XLA, which takes negative words of a seed otherwise in some operations."""
+    fold = tf.function(seeds.fold, jit_compile=True) if compiled else seeds.fold
+    words = np.random.default_rng(1).integers(-(1 << 31), 1 << 31, (24, 2, 2), dtype=np.int64)
+    assert (words < 0).any(axis=(0, 1)).all() and (words >= 0).any(axis=(0, 1)).all()
+    for seed, data in words:
+        found = fold(tf.constant(seed, tf.int32), *(tf.constant(word) for word in data))
+        key = tf.constant(seed ^ data, tf.int32)
+        expected = tf.random.stateless_uniform([2], key, None, None, tf.int32, alg="philox")
+        assert as_tuple(found) == as_tuple(expected)
+
+
+@pytest.mark.parametrize("root", [0, 7, -1, (1 << 63) - 1])
+def test_a_seed_is_folds_of_all_that_it_depends_on(root: int) -> None:
+    for position, call, replica in ((0, 0, 0), (3, 1, 2), (1, (1 << 45) + 5, 7)):
+        expected = seeds.fold(tf.zeros([2], tf.int32), root >> 32, root)
+        expected = seeds.fold(expected, position, replica)
+        expected = seeds.fold(expected, call >> 32, call)
+        for seed in (seeds.seed, tf.function(seeds.seed, jit_compile=True)):
+            assert as_tuple(seed(root, position, call, replica)) == as_tuple(expected)
+
+
 def test_retracing_changes_nothing() -> None:
     count = 0
 

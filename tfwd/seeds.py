@@ -8,9 +8,14 @@ when a function is traced anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
+
+# With which TensorFlow makes a key and a counter of a seed.
+_SCRAMBLE = 0x02461E293EC8F720
 
 
 def fold(seed: tf.Tensor, high: tf.Tensor | int, low: tf.Tensor | int) -> tf.Tensor:
@@ -26,8 +31,7 @@ def fold(seed: tf.Tensor, high: tf.Tensor | int, low: tf.Tensor | int) -> tf.Ten
     Returns:
         int32 `[2]`.
     """
-    data = tf.stack([_low_word(high), _low_word(low)])
-    return _block(tf.bitwise.bitwise_xor(seed, data))
+    return _folded(seed, _number(high), _number(low))
 
 
 def seed(
@@ -58,12 +62,47 @@ def seed(
     return _seed(*map(_number, (root, position, call, replica)))
 
 
-# Some hundred operations, of which a graph gets one: building them takes longer than running them.
+# A graph gets one operation for each of these: building all of them takes longer than running them.
 @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.int64)] * 4)
 def _seed(root: tf.Tensor, position: tf.Tensor, call: tf.Tensor, replica: tf.Tensor) -> tf.Tensor:
-    state = fold(tf.zeros([2], tf.int32), _high_word(root), root)
-    state = fold(state, position, replica)
-    return fold(state, _high_word(call), call)
+    place = tf.stack([_words(position)[0], _words(replica)[0]])
+    state = _block(tf.reverse(_words(root), [0]))
+    state = _block(tf.bitwise.bitwise_xor(state, place))
+    return _block(tf.bitwise.bitwise_xor(state, tf.reverse(_words(call), [0])))
+
+
+@tf.function(
+    autograph=False,
+    input_signature=[tf.TensorSpec([2], tf.int32), *[tf.TensorSpec([], tf.int64)] * 2],
+)
+def _folded(seed: tf.Tensor, high: tf.Tensor, low: tf.Tensor) -> tf.Tensor:
+    return _block(tf.bitwise.bitwise_xor(seed, tf.stack([_words(high)[0], _words(low)[0]])))
+
+
+def _words(integer: tf.Tensor) -> tf.Tensor:
+    """The low and the high word of an int64, as int32 `[2]`."""
+    return tf.bitcast(integer, tf.int32)
+
+
+def _block(key: tf.Tensor) -> tf.Tensor:
+    """`tf.random.stateless_uniform([2], key, None, None, tf.int32, alg="philox")`.
+
+    That takes forty operations. `StatelessRandomGetKeyCounter`, which would do the scrambling,
+    gives another key under XLA where a word of the seed is negative.
+    """
+    scrambled = _philox(4, [_SCRAMBLE], tf.cast(key, tf.uint64), tf.uint32)
+    words = tf.bitcast(tf.reshape(scrambled, [2, 2]), tf.uint64)
+    return _philox(2, words[:1], words * tf.constant([0, 1], tf.uint64), tf.int32)
+
+
+def _philox(size: int, key: Any, counter: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[size],
+        key=tf.convert_to_tensor(key, tf.uint64),
+        counter=counter,
+        alg=tf.random.Algorithm.PHILOX.value,
+        dtype=dtype,
+    )
 
 
 def after(seeds: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
@@ -95,8 +134,17 @@ def after(seeds: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor | None]) -> li
 
 def _opaque_zero(tensor: tf.Tensor) -> tf.Tensor:
     """An int32 scalar that is always 0 and depends on the tensor's data."""
-    first = tf.reshape(tensor, [-1])[:1]
-    return tf.cast(tf.reduce_any((first < 0) & (first > 0)), tf.int32)
+    return _zero_of(tensor.dtype)(tensor)
+
+
+@functools.cache
+def _zero_of(dtype: tf.DType) -> Callable[[tf.Tensor], tf.Tensor]:
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, dtype)])
+    def zero(tensor: tf.Tensor) -> tf.Tensor:
+        first = tf.reshape(tensor, [-1])[:1]
+        return tf.cast(tf.reduce_any((first < 0) & (first > 0)), tf.int32)
+
+    return zero
 
 
 def replica_id() -> tf.Tensor | int:
@@ -105,27 +153,9 @@ def replica_id() -> tf.Tensor | int:
     return 0 if context is None else context.replica_id_in_sync_group
 
 
-def _block(key: tf.Tensor) -> tf.Tensor:
-    return tf.random.stateless_uniform(
-        [2], seed=key, minval=None, maxval=None, dtype=tf.int32, alg="philox"
-    )
-
-
 def _number(integer: tf.Tensor | int) -> tf.Tensor:
     """An integer of up to 64 bits as int64, of the same bits."""
     if isinstance(integer, int):
         integer = (integer & 0xFFFFFFFFFFFFFFFF ^ (1 << 63)) - (1 << 63)
         return tf.constant(integer, tf.int64)
     return tf.cast(integer, tf.int64)
-
-
-def _low_word(integer: tf.Tensor | int) -> tf.Tensor:
-    if isinstance(integer, int):
-        return tf.constant((integer & 0xFFFFFFFF ^ 0x80000000) - 0x80000000, tf.int32)
-    return tf.bitcast(tf.cast(integer, tf.int64), tf.int32)[0]
-
-
-def _high_word(integer: tf.Tensor | int) -> tf.Tensor | int:
-    if isinstance(integer, int):
-        return (integer >> 32) & 0xFFFFFFFF
-    return tf.bitcast(tf.cast(integer, tf.int64), tf.int32)[1]

@@ -65,6 +65,8 @@ def _differences(program, mode):
         shapes = [tuple(t.shape) for t in data.flat(modes.call(plain, letters, given, False))]
     except Exception as error:
         raise NoModel(f"plain Keras cannot make it: {error}") from error
+    if mode.run == "replicas" and _keeps_states(plain):
+        raise NoModel("in plain Keras too, replicas do not keep states of their own")
     data.forget(plain)
     start = data.weights(plain)
     try:
@@ -118,8 +120,12 @@ def _can_be_fresh(model, mode):
     """Whether the first call can be the training call: what it changes is not known before it."""
     kept = ("BatchNormalization", "Sums", "Dropout", "LSTMStateful")
     held = {type(layer).__name__ for layer in flatten(model)}
-    stateful = any(getattr(layer, "stateful", False) for layer in flatten(model))
-    return mode.run in ("eager", "function", "xla") and not stateful and not held & set(kept)
+    known = not _keeps_states(model) and not held & set(kept)
+    return mode.run in ("eager", "function", "xla") and known
+
+
+def _keeps_states(model):
+    return any(getattr(layer, "stateful", False) for layer in flatten(model))
 
 
 def _tried_plain(make_plain, letters, shapes, mode, given):
