@@ -266,6 +266,31 @@ def test_second_derivatives_of_dropout() -> None:
     np.testing.assert_allclose(outer.gradient(slope, x), 6 * x * kept / 0.5, rtol=1e-6)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", ["dropout", "noise"])
+def test_a_gradient_from_outside_of_a_branch(kind: str, compiled: bool) -> None:
+    """XLA asks for static shapes of all that the gradient keeps of either branch."""
+
+    def perturbed(x: tf.Tensor) -> tf.Tensor:
+        return draws.dropout(x, 0.5, SEED) if kind == "dropout" else draws.noise(x, 0.5, SEED)
+
+    @tf.function(jit_compile=compiled)
+    def values(flag: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.cond(flag, lambda: perturbed(x), lambda: 3.0 * x)
+            loss = tf.reduce_sum(y**2)
+        return y, tape.gradient(loss, x)
+
+    x = tf.random.stateless_normal([5, 4], [1, 2])
+    y, gradient = values(tf.constant(True), x)
+    np.testing.assert_allclose(y, perturbed(x), rtol=1e-6, atol=1e-7)
+    kept = tf.cast(draws.mask((5, 4), 0.5, SEED), x.dtype) if kind == "dropout" else 0.5
+    np.testing.assert_allclose(gradient, 2 * y * kept / 0.5, rtol=1e-5)
+    y, gradient = values(tf.constant(False), x)
+    np.testing.assert_allclose(gradient, 18 * x, rtol=1e-5)
+
+
 @pytest.mark.parametrize("noise_shape", [(11, 4), (11, 1), (1, 4)])
 @pytest.mark.parametrize("ids", [[3, 3, 10], [[0, 5], [7, 2]], 4])
 def test_rows_get_the_draws_of_the_table(ids: object, noise_shape: tuple[int, int]) -> None:

@@ -291,16 +291,16 @@ def _run(
     """The function's result, from one compiled loop where that is worth it.
 
     Else from a function that is traced once for all weights: building its operations for each takes
-    longer than running them. Where rows are looked up, or a mask has a shape of its own, it takes
-    the operations one by one.
+    longer than running them. They are built one by one where rows are looked up, where a mask has a
+    shape of its own, and in a branch of a `tf.cond`: what a gradient from outside of it keeps of
+    the function has no static shape, which XLA asks for.
     """
-    if rows is not None or shape is not None:
-        static = rows is None and tensor.shape.is_fully_defined() and not tf.is_tensor(shape)
-        large = static and tensor.shape.num_elements() >= COMPILED_FROM
-        return (_compiled[function] if large else function)(tensor, number, seed, rows, shape)
-    # The length of a batch may change from call to call: XLA compiles once a shape.
-    if tensor.shape.is_fully_defined() and tensor.shape.num_elements() >= COMPILED_FROM:
-        return _compiled[function](tensor, number, seed, None, None)
+    static = tensor.shape.is_fully_defined() and not tf.is_tensor(shape)
+    # Rows are looked up by a batch, the length of which may change from call to call.
+    if static and rows is None and tensor.shape.num_elements() >= COMPILED_FROM:
+        return _compiled[function](tensor, number, seed, rows, shape)
+    if rows is not None or shape is not None or _graphs.in_branch():
+        return function(tensor, number, seed, rows, shape)
     result = _traced(function, tensor.dtype, number.dtype)(tensor, number, seed)
     result.set_shape(tensor.shape)
     return result
