@@ -254,6 +254,35 @@ def test_gradients_of_dropout_and_noise(size: tuple[int, int], where: str) -> No
     np.testing.assert_allclose(of_dropout, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("size", [(6, 5), LARGE])
+def test_in_a_graph_the_gradients_draw_waits_for_the_upstream_gradient(
+    size: tuple[int, int],
+) -> None:
+    """By its seed: the draw's own operations are inlined, and those of the mask could begin."""
+    graph = tf.__internal__.FuncGraph("dropout")
+    with graph.as_default():
+        x, upstream = (tf.compat.v1.placeholder(tf.float32, size) for _ in range(2))
+        seed = tf.compat.v1.placeholder(tf.int32, [2])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = draws.dropout(x, 0.5, seed)
+        forward = set(graph.get_operations())
+        tape.gradient(y, x, output_gradients=upstream)
+    backward = [op for op in graph.get_operations() if op not in forward]
+    drawn = [op for op in backward if "PartitionedCall" in op.type and seed.shape in shapes(op)]
+    assert len(drawn) == 1
+    (late,) = (tensor for tensor in drawn[0].inputs if tensor.shape == seed.shape)
+    todo, before = [late.op], set()
+    while todo:
+        before.add(op := todo.pop())
+        todo += [tensor.op for tensor in op.inputs if tensor.op not in before]
+    assert {upstream.op, seed.op} <= before
+
+
+def shapes(op: tf.Operation) -> list[tf.TensorShape]:
+    return [tensor.shape for tensor in op.inputs]
+
+
 def test_second_derivatives_of_dropout() -> None:
     x = tf.constant([[0.3, -0.7, 2.0]])
     with tf.GradientTape() as outer:
