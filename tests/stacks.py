@@ -18,3 +18,7 @@ needs_addons = pytest.mark.skipif(
     not HAS_ADDONS,
     reason="tensorflow-addons is on the other stack",
 )
+
+# For files of tests that hardly ask which Keras it is: `make test` runs them on Keras 3, and
+# `make test-slow` on Keras 2 too.
+SLOW_ON_KERAS_2 = [pytest.mark.slow] if IS_KERAS_2 else []

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gradients.brute import assert_moments, general, per_example, randomized, rewinding
+from stacks import SLOW_ON_KERAS_2
 
 from tfwd import _keras, gradients
+
+pytestmark = SLOW_ON_KERAS_2
 
 L = keras.layers
 

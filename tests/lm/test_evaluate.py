@@ -6,11 +6,14 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import SLOW_ON_KERAS_2
 
 from tfwd.lm import app, evaluate, saved
 from tfwd.lm.errors import UserError
 from tfwd.lm.loop import evaluate as loop_evaluate
 from tfwd.lm.text import load_splits, tokenize
+
+pytestmark = SLOW_ON_KERAS_2
 
 
 def by_definition(found, tokens, batch_size):

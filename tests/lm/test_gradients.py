@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import SLOW_ON_KERAS_2
 
 from tfwd import _keras
 from tfwd.lm.gradients import GradientMeter
 from tfwd.lm.loop import token_nats
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.state import RunState
+
+pytestmark = SLOW_ON_KERAS_2
 
 
 def make(**kwargs: float) -> tuple[LanguageModel, RunState]:

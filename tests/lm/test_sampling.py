@@ -8,12 +8,15 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from stacks import SLOW_ON_KERAS_2
 
 from tfwd.lm.errors import UserError
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.sampling import choose, draw, generate
 from tfwd.lm.text import tokenize
 from tfwd.lm.vocabulary import Vocabulary
+
+pytestmark = SLOW_ON_KERAS_2
 
 LOGITS = st.lists(st.floats(-50, 50), min_size=3, max_size=12).map(np.array)
 

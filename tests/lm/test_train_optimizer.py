@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, SLOW_ON_KERAS_2
 from training_tools import StopAfter, log, make_config, model_options, write_text
 
 from tfwd.lm.checkpoint import Checkpoints
@@ -13,6 +13,8 @@ from tfwd.lm.train import train
 from tfwd.lm.trainer import Trainer
 from tfwd.lm.vocabulary import Vocabulary
 from tfwd.optimizers import NonMonotonicASGD
+
+pytestmark = SLOW_ON_KERAS_2
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import sweep_tools
 import tensorflow as tf
+from stacks import SLOW_ON_KERAS_2
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
@@ -18,6 +19,8 @@ from tfwd.lm.signals import StopRequest
 from tfwd.lm.sweeps.trial import promote
 from tfwd.lm.trainer import Trainer
 from tfwd.tuning import stopwatch
+
+pytestmark = SLOW_ON_KERAS_2
 
 SPACE = sweep_tools.SPACE
 
