@@ -58,7 +58,8 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
             weight that is not floating, a rate out of range (with the names of the layer and the
             weight), or an RNN cell. What can only be known once the layer is built is raised when
             it is built, or by the first call, if that is what makes its weights. A file of weights
-            that the plain layer or model wrote is refused too.
+            that the plain layer or model wrote is refused too; a `tf.train.Checkpoint` is not, so
+            read one with the unwrapped layer.
 
     Not supported: `tf.recompute_grad` or `keras.remat` around a whole wrapped layer, which would
     draw a second time in backward; `tf.autodiff.ForwardAccumulator` in eager mode, which raises a

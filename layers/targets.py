@@ -93,7 +93,8 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
         matched = [t for t in everything if matches(expression, t.path)]
         if not matched:
             raise ValueError(
-                f"'{pattern}' matches no weight of {_kind(layer)} '{layer.name}'; {_listing(layer)}"
+                f"'{pattern}' matches no weight of {_kind(layer)} '{layer.name}'; "
+                f"{_listing(layer)}{_nearest(pattern, everything)}"
             )
         meant = [t for t in matched if id(t.variable) in trained or _is_named(t, pattern)]
         if not meant:
@@ -106,6 +107,14 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
             check_floating(layer, target)
             found.setdefault(target.position, patterns[pattern])
     return [(t, found[t.position]) for t in everything if t.position in found]
+
+
+def _nearest(pattern: str, everything: list[Target]) -> str:
+    """What to say of a pattern that matches a part of a path only, as a layer's name does."""
+    for other in (f"{pattern}/.*", f".*{pattern}.*"):
+        if any(matches(re.compile(other), target.path) for target in everything):
+            return f". A pattern is for a whole path, or an end after a '/': perhaps '{other}'"
+    return ""
 
 
 def _is_named(target: Target, pattern: str) -> bool:

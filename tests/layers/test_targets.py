@@ -1,5 +1,7 @@
 """Which weights patterns and defaults choose, and what the weights are called."""
 
+import re
+
 import keras
 import pytest
 import tensorflow as tf
@@ -42,6 +44,19 @@ def test_a_pattern_matches_the_whole_path_or_an_end_that_follows_a_slash(
 def test_a_part_of_a_name_matches_nothing(model, pattern: str) -> None:
     with pytest.raises(ValueError, match="matches no weight of model 'model'.*two_b/bias"):
         names(model, [pattern])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "instead"),
+    [("score", "score/.*"), ("(score|other)", "(score|other)/.*"), ("kern", ".*kern.*")],
+)
+def test_a_part_of_a_path_is_told_what_would_match(pattern: str, instead: str) -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, name="score")])
+    with pytest.raises(ValueError, match=f"perhaps '{re.escape(instead)}'"):
+        targets.match(model, {pattern: 1})
+    assert len(targets.match(model, {instead: 1})) == (1 if "kern" in instead else 2)
+    with pytest.raises(ValueError, match=r"score/bias$"):
+        targets.match(model, {"nothing": 1})
 
 
 def test_the_order_is_that_of_the_weights_whatever_the_patterns(model) -> None:

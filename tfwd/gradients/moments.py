@@ -76,7 +76,7 @@ def squared_mean(
         sample_weight: None, or weights of shape `[B]` or `[B, ...]`; for several outputs one for
             all, or a list or dict. A list of numbers is an array.
         training: the flag that the model is called with. With weight dropout, the layers draw once
-            for the batch, as for a training call.
+            for the batch, and count it as a training call.
         chunk_size: how many examples are in memory at a time; None for all. The result does not
             depend on it, but for dropout on activations, which draws for each chunk.
         loss_weights: factors of several outputs' losses; a list or dict.
