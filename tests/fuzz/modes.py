@@ -68,6 +68,26 @@ def call(model, letters, inputs, training):
     return model(inputs[0] if one else inputs, training=training)
 
 
+class Branching:
+    """A plain model that looks at a flag that is a tensor as tfwd does, by `tf.cond`."""
+
+    losses = ()
+
+    def __init__(self, model):
+        self.model = model
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def __call__(self, inputs, training):
+        if not tf.is_tensor(training):
+            return call(self.model, None, inputs, training)
+        branches = [
+            lambda flag=flag: call(self.model, None, inputs, flag) for flag in (True, False)
+        ]
+        return tf.cond(training, *branches)
+
+
 def step(model, letters, inputs, targets, training):
     """A training step without the update: outputs, loss, gradients."""
     floats = [x for x in inputs if x.dtype.is_floating]
