@@ -145,20 +145,23 @@ def _keeps_states(model):
 
 
 def _tried_plain(make_plain, letters, shapes, mode, given):
-    """Raises NoModel if the plain model fails in this mode too."""
-    try:
-        with _place(mode):
-            plain = make_plain()
-            modes.call(plain, letters, given, False)
-            data.forget(plain)
-        if mode.tensor_flag:
-            plain = modes.Branching(plain)
-        if mode.run == "replicas":
-            modes.in_replicas(plain, letters, shapes, mode, strategy(), data.weights(plain))
-        else:
-            modes.run(plain, letters, shapes, mode, data.weights(plain))
-    except Exception as error:
-        raise NoModel(f"plain Keras cannot run it in this mode: {error}") from error
+    """Raises NoModel if the plain model fails in this mode too.
+
+    A layer that is not wrapped gets a flag that is a tensor as it is, a wrapped one in a branch.
+    """
+    for way in (lambda model: model, modes.Branching)[: 1 + mode.tensor_flag]:
+        try:
+            with _place(mode):
+                plain = make_plain()
+                modes.call(plain, letters, given, False)
+                data.forget(plain)
+            start = data.weights(plain)
+            if mode.run == "replicas":
+                modes.in_replicas(way(plain), letters, shapes, mode, strategy(), start)
+            else:
+                modes.run(way(plain), letters, shapes, mode, start)
+        except Exception as error:
+            raise NoModel(f"plain Keras cannot run it in this mode: {error}") from error
 
 
 def _compared(record, expected, tolerance, sloped):
