@@ -208,7 +208,7 @@ def test_a_masked_step_that_overflows_harms_nothing(kind: Kind) -> None:
 @pytest.mark.parametrize(
     "graph",
     [
-        pytest.param(True, id="graph"),
+        pytest.param(True, id="graph", marks=pytest.mark.slow),
         pytest.param(False, id="eager"),
         pytest.param("compiled", id="compiled", marks=pytest.mark.slow),
     ],
