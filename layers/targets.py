@@ -111,8 +111,13 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
 
 def _nearest(pattern: str, everything: list[Target]) -> str:
     """What to say of a pattern that matches a part of a path only, as a layer's name does."""
-    for other in (f"{pattern}/.*", f".*{pattern}.*"):
-        if any(matches(re.compile(other), target.path) for target in everything):
+    whole = f"({pattern})" if "|" in pattern and not pattern.startswith("(") else pattern
+    for other in (f"{whole}/.*", f".*{whole}.*"):
+        try:
+            expression = re.compile(other)
+        except re.error:  # as of flags, which only begin a pattern
+            continue
+        if any(matches(expression, target.path) for target in everything):
             return f". A pattern is for a whole path, or an end after a '/': perhaps '{other}'"
     return ""
 

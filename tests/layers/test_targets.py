@@ -48,15 +48,22 @@ def test_a_part_of_a_name_matches_nothing(model, pattern: str) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "instead"),
-    [("score", "score/.*"), ("(score|other)", "(score|other)/.*"), ("kern", ".*kern.*")],
+    [
+        ("score", "score/.*"),
+        ("(score|other)", "(score|other)/.*"),
+        ("other|score", "(other|score)/.*"),
+        ("(?i)SCORE", "(?i)SCORE/.*"),
+        ("kern", ".*kern.*"),
+    ],
 )
 def test_a_part_of_a_path_is_told_what_would_match(pattern: str, instead: str) -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, name="score")])
     with pytest.raises(ValueError, match=f"perhaps '{re.escape(instead)}'"):
         targets.match(model, {pattern: 1})
     assert len(targets.match(model, {instead: 1})) == (1 if "kern" in instead else 2)
-    with pytest.raises(ValueError, match=r"score/bias$"):
-        targets.match(model, {"nothing": 1})
+    for nothing in ("nothing", "(?i)ERNE"):
+        with pytest.raises(ValueError, match=r"score/bias$"):
+            targets.match(model, {nothing: 1})
 
 
 def test_the_order_is_that_of_the_weights_whatever_the_patterns(model) -> None:
