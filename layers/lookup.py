@@ -59,5 +59,5 @@ def rows(call: _Call, layer: keras.layers.Embedding, ids: Any) -> tf.Tensor:
 
     found = _keras.cast_as_read(variable, training_flag.each(call.training, perturbed))
     result = tf.cast(found, layer.compute_dtype)
-    _keras.mark(layer, ids, result)
+    _keras.wrapping.mark(layer, ids, result)
     return result

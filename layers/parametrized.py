@@ -17,7 +17,7 @@ from tfwd.parametrizations import Parametrization
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
+class Parametrized(Perturbing, _keras.wrapping.Wraps, keras.layers.Wrapper):
     """Runs a layer on functions of its weights, such as dropped or noisy copies, while it trains.
 
     Formula: a call computes `layer(x; w')` with `w'_i = p_i(w_i)` for each weight `i` that a
@@ -114,7 +114,7 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
         super().__init__(layer, dtype=_keras.floating_policy(layer), **kwargs)
         self._init_perturbing(seed, recompute, share_across_replicas)
         self.draws.wrapper = self.name
-        _keras.adopt_call(self, layer)
+        _keras.wrapping.adopt_call(self, layer)
 
     def _subject(self) -> keras.Layer:
         return self.layer
@@ -134,7 +134,7 @@ class Parametrized(Perturbing, _keras.Wraps, keras.layers.Wrapper):
     def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
         if training is not None:
             kwargs["training"] = training
-        function, args, kwargs = _keras.inner_call(self, args, kwargs)
+        function, args, kwargs = _keras.wrapping.inner_call(self, args, kwargs)
         training = kwargs.pop("training", None)
         self._make_weights(args, kwargs, training)
         if recurrent_call.is_plain(self.layer):

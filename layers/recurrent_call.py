@@ -120,8 +120,8 @@ def either_call(
     past_masks = otherwise is not layer
     if past_masks:
         return call(layer, sequences, training=training, **given)
-    applied, carried = _keras.masks_of_sequences(sequences, given)
-    sequences = _keras.converted(layer, sequences)
+    applied, carried = _keras.wrapping.masks_of_sequences(sequences, given)
+    sequences = _keras.wrapping.converted(layer, sequences)
     outputs = call(layer, sequences, training=training, **{**given, "mask": applied})
     # As the layer itself would mark them: both branches of a `tf.cond` must give the same.
     masks = tf.nest.flatten(layer.compute_mask(sequences, carried))

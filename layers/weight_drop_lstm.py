@@ -97,7 +97,7 @@ class WeightDropLSTM(Perturbing, keras.layers.LSTM):
     ) -> Any:
         arguments = {"initial_state": initial_state, "mask": mask}
         # Keras 3 takes a flag that is a tensor for a second input, with which it hands on no mask.
-        arguments["mask"], _ = _keras.masks_of_sequences(sequences, arguments)
+        arguments["mask"], _ = _keras.wrapping.masks_of_sequences(sequences, arguments)
         return self._perturbed_call(self._run, (sequences,), arguments, training)
 
     def _run(self, sequences: Any, training: bool, **arguments: Any) -> Any:

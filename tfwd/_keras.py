@@ -4,10 +4,10 @@ Keras offers no public way to run a layer on other values of its variables, to r
 call that is under way, or to follow the updates of an optimizer. What there is, is private or
 nearly so; it is used in `tfwd._keras3` and `tfwd._keras2` and nowhere else, under the same names,
 which this module gives out: those of layers and variables by themselves, and those of layers'
-calls, of convolutions, of optimizers that others hold, of `fit` and its backups, of updates and of
-the steps of a training loop as the modules `calls`, `convolutions`, `held`, `training`, `backup`,
-`updates` and `steps`. What is alike on both is in `tfwd._keras_shared`.
-No other file asks which Keras it is.
+calls, of layers around layers, of convolutions, of optimizers that others hold, of `fit` and its
+backups, of updates and of the steps of a training loop as the modules `calls`, `wrapping`,
+`convolutions`, `held`, `training`, `backup`, `updates` and `steps`. What is alike on both is in
+`tfwd._keras_shared`. No other file asks which Keras it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,17 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
     )
 
 if IS_KERAS_2 and not TYPE_CHECKING:
-    from tfwd._keras2 import backup, calls, convolutions, held, ops, steps, training, updates
+    from tfwd._keras2 import (
+        backup,
+        calls,
+        convolutions,
+        held,
+        ops,
+        steps,
+        training,
+        updates,
+        wrapping,
+    )
     from tfwd._keras2.configs import deserialize, is_absent, keeps_sharing, serialize
     from tfwd._keras2.copies import clone, is_layer_graph, share, tie
     from tfwd._keras2.layers import (
@@ -76,18 +86,10 @@ if IS_KERAS_2 and not TYPE_CHECKING:
         value,
     )
     from tfwd._keras2.wrapper import OptimizerWrapper
-    from tfwd._keras2.wrapping import (
-        Wraps,
-        adopt_call,
-        converted,
-        inner_call,
-        mark,
-        masks_of_sequences,
-    )
 else:
     from keras import ops
 
-    from tfwd._keras3 import backup, calls, convolutions, held, steps, training, updates
+    from tfwd._keras3 import backup, calls, convolutions, held, steps, training, updates, wrapping
     from tfwd._keras3.configs import deserialize, is_absent, keeps_sharing, serialize
     from tfwd._keras3.copies import clone, is_layer_graph, share, tie
     from tfwd._keras3.layers import (
@@ -134,14 +136,6 @@ else:
         value,
     )
     from tfwd._keras3.wrapper import OptimizerWrapper
-    from tfwd._keras3.wrapping import (
-        Wraps,
-        adopt_call,
-        converted,
-        inner_call,
-        mark,
-        masks_of_sequences,
-    )
 
 __all__ = [
     "GENERATION",
@@ -154,10 +148,8 @@ __all__ = [
     "Perturbs",
     "SeedState",
     "Substitution",
-    "Wraps",
     "accepts_training",
     "add_loss",
-    "adopt_call",
     "all_layers",
     "assign",
     "awaits_call",
@@ -172,7 +164,6 @@ __all__ = [
     "checkpoint",
     "clone",
     "constant",
-    "converted",
     "convolutions",
     "deserialize",
     "dtype_name",
@@ -183,15 +174,12 @@ __all__ = [
     "has_plain_loop",
     "has_weights",
     "held",
-    "inner_call",
     "is_absent",
     "is_altered",
     "is_layer_graph",
     "is_quantized",
     "is_variable",
     "keeps_sharing",
-    "mark",
-    "masks_of_sequences",
     "name",
     "ops",
     "original",
@@ -213,4 +201,5 @@ __all__ = [
     "training",
     "updates",
     "value",
+    "wrapping",
 ]

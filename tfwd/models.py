@@ -179,7 +179,7 @@ class ParametrizedModel(keras.Model):
         self.parametrized = Parametrized(
             model, parametrizations, seed, recompute, share_across_replicas, name=model.name
         )
-        _keras.adopt_call(self, model)
+        _keras.wrapping.adopt_call(self, model)
         self.built = _keras.has_weights(model)
 
     @property
