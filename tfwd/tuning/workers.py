@@ -26,7 +26,7 @@ from keras_tuner.engine.trial import Trial
 from tfwd import custom_gradient
 from tfwd.files import write_atomically
 from tfwd.tuning import record
-from tfwd.tuning.oracles import Sturdy
+from tfwd.tuning.sturdy import Sturdy
 
 CHIEF, WORKER, ALONE = "chief", "worker", "alone"
 _ID, _IP, _PORT = "KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT"
