@@ -84,3 +84,23 @@ def fit(model: keras.Model, **options: Any) -> keras.callbacks.History:
     """Three steps an epoch, in the same order each time."""
     options = {"epochs": 1, "batch_size": 4, "verbose": 0, "shuffle": False, **options}
     return model.fit(X, Y, **options)
+
+
+LossScale = keras.optimizers.LossScaleOptimizer
+
+
+def trigger(optimizer: Any) -> None:
+    """Has an averaging optimizer begin."""
+    for loss in [1.0] * (optimizer.non_monotone_interval + 1):
+        optimizer.observe(loss)
+    assert optimizer.observe(2.0) and optimizer.triggered
+
+
+def triggered_at(losses: list[float], n: int) -> int | None:
+    """The rule of the authors' program, written out: compared before the new loss is appended."""
+    before = []
+    for t, loss in enumerate(losses):
+        if len(before) > n and loss > min(before[:-n]):
+            return t
+        before.append(loss)
+    return None

@@ -134,11 +134,13 @@ def test_gradients_of_others_inside_a_layer_leave_less_than_in_a_plain_one():
 
 
 def test_plain_models_leave_their_variables_until_they_are_released():
+    # Of graphs that other tests keep, such as those of a model that several tests share.
+    before = custom_gradient.registered()
     left = grown(lambda: fit(plain()), 3)
     assert left["variables"] > 0, "TensorFlow has mended it: docs/memory.md is no longer true"
     custom_gradient.release()
     gc.collect()
-    assert not custom_gradient.registered()
+    assert custom_gradient.registered() <= before
 
 
 def test_steps_of_one_model_leave_nothing():

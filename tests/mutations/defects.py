@@ -64,7 +64,7 @@ DEFECTS = [
         "tfwd/draws.py",
         "(late,) = seeding.after([seed], [upstream])",
         "late = seed",
-        ("tests/test_draws.py", "tests/test_saved_tensors.py", "tests/test_recompute.py"),
+        ("tests/test_draws_gradients.py", "tests/test_saved_tensors.py"),
     ),
     Defect(
         "equal elements of a chain draw alike",
