@@ -70,13 +70,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def collected() -> Iterator[None]:
-    """Frees what the tests of a file have left, and sets apart what TensorFlow and Keras keep.
+    """Frees what the files before have left, and sets apart what TensorFlow and Keras keep.
 
-    The first module fixture that is set up, it is the last that ends.
+    Not at a file's end, where pytest still has what the last test was given: once set apart, that
+    would be freed never.
     """
-    yield
     gc.collect()
     gc.freeze()
+    yield
 
 
 @pytest.fixture(autouse=True)

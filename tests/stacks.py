@@ -19,6 +19,9 @@ needs_addons = pytest.mark.skipif(
     reason="tensorflow-addons is on the other stack",
 )
 
+# For slow tests in which Keras has no part.
+once = pytest.mark.skipif(IS_KERAS_2, reason="the tests on Keras 3 have it")
+
 # For files of tests that hardly ask which Keras it is: `make test` runs them on Keras 3, and
 # `make test-slow` on Keras 2 too.
 SLOW_ON_KERAS_2 = [pytest.mark.slow] if IS_KERAS_2 else []

@@ -1,6 +1,7 @@
 """The faster loops of LSTM and GRU compute what Keras's do, and are taken where they can be."""
 
 import functools
+import itertools
 from typing import Any
 
 import keras
@@ -145,26 +146,21 @@ def test_a_loop_of_ones_own_is_kept(kind: str) -> None:
     assert not recurrent_call._applies(layer, X)
 
 
+_KINDS = ("LSTM", "GRU", "WeightDropLSTM")
+# Either value of either, for each kind; the rest, and all on Keras 2, where there is more time.
+_FLAGS = [
+    ("LSTM", True, True),
+    ("LSTM", False, False),
+    ("GRU", True, False),
+    ("WeightDropLSTM", False, True),
+]
+
+
 @pytest.mark.parametrize(
     ("kind", "recompute", "attached"),
     [
-        ("LSTM", True, True),
-        ("LSTM", False, False),
-        ("GRU", True, False),
-        ("WeightDropLSTM", False, True),
-        *(
-            pytest.param(*rest, marks=pytest.mark.slow)
-            for rest in [
-                ("LSTM", True, False),
-                ("LSTM", False, True),
-                ("GRU", True, True),
-                ("GRU", False, True),
-                ("GRU", False, False),
-                ("WeightDropLSTM", True, True),
-                ("WeightDropLSTM", True, False),
-                ("WeightDropLSTM", False, False),
-            ]
-        ),
+        pytest.param(*case, marks=[pytest.mark.slow] * (IS_KERAS_2 or case not in _FLAGS))
+        for case in itertools.product(_KINDS, (True, False), (True, False))
     ],
 )
 def test_a_mask_where_the_training_flag_is_a_tensor(

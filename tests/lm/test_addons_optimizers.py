@@ -119,7 +119,8 @@ def test_half_precision_scales_the_loss(name):
 
 
 @needs_addons
-@pytest.mark.parametrize("name", with_slow_rest(("tfa.LAMB", "tfa.COCOB"), ("tfa.LAMB",)))
+@pytest.mark.parametrize("name", ["tfa.LAMB", "tfa.COCOB"])
+@pytest.mark.slow
 def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(name, tmp_path):
     text = write_text(tmp_path / "text.txt")
     changes = {

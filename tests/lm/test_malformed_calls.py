@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from processes import finish
+from stacks import once
 
 HERE = Path(__file__).parent
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, once]
 
 
 @pytest.mark.parametrize("program", ["train", "tune", "evaluate", "generate"])

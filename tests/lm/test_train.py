@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import SLOW_ON_KERAS_2
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training_tools import WORDS, StopAfter, log, make_config, model_options, write_text
 
@@ -21,6 +22,8 @@ from tfwd.lm.text import load_splits, tokenize
 from tfwd.lm.train import define, main, train
 from tfwd.lm.trainer import Trainer
 from tfwd.lm.vocabulary import Vocabulary
+
+pytestmark = SLOW_ON_KERAS_2
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from processes import SIGNAL_AT, finish
+from stacks import once
 from sweep_tools import SWEEP, tiny_flags
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, once]
 
 TRIALS, EPOCHS = 4, 3
 PROGRAM = f"{SIGNAL_AT}import tfwd_programs; tfwd_programs.tune()"

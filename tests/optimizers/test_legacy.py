@@ -76,7 +76,7 @@ def test_fit_on_two_replicas(nest):
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", AVERAGES)
 def test_averages_on_two_replicas(name, inside):
     def compiled():
