@@ -25,7 +25,7 @@ class Attributes:
     """
 
     def __init__(self, owner: keras.Layer) -> None:
-        self._noted = [(layer, dict(vars(layer))) for layer in _keras.all_layers(owner)]
+        self._noted = [(layer, dict(vars(layer))) for layer in _keras.layers.all_layers(owner)]
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:

@@ -8,13 +8,17 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.layers import targets as targeting
-from tfwd.layers.perturbing import PERTURBING_ATTRIBUTES, Chosen, Perturbing
+from tfwd.layers import weight_selection
+from tfwd.layers.weight_perturbation import (
+    PERTURBATION_ATTRIBUTES,
+    TargetedWeights,
+    WeightPerturbationMixin,
+)
 from tfwd.parametrizations import Dropout, Parametrization
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class DropoutEmbedding(Perturbing, keras.layers.Embedding):
+class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
     """An embedding whose rows are dropped while it trains: a dropped word is zero all batch long.
 
     Formula: `y = m[i] E[i] / keep` for the id `i`, `m[i] ~ Bernoulli(keep)` one draw for each word
@@ -74,8 +78,8 @@ class DropoutEmbedding(Perturbing, keras.layers.Embedding):
     def _patterns(self) -> dict[str, Parametrization]:
         return {"embeddings": self._parametrization}
 
-    def _select(self) -> Chosen:
-        return targeting.match(self, self._patterns())
+    def _select(self) -> TargetedWeights:
+        return weight_selection.match(self, self._patterns())
 
     def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
         def embed(inputs: tf.Tensor, training: bool) -> tf.Tensor:
@@ -88,7 +92,7 @@ class DropoutEmbedding(Perturbing, keras.layers.Embedding):
 
     def unwrapped(self) -> keras.layers.Embedding:
         """A plain `keras.layers.Embedding` on the same variables."""
-        return _keras.share(self, keras.layers.Embedding, leave_out=PERTURBING_ATTRIBUTES)
+        return _keras.copies.share(self, keras.layers.Embedding, leave_out=PERTURBATION_ATTRIBUTES)
 
     def get_config(self) -> dict[str, Any]:
         rate = self._parametrization.get_config()["rate"]
@@ -97,4 +101,4 @@ class DropoutEmbedding(Perturbing, keras.layers.Embedding):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> DropoutEmbedding:
-        return cls(**{**config, "rate": _keras.deserialize(config["rate"])})
+        return cls(**{**config, "rate": _keras.configs.deserialize(config["rate"])})

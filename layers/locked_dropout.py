@@ -8,9 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, draws
-from tfwd import training as training_flag
-from tfwd.layers.draws import Draws
+from tfwd import _keras, random_masks, training_flag
+from tfwd.layers.seed_stream import SeedStream
 from tfwd.parametrizations import Dropout
 
 
@@ -53,7 +52,7 @@ class LockedDropout(keras.layers.Layer):
         self._dropout = Dropout(rate)
         self._dropout.check(f"LockedDropout '{self.name}'")
         self.seed = seed
-        self.draws = Draws(seed)
+        self.draws = SeedStream(seed)
         self.supports_masking = True
         self._rank: int | None = None
 
@@ -87,7 +86,7 @@ class LockedDropout(keras.layers.Layer):
         def drop() -> tf.Tensor:
             shape = tf.shape(inputs)
             one_step = tf.concat([shape[:1], [1], shape[2:]], axis=0)
-            return draws.dropout(inputs, rate, seed, one_step)
+            return random_masks.dropout(inputs, rate, seed, one_step)
 
         outputs = training_flag.cond(training, drop, lambda: tf.identity(inputs))
         outputs.set_shape(inputs.shape)
@@ -114,4 +113,4 @@ class LockedDropout(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LockedDropout:
-        return cls(**{**config, "rate": _keras.deserialize(config["rate"])})
+        return cls(**{**config, "rate": _keras.configs.deserialize(config["rate"])})

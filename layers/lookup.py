@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, parametrizations
-from tfwd import training as training_flag
+from tfwd import _keras, parametrizations, training_flag
 
 if TYPE_CHECKING:
-    from tfwd.layers.perturbed import Chosen, _Call
+    from tfwd.layers.perturbed import SubstitutedCall, TargetedWeights
 
 
-def applies(layer: keras.Layer, chosen: Chosen, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+def applies(
+    layer: keras.Layer, chosen: TargetedWeights, args: tuple, kwargs: Mapping[str, Any]
+) -> bool:
     """Whether a layer that does a plain lookup can do it in a table that is never computed."""
     given = (*args, *kwargs.values())
     return (
@@ -32,7 +33,7 @@ def applies(layer: keras.Layer, chosen: Chosen, args: tuple, kwargs: Mapping[str
     )
 
 
-def rows(call: _Call, layer: keras.layers.Embedding, ids: Any) -> tf.Tensor:
+def rows(call: SubstitutedCall, layer: keras.layers.Embedding, ids: Any) -> tf.Tensor:
     """The looked up rows of the effective table.
 
     Args:
@@ -57,7 +58,7 @@ def rows(call: _Call, layer: keras.layers.Embedding, ids: Any) -> tf.Tensor:
             return _keras.ops.take(table, ids, axis=0)
         return parametrizations.apply(taken, chain, places, tuple(raw.shape))
 
-    found = _keras.cast_as_read(variable, training_flag.each(call.training, perturbed))
+    found = _keras.variables.cast_as_read(variable, training_flag.each(call.training, perturbed))
     result = tf.cast(found, layer.compute_dtype)
     _keras.wrapping.mark(layer, ids, result)
     return result

@@ -58,7 +58,11 @@ def composed(leaf: Any, parts: Iterator[tf.Tensor]) -> Any:
 def closed(nest: Any) -> str:
     """The class of an object in a nest that holds tensors and cannot be opened; empty for none."""
     for leaf in flatten(nest):
-        if tf.is_tensor(leaf) or _keras.is_variable(leaf) or not hasattr(leaf, "__dict__"):
+        if (
+            tf.is_tensor(leaf)
+            or _keras.variables.is_variable(leaf)
+            or not hasattr(leaf, "__dict__")
+        ):
             continue
         held = [item for value in vars(leaf).values() for item in tf.nest.flatten(value)]
         if any(map(tf.is_tensor, held)):

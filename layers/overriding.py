@@ -54,7 +54,7 @@ def is_plain(layer: Any, kind: type[keras.layers.Layer], ours: bool = False) -> 
         ours: whether what classes of tfwd's own override does not count, since one of them is
             asking.
     """
-    plain = isinstance(layer, kind) and not _keras.is_altered(layer)
+    plain = isinstance(layer, kind) and not _keras.layers.is_altered(layer)
     return plain and not _is_overridden(layer, kind, ours)
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.layers import nests
-from tfwd.layers.inspection import Verdict
+from tfwd.layers.call_analysis import CallAnalysis
 from tfwd.substitute import Result
 
 
@@ -30,7 +30,7 @@ class Arguments:
         self._flat = nests.flatten(self._nest)
         given = {id(x): x for x in self._flat if tf.is_tensor(x)}
         self._given = list(given.values())
-        self._masks = [_keras.get_mask(x) for x in self._given]
+        self._masks = [_keras.layers.get_mask(x) for x in self._given]
         numbers = {key: i for i, key in enumerate(given)}
         self._places = [numbers.get(id(x)) for x in self._flat]
         masks = [mask for mask in self._masks if mask is not None]
@@ -45,13 +45,13 @@ class Arguments:
         self._copies = list(zip(copies, masks, strict=True))
         for copy, mask in self._copies:
             if mask is not None:
-                _keras.set_mask(copy, mask)
+                _keras.layers.set_mask(copy, mask)
         pairs = zip(self._flat, self._places, strict=True)
         return nests.pack(self._nest, iter(x if i is None else copies[i] for x, i in pairs))
 
     def remasked(self) -> list[tuple[Any, Any]]:
         """Pairs of a tensor that was given and its mask, where the last call has put another."""
-        found = [_keras.get_mask(copy) for copy, _ in self._copies]
+        found = [_keras.layers.get_mask(copy) for copy, _ in self._copies]
         return [
             (x, after)
             for x, (_, before), after in zip(self._given, self._copies, found, strict=True)
@@ -76,7 +76,7 @@ class Results:
             lists: it says what either branch updates and how many losses either adds.
     """
 
-    def __init__(self, name: str, arguments: Arguments, verdict: Verdict | None) -> None:
+    def __init__(self, name: str, arguments: Arguments, verdict: CallAnalysis | None) -> None:
         self._name = name
         self._arguments = arguments
         self._verdict = verdict
@@ -96,7 +96,7 @@ class Results:
         self._nest = result.outputs
         self._flat = nests.flatten(result.outputs)
         outputs = [x for x in self._flat if tf.is_tensor(x)]
-        self._masks = [_keras.get_mask(x) for x in outputs]
+        self._masks = [_keras.layers.get_mask(x) for x in outputs]
         self._remasked = self._arguments.remasked()
         masks = [
             mask for mask in (*self._masks, *(m for _, m in self._remasked)) if mask is not None
@@ -112,7 +112,7 @@ class Results:
             losses = [tf.cast(loss, tf.float32) for loss in losses]
             losses += [tf.zeros([])] * (self._verdict.losses - len(losses))
             for variable in self._verdict.updated:
-                updates.setdefault(id(variable), (variable, _keras.constant(variable)))
+                updates.setdefault(id(variable), (variable, _keras.variables.constant(variable)))
             updates = {id(v): updates[id(v)] for v in self._verdict.updated}
         self._losses = len(losses)
         self._updated = [variable for variable, _ in updates.values()]
@@ -132,9 +132,9 @@ class Results:
         outputs = [x for x in flat if tf.is_tensor(x)]
         for output, mask in zip(outputs, self._masks, strict=True):
             if mask is not None:
-                _keras.set_mask(output, nests.composed(mask, supply))
+                _keras.layers.set_mask(output, nests.composed(mask, supply))
         for given, mask in self._remasked:
-            _keras.set_mask(given, None if mask is None else nests.composed(mask, supply))
+            _keras.layers.set_mask(given, None if mask is None else nests.composed(mask, supply))
         losses = [next(supply) for _ in range(self._losses)]
         updates = [(variable, next(supply)) for variable in self._updated]
         return Result(nests.pack(self._nest, iter(flat)), updates, losses, [], {})

@@ -9,15 +9,14 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers import recurrent_call
-from tfwd.layers import targets as targeting
-from tfwd.layers.draws import plain_file
-from tfwd.layers.perturbing import Chosen, Perturbing
+from tfwd.layers import recurrent_call, weight_selection
+from tfwd.layers.seed_stream import plain_file
+from tfwd.layers.weight_perturbation import TargetedWeights, WeightPerturbationMixin
 from tfwd.parametrizations import Parametrization
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class Parametrized(Perturbing, _keras.wrapping.Wraps, keras.layers.Wrapper):
+class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.Wrapper):
     """Runs a layer on functions of its weights, such as dropped or noisy copies, while it trains.
 
     Formula: a call computes `layer(x; w')` with `w'_i = p_i(w_i)` for each weight `i` that a
@@ -111,7 +110,7 @@ class Parametrized(Perturbing, _keras.wrapping.Wraps, keras.layers.Wrapper):
         check_wrappable(layer)
         # The wrapped layer's dtype policy decides, whatever a config says.
         kwargs.pop("dtype", None)
-        super().__init__(layer, dtype=_keras.floating_policy(layer), **kwargs)
+        super().__init__(layer, dtype=_keras.layers.floating_policy(layer), **kwargs)
         self._init_perturbing(seed, recompute, share_across_replicas)
         self.draws.wrapper = self.name
         _keras.wrapping.adopt_call(self, layer)
@@ -122,13 +121,13 @@ class Parametrized(Perturbing, _keras.wrapping.Wraps, keras.layers.Wrapper):
     def _patterns(self) -> dict[str, Parametrization]:
         return self.parametrizations
 
-    def _select(self) -> Chosen:
-        return targeting.match(self.layer, self.parametrizations)
+    def _select(self) -> TargetedWeights:
+        return weight_selection.match(self.layer, self.parametrizations)
 
     def build(self, *args: Any, **kwargs: Any) -> None:
-        if not self.layer.built and not _keras.has_default_build(self.layer):
-            _keras.build(self.layer, *args, **kwargs)
-        if _keras.has_weights(self.layer):
+        if not self.layer.built and not _keras.layers.has_default_build(self.layer):
+            _keras.layers.build(self.layer, *args, **kwargs)
+        if _keras.layers.has_weights(self.layer):
             self._chosen()
 
     def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
@@ -150,14 +149,14 @@ class Parametrized(Perturbing, _keras.wrapping.Wraps, keras.layers.Wrapper):
         flag = training if isinstance(training, bool) else None
         if flag in self._perturber.made_for:
             return
-        if not self.layer.built or _keras.awaits_call(self.layer):
-            _keras.build_by_call(self.layer, args, kwargs)
+        if not self.layer.built or _keras.layers.awaits_call(self.layer):
+            _keras.layers.build_by_call(self.layer, args, kwargs)
         self._perturber.made_for.add(flag)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         self._make_weights(args, kwargs, kwargs.get("training"))
         self._chosen()
-        if not _keras.accepts_training(self.layer):
+        if not _keras.layers.accepts_training(self.layer):
             kwargs.pop("training", None)
         return self.layer.compute_output_spec(*args, **kwargs)
 
@@ -180,12 +179,12 @@ class Parametrized(Perturbing, _keras.wrapping.Wraps, keras.layers.Wrapper):
     @property
     def reset_state(self) -> Any:
         """The wrapped layer's `reset_state()`, if it has one."""
-        return _keras.reset_states(self.layer)
+        return _keras.recurrent.reset_states(self.layer)
 
     @property
     def reset_states(self) -> Any:
         """The same by the name that it has in Keras 2."""
-        return _keras.reset_states(self.layer)
+        return _keras.recurrent.reset_states(self.layer)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Not supported.
@@ -193,7 +192,7 @@ class Parametrized(Perturbing, _keras.wrapping.Wraps, keras.layers.Wrapper):
         Raises:
             ValueError: with what is possible instead.
         """
-        raise ValueError(f"layer '{self.name}' cannot be quantized: {targeting.QUANTIZED}")
+        raise ValueError(f"layer '{self.name}' cannot be quantized: {weight_selection.QUANTIZED}")
 
     def get_build_config(self) -> dict[str, Any] | None:
         # Keras takes a layer for built that is read back with any config of a build.
@@ -201,15 +200,15 @@ class Parametrized(Perturbing, _keras.wrapping.Wraps, keras.layers.Wrapper):
         return None if inner is None else {"layer": inner}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        builds = _keras.builds_by_shape(self.layer)
+        builds = _keras.layers.builds_by_shape(self.layer)
         if not self.layer.built and builds and config.get("layer"):
-            _keras.build_from_config(self.layer, config["layer"])
-        if _keras.has_weights(self.layer):
+            _keras.layers.build_from_config(self.layer, config["layer"])
+        if _keras.layers.has_weights(self.layer):
             self._chosen()
             self.built = True
 
     def load_own_variables(self, store: Any) -> None:
-        if _keras.is_absent(store):
+        if _keras.configs.is_absent(store):
             raise plain_file(self.name)
         super().load_own_variables(store)
 
@@ -235,7 +234,7 @@ class Parametrized(Perturbing, _keras.wrapping.Wraps, keras.layers.Wrapper):
         config.pop("batch_input_shape", None)  # a first layer's, in Keras 2
         return {
             **config,
-            "layer": _keras.serialize(self.layer),
+            "layer": _keras.configs.serialize(self.layer),
             "parametrizations": {
                 pattern: keras.saving.serialize_keras_object(parametrization)
                 for pattern, parametrization in self._patterns().items()
@@ -255,7 +254,7 @@ class Parametrized(Perturbing, _keras.wrapping.Wraps, keras.layers.Wrapper):
             )
         for key in ("layer", "parametrizations", "rate", "stddev"):
             if key in config:
-                config[key] = _keras.deserialize(config[key], custom_objects)
+                config[key] = _keras.configs.deserialize(config[key], custom_objects)
         return cls(**config)
 
 

@@ -4,11 +4,11 @@ A training call takes a call number, computes each parametrized weight's effecti
 raw value and a seed, and runs the layer with those values in place of the variables. Around that,
 `tfwd.recompute` keeps nothing but the arguments for backward. Where that takes a second run of the
 layer, in eager mode or under a training flag that is a tensor, only a layer that is known to
-compute the same again is run so (see `inspection` and `provable`); another one keeps its effective
+compute the same again is run so (see `call_analysis`, `provable`); another one keeps its effective
 weights instead.
 
 Nested wrappers are one chain, the inner first. For the time of its call an outer wrapper leaves a
-note of what it does to which weights (a `Frame`); an inner one that parametrizes the same weight
+note of what it does to which weights (an `OuterWrapper`); an inner one on the same weight
 starts from the raw value and applies the outer ones' links after its own.
 """
 
@@ -23,34 +23,33 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd import _graphs, _keras, parametrizations, rates, recompute, substitute
-from tfwd import training as training_flag
-from tfwd.layers import inspection, lookup, packing, provable, reads
+from tfwd import _graphs, _keras, parametrizations, rates, recompute, substitute, training_flag
+from tfwd.layers import call_analysis, lookup, packing, provable, reads
 from tfwd.layers.attributes import Attributes
-from tfwd.layers.draws import Draws
-from tfwd.layers.targets import Target
-from tfwd.parametrizations import Link, Parametrization
+from tfwd.layers.seed_stream import SeedStream
+from tfwd.layers.weight_selection import Target
+from tfwd.parametrizations import BoundParametrization, Parametrization
 
-Chosen = list[tuple[Target, Parametrization]]
+TargetedWeights = list[tuple[Target, Parametrization]]
 
 
-class Frame(NamedTuple):
+class OuterWrapper(NamedTuple):
     """What one wrapper around the present call does, by the variables' ids."""
 
     raw: dict[int, tf.Tensor]
-    links: dict[int, Link]
+    links: dict[int, BoundParametrization]
     taken: dict[int, keras.Variable]  # whose raw value a wrapper inside has asked for
 
 
 _local = threading.local()
 
 
-def _frames() -> list[Frame]:
+def _frames() -> list[OuterWrapper]:
     return getattr(_local, "frames", [])
 
 
 @contextlib.contextmanager
-def _within(frames: list[Frame]) -> Iterator[None]:
+def _within(frames: list[OuterWrapper]) -> Iterator[None]:
     before = _frames()
     _local.frames = frames
     try:
@@ -74,20 +73,20 @@ class Perturber:
             made all its weights.
     """
 
-    def __init__(self, name: str, draws: Draws) -> None:
+    def __init__(self, name: str, draws: SeedStream) -> None:
         self.name = name
         self.draws = draws
-        self.chosen: Chosen = []
+        self.chosen: TargetedWeights = []
         self.chosen_from: tuple[int, ...] | None = None
         self.made_for: set[bool | None] = set()
-        self._verdicts: dict[Any, inspection.Verdict] = {}
+        self._verdicts: dict[Any, call_analysis.CallAnalysis] = {}
 
     def run(
         self,
         owner: keras.Layer,
         function: Callable[..., Any],
         variables: list[keras.Variable],
-        chosen: Chosen,
+        chosen: TargetedWeights,
         args: tuple,
         kwargs: Mapping[str, Any],
         training: bool | tf.Tensor,
@@ -107,13 +106,15 @@ class Perturber:
         chosen = [(t, p) for t, p in chosen if not p.is_identity and acts(p, training)]
         if not chosen and isinstance(training, bool):
             return self.run_plain(function, args, kwargs, training)
-        call = _Call(self.name, self.draws, function, variables, chosen, args, kwargs, training)
+        call = SubstitutedCall(
+            self.name, self.draws, function, variables, chosen, args, kwargs, training
+        )
         # Layers that are frozen or set free behave otherwise from then on.
-        key = (*call.key(), tuple(layer.trainable for layer in _keras.all_layers(owner)))
+        key = (*call.key(), tuple(layer.trainable for layer in _keras.layers.all_layers(owner)))
         verdict = self._verdicts.get(key)
         names = {id(target.variable): target.name for target, _ in call.chosen}
         if verdict is None:
-            verdict = inspection.inspect(self.name, owner, names, call)
+            verdict = call_analysis.inspect(self.name, owner, names, call)
         call.extend(verdict.extra)
         warned = recomputed and bool(chosen) and bool(verdict.impure)
         recomputed = recomputed and bool(chosen) and not _graphs.is_saving()
@@ -136,16 +137,22 @@ class Perturber:
                     stacklevel=2,
                 )
         for loss in result.losses:
-            _keras.add_loss(owner, loss)
+            _keras.layers.add_loss(owner, loss)
         substitute.assign(result.updates)
         return result.outputs
 
     def look_up(
-        self, layer: keras.layers.Embedding, chosen: Chosen, ids: Any, training: bool | tf.Tensor
+        self,
+        layer: keras.layers.Embedding,
+        chosen: TargetedWeights,
+        ids: Any,
+        training: bool | tf.Tensor,
     ) -> tf.Tensor:
         """The same for a lookup in a table of which only some rows need be computed."""
         chosen = [(t, p) for t, p in chosen if not p.is_identity]
-        call = _Call(self.name, self.draws, layer, layer.weights, chosen, (), {}, training)
+        call = SubstitutedCall(
+            self.name, self.draws, layer, layer.weights, chosen, (), {}, training
+        )
         return lookup.rows(call, layer, ids)
 
     def run_plain(
@@ -156,7 +163,7 @@ class Perturber:
         training: bool | tf.Tensor,
     ) -> Any:
         """The same on the weights as they are."""
-        with _keras.CallState().restored(training):
+        with _keras.layers.CallState().restored(training):
             return function(*args, training=training, **kwargs)
 
 
@@ -167,16 +174,16 @@ def acts(parametrization: Parametrization, training: bool | tf.Tensor) -> bool:
     return True
 
 
-class _Call:
+class SubstitutedCall:
     """One call, taken apart into tensors and seeds, so that it can be made again from them."""
 
     def __init__(
         self,
         name: str,
-        draws: Draws,
+        draws: SeedStream,
         function: Callable[..., Any],
         variables: list[keras.Variable],
-        chosen: Chosen,
+        chosen: TargetedWeights,
         args: tuple,
         kwargs: Mapping[str, Any],
         training: bool | tf.Tensor,
@@ -186,7 +193,7 @@ class _Call:
         self.training = training
         self.variables = list(variables)
         self.frames = _frames()
-        self._state = _keras.CallState()
+        self._state = _keras.layers.CallState()
         self._arguments = packing.Arguments(args, dict(kwargs))
         if training is False or not chosen:
             root = number = tf.zeros([], tf.int64)
@@ -204,7 +211,7 @@ class _Call:
         self.tensors = [
             *self._arguments.tensors,
             *(self.raw(v) for v in self._carried),
-            *(self.raw(v) if id(v) in ids else _keras.value(v) for v in variables),
+            *(self.raw(v) if id(v) in ids else _keras.variables.value(v) for v in variables),
         ]
 
     def extend(self, variables: list[keras.Variable]) -> None:
@@ -212,7 +219,7 @@ class _Call:
         known = {id(v) for v in self.variables}
         variables = [v for v in variables if id(v) not in known]
         self.variables += variables
-        self.tensors += [_keras.value(v) for v in variables]
+        self.tensors += [_keras.variables.value(v) for v in variables]
 
     def key(self) -> tuple:
         """What the verdict on this call depends on."""
@@ -232,7 +239,7 @@ class _Call:
         return tf.executing_eagerly() or not isinstance(self.training, bool)
 
     def run(
-        self, verdict: inspection.Verdict, recomputed: bool, before: Attributes | None
+        self, verdict: call_analysis.CallAnalysis, recomputed: bool, before: Attributes | None
     ) -> substitute.Result:
         """Makes the call. Captured updates are returned and not made.
 
@@ -269,13 +276,13 @@ class _Call:
             for (target, _), chain in zip(self.chosen, self.chains(training, seeds), strict=True)
         ]
 
-    def chains(self, training: bool, seeds: list) -> list[list[Link]]:
+    def chains(self, training: bool, seeds: list) -> list[list[BoundParametrization]]:
         """What is done to each of the parametrized weights, here and by wrappers around."""
         chains = []
         for (target, p), seed in zip(self.chosen, seeds, strict=True):
             key = id(target.variable)
             around = [f.links[key] for f in reversed(self.frames) if key in f.links]
-            chains.append([Link(p, seed, training), *around])
+            chains.append([BoundParametrization(p, seed, training), *around])
         return chains
 
     def _values(self, tensors: list) -> dict[int, tf.Tensor]:
@@ -293,9 +300,9 @@ class _Call:
         links = {}
         for (target, p), seed, weight in zip(self.chosen, seeds, weights, strict=True):
             key = id(target.variable)
-            links[key] = Link(p, seed, training)
+            links[key] = BoundParametrization(p, seed, training)
             raw[key], values[key] = values[key], weight
-        frame = Frame(raw, links, {})
+        frame = OuterWrapper(raw, links, {})
         # Without capture the other variables are left as they are, to be updated in place.
         given = [(v, values[id(v)]) for v in self.variables if capture or id(v) in links]
         with _within([*self.frames, frame]), self._state.restored(training):
@@ -304,13 +311,13 @@ class _Call:
             )
         return result._replace(read=result.read | frame.taken)
 
-    def _frame_of(self, variable: keras.Variable) -> Frame | None:
+    def _frame_of(self, variable: keras.Variable) -> OuterWrapper | None:
         return next((f for f in reversed(self.frames) if id(variable) in f.raw), None)
 
     def raw(self, variable: keras.Variable) -> tf.Tensor:
         """The value of a weight that no wrapper has touched."""
         frame = self._frame_of(variable)
         if frame is None:
-            return _keras.value(variable)
+            return _keras.variables.value(variable)
         frame.taken[id(variable)] = variable
         return frame.raw[id(variable)]

@@ -22,7 +22,7 @@ _CALLED = ("__call__", "call")
 
 def is_keras_own(owner: keras.Layer) -> bool:
     """Whether a layer, and all in it, have no method, function or object that a user wrote."""
-    return all(_is_known(x) for layer in _keras.all_layers(owner) for x in _parts(layer))
+    return all(_is_known(x) for layer in _keras.layers.all_layers(owner) for x in _parts(layer))
 
 
 def _parts(layer: keras.Layer) -> Iterable[Any]:
@@ -66,7 +66,7 @@ def signature(owner: keras.Layer) -> tuple | None:
     """
     if not is_keras_own(owner):
         return None
-    return tuple(_signature(layer) for layer in _keras.all_layers(owner))
+    return tuple(_signature(layer) for layer in _keras.layers.all_layers(owner))
 
 
 def _signature(layer: keras.Layer) -> tuple:

@@ -45,7 +45,7 @@ def check(
 
 def check_calls(name: str, owner: keras.Layer) -> None:
     """Raises a ValueError if a layer's call is a tf.function, which keeps what it once read."""
-    for layer in _keras.all_layers(owner):
+    for layer in _keras.layers.all_layers(owner):
         if isinstance(layer.call, tf.types.experimental.PolymorphicFunction):
             raise ValueError(
                 f"the call of layer '{layer.name}', inside '{name}', is itself a tf.function and "

@@ -94,7 +94,7 @@ def call(
     if not _applies(layer, sequences):
         return kind.layer.call(layer, sequences, **arguments)
     loop = functools.partial(_loop, layer, kind)
-    return _keras.call_with_loop(layer, kind.gates, loop, sequences, **arguments)
+    return _keras.recurrent.call_with_loop(layer, kind.gates, loop, sequences, **arguments)
 
 
 def either_call(
@@ -127,7 +127,7 @@ def either_call(
     masks = tf.nest.flatten(layer.compute_mask(sequences, carried))
     for output, found in zip(tf.nest.flatten(outputs), masks, strict=False):
         if found is not None:
-            _keras.set_mask(output, found)
+            _keras.layers.set_mask(output, found)
     return outputs
 
 
@@ -146,7 +146,7 @@ def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
         and overriding.is_plain(layer, kind.layer, ours=True)
         and type(cell) is kind.cell
         and overriding.is_plain(cell, kind.cell)
-        and _keras.has_plain_loop(layer)
+        and _keras.recurrent.has_plain_loop(layer)
         and cell.activation is keras.activations.tanh
         and cell.recurrent_activation is keras.activations.sigmoid
         and getattr(cell, "reset_after", True)  # else a GRU has another product for its candidate

@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
-from tfwd.layers import targets as targeting
+from tfwd.layers import weight_selection
 from tfwd.layers.parametrized import Parametrized
-from tfwd.layers.perturbing import Chosen
+from tfwd.layers.weight_perturbation import TargetedWeights
 from tfwd.parametrizations import Parametrization
 
 
@@ -41,8 +41,8 @@ class SingleParametrization(Parametrized):
         recurrent = isinstance(self.layer, (keras.layers.RNN, keras.layers.Bidirectional))
         return {"recurrent_kernel" if recurrent else "kernel": self.parametrization}
 
-    def _select(self) -> Chosen:
-        found = targeting.targets(self.layer, self.weight_patterns)
+    def _select(self) -> TargetedWeights:
+        found = weight_selection.targets(self.layer, self.weight_patterns)
         return [(target, self.parametrization) for target in found]
 
     def get_config(self) -> dict[str, Any]:

@@ -112,21 +112,21 @@ class TiedDense(keras.layers.Layer):
             name=self.name,
             dtype=self.dtype_policy,
         )
-        matrix = _keras.embedding_matrix(self.embedding)
-        return _keras.tie(dense, matrix, self.bias, (*self._leading, words))
+        matrix = _keras.layers.embedding_matrix(self.embedding)
+        return _keras.copies.tie(dense, matrix, self.bias, (*self._leading, words))
 
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "embedding": _keras.serialize(self.embedding),
+            "embedding": _keras.configs.serialize(self.embedding),
             "use_bias": self.use_bias,
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TiedDense:
-        embedding = _keras.deserialize(config["embedding"])
-        if not _keras.keeps_sharing():
+        embedding = _keras.configs.deserialize(config["embedding"])
+        if not _keras.configs.keeps_sharing():
             warnings.warn(
                 f"TiedDense '{config.get('name')}' is made from a config and has an embedding of "
                 f"its own: it is not tied to another layer '{embedding.name}', since a layer that "

@@ -8,15 +8,18 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers import recurrent_call
-from tfwd.layers import targets as targeting
-from tfwd.layers.draws import checked_seed
-from tfwd.layers.perturbing import PERTURBING_ATTRIBUTES, Chosen, Perturbing
+from tfwd.layers import recurrent_call, weight_selection
+from tfwd.layers.seed_stream import checked_seed
+from tfwd.layers.weight_perturbation import (
+    PERTURBATION_ATTRIBUTES,
+    TargetedWeights,
+    WeightPerturbationMixin,
+)
 from tfwd.parametrizations import Dropout, Parametrization
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class WeightDropLSTM(Perturbing, keras.layers.LSTM):
+class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
     """An LSTM whose recurrent kernel is dropped entry by entry while it trains.
 
     Formula: an LSTM with the recurrent kernel `U' = m U / keep`, `m_ij ~ Bernoulli(keep)`, `keep`
@@ -81,8 +84,8 @@ class WeightDropLSTM(Perturbing, keras.layers.LSTM):
     def _patterns(self) -> dict[str, Parametrization]:
         return {"recurrent_kernel": self._parametrization}
 
-    def _select(self) -> Chosen:
-        return targeting.match(self, self._patterns())
+    def _select(self) -> TargetedWeights:
+        return weight_selection.match(self, self._patterns())
 
     def build(self, sequences_shape: Any, *args: Any, **kwargs: Any) -> None:
         super().build(sequences_shape, *args, **kwargs)
@@ -107,7 +110,7 @@ class WeightDropLSTM(Perturbing, keras.layers.LSTM):
 
     def unwrapped(self) -> keras.layers.LSTM:
         """A plain `keras.layers.LSTM` on the same variables."""
-        return _keras.share(self, keras.layers.LSTM, leave_out=PERTURBING_ATTRIBUTES)
+        return _keras.copies.share(self, keras.layers.LSTM, leave_out=PERTURBATION_ATTRIBUTES)
 
     def get_config(self) -> dict[str, Any]:
         rate = self._parametrization.get_config()["rate"]
@@ -117,5 +120,5 @@ class WeightDropLSTM(Perturbing, keras.layers.LSTM):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> WeightDropLSTM:
         config = dict(config)
-        rate = _keras.deserialize(config.pop("weight_dropout"))
+        rate = _keras.configs.deserialize(config.pop("weight_dropout"))
         return cls(weight_dropout=rate, **config)

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import held as _keras_held
+from tfwd._keras import wrapped_optimizers
 from tfwd.optimizers.decay_rules import Choice, DecayRules
 from tfwd.optimizers.decoupled_weight_decay import DecoupledWeightDecay
 
@@ -87,7 +87,7 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
             kwargs: what else the extended optimizer's takes.
         """
         variables = list(decay_var_list or ())
-        only = {_keras_held.key(self, variable) for variable in variables}
+        only = {wrapped_optimizers.key(self, variable) for variable in variables}
         self._rules.only = only or None
         try:
             return super().apply_gradients(grads_and_vars, **kwargs)
@@ -122,7 +122,7 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         elif tape is None:
             raise ValueError(f"{type(self).__name__}.minimize: a loss that is a tensor needs tape=")
         variables = list(var_list() if callable(var_list) else var_list)
-        plain = [_keras.tf_variable(v) for v in variables]
+        plain = [_keras.variables.tf_variable(v) for v in variables]
         gradients = tape.gradient(loss, plain, grad_loss)
         return self.apply_gradients(zip(gradients, variables, strict=True), name, decay_var_list)
 
@@ -130,7 +130,7 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         if self._rules.only is None:
             return super()._multiplier(variable)
         # The list wins over the patterns.
-        return 1.0 if _keras_held.key(self, variable) in self._rules.only else 0.0
+        return 1.0 if wrapped_optimizers.key(self, variable) in self._rules.only else 0.0
 
     def get_config(self) -> dict[str, Any]:
         ours = super().get_config()

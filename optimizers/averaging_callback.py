@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfwd._keras import held as _keras_held
+from tfwd._keras import wrapped_optimizers
 from tfwd.optimizers.non_monotonic_asgd import NonMonotonicASGD
 
 
@@ -50,7 +50,7 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         found = [
             held
-            for held in _keras_held.chain(self.model.optimizer)
+            for held in wrapped_optimizers.chain(self.model.optimizer)
             if isinstance(held, NonMonotonicASGD)
         ]
         if len(found) != 1:

@@ -8,14 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd._keras import held as _keras_held
+from tfwd._keras import wrapped_optimizers
 
 
 class NamedRows:
     """The rows of a table that a step's gradient names, also where clipping has made it dense."""
 
     def __init__(self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        self._key = lambda variable: _keras_held.key(optimizer, variable)
+        self._key = lambda variable: wrapped_optimizers.key(optimizer, variable)
         self._given = {
             self._key(variable): gradient.indices
             for gradient, variable in zip(grads, variables, strict=True)
@@ -28,7 +28,7 @@ class NamedRows:
         # Of one that was accumulated only the last step's rows are known, and on several replicas
         # only those of this one.
         several = tf.distribute.get_strategy().num_replicas_in_sync > 1
-        if _keras_held.accumulates(leaf) or several:
+        if wrapped_optimizers.accumulates(leaf) or several:
             return None
         return self._given.get(self._key(variable))
 
@@ -40,7 +40,7 @@ class FirstUpdates:
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        self._key = lambda variable: _keras_held.key(optimizer, variable)
+        self._key = lambda variable: wrapped_optimizers.key(optimizer, variable)
         counts = Counter(map(self._key, variables))
         self._repeated = {key for key, count in counts.items() if count > 1}
         self._seen: set[int] = set()

@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import held as _keras_held
 from tfwd._keras import updates as _keras_updates
+from tfwd._keras import wrapped_optimizers
 
 SCALES = ("absolute", "learning_rate", "schedule")
 
@@ -31,7 +31,9 @@ class DecayRate:
     """
 
     def __init__(self, owner: str, weight_decay: Any, scale: str) -> None:
-        variable = isinstance(weight_decay, tf.Variable) or _keras.is_variable(weight_decay)
+        variable = isinstance(weight_decay, tf.Variable) or _keras.variables.is_variable(
+            weight_decay
+        )
         number = isinstance(weight_decay, numbers.Real) and not isinstance(weight_decay, bool)
         if not (variable or number or callable(weight_decay)):
             raise TypeError(
@@ -72,19 +74,19 @@ class DecayRate:
             ValueError: the scale divides by one that is 0, or there is none.
         """
         for leaf in leaves:
-            if self.scale != "absolute" and not _keras_held.has_learning_rate(leaf):
+            if self.scale != "absolute" and not wrapped_optimizers.has_learning_rate(leaf):
                 raise ValueError(
                     f"{self.owner}: scale={self.scale!r} multiplies by the learning rate, and "
-                    f"{type(leaf).__name__} '{_keras_held.name(leaf)}' has none; take "
+                    f"{type(leaf).__name__} '{wrapped_optimizers.name(leaf)}' has none; take "
                     "scale='absolute'"
                 )
         if self.scale != "schedule":
             return
         for leaf in leaves[len(self.initial) :]:
             with tf.init_scope():  # one can be met first while a step is traced
-                initial = _keras_held.initial_rate(leaf)
+                initial = wrapped_optimizers.initial_rate(leaf)
             if initial <= 0:
-                named = f"{type(leaf).__name__} '{_keras_held.name(leaf)}'"
+                named = f"{type(leaf).__name__} '{wrapped_optimizers.name(leaf)}'"
                 raise ValueError(
                     f"{self.owner}: scale='schedule' divides by the initial learning rate, and "
                     f"that of {named} is {initial}; take "

@@ -105,7 +105,7 @@ class DecayRules:
         Raises:
             ValueError: a pattern matches none of the variables; the message lists their paths.
         """
-        paths = [_keras.path(variable) for variable in variables]
+        paths = [_keras.variables.path(variable) for variable in variables]
         for (kind, pattern), expression in self._compiled.items():
             if not any(matches(expression, path) for path in paths):
                 there = ", ".join(paths) if paths else "there are none"
@@ -118,8 +118,8 @@ class DecayRules:
     def _choice(self, variable: Any, path: str) -> Choice:
         if _keras_updates.is_overwritten(variable):
             return Choice(0.0, "its gradient is its new value")
-        if "float" not in _keras.dtype_name(variable):
-            return Choice(0.0, f"of dtype {_keras.dtype_name(variable)}")
+        if "float" not in _keras.variables.dtype_name(variable):
+            return Choice(0.0, f"of dtype {_keras.variables.dtype_name(variable)}")
         if (pattern := self._first("exclude", path)) is not None:
             return Choice(0.0, f"exclude {pattern!r}")
         reason = "every variable"

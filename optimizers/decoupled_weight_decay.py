@@ -15,8 +15,8 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import held as _keras_held
 from tfwd._keras import updates as _keras_updates
+from tfwd._keras import wrapped_optimizers
 from tfwd.optimizers.decay_parts import FirstUpdates, NamedRows
 from tfwd.optimizers.decay_rate import DecayRate
 from tfwd.optimizers.decay_rules import Choice, DecayRow, DecayRules, DecayTable
@@ -115,12 +115,12 @@ class DecoupledWeightDecay(SumsRows):
         if sparse not in SPARSE:
             raise ValueError(f"{kind}: sparse={sparse!r}: give one of {', '.join(SPARSE)}")
         super().__init__(optimizer, sum_repeated_rows, name)
-        for held in _keras_held.chain(self.optimizer):
+        for held in wrapped_optimizers.chain(self.optimizer):
             _check_no_decay(kind, held)
         self._decay_rate = decay_rate
         self._rules: Any = rules
         self.sparse, self.decay_unused = sparse, bool(decay_unused)
-        self._decay_rate.note_initial(_keras_held.leaves(self.optimizer))
+        self._decay_rate.note_initial(wrapped_optimizers.leaves(self.optimizer))
         self._fused = FusedSteps()
         self._unused_known = False
 
@@ -184,15 +184,15 @@ class DecoupledWeightDecay(SumsRows):
         """
         variables = getattr(model, "trainable_variables", model)
         rows = DecayTable()
-        leaves = _keras_held.leaves(self.optimizer)
+        leaves = wrapped_optimizers.leaves(self.optimizer)
         for variable, choice in zip(variables, self._choose(variables), strict=True):
             share = 0.0
             if choice.multiplier:
-                leaf = _keras_held.leaf_of(self.optimizer, variable)
+                leaf = wrapped_optimizers.leaf_of(self.optimizer, variable)
                 absolute = self.scale == "absolute"
-                rate = None if absolute else _keras_held.learning_rate(leaf)
+                rate = None if absolute else wrapped_optimizers.learning_rate(leaf)
                 share = choice.multiplier * float(self._decay_rate(leaf, leaves, rate, tf.float64))
-            path, shape = _keras.path(variable), tuple(variable.shape)
+            path, shape = _keras.variables.path(variable), tuple(variable.shape)
             rows.append(DecayRow(path, shape, share, choice.multiplier, choice.reason))
         return rows
 
@@ -201,11 +201,11 @@ class DecoupledWeightDecay(SumsRows):
 
     def _check_variables(self, variables: list[keras.Variable]) -> None:
         choices = self._choose(variables)
-        keys = [_keras_held.key(self, variable) for variable in variables]
+        keys = [wrapped_optimizers.key(self, variable) for variable in variables]
         self._rules.chosen = dict(zip(keys, choices, strict=True))
 
     def _build(self, variables: list[keras.Variable]) -> None:
-        leaves = _keras_held.leaves(self.optimizer)  # some are not known earlier
+        leaves = wrapped_optimizers.leaves(self.optimizer)  # some are not known earlier
         for leaf in leaves:
             _check_no_decay(type(self).__name__, leaf)
         self._decay_rate.note_initial(leaves)
@@ -215,7 +215,7 @@ class DecoupledWeightDecay(SumsRows):
             return super()._apply(grads, variables, make)
         unused = [v for g, v in zip(grads, variables, strict=True) if g is None]
         self._tell(unused, len(variables))
-        leaves = _keras_held.leaves(self.inner)
+        leaves = wrapped_optimizers.leaves(self.inner)
         first = FirstUpdates(self, variables)
         rows = NamedRows(self, grads, variables) if self.sparse == "rows" else None
 
@@ -236,7 +236,7 @@ class DecoupledWeightDecay(SumsRows):
                 own(gradient, variable, rate)
 
         def before(leaf: Any) -> None:
-            mine = [v for v in unused if _keras_held.is_built_for(leaf, v)]
+            mine = [v for v in unused if wrapped_optimizers.is_built_for(leaf, v)]
             if self.decay_unused and mine:
                 on_every_replica(mine, lambda v: self._decay_unused(leaf, v))
 
@@ -251,7 +251,7 @@ class DecoupledWeightDecay(SumsRows):
         if not unused or len(unused) == of or self.decay_unused or self._unused_known:
             return
         self._unused_known = True
-        paths = ", ".join(map(_keras.path, unused))
+        paths = ", ".join(map(_keras.variables.path, unused))
         warnings.warn(
             f"{type(self).__name__} '{self.name}': no gradient reaches these variables, which are "
             f"neither updated nor decayed: {paths}",
@@ -259,7 +259,7 @@ class DecoupledWeightDecay(SumsRows):
         )
 
     def _decay_unused(self, leaf: Any, variable: tf.Variable) -> None:
-        fraction = self._fraction(leaf, variable, _keras_held.learning_rate(leaf))
+        fraction = self._fraction(leaf, variable, wrapped_optimizers.learning_rate(leaf))
         if fraction is not None:
             decay(variable, fraction)
 
@@ -268,12 +268,12 @@ class DecoupledWeightDecay(SumsRows):
         multiplier = self._multiplier(variable)
         if not multiplier:
             return None
-        leaves = _keras_held.leaves(self.inner)
+        leaves = wrapped_optimizers.leaves(self.inner)
         return multiplier * self._decay_rate(leaf, leaves, rate, wide(variable.dtype))
 
     def _multiplier(self, variable: tf.Variable) -> float:
         """m of this update, 0 for a variable that is not decayed."""
-        return self._rules.chosen[_keras_held.key(self, variable)].multiplier
+        return self._rules.chosen[wrapped_optimizers.key(self, variable)].multiplier
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -297,11 +297,11 @@ class DecoupledWeightDecay(SumsRows):
 
 
 def _check_no_decay(kind: str, optimizer: Any) -> None:
-    found = _keras_held.own_decays(optimizer)
+    found = wrapped_optimizers.own_decays(optimizer)
     if isinstance(optimizer, DecoupledWeightDecay):
         found = {"weight_decay": optimizer.weight_decay}
     if found:
-        named = f"{type(optimizer).__name__} '{_keras_held.name(optimizer)}'"
+        named = f"{type(optimizer).__name__} '{wrapped_optimizers.name(optimizer)}'"
         values = ", ".join(f"{name}={value}" for name, value in found.items())
         raise ValueError(
             f"{kind}: {named} decays weights already ({values}), and they would be decayed "

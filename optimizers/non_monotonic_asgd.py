@@ -123,8 +123,8 @@ class NonMonotonicASGD(SumsRows):
 
     def _slot(self, variable: keras.Variable, name: str) -> keras.Variable:
         """A place for values of a variable, in single precision at least."""
-        wide = "float64" if _keras.dtype_name(variable) == "float64" else "float32"
-        name = f"{_keras.path(variable)}_{name}".replace("/", "_")
+        wide = "float64" if _keras.variables.dtype_name(variable) == "float64" else "float32"
+        name = f"{_keras.variables.path(variable)}_{name}".replace("/", "_")
         return self._add_variable(name, wide, 0, like=variable)
 
     @property
@@ -186,15 +186,15 @@ class NonMonotonicASGD(SumsRows):
         ):
             if average is None:
                 continue
-            raw = tf.identity(_keras.value(variable))
+            raw = tf.identity(_keras.variables.value(variable))
             if kept is None:
-                variable.assign(_keras.value(average))
+                variable.assign(_keras.variables.value(average))
                 average.assign(raw)
             elif back:
-                variable.assign(tf.cast(_keras.value(kept), variable.dtype))
+                variable.assign(tf.cast(_keras.variables.value(kept), variable.dtype))
             else:
                 kept.assign(tf.cast(raw, kept.dtype))
-                variable.assign(tf.cast(_keras.value(average), variable.dtype))
+                variable.assign(tf.cast(_keras.variables.value(average), variable.dtype))
         self._is_exchanged.assign(not back)
 
     def finalize_variable_values(self, var_list: Any) -> None:
@@ -219,7 +219,7 @@ class NonMonotonicASGD(SumsRows):
 
     def _apply(self, grads: list[Any], variables: list[Any], make: Callable[[], Any]) -> Any:
         tf.debugging.Assert(
-            tf.logical_not(_keras.value(self._is_exchanged)),
+            tf.logical_not(_keras.variables.value(self._is_exchanged)),
             [
                 "the averaged weights are in the model: fit with NonMonotonicASGDCallback(), or "
                 "call the optimizer's exchange() before training goes on"
@@ -228,14 +228,14 @@ class NonMonotonicASGD(SumsRows):
         with _keras_updates.noticed(self) as was_made:
             result = super()._apply(grads, variables, make)
             made = was_made()
-        begun = _keras.value(self._averaged_updates) >= 0
+        begun = _keras.variables.value(self._averaged_updates) >= 0
         self._averaged_updates.assign_add(tf.cast(made & begun, tf.int64))
-        count = _keras.value(self._averaged_updates)
+        count = _keras.variables.value(self._averaged_updates)
         pairs = self._pairs()
         on_every_replica(
             [average for _, average in pairs],
             lambda average, weight: _include(average, weight, count, made & begun),
-            [_keras.tf_variable(variable) for variable, _ in pairs],
+            [_keras.variables.tf_variable(variable) for variable, _ in pairs],
         )
         return result
 

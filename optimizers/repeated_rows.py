@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import held as _keras_held
 from tfwd._keras import updates as _keras_updates
+from tfwd._keras import wrapped_optimizers
 
 
 def summed(gradient: Any) -> Any:
@@ -40,7 +40,7 @@ def summed(gradient: Any) -> Any:
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
-class SumsRows(_keras.OptimizerWrapper):
+class SumsRows(_keras.optimizer_wrapper.OptimizerWrapper):
     """A wrapper whose optimizer sees each row of a sparse gradient once.
 
     Args:
@@ -67,7 +67,7 @@ class SumsRows(_keras.OptimizerWrapper):
         sparse = any(isinstance(gradient, tf.IndexedSlices) for gradient in grads)
         if not (sparse and self.sum_repeated_rows):
             return super()._apply(grads, variables, make)
-        with _keras_updates.rows_summed(_keras_held.leaves(self.inner), summed):
+        with _keras_updates.rows_summed(wrapped_optimizers.leaves(self.inner), summed):
             return super()._apply(grads, variables, make)
 
     def get_config(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def on_every_replica(variables: Sequence[Any], update: Callable[..., None], *arg
         for variable, *values in zip(*lists, strict=True):
             strategy.extended.update(variable, update, args=tuple(values), group=False)
 
-    plain = [_keras.tf_variable(variable) for variable in variables]
+    plain = [_keras.variables.tf_variable(variable) for variable in variables]
     tf.__internal__.distribute.interim.maybe_merge_call(
         merged, tf.distribute.get_strategy(), plain, *args
     )

@@ -22,7 +22,7 @@ NAMES = sorted(
     and issubclass(found, keras.optimizers.Optimizer)
     and name not in WRAPPERS
 )
-tf_variable = _keras.tf_variable
+tf_variable = _keras.variables.tf_variable
 HAS_MULTI = hasattr(keras.optimizers, "MultiOptimizer")
 
 

@@ -11,4 +11,4 @@ def gradients(function, weights: list, x: tf.Tensor, **arguments) -> list[tf.Ten
         tape.watch(x)
         found = tf.nest.flatten(function(x, **arguments))
         loss = tf.add_n([tf.reduce_sum(tf.sin(a)) for a in found])
-    return found + tape.gradient(loss, [x, *map(_keras.tf_variable, weights)])
+    return found + tape.gradient(loss, [x, *map(_keras.variables.tf_variable, weights)])

@@ -173,7 +173,7 @@ def test_a_metric_of_a_layer_inside_is_still_reported() -> None:
 def _state(model: keras.Model) -> list:
     """The variables of the optimizers of a model and of those in it."""
     found = []
-    for inner in _keras.all_layers(model):
+    for inner in _keras.layers.all_layers(model):
         optimizer = getattr(inner, "optimizer", None)
         if optimizer is not None:
             found.append(optimizer.variables)

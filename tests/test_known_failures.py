@@ -22,7 +22,7 @@ IDS = tf.constant([[1, 2, 3], [4, 0, 2]])
 def gradient_of(layer: keras.Layer, x: tf.Tensor, weight: keras.Variable) -> tuple:
     with tf.GradientTape() as tape:
         y = layer(x, training=True)
-    gradient = tape.gradient(y, _keras.tf_variable(weight))
+    gradient = tape.gradient(y, _keras.variables.tf_variable(weight))
     return y, None if gradient is None else tf.convert_to_tensor(gradient)
 
 
@@ -108,7 +108,9 @@ def test_a_tied_model_uninitialised_or_dropped_twice_by_the_order_of_building(
     # The gradient is the sum of both uses: half through the mask.
     with tf.GradientTape() as tape:
         y = model(IDS, training=True)
-    found = tf.convert_to_tensor(tape.gradient(y, _keras.tf_variable(plain.embeddings))).numpy()
+    found = tf.convert_to_tensor(
+        tape.gradient(y, _keras.variables.tf_variable(plain.embeddings))
+    ).numpy()
     dropped = embedding.effective_weights(1)["embeddings"].numpy()
     keep = np.where(dropped.any(1), 2.0, 0.0)[:, None]
     counts = np.bincount(IDS.numpy().ravel(), minlength=9)[:, None]
@@ -304,7 +306,7 @@ def test_recomputation_inside_cond_or_loops_that_gives_none(inside: str, kind: s
                 loss = loop[1]
             else:
                 loss = tf.scan(lambda total, _: total + once(), tf.zeros([2]), 0.0)[-1]
-        return loss, tape.gradient(loss, _keras.tf_variable(weight))
+        return loss, tape.gradient(loss, _keras.variables.tf_variable(weight))
 
     loss, gradient = step(tf.constant(True))
     times = 1 if inside == "cond" else 2
@@ -315,7 +317,7 @@ def test_recomputation_inside_cond_or_loops_that_gives_none(inside: str, kind: s
     with tf.GradientTape() as tape:
         expected = tf.add_n([tf.reduce_sum(other(x, training=True) ** 2) for _ in range(times)])
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
-    expected = tape.gradient(expected, _keras.tf_variable(other.trainable_weights[0]))
+    expected = tape.gradient(expected, _keras.variables.tf_variable(other.trainable_weights[0]))
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
     assert layer.calls == times
 

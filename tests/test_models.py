@@ -29,7 +29,7 @@ def test_parametrize_shares_the_variables_in_their_order(kind: str) -> None:
     model = ALL[kind]()
     dropped = tfwd.parametrize(model, DROPPED, seed=1)
     assert [id(w) for w in dropped.weights] == [id(w) for w in model.weights]
-    assert _keras.paths(dropped) == _keras.paths(model)
+    assert _keras.variables.paths(dropped) == _keras.variables.paths(model)
     trainable = [id(w) for w in model.trainable_weights]
     assert [id(w) for w in dropped.trainable_weights] == trainable
 
@@ -42,7 +42,7 @@ def test_evaluation_is_that_of_the_model_and_training_is_not(kind: str) -> None:
     dropped = tfwd.parametrize(model, DROPPED, seed=1)
     if kind in ("sequential", "nested"):
         for w in model.weights:
-            if "moving" in _keras.name(w):
+            if "moving" in _keras.variables.name(w):
                 w.assign(tf.zeros_like(w) + 0.5)
         expected = tf.nest.flatten(model(X))[0]
     np.testing.assert_array_equal(tf.nest.flatten(dropped(X))[0], expected)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd import draws, seeds
 from tfwd import parametrizations as P
+from tfwd import random_masks, seeds
 
 SEED = tf.constant([1, 2])
 ALL = [
@@ -71,7 +71,7 @@ def test_dropout_zeroes_and_divides() -> None:
     w = weight()
     found = P.Dropout(0.3)(w, SEED).numpy()
     keep = round(0.7 * 65536) / 65536
-    kept = draws.mask((30, 40), 0.3, SEED).numpy()
+    kept = random_masks.mask((30, 40), 0.3, SEED).numpy()
     assert (found[~kept] == 0.0).all()
     np.testing.assert_allclose(found[kept], w.numpy()[kept] / keep, rtol=1e-7)
     assert abs(np.mean(kept) - 0.7) < 5 * math.sqrt(0.21 / 1200)
@@ -248,9 +248,12 @@ def test_a_parametrization_written_by_a_user() -> None:
 
 
 def test_apply_skips_what_is_not_in_training() -> None:
-    links = [P.Link(P.WeightNorm(), None, False), P.Link(P.Dropout(0.5), SEED, False)]
+    links = [
+        P.BoundParametrization(P.WeightNorm(), None, False),
+        P.BoundParametrization(P.Dropout(0.5), SEED, False),
+    ]
     np.testing.assert_array_equal(P.apply(weight(), links), P.WeightNorm()(weight()))
-    links[1] = P.Link(P.Dropout(0.5), SEED, True)
+    links[1] = P.BoundParametrization(P.Dropout(0.5), SEED, True)
     assert np.mean(P.apply(weight(), links) == 0.0) > 0.4
 
 
@@ -276,6 +279,6 @@ def test_what_a_parametrization_returns_is_checked() -> None:
             return None
 
     with pytest.raises(ValueError, match="must keep shape and dtype"):
-        P.apply(weight(), [P.Link(Wrong(), SEED)])
+        P.apply(weight(), [P.BoundParametrization(Wrong(), SEED)])
     with pytest.raises(ValueError, match="no tensor"):
-        P.apply(weight(), [P.Link(NoTensor(), SEED)])
+        P.apply(weight(), [P.BoundParametrization(NoTensor(), SEED)])

@@ -93,7 +93,7 @@ def test_eager_mode_keeps_no_effective_weight() -> None:
             alive.append((tape, y))
         assert np.isfinite(tf.reduce_sum(y)) and ballast
         growth = (_resident() - before) / unit
-        gradient = tape.gradient(y, _keras.tf_variable(model.trainable_weights[0]))
+        gradient = tape.gradient(y, _keras.variables.tf_variable(model.trainable_weights[0]))
         assert gradient.shape == [size, size]
         return growth
 
@@ -133,7 +133,7 @@ def test_a_tape_that_is_dropped_frees_everything() -> None:
 
 def _optimized_draws(model: keras.Model, x: tf.Tensor) -> int:
     """How many masks a training step draws once it is optimized."""
-    weights = [_keras.tf_variable(w) for w in model.trainable_weights]
+    weights = [_keras.variables.tf_variable(w) for w in model.trainable_weights]
 
     @tf.function
     def step(x: tf.Tensor) -> list[tf.Tensor]:
@@ -164,7 +164,7 @@ def test_the_optimized_step_draws_in_forward_and_again_in_backward() -> None:
 
 def test_forward_draws_depend_on_the_input_and_backward_draws_on_the_gradient() -> None:
     model, x = stack(True), inputs()
-    weights = [_keras.tf_variable(w) for w in model.trainable_weights]
+    weights = [_keras.variables.tf_variable(w) for w in model.trainable_weights]
     graph = tf.__internal__.FuncGraph("step")
     with graph.as_default():
         fed = tf.compat.v1.placeholder(tf.float32, x.shape)
@@ -274,7 +274,7 @@ def test_a_gradient_by_hand_may_use_a_tape() -> None:
     def step() -> tf.Tensor:
         with tf.GradientTape() as tape:
             y = layer(x, training=True)
-        return tape.gradient(y, _keras.tf_variable(layer.weights[0]))
+        return tape.gradient(y, _keras.variables.tf_variable(layer.weights[0]))
 
     (effective,) = layer.effective_weights(0).values()
     np.testing.assert_array_equal(step(), 4.0 * (effective.numpy() != 0.0))

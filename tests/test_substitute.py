@@ -83,7 +83,10 @@ def test_captured_updates_are_returned_and_not_made() -> None:
     values = [(v, tf.convert_to_tensor(v)) for v in norm.variables]
     found = substitute.call(lambda: norm(5 * X, training=True), values, capture=True)
     np.testing.assert_array_equal(norm.moving_mean, [0.0] * 3)
-    assert {_keras.name(v) for v, _ in found.updates} == {"moving_mean", "moving_variance"}
+    assert {_keras.variables.name(v) for v, _ in found.updates} == {
+        "moving_mean",
+        "moving_variance",
+    }
     substitute.assign(found.updates)
     np.testing.assert_array_equal(norm.moving_mean, [2.5] * 3)
 
@@ -102,9 +105,9 @@ def test_a_captured_update_is_read_back_inside() -> None:
 
     found = substitute.call(twice, [(counter, tf.constant(5.0))], capture=True)
     assert float(found.outputs) == 7.0
-    assert float(_keras.tf_variable(counter)) == 0.0
+    assert float(_keras.variables.tf_variable(counter)) == 0.0
     substitute.assign(found.updates)
-    assert float(_keras.tf_variable(counter)) == 7.0
+    assert float(_keras.variables.tf_variable(counter)) == 7.0
 
 
 @needs_keras3(OUTSIDE)
@@ -117,7 +120,7 @@ def test_updates_in_a_loop_are_known_to_have_escaped() -> None:
             counter.assign(counter + 1)
             return index + 1
 
-        value = (counter, tf.convert_to_tensor(_keras.tf_variable(counter)))
+        value = (counter, tf.convert_to_tensor(_keras.variables.tf_variable(counter)))
         loop = substitute.call(
             lambda: tf.while_loop(lambda i: i < 3, body, [0]), [value], capture=True
         )

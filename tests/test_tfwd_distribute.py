@@ -97,7 +97,9 @@ def test_a_training_step_of_ones_own(strategy, recompute: bool, jit: bool) -> No
             with tf.GradientTape() as tape:
                 y = layer(X, training=True)
                 loss = tf.reduce_sum(y)
-            return y, tape.gradient(loss, _keras.tf_variable(layer.trainable_variables[0]))
+            return y, tape.gradient(
+                loss, _keras.variables.tf_variable(layer.trainable_variables[0])
+            )
 
         # Under XLA the whole gradient; the update needs the strategy.
         y, gradient = tf.function(compute, jit_compile=True)() if jit else compute()
@@ -108,7 +110,7 @@ def test_a_training_step_of_ones_own(strategy, recompute: bool, jit: bool) -> No
     first, second = (np.asarray(y) for y in strategy.experimental_local_results(outputs))
     expected = 1.0 - 2.0 * ((first != 0).astype(float) + (second != 0))
     np.testing.assert_allclose(layer.weights[0].numpy(), expected)
-    copies = strategy.experimental_local_results(_keras.tf_variable(layer.weights[0]))
+    copies = strategy.experimental_local_results(_keras.variables.tf_variable(layer.weights[0]))
     np.testing.assert_array_equal(copies[0], copies[1])
 
 

@@ -19,7 +19,9 @@ def test_unwrap_is_the_way_back(kind: str, tmp_path: Path) -> None:
     dropped = tfwd.parametrize(model, DROPPED, seed=1)
     plain = tfwd.unwrap(dropped)
     assert type(plain) is type(model)
-    assert not [layer for layer in _keras.all_layers(plain) if "tfwd" in type(layer).__module__]
+    assert not [
+        layer for layer in _keras.layers.all_layers(plain) if "tfwd" in type(layer).__module__
+    ]
     assert [id(w) for w in plain.weights] == [id(w) for w in model.weights]
     for found, expected in zip(tf.nest.flatten(plain(X)), tf.nest.flatten(model(X)), strict=True):
         np.testing.assert_array_equal(found, expected)

@@ -59,7 +59,7 @@ class ScratchGraph(tf.__internal__.FuncGraph):
 
     def reads(self, variable: keras.Variable) -> bool:
         """Whether the `tf.Variable` behind a Keras variable is read, or passed to a function."""
-        parts = _keras.tf_variables(variable)
+        parts = _keras.variables.tf_variables(variable)
         read = self.variables_read()
         return any(
             any(part is other for other in read) or any(part.handle is t for t in self.taken)
@@ -259,7 +259,7 @@ class Accesses(record.VariableWatcher):
 
     def has(self, variable: keras.Variable) -> bool:
         """Whether the `tf.Variable` behind a Keras variable was among them."""
-        parts = _keras.tf_variables(variable)
+        parts = _keras.variables.tf_variables(variable)
         return any(part is other for other in self.watched_variables() for part in parts)
 
 

@@ -51,9 +51,9 @@ class GradientSquaredMean(keras.metrics.Metric):
         super().__init__(name=name, dtype=dtype)
         self.paths, self.sizes = [], []
         for variable in variables:
-            if _keras.is_variable(variable):
+            if _keras.variables.is_variable(variable):
                 size = tf.TensorShape(variable.shape).num_elements()
-                variable = (_keras.path(variable), size)
+                variable = (_keras.variables.path(variable), size)
             path, size = variable
             self.paths.append(str(path))
             self.sizes.append(int(size))

@@ -10,9 +10,9 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers import targets as targeting
-from tfwd.layers.draws import checked_seed
+from tfwd.layers import weight_selection
 from tfwd.layers.parametrized import Parametrized
+from tfwd.layers.seed_stream import checked_seed
 from tfwd.parametrizations import Parametrization
 
 
@@ -82,7 +82,7 @@ def parametrize(
             )
     seed = checked_seed(seed)
     options = {"recompute": recompute, "share_across_replicas": share_across_replicas}
-    if not _keras.is_layer_graph(model):
+    if not _keras.copies.is_layer_graph(model):
         return ParametrizedModel(model, parametrizations, seed, name=model.name, **options)
     if not model.built:
         raise ValueError(
@@ -90,13 +90,13 @@ def parametrize(
         )
     chosen = {
         id(target.variable): (target.position, parametrization)
-        for target, parametrization in targeting.match(model, parametrizations)
+        for target, parametrization in weight_selection.match(model, parametrizations)
     }
 
     def wrap(layer: Any) -> Any:
         if not isinstance(layer, keras.layers.Layer):  # an operation such as `x + y`
             return layer
-        found = [t for t in targeting.all_targets(layer) if id(t.variable) in chosen]
+        found = [t for t in weight_selection.all_targets(layer) if id(t.variable) in chosen]
         if not found:
             return layer
         own = {re.escape(t.name): chosen[id(t.variable)][1] for t in found}
@@ -105,7 +105,7 @@ def parametrize(
             own_seed = (seed + chosen[id(found[0].variable)][0]) % (1 << 63)
         return Parametrized(layer, own, seed=own_seed, name=layer.name, **options)
 
-    return _keras.clone(model, wrap)
+    return _keras.copies.clone(model, wrap)
 
 
 def unwrap(model: keras.Layer) -> keras.Layer:
@@ -180,7 +180,7 @@ class ParametrizedModel(keras.Model):
             model, parametrizations, seed, recompute, share_across_replicas, name=model.name
         )
         _keras.wrapping.adopt_call(self, model)
-        self.built = _keras.has_weights(model)
+        self.built = _keras.layers.has_weights(model)
 
     @property
     def calls(self) -> Any:
@@ -246,9 +246,9 @@ def _unwrapped(layer: keras.Layer, done: dict[int, Any]) -> keras.Layer:
         return _unwrap(layer.unwrapped(), done)
     if not _holds_tfwd(layer):
         return layer
-    if _keras.is_layer_graph(layer):
-        return _keras.clone(layer, lambda inner: _unwrap(inner, done))
-    return _keras.share(layer, replace=lambda value: _unwrap_nest(value, done))
+    if _keras.copies.is_layer_graph(layer):
+        return _keras.copies.clone(layer, lambda inner: _unwrap(inner, done))
+    return _keras.copies.share(layer, replace=lambda value: _unwrap_nest(value, done))
 
 
 def _unwrap_nest(value: Any, done: dict[int, Any]) -> Any:
@@ -263,5 +263,5 @@ def _unwrap_nest(value: Any, done: dict[int, Any]) -> Any:
 def _holds_tfwd(layer: keras.Layer) -> bool:
     return any(
         hasattr(inner, "unwrapped") or isinstance(inner, ParametrizedModel) or _holds_tfwd(inner)
-        for inner in _keras.sublayers(layer)
+        for inner in _keras.layers.sublayers(layer)
     )

@@ -51,7 +51,7 @@ def is_number(value: Any) -> bool:
 
 
 def _is_variable(value: Any) -> bool:
-    return isinstance(value, tf.Variable) or _keras.is_variable(value)
+    return isinstance(value, tf.Variable) or _keras.variables.is_variable(value)
 
 
 def check(where: str, name: str, value: Any, below: float) -> None:
@@ -129,12 +129,12 @@ def read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
     if is_number(value):
         return value
     name = _where.get() or "a parametrized weight"
-    if _keras.is_variable(value):
-        value = _keras.value(value)
+    if _keras.variables.is_variable(value):
+        value = _keras.variables.value(value)
     elif callable(value) and not _is_variable(value):
         value = value(call)
-        if _keras.is_variable(value):
-            value = _keras.value(value)
+        if _keras.variables.is_variable(value):
+            value = _keras.variables.value(value)
     if fault := _fault(value):
         raise ValueError(f"{name}: a rate or deviation must be a real scalar; got {fault}")
     # The gradient is stopped last, by which it shows that the value needs none.

@@ -36,9 +36,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd import _graphs, saved_tensors
+from tfwd import _graphs, saved_tensors, training_flag
 from tfwd import seeds as seeding
-from tfwd import training as training_flag
 from tfwd.custom_gradient import custom_gradient
 
 Tensors = list[tf.Tensor]

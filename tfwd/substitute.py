@@ -65,7 +65,7 @@ def call(
     >>> dense(x).numpy().item()
     3.0
     """
-    with _keras.Substitution(list(values), capture) as scope:
+    with _keras.substitution.Substitution(list(values), capture) as scope:
         # A variable among the outputs would be read outside, where it has its own value again.
         outputs = tf.nest.map_structure(_read, function())
     updates = list(scope.updates.values())
@@ -73,10 +73,10 @@ def call(
 
 
 def _read(output: Any) -> Any:
-    return tf.convert_to_tensor(output) if _keras.is_variable(output) else output
+    return tf.convert_to_tensor(output) if _keras.variables.is_variable(output) else output
 
 
 def assign(updates: Sequence[tuple[keras.Variable, tf.Tensor]]) -> None:
     """Makes updates that were captured."""
     for variable, value in updates:
-        _keras.assign(variable, value)
+        _keras.variables.assign(variable, value)

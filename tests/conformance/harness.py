@@ -24,7 +24,7 @@ def randomize(layer: keras.Layer) -> None:
     random = np.random.default_rng(7)
     for weight in layer.weights:
         values = random.uniform(0.2, 0.9, weight.shape) * random.choice([-1, 1], weight.shape)
-        weight.assign(abs(values) if "variance" in _keras.name(weight) else values)
+        weight.assign(abs(values) if "variance" in _keras.variables.name(weight) else values)
 
 
 def built(case: Case, seed: int | None = SEED, recompute: bool = True) -> keras.Layer:
@@ -65,7 +65,7 @@ def states(layer: keras.Layer) -> list[keras.Variable]:
 
 def inner_layers(layer: keras.Layer) -> list[keras.Layer]:
     """The layer and all in it, outermost first."""
-    return [layer, *(f for inner in _keras.sublayers(layer) for f in inner_layers(inner))]
+    return [layer, *(f for inner in _keras.layers.sublayers(layer) for f in inner_layers(inner))]
 
 
 def numbers(nest: Any) -> list[np.ndarray]:
@@ -98,7 +98,7 @@ def perturbing(layer: keras.Layer) -> list[keras.Layer]:
     """The outermost layers inside a layer, or the layer itself, that perturb weights."""
     if hasattr(layer, "effective_weights"):
         return [layer]
-    return [found for inner in _keras.sublayers(layer) for found in perturbing(inner)]
+    return [found for inner in _keras.layers.sublayers(layer) for found in perturbing(inner)]
 
 
 def effective(layer: keras.Layer, call: int) -> dict[int, tf.Tensor]:
@@ -113,7 +113,7 @@ def effective(layer: keras.Layer, call: int) -> dict[int, tf.Tensor]:
 
 def weight_named(layer: keras.Layer, name: str) -> keras.Variable:
     """The one weight whose path ends in the name."""
-    paths = zip(layer.weights, _keras.paths(layer), strict=True)
+    paths = zip(layer.weights, _keras.variables.paths(layer), strict=True)
     (weight,) = (weight for weight, path in paths if f"/{path}".endswith(f"/{name}"))
     return weight
 
@@ -154,7 +154,7 @@ def step_on(layer: keras.Layer, inputs: Any, training: Any = True) -> tuple[Any,
         tape.watch(watched)
         outputs = layer(*arguments, **keywords, training=training)
         loss = loss_of(outputs, layer.losses)
-    sources = [*map(_keras.tf_variable, layer.trainable_weights), *watched]
+    sources = [*map(_keras.variables.tf_variable, layer.trainable_weights), *watched]
     gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
     return outputs, [tf.convert_to_tensor(g) for g in gradients]
 
@@ -191,4 +191,4 @@ def reset(layer: keras.Layer) -> None:
 def copy_states(source: keras.Layer, target: keras.Layer) -> None:
     """Gives a layer the seeds and recurrent states of another of its kind."""
     for a, b in zip(states(source), states(target), strict=True):
-        b.assign(_keras.value(a))
+        b.assign(_keras.variables.value(a))

@@ -51,7 +51,7 @@ def test_variables_are_those_of_the_plain_layer_in_the_same_order(case: Case) ->
     wrapped, plain = harness.built(case), harness.plain(case)
 
     def kinds(weights: list[keras.Variable]) -> list[tuple]:
-        return [(_keras.name(w), tuple(w.shape), w.dtype, w.trainable) for w in weights]
+        return [(_keras.variables.name(w), tuple(w.shape), w.dtype, w.trainable) for w in weights]
 
     assert kinds(wrapped.weights) == kinds(plain.weights)
     assert kinds(wrapped.trainable_weights) == kinds(plain.trainable_weights)
@@ -82,7 +82,9 @@ def test_unwrap_gives_the_plain_layer_on_the_same_variables(case: Case) -> None:
         assert {id(w) for w in bare.weights} == {id(w) for w in wrapped.weights}
     else:
         assert [id(w) for w in bare.weights] == [id(w) for w in wrapped.weights]
-        assert [*map(_keras.name, bare.weights)] == [*map(_keras.name, plain.weights)]
+        assert [*map(_keras.variables.name, bare.weights)] == [
+            *map(_keras.variables.name, plain.weights)
+        ]
     for weight, value in zip(wrapped.weights, plain.weights, strict=True):
         weight.assign(value)  # the statistics of a normalization have changed
     harness.reset(bare)
@@ -120,7 +122,7 @@ def test_output_spec_is_that_of_the_plain_layer(case: Case) -> None:
 
 def _of_tfwd(layer: keras.Layer) -> bool:
     own = type(layer).__module__.startswith("tfwd") and not isinstance(layer, keras.Model)
-    return own or any(map(_of_tfwd, _keras.sublayers(layer)))
+    return own or any(map(_of_tfwd, _keras.layers.sublayers(layer)))
 
 
 def _is_plain_as(bare: keras.Layer, plain: keras.Layer) -> bool:

@@ -37,7 +37,7 @@ def test_gradient_is_that_of_the_plain_layer_times_mask_over_keep(
     trainable = [i for i, w in enumerate(wrapped.weights) if w.trainable]
     rates = harness.rates(case, wrapped)
     for index, position in enumerate(trainable):
-        name = _keras.path(wrapped.weights[position])
+        name = _keras.variables.path(wrapped.weights[position])
         if rates.get(position) is not None:
             kept = np.asarray(weights[position]) != 0.0
             assert (gradients[index].numpy()[~kept] == 0.0).all(), name
@@ -71,7 +71,7 @@ def _step(layer, case: Case, training) -> list[tf.Tensor]:
 
 def _descend(layer, gradients) -> None:
     for weight, gradient in zip(layer.trainable_weights, gradients, strict=False):
-        _keras.tf_variable(weight).assign_sub(0.1 * gradient)
+        _keras.variables.tf_variable(weight).assign_sub(0.1 * gradient)
 
 
 def _eager(layer, case: Case) -> list[np.ndarray]:
@@ -121,7 +121,7 @@ def _tape_outside(layer, case: Case) -> list[np.ndarray]:
         with tf.GradientTape() as tape:
             tape.watch(watched)
             outputs, loss = function(tf.constant(True), *arguments)
-        sources = [*(_keras.tf_variable(w) for w in layer.trainable_weights), *watched]
+        sources = [*(_keras.variables.tf_variable(w) for w in layer.trainable_weights), *watched]
         gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
         gradients = [tf.convert_to_tensor(g) for g in gradients]
         _descend(layer, gradients)

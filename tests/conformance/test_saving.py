@@ -105,7 +105,7 @@ def test_copies_and_files_go_on_with_the_draws(
 
 
 def _values(layer: keras.Layer) -> list[np.ndarray]:
-    return [np.array(_keras.value(state)) for state in harness.states(layer)]
+    return [np.array(_keras.variables.value(state)) for state in harness.states(layer)]
 
 
 def _clone(model: keras.Model) -> keras.Model:

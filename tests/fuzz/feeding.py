@@ -92,7 +92,7 @@ def states(model):
     found = {}
     # Keras lists the layers of a wrapped model in another order, under the same names.
     for layer in sorted(flatten(model), key=lambda layer: layer.name):
-        if type(layer).__name__ == "Draws":
+        if type(layer).__name__ == "SeedStream":
             continue
         # Keras does not list the states of a stateful RNN.
         extra = tf.nest.flatten(getattr(layer, "states", None) or [])

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras, gradients
-from tfwd.layers.perturbing import Perturbing
+from tfwd.layers.weight_perturbation import WeightPerturbationMixin
 
 MSE = keras.losses.MeanSquaredError
 # Keras 2's losses compute in the dtype that they are given.
@@ -27,7 +27,7 @@ def per_example(model: keras.Model, x: Any, y: Any, loss: Any = None, **kwargs: 
             value = loss(one[1], model(one[0], **kwargs))
         found = tape.gradient(
             value,
-            [_keras.tf_variable(v) for v in model.trainable_variables],
+            [_keras.variables.tf_variable(v) for v in model.trainable_variables],
             unconnected_gradients="zero",
         )
         rows.append([np.asarray(tf.convert_to_tensor(g), np.float64) for g in found])
@@ -59,13 +59,19 @@ def randomized(model: keras.Model, seed: int = 0) -> keras.Model:
 
 def states(model: keras.Model) -> list:
     """The variables that say what the model draws next."""
-    seeded = [layer for layer in _keras.all_layers(model) if isinstance(layer, Perturbing)]
+    seeded = [
+        layer
+        for layer in _keras.layers.all_layers(model)
+        if isinstance(layer, WeightPerturbationMixin)
+    ]
     return [*model.non_trainable_variables, *(layer.draws.generator.state for layer in seeded)]
 
 
 def rewinding(model: keras.Model) -> Callable[[], None]:
     """Returns a function by which the model draws again as it would from here on."""
-    generators = [g for layer in _keras.all_layers(model) if (g := _generator(layer)) is not None]
+    generators = [
+        g for layer in _keras.layers.all_layers(model) if (g := _generator(layer)) is not None
+    ]
     numbers = [generator._seed for generator in generators]
     before = [variable.numpy() for variable in states(model)]
 

@@ -51,7 +51,7 @@ def test_all_weights_see_one_draw(name: str) -> None:
     with tf.GradientTape(persistent=True) as tape:
         squares = (model(x, training=True) - y) ** 2
         losses = tf.unstack(tf.reduce_mean(tf.reshape(squares, [4, -1]), -1))
-    sources = [_keras.tf_variable(v) for v in model.trainable_variables]
+    sources = [_keras.variables.tf_variable(v) for v in model.trainable_variables]
     rows = [[np.asarray(tf.convert_to_tensor(g)) for g in tape.gradient(one, sources)]
             for one in losses]  # fmt: skip
     assert_moments(moments, [np.stack(parts) for parts in zip(*rows, strict=True)], 1e-4)

@@ -46,7 +46,7 @@ class Own(keras.Model):
         if self.way == "kernel":
             return plain + tf.matmul(x, self.first.kernel)[..., :2]
         if self.way == "past_keras":
-            return plain + tf.matmul(x, _keras.tf_variable(self.first.kernel))[..., :2]
+            return plain + tf.matmul(x, _keras.variables.tf_variable(self.first.kernel))[..., :2]
         if self.way == "time_first":
             x = tf.transpose(x, [1, 0, 2])
             return plain + tf.transpose(self.second(self.first(x)), [1, 0, 2])
@@ -136,7 +136,7 @@ def test_traced_layers_of_a_user_are_left_as_they_are() -> None:
     gradients.squared_mean(model, x, y, "mse")
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(call(x))
-    assert tape.gradient(loss, _keras.tf_variable(model.first.kernel)) is not None
+    assert tape.gradient(loss, _keras.variables.tf_variable(model.first.kernel)) is not None
 
 
 def test_loop_where_vectorized_map_fails() -> None:
@@ -167,7 +167,7 @@ def test_random_layers_see_one_draw() -> None:
     rewind()
     with tf.GradientTape(persistent=True) as tape:
         losses = tf.unstack(tf.reduce_mean((model(x, training=True) - y) ** 2, -1))
-    sources = [_keras.tf_variable(v) for v in model.trainable_variables]
+    sources = [_keras.variables.tf_variable(v) for v in model.trainable_variables]
     rows = [tape.gradient(loss, sources) for loss in losses]
     assert_moments(moments, [np.stack(parts) for parts in zip(*rows, strict=True)])
 

@@ -77,7 +77,9 @@ def test_kinds_of_losses(loss: Any) -> None:
     with tf.GradientTape() as tape:
         called = loss(y, model(x)) if callable(loss) else keras.losses.get(loss)(y, model(x))
         value = tf.reduce_mean(called)
-    wanted = tape.gradient(value, [_keras.tf_variable(v) for v in model.trainable_variables])
+    wanted = tape.gradient(
+        value, [_keras.variables.tf_variable(v) for v in model.trainable_variables]
+    )
     for a, b in zip(moments.mean, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
@@ -94,7 +96,9 @@ def test_sample_weights_of_examples_and_of_positions() -> None:
             with tf.GradientTape() as tape:
                 values = tf.reduce_mean((model(x[b : b + 1]) - y[b : b + 1]) ** 2, -1)
                 value = tf.reduce_mean(values * np.reshape(weight[b], (1, -1)))
-            found = tape.gradient(value, [_keras.tf_variable(v) for v in model.trainable_variables])
+            found = tape.gradient(
+                value, [_keras.variables.tf_variable(v) for v in model.trainable_variables]
+            )
             rows.append(found)
         assert_moments(moments, [np.stack(parts) for parts in zip(*rows, strict=True)], 1e-5)
 
@@ -162,7 +166,9 @@ def test_losses_that_are_not_per_example_are_in_the_mean_alone() -> None:
     model.compile("sgd", "mse")
     with tf.GradientTape() as tape:
         loss = model.compute_loss(x, tf.constant(y), model(x))
-    wanted = tape.gradient(loss, [_keras.tf_variable(v) for v in model.trainable_variables])
+    wanted = tape.gradient(
+        loss, [_keras.variables.tf_variable(v) for v in model.trainable_variables]
+    )
     for chunk_size in (None, 4):
         moments = gradients.squared_mean(model, x, y, "mse", chunk_size=chunk_size)
         for a, b in zip(moments.mean, wanted, strict=True):
@@ -286,7 +292,9 @@ def test_calls_in_other_threads_are_left_alone() -> None:
         def run(self) -> None:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(other(x))
-            seen["gradient"] = tape.gradient(loss, _keras.tf_variable(other.layers[0].kernel))
+            seen["gradient"] = tape.gradient(
+                loss, _keras.variables.tf_variable(other.layers[0].kernel)
+            )
             inside.set()
 
     waiting = keras.Sequential([keras.Input((4,)), model.layers[0], Waits(), model.layers[1]])
@@ -299,7 +307,7 @@ def test_calls_in_other_threads_are_left_alone() -> None:
 def test_an_error_inside_leaves_keras_as_it_was() -> None:
     class Fails(L.Layer):
         def call(self, x: tf.Tensor) -> tf.Tensor:
-            if tf.is_tensor(x) and not isinstance(x, _keras.KerasTensor):
+            if tf.is_tensor(x) and not isinstance(x, _keras.layers.KerasTensor):
                 raise RuntimeError("no")
             return x
 

@@ -69,7 +69,7 @@ def test_against_the_model_on_its_effective_weights(stack: Callable, chunk_size:
     rewind()
     with tf.GradientTape(persistent=True) as tape:
         losses = tf.unstack(tf.reduce_mean((model(x, training=True) - y) ** 2, -1))
-    sources = [_keras.tf_variable(v) for v in model.trainable_variables]
+    sources = [_keras.variables.tf_variable(v) for v in model.trainable_variables]
     rows = [[tf.convert_to_tensor(g) for g in tape.gradient(loss, sources)] for loss in losses]
     assert_moments(moments, [np.stack(parts) for parts in zip(*rows, strict=True)])
     for variable, value in zip(states(model), after, strict=True):

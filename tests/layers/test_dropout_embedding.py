@@ -34,7 +34,7 @@ def test_it_is_the_wrapper_draw_for_draw(traced: bool) -> None:
                 y = layer(IDS, training=True)
                 loss = tf.reduce_sum(y**2)
             return y, tf.convert_to_tensor(
-                tape.gradient(loss, _keras.tf_variable(layer.trainable_weights[0]))
+                tape.gradient(loss, _keras.variables.tf_variable(layer.trainable_weights[0]))
             )
 
         step = tf.function(step) if traced else step
@@ -62,7 +62,7 @@ def test_the_gradient_stays_sparse(recompute: bool) -> None:
     layer = layers.DropoutEmbedding(9, 4, 0.5, seed=1, recompute=recompute)
     with tf.GradientTape() as tape:
         y = layer(IDS, training=True)
-    gradient = tape.gradient(y, _keras.tf_variable(layer.embeddings))
+    gradient = tape.gradient(y, _keras.variables.tf_variable(layer.embeddings))
     assert isinstance(gradient, tf.IndexedSlices)
     assert gradient.values.shape == [8, 4]
     np.testing.assert_array_equal(

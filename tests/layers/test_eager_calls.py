@@ -112,11 +112,11 @@ def test_gradients_are_those_of_the_forward_pass_that_was_made(
                 y = layer(X, training=True) if layer is wrapped else layer(X)
                 loss = harness.loss_of(y, [])
             change(inner)
-            found.append((y, *tape.gradient(loss, [X, _keras.tf_variable(inner.kernel)])))
+            found.append((y, *tape.gradient(loss, [X, _keras.variables.tf_variable(inner.kernel)])))
         return found
 
     ours = steps(wrapped, inner, lambda call: None)
-    raw = np.asarray(_keras.value(inner.kernel))
+    raw = np.asarray(_keras.variables.value(inner.kernel))
     weights = [wrapped.effective_weights(call)["kernel"].numpy() for call in range(4)]
     theirs = steps(plain, plain, lambda call: plain.kernel.assign(weights[call]))
     for (y, of_x, of_kernel), (other, x, kernel), weight in zip(ours, theirs, weights, strict=True):
@@ -137,7 +137,7 @@ def test_a_layer_that_is_frozen_between_forward_and_backward(kind: type) -> None
     wrapped = layers.WeightDropout(inner, 0.5, weights="kernel", seed=1)
     harness.randomize(wrapped)
     plain.set_weights([np.asarray(v) for v in harness.all_effective(wrapped, 0)])
-    raw = np.asarray(_keras.value(inner.layers[0].kernel))
+    raw = np.asarray(_keras.variables.value(inner.layers[0].kernel))
     factor = wrapped.effective_weights(0)["kernel"].numpy() / raw
     found = []
     for layer, model in ((wrapped, inner), (plain, plain)):
@@ -145,8 +145,8 @@ def test_a_layer_that_is_frozen_between_forward_and_backward(kind: type) -> None
         with tf.GradientTape() as tape:
             loss = harness.loss_of(layer(X, training=True), [])
         norm.trainable = False
-        kernel = _keras.tf_variable(model.layers[0].kernel)
-        found.append(tape.gradient(loss, [kernel, _keras.tf_variable(norm.gamma)]))
+        kernel = _keras.variables.tf_variable(model.layers[0].kernel)
+        found.append(tape.gradient(loss, [kernel, _keras.variables.tf_variable(norm.gamma)]))
         # What backward found otherwise is again as the user left it.
         assert not norm.trainable
     harness.assert_close(found[0][0], found[1][0] * factor)
@@ -270,7 +270,7 @@ def test_what_a_user_wrote_runs_once(make: Callable, runs: int, monkeypatch: Any
         made.clear()
         with tf.GradientTape() as tape:
             y = wrapped(X, training=True)
-        tape.gradient(y, [_keras.tf_variable(w) for w in wrapped.trainable_weights])
+        tape.gradient(y, [_keras.variables.tf_variable(w) for w in wrapped.trainable_weights])
     assert len(made) == runs
 
 

@@ -45,7 +45,7 @@ def test_rows_and_gradients_are_those_of_the_effective_table(
     layer = WRAPPERS[kind](keras.layers.Embedding(8, 4))
     layer.recompute = recomputed
     layer(IDS)
-    (table,) = (_keras.tf_variable(w) for w in layer.weights)
+    (table,) = (_keras.variables.tf_variable(w) for w in layer.weights)
 
     def step() -> tuple[tf.Tensor, tf.Tensor]:
         with tf.GradientTape() as tape:
@@ -75,7 +75,7 @@ def test_the_gradient_stays_sparse(kind: str) -> None:
         def gradient() -> tf.IndexedSlices:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(layer(IDS, training=True))
-            return tape.gradient(loss, _keras.tf_variable(layer.weights[0]))
+            return tape.gradient(loss, _keras.variables.tf_variable(layer.weights[0]))
 
         found = tf.function(gradient)() if traced else gradient()
         assert isinstance(found, tf.IndexedSlices)
@@ -93,7 +93,7 @@ def test_nothing_of_the_size_of_the_table_is_computed(kind: str) -> None:
         with tf.GradientTape() as tape:
             rows = layer(IDS, training=True)
             loss = tf.reduce_sum(rows)
-        gradient = tape.gradient(loss, _keras.tf_variable(layer.weights[0]))
+        gradient = tape.gradient(loss, _keras.variables.tf_variable(layer.weights[0]))
         return rows, gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
     graph = step.get_concrete_function().graph
@@ -112,7 +112,7 @@ def test_nothing_of_the_size_of_the_table_is_computed(kind: str) -> None:
 def test_a_tensor_as_training_flag() -> None:
     layer = WRAPPERS["dropout"](keras.layers.Embedding(8, 4))
     layer.build((None, 3))
-    raw = tf.gather(_keras.tf_variable(layer.weights[0]), IDS % 8)
+    raw = tf.gather(_keras.variables.tf_variable(layer.weights[0]), IDS % 8)
 
     @tf.function
     def call(training: tf.Tensor) -> tf.Tensor:

@@ -23,7 +23,7 @@ def test_nested_wrappers_are_one_chain_the_inner_first() -> None:
     with tf.GradientTape() as tape:
         y = wrapped(x, training=True)
     np.testing.assert_allclose(y, kernel, atol=1e-6)
-    gradient = tape.gradient(y, _keras.tf_variable(wrapped.weights[0])).numpy()
+    gradient = tape.gradient(y, _keras.variables.tf_variable(wrapped.weights[0])).numpy()
     np.testing.assert_allclose(gradient, np.where(kernel == 0, 0.0, 2.0))
     assert (wrapped.calls, noisy.calls) == (1, 1)
 
@@ -63,7 +63,7 @@ def test_a_wrapper_inside_a_nested_sequential_that_is_wrapped_again(
     def step() -> tuple:
         with tf.GradientTape() as tape:
             y = wrapped(x, training=True)
-        return y, tape.gradient(y, [_keras.tf_variable(w) for w in wrapped.weights])
+        return y, tape.gradient(y, [_keras.variables.tf_variable(w) for w in wrapped.weights])
 
     y, (one, two) = tf.function(step)() if traced else step()
     np.testing.assert_allclose(y, first @ second, rtol=1e-4)

@@ -66,7 +66,9 @@ def test_another_weight_that_is_read_in_backward_has_its_gradient(traced: bool) 
         def step(wrapped: keras.Layer = wrapped) -> list[tf.Tensor]:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(wrapped(X, training=True) ** 2)
-            return tape.gradient(loss, [_keras.tf_variable(v) for v in wrapped.trainable_weights])
+            return tape.gradient(
+                loss, [_keras.variables.tf_variable(v) for v in wrapped.trainable_weights]
+            )
 
         if how == "plain":
             gradients.append((tf.function(step) if traced else step)())
@@ -125,12 +127,12 @@ def test_gradients_are_those_of_the_layer_on_the_effective_weights(kind: type, h
         with tf.GradientTape() as tape:
             tape.watch(X)
             loss = tf.reduce_sum(layer(X, training=training) ** 2)
-        return tape.gradient(loss, [X, _keras.tf_variable(layer.trainable_weights[0])])
+        return tape.gradient(loss, [X, _keras.variables.tf_variable(layer.trainable_weights[0])])
 
     flag = tf.constant(True) if how.startswith("tensor flag") else True
     step = gradients if how.endswith("eager") else tf.function(gradients)
     found = step(wrapped, flag)
-    mask = wrapped.effective_weights(0)["kernel"] / _keras.value(wrapped.layer.kernel)
+    mask = wrapped.effective_weights(0)["kernel"] / _keras.variables.value(wrapped.layer.kernel)
     plain = kind()
     plain(X)
     randomize(plain)
@@ -139,6 +141,6 @@ def test_gradients_are_those_of_the_layer_on_the_effective_weights(kind: type, h
     with tf.GradientTape() as tape:
         tape.watch(X)
         loss = tf.reduce_sum(plain(X, **options) ** 2)
-    of_x, of_kernel = tape.gradient(loss, [X, _keras.tf_variable(plain.kernel)])
+    of_x, of_kernel = tape.gradient(loss, [X, _keras.variables.tf_variable(plain.kernel)])
     np.testing.assert_allclose(found[0], of_x, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found[1], of_kernel * mask, rtol=1e-4, atol=1e-4)

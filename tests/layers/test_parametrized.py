@@ -42,7 +42,7 @@ def test_one_mask_for_the_batch_and_all_time_steps(kind: str, unroll: bool) -> N
     plain = type(rnn)(8, return_sequences=True)
     plain.build(SEQUENCE.shape)
     values = wrapped.effective_weights(call)
-    weights = [values.get(_keras.name(w), w) for w in wrapped.weights]
+    weights = [values.get(_keras.variables.name(w), w) for w in wrapped.weights]
     plain.set_weights([np.asarray(w) for w in weights])
     np.testing.assert_allclose(wrapped(SEQUENCE, training=True), plain(SEQUENCE), atol=1e-6)
 

@@ -183,13 +183,13 @@ def test_a_mask_where_the_training_flag_is_a_tensor(
         with tf.GradientTape() as tape:
             if attached:
                 sequences = tf.identity(x)
-                _keras.set_mask(sequences, mask)
+                _keras.layers.set_mask(sequences, mask)
                 outputs = layer(sequences, training=training)
             else:
                 outputs = layer(x, mask=mask, training=training)
             loss = tf.reduce_sum(outputs**2)
-        weights = [_keras.tf_variable(v) for v in layer.trainable_weights]
-        return outputs, _keras.get_mask(outputs), tape.gradient(loss, weights)
+        weights = [_keras.variables.tf_variable(v) for v in layer.trainable_weights]
+        return outputs, _keras.layers.get_mask(outputs), tape.gradient(loss, weights)
 
     layer = wrapped()
     traced = tf.function(lambda training: step(layer, training))

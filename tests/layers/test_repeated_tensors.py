@@ -69,7 +69,7 @@ def attach(layer: keras.Layer, x: tf.Tensor, training: bool) -> Any:
 def masked(layer: keras.Layer, x: tf.Tensor, training: bool) -> Any:
     mask = tf.constant([[True, True, False, True], [True, False, False, False]])
     x = tf.identity(x)
-    _keras.set_mask(x, mask)
+    _keras.layers.set_mask(x, mask)
     return layer(x, x, x, training=training)
 
 
@@ -109,7 +109,7 @@ def gradients(
     with tf.GradientTape() as tape:
         tape.watch(inputs)
         loss = harness.loss_of(case.call(layer, *inputs, training=training), [])
-    sources = [*inputs, *map(_keras.tf_variable, layer.trainable_weights)]
+    sources = [*inputs, *map(_keras.variables.tf_variable, layer.trainable_weights)]
     return tape.gradient(loss, sources)
 
 
@@ -138,14 +138,14 @@ def test_each_place_has_a_gradient_of_its_own(name: str, recomputed: bool) -> No
     case.call(wrapped, *case.inputs, training=False)
     harness.randomize(wrapped)
     wanted = expected(case, wrapped)
-    state = _keras.value(wrapped.draws.state)
+    state = _keras.variables.value(wrapped.draws.state)
 
     @tf.function
     def step(*inputs: tf.Tensor) -> list[tf.Tensor]:
         return gradients(case, wrapped, list(inputs), training=True)
 
     for run in (step, step.python_function):
-        _keras.assign(wrapped.draws.state, state)
+        _keras.variables.assign(wrapped.draws.state, state)
         harness.assert_close(run(*case.inputs), wanted, what=name)
 
 

@@ -36,7 +36,7 @@ def test_both_uses_train_one_matrix() -> None:
     matrix = embedding.embeddings
     with tf.GradientTape() as tape:
         y = model(ids)
-    found = tf.convert_to_tensor(tape.gradient(y, _keras.tf_variable(matrix))).numpy()
+    found = tf.convert_to_tensor(tape.gradient(y, _keras.variables.tf_variable(matrix))).numpy()
     expected = np.zeros([9, 4])
     expected[[1, 2]] += matrix.numpy().sum(0)
     expected += matrix.numpy()[[1, 2]].sum(0)

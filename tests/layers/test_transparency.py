@@ -88,7 +88,7 @@ def test_batch_statistics_are_those_of_the_plain_layer(recompute: bool) -> None:
     for _ in range(3):
         with tf.GradientTape() as tape:
             y = wrapped(X, training=True)
-        tape.gradient(y, _keras.tf_variable(wrapped.trainable_weights[0]))
+        tape.gradient(y, _keras.variables.tf_variable(wrapped.trainable_weights[0]))
         plain(X, training=True)
     norm = wrapped.layer.layers[0]
     np.testing.assert_allclose(norm.moving_mean, plain.moving_mean, rtol=1e-6)
@@ -117,7 +117,7 @@ def test_an_inner_dropout_draws_once_a_call_and_backward_draws_the_same(
     def step() -> tf.Tensor:
         with tf.GradientTape() as tape:
             y = wrapped(x, training=True)
-        return tape.gradient(y, _keras.tf_variable(wrapped.weights[0]))
+        return tape.gradient(y, _keras.variables.tf_variable(wrapped.weights[0]))
 
     step = tf.function(step) if traced else step
     for call in range(3):
@@ -171,7 +171,11 @@ def test_losses_are_preserved_in_number_and_value(
             y = holder(X, training=True)
             losses[:] = holder.losses
             total = tf.add_n(losses[:])
-        return y, tuple(losses), tape.gradient(total, _keras.tf_variable(wrapped.weights[0]))
+        return (
+            y,
+            tuple(losses),
+            tape.gradient(total, _keras.variables.tf_variable(wrapped.weights[0])),
+        )
 
     y, found, gradient = tf.function(step)() if traced else step()
     kernel, raw = wrapped.effective_weights(0)["kernel"].numpy(), wrapped.weights[0].numpy()

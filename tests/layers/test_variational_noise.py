@@ -38,7 +38,7 @@ def test_the_gradient_passes_unchanged(recompute: bool) -> None:
     x = tf.random.stateless_normal([3, 4], [1, 2])
     with tf.GradientTape() as tape:
         y = layer(x, training=True)
-    gradient = tape.gradient(y, _keras.tf_variable(layer.trainable_weights[0]))
+    gradient = tape.gradient(y, _keras.variables.tf_variable(layer.trainable_weights[0]))
     expected = np.repeat(x.numpy().sum(0)[:, None], 5, axis=1)
     np.testing.assert_allclose(gradient, expected, rtol=1e-5)
 

@@ -40,7 +40,7 @@ def gradients(model):
         logits = model(INPUTS, training=False).logits
         loss = tf.nn.sparse_softmax_cross_entropy_with_logits(TARGETS, logits)
         loss = tf.reduce_mean(loss)
-    variables = [_keras.tf_variable(v) for v in model.trainable_variables]
+    variables = [_keras.variables.tf_variable(v) for v in model.trainable_variables]
     return [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
 
 
@@ -80,7 +80,7 @@ def test_decoupled_decay_comes_before_the_step(name):
     found = gradients(step.model)
     own._create_all_weights(twins)  # some of them remember the first weights
     for variable, twin in zip(step.model.trainable_variables, twins, strict=True):
-        if not _keras.path(variable).endswith("decoder/bias"):
+        if not _keras.variables.path(variable).endswith("decoder/bias"):
             twin.assign_sub(factor * twin)
     own.apply_gradients(zip(found, twins, strict=True))
     step(INPUTS, TARGETS)

@@ -34,7 +34,9 @@ def test_record_is_of_the_columns_with_their_states() -> None:
         with tf.GradientTape() as tape:
             logits = model(inputs[b : b + 1], states=carried).logits
             loss = tf.reduce_mean(token_nats(logits, targets[b : b + 1]))
-        found = tape.gradient(loss, [_keras.tf_variable(v) for v in model.trainable_variables])
+        found = tape.gradient(
+            loss, [_keras.variables.tf_variable(v) for v in model.trainable_variables]
+        )
         rows.append(np.concatenate([np.ravel(tf.convert_to_tensor(g)) for g in found]))
     rows = np.stack(rows)
     assert record["squared_mean"] == pytest.approx((rows**2).mean(), rel=1e-4)
@@ -51,7 +53,7 @@ def test_record_is_of_the_columns_with_their_states() -> None:
     first = model.trainable_variables[0]
     size = int(np.prod(first.shape))
     wanted = (rows[:, :size] ** 2).mean()
-    assert record[f"squared_mean/{_keras.path(first)}"] == pytest.approx(wanted, rel=1e-4)
+    assert record[f"squared_mean/{_keras.variables.path(first)}"] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_measuring_changes_nothing() -> None:

@@ -158,10 +158,10 @@ def test_weights_begin_as_published():
     limits = {"embeddings": 0.1, "decoder/kernel": 0.1, "lstm": 0.1}
     for variable in model.trainable_variables:
         values = variable.numpy()
-        if _keras.path(variable).endswith("decoder/bias"):
+        if _keras.variables.path(variable).endswith("decoder/bias"):
             assert not values.any()
             continue
-        (limit,) = (limits[name] for name in limits if name in _keras.path(variable))
+        (limit,) = (limits[name] for name in limits if name in _keras.variables.path(variable))
         assert np.abs(values).max() <= limit
         error = limit / np.sqrt(3) * 5 / np.sqrt(values.size)
         assert abs(values.mean()) < error

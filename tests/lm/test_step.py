@@ -34,7 +34,9 @@ def expected_gradients(model, alpha=0.0, beta=0.0):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(TARGETS, output.logits)
         total = loss + alpha * tf.reduce_mean(output.dropped**2)
         total += beta * tf.reduce_mean((output.raw[:, 1:] - output.raw[:, :-1]) ** 2)
-    gradients = tape.gradient(total, [_keras.tf_variable(v) for v in model.trainable_variables])
+    gradients = tape.gradient(
+        total, [_keras.variables.tf_variable(v) for v in model.trainable_variables]
+    )
     return float(loss), [tf.convert_to_tensor(gradient).numpy() for gradient in gradients]
 
 
@@ -92,7 +94,7 @@ def test_rows_of_an_embedding_that_is_only_looked_up(tied):
     model = LanguageModel(7, 4, (6, 4), seed=3, tie_weights=tied)
     made = make_optimizer("sgd", 0.0, weight_decay=0.5, decay_scale="absolute", decay_sparse="rows")
     step = TrainStep(model, made, RunState(model.zero_state(2), 1e-30), sparse=True)
-    (table,) = (v for v in model.trainable_variables if _keras.name(v) == "embeddings")
+    (table,) = (v for v in model.trainable_variables if _keras.variables.name(v) == "embeddings")
     old = table.numpy()
     step(INPUTS, TARGETS)
     expected = np.full(7, 0.5)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from optimizers_table import make, model, tf_variable, values, variables
 from stacks import IS_KERAS_2
 
-from tfwd._keras import held as _keras_held
+from tfwd._keras import wrapped_optimizers
 from tfwd.optimizers import AdamW, DecoupledWeightDecay
 
 LossScale = keras.optimizers.LossScaleOptimizer
@@ -106,7 +106,7 @@ def test_an_optimizer_with_updates_of_its_own_is_refused():
 def test_a_subclass_with_an_update_step_of_its_own_is_not():
     class Sign(keras.optimizers.SGD):
         def update_step(self, gradient, variable, learning_rate=None):
-            rate = tf.cast(_keras_held.learning_rate(self), variable.dtype)
+            rate = tf.cast(wrapped_optimizers.learning_rate(self), variable.dtype)
             variable.assign_sub(rate * tf.sign(gradient))
 
     weight = keras.Variable([4.0])

@@ -196,9 +196,9 @@ def test_a_promotion_goes_on_as_if_it_had_not_been_stopped(tmp_path):
         kept.on_train_begin()  # reads it
         models.append(model)
     variables = [[*model.weights, *model.optimizer.variables] for model in models]
-    assert any("average" in _keras.path(variable) for variable in variables[0])
+    assert any("average" in _keras.variables.path(variable) for variable in variables[0])
     for ours, theirs in zip(*variables, strict=True):
-        np.testing.assert_array_equal(ours, theirs, err_msg=_keras.path(ours))
+        np.testing.assert_array_equal(ours, theirs, err_msg=_keras.variables.path(ours))
     for name in ("hidden", "out"):
         ours, theirs = (model.get_layer(name) for model in models)
         assert int(ours.calls) == int(theirs.calls) == 3 * epochs

@@ -20,7 +20,7 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 
 from tfwd._keras2.draws import Draws
-from tfwd._keras2.layers import Perturbs, all_layers
+from tfwd._keras2.layers import NoAutographLayer, all_layers
 from tfwd._keras2.substitution import Substitution
 from tfwd._keras2.variables import tf_variable
 from tfwd._keras_shared import interception, scopes
@@ -63,7 +63,7 @@ def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
         own = functools.partial(original, self)
-        if not tf.executing_eagerly() and not isinstance(self, Perturbs):
+        if not tf.executing_eagerly() and not isinstance(self, NoAutographLayer):
             own = autograph.tf_convert(own, ag_ctx.control_status_ctx())
         return interception.ask(cls, self, own, args, kwargs)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfwd._keras2 import held
+from tfwd._keras2 import wrapped_optimizers
 from tfwd._keras2.legacy_wrapper import LegacyWrapper
 from tfwd._keras2.new_wrapper import NewWrapper
 
@@ -21,11 +21,15 @@ class Kinds(type):
     _kinds: dict[bool, type]
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if issubclass(cls, (held.New, held.Legacy)):
+        if issubclass(cls, (wrapped_optimizers.New, wrapped_optimizers.Legacy)):
             return super().__call__(*args, **kwargs)
         extended = getattr(cls, "base_optimizer", None)
         given = kwargs.get("optimizer", args[0] if args else None)
-        legacy = issubclass(extended, held.Legacy) if extended else held.is_legacy(given)
+        legacy = (
+            issubclass(extended, wrapped_optimizers.Legacy)
+            if extended
+            else wrapped_optimizers.is_legacy(given)
+        )
         return cls._of_kind(legacy)(*args, **kwargs)
 
     def _of_kind(cls, legacy: bool) -> Any:

@@ -48,7 +48,7 @@ def _as_built(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-class Perturbs:
+class NoAutographLayer:
     """Base of layers that run other layers with functions of TensorFlow around them.
 
     Keras 2 lets AutoGraph rewrite the call of a layer that is not its own, with all that it calls.

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd._keras2 import held
+from tfwd._keras2 import wrapped_optimizers
 
 
 class _Variables(list):
@@ -21,7 +21,7 @@ class _Variables(list):
         return self
 
 
-class LegacyWrapper(held.Legacy):
+class LegacyWrapper(wrapped_optimizers.Legacy):
     """A wrapper around an optimizer of `keras.optimizers.legacy` or of tensorflow-addons.
 
     It can stand inside tensorflow-addons' averages. These do not call `apply_gradients` of the
@@ -41,7 +41,11 @@ class LegacyWrapper(held.Legacy):
             self._distribution_strategy = tf.distribute.get_strategy()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        theirs = name in held.leaves(self)[0]._hyper if "optimizer" in vars(self) else False
+        theirs = (
+            name in wrapped_optimizers.leaves(self)[0]._hyper
+            if "optimizer" in vars(self)
+            else False
+        )
         if theirs and not isinstance(getattr(type(self), name, None), property):
             setattr(self.inner, name, value)  # optimizer.beta_1 = 0.8
         else:
@@ -82,7 +86,7 @@ class LegacyWrapper(held.Legacy):
         A legacy optimizer may meet further variables later, as those of a layer that had no
         gradient before.
         """
-        variables = {held.key(self, variable): variable for variable in var_list}
+        variables = {wrapped_optimizers.key(self, variable): variable for variable in var_list}
         if not variables.keys() - self._known.keys() and self.built:
             return
         if self._variables:

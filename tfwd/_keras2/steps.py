@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 from keras.optimizers.legacy import Optimizer as LegacyOptimizer
 
-from tfwd._keras2.held import leaves
+from tfwd._keras2.wrapped_optimizers import leaves
 
 _LossScale: Any = keras.mixed_precision.LossScaleOptimizer
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd._keras2 import held
+from tfwd._keras2 import wrapped_optimizers
 from tfwd._keras_shared.patching import swapped
 
 # (the optimizer, its own update, gradient, variable, learning rate)
@@ -59,7 +59,7 @@ def rows_summed(
     def methods(leaf: Any) -> dict[str, Callable]:
         if not (leaf.clipnorm or leaf.global_clipnorm or leaf.clipvalue):
             return {}
-        if held.is_legacy(leaf):
+        if wrapped_optimizers.is_legacy(leaf):
             transform = leaf._transform_gradients
             return {
                 "_transform_gradients": lambda pairs: transform(
@@ -90,10 +90,10 @@ def _methods(leaf: Any, step: Step, before: Callable[[Any], None]) -> dict[str, 
             finally:
                 inside = False
 
-        step(leaf, make, gradient, variable, held.learning_rate(leaf))
+        step(leaf, make, gradient, variable, wrapped_optimizers.learning_rate(leaf))
         return made
 
-    methods = _legacy_methods if held.is_legacy(leaf) else _new_methods
+    methods = _legacy_methods if wrapped_optimizers.is_legacy(leaf) else _new_methods
     return methods(leaf, update, before)
 
 
@@ -145,7 +145,7 @@ def _legacy_methods(
     }
     # Keras's sums what has the same index, and goes on with the one before.
     summing = "_resource_apply_sparse_duplicate_indices"
-    if getattr(type(leaf), summing) is not getattr(held.Legacy, summing):
+    if getattr(type(leaf), summing) is not getattr(wrapped_optimizers.Legacy, summing):
         methods[summing] = sparse(getattr(leaf, summing))
     return methods
 
@@ -175,7 +175,7 @@ def after(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[Any]:
         optimizer: the one that makes the step.
         done: the operation, None for none.
     """
-    waits = done is not None and held.is_legacy(optimizer)
+    waits = done is not None and wrapped_optimizers.is_legacy(optimizer)
     return tf.control_dependencies([done]) if waits else contextlib.nullcontext()
 
 
@@ -187,7 +187,11 @@ def noticed(optimizer: Any) -> Iterator[Callable[[], Any]]:
         A function that returns a boolean tensor, to be called after the step.
     """
     # (Keras 2 counts skipped steps too.)
-    scales = [s for s in held.chain(optimizer.inner) if isinstance(s, held.LossScaleOptimizer)]
+    scales = [
+        s
+        for s in wrapped_optimizers.chain(optimizer.inner)
+        if isinstance(s, wrapped_optimizers.LossScaleOptimizer)
+    ]
     if not scales or not scales[0].dynamic:
         yield lambda: tf.constant(True)
         return

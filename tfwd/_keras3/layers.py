@@ -22,7 +22,7 @@ KerasTensor = keras.KerasTensor
 Datasets = keras.utils.PyDataset
 
 
-class Perturbs:
+class NoAutographLayer:
     """Base of layers that run other layers with functions of TensorFlow around them."""
 
 

@@ -206,7 +206,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
         variables = self.model.trainable_variables
         record = statistics.describe(
             sums.numpy(),
-            [_keras.path(v) for v in variables],
+            [_keras.variables.path(v) for v in variables],
             [math.prod(v.shape) for v in variables],
             int(size.numpy()),
         )

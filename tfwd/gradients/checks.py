@@ -22,8 +22,8 @@ def arguments(model: Any, training: Any, chunk_size: Any) -> None:
 
 def build(model: keras.Model, x: Any) -> None:
     """Builds a model that is not built."""
-    if not model.built or not all(layer.built for layer in _keras.all_layers(model)):
-        _keras.build_by_call(model, (x,), {})
+    if not model.built or not all(layer.built for layer in _keras.layers.all_layers(model)):
+        _keras.layers.build_by_call(model, (x,), {})
     if not model.trainable_variables:
         raise ValueError(f"model '{model.name}' has no trainable weights")
 
@@ -32,7 +32,7 @@ def batch_normalization(model: keras.Model, training: bool) -> None:
     """Raises a ValueError for layers under which the examples of a batch depend on each other."""
     if not training:
         return
-    for layer in _keras.all_layers(model):
+    for layer in _keras.layers.all_layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             raise ValueError(
                 f"layer '{layer.name}' of type {type(layer).__name__} normalizes over the batch in "

@@ -79,9 +79,9 @@ class Data(NamedTuple):
             blank = "" if tensor.dtype == tf.string else tf.zeros([], tensor.dtype)
             whole = tf.concat([tensor, tf.fill(shape, blank)], 0)
             whole.set_shape(tensor.shape)
-            mask = _keras.get_mask(tensor)
+            mask = _keras.layers.get_mask(tensor)
             if mask is not None:
-                _keras.set_mask(
+                _keras.layers.set_mask(
                     whole, tf.concat([mask, tf.fill([missing, *mask.shape[1:]], True)], 0)
                 )
             return whole
@@ -102,9 +102,9 @@ class Data(NamedTuple):
             piece = tensor[start : start + size]
             if isinstance(size, int) and isinstance(piece, tf.Tensor):
                 piece.set_shape([size, *tensor.shape[1:]])
-            mask = _keras.get_mask(tensor)
+            mask = _keras.layers.get_mask(tensor)
             if mask is not None:
-                _keras.set_mask(piece, mask[start : start + size])
+                _keras.layers.set_mask(piece, mask[start : start + size])
             return piece
 
         x, y, weights = (
@@ -124,7 +124,7 @@ def _numbers(value: Any) -> Any:
 def _tensor(name: str, value: Any) -> Any:
     if value is None or tf.is_tensor(value):
         return value
-    if isinstance(value, (tf.data.Dataset, _keras.Datasets, Iterator)):
+    if isinstance(value, (tf.data.Dataset, _keras.layers.Datasets, Iterator)):
         raise ValueError(
             f"{name} is a {type(value).__name__}, which gives batches: give the x and y of one "
             "batch, for example of `x, y = next(iter(dataset))`"
@@ -136,7 +136,7 @@ def _tensor(name: str, value: Any) -> Any:
             f"{name} is, or has in it, {value!r} of type {type(value).__name__}, which is not an "
             f"array or tensor: {error}"
         ) from error
-    floating = tensor.dtype.is_floating and not isinstance(value, _keras.KerasTensor)
+    floating = tensor.dtype.is_floating and not isinstance(value, _keras.layers.KerasTensor)
     return tf.cast(tensor, keras.backend.floatx()) if floating else tensor
 
 

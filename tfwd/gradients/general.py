@@ -50,7 +50,7 @@ def one_by_one(
         with tf.GradientTape() as tape:
             loss = losses(index)
         found = tape.gradient(
-            loss, [_keras.tf_variable(v) for v in variables], unconnected_gradients="zero"
+            loss, [_keras.variables.tf_variable(v) for v in variables], unconnected_gradients="zero"
         )
         return tuple(wide(tf.convert_to_tensor(gradient)) for gradient in found)
 
@@ -92,7 +92,7 @@ def backward_each(
         upstream = tf.one_hot(index, tf.shape(losses)[0], dtype=losses.dtype)
         found = tape.gradient(
             losses,
-            [_keras.tf_variable(v) for v in variables],
+            [_keras.variables.tf_variable(v) for v in variables],
             output_gradients=upstream,
             unconnected_gradients="zero",
         )

@@ -117,7 +117,7 @@ class Job:
             if tuple(term.shape) != tuple(variable.shape):
                 raise ValueError(
                     f"the rule '{use.method}' gives gradients of shape {tuple(term.shape)} for the "
-                    f"weight '{_keras.path(variable)}' of shape {tuple(variable.shape)}"
+                    f"weight '{_keras.variables.path(variable)}' of shape {tuple(variable.shape)}"
                 )
             known = isinstance(term.batch, int) and isinstance(batch, int)
             if term.batch != batch if known else id(variable) in self.verdict.folded:
@@ -163,7 +163,7 @@ class Job:
         def one(index: int | tf.Tensor) -> tf.Tensor:
             return tf.reduce_sum(run(chunk.part(index, 1))[0])
 
-        sources = [_keras.tf_variable(v) for v in slow]
+        sources = [_keras.variables.tf_variable(v) for v in slow]
         drawn = bool(fast.before or fast.draws)
         whole = drawn or fast.scalars
         if whole or self._used is None:
@@ -176,7 +176,7 @@ class Job:
             self._used = {id(v) for v, g in zip(slow, found, strict=True) if g is not None}
         used = [v for v in slow if id(v) in self._used]
         for variable in slow:
-            zeros = tf.zeros(variable.shape, wide(_keras.value(variable)).dtype)
+            zeros = tf.zeros(variable.shape, wide(_keras.variables.value(variable)).dtype)
             first[id(variable)] = second[id(variable)] = zeros
             self._methods[id(variable)] = "unused"
         if used:

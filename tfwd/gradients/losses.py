@@ -152,7 +152,7 @@ def _number(weight: Any) -> float:
 def _of_output(
     where: str, loss: keras.losses.Loss, y: Any, output: Any, sample_weight: Any
 ) -> tf.Tensor:
-    mask = _keras.get_mask(output)
+    mask = _keras.layers.get_mask(output)
     target, prediction = _keras_calls.loss_arguments(loss, y, output)
     values = tf.convert_to_tensor(loss.call(target, prediction))
     if values.shape.rank == 0:
@@ -160,7 +160,7 @@ def _of_output(
             f"the loss of {where} gives one number for the whole batch; it must give a value for "
             "each example, of shape [batch] or [batch, ...], and leave the reduction to tfwd"
         )
-    for found in (_keras.get_mask(values),):
+    for found in (_keras.layers.get_mask(values),):
         mask = found if mask is None else mask if found is None else mask & found
     count: Any = None
     if mask is not None:

@@ -15,10 +15,9 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, layers
-from tfwd import training as training_flag
-from tfwd.layers.perturbing import Perturbing
-from tfwd.layers.targets import all_targets
+from tfwd import _keras, layers, training_flag
+from tfwd.layers.weight_perturbation import WeightPerturbationMixin
+from tfwd.layers.weight_selection import all_targets
 from tfwd.parametrizations import Dropout, GaussianNoise, Parametrization
 
 # variable, effective weight, derivative of that by the raw weight (None if it is not elementwise)
@@ -37,7 +36,7 @@ class Perturbations:
         """Begins another pass, in which each layer's first call is its first again."""
         self._calls = {}
 
-    def take(self, layer: Perturbing, differentiable: bool = False) -> Effective:
+    def take(self, layer: WeightPerturbationMixin, differentiable: bool = False) -> Effective:
         """The effective weights of a layer's next training call in this pass.
 
         Args:
@@ -70,7 +69,7 @@ def plain_call(
         return None
     if owner is layers.Parametrized:
         inner, kwargs = layer.layer, {**kwargs, "training": True}
-        flags = _keras.CallState()
+        flags = _keras.layers.CallState()
 
         def call() -> Any:
             with flags.restored(True):
@@ -90,7 +89,7 @@ def _effective(layer: Any, call: Any, scales: bool = True) -> Effective:
         return [(_named(layer, name), value, None) for name, value in values.items()]
     elementwise = _is_elementwise(layer)
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
-        raw = {id(v): _keras.value(v) for v in layer.weights}
+        raw = {id(v): _keras.variables.value(v) for v in layer.weights}
         for value in raw.values():
             tape.watch(value)
         values = layer.effective_weights(call)
@@ -113,7 +112,7 @@ def _is_elementwise(layer: Any) -> bool:
     """Whether each entry of an effective weight depends on the same entry of the raw one alone."""
     return all(
         type(element) in (Dropout, GaussianNoise)
-        for inner in _keras.all_layers(layer)
+        for inner in _keras.layers.all_layers(layer)
         for parametrization in _parametrizations(inner)
         for element in parametrization.elements()
     )

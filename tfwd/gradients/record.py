@@ -20,7 +20,7 @@ from tfwd._keras import calls as _keras_calls
 from tfwd.gradients import registry
 from tfwd.gradients.perturbations import Perturbations, plain_call
 from tfwd.gradients.terms import Term
-from tfwd.layers.perturbing import Perturbing
+from tfwd.layers.weight_perturbation import WeightPerturbationMixin
 
 
 class Use(NamedTuple):
@@ -90,15 +90,17 @@ class Pass:
     def run(self, x: Any, training: bool) -> Any:
         """The model's outputs, recorded. To be called with the tape open."""
         self._graph = _keras.present_graph()
-        self._values = {key: _keras.value(v) for key, v in self.variables.items()}
+        self._values = {key: _keras.variables.value(v) for key, v in self.variables.items()}
         if self._given is not None:
             self._values.update(self._given)
         if self._given is not None and self.rules:
             for key, variable in self.variables.items():
-                self.tape.watch([self._values[key], *_keras.tf_variables(variable)])
-        layers = _keras.all_layers(self.model)
+                self.tape.watch([self._values[key], *_keras.variables.tf_variables(variable)])
+        layers = _keras.layers.all_layers(self.model)
         owners = [owner for layer in layers for owner in registry.owners(type(layer))]
-        owners += [_keras_calls.calls_of(type(x)) for x in layers if isinstance(x, Perturbing)]
+        owners += [
+            _keras_calls.calls_of(type(x)) for x in layers if isinstance(x, WeightPerturbationMixin)
+        ]
         self.perturbations.begin()
         with (
             _keras_calls.intercepted(owners, self._handle),
@@ -122,7 +124,7 @@ class Pass:
         """
         found = set(self.general)
         for key, variable in self.variables.items():
-            sources = [self._values[key], *_keras.tf_variables(variable)]
+            sources = [self._values[key], *_keras.variables.tf_variables(variable)]
             if any(d is not None for d in self.tape.gradient(target, sources)):
                 found.add(key)
         return found
@@ -143,7 +145,7 @@ class Pass:
 
     def _update(self, variable: keras.Variable) -> None:
         if not self._ruled:
-            self.before.setdefault(id(variable), (variable, _keras.value(variable)))
+            self.before.setdefault(id(variable), (variable, _keras.variables.value(variable)))
 
     def _handle(
         self,
@@ -155,7 +157,7 @@ class Pass:
     ) -> Any:
         if _keras.present_graph() is not self._graph or _keras_calls.is_rematerialized(layer):
             return original(*args, **kwargs)
-        if isinstance(layer, Perturbing):
+        if isinstance(layer, WeightPerturbationMixin):
             plain = plain_call(owner, layer, original, args, kwargs)
             if plain is not None:
                 return self._perturbed(layer, plain)
@@ -172,7 +174,7 @@ class Pass:
             self.uses.setdefault(key, []).append(use)
         return result
 
-    def _perturbed(self, layer: Perturbing, plain: Callable[[], Any]) -> Any:
+    def _perturbed(self, layer: WeightPerturbationMixin, plain: Callable[[], Any]) -> Any:
         """Runs a layer of tfwd on its effective weights of this pass."""
         with self.ruled():
             found = self.perturbations.take(layer, differentiable=not self.rules)
@@ -217,7 +219,7 @@ class Call:
         It has the layer's compute dtype, and is the effective weight under weight dropout.
         """
         with self._pass.ruled():
-            return tf.stop_gradient(_keras.read(variable))
+            return tf.stop_gradient(_keras.variables.read(variable))
 
     def probe(self, tensor: tf.Tensor) -> tf.Tensor:
         """Marks a tensor whose gradient is wanted. What is returned must be computed on with."""
@@ -243,7 +245,7 @@ class Call:
         Raises:
             ValueError: if something else is given than what `probe` returned.
         """
-        key = id(None if variable is None else _keras.original(variable))
+        key = id(None if variable is None else _keras.variables.original(variable))
         if key not in self._pass.variables:
             return
         wanted = probes if isinstance(probes, tuple) else (probes,)
@@ -251,8 +253,8 @@ class Call:
         if not all(id(probe) in numbers for probe in wanted):
             raise ValueError(
                 f"the rule '{self._method}' of layer '{self._layer.name}' gives call.use a tensor "
-                f"for the weight '{_keras.path(variable)}' that call.probe did not return: compute "
-                "on with what probe returned, and give that to call.use"
+                f"for the weight '{_keras.variables.path(variable)}' that call.probe did not "
+                "return: compute on with what probe returned, and give that to call.use"
             )
         found = tuple(numbers[id(probe)] for probe in wanted)
         self.uses.append((key, Use(self._method, found, term, self._pass._scales.get(key))))
@@ -267,6 +269,6 @@ class Call:
 
         It is for weights that the rule accounts for by itself: their reads are not noticed.
         """
-        given = [(_keras.original(variable), tensor) for variable, tensor in values]
+        given = [(_keras.variables.original(variable), tensor) for variable, tensor in values]
         with self._pass.ruled(), self._pass._observed(given):
             return self._original(*args, **kwargs)

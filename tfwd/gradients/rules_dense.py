@@ -34,7 +34,7 @@ def bias(d: tf.Tensor) -> Term:
 
 def plain(variable: Any) -> bool:
     """Whether a layer's weight is the variable itself, not something composed, as by LoRA."""
-    return _keras.is_variable(variable)
+    return _keras.variables.is_variable(variable)
 
 
 def activated(layer: Any, z: tf.Tensor) -> Any:

@@ -80,7 +80,7 @@ class Trial:
 
     def _check_normalizations(self, record: Pass) -> None:
         """The layers by which it mostly comes have a message that names them."""
-        for layer in _keras.all_layers(self.model):
+        for layer in _keras.layers.all_layers(self.model):
             if isinstance(layer, keras.layers.BatchNormalization) and any(
                 id(v) in record.before for v in layer.non_trainable_variables
             ):
@@ -156,7 +156,9 @@ class Trial:
         return found, record, outputs
 
     def _dependent(self, found: Findings, record: Pass) -> Dependent:
-        names = [_keras.path(record.variables[key]) for key in found.general & set(record.uses)]
+        names = [
+            _keras.variables.path(record.variables[key]) for key in found.general & set(record.uses)
+        ]
         near = f" (what was noticed at {', '.join(names)})" if names else ""
         return Dependent(
             f"model '{self.model.name}' gives an example another output when another example "

@@ -64,7 +64,7 @@ def _fixed_batch(model: keras.Model) -> int | None:
     for tensor in tf.nest.flatten(getattr(model, "inputs", None)):
         if tensor is not None and tensor.shape[0] is not None:
             return tensor.shape[0]
-    for layer in _keras.all_layers(model):
+    for layer in _keras.layers.all_layers(model):
         states = tf.nest.flatten(getattr(layer, "states", None))
         if getattr(layer, "stateful", False) and states and states[0] is not None:
             return states[0].shape[0]
@@ -87,7 +87,7 @@ def _made_up(x: Any, count: int, unknown: int) -> Any:
 def _weights(model: keras.Model, change: Callable[[tf.Tensor, int], tf.Tensor]) -> Values:
     found = {}
     for number, variable in enumerate(model.trainable_variables):
-        value = _keras.value(variable)
+        value = _keras.variables.value(variable)
         if value.dtype.is_floating:
             wanted = tf.cast(change(tf.cast(value, tf.float32), number), value.dtype)
             found[id(variable)] = wanted
@@ -101,9 +101,9 @@ def _changed(x: Any, change: Callable[[tf.Tensor, int], tf.Tensor]) -> Any:
         ):
             return tensor
         result = change(tensor, number)
-        mask = _keras.get_mask(tensor)
+        mask = _keras.layers.get_mask(tensor)
         if mask is not None:
-            _keras.set_mask(result, mask)
+            _keras.layers.set_mask(result, mask)
         return result
 
     flat = [changed(tensor, number) for number, tensor in enumerate(tf.nest.flatten(x))]

@@ -44,8 +44,8 @@ class GradientMeter:
         noise scale is the mean of `variance` over the mean of `signal`.
         """
         sums = self._function(inputs, targets).numpy()
-        paths = [_keras.path(v) for v in self._variables]
-        sizes = [int(tf.size(_keras.value(v))) for v in self._variables]
+        paths = [_keras.variables.path(v) for v in self._variables]
+        sizes = [int(tf.size(_keras.variables.value(v))) for v in self._variables]
         record = statistics.describe(sums, paths, sizes, self._batch)
         for path, values in record.pop("variables").items():
             record |= {f"{name}/{path}": value for name, value in values.items()}

@@ -164,7 +164,7 @@ class LanguageModel(keras.Model):
             )
         # All shapes are known, so the weights are made now: a checkpoint can be read into the
         # model before its first call.
-        _keras.build(self, (None, None))
+        _keras.layers.build(self, (None, None))
 
     @property
     def lstms(self) -> list[keras.layers.Layer]:
@@ -175,12 +175,12 @@ class LanguageModel(keras.Model):
         """Makes the weights; `input_shape` says nothing that is not known already."""
         if self.built:
             return
-        _keras.build(self.embedding, (None, None))
+        _keras.layers.build(self.embedding, (None, None))
         width = self._options["embedding_dim"]
         for layer, units in zip(self.lstms, self.hidden_units, strict=True):
-            _keras.build(layer, (None, None, width))
+            _keras.layers.build(layer, (None, None, width))
             width = units
-        _keras.build(self.decoder, (None, None, width))
+        _keras.layers.build(self.decoder, (None, None, width))
         self.built = True
 
     def zero_state(self, batch_size: int | tf.Tensor) -> States:

@@ -108,7 +108,7 @@ def _try(make: Callable[[], keras.optimizers.Optimizer], what: str) -> None:
     try:
         weight = keras.Variable([1.0]) if _keras.GENERATION == 3 else tf.Variable([1.0])
         make().apply_gradients([(tf.constant([1.0]), weight)])
-        found = float(np.asarray(_keras.value(weight))[0])
+        found = float(np.asarray(_keras.variables.value(weight))[0])
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{what}: {reason}; give others") from error
@@ -127,7 +127,7 @@ def decaying(optimizer: keras.optimizers.Optimizer) -> DecoupledWeightDecay | No
 
 
 def _held(optimizer: Any, kind: type) -> Any:
-    held = _keras.held.chain(optimizer)
+    held = _keras.wrapped_optimizers.chain(optimizer)
     return next((found for found in held if isinstance(found, kind)), None)
 
 

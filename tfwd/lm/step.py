@@ -112,9 +112,9 @@ class TrainStep:
             if scales_loss:
                 objective = steps.scale_loss(self.optimizer, objective)
         variables = self.model.trainable_variables
-        gradients = tape.gradient(objective, [_keras.tf_variable(v) for v in variables])
+        gradients = tape.gradient(objective, [_keras.variables.tf_variable(v) for v in variables])
         self.unused = [
-            _keras.path(v) for v, g in zip(variables, gradients, strict=True) if g is None
+            _keras.variables.path(v) for v, g in zip(variables, gradients, strict=True) if g is None
         ]
         # A sparse gradient names a row once for each time it was used, and the norm of that is not
         # the norm of the gradient.
@@ -129,7 +129,9 @@ class TrainStep:
             gradients, _ = tf.clip_by_global_norm(gradients, limit, use_norm=norm)
         if self.l2:
             gradients = [
-                None if g is None else g + tf.cast(self.l2 * unit, g.dtype) * _keras.value(v)
+                None
+                if g is None
+                else g + tf.cast(self.l2 * unit, g.dtype) * _keras.variables.value(v)
                 for g, v in zip(gradients, variables, strict=True)
             ]
         loss, norm = tf.cast(loss, tf.float32), tf.cast(norm, tf.float32)

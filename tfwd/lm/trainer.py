@@ -284,7 +284,7 @@ class Trainer:
 
     def _norms(self) -> dict[str, float]:
         return {
-            _keras.path(v): float(tf.norm(_keras.value(v)).numpy())
+            _keras.variables.path(v): float(tf.norm(_keras.variables.value(v)).numpy())
             for v in self.model.trainable_variables
         }
 

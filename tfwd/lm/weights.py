@@ -44,7 +44,7 @@ def named(model: LanguageModel) -> dict[str, Any]:
         for variable in layer.weights:
             if id(variable) not in seen:  # a tied softmax has the embedding's matrix
                 seen.add(id(variable))
-                found[f"{part}/{_keras.name(variable)}".lstrip("/")] = variable
+                found[f"{part}/{_keras.variables.name(variable)}".lstrip("/")] = variable
     return found
 
 
@@ -105,7 +105,7 @@ def load(path: str | os.PathLike[str], model: LanguageModel) -> None:
             "back from a copy"
         ) from error
     for name, variable in named(model).items():
-        variable.assign(tf.cast(arrays[name], _keras.dtype_name(variable)))
+        variable.assign(tf.cast(arrays[name], _keras.variables.dtype_name(variable)))
 
 
 def _verify(path: Any, saved: dict[str, list[int]], variables: dict[str, Any]) -> None:

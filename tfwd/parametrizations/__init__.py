@@ -6,16 +6,16 @@ write one, subclass `Parametrization` and register it with Keras, as the classes
 """
 
 from tfwd.parametrizations.base import Parametrization
-from tfwd.parametrizations.chain import Chain, Link, apply
+from tfwd.parametrizations.chain import BoundParametrization, Chain, apply
 from tfwd.parametrizations.dropout import Dropout
 from tfwd.parametrizations.gaussian_noise import GaussianNoise
 from tfwd.parametrizations.weight_norm import WeightNorm
 
 __all__ = [
+    "BoundParametrization",
     "Chain",
     "Dropout",
     "GaussianNoise",
-    "Link",
     "Parametrization",
     "WeightNorm",
     "apply",

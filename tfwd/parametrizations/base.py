@@ -113,7 +113,7 @@ class Parametrization:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Parametrization:
         """Builds the parametrization that `get_config` described."""
-        return cls(**_keras.deserialize(config))
+        return cls(**_keras.configs.deserialize(config))
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())

@@ -46,7 +46,7 @@ class Chain(Parametrization):
         return any(p.stochastic for p in self.parametrizations)
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        return apply(weight, [Link(p, seed) for p in self.parametrizations])
+        return apply(weight, [BoundParametrization(p, seed) for p in self.parametrizations])
 
     def at(self, call: tf.Tensor) -> Chain:
         return changed(self, parametrizations=[p.at(call) for p in self.parametrizations])
@@ -72,7 +72,7 @@ class Chain(Parametrization):
         }
 
 
-class Link(NamedTuple):
+class BoundParametrization(NamedTuple):
     """One parametrization of a weight's chain, with what it needs for one call.
 
     Attributes:
@@ -88,7 +88,7 @@ class Link(NamedTuple):
 
 def apply(
     weight: tf.Tensor,
-    chain: Sequence[Link],
+    chain: Sequence[BoundParametrization],
     places: tf.Tensor | None = None,
     shape: tuple[int, ...] = (),
 ) -> tf.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import draws, rates
+from tfwd import random_masks, rates
 from tfwd.parametrizations.base import Parametrization, changed
 
 
@@ -53,12 +53,12 @@ class Dropout(Parametrization):
         self.check("Dropout", tuple(weight.shape))
         if self.is_identity:
             return weight
-        return draws.dropout(weight, self.rate, seed, self._mask_shape(weight.shape))
+        return random_masks.dropout(weight, self.rate, seed, self._mask_shape(weight.shape))
 
     def of_rows(
         self, rows: tf.Tensor, seed: tf.Tensor, places: tf.Tensor, shape: tuple[int, ...]
     ) -> tf.Tensor:
-        return draws.dropout(rows, self.rate, seed, self._mask_shape(shape) or shape, places)
+        return random_masks.dropout(rows, self.rate, seed, self._mask_shape(shape) or shape, places)
 
     def at(self, call: tf.Tensor) -> Dropout:
         return changed(self, rate=rates.read(self.rate, call, below=1.0))
@@ -78,7 +78,7 @@ class Dropout(Parametrization):
 
     @property
     def is_identity(self) -> bool:
-        return rates.is_number(self.rate) and draws.keep_probability(float(self.rate)) == 1.0
+        return rates.is_number(self.rate) and random_masks.keep_probability(float(self.rate)) == 1.0
 
     def get_config(self) -> dict[str, Any]:
         return {"rate": rates.serialized(self.rate), "noise_shape": self.noise_shape}

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import draws, rates
+from tfwd import random_masks, rates
 from tfwd.parametrizations.base import Parametrization, changed
 
 
@@ -49,12 +49,12 @@ class GaussianNoise(Parametrization):
         self.check("GaussianNoise")
         if self.is_identity:
             return weight
-        return draws.noise(weight, self.stddev, seed)
+        return random_masks.noise(weight, self.stddev, seed)
 
     def of_rows(
         self, rows: tf.Tensor, seed: tf.Tensor, places: tf.Tensor, shape: tuple[int, ...]
     ) -> tf.Tensor:
-        return draws.noise(rows, self.stddev, seed, places)
+        return random_masks.noise(rows, self.stddev, seed, places)
 
     def at(self, call: tf.Tensor) -> GaussianNoise:
         stddev = rates.read(self.stddev, call, below=math.inf)

@@ -8,21 +8,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, parametrizations
-from tfwd import training as training_flag
-from tfwd.layers import lookup, overriding
-from tfwd.layers import targets as targeting
-from tfwd.layers.draws import Draws, checked_seed
-from tfwd.layers.perturbed import Chosen, Perturber, acts
-from tfwd.parametrizations import Link, Parametrization
+from tfwd import _keras, parametrizations, training_flag
+from tfwd.layers import lookup, overriding, weight_selection
+from tfwd.layers.perturbed import Perturber, TargetedWeights, acts
+from tfwd.layers.seed_stream import SeedStream, checked_seed
+from tfwd.parametrizations import BoundParametrization, Parametrization
 
 # Attributes that a plain layer on the same variables does not have.
-PERTURBING_ATTRIBUTES = frozenset(
+PERTURBATION_ATTRIBUTES = frozenset(
     {"draws", "recompute", "seed", "share_across_replicas", "_parametrization", "_perturber"}
 )
 
 
-class Perturbing(_keras.Perturbs):
+class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
     """Mixin for Keras layers that compute with functions of weights.
 
     A layer calls `_init_perturbing` in its constructor and `_perturbed_call` in its call, and says
@@ -43,7 +41,7 @@ class Perturbing(_keras.Perturbs):
         self.seed = checked_seed(seed)
         self.recompute = recompute
         self.share_across_replicas = share_across_replicas
-        self.draws = Draws(seed, share_across_replicas, stream)
+        self.draws = SeedStream(seed, share_across_replicas, stream)
         self._perturber = Perturber(self.name, self.draws)  # type: ignore[attr-defined]
 
     def _subject(self) -> keras.Layer:
@@ -54,7 +52,7 @@ class Perturbing(_keras.Perturbs):
         """What was asked for, by pattern or description: for checks before there are weights."""
         raise NotImplementedError
 
-    def _select(self) -> Chosen:
+    def _select(self) -> TargetedWeights:
         """The parametrized weights of the subject, which is built."""
         raise NotImplementedError
 
@@ -73,18 +71,18 @@ class Perturbing(_keras.Perturbs):
                     f"{where}: a parametrization such as Dropout(0.5) is wanted; "
                     f"got {parametrization!r}"
                 )
-            if not _keras.has_weights(layer):
+            if not _keras.layers.has_weights(layer):
                 parametrization.check(where)
-        if _keras.has_weights(layer):
+        if _keras.layers.has_weights(layer):
             self._chosen()
 
-    def _chosen(self) -> Chosen:
+    def _chosen(self) -> TargetedWeights:
         layer = self._subject()
         weights = tuple(id(v) for v in layer.weights)
         if self._perturber.chosen_from != weights:
             chosen = self._select()
             for target, parametrization in chosen:
-                targeting.check_floating(layer, target)
+                weight_selection.check_floating(layer, target)
                 where = f"weight '{target.name}' of layer '{layer.name}'"
                 parametrization.check(where, tuple(target.variable.shape))
             # Not an attribute of the layer: Keras would take the variables for the layer's own.
@@ -103,7 +101,7 @@ class Perturbing(_keras.Perturbs):
             acts(parametrization, flag) for parametrization in self._patterns().values()
         ):
             result = self._perturber.run_plain(function, args, kwargs, flag)
-            if self._perturber.chosen_from is None and _keras.has_weights(self._subject()):
+            if self._perturber.chosen_from is None and _keras.layers.has_weights(self._subject()):
                 self._chosen()  # the call has made the weights: a wrong pattern shows now
             return result
         own = id(self.draws.state)
@@ -140,23 +138,29 @@ class Perturbing(_keras.Perturbs):
             ValueError: if the layer has no weights yet.
         """
         layer = self._subject()
-        if not _keras.has_weights(layer):
+        if not _keras.layers.has_weights(layer):
             lacking = ", or not all of them: call it" if layer.built else ": build it or call it"
             raise ValueError(f"layer '{layer.name}' has no weights yet{lacking} first")
         result = {}
         for target, _ in self._chosen():
             chain = _chain(self, target.variable, call - self.calls)
-            result[target.name] = parametrizations.apply(_keras.value(target.variable), chain)
+            result[target.name] = parametrizations.apply(
+                _keras.variables.value(target.variable), chain
+            )
         return result
 
 
-def _chain(layer: Any, variable: keras.Variable, ahead: int | tf.Tensor) -> list[Link]:
+def _chain(
+    layer: Any, variable: keras.Variable, ahead: int | tf.Tensor
+) -> list[BoundParametrization]:
     """The links that a layer and those inside it put on a variable `ahead` calls from now."""
-    links = [link for inner in _keras.sublayers(layer) for link in _chain(inner, variable, ahead)]
-    if isinstance(layer, Perturbing) and _keras.has_weights(layer._subject()):
+    links = [
+        link for inner in _keras.layers.sublayers(layer) for link in _chain(inner, variable, ahead)
+    ]
+    if isinstance(layer, WeightPerturbationMixin) and _keras.layers.has_weights(layer._subject()):
         number = tf.cast(ahead + layer.calls, tf.int64)
         for target, parametrization in layer._chosen():
             if target.variable is variable and not parametrization.is_identity:
                 seed = layer.draws.seed_at(number, target.position)
-                links.append(Link(parametrization.at(number), seed))
+                links.append(BoundParametrization(parametrization.at(number), seed))
     return links

@@ -13,7 +13,7 @@ from keras.optimizers import Optimizer
 from keras.src.utils import tracking
 
 from tfwd._keras3.configs import deserialize
-from tfwd._keras3.held import LossScale, Multi, chain, key, leaves
+from tfwd._keras3.wrapped_optimizers import LossScale, Multi, chain, key, leaves
 from tfwd._keras_shared.holding import Holder, SavesOwn
 
 

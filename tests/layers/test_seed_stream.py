@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 from stacks import IS_KERAS_2
 
-from tfwd.layers.draws import Draws
+from tfwd.layers.seed_stream import SeedStream
 
 
 def test_only_training_calls_are_counted() -> None:
-    draws = Draws(7)
+    draws = SeedStream(7)
     found = [int(draws.next(training)[1]) for training in (True, False, True, True)]
     assert found == [0, 1, 1, 2]
     assert draws.calls == 3
@@ -20,21 +20,21 @@ def test_only_training_calls_are_counted() -> None:
 
 
 def test_a_tensor_flag_is_counted_in_the_graph() -> None:
-    draws = Draws(7)
+    draws = SeedStream(7)
     count = tf.function(lambda t: draws.next(t)[1], input_signature=[tf.TensorSpec([], tf.bool)])
     found = [int(count(tf.constant(t))) for t in (True, False, True)]
     assert found == [0, 1, 1]
 
 
 def test_it_is_a_variable_and_no_weight() -> None:
-    draws = Draws(7)
+    draws = SeedStream(7)
     assert draws.weights == []
     # Keras 2 knows no variables but weights.
     assert [id(v) for v in draws.variables] == ([] if IS_KERAS_2 else [id(draws.state)])
 
 
 def test_large_numbers() -> None:
-    draws = Draws((1 << 63) - 1)
+    draws = SeedStream((1 << 63) - 1)
     draws.state.assign(np.array([(1 << 63) - 1, 1 << 40]))
     assert draws.calls == 1 << 40
     assert int(draws.next()[0]) == (1 << 63) - 1
@@ -43,20 +43,20 @@ def test_large_numbers() -> None:
 @pytest.mark.parametrize("seed", [-1, 1 << 63, 1.5, "x", True])
 def test_what_is_no_seed_is_an_error(seed) -> None:
     with pytest.raises(ValueError, match="seed must be None or an integer from 0 to 2\\^63 - 1"):
-        Draws(seed)
+        SeedStream(seed)
 
 
 def test_no_seed_follows_keras() -> None:
     def roots() -> list[int]:
         keras.utils.set_random_seed(3)
-        return [int(Draws(None).next()[0]) for _ in range(3)]
+        return [int(SeedStream(None).next()[0]) for _ in range(3)]
 
     assert roots() == roots()
     assert len(set(roots())) == 3
 
 
 def test_store_round_trip_and_a_store_of_a_plain_layer() -> None:
-    draws, other = Draws(7), Draws(8)
+    draws, other = SeedStream(7), SeedStream(8)
     draws.next()
     store: dict = {}
     draws.save_own_variables(store)
@@ -67,7 +67,7 @@ def test_store_round_trip_and_a_store_of_a_plain_layer() -> None:
 
 
 def test_threads_take_numbers_of_their_own() -> None:
-    draws = Draws(seed=1)
+    draws = SeedStream(seed=1)
 
     def take(_: int) -> int:
         return int(draws.next()[1])

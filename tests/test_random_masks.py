@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfwd import draws, seeds, xxh32
+from tfwd import random_masks, seeds, xxh32
 
 SHAPE = (200, 500)
 
@@ -18,7 +18,7 @@ DTYPES = ["float16", "bfloat16", "float32", "float64"]
 
 def drawn(rate: float, call: int = 0, position: int = 0, root: int = 3, replica: int = 0):
     seed = seeds.seed(root, position, call, replica)
-    return draws.mask(SHAPE, rate, seed).numpy().astype(np.float64)
+    return random_masks.mask(SHAPE, rate, seed).numpy().astype(np.float64)
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.999])
@@ -31,8 +31,8 @@ def test_the_mask_rate_is_right(rate: float) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_drop_rate_is_right_in_every_type(dtype: str, rate: float) -> None:
     """0.001 is not 0 in bfloat16, which has three digits."""
-    kept = draws.mask(SHAPE, rate, seeds.seed(1, 0, 0))
-    dropped = draws.drop(tf.ones(SHAPE, dtype), kept, rate)
+    kept = random_masks.mask(SHAPE, rate, seeds.seed(1, 0, 0))
+    dropped = random_masks.drop(tf.ones(SHAPE, dtype), kept, rate)
     assert dropped.dtype == dtype
     zeros = np.mean(tf.cast(dropped, tf.float64) == 0.0)
     assert abs(zeros - rate) < 5 * math.sqrt(rate * (1 - rate) / (200 * 500))
@@ -46,7 +46,7 @@ def test_the_drop_rate_is_right_in_every_type(dtype: str, rate: float) -> None:
 @given(st.floats(0.0, 1.0, exclude_max=True))
 @settings(max_examples=100, deadline=None)
 def test_keep_is_the_nearest_multiple_of_two_to_the_minus_16(rate: float) -> None:
-    keep = draws.keep_probability(rate)
+    keep = random_masks.keep_probability(rate)
     assert keep * 65536 == int(keep * 65536)
     assert 1 / 65536 <= keep <= 1.0
     assert abs(keep - (1 - rate)) <= (0.5 if rate < 1 - 0.5 / 65536 else 1) / 65536
@@ -55,8 +55,8 @@ def test_keep_is_the_nearest_multiple_of_two_to_the_minus_16(rate: float) -> Non
 @pytest.mark.parametrize("rate", [0.0, 1e-6, 0.001, 0.25, 0.3, 0.999, 1 - 1e-9])
 def test_keep_of_a_tensor_is_keep_of_the_float(rate: float) -> None:
     rate = float(np.float32(rate)) if rate < 1 - 1e-8 else rate
-    found = float(draws.keep_probability(tf.constant(rate, tf.float32)))
-    assert abs(found - draws.keep_probability(rate)) <= 2**-16 * (rate not in (0.0, 0.25))
+    found = float(random_masks.keep_probability(tf.constant(rate, tf.float32)))
+    assert abs(found - random_masks.keep_probability(rate)) <= 2**-16 * (rate not in (0.0, 0.25))
 
 
 def test_the_expectation_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,27 +64,27 @@ def test_the_expectation_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     words = tf.constant(np.arange(65536, dtype=np.uint32) << 16)
     monkeypatch.setattr(xxh32, "words", lambda *_: words)
     for rate in (0.001, 0.3, 0.5, 0.999):
-        kept = draws.mask((65536,), rate, tf.constant([0, 0]))
-        as_tensor = draws.mask((65536,), tf.constant(rate), tf.constant([0, 0]))
-        keep = draws.keep_probability(rate)
+        kept = random_masks.mask((65536,), rate, tf.constant([0, 0]))
+        as_tensor = random_masks.mask((65536,), tf.constant(rate), tf.constant([0, 0]))
+        keep = random_masks.keep_probability(rate)
         assert np.sum(kept) == keep * 65536
         assert np.sum(as_tensor) == keep * 65536
-        mean = np.mean(draws.drop(tf.ones([65536], tf.float64), kept, rate))
+        mean = np.mean(random_masks.drop(tf.ones([65536], tf.float64), kept, rate))
         assert abs(mean - 1.0) < 1e-12
 
 
 def test_a_tensor_rate_draws_as_the_float() -> None:
     seed = seeds.seed(1, 0, 0)
-    kept = draws.mask(SHAPE, tf.constant(0.25), seed)
-    np.testing.assert_array_equal(kept, draws.mask(SHAPE, 0.25, seed))
+    kept = random_masks.mask(SHAPE, tf.constant(0.25), seed)
+    np.testing.assert_array_equal(kept, random_masks.mask(SHAPE, 0.25, seed))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (7, 3), (2, 3, 5), (0, 4)])
 def test_masks_of_every_shape(shape: tuple[int, ...]) -> None:
-    kept = draws.mask(shape, 0.5, seeds.seed(1, 0, 0))
+    kept = random_masks.mask(shape, 0.5, seeds.seed(1, 0, 0))
     assert kept.dtype == tf.bool
     assert kept.shape == shape
-    dynamic = tf.function(lambda s: draws.mask(s, 0.5, seeds.seed(1, 0, 0)))
+    dynamic = tf.function(lambda s: random_masks.mask(s, 0.5, seeds.seed(1, 0, 0)))
     np.testing.assert_array_equal(dynamic(tf.constant(shape, tf.int32)), kept)
 
 
@@ -117,7 +117,9 @@ def test_masks_are_independent(pair: str, rate: float) -> None:
 @pytest.mark.parametrize("pair", MASK_PAIRS)
 def test_noise_is_independent(pair: str) -> None:
     def noise(root: int = 3, position: int = 0, call: int = 0, replica: int = 0) -> np.ndarray:
-        return draws.normal(SHAPE, tf.float32, seeds.seed(root, position, call, replica)).numpy()
+        return random_masks.normal(
+            SHAPE, tf.float32, seeds.seed(root, position, call, replica)
+        ).numpy()
 
     one, other = MASK_PAIRS[pair](noise)
     assert _correlation(one, other) < 5
@@ -140,7 +142,7 @@ def test_columns_are_equally_often_dropped() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_normal_moments(dtype: str) -> None:
-    noise = draws.normal(SHAPE, tf.as_dtype(dtype), seeds.seed(1, 0, 0))
+    noise = random_masks.normal(SHAPE, tf.as_dtype(dtype), seeds.seed(1, 0, 0))
     assert noise.dtype == dtype
     x = tf.cast(noise, tf.float64).numpy()
     n = x.size
@@ -156,7 +158,7 @@ def test_normal_moments(dtype: str) -> None:
 
 def test_a_draw_does_not_depend_on_the_program_around_it() -> None:
     seed = seeds.seed(1, 0, 0)
-    expected = draws.mask((6, 7), 0.5, seed)
+    expected = random_masks.mask((6, 7), 0.5, seed)
     outputs = []
 
     @tf.function
@@ -166,7 +168,7 @@ def test_a_draw_does_not_depend_on_the_program_around_it() -> None:
         return loop[1]
 
     def again() -> tf.Tensor:
-        return draws.mask((6, 7), 0.5, seed)
+        return random_masks.mask((6, 7), 0.5, seed)
 
     for n in (1, 2):  # traced twice
         outputs.append(draw(tf.ones([n])))
@@ -176,7 +178,7 @@ def test_a_draw_does_not_depend_on_the_program_around_it() -> None:
 
 def test_a_dropped_entry_is_exactly_zero_whatever_it_was() -> None:
     weight = tf.constant([np.inf, np.nan, -np.inf, 1e38])
-    dropped = draws.drop(weight, tf.zeros([4], tf.bool), 0.5)
+    dropped = random_masks.drop(weight, tf.zeros([4], tf.bool), 0.5)
     np.testing.assert_array_equal(dropped, np.zeros(4))
     assert not np.signbit(dropped).any()
 
@@ -185,8 +187,8 @@ def test_a_dropped_entry_is_exactly_zero_whatever_it_was() -> None:
 def test_division_is_made_in_float32_at_least(dtype: str) -> None:
     """keep = 0.7 is 0.69921875 in bfloat16; the quotient must not suffer from that."""
     weight = tf.cast(tf.linspace(1.0, 2.0, 128), dtype)
-    found = draws.drop(weight, tf.ones([128], tf.bool), 0.3)
-    keep = draws.keep_probability(0.3)
+    found = random_masks.drop(weight, tf.ones([128], tf.bool), 0.3)
+    keep = random_masks.keep_probability(0.3)
     exact = tf.cast(tf.cast(weight, tf.float64) / keep, dtype)
     np.testing.assert_array_equal(tf.cast(found, tf.float64), tf.cast(exact, tf.float64))
 
@@ -201,23 +203,25 @@ LARGE = (170, 130)  # more entries than from which draws are compiled
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dropout_is_a_mask_and_its_application(dtype: str, noise_shape: tuple | None) -> None:
     tensor = tf.cast(tf.random.stateless_normal(LARGE, [1, 2]), dtype)
-    found = draws.dropout(tensor, 0.3, SEED, noise_shape)
-    kept = tf.broadcast_to(draws.mask(noise_shape or LARGE, 0.3, SEED), LARGE)
-    expected = draws.drop(tensor, kept, 0.3)
+    found = random_masks.dropout(tensor, 0.3, SEED, noise_shape)
+    kept = tf.broadcast_to(random_masks.mask(noise_shape or LARGE, 0.3, SEED), LARGE)
+    expected = random_masks.drop(tensor, kept, 0.3)
     np.testing.assert_array_equal(tf.cast(found, tf.float64), tf.cast(expected, tf.float64))
 
 
-@pytest.mark.parametrize("draw", [draws.dropout, draws.noise])
+@pytest.mark.parametrize("draw", [random_masks.dropout, random_masks.noise])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_compiled_draws_are_the_same(draw, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = tf.cast(tf.random.stateless_normal(LARGE, [1, 2]), dtype)
-    assert tensor.shape.num_elements() >= draws.COMPILED_FROM
+    assert tensor.shape.num_elements() >= random_masks.COMPILED_FROM
     compiled = draw(tensor, 0.3, SEED)
-    monkeypatch.setattr(draws, "COMPILED_FROM", 1 << 40)
+    monkeypatch.setattr(random_masks, "COMPILED_FROM", 1 << 40)
     plain = draw(tensor, 0.3, SEED)
     # The logarithm in noise may differ in its last bit; masks never do.
     tolerance = (
-        0.0 if draw is draws.dropout else {"float16": 2e-3, "bfloat16": 2e-2}.get(dtype, 1e-6)
+        0.0
+        if draw is random_masks.dropout
+        else {"float16": 2e-3, "bfloat16": 2e-2}.get(dtype, 1e-6)
     )
     np.testing.assert_allclose(
         tf.cast(compiled, tf.float64), tf.cast(plain, tf.float64), rtol=tolerance, atol=tolerance
@@ -229,25 +233,25 @@ def test_compiled_draws_are_the_same(draw, dtype: str, monkeypatch: pytest.Monke
 def test_rows_get_the_draws_of_the_table(ids: object, noise_shape: tuple[int, int]) -> None:
     table, ids = tf.random.stateless_normal((11, 4), [1, 2]), tf.constant(ids)
     taken = tf.gather(table, ids)
-    found = draws.dropout(taken, 0.5, SEED, noise_shape, ids)
-    whole = draws.dropout(table, 0.5, SEED, noise_shape)
+    found = random_masks.dropout(taken, 0.5, SEED, noise_shape, ids)
+    whole = random_masks.dropout(table, 0.5, SEED, noise_shape)
     np.testing.assert_array_equal(found, tf.gather(whole, ids))
-    found = draws.noise(taken, 0.5, SEED, ids)
-    expected = tf.gather(draws.noise(table, 0.5, SEED), ids)
+    found = random_masks.noise(taken, 0.5, SEED, ids)
+    expected = tf.gather(random_masks.noise(table, 0.5, SEED), ids)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_noise_of_deviation_zero_is_the_tensor_bit_for_bit() -> None:
     tensor = tf.constant([0.0, -0.0, np.inf, np.nan, 1e-45])
     for stddev in (0.0, tf.constant(0.0)):
-        found = draws.noise(tensor, stddev, SEED)
+        found = random_masks.noise(tensor, stddev, SEED)
         np.testing.assert_array_equal(tf.bitcast(found, tf.int32), tf.bitcast(tensor, tf.int32))
 
 
 def test_normal_follows_its_distribution_into_the_tails() -> None:
     """The distribution function of the draws against the exact one, wherever it can be told."""
     n = 2_000_000
-    x = np.sort(draws.normal((n,), tf.float32, SEED).numpy().astype(np.float64))
+    x = np.sort(random_masks.normal((n,), tf.float32, SEED).numpy().astype(np.float64))
     for bound in (-4.5, -4.0, -3.0, -1.0, -0.1, 0.0, 0.5, 2.0, 3.5, 4.2):
         p = 0.5 * math.erfc(-bound / math.sqrt(2))
         found = np.searchsorted(x, bound) / n
@@ -257,7 +261,7 @@ def test_normal_follows_its_distribution_into_the_tails() -> None:
 def test_the_half_normal_is_the_inverse_of_the_tail() -> None:
     sizes = np.linspace(0.0, 6.2, 200)
     tails = np.array([math.erfc(size / math.sqrt(2)) for size in sizes])
-    found = draws._half_normal(tf.constant(tails, tf.float32))
+    found = random_masks._half_normal(tf.constant(tails, tf.float32))
     # The polynomials were made for single precision, which ends near 5.4.
     np.testing.assert_allclose(found[sizes < 5.4], sizes[sizes < 5.4], rtol=2e-6, atol=2e-7)
     np.testing.assert_allclose(found, sizes, rtol=3e-4)

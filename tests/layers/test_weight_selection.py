@@ -6,11 +6,11 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfwd.layers import targets
+from tfwd.layers import weight_selection
 
 
 def names(layer: keras.Layer, patterns=None) -> list[str]:
-    return [target.name for target in targets.targets(layer, patterns)]
+    return [target.name for target in weight_selection.targets(layer, patterns)]
 
 
 @pytest.fixture
@@ -59,16 +59,16 @@ def test_a_part_of_a_name_matches_nothing(model, pattern: str) -> None:
 def test_a_part_of_a_path_is_told_what_would_match(pattern: str, instead: str) -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, name="score")])
     with pytest.raises(ValueError, match=f"perhaps '{re.escape(instead)}'"):
-        targets.match(model, {pattern: 1})
-    assert len(targets.match(model, {instead: 1})) == (1 if "kern" in instead else 2)
+        weight_selection.match(model, {pattern: 1})
+    assert len(weight_selection.match(model, {instead: 1})) == (1 if "kern" in instead else 2)
     for nothing in ("nothing", "(?i)ERNE"):
         with pytest.raises(ValueError, match=r"score/bias$"):
-            targets.match(model, {nothing: 1})
+            weight_selection.match(model, {nothing: 1})
 
 
 def test_the_order_is_that_of_the_weights_whatever_the_patterns(model) -> None:
     assert names(model, ["two/kernel", "one/kernel"]) == ["one/kernel", "two/kernel"]
-    positions = [t.position for t in targets.targets(model, ["kernel"])]
+    positions = [t.position for t in weight_selection.targets(model, ["kernel"])]
     assert positions == [0, 2, 4]
 
 
@@ -118,7 +118,7 @@ def test_defaults_of_a_layer_of_ones_own() -> None:
 def test_biases_of_rank_two_are_no_default(make, shapes, biases: list[str]) -> None:
     layer = make()
     layer(*map(tf.zeros, shapes))
-    by_name = {target.name: target.variable for target in targets.all_targets(layer)}
+    by_name = {target.name: target.variable for target in weight_selection.all_targets(layer)}
     assert [len(by_name[name].shape) for name in biases] == [2] * len(biases)
     assert not set(biases) & set(names(layer))
 
@@ -200,4 +200,4 @@ def test_a_weight_that_two_layers_share_is_chosen_once() -> None:
     ],
 )
 def test_shortest_unique_ends(paths: list[str], expected: list[str]) -> None:
-    assert targets.shortest_names(paths) == expected
+    assert weight_selection.shortest_names(paths) == expected

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from conformance.harness import randomize
 from tfwd import _keras, layers
-from tfwd.layers import inspection
+from tfwd.layers import call_analysis
 
 X = tf.random.stateless_normal([4, 5], [1, 2])
 
@@ -17,7 +17,7 @@ X = tf.random.stateless_normal([4, 5], [1, 2])
 class PastKeras(keras.layers.Layer):
     def build(self, shape) -> None:
         self.kernel = self.add_weight(shape=(shape[-1], 3), name="kernel")
-        variable = _keras.tf_variable(self.kernel)
+        variable = _keras.variables.tf_variable(self.kernel)
         self.aside = [lambda: variable]
 
     def call(self, x):
@@ -84,7 +84,7 @@ def test_a_layer_that_draws_statefully_is_not_run_twice(traced: bool) -> None:
     def step() -> tuple:
         with tf.GradientTape() as tape:
             y = wrapped(X, training=True)
-        return y, tape.gradient(y, _keras.tf_variable(wrapped.weights[0]))
+        return y, tape.gradient(y, _keras.variables.tf_variable(wrapped.weights[0]))
 
     if traced:  # the layer runs once
         y, gradient = tf.function(step)()
@@ -127,7 +127,7 @@ def test_samplers_and_random_pooling_are_not_run_twice(pooling: bool) -> None:
     if not pooling:
         rows, ids = outputs
         gradient = tf.convert_to_tensor(
-            tape.gradient(rows, _keras.tf_variable(layer.kernel))
+            tape.gradient(rows, _keras.variables.tf_variable(layer.kernel))
         ).numpy()
         assert set(np.flatnonzero(gradient.any(1))) <= set(ids.numpy())
 
@@ -149,7 +149,7 @@ def test_a_weight_that_is_returned_is_the_effective_one(recompute: bool, traced:
     def step() -> tuple[tf.Tensor, tf.Tensor]:
         with tf.GradientTape() as tape:
             table = tf.convert_to_tensor(wrapped(X, training=True)["table"])
-        return table, tape.gradient(table, _keras.tf_variable(wrapped.layer.kernel))
+        return table, tape.gradient(table, _keras.variables.tf_variable(wrapped.layer.kernel))
 
     table, gradient = tf.function(step)() if traced else step()
     assert set(np.unique(table)) == {0.0, 2.0}
@@ -258,9 +258,9 @@ def test_one_look_serves_equal_layers_of_keras(
     make: Any, looks: int, traced: bool, monkeypatch: Any
 ) -> None:
     made = []
-    own = inspection._inspected
-    monkeypatch.setattr(inspection, "_shared", {})
-    monkeypatch.setattr(inspection, "_inspected", lambda *a: (made.append(a), own(*a))[1])
+    own = call_analysis._inspected
+    monkeypatch.setattr(call_analysis, "_shared", {})
+    monkeypatch.setattr(call_analysis, "_inspected", lambda *a: (made.append(a), own(*a))[1])
     equal = [layers.WeightDropout(make(), 0.5, weights="kernel") for _ in range(3)]
     wider = layers.WeightDropout(keras.layers.Dense(4), 0.5)
 

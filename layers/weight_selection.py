@@ -86,7 +86,9 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
         ValueError: as `targets`.
     """
     everything = all_targets(layer)
-    trained = {id(v) for inner in _keras.all_layers(layer) for v in _keras.own_weights(inner)}
+    trained = {
+        id(v) for inner in _keras.layers.all_layers(layer) for v in _keras.layers.own_weights(inner)
+    }
     found: dict[int, T] = {}
     for pattern in patterns:
         expression = _compile(layer, pattern)
@@ -130,7 +132,7 @@ def _is_named(target: Target, pattern: str) -> bool:
 
 def check_floating(layer: keras.Layer, target: Target) -> None:
     """Raises a ValueError if the weight is not of floating dtype."""
-    dtype = _keras.dtype_name(target.variable)
+    dtype = _keras.variables.dtype_name(target.variable)
     if "float" not in dtype:
         raise ValueError(
             f"weight '{target.name}' of layer '{layer.name}' is of dtype {dtype}; only floating "
@@ -146,9 +148,9 @@ def default_weights(layer: keras.Layer) -> list[keras.Variable]:
     a layer that holds layers, their defaults too.
     """
     if isinstance(layer, keras.layers.RNN):
-        return [v for v in layer.weights if _keras.name(v).endswith("recurrent_kernel")]
-    chosen = [v for v in _keras.own_weights(layer) if _is_default(v)]
-    for sublayer in _keras.sublayers(layer):
+        return [v for v in layer.weights if _keras.variables.name(v).endswith("recurrent_kernel")]
+    chosen = [v for v in _keras.layers.own_weights(layer) if _is_default(v)]
+    for sublayer in _keras.layers.sublayers(layer):
         chosen.extend(default_weights(sublayer))
     return chosen
 
@@ -156,16 +158,16 @@ def default_weights(layer: keras.Layer) -> list[keras.Variable]:
 def _is_default(variable: keras.Variable) -> bool:
     return (
         len(variable.shape) >= 2
-        and "float" in _keras.dtype_name(variable)
-        and not _BIAS.fullmatch(_keras.name(variable))
-        and _keras.name(variable) not in _NOT_DROPPED
+        and "float" in _keras.variables.dtype_name(variable)
+        and not _BIAS.fullmatch(_keras.variables.name(variable))
+        and _keras.variables.name(variable) not in _NOT_DROPPED
     )
 
 
 def all_targets(layer: keras.Layer) -> list[Target]:
     """All weights of a built layer, with their positions and names."""
     weights = layer.weights
-    paths = _keras.paths(layer)
+    paths = _keras.variables.paths(layer)
     names = shortest_names(paths)
     return [Target(i, paths[i], names[i], variable) for i, variable in enumerate(weights)]
 
@@ -200,7 +202,9 @@ def _compile(layer: keras.Layer, pattern: str) -> re.Pattern[str]:
 
 def _quantized(layer: keras.Layer) -> str:
     """What is to be said where there is no floating weight, if it was quantized; else nothing."""
-    found = [inner.name for inner in _keras.all_layers(layer) if _keras.is_quantized(inner)]
+    found = [
+        inner.name for inner in _keras.layers.all_layers(layer) if _keras.layers.is_quantized(inner)
+    ]
     return f". Layer '{found[0]}' is quantized: {QUANTIZED}" if found else ""
 
 
@@ -209,5 +213,5 @@ def _kind(layer: keras.Layer) -> str:
 
 
 def _listing(layer: keras.Layer) -> str:
-    names = _keras.paths(layer)
+    names = _keras.variables.paths(layer)
     return f"its weights are {', '.join(names)}" if names else "it has no weights"

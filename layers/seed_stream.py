@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras, seeds
-from tfwd.layers.targets import QUANTIZED
+from tfwd.layers.weight_selection import QUANTIZED
 
 _counting = threading.Lock()
 
@@ -35,7 +35,7 @@ def checked_seed(seed: Any) -> int | None:
     return int(seed)
 
 
-class Draws(keras.layers.Layer):
+class SeedStream(keras.layers.Layer):
     """Counts training calls and makes their seeds.
 
     Args:
@@ -61,9 +61,9 @@ class Draws(keras.layers.Layer):
         self.stream = stream
         self.wrapper = ""
         # Keras counts its state among `variables` but not among `weights`.
-        self.generator = _keras.SeedState(self.seed)
+        self.generator = _keras.variables.SeedState(self.seed)
         # Keras saves no generator's state in any format; TensorFlow's checkpoints go by attributes.
-        _keras.checkpoint(self, self.generator)
+        _keras.variables.checkpoint(self, self.generator)
         self.built = True
 
     @property
@@ -74,7 +74,7 @@ class Draws(keras.layers.Layer):
     @property
     def calls(self) -> int | tf.Tensor:
         """How many training calls have drawn: an int, or a tensor inside a graph."""
-        calls = _keras.value(self.state)[1]
+        calls = _keras.variables.value(self.state)[1]
         return int(calls) if tf.executing_eagerly() else calls
 
     def next(self, training: bool | tf.Tensor = True) -> tuple[tf.Tensor, tf.Tensor]:
@@ -87,8 +87,8 @@ class Draws(keras.layers.Layer):
         # Replicas are threads that wait for one another, and count by themselves.
         alone = tf.executing_eagerly() and not tf.distribute.has_strategy()
         with _counting if alone else contextlib.nullcontext():
-            state = tf.identity(_keras.value(self.state))
-            _keras.assign(
+            state = tf.identity(_keras.variables.value(self.state))
+            _keras.variables.assign(
                 self.state, state + tf.stack([tf.zeros([], tf.int64), tf.cast(training, tf.int64)])
             )
         return state[0], state[1]
@@ -104,7 +104,7 @@ class Draws(keras.layers.Layer):
 
     def seed_at(self, call: int | tf.Tensor, position: int) -> tf.Tensor:
         """The seed that training call number `call` uses on replica 0."""
-        root = _keras.value(self.state)[0]
+        root = _keras.variables.value(self.state)[0]
         return self.seed_of(root, tf.convert_to_tensor(call, tf.int64), position, replica=0)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:

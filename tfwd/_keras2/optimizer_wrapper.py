@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd._keras2 import held
+from tfwd._keras2 import wrapped_optimizers
 from tfwd._keras2.configs import deserialize
 from tfwd._keras2.kinds import Kinds
 from tfwd._keras_shared.holding import Holder
@@ -51,7 +51,7 @@ class OptimizerWrapper(Holder, metaclass=Kinds):
         object.__setattr__(self, "_scaled_outside", False)
         object.__setattr__(self, "optimizer", inner)
         self._track_trackable(inner, "optimizer")
-        if not held.is_legacy(self):
+        if not wrapped_optimizers.is_legacy(self):
             # What stands for a new optimizer in a SavedModel that is loaded has a counter.
             self._track_trackable(inner.iterations, "_iterations")
 
@@ -59,12 +59,12 @@ class OptimizerWrapper(Holder, metaclass=Kinds):
         def followed(optimizer: Any) -> list[tuple[Any, str]]:
             return [
                 (leaf, method)
-                for leaf in held.leaves(optimizer)
-                for method in _FOLLOWED[held.is_legacy(leaf)]
+                for leaf in wrapped_optimizers.leaves(optimizer)
+                for method in _FOLLOWED[wrapped_optimizers.is_legacy(leaf)]
                 if not _goes_on_with_keras(leaf, method)
             ]
 
-        kinds = (held.New, held.Legacy)
+        kinds = (wrapped_optimizers.New, wrapped_optimizers.Legacy)
         overridden = "it can follow what overrides update_step or _resource_apply_dense alone"
         return self._checked(type(self).__name__, optimizer, kinds, followed, overridden)
 
@@ -80,14 +80,14 @@ class OptimizerWrapper(Holder, metaclass=Kinds):
 
     @_is_wrapped_by_loss_scale_optimizer.setter
     def _is_wrapped_by_loss_scale_optimizer(self, value: bool) -> None:
-        if value and held.is_legacy(self) and vars(self).get("decay_unused"):
+        if value and wrapped_optimizers.is_legacy(self) and vars(self).get("decay_unused"):
             raise ValueError(
                 f"{type(self).__name__} '{self.name}' is in a LossScaleOptimizer, which does not "
                 "tell a legacy optimizer of variables without a gradient: with decay_unused=True "
                 "put the loss scale inside"
             )
         object.__setattr__(self, "_is_scaled", value)
-        if value and isinstance(self.optimizer, held.LossScaleOptimizer):
+        if value and isinstance(self.optimizer, wrapped_optimizers.LossScaleOptimizer):
             self._give_up_scale()
 
     def _give_up_scale(self) -> None:
@@ -154,11 +154,11 @@ class OptimizerWrapper(Holder, metaclass=Kinds):
                     "build(variables) before"
                 )
             trainable_variables = self._trainable_variables
-        held.apply(self, grads, list(trainable_variables))
+        wrapped_optimizers.apply(self, grads, list(trainable_variables))
 
     def scale_loss(self, loss: Any) -> Any:
         """The loss times the scale of a loss scale that is held."""
-        return held.scale_loss(self, loss)
+        return wrapped_optimizers.scale_loss(self, loss)
 
     def apply_gradients(self, grads_and_vars: Any, name: str | None = None, **kwargs: Any) -> Any:
         """One step, for pairs of a gradient and a variable; see Keras."""
@@ -166,9 +166,9 @@ class OptimizerWrapper(Holder, metaclass=Kinds):
         if not pairs:
             return self.iterations
         if self._is_wrapped_by_loss_scale_optimizer:
-            given = {held.key(self, variable) for _, variable in pairs}
+            given = {wrapped_optimizers.key(self, variable) for _, variable in pairs}
             announced = vars(self).get("_announced", ())
-            pairs += [(None, v) for v in announced if held.key(self, v) not in given]
+            pairs += [(None, v) for v in announced if wrapped_optimizers.key(self, v) not in given]
         grads, variables = (list(part) for part in zip(*pairs, strict=True))
         with tf.name_scope(self.name), tf.init_scope():
             self.build(variables)

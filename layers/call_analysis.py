@@ -21,7 +21,7 @@ from tfwd.layers.attributes import Attributes
 from tfwd.substitute import Result
 
 if TYPE_CHECKING:
-    from tfwd.layers.perturbed import _Call
+    from tfwd.layers.perturbed import SubstitutedCall
 
 # Calls of Python may do anything.
 _FREE = {"EagerPyFunc", "PyFunc"}
@@ -29,7 +29,7 @@ _FREE = {"EagerPyFunc", "PyFunc"}
 _BRANCHES = {"If", "StatelessIf"}
 
 
-class Verdict(NamedTuple):
+class CallAnalysis(NamedTuple):
     """What a call was seen to do.
 
     Attributes:
@@ -53,10 +53,12 @@ class Verdict(NamedTuple):
 
 
 # Verdicts by signatures. They name no variables, and the keys neither hold layers nor tensors.
-_shared: dict[tuple, Verdict] = {}
+_shared: dict[tuple, CallAnalysis] = {}
 
 
-def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _Call) -> Verdict:
+def inspect(
+    name: str, owner: keras.Layer, parametrized: dict[int, str], call: SubstitutedCall
+) -> CallAnalysis:
     """Traces a call and says what it does.
 
     Args:
@@ -84,7 +86,9 @@ def inspect(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _
     return verdict
 
 
-def _inspected(name: str, owner: keras.Layer, parametrized: dict[int, str], call: _Call) -> Verdict:
+def _inspected(
+    name: str, owner: keras.Layer, parametrized: dict[int, str], call: SubstitutedCall
+) -> CallAnalysis:
     """`inspect`, without what makes up for it."""
     # Otherwise, in a graph, only what the parametrizations do is done again in backward.
     runs_again = call.runs_again()
@@ -101,7 +105,7 @@ def _inspected(name: str, owner: keras.Layer, parametrized: dict[int, str], call
     except Exception as error:
         # What is wrong with the call itself will be said when it is made in earnest.
         reason = f"it cannot be traced by itself ({type(error).__name__})"
-        return Verdict(reason, [], 0, [], seen=False)
+        return CallAnalysis(reason, [], 0, [], seen=False)
     updated = {id(v): v for result in results for v, _ in result.updates}
     reads.check(name, parametrized, filter(graph.reads, call.variables), reads.PAST_KERAS)
     reads.check(name, parametrized, updated.values(), reads.ASSIGNED)
@@ -124,7 +128,7 @@ def _inspected(name: str, owner: keras.Layer, parametrized: dict[int, str], call
     told = any(key not in results[0].read for key in parametrized)
     told = told or any(node.op in _FREE for node in nodes)
     shared = not (impure or updated or extra or taken or told)
-    return Verdict(
+    return CallAnalysis(
         impure, list(updated.values()), losses, list(extra.values()), taken=taken, shared=shared
     )
 
@@ -133,11 +137,11 @@ def _why_impure(
     owner: keras.Layer, graph: _graphs.ScratchGraph, results: list[Result], draws: list[str]
 ) -> str:
     """Why a call that was traced cannot be run again, the end of a sentence; empty if it can."""
-    if escaped := [_keras.path(v) for result in results for v in result.escaped]:
+    if escaped := [_keras.variables.path(v) for result in results for v in result.escaped]:
         return f"it updates '{escaped[0]}' inside a loop or a branch"
     if behind := graph.variables_read():
         return f"it reads the variable '{behind[0].name}' past Keras"
-    if kept := [n for inner in _keras.all_layers(owner) if (n := graph.kept_by(inner))]:
+    if kept := [n for inner in _keras.layers.all_layers(owner) if (n := graph.kept_by(inner))]:
         return f"it keeps a tensor in its attribute '{kept[0]}'"
     if draws:
         return f"it, or a parametrization, uses what cannot be repeated ({draws[0]})"
@@ -147,7 +151,7 @@ def _why_impure(
 
 
 def _why_not_here(
-    call: _Call, graph: _graphs.ScratchGraph, branch: bool, own_gradient: bool
+    call: SubstitutedCall, graph: _graphs.ScratchGraph, branch: bool, own_gradient: bool
 ) -> str:
     """The same for what depends on where the call is made."""
     if tf.executing_eagerly():
@@ -165,7 +169,7 @@ def _differentiable(results: list[Result]) -> list[tf.Tensor]:
     return [t for t in outputs if isinstance(t, tf.Tensor) and t.dtype.is_floating]
 
 
-def _trace(call: _Call, graph: _graphs.ScratchGraph) -> tuple[list[Result], list[str]]:
+def _trace(call: SubstitutedCall, graph: _graphs.ScratchGraph) -> tuple[list[Result], list[str]]:
     """Evaluates a call in a graph that is thrown away, under each flag that it may have.
 
     Returns:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd import draws, seeds
+from tfwd import random_masks, seeds
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 SEED = seeds.seed(1, 0, 0)
@@ -14,10 +14,10 @@ LARGE = (170, 130)  # more entries than from which draws are compiled
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_gradient_of_drop(dtype: str) -> None:
     weight = tf.constant(np.linspace(-2, 2, 40).reshape(5, 8), dtype)
-    kept = draws.mask((5, 8), 0.25, seeds.seed(1, 0, 0))
+    kept = random_masks.mask((5, 8), 0.25, seeds.seed(1, 0, 0))
     with tf.GradientTape() as tape:
         tape.watch(weight)
-        dropped = draws.drop(weight, kept, 0.25)
+        dropped = random_masks.drop(weight, kept, 0.25)
     gradient = tf.cast(tape.gradient(dropped, weight), tf.float64).numpy()
     assert (gradient[~kept.numpy()] == 0.0).all()
     np.testing.assert_allclose(gradient[kept.numpy()], 1 / 0.75, rtol=1e-2)
@@ -31,7 +31,7 @@ def test_gradients_of_dropout_and_noise(size: tuple[int, int], where: str) -> No
 
     def gradients(tensor: tf.Tensor) -> list[tf.Tensor]:
         found = []
-        for draw in (draws.dropout, draws.noise):
+        for draw in (random_masks.dropout, random_masks.noise):
             with tf.GradientTape() as tape:
                 tape.watch(tensor)
                 y = draw(tensor, 0.25, SEED)
@@ -41,7 +41,7 @@ def test_gradients_of_dropout_and_noise(size: tuple[int, int], where: str) -> No
     run = gradients if where == "eager" else tf.function(gradients, jit_compile=where == "XLA")
     of_dropout, of_noise = run(tensor)
     np.testing.assert_array_equal(of_noise, upstream)
-    expected = np.where(draws.mask(size, 0.25, SEED), upstream / np.float32(0.75), 0.0)
+    expected = np.where(random_masks.mask(size, 0.25, SEED), upstream / np.float32(0.75), 0.0)
     np.testing.assert_allclose(of_dropout, expected, rtol=1e-6)
 
 
@@ -56,7 +56,7 @@ def test_in_a_graph_the_gradients_draw_waits_for_the_upstream_gradient(
         seed = tf.compat.v1.placeholder(tf.int32, [2])
         with tf.GradientTape() as tape:
             tape.watch(x)
-            y = draws.dropout(x, 0.5, seed)
+            y = random_masks.dropout(x, 0.5, seed)
         forward = set(graph.get_operations())
         tape.gradient(y, x, output_gradients=upstream)
     backward = [op for op in graph.get_operations() if op not in forward]
@@ -77,9 +77,9 @@ def test_second_derivatives_of_dropout() -> None:
         outer.watch(x)
         with tf.GradientTape() as inner:
             inner.watch(x)
-            y = draws.dropout(x**3, 0.5, SEED)
+            y = random_masks.dropout(x**3, 0.5, SEED)
         slope = inner.gradient(y, x)
-    kept = tf.cast(draws.mask((1, 3), 0.5, SEED), tf.float32)
+    kept = tf.cast(random_masks.mask((1, 3), 0.5, SEED), tf.float32)
     np.testing.assert_allclose(outer.gradient(slope, x), 6 * x * kept / 0.5, rtol=1e-6)
 
 
@@ -89,7 +89,11 @@ def test_a_gradient_from_outside_of_a_branch(kind: str, compiled: bool) -> None:
     """XLA asks for static shapes of all that the gradient keeps of either branch."""
 
     def perturbed(x: tf.Tensor) -> tf.Tensor:
-        return draws.dropout(x, 0.5, SEED) if kind == "dropout" else draws.noise(x, 0.5, SEED)
+        return (
+            random_masks.dropout(x, 0.5, SEED)
+            if kind == "dropout"
+            else random_masks.noise(x, 0.5, SEED)
+        )
 
     @tf.function(jit_compile=compiled)
     def values(flag: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -102,7 +106,7 @@ def test_a_gradient_from_outside_of_a_branch(kind: str, compiled: bool) -> None:
     x = tf.random.stateless_normal([5, 4], [1, 2])
     y, gradient = values(tf.constant(True), x)
     np.testing.assert_allclose(y, perturbed(x), rtol=1e-6, atol=1e-7)
-    kept = tf.cast(draws.mask((5, 4), 0.5, SEED), x.dtype) if kind == "dropout" else 0.5
+    kept = tf.cast(random_masks.mask((5, 4), 0.5, SEED), x.dtype) if kind == "dropout" else 0.5
     np.testing.assert_allclose(gradient, 2 * y * kept / 0.5, rtol=1e-5)
     y, gradient = values(tf.constant(False), x)
     np.testing.assert_allclose(gradient, 18 * x, rtol=1e-5)
