@@ -1,4 +1,4 @@
-"""Look at a layer's call before it is trusted to run on other weights, and twice.
+"""Traces a layer's first call, to see whether it can run on other weights, and twice.
 
 The call is traced once into a graph that is thrown away. What it reads, updates and draws there
 tells whether the effective weights reach it at all, and whether a second run in backward would
@@ -10,7 +10,7 @@ another draw.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -18,10 +18,8 @@ import tensorflow as tf
 from tfwd import _graphs, _keras
 from tfwd.layers import nests, provable, reads
 from tfwd.layers.attributes import Attributes
+from tfwd.layers.substituted_call import CallAnalysis, SubstitutedCall
 from tfwd.substitute import Result
-
-if TYPE_CHECKING:
-    from tfwd.layers.perturbed import SubstitutedCall
 
 # Calls of Python may do anything.
 _FREE = {"EagerPyFunc", "PyFunc"}
@@ -29,34 +27,11 @@ _FREE = {"EagerPyFunc", "PyFunc"}
 _BRANCHES = {"If", "StatelessIf"}
 
 
-class CallAnalysis(NamedTuple):
-    """What a call was seen to do.
-
-    Attributes:
-        impure: why the call cannot be run again, the end of a sentence; empty if it can.
-        updated: the variables that it updates, under either training flag.
-        losses: how many losses it adds, the larger number of the two flags.
-        extra: the variables that it reads besides those that its layer lists.
-        seen: whether it could be looked at, so that it is known to read no weight past Keras.
-        shared: whether another layer of the same signature does just the same.
-        taken: whether it uses floating tensors that are not among its arguments. Whether a gradient
-            is wanted for them is not asked: another call may be made under another tape.
-    """
-
-    impure: str
-    updated: list[keras.Variable]
-    losses: int
-    extra: list[keras.Variable]
-    seen: bool = True
-    taken: bool = False
-    shared: bool = False
-
-
-# Verdicts by signatures. They name no variables, and the keys neither hold layers nor tensors.
+# Analyses by signatures. They name no variables, and the keys hold neither layers nor tensors.
 _shared: dict[tuple, CallAnalysis] = {}
 
 
-def inspect(
+def analyse(
     name: str, owner: keras.Layer, parametrized: dict[int, str], call: SubstitutedCall
 ) -> CallAnalysis:
     """Traces a call and says what it does.
@@ -76,20 +51,20 @@ def inspect(
     """
     reads.check_calls(name, owner)
     signature = provable.signature(owner)
-    key = None if signature is None or call.frames else (signature, call.signature())
+    key = None if signature is None or call.wrappers else (signature, call.signature())
     if key in _shared:
         return _shared[key]
     with Attributes(owner).kept():
-        verdict = _inspected(name, owner, parametrized, call)
-    if key is not None and verdict.shared:
-        _shared[key] = verdict
-    return verdict
+        analysis = _analysed(name, owner, parametrized, call)
+    if key is not None and analysis.shared:
+        _shared[key] = analysis
+    return analysis
 
 
-def _inspected(
+def _analysed(
     name: str, owner: keras.Layer, parametrized: dict[int, str], call: SubstitutedCall
 ) -> CallAnalysis:
-    """`inspect`, without what makes up for it."""
+    """`analyse`, which may leave traces on the layer."""
     # Otherwise, in a graph, only what the parametrizations do is done again in backward.
     runs_again = call.runs_again()
     graph = _graphs.ScratchGraph()

@@ -8,13 +8,8 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.layers import weight_selection
-from tfwd.layers.weight_perturbation import (
-    PERTURBATION_ATTRIBUTES,
-    TargetedWeights,
-    WeightPerturbationMixin,
-)
-from tfwd.parametrizations import Dropout, Parametrization
+from tfwd.layers.weight_perturbation import PERTURBATION_ATTRIBUTES, WeightPerturbationMixin
+from tfwd.parametrizations import Dropout
 
 
 @keras.saving.register_keras_serializable("tfwd")
@@ -63,23 +58,12 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
         **kwargs: Any,
     ) -> None:
         super().__init__(input_dim, output_dim, **kwargs)
-        self._init_perturbing(seed, recompute)
-        self._parametrization = Dropout(rate, (None, 1))
-        self._check_early()
+        self._init_perturbation({"embeddings": Dropout(rate, (None, 1))}, seed, recompute)
 
     @property
     def rate(self) -> Any:
         """The drop rate, as it was given."""
-        return self._parametrization.rate
-
-    def _subject(self) -> keras.Layer:
-        return self
-
-    def _patterns(self) -> dict[str, Parametrization]:
-        return {"embeddings": self._parametrization}
-
-    def _select(self) -> TargetedWeights:
-        return weight_selection.match(self, self._patterns())
+        return self.parametrizations["embeddings"].rate
 
     def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
         def embed(inputs: tf.Tensor, training: bool) -> tf.Tensor:
@@ -95,7 +79,7 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
         return _keras.copies.share(self, keras.layers.Embedding, leave_out=PERTURBATION_ATTRIBUTES)
 
     def get_config(self) -> dict[str, Any]:
-        rate = self._parametrization.get_config()["rate"]
+        rate = self.parametrizations["embeddings"].get_config()["rate"]
         config = {**super().get_config(), "rate": rate}
         return {**config, "seed": self.seed, "recompute": self.recompute}
 

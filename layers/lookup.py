@@ -9,27 +9,27 @@ effective table is never computed, and the table's gradient stays sparse as in a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, parametrizations, training_flag
-
-if TYPE_CHECKING:
-    from tfwd.layers.perturbed import SubstitutedCall, TargetedWeights
+from tfwd import _keras, training_flag
+from tfwd.layers.substituted_call import SubstitutedCall
+from tfwd.layers.weight_selection import TargetedWeights
+from tfwd.parametrizations import chain
 
 
 def applies(
-    layer: keras.Layer, chosen: TargetedWeights, args: tuple, kwargs: Mapping[str, Any]
+    layer: keras.Layer, targeted: TargetedWeights, args: tuple, kwargs: Mapping[str, Any]
 ) -> bool:
     """Whether a layer that does a plain lookup can do it in a table that is never computed."""
     given = (*args, *kwargs.values())
     return (
         len(given) == 1
         and not isinstance(given[0], (tf.RaggedTensor, tf.SparseTensor))
-        and [target.variable for target, _ in chosen] == layer.weights
-        and all(element.by_rows for _, p in chosen for element in p.elements())
+        and [target.variable for target, _ in targeted] == layer.weights
+        and all(element.by_rows for _, p in targeted for element in p.elements())
     )
 
 
@@ -37,7 +37,7 @@ def rows(call: SubstitutedCall, layer: keras.layers.Embedding, ids: Any) -> tf.T
     """The looked up rows of the effective table.
 
     Args:
-        call: the call that is under way, with the table as its only chosen weight.
+        call: the call, with the table as its only parametrized weight.
         layer: the embedding.
         ids: integers of any shape `[...]`; negative ones count from the end, as in Keras.
 
@@ -46,17 +46,16 @@ def rows(call: SubstitutedCall, layer: keras.layers.Embedding, ids: Any) -> tf.T
     """
     ids = tf.convert_to_tensor(ids)
     ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
-    variable = call.chosen[0][0].variable
+    variable = call.targeted[0][0].variable
     raw = call.raw(variable)
     taken = _keras.ops.take(raw, ids, axis=0)
     places = tf.where(ids < 0, ids + layer.input_dim, ids)
 
     def perturbed(training: bool) -> tf.Tensor:
-        (chain,) = call.chains(training, call.seeds)
-        if not all(e.by_rows for link in chain for e in link.parametrization.elements()):
-            table = parametrizations.apply(raw, chain)
-            return _keras.ops.take(table, ids, axis=0)
-        return parametrizations.apply(taken, chain, places, tuple(raw.shape))
+        (bound,) = call.chains(training, call.seeds)
+        if not all(e.by_rows for b in bound for e in b.parametrization.elements()):
+            return _keras.ops.take(chain.apply(raw, bound), ids, axis=0)
+        return chain.apply(taken, bound, places, tuple(raw.shape))
 
     found = _keras.variables.cast_as_read(variable, training_flag.each(call.training, perturbed))
     result = tf.cast(found, layer.compute_dtype)

@@ -7,14 +7,13 @@ carry a Keras mask.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.layers import nests
-from tfwd.layers.call_analysis import CallAnalysis
 from tfwd.substitute import Result
 
 
@@ -66,20 +65,31 @@ class Arguments:
         return tensors, others, masked, tuple(self._places)
 
 
+class Branches(NamedTuple):
+    """What the two branches of a training flag return, so that they return alike lists.
+
+    Attributes:
+        updated: the variables that either branch updates.
+        losses: how many losses a branch adds at most.
+    """
+
+    updated: list[keras.Variable]
+    losses: int
+
+
 class Results:
     """The results of one call. `unpack(pack(result))` is the result.
 
     Args:
         name: the layer's name, for messages.
         arguments: the call's arguments, whose masks the call may change.
-        verdict: given if the result comes out of one of two branches, which must return alike
-            lists: it says what either branch updates and how many losses either adds.
+        branches: given if the result comes out of one of two branches.
     """
 
-    def __init__(self, name: str, arguments: Arguments, verdict: CallAnalysis | None) -> None:
+    def __init__(self, name: str, arguments: Arguments, branches: Branches | None) -> None:
         self._name = name
         self._arguments = arguments
-        self._verdict = verdict
+        self._branches = branches
         self._nest: Any = None
         self._flat: list[Any] = []
         self._masks: list[Any] = []
@@ -102,7 +112,7 @@ class Results:
             mask for mask in (*self._masks, *(m for _, m in self._remasked)) if mask is not None
         ]
         losses, updates = list(result.losses), dict((id(v), (v, t)) for v, t in result.updates)
-        if self._verdict is not None:
+        if self._branches is not None:
             if name := nests.closed(result.outputs):
                 raise TypeError(
                     f"layer '{self._name}' returns a {name}, whose tensors cannot be taken out of "
@@ -110,10 +120,10 @@ class Results:
                     "dataclass, or give the flag as a Python bool"
                 )
             losses = [tf.cast(loss, tf.float32) for loss in losses]
-            losses += [tf.zeros([])] * (self._verdict.losses - len(losses))
-            for variable in self._verdict.updated:
+            losses += [tf.zeros([])] * (self._branches.losses - len(losses))
+            for variable in self._branches.updated:
                 updates.setdefault(id(variable), (variable, _keras.variables.constant(variable)))
-            updates = {id(v): updates[id(v)] for v in self._verdict.updated}
+            updates = {id(v): updates[id(v)] for v in self._branches.updated}
         self._losses = len(losses)
         self._updated = [variable for variable, _ in updates.values()]
         return [

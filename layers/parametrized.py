@@ -11,7 +11,8 @@ import keras
 from tfwd import _keras
 from tfwd.layers import recurrent_call, weight_selection
 from tfwd.layers.seed_stream import plain_file
-from tfwd.layers.weight_perturbation import TargetedWeights, WeightPerturbationMixin
+from tfwd.layers.weight_perturbation import WeightPerturbationMixin
+from tfwd.layers.weight_selection import QUANTIZED, Parametrizations
 from tfwd.parametrizations import Parametrization
 
 
@@ -35,7 +36,8 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
     Args:
         layer: any Keras layer or model. Wrap the outermost: a layer inside `TimeDistributed` would
             draw at every step, and an RNN cell cannot be wrapped (wrap its `RNN`).
-        parametrizations: dict from a pattern to a parametrization. A pattern is a regular
+        parametrizations: a parametrization for the default weights, as in `WeightDropout`; or a
+            dict from a pattern to a parametrization. A pattern is a regular
             expression that must match a weight's whole path, or a whole end of it that begins after
             a `/`; where several match, the first one counts. Weights that are not made to be
             trained, as moving statistics, are left out unless the pattern ends in their own name,
@@ -83,52 +85,41 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
     def __init__(
         self,
         layer: keras.Layer,
-        parametrizations: Mapping[str, Parametrization],
+        parametrizations: Parametrizations,
         seed: int | None = None,
         recompute: bool = True,
         share_across_replicas: bool = False,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(parametrizations, Mapping) or not parametrizations:
+        if not isinstance(parametrizations, (Mapping, Parametrization)) or parametrizations == {}:
             raise ValueError(
                 "parametrizations must be a dict from a pattern to a parametrization, such as "
                 f"{{'kernel': Dropout(0.5)}}; got {parametrizations!r}"
             )
-        self._setup(layer, seed, recompute, share_across_replicas, kwargs)
-        self.parametrizations = dict(parametrizations)
-        self._check_early()
-
-    def _setup(
-        self,
-        layer: keras.Layer,
-        seed: int | None,
-        recompute: bool,
-        share_across_replicas: bool,
-        kwargs: dict[str, Any],
-    ) -> None:
-        """What the constructors of this class and of its subclasses have in common."""
         check_wrappable(layer)
         # The wrapped layer's dtype policy decides, whatever a config says.
         kwargs.pop("dtype", None)
         super().__init__(layer, dtype=_keras.layers.floating_policy(layer), **kwargs)
-        self._init_perturbing(seed, recompute, share_across_replicas)
+        if isinstance(parametrizations, Mapping):
+            parametrizations = dict(parametrizations)
+        self._init_perturbation(parametrizations, seed, recompute, share_across_replicas)
         self.draws.wrapper = self.name
         _keras.wrapping.adopt_call(self, layer)
 
+    @property
+    def weight_patterns(self) -> list[str] | None:
+        """The patterns of the parametrized weights; None stands for the default weights."""
+        given = self.parametrizations
+        return list(given) if isinstance(given, Mapping) else None
+
     def _subject(self) -> keras.Layer:
         return self.layer
-
-    def _patterns(self) -> dict[str, Parametrization]:
-        return self.parametrizations
-
-    def _select(self) -> TargetedWeights:
-        return weight_selection.match(self.layer, self.parametrizations)
 
     def build(self, *args: Any, **kwargs: Any) -> None:
         if not self.layer.built and not _keras.layers.has_default_build(self.layer):
             _keras.layers.build(self.layer, *args, **kwargs)
         if _keras.layers.has_weights(self.layer):
-            self._chosen()
+            self._targeted()
 
     def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
         if training is not None:
@@ -147,15 +138,15 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
         training. The call is made once for each training flag, and its result is thrown away.
         """
         flag = training if isinstance(training, bool) else None
-        if flag in self._perturber.made_for:
+        if flag in self._known.made_for:
             return
         if not self.layer.built or _keras.layers.awaits_call(self.layer):
             _keras.layers.build_by_call(self.layer, args, kwargs)
-        self._perturber.made_for.add(flag)
+        self._known.made_for.add(flag)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         self._make_weights(args, kwargs, kwargs.get("training"))
-        self._chosen()
+        self._targeted()
         if not _keras.layers.accepts_training(self.layer):
             kwargs.pop("training", None)
         return self.layer.compute_output_spec(*args, **kwargs)
@@ -192,7 +183,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
         Raises:
             ValueError: with what is possible instead.
         """
-        raise ValueError(f"layer '{self.name}' cannot be quantized: {weight_selection.QUANTIZED}")
+        raise ValueError(f"layer '{self.name}' cannot be quantized: {QUANTIZED}")
 
     def get_build_config(self) -> dict[str, Any] | None:
         # Keras takes a layer for built that is read back with any config of a build.
@@ -204,7 +195,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
         if not self.layer.built and builds and config.get("layer"):
             _keras.layers.build_from_config(self.layer, config["layer"])
         if _keras.layers.has_weights(self.layer):
-            self._chosen()
+            self._targeted()
             self.built = True
 
     def load_own_variables(self, store: Any) -> None:
@@ -219,13 +210,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
             ValueError: if a parametrization acts in evaluation too, so that the wrapped layer alone
                 computes something else.
         """
-        for pattern, parametrization in self._patterns().items():
-            for element in parametrization.elements():
-                if not element.stochastic and not element.is_identity:
-                    raise ValueError(
-                        f"layer '{self.name}' applies {element!r} to '{pattern}' in evaluation "
-                        "too; without it the layer would compute something else"
-                    )
+        weight_selection.check_evaluates_raw(self.layer, self.parametrizations, self.name)
         return self.layer
 
     def get_config(self) -> dict[str, Any]:
@@ -235,10 +220,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
         return {
             **config,
             "layer": _keras.configs.serialize(self.layer),
-            "parametrizations": {
-                pattern: keras.saving.serialize_keras_object(parametrization)
-                for pattern, parametrization in self._patterns().items()
-            },
+            "parametrizations": _serialized(self.parametrizations),
             "seed": self.seed,
             "recompute": self.recompute,
             "share_across_replicas": self.share_across_replicas,
@@ -246,16 +228,25 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        config = dict(config)
         if "go_backwards" in config:
             raise ValueError(
                 f"Bidirectional cannot take a {cls.__name__} apart; wrap the Bidirectional layer: "
                 f"{cls.__name__}(Bidirectional(...), ...)"
             )
-        for key in ("layer", "parametrizations", "rate", "stddev"):
-            if key in config:
-                config[key] = _keras.configs.deserialize(config[key], custom_objects)
-        return cls(**config)
+        return cls(
+            **{
+                key: _keras.configs.deserialize(value, custom_objects)
+                if isinstance(value, dict)
+                else value
+                for key, value in config.items()
+            }
+        )
+
+
+def _serialized(parametrizations: Parametrizations) -> Any:
+    if isinstance(parametrizations, Mapping):
+        return {key: _serialized(value) for key, value in parametrizations.items()}
+    return keras.saving.serialize_keras_object(parametrizations)
 
 
 def check_wrappable(layer: Any) -> None:

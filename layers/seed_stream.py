@@ -56,12 +56,11 @@ class SeedStream(keras.layers.Layer):
         self, seed: int | None = None, share_across_replicas: bool = False, stream: int = 0
     ) -> None:
         super().__init__(name="draws")
-        self.seed = checked_seed(seed)
         self.share_across_replicas = share_across_replicas
         self.stream = stream
         self.wrapper = ""
         # Keras counts its state among `variables` but not among `weights`.
-        self.generator = _keras.variables.SeedState(self.seed)
+        self.generator = _keras.variables.SeedState(checked_seed(seed))
         # Keras saves no generator's state in any format; TensorFlow's checkpoints go by attributes.
         _keras.variables.checkpoint(self, self.generator)
         self.built = True

@@ -7,12 +7,13 @@ from typing import Any
 
 import keras
 
-from tfwd.layers.single import SingleParametrization
+from tfwd.layers import weight_selection
+from tfwd.layers.parametrized import Parametrized
 from tfwd.parametrizations import GaussianNoise
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class VariationalNoise(SingleParametrization):
+class VariationalNoise(Parametrized):
     """Adds Gaussian noise to a layer's weights while it trains.
 
     Formula: a training call computes with `w' = w + stddev * e`, `e ~ N(0, I)`; one draw for the
@@ -53,17 +54,17 @@ class VariationalNoise(SingleParametrization):
         share_across_replicas: bool = False,
         **kwargs: Any,
     ) -> None:
-        self._init_single(
-            layer,
-            GaussianNoise(stddev, start_step),
-            weights,
-            seed,
-            recompute,
-            share_across_replicas,
-            kwargs,
-        )
+        parametrization = GaussianNoise(stddev, start_step)
+        chosen = weight_selection.of_weights(layer, parametrization, weights)
+        super().__init__(layer, chosen, seed, recompute, share_across_replicas, **kwargs)
+        self.parametrization = parametrization
 
     @property
     def stddev(self) -> Any:
         """The standard deviation, as it was given."""
         return self.parametrization.stddev
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        del config["parametrizations"]
+        return {**config, **self.parametrization.get_config(), "weights": self.weight_patterns}

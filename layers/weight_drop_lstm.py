@@ -8,14 +8,10 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers import recurrent_call, weight_selection
+from tfwd.layers import recurrent_call
 from tfwd.layers.seed_stream import checked_seed
-from tfwd.layers.weight_perturbation import (
-    PERTURBATION_ATTRIBUTES,
-    TargetedWeights,
-    WeightPerturbationMixin,
-)
-from tfwd.parametrizations import Dropout, Parametrization
+from tfwd.layers.weight_perturbation import PERTURBATION_ATTRIBUTES, WeightPerturbationMixin
+from tfwd.parametrizations import Dropout
 
 
 @keras.saving.register_keras_serializable("tfwd")
@@ -69,27 +65,17 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
     ) -> None:
         seed = checked_seed(seed)
         super().__init__(units, seed=seed, **kwargs)
-        self._init_perturbing(seed, recompute, stream=int(self.go_backwards))
-        self._parametrization = Dropout(weight_dropout)
-        self._check_early()
+        dropped = {"recurrent_kernel": Dropout(weight_dropout)}
+        self._init_perturbation(dropped, seed, recompute, stream=int(self.go_backwards))
 
     @property
     def weight_dropout(self) -> Any:
         """The drop rate of the recurrent kernel, as it was given."""
-        return self._parametrization.rate
-
-    def _subject(self) -> keras.Layer:
-        return self
-
-    def _patterns(self) -> dict[str, Parametrization]:
-        return {"recurrent_kernel": self._parametrization}
-
-    def _select(self) -> TargetedWeights:
-        return weight_selection.match(self, self._patterns())
+        return self.parametrizations["recurrent_kernel"].rate
 
     def build(self, sequences_shape: Any, *args: Any, **kwargs: Any) -> None:
         super().build(sequences_shape, *args, **kwargs)
-        self._chosen()
+        self._targeted()
 
     def call(
         self,
@@ -113,7 +99,7 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
         return _keras.copies.share(self, keras.layers.LSTM, leave_out=PERTURBATION_ATTRIBUTES)
 
     def get_config(self) -> dict[str, Any]:
-        rate = self._parametrization.get_config()["rate"]
+        rate = self.parametrizations["recurrent_kernel"].get_config()["rate"]
         config = {**super().get_config(), "seed": self.seed}
         return {**config, "weight_dropout": rate, "recompute": self.recompute}
 

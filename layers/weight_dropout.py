@@ -7,12 +7,13 @@ from typing import Any
 
 import keras
 
-from tfwd.layers.single import SingleParametrization
+from tfwd.layers import weight_selection
+from tfwd.layers.parametrized import Parametrized
 from tfwd.parametrizations import Dropout
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class WeightDropout(SingleParametrization):
+class WeightDropout(Parametrized):
     """Drops entries of a layer's weights while it trains (DropConnect).
 
     Formula: a training call computes with `w' = m w / keep`, `m_i ~ Bernoulli(keep)`, `keep` being
@@ -57,17 +58,17 @@ class WeightDropout(SingleParametrization):
         share_across_replicas: bool = False,
         **kwargs: Any,
     ) -> None:
-        self._init_single(
-            layer,
-            Dropout(rate, noise_shape),
-            weights,
-            seed,
-            recompute,
-            share_across_replicas,
-            kwargs,
-        )
+        parametrization = Dropout(rate, noise_shape)
+        chosen = weight_selection.of_weights(layer, parametrization, weights)
+        super().__init__(layer, chosen, seed, recompute, share_across_replicas, **kwargs)
+        self.parametrization = parametrization
 
     @property
     def rate(self) -> Any:
         """The drop rate, as it was given."""
         return self.parametrization.rate
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        del config["parametrizations"]
+        return {**config, **self.parametrization.get_config(), "weights": self.weight_patterns}

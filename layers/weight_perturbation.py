@@ -1,38 +1,71 @@
-"""What every layer that perturbs weights has: a seed, a call counter, and its effective weights."""
+"""`WeightPerturbationMixin`: what every layer that computes with functions of its weights has.
+
+A training call takes a call number, computes each parametrized weight's effective value from its
+raw value and a seed, and runs the layer with those values in place of the variables. Around that,
+`tfwd.recompute` keeps nothing but the arguments for backward. In eager mode, or under a training
+flag that is a tensor, backward runs the layer a second time. That is done to a layer that is known
+to compute the same again (see `call_analysis` and `provable`); another one keeps its effective
+weights instead.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, parametrizations, training_flag
-from tfwd.layers import lookup, overriding, weight_selection
-from tfwd.layers.perturbed import Perturber, TargetedWeights, acts
+from tfwd import _graphs, _keras, substitute, training_flag
+from tfwd.layers import call_analysis, lookup, overriding, provable, reads, weight_selection
+from tfwd.layers.attributes import Attributes
 from tfwd.layers.seed_stream import SeedStream, checked_seed
-from tfwd.parametrizations import BoundParametrization, Parametrization
+from tfwd.layers.substituted_call import CallAnalysis, SubstitutedCall
+from tfwd.layers.weight_selection import Parametrizations, TargetedWeights
+from tfwd.parametrizations import Parametrization, chain
+from tfwd.parametrizations.chain import BoundParametrization
 
 # Attributes that a plain layer on the same variables does not have.
-PERTURBATION_ATTRIBUTES = frozenset(
-    {"draws", "recompute", "seed", "share_across_replicas", "_parametrization", "_perturber"}
-)
+PERTURBATION_ATTRIBUTES = frozenset({"draws", "parametrizations", "recompute", "seed", "_known"})
+
+
+class _Known:
+    """What a layer has found out about itself.
+
+    Not attributes of the layer: Keras would take the variables in them for the layer's own.
+
+    Attributes:
+        targeted: the parametrized weights, each with its parametrization.
+        targeted_from: the ids of the weights that they were selected from, by which it shows when a
+            layer has got new ones.
+        made_for: the training flags, None for a tensor, for whose calls the layer is known to have
+            made all its weights.
+        analyses: what calls were seen to do.
+    """
+
+    def __init__(self) -> None:
+        self.targeted: TargetedWeights = []
+        self.targeted_from: tuple[int, ...] | None = None
+        self.made_for: set[bool | None] = set()
+        self.analyses: dict[Any, CallAnalysis] = {}
 
 
 class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
     """Mixin for Keras layers that compute with functions of weights.
 
-    A layer calls `_init_perturbing` in its constructor and `_perturbed_call` in its call, and says
-    by `_subject`, `_patterns` and `_select` which weights of which layer are meant.
+    A layer calls `_init_perturbation` in its constructor and `_perturbed_call` in its call. The
+    weights are its own, or those of the layer that it returns by `_subject`.
     """
 
+    parametrizations: Any  # Parametrizations
     seed: int | None
     recompute: bool
-    share_across_replicas: bool
 
-    def _init_perturbing(
+    def _init_perturbation(
         self,
+        parametrizations: Parametrizations,
         seed: int | None,
         recompute: bool,
         share_across_replicas: bool = False,
@@ -40,54 +73,35 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
     ) -> None:
         self.seed = checked_seed(seed)
         self.recompute = recompute
-        self.share_across_replicas = share_across_replicas
         self.draws = SeedStream(seed, share_across_replicas, stream)
-        self._perturber = Perturber(self.name, self.draws)  # type: ignore[attr-defined]
+        self.parametrizations = parametrizations
+        self._known = _Known()
+        layer = self._subject()
+        has_weights = _keras.layers.has_weights(layer)
+        weight_selection.check_parametrizations(layer, parametrizations, rates=not has_weights)
+        if has_weights:
+            self._targeted()
 
-    def _subject(self) -> keras.Layer:
+    @property
+    def share_across_replicas(self) -> bool:
+        """Whether all replicas of a `tf.distribute` strategy draw alike."""
+        return self.draws.share_across_replicas
+
+    def _subject(self) -> Any:
         """The layer whose weights are parametrized."""
-        raise NotImplementedError
+        return self
 
-    def _patterns(self) -> dict[str, Parametrization]:
-        """What was asked for, by pattern or description: for checks before there are weights."""
-        raise NotImplementedError
-
-    def _select(self) -> TargetedWeights:
-        """The parametrized weights of the subject, which is built."""
-        raise NotImplementedError
-
-    def _is_lookup(self) -> bool:
-        """Whether a call does what `keras.layers.Embedding` does, and nothing else."""
-        subject = self._subject()
-        return overriding.is_plain(subject, keras.layers.Embedding, ours=subject is self)
-
-    def _check_early(self) -> None:
-        """Checks in the constructor what can be checked, with the weights' names if it is built."""
-        layer = self._subject()
-        for pattern, parametrization in self._patterns().items():
-            where = f"weight '{pattern}' of layer '{layer.name}'"
-            if not isinstance(parametrization, Parametrization):
-                raise ValueError(
-                    f"{where}: a parametrization such as Dropout(0.5) is wanted; "
-                    f"got {parametrization!r}"
-                )
-            if not _keras.layers.has_weights(layer):
-                parametrization.check(where)
-        if _keras.layers.has_weights(layer):
-            self._chosen()
-
-    def _chosen(self) -> TargetedWeights:
-        layer = self._subject()
+    def _targeted(self) -> TargetedWeights:
+        """The parametrized weights of the subject, which has weights."""
+        layer, known = self._subject(), self._known
         weights = tuple(id(v) for v in layer.weights)
-        if self._perturber.chosen_from != weights:
-            chosen = self._select()
-            for target, parametrization in chosen:
-                weight_selection.check_floating(layer, target)
+        if known.targeted_from != weights:
+            targeted = weight_selection.select(layer, self.parametrizations)
+            for target, parametrization in targeted:
                 where = f"weight '{target.name}' of layer '{layer.name}'"
                 parametrization.check(where, tuple(target.variable.shape))
-            # Not an attribute of the layer: Keras would take the variables for the layer's own.
-            self._perturber.chosen, self._perturber.chosen_from = chosen, weights
-        return self._perturber.chosen
+            known.targeted, known.targeted_from = targeted, weights
+        return known.targeted
 
     def _perturbed_call(
         self,
@@ -96,24 +110,72 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         kwargs: Mapping[str, Any],
         training: Any,
     ) -> Any:
-        flag = training_flag.standardize(training)
-        if isinstance(flag, bool) and not any(
-            acts(parametrization, flag) for parametrization in self._patterns().values()
-        ):
-            result = self._perturber.run_plain(function, args, kwargs, flag)
-            if self._perturber.chosen_from is None and _keras.layers.has_weights(self._subject()):
-                self._chosen()  # the call has made the weights: a wrong pattern shows now
+        """Returns `function(*args, training=training, **kwargs)` on effective weights.
+
+        Args:
+            function: the call of the layer whose weights are parametrized.
+            args, kwargs: the arguments, tensors in any nest.
+            training: the training flag.
+        """
+        subject, flag = self._subject(), training_flag.standardize(training)
+        given = self.parametrizations
+        given = given.values() if isinstance(given, Mapping) else [given]
+        if isinstance(flag, bool) and not any(_acts(p, flag) for p in given):
+            result = _on_raw_weights(function, args, kwargs, flag)
+            if self._known.targeted_from is None and _keras.layers.has_weights(subject):
+                self._targeted()  # the call has made the weights: a wrong pattern shows now
             return result
-        own = id(self.draws.state)
-        variables = [v for v in self._subject().variables if id(v) != own]
-        chosen = self._chosen()
-        acting = any(not p.is_identity for _, p in chosen)
-        if acting and self._is_lookup() and lookup.applies(self._subject(), chosen, args, kwargs):
+        targeted = [(t, p) for t, p in self._targeted() if not p.is_identity and _acts(p, flag)]
+        if not targeted and isinstance(flag, bool):
+            return _on_raw_weights(function, args, kwargs, flag)
+        is_lookup = overriding.is_plain(subject, keras.layers.Embedding, ours=subject is self)
+        looks_up = is_lookup and lookup.applies(subject, targeted, args, kwargs)
+        if looks_up:
             (ids,) = (*args, *kwargs.values())
-            return self._perturber.look_up(self._subject(), chosen, ids, flag)
-        return self._perturber.run(
-            self, function, variables, chosen, args, kwargs, flag, self.recompute
-        )
+            function, variables, args, kwargs = subject, subject.weights, (), {}
+        else:
+            own = id(self.draws.state)
+            variables = [v for v in subject.variables if id(v) != own]
+        name = self.name  # type: ignore[attr-defined]
+        call = SubstitutedCall(name, self.draws, function, variables, targeted, args, kwargs, flag)
+        return lookup.rows(call, subject, ids) if looks_up else self._perturbed_run(call)
+
+    def _perturbed_run(self, call: SubstitutedCall) -> Any:
+        """Makes the call, and has Keras make the updates and take the losses that came of it."""
+        name: str = self.name  # type: ignore[attr-defined]
+        owner: Any = self
+        # Layers that are frozen or set free behave otherwise from then on.
+        key = (*call.key(), tuple(layer.trainable for layer in _keras.layers.all_layers(owner)))
+        analysis = self._known.analyses.get(key)
+        names = {id(target.variable): target.name for target, _ in call.targeted}
+        if analysis is None:
+            analysis = call_analysis.analyse(name, owner, names, call)
+        call.extend(analysis.extra)
+        recompute = self.recompute and bool(call.targeted)
+        warned = recompute and bool(analysis.impure)
+        recompute = recompute and not _graphs.is_saving()
+        again = recompute and call.runs_again()
+        if again:
+            recompute = again = not analysis.taken and provable.is_keras_own(owner)
+        before = Attributes(owner) if again else None
+        watch = contextlib.nullcontext() if analysis.seen else _graphs.Accesses()
+        with watch as accesses, reads.kept_tensors_explained(name):
+            result = call.run(analysis, recompute, before)
+        if accesses is not None:
+            reads.check(name, names, filter(accesses.has, call.variables), reads.PAST_KERAS)
+        if key not in self._known.analyses:
+            self._known.analyses[key] = analysis
+            if warned:
+                warnings.warn(
+                    f"layer '{name}' cannot be run a second time in backward, because "
+                    f"{analysis.impure}; it keeps its effective weights until then, as with "
+                    "recompute=False",
+                    stacklevel=2,
+                )
+        for loss in result.losses:
+            _keras.layers.add_loss(owner, loss)
+        substitute.assign(result.updates)
+        return result.outputs
 
     @property
     def calls(self) -> int | tf.Tensor:
@@ -142,25 +204,36 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             lacking = ", or not all of them: call it" if layer.built else ": build it or call it"
             raise ValueError(f"layer '{layer.name}' has no weights yet{lacking} first")
         result = {}
-        for target, _ in self._chosen():
-            chain = _chain(self, target.variable, call - self.calls)
-            result[target.name] = parametrizations.apply(
-                _keras.variables.value(target.variable), chain
-            )
+        for target, _ in self._targeted():
+            bound = _bound(self, target.variable, call - self.calls)
+            result[target.name] = chain.apply(_keras.variables.value(target.variable), bound)
         return result
 
 
-def _chain(
+def _on_raw_weights(
+    function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], training: bool
+) -> Any:
+    with _keras.layers.CallState().restored(training):
+        return function(*args, training=training, **kwargs)
+
+
+def _acts(parametrization: Parametrization, training: bool | tf.Tensor) -> bool:
+    """Whether a parametrization may do anything under this flag."""
+    if training is False:
+        return any(not element.stochastic for element in parametrization.elements())
+    return True
+
+
+def _bound(
     layer: Any, variable: keras.Variable, ahead: int | tf.Tensor
 ) -> list[BoundParametrization]:
-    """The links that a layer and those inside it put on a variable `ahead` calls from now."""
-    links = [
-        link for inner in _keras.layers.sublayers(layer) for link in _chain(inner, variable, ahead)
-    ]
+    """What a layer and those inside it do to a variable `ahead` calls from now, in order."""
+    inside = _keras.layers.sublayers(layer)
+    found = [bound for inner in inside for bound in _bound(inner, variable, ahead)]
     if isinstance(layer, WeightPerturbationMixin) and _keras.layers.has_weights(layer._subject()):
         number = tf.cast(ahead + layer.calls, tf.int64)
-        for target, parametrization in layer._chosen():
+        for target, parametrization in layer._targeted():
             if target.variable is variable and not parametrization.is_identity:
                 seed = layer.draws.seed_at(number, target.position)
-                links.append(BoundParametrization(parametrization.at(number), seed))
-    return links
+                found.append(BoundParametrization(parametrization.at(number), seed))
+    return found

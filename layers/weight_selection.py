@@ -7,12 +7,13 @@ serve people only: draws depend on a weight's position in `layer.weights`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import keras
 
 from tfwd import _keras
+from tfwd.parametrizations import Parametrization
 from tfwd.paths import matches
 
 T = TypeVar("T")
@@ -42,13 +43,17 @@ class Target(NamedTuple):
     variable: keras.Variable
 
 
-def targets(layer: keras.Layer, patterns: Iterable[str] | None = None) -> list[Target]:
-    """The weights of a built layer that the patterns match, or the default ones.
+Parametrizations = Mapping[str, Parametrization] | Parametrization
+TargetedWeights = list[tuple[Target, Parametrization]]
+
+
+def select(layer: keras.Layer, parametrizations: Parametrizations) -> TargetedWeights:
+    """The weights of a built layer that are parametrized, each with its parametrization.
 
     Args:
         layer: a built layer.
-        patterns: regular expressions, each of which must match the whole of a weight's path, or a
-            whole end of it that begins after a `/`. None means `default_weights(layer)`.
+        parametrizations: dict from a pattern to a parametrization, as in `match`; or one
+            parametrization, for `default_weights(layer)`.
 
     Returns:
         The weights in the order of `layer.weights`.
@@ -58,16 +63,84 @@ def targets(layer: keras.Layer, patterns: Iterable[str] | None = None) -> list[T
             means a weight that is not floating; if there is no default. The message lists the
             weights there are.
     """
-    if patterns is None:
-        chosen = {id(variable) for variable in default_weights(layer)}
-        if not chosen:
+    if isinstance(parametrizations, Mapping):
+        return match(layer, parametrizations)
+    chosen = {id(variable) for variable in default_weights(layer)}
+    if not chosen:
+        raise ValueError(
+            f"layer '{layer.name}' has no weight that is parametrized by default: name the "
+            f"weights; {_listing(layer)}{_quantized(layer)}"
+        )
+    found = [t for t in all_targets(layer) if id(t.variable) in chosen]
+    for target in found:
+        check_floating(layer, target)
+    return [(target, parametrizations) for target in found]
+
+
+def of_weights(
+    layer: keras.Layer, parametrization: Parametrization, weights: str | Sequence[str] | None
+) -> Parametrizations:
+    """One parametrization for a pattern, for several patterns, or for the default weights.
+
+    Raises:
+        ValueError: if there are no patterns.
+    """
+    if weights is None:
+        return parametrization
+    if not weights:
+        raise ValueError(f"layer '{layer.name}': weights is empty; None means the default ones")
+    return dict.fromkeys([weights] if isinstance(weights, str) else weights, parametrization)
+
+
+def check_parametrizations(
+    layer: keras.Layer, parametrizations: Parametrizations, rates: bool
+) -> None:
+    """Checks what can be checked before the layer has weights.
+
+    Args:
+        layer: the layer, for messages.
+        parametrizations: as in `select`.
+        rates: whether to check the parametrizations' arguments too.
+
+    Raises:
+        ValueError: for what is no parametrization, or arguments that it cannot use.
+    """
+    for pattern, parametrization in _by_pattern(layer, parametrizations).items():
+        where = f"weight '{pattern}' of layer '{layer.name}'"
+        if not isinstance(parametrization, Parametrization):
             raise ValueError(
-                f"layer '{layer.name}' has no weight that is parametrized by default: name the "
-                f"weights; {_listing(layer)}{_quantized(layer)}"
+                f"{where}: a parametrization such as Dropout(0.5) is wanted; "
+                f"got {parametrization!r}"
             )
-        return [t for t in all_targets(layer) if id(t.variable) in chosen]
-    found = match(layer, {pattern: None for pattern in patterns})
-    return [target for target, _ in found]
+        if rates:
+            parametrization.check(where)
+
+
+def check_evaluates_raw(layer: keras.Layer, parametrizations: Parametrizations, name: str) -> None:
+    """Raises a ValueError if a parametrization acts in evaluation too.
+
+    Args:
+        layer: the layer whose weights are parametrized.
+        parametrizations: as in `select`.
+        name: the name of the wrapper around it, for the message.
+    """
+    for pattern, parametrization in _by_pattern(layer, parametrizations).items():
+        for element in parametrization.elements():
+            if not element.stochastic and not element.is_identity:
+                raise ValueError(
+                    f"layer '{name}' applies {element!r} to '{pattern}' in evaluation too; without "
+                    "it the layer would compute something else"
+                )
+
+
+def _by_pattern(
+    layer: keras.Layer, parametrizations: Parametrizations
+) -> Mapping[str, Parametrization]:
+    """The parametrizations by pattern, for messages."""
+    if isinstance(parametrizations, Mapping):
+        return parametrizations
+    recurrent = isinstance(layer, (keras.layers.RNN, keras.layers.Bidirectional))
+    return {"recurrent_kernel" if recurrent else "kernel": parametrizations}
 
 
 def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T]]:
@@ -83,7 +156,7 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
         patterns: dict from regular expression to a value.
 
     Raises:
-        ValueError: as `targets`.
+        ValueError: as `select`.
     """
     everything = all_targets(layer)
     trained = {

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfwd import parametrizations as P
 from tfwd import random_masks, seeds
+from tfwd.parametrizations import chain
 
 SEED = tf.constant([1, 2])
 ALL = [
@@ -249,12 +250,12 @@ def test_a_parametrization_written_by_a_user() -> None:
 
 def test_apply_skips_what_is_not_in_training() -> None:
     links = [
-        P.BoundParametrization(P.WeightNorm(), None, False),
-        P.BoundParametrization(P.Dropout(0.5), SEED, False),
+        chain.BoundParametrization(P.WeightNorm(), None, False),
+        chain.BoundParametrization(P.Dropout(0.5), SEED, False),
     ]
-    np.testing.assert_array_equal(P.apply(weight(), links), P.WeightNorm()(weight()))
-    links[1] = P.BoundParametrization(P.Dropout(0.5), SEED, True)
-    assert np.mean(P.apply(weight(), links) == 0.0) > 0.4
+    np.testing.assert_array_equal(chain.apply(weight(), links), P.WeightNorm()(weight()))
+    links[1] = chain.BoundParametrization(P.Dropout(0.5), SEED, True)
+    assert np.mean(chain.apply(weight(), links) == 0.0) > 0.4
 
 
 def test_a_constructor_with_arguments_needs_a_config() -> None:
@@ -279,6 +280,15 @@ def test_what_a_parametrization_returns_is_checked() -> None:
             return None
 
     with pytest.raises(ValueError, match="must keep shape and dtype"):
-        P.apply(weight(), [P.BoundParametrization(Wrong(), SEED)])
+        chain.apply(weight(), [chain.BoundParametrization(Wrong(), SEED)])
     with pytest.raises(ValueError, match="no tensor"):
-        P.apply(weight(), [P.BoundParametrization(NoTensor(), SEED)])
+        chain.apply(weight(), [chain.BoundParametrization(NoTensor(), SEED)])
+
+
+@pytest.mark.parametrize("name", ["Link", "apply"])
+def test_names_of_the_version_before(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=rf"{name} is now tfwd\.parametrizations\.chain"):
+        found = getattr(P, name)
+    assert found is {"Link": chain.BoundParametrization, "apply": chain.apply}[name]
+    with pytest.raises(AttributeError, match="has no attribute 'aply'"):
+        _ = P.aply

@@ -258,9 +258,9 @@ def test_one_look_serves_equal_layers_of_keras(
     make: Any, looks: int, traced: bool, monkeypatch: Any
 ) -> None:
     made = []
-    own = call_analysis._inspected
+    own = call_analysis._analysed
     monkeypatch.setattr(call_analysis, "_shared", {})
-    monkeypatch.setattr(call_analysis, "_inspected", lambda *a: (made.append(a), own(*a))[1])
+    monkeypatch.setattr(call_analysis, "_analysed", lambda *a: (made.append(a), own(*a))[1])
     equal = [layers.WeightDropout(make(), 0.5, weights="kernel") for _ in range(3)]
     wider = layers.WeightDropout(keras.layers.Dense(4), 0.5)
 

@@ -6,11 +6,13 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tfwd import parametrizations as P
 from tfwd.layers import weight_selection
 
 
 def names(layer: keras.Layer, patterns=None) -> list[str]:
-    return [target.name for target in weight_selection.targets(layer, patterns)]
+    given = P.Dropout(0.5) if patterns is None else dict.fromkeys(patterns, P.Dropout(0.5))
+    return [target.name for target, _ in weight_selection.select(layer, given)]
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def test_a_part_of_a_path_is_told_what_would_match(pattern: str, instead: str) -
 
 def test_the_order_is_that_of_the_weights_whatever_the_patterns(model) -> None:
     assert names(model, ["two/kernel", "one/kernel"]) == ["one/kernel", "two/kernel"]
-    positions = [t.position for t in weight_selection.targets(model, ["kernel"])]
+    positions = [t.position for t, _ in weight_selection.match(model, {"kernel": 1})]
     assert positions == [0, 2, 4]
 
 

@@ -146,14 +146,14 @@ DEFECTS = [
     ),
     Defect(
         "the seed of a weight depends on the names of the layers it is in",
-        "layers/perturbed.py",
+        "layers/substituted_call.py",
         "draws.seed_of(root, number, target.position)",
         "draws.seed_of(root, number, sum(map(ord, _keras.variables.path(target.variable))))",
         conformance("draws", "whatever_was_built and (Dense or Sequential)"),
     ),
     Defect(
         "a schedule of the rate is one call ahead",
-        "layers/perturbed.py",
+        "layers/substituted_call.py",
         "parametrization.at(number)",
         "parametrization.at(number + 1)",
         ("tests/layers/test_weight_dropout.py", "tests/layers/test_parametrized.py"),
@@ -176,8 +176,8 @@ DEFECTS = [
     Defect(
         "DropoutEmbedding drops entries and not rows",
         "layers/dropout_embedding.py",
-        "= Dropout(rate, (None, 1))",
-        "= Dropout(rate)",
+        "Dropout(rate, (None, 1))",
+        "Dropout(rate)",
         ("tests/layers/test_dropout_embedding.py",),
     ),
     Defect(
@@ -189,7 +189,7 @@ DEFECTS = [
     ),
     Defect(
         "what a wrapped layer updates, such as statistics, is lost",
-        "layers/perturbed.py",
+        "layers/weight_perturbation.py",
         "substitute.assign(result.updates)",
         "pass",
         DRAWN,

@@ -5,18 +5,26 @@ dtype. It knows nothing of layers; `tfwd.layers.Parametrized` applies it to a la
 write one, subclass `Parametrization` and register it with Keras, as the classes below do.
 """
 
+from tfwd.deprecation import renamed
+from tfwd.parametrizations import chain as _chain
 from tfwd.parametrizations.base import Parametrization
-from tfwd.parametrizations.chain import BoundParametrization, Chain, apply
+from tfwd.parametrizations.chain import Chain
 from tfwd.parametrizations.dropout import Dropout
 from tfwd.parametrizations.gaussian_noise import GaussianNoise
 from tfwd.parametrizations.weight_norm import WeightNorm
 
 __all__ = [
-    "BoundParametrization",
     "Chain",
     "Dropout",
     "GaussianNoise",
     "Parametrization",
     "WeightNorm",
-    "apply",
 ]
+
+__getattr__ = renamed(
+    __name__,
+    {
+        "Link": ("tfwd.parametrizations.chain.BoundParametrization", _chain.BoundParametrization),
+        "apply": ("tfwd.parametrizations.chain.apply", _chain.apply),
+    },
+)

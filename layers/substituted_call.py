@@ -1,0 +1,226 @@
+"""`SubstitutedCall`: one call of a layer, which can be made on effective weights, and made again.
+
+The call is taken apart into tensors and seeds, so that it is a function of these: `tfwd.recompute`
+can run it a second time in backward, and `tf.cond` in a branch.
+
+Nested wrappers are one chain, the inner first. During its call an outer wrapper lists what it does
+to which weights (an `OuterWrapper`). An inner wrapper on the same weight starts from the raw value
+and applies the outer parametrizations after its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras, rates, recompute, substitute, training_flag
+from tfwd.layers import packing
+from tfwd.layers.attributes import Attributes
+from tfwd.layers.seed_stream import SeedStream
+from tfwd.layers.weight_selection import TargetedWeights
+from tfwd.parametrizations import chain
+from tfwd.parametrizations.chain import BoundParametrization
+
+
+class OuterWrapper(NamedTuple):
+    """What one wrapper around the present call does, by the variables' ids."""
+
+    raw: dict[int, tf.Tensor]
+    bound: dict[int, BoundParametrization]
+    taken: dict[int, keras.Variable]  # whose raw value a wrapper inside has asked for
+
+
+_local = threading.local()
+
+
+def _outer_wrappers() -> list[OuterWrapper]:
+    return getattr(_local, "wrappers", [])
+
+
+@contextlib.contextmanager
+def _within(wrappers: list[OuterWrapper]) -> Iterator[None]:
+    before = _outer_wrappers()
+    _local.wrappers = wrappers
+    try:
+        yield
+    finally:
+        _local.wrappers = before
+
+
+class CallAnalysis(NamedTuple):
+    """What a call was seen to do, by `call_analysis`.
+
+    Attributes:
+        impure: why the call cannot be run again, the end of a sentence; empty if it can.
+        updated: the variables that it updates, under either training flag.
+        losses: how many losses it adds, the larger number of the two flags.
+        extra: the variables that it reads besides those that its layer lists.
+        seen: whether it could be traced, so that it is known to read no weight past Keras.
+        shared: whether another layer of the same signature does just the same.
+        taken: whether it uses floating tensors that are not among its arguments. Whether a gradient
+            is wanted for them is not asked: another call may be made under another tape.
+    """
+
+    impure: str
+    updated: list[keras.Variable]
+    losses: int
+    extra: list[keras.Variable]
+    seen: bool = True
+    taken: bool = False
+    shared: bool = False
+
+
+class SubstitutedCall:
+    """One call, taken apart into tensors and seeds, so that it can be made again from them."""
+
+    def __init__(
+        self,
+        name: str,
+        draws: SeedStream,
+        function: Callable[..., Any],
+        variables: list[keras.Variable],
+        targeted: TargetedWeights,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        training: bool | tf.Tensor,
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.training = training
+        self.variables = list(variables)
+        self.wrappers = _outer_wrappers()
+        self._state = _keras.layers.CallState()
+        self._arguments = packing.Arguments(args, dict(kwargs))
+        if training is False or not targeted:
+            root = number = tf.zeros([], tf.int64)
+        else:
+            root, number = draws.next(training)
+        self.targeted = []
+        for target, parametrization in targeted:
+            with rates.naming(f"weight '{target.name}' of layer '{name}'"):
+                self.targeted.append((target, parametrization.at(number)))
+        self.seeds = [draws.seed_of(root, number, target.position) for target, _ in targeted]
+        # Weights that only wrappers around this one parametrize are read as those left them; but a
+        # wrapper inside this one may still ask for their raw values.
+        ids = {id(target.variable) for target, _ in targeted}
+        self._carried = [v for v in variables if id(v) not in ids and self._wrapper_of(v)]
+        self.tensors = [
+            *self._arguments.tensors,
+            *(self.raw(v) for v in self._carried),
+            *(self.raw(v) if id(v) in ids else _keras.variables.value(v) for v in variables),
+        ]
+
+    def extend(self, variables: list[keras.Variable]) -> None:
+        """Adds variables that the layer reads and does not list, such as states of an RNN."""
+        known = {id(v) for v in self.variables}
+        variables = [v for v in variables if id(v) not in known]
+        self.variables += variables
+        self.tensors += [_keras.variables.value(v) for v in variables]
+
+    def key(self) -> tuple:
+        """What the analysis of this call depends on."""
+        weights = tuple(id(v) for v in self.variables)
+        flag = self.training if isinstance(self.training, bool) else None
+        return self._arguments.kind(), weights, flag, tf.executing_eagerly(), len(self.wrappers)
+
+    def signature(self) -> tuple:
+        """The same without this layer's own weights: what a call of an equal layer has too."""
+        kinds = tuple((target.position, repr(p)) for target, p in self.targeted)
+        shapes = tuple((str(v.dtype), tuple(v.shape)) for v in self.variables)
+        flag = self.training if isinstance(self.training, bool) else None
+        return self._arguments.kind(), kinds, shapes, flag, tf.executing_eagerly()
+
+    def runs_again(self) -> bool:
+        """Whether backward would have to run the layer a second time."""
+        return tf.executing_eagerly() or not isinstance(self.training, bool)
+
+    def run(
+        self, analysis: CallAnalysis, recomputed: bool, before: Attributes | None
+    ) -> substitute.Result:
+        """Makes the call. Captured updates are returned and not made.
+
+        Args:
+            analysis: what the call is known to do.
+            recomputed: whether backward computes the effective weights again.
+            before: what the layers are while they run, given if they may run a second time.
+        """
+        branches = None
+        if not isinstance(self.training, bool):
+            branches = packing.Branches(analysis.updated, analysis.losses)
+        packed = packing.Results(self.name, self._arguments, branches)
+        pure = not analysis.impure
+        capture = pure and (recomputed or not isinstance(self.training, bool))
+
+        def function(training: bool, tensors: list, seeds: list, weights: list) -> list[tf.Tensor]:
+            # A user may have changed the layer since it ran.
+            with contextlib.nullcontext() if before is None else before.restored():
+                return packed.pack(self.evaluate(training, tensors, seeds, weights, capture))
+
+        def keeping(training: bool) -> list[tf.Tensor]:
+            weights = self.weights(training, self.tensors, self.seeds)
+            return function(training, self.tensors, self.seeds, weights)
+
+        if pure and recomputed:
+            flat = recompute.call(self.weights, function, self.training, self.tensors, self.seeds)
+        else:
+            flat = training_flag.each(self.training, keeping)
+        return packed.unpack(list(flat))
+
+    def weights(self, training: bool, tensors: list, seeds: list) -> list[tf.Tensor]:
+        """The effective values of the parametrized weights, from raw values and seeds."""
+        values = self._values(tensors)
+        return [
+            chain.apply(values[id(target.variable)], bound)
+            for (target, _), bound in zip(self.targeted, self.chains(training, seeds), strict=True)
+        ]
+
+    def chains(self, training: bool, seeds: list) -> list[list[BoundParametrization]]:
+        """What is done to each of the parametrized weights, here and by wrappers around."""
+        chains = []
+        for (target, p), seed in zip(self.targeted, seeds, strict=True):
+            key = id(target.variable)
+            around = [w.bound[key] for w in reversed(self.wrappers) if key in w.bound]
+            chains.append([BoundParametrization(p, seed, training), *around])
+        return chains
+
+    def _values(self, tensors: list) -> dict[int, tf.Tensor]:
+        after = len(self._arguments.tensors) + len(self._carried)
+        return {id(v): t for v, t in zip(self.variables, tensors[after:], strict=True)}
+
+    def evaluate(
+        self, training: bool, tensors: list, seeds: list, weights: list, capture: bool
+    ) -> substitute.Result:
+        """Calls the layer on effective weights."""
+        inputs = len(self._arguments.tensors)
+        args, kwargs = self._arguments.rebuild(tensors[:inputs])
+        raw = {id(v): t for v, t in zip(self._carried, tensors[inputs:], strict=False)}
+        values = self._values(tensors)
+        bound = {}
+        for (target, p), seed, weight in zip(self.targeted, seeds, weights, strict=True):
+            key = id(target.variable)
+            bound[key] = BoundParametrization(p, seed, training)
+            raw[key], values[key] = values[key], weight
+        wrapper = OuterWrapper(raw, bound, {})
+        # Without capture the other variables are left as they are, to be updated in place.
+        given = [(v, values[id(v)]) for v in self.variables if capture or id(v) in bound]
+        with _within([*self.wrappers, wrapper]), self._state.restored(training):
+            result = substitute.call(
+                lambda: self.function(*args, training=training, **kwargs), given, capture
+            )
+        return result._replace(read=result.read | wrapper.taken)
+
+    def _wrapper_of(self, variable: keras.Variable) -> OuterWrapper | None:
+        return next((w for w in reversed(self.wrappers) if id(variable) in w.raw), None)
+
+    def raw(self, variable: keras.Variable) -> tf.Tensor:
+        """The value of a weight that no wrapper has touched."""
+        wrapper = self._wrapper_of(variable)
+        if wrapper is None:
+            return _keras.variables.value(variable)
+        wrapper.taken[id(variable)] = variable
+        return wrapper.raw[id(variable)]
