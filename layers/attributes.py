@@ -1,8 +1,9 @@
-"""What a layer was before it was run, so that a look at it, or a second run, finds it so again."""
+"""Snapshots of layers' attributes, for a trace or a second run that must find them as they were."""
 
 from __future__ import annotations
 
 import contextlib
+import operator
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -33,7 +34,8 @@ class Attributes:
         changed = []
         for layer, noted in self._noted:
             now = vars(layer)
-            if any(now.get(name, noted) is not noted[name] for name in noted) or now.keys() - noted:
+            same = len(now) == len(noted) and all(map(operator.is_, now.values(), noted.values()))
+            if not same or now.keys() != noted.keys():
                 changed.append((now, dict(now)))
                 now.clear()
                 now.update(noted)

@@ -6,7 +6,6 @@ of its own, count its calls, or change in between, and nothing shows that to be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -22,19 +21,15 @@ _CALLED = ("__call__", "call")
 
 def is_keras_own(owner: keras.Layer) -> bool:
     """Whether a layer, and all in it, have no method, function or object that a user wrote."""
-    return all(_is_known(x) for layer in _keras.layers.all_layers(owner) for x in _parts(layer))
-
-
-def _parts(layer: keras.Layer) -> Iterable[Any]:
-    """The layer, what is called when it is called, and what it holds that can be called."""
-    yield layer
-    yield from (getattr(type(layer), name) for name in _CALLED)
-    for value in vars(layer).values():
-        if isinstance(value, dict):
-            value = list(value.values())
-        for item in value if isinstance(value, (list, tuple)) else (value,):
-            if callable(item):
-                yield item
+    for layer in _keras.layers.all_layers(owner):
+        called = [layer, *[getattr(type(layer), name) for name in _CALLED]]
+        for value in vars(layer).values():
+            if isinstance(value, dict):
+                value = list(value.values())
+            called += filter(callable, value if isinstance(value, (list, tuple)) else (value,))
+        if not all(map(_is_known, called)):
+            return False
+    return True
 
 
 def _is_known(value: Any) -> bool:

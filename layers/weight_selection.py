@@ -14,7 +14,7 @@ import keras
 
 from tfwd import _keras
 from tfwd.parametrizations import Parametrization
-from tfwd.paths import matches
+from tfwd.paths import compiled, matches
 
 T = TypeVar("T")
 
@@ -164,7 +164,7 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
     }
     found: dict[int, T] = {}
     for pattern in patterns:
-        expression = _compile(layer, pattern)
+        expression = compiled(pattern, f"{pattern!r}, for weights of layer '{layer.name}',")
         matched = [t for t in everything if matches(expression, t.path)]
         if not matched:
             raise ValueError(
@@ -261,16 +261,6 @@ def shortest_names(paths: list[str]) -> list[str]:
         unique = (end for end in ends if not any(o.endswith("/" + end) for o in others))
         names.append(next(unique, f"{path}:{i}"))
     return names
-
-
-def _compile(layer: keras.Layer, pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise ValueError(
-            f"{pattern!r}, meant to choose weights of layer '{layer.name}', is not a regular "
-            f"expression: {error}"
-        ) from error
 
 
 def _quantized(layer: keras.Layer) -> str:

@@ -7,7 +7,6 @@ whole.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from tfwd import _keras
 from tfwd._keras import wrapped_optimizers
 from tfwd.optimizers.decay_rules import Choice, DecayRules
 from tfwd.optimizers.decoupled_weight_decay import DecoupledWeightDecay
+from tfwd.paths import compiled
 
 
 class DecoupledWeightDecayExtension(DecoupledWeightDecay):
@@ -151,13 +151,10 @@ class _AddonsRules(DecayRules):
         super().__init__(owner)
         self.patterns = [patterns] if isinstance(patterns, str) else list(patterns)
         self.only: set[Any] | None = None
-        try:
-            self._expressions = [re.compile(pattern) for pattern in self.patterns]
-        except (re.error, TypeError) as error:
-            raise ValueError(
-                f"{owner}: exclude_from_weight_decay={self.patterns} has what is not a regular "
-                f"expression: {error}"
-            ) from error
+        self._expressions = [
+            compiled(pattern, f"{owner}: exclude_from_weight_decay pattern {pattern!r}")
+            for pattern in self.patterns
+        ]
 
     def _choice(self, variable: Any, path: str) -> Choice:
         for expression in self._expressions:

@@ -7,13 +7,12 @@ that a user reads to see whether the patterns say what was meant.
 from __future__ import annotations
 
 import numbers
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfwd import _keras
 from tfwd._keras import updates as _keras_updates
-from tfwd.paths import matches
+from tfwd.paths import compiled, matches
 
 
 class Choice(NamedTuple):
@@ -94,7 +93,7 @@ class DecayRules:
             raise ValueError(f"{owner}: include=[] decays nothing; None means every variable")
         self.chosen: dict[Any, Choice] = {}
         self._compiled = {
-            (kind, pattern): self._compile(kind, pattern)
+            (kind, pattern): compiled(pattern, f"{owner}: {kind} pattern {pattern!r}")
             for kind in ("include", "exclude", "multipliers")
             for pattern in getattr(self, kind) or ()
         }
@@ -139,14 +138,6 @@ class DecayRules:
             if matches(self._compiled[kind, pattern], path):
                 return pattern
         return None
-
-    def _compile(self, kind: str, pattern: str) -> re.Pattern[str]:
-        try:
-            return re.compile(pattern)
-        except (re.error, TypeError) as error:
-            raise ValueError(
-                f"{self.owner}: {kind} pattern {pattern!r} is not a regular expression: {error}"
-            ) from error
 
 
 def _patterns(owner: str, kind: str, given: Any) -> list[str] | None:

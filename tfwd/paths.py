@@ -1,8 +1,24 @@
-"""How a regular expression names variables: by their paths, the same way everywhere."""
+"""Regular expressions that choose variables by their paths, the same way everywhere."""
 
 from __future__ import annotations
 
 import re
+
+
+def compiled(pattern: str, what: str) -> re.Pattern[str]:
+    """The compiled pattern.
+
+    Args:
+        pattern: a regular expression.
+        what: the pattern and what it is for, the beginning of the error's message.
+
+    Raises:
+        ValueError: if it is not a regular expression.
+    """
+    try:
+        return re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ValueError(f"{what} is not a regular expression: {error}") from error
 
 
 def matches(expression: re.Pattern[str], path: str) -> bool:

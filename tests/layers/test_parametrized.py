@@ -142,6 +142,21 @@ def test_evaluation_draws_nothing() -> None:
     assert random_operations(lambda x: wrapped(x, training=True), SEQUENCE) != []
 
 
+def test_one_parametrization_is_for_the_default_weights() -> None:
+    lstm = keras.layers.Bidirectional(keras.layers.LSTM(4))
+    wrapped = layers.Parametrized(lstm, P.Dropout(0.5), seed=1)
+    wrapped(SEQUENCE, training=True)
+    effective = wrapped.effective_weights(0)
+    assert [name.rpartition("/")[2] for name in effective] == ["recurrent_kernel"] * 2
+    assert all(0.2 < np.mean(value == 0.0) < 0.8 for value in effective.values())
+    again = layers.Parametrized.from_config(wrapped.get_config())
+    again(SEQUENCE)
+    again.set_weights(wrapped.get_weights())
+    for found, value in zip(again.effective_weights(0).values(), effective.values(), strict=True):
+        np.testing.assert_array_equal(found, value)
+    assert again.weight_patterns is None
+
+
 def test_the_first_pattern_that_matches_counts() -> None:
     wrapped = layers.Parametrized(
         keras.layers.Dense(30), {"kernel": P.Dropout(0.5), ".*": P.GaussianNoise(0.1)}, seed=1
