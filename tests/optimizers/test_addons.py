@@ -108,9 +108,7 @@ def test_exclude_from_weight_decay_is_searched_for_and_may_be_missing():
     np.testing.assert_allclose(kernel, old[0] * (1 - D) ** 3, rtol=1e-6)
     np.testing.assert_array_equal(bias, old[1])
     assert "exclude_from_weight_decay 'bia'" in str(optimizer.decay_table(net))
-    with pytest.raises(
-        ValueError, match="exclude_from_weight_decay pattern .*not a regular"
-    ):
+    with pytest.raises(ValueError, match="exclude_from_weight_decay pattern .*not a regular"):
         SGDW(D, exclude_from_weight_decay=["("])
 
 
