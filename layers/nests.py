@@ -1,4 +1,4 @@
-"""What a layer takes and returns, taken apart into its leaves and put together again.
+"""Flattens and repacks what a layer takes and returns, dataclasses included.
 
 `tf.nest` knows lists, tuples, dicts, attrs and dataclasses that define `__tf_flatten__`. Here other
 dataclasses are opened too, field by field: a tensor that stays hidden in an object would be no

@@ -1,4 +1,4 @@
-"""Whether a layer runs as Keras's class of it says, or as someone else has it."""
+"""Whether a layer overrides something of its Keras class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments and results of a layer's call, as flat lists of tensors and back.
+"""Packs arguments and results of a layer's call into flat lists of tensors, and unpacks them.
 
 A function that is run again in backward, or stands in a branch of a `tf.cond`, takes and returns
 flat lists of tensors; a layer takes and returns nests with other things in them, some of which

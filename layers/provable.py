@@ -1,4 +1,4 @@
-"""Whether a layer is Keras's own all the way down, so that its call is known to be a function.
+"""Whether a layer has only Keras's own code, so that its call is known to be a pure function.
 
 Only such a layer is run a second time in backward. Whatever a user wrote may draw from a generator
 of its own, count its calls, or change in between, and nothing shows that to be so.

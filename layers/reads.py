@@ -1,4 +1,4 @@
-"""What is said of a layer that reads its weights where no other value can be given to them.
+"""Errors and warnings for weight reads that cannot be substituted.
 
 Errors where a weight would silently have its raw value, warnings where it may.
 """

@@ -1,5 +1,4 @@
-"""The call of a `keras.layers.LSTM` or `GRU`, with its loop replaced by a faster one where that
-computes the same.
+"""Calls an LSTM or GRU, by the fast loop where that is equivalent.
 
 Everything around the loop (states, stateful updates, dropout of the inputs, casts) stays Keras's:
 its own `call` runs on a stand-in for the layer that differs in `inner_loop` only.

@@ -1,4 +1,4 @@
-"""The state behind a layer's draws: a root seed and the number of the next training call.
+"""`SeedStream`: a root seed and the number of the next training call.
 
 It is a layer of its own, without weights, that stands inside the layer which draws: so it appears
 in `variables` but not in `weights`, and files that were written by a plain layer, which know

@@ -1,4 +1,4 @@
-"""`WeightPerturbationMixin`: what every layer that computes with functions of its weights has.
+"""`WeightPerturbationMixin`: base of all layers that compute with functions of their weights.
 
 A training call takes a call number, computes each parametrized weight's effective value from its
 raw value and a seed, and runs the layer with those values in place of the variables. Around that,

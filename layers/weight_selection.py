@@ -1,4 +1,4 @@
-"""Which weights of a layer are meant, and what they are called.
+"""Selects the weights of a layer that are parametrized, and names them.
 
 Weights are chosen by regular expressions on their paths, or by a rule for each kind of layer. Names
 serve people only: draws depend on a weight's position in `layer.weights`.

@@ -1,4 +1,4 @@
-"""`NonMonotonicASGD` in `fit`: told of each validation, and evaluated with the averaged weights."""
+"""`NonMonotonicASGDCallback`: `NonMonotonicASGD` in `fit`, evaluated with averaged weights."""
 
 from __future__ import annotations
 

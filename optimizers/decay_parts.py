@@ -1,4 +1,4 @@
-"""What of a step's variables is decayed: each once, and of a table perhaps only some rows."""
+"""Which variables and embedding rows a step decays."""
 
 from __future__ import annotations
 

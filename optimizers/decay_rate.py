@@ -1,4 +1,4 @@
-"""How much an update decays: weight_decay and its scale."""
+"""How much an update decays: `weight_decay` times its scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which variables are decayed, how much more or less than others, and why.
+"""Which variables are decayed, how much, and why.
 
 The rules are made once, when the optimizer meets its variables, and the same rules print the table
 that a user reads to see whether the patterns say what was meant.

@@ -1,4 +1,4 @@
-"""Gradients of a table in which a row stands more than once: its parts are added up.
+"""Adds up the parts of a sparse gradient in which a row stands more than once.
 
 A lookup gives a part of the gradient for each time that a row was used, side by side in a
 `tf.IndexedSlices`. Keras 3's optimizers compute with these parts as if each were a row's whole

@@ -1,4 +1,4 @@
-"""Updates of variables on all replicas of a distribution strategy, and nothing else."""
+"""Updates variables on all replicas of a distribution strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that depends on TensorFlow's graphs beyond their public API, and nothing else.
+"""Private TensorFlow graph APIs.
 
 A graph to look into before anything is run for good; what the hooks on saved tensors need: to
 answer a function's request for a tensor from outside, and to know loops and branches; and what is

@@ -1,4 +1,4 @@
-"""Functions with a gradient of their own that leave nothing behind in TensorFlow.
+"""`tf.custom_gradient` without its memory leak.
 
 `tf.custom_gradient`, traced in a graph, enters its gradient under a new name into a global table
 that nothing is ever removed from. The gradient refers to tensors of the graph, the graph to the

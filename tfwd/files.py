@@ -1,4 +1,4 @@
-"""Writing a file so that it is whole or not there at all.
+"""Writes a file so that it is whole or not there at all.
 
 A run can be killed at any moment. A file is therefore written beside its place and moved over it
 in one step: whoever reads it sees the old content or the new, never a part.

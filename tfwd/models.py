@@ -1,4 +1,4 @@
-"""`parametrize` an existing model, and `unwrap` it again: both share the model's variables."""
+"""`parametrize` and `unwrap`: put parametrizations on a model's weights, and take them off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates and deviations: what one may be, how it is checked, and how it is read.
+"""Rates and deviations: numbers, variables or schedules, checked and read.
 
 A rate is a number, a variable, or a schedule, which is any callable from the number of the training
 call. What can be known of it is checked when a layer is built; the rest, with the names of the

@@ -1,4 +1,4 @@
-"""Run a function on effective weights so that backward keeps neither them nor their draws.
+"""Runs a function on effective weights, and recomputes these in backward.
 
 `call` computes `weights = draw(tensors, seeds)` and `outputs = function(tensors, weights)`. What
 the gradient of the function asks for again is kept as ever, with one exception: a tensor that was

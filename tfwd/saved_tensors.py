@@ -1,4 +1,4 @@
-"""Give the gradient of a recorded computation other tensors than those it would keep.
+"""Replaces the tensors that TensorFlow keeps for backward.
 
 The gradient of a product needs its factors. When it is built in a graph of its own, it takes them
 from the forward graph by capturing them; what is captured is what is kept alive from forward to

@@ -1,4 +1,4 @@
-"""Stateless seeds: what a draw depends on, and nothing else.
+"""Stateless seeds: pure functions of a root seed, a position, a call and a replica.
 
 A draw is a pure function of the layer's root seed, the weight's position in the layer, the number
 of the call and the replica. Names play no part: Keras numbers them by what was built before. Since

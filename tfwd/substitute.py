@@ -1,4 +1,4 @@
-"""Run a layer on other values of its variables.
+"""Runs a layer on other values of its variables.
 
 `call` runs a function that reads Keras variables, a layer's call, with chosen tensors in their
 place. Nothing is assigned and no attribute is swapped: the variables stay as they are, whoever else

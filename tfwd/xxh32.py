@@ -1,4 +1,4 @@
-"""The generator behind every draw: XXH32 of an entry's number, keyed with the seed.
+"""XXH32, the generator behind every mask: of an entry's number, keyed with the seed.
 
 Entry number `i` of a draw depends on the seed and on `i` alone (a counter-based generator), so the
 rows of a large table can be drawn without the rest, and a draw can be made again anywhere. XXH32,

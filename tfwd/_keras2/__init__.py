@@ -1,1 +1,1 @@
-"""Keras 2.15 beyond its public API: what `tfwd._keras3` holds of Keras 3, under the same names."""
+"""Private Keras 2.15 APIs: the same modules and functions as `tfwd._keras3`."""

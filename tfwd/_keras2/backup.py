@@ -1,4 +1,4 @@
-"""What Keras 2's `BackupAndRestore` takes and tells."""
+"""Arguments and state of Keras 2's `BackupAndRestore`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of layers and reads of variables, as they are made: what `tfwd.gradients` sees of a model.
+"""Intercepts calls of layers and reads of variables, for `tfwd.gradients`.
 
 Keras has no hooks. For the time of a pass the `call` of some classes is replaced by a function that
 asks the present thread's handler, if there is one, and else goes on as before; so other threads see

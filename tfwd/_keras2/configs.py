@@ -1,4 +1,4 @@
-"""Configs of Keras 2.15's objects, and objects of configs, in each of its formats of files."""
+"""Serializes objects of Keras 2.15, in each of its file formats."""
 
 from __future__ import annotations
 

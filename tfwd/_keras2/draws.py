@@ -1,4 +1,4 @@
-"""What Keras's own layers draw in a pass over a model, kept so that another pass sees the same.
+"""Records what Keras 2's own layers draw in one pass, and replays it in another.
 
 Keras 2 draws by operations whose state is in no variable, so that it cannot be set back. But all
 its layers draw through one class, whose methods are replaced for the time of a pass, as in `calls`,

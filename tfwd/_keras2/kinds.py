@@ -1,4 +1,4 @@
-"""The two kinds of optimizers of Keras 2.15, and which of them a wrapper is.
+"""Whether a wrapper is a new or a legacy optimizer of Keras 2.15.
 
 Keras asks by class whether an optimizer is a new or a legacy one, and so do loss scales and
 tensorflow-addons. So a class of tfwd makes instances of two classes: what is written for both kinds

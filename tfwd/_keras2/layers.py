@@ -1,4 +1,4 @@
-"""What a layer of Keras 2.15 is beyond its public API: its call and its parts."""
+"""Layers of Keras 2.15: their build, call state, masks and sublayers."""
 
 from __future__ import annotations
 

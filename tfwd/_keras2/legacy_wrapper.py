@@ -1,4 +1,4 @@
-"""What Keras 2.15 wants of an optimizer that is a legacy one, and tensorflow-addons of one.
+"""`LegacyWrapper`: wrappers of legacy optimizers on Keras 2.15.
 
 A base of the classes that `OptimizerWrapper` makes: what they override in Keras's class is here,
 what Keras does not have is there.

@@ -1,4 +1,4 @@
-"""What Keras 2.15 wants of an optimizer that is one of `keras.optimizers`.
+"""`NewWrapper`: wrappers of the optimizers in Keras 2.15's `keras.optimizers`.
 
 A base of the classes that `OptimizerWrapper` makes: what they override in Keras's class is here,
 what Keras does not have is there.

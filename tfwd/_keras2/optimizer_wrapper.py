@@ -1,4 +1,4 @@
-"""`OptimizerWrapper`: an optimizer that stands in the place of one, of either kind."""
+"""`OptimizerWrapper`: an optimizer around another one, of either kind."""
 
 from __future__ import annotations
 

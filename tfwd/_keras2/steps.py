@@ -1,4 +1,4 @@
-"""What a training loop of one's own asks of an optimizer of Keras 2 or of tensorflow-addons.
+"""Optimizer calls for a custom training loop, on Keras 2 and tensorflow-addons.
 
 Keras 2 has two kinds of optimizers: the newer ones, of `keras.optimizers`, and the legacy ones, on
 which all of tensorflow-addons stands. They make their state and hold their learning rate each in

@@ -1,4 +1,4 @@
-"""Substitution on Keras 2.15, which has nothing like `keras.StatelessScope`.
+"""Maps variable reads to tensors on Keras 2.15, and intercepts assignments.
 
 A layer of Keras 2 reads its weights as attributes, so while a substitution is open on this thread,
 an attribute of a layer that is a variable, or a list of variables, is given out in the form of

@@ -1,4 +1,4 @@
-"""What is to happen with each update of a variable, and nothing else.
+"""Intercepts an optimizer's updates of its variables, on Keras 2.15.
 
 Keras has no public place for it. An optimizer makes an update by calling a method of its own for
 each variable: after clipping, never in a step that a loss scale skips, and on every replica. That

@@ -1,4 +1,4 @@
-"""Variables of Keras 2.15, which are TensorFlow's."""
+"""Variables of Keras 2.15, which are `tf.Variable`s."""
 
 from __future__ import annotations
 

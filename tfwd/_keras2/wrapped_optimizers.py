@@ -1,4 +1,4 @@
-"""Optimizers inside optimizers on Keras 2.15, where there are two kinds that do not mix.
+"""Optimizers inside optimizers on Keras 2.15, whose two kinds do not mix.
 
 The newer ones (`keras.optimizers`) update by `update_step`; the legacy ones
 (`keras.optimizers.legacy`, and all of tensorflow-addons') by `_resource_apply_dense` and the like.

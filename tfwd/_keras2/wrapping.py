@@ -1,4 +1,4 @@
-"""How Keras 2.15 calls a layer that stands in the place of another, and what the call leaves."""
+"""How a wrapper takes over the call of the layer inside it, on Keras 2.15."""
 
 from __future__ import annotations
 

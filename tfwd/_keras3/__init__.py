@@ -1,1 +1,1 @@
-"""Keras 3 beyond its public API: for layers, for their calls, for optimizers and their updates."""
+"""Private Keras 3 APIs."""

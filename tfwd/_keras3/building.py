@@ -1,4 +1,4 @@
-"""Layers that a call builds while its result is thrown away."""
+"""Builds layers by a call whose result is thrown away."""
 
 from __future__ import annotations
 

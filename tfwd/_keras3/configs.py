@@ -1,4 +1,4 @@
-"""Configs of Keras 3's objects, and objects of configs."""
+"""Serializes objects of Keras 3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other layers and models of Keras 3 on the same variables."""
+"""Copies layers and models of Keras 3, on the same variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layer of Keras 3 is beyond its public API: its call and its parts.
+"""Layers of Keras 3: their build, call state, masks and sublayers.
 
 Keras offers no public way to read the flags of the call that is under way, or to hold them still
 while a layer is run a second time. What there is, is private or nearly so and changes between

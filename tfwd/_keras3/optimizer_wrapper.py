@@ -1,4 +1,4 @@
-"""`OptimizerWrapper`: an optimizer that stands in the place of one that it holds."""
+"""`OptimizerWrapper`: an optimizer around another one."""
 
 from __future__ import annotations
 

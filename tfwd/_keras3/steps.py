@@ -1,4 +1,4 @@
-"""What a training loop of one's own asks of an optimizer of Keras 3, with or without a loss scale.
+"""Optimizer calls for a custom training loop, on Keras 3.
 
 A loop has gradients and variables, and a learning rate that it chose itself. It multiplies the loss
 before the gradient is taken where the optimizer scales it, and the optimizer divides again.

@@ -1,4 +1,4 @@
-"""Substitution on Keras 3: a `keras.StatelessScope` that lets through what is not substituted."""
+"""Maps variable reads to tensors on Keras 3, and intercepts assignments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to happen with each update of a variable, and nothing else.
+"""Intercepts an optimizer's updates of its variables, on Keras 3.
 
 Keras has no public place for it. An optimizer makes an update by calling its own `update_step` for
 each variable: after clipping, once for several accumulated gradients, never in a step that a loss

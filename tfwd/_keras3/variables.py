@@ -1,4 +1,4 @@
-"""Variables of Keras 3, behind which TensorFlow's stand."""
+"""Variables of Keras 3, and the `tf.Variable` behind each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers inside optimizers: what they hold, and what they say of themselves.
+"""Optimizers inside optimizers on Keras 3.
 
 The functions look through tfwd's wrappers, loss scales and Keras's own optimizer of several.
 """

@@ -1,4 +1,4 @@
-"""How Keras 3 calls a layer that stands in the place of another, and what the call leaves."""
+"""How a wrapper takes over the call of the layer inside it, on Keras 3."""
 
 from __future__ import annotations
 

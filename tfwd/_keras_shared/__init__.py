@@ -1,1 +1,1 @@
-"""What `tfwd._keras2` and `tfwd._keras3` do alike, written once."""
+"""What is alike on both Kerases, for `tfwd._keras2` and `tfwd._keras3`."""

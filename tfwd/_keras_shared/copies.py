@@ -1,4 +1,4 @@
-"""A second layer on the variables of a first, whichever Keras it is of."""
+"""Copies a layer on the same variables: what is alike on both Kerases."""
 
 from __future__ import annotations
 

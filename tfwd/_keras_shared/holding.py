@@ -1,4 +1,4 @@
-"""An optimizer that holds another one and stands in its place: what is alike on either Keras."""
+"""An optimizer around another one: what is alike on both Kerases."""
 
 from __future__ import annotations
 

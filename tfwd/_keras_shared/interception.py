@@ -1,4 +1,4 @@
-"""Calls of layers, handed to a function of the present thread before they are made."""
+"""Intercepts calls of layers, for the present thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods that are others for a time: of classes, for all threads, and of optimizers."""
+"""Reference-counted monkey-patching of classes' and optimizers' methods."""
 
 from __future__ import annotations
 

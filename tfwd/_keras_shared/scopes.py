@@ -1,4 +1,4 @@
-"""What a substitution makes of the reads and updates that it is told of, on either Keras."""
+"""Rules for the reads and assignments inside a substitution: what is alike on both Kerases."""
 
 from __future__ import annotations
 

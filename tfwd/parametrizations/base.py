@@ -1,4 +1,4 @@
-"""What every parametrization is and can be asked."""
+"""`Parametrization`: the base class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One parametrization after another: of a `Chain`, or of a layer and the wrappers around it."""
+"""`Chain`: one parametrization after another; and how a layer's and its wrappers' are chained."""
 
 from __future__ import annotations
 
