@@ -6,22 +6,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from parametrizations_table import ALL
 
 from tfwd import parametrizations as P
 from tfwd import random_masks, seeds
 from tfwd.parametrizations import chain
 
 SEED = tf.constant([1, 2])
-ALL = [
-    P.Dropout(0.5),
-    P.Dropout(0.25, noise_shape=(None, 1)),
-    P.GaussianNoise(0.3),
-    P.GaussianNoise(0.3, start_step=2),
-    P.WeightNorm(),
-    P.WeightNorm(axis=0, epsilon=1e-3),
-    P.Chain([P.GaussianNoise(0.3), P.Dropout(0.5)]),
-    P.Chain([P.Chain([P.Dropout(0.5)]), P.WeightNorm()]),
-]
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 
 
@@ -53,6 +44,13 @@ def test_config_round_trip(p: P.Parametrization) -> None:
     assert again.get_config() == p.get_config()
     call = tf.constant(5, tf.int64)
     np.testing.assert_array_equal(again.at(call)(weight(), SEED), p.at(call)(weight(), SEED))
+
+
+@pytest.mark.parametrize("p", [p for p in ALL if p.by_rows], ids=repr)
+def test_rows_are_those_of_the_whole(p: P.Parametrization) -> None:
+    w, p, places = weight(), p.at(tf.constant(5, tf.int64)), tf.constant([[3, 29], [3, 0]])
+    found = p.of_rows(tf.gather(w, places), SEED, places, tuple(w.shape))
+    np.testing.assert_allclose(found, tf.gather(p(w, SEED), places), rtol=1e-6)
 
 
 @pytest.mark.parametrize("p", ALL, ids=repr)

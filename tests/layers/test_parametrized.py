@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from parametrizations_table import ALL
 
 from tfwd import _keras, layers
 from tfwd import parametrizations as P
@@ -140,6 +141,24 @@ def test_evaluation_draws_nothing() -> None:
     wrapped(SEQUENCE)
     assert random_operations(lambda x: wrapped(x, training=False), SEQUENCE) == []
     assert random_operations(lambda x: wrapped(x, training=True), SEQUENCE) != []
+
+
+@pytest.mark.parametrize("p", ALL, ids=repr)
+def test_every_parametrization_in_a_layer_and_in_its_file(p: P.Parametrization, tmp_path) -> None:
+    wrapped = layers.Parametrized(keras.layers.Dense(3), {"kernel": p}, seed=1)
+    model = keras.Sequential([keras.Input([5]), wrapped])
+    nonzero(wrapped)
+    plain = keras.layers.Dense(3)
+    plain.build([4, 5])
+    step = tf.function(lambda: model(X, training=True))
+    for call in range(4):
+        plain.set_weights([wrapped.effective_weights(call)["kernel"], wrapped.get_weights()[1]])
+        found = step() if call % 2 else model(X, training=True)
+        np.testing.assert_allclose(found, plain(X), rtol=1e-5, atol=1e-5)
+    model.save(tmp_path / "model.keras")
+    (again,) = keras.models.load_model(tmp_path / "model.keras").layers[-1:]
+    expected = wrapped.effective_weights(4)["kernel"]
+    np.testing.assert_array_equal(again.effective_weights(4)["kernel"], expected)
 
 
 def test_one_parametrization_is_for_the_default_weights() -> None:
