@@ -176,11 +176,12 @@ def extend_with_decoupled_weight_decay(base_optimizer: type) -> type:
         `custom_objects`, to load what was saved with it.
 
     Example:
-        >>> import keras
-        >>> NadamW = extend_with_decoupled_weight_decay(keras.optimizers.Nadam)
-        >>> optimizer = NadamW(weight_decay=1e-4, learning_rate=1e-3)
-        >>> optimizer.weight_decay, optimizer.beta_1
-        (0.0001, 0.9)
+
+    >>> import keras
+    >>> NadamW = extend_with_decoupled_weight_decay(keras.optimizers.Nadam)
+    >>> optimizer = NadamW(weight_decay=1e-4, learning_rate=1e-3)
+    >>> optimizer.weight_decay, optimizer.beta_1
+    (0.0001, 0.9)
     """
 
     class OptimizerWithDecoupledWeightDecay(DecoupledWeightDecayExtension):
@@ -204,11 +205,12 @@ class AdamW(DecoupledWeightDecayExtension):
             Adam takes.
 
     Example:
-        >>> optimizer = AdamW(weight_decay=0.25, learning_rate=1.0)
-        >>> weight = tf.Variable([4.0])
-        >>> _ = optimizer.minimize(lambda: 2.0 * weight, [weight])
-        >>> round(float(weight[0]), 3)
-        2.0
+
+    >>> optimizer = AdamW(weight_decay=0.25, learning_rate=1.0)
+    >>> weight = tf.Variable([4.0])
+    >>> _ = optimizer.minimize(lambda: 2.0 * weight, [weight])
+    >>> round(float(weight[0]), 3)
+    2.0
     """
 
     base_optimizer = keras.optimizers.Adam
@@ -248,11 +250,12 @@ class SGDW(DecoupledWeightDecayExtension):
             SGD takes.
 
     Example:
-        >>> optimizer = SGDW(weight_decay=0.25, learning_rate=1.0)
-        >>> weight = tf.Variable([4.0])
-        >>> _ = optimizer.apply_gradients([(tf.constant([1.0]), weight)])
-        >>> float(weight[0])
-        2.0
+
+    >>> optimizer = SGDW(weight_decay=0.25, learning_rate=1.0)
+    >>> weight = tf.Variable([4.0])
+    >>> _ = optimizer.apply_gradients([(tf.constant([1.0]), weight)])
+    >>> float(weight[0])
+    2.0
     """
 
     base_optimizer = keras.optimizers.SGD

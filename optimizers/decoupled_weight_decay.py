@@ -80,12 +80,13 @@ class DecoupledWeightDecay(SumsRows):
             `build`, where the variables are first known: a pattern matches none of them.
 
     Example:
-        >>> import keras
-        >>> optimizer = DecoupledWeightDecay(keras.optimizers.SGD(0.1), 0.25)
-        >>> weight = tf.Variable([4.0, 8.0], name="weight")
-        >>> optimizer.apply([tf.constant([10.0, 0.0])], [weight])
-        >>> weight.numpy()
-        array([2., 6.], dtype=float32)
+
+    >>> import keras
+    >>> optimizer = DecoupledWeightDecay(keras.optimizers.SGD(0.1), 0.25)
+    >>> weight = tf.Variable([4.0, 8.0], name="weight")
+    >>> optimizer.apply([tf.constant([10.0, 0.0])], [weight])
+    >>> weight.numpy()
+    array([2., 6.], dtype=float32)
 
     References:
         Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101.
@@ -173,14 +174,15 @@ class DecoupledWeightDecay(SumsRows):
             ValueError: a pattern matches none of the variables.
 
         Example:
-            >>> import keras
-            >>> layer = keras.layers.Dense(3, name="score")
-            >>> scores = layer(tf.ones((1, 2)))
-            >>> optimizer = DecoupledWeightDecay("adam", 0.0005, exclude="bias")
-            >>> print(optimizer.decay_table(layer))
-            variable      shape  decay an update  why
-            score/kernel    2x3           0.0005  every variable
-            score/bias        3                -  exclude 'bias'
+
+        >>> import keras
+        >>> layer = keras.layers.Dense(3, name="score")
+        >>> scores = layer(tf.ones((1, 2)))
+        >>> optimizer = DecoupledWeightDecay("adam", 0.0005, exclude="bias")
+        >>> print(optimizer.decay_table(layer))
+        variable      shape  decay an update  why
+        score/kernel    2x3           0.0005  every variable
+        score/bias        3                -  exclude 'bias'
         """
         variables = getattr(model, "trainable_variables", model)
         rows = DecayTable()

@@ -57,21 +57,22 @@ class NonMonotonicASGD(SumsRows):
         ValueError: n is not a whole number of at least 1.
 
     Example:
-        >>> import keras
-        >>> optimizer = NonMonotonicASGD(keras.optimizers.SGD(1.0), non_monotone_interval=1)
-        >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-        >>> layer.build((None, 1))
-        >>> (weight,) = layer.weights
-        >>> optimizer.build([weight])
-        >>> [optimizer.observe(loss) for loss in (3.0, 2.0, 4.0)]
-        [False, False, True]
-        >>> for _ in range(3):
-        ...     optimizer.apply([tf.constant([[-1.0]])], [weight])
-        >>> float(weight[0, 0])
-        3.0
-        >>> with optimizer.averaged():
-        ...     float(weight[0, 0])
-        2.0
+
+    >>> import keras
+    >>> optimizer = NonMonotonicASGD(keras.optimizers.SGD(1.0), non_monotone_interval=1)
+    >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    >>> layer.build((None, 1))
+    >>> (weight,) = layer.weights
+    >>> optimizer.build([weight])
+    >>> [optimizer.observe(loss) for loss in (3.0, 2.0, 4.0)]
+    [False, False, True]
+    >>> for _ in range(3):
+    ...     optimizer.apply([tf.constant([[-1.0]])], [weight])
+    >>> float(weight[0, 0])
+    3.0
+    >>> with optimizer.averaged():
+    ...     float(weight[0, 0])
+    2.0
 
     References:
         Merity, Keskar and Socher, "Regularizing and Optimizing LSTM Language Models",

@@ -21,11 +21,12 @@ def write_atomically(path: str | os.PathLike[str], content: str) -> None:
         OSError: the file cannot be written. What was there is left as it was.
 
     Example:
-        >>> import pathlib, tempfile
-        >>> file = pathlib.Path(tempfile.mkdtemp(), "note.txt")
-        >>> write_atomically(file, "whole")
-        >>> file.read_text()
-        'whole'
+
+    >>> import pathlib, tempfile
+    >>> file = pathlib.Path(tempfile.mkdtemp(), "note.txt")
+    >>> write_atomically(file, "whole")
+    >>> file.read_text()
+    'whole'
     """
     path = os.fspath(path)
     temporary = None
