@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfwd import _graphs, _keras
 from tfwd.gradients.blocks import over_blocks
-from tfwd.gradients.terms import wide
+from tfwd.gradients.per_example_gradients import wide
 
 # Gradients that vectorized_map makes at once, in bytes; it needs several times that.
 MAP_BYTES = 16 << 20

@@ -12,7 +12,7 @@ from tfwd.gradients import checks, independence
 from tfwd.gradients.data import Data
 from tfwd.gradients.job import Job
 from tfwd.gradients.losses import Losses
-from tfwd.gradients.terms import scaled, wide
+from tfwd.gradients.per_example_gradients import scaled, wide
 
 Parts = tuple[list[Any], list[Any], list[Any]]  # as Job.means gives them
 
@@ -130,7 +130,7 @@ def _squared_mean(
     data = given.never_empty()
     checks.build(model, data.x)
     checks.batch_normalization(model, bool(training))
-    found = independence.verdict(model, data, bool(training))
+    found = independence.report(model, data, bool(training))
     job = Job(model, losses, data, bool(training), found)
     parts = job.means(chunk_size)
     if data is not given:

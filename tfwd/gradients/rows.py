@@ -1,13 +1,13 @@
-"""The per-example gradients of an embedding's matrix, by the rows that an example uses."""
+"""`Rows`: the per-example gradients of an embedding's matrix, held by the rows that are used."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-from tfwd.gradients.terms import Scale, Term, scaled, size, wide
+from tfwd.gradients.per_example_gradients import PerExampleGradient, Scale, scaled, size, wide
 
 
-class Rows(Term):
+class Rows(PerExampleGradient):
     """`g_b[i] = sum over p with id_bp = i of d_bp`: the matrix of an embedding.
 
     Args:

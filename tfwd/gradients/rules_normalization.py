@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfwd.gradients.per_example_gradients import Materialized, size, wide
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
-from tfwd.gradients.terms import Given, size, wide
 
 
 def _scaled(
@@ -41,8 +41,8 @@ def _scaled(
     z = call.probe(tf.cast(z, normalized.dtype))
     summed = [axis for axis in range(1, inputs.shape.rank) if axis not in axes]
 
-    def given(product: tf.Tensor, variable: Any) -> Given:
-        return Given(
+    def given(product: tf.Tensor, variable: Any) -> Materialized:
+        return Materialized(
             tf.reshape(tf.reduce_sum(product, summed), [size(product, 0), *variable.shape])
         )
 
