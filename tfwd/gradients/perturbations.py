@@ -18,9 +18,9 @@ import tensorflow as tf
 from tfwd import _keras, layers, training_flag
 from tfwd.layers.weight_perturbation import WeightPerturbationMixin
 from tfwd.layers.weight_selection import all_targets
-from tfwd.parametrizations import Dropout, GaussianNoise, Parametrization
 
-# variable, effective weight, derivative of that by the raw weight (None if it is not elementwise)
+# For each variable its effective weight, and the derivative of that by the raw weight, entry by
+# entry; None if the parametrization is not elementwise.
 Effective: TypeAlias = "list[tuple[keras.Variable, tf.Tensor, tf.Tensor | None]]"
 
 
@@ -109,16 +109,13 @@ def _named(layer: Any, name: str) -> keras.Variable:
 
 
 def _is_elementwise(layer: Any) -> bool:
-    """Whether each entry of an effective weight depends on the same entry of the raw one alone."""
+    """Whether all parametrizations are, of the layer and of those in it.
+
+    Then each entry of an effective weight depends on the same entry of the raw one alone.
+    """
     return all(
-        type(element) in (Dropout, GaussianNoise)
+        parametrization.elementwise
         for inner in _keras.layers.all_layers(layer)
-        for parametrization in _parametrizations(inner)
-        for element in parametrization.elements()
+        if isinstance(inner, WeightPerturbationMixin)
+        for parametrization in inner._patterns().values()
     )
-
-
-def _parametrizations(layer: Any) -> list[Parametrization]:
-    if hasattr(layer, "parametrizations"):
-        return list(layer.parametrizations.values())
-    return [layer.parametrization] if hasattr(layer, "parametrization") else []
