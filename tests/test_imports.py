@@ -21,6 +21,7 @@ HEIGHTS = {
     0: {
         "tfwd._keras_shared",
         "tfwd.custom_gradient",
+        "tfwd.dtypes",
         "tfwd.files",
         "tfwd.paths",
         "tfwd.recurrence",

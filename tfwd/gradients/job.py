@@ -6,12 +6,13 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, substitute
+from tfwd.dtypes import at_least_float32, wide
 from tfwd.gradients import general, independence
 from tfwd.gradients.blocks import over_blocks
 from tfwd.gradients.combine import Scaled, sums, total
 from tfwd.gradients.data import Data
 from tfwd.gradients.losses import Losses
-from tfwd.gradients.per_example_gradients import Scale, scaled, wide
+from tfwd.gradients.per_example_gradients import Scale, scaled
 from tfwd.gradients.perturbations import Perturbations
 from tfwd.gradients.record import Pass
 
@@ -130,7 +131,7 @@ class Job:
     def _losses(self, record: Pass, chunk: Data) -> tuple[tf.Tensor, tf.Tensor | None]:
         """The examples' losses `[n]`, and the sum of those that are not of an example."""
         outputs = record.run(chunk.x, self.training)
-        per_example = wide(self.losses(chunk.y, outputs, chunk.sample_weight))
+        per_example = at_least_float32(self.losses(chunk.y, outputs, chunk.sample_weight))
         scalar = None
         each = self.report.per_example(record.losses, per_example.shape[0])
         for loss, is_own in zip(record.losses, each, strict=True):
@@ -176,7 +177,8 @@ class Job:
             self._used = {id(v) for v, g in zip(slow, found, strict=True) if g is not None}
         used = [v for v in slow if id(v) in self._used]
         for variable in slow:
-            zeros = tf.zeros(variable.shape, wide(_keras.variables.value(variable)).dtype)
+            dtype = wide(_keras.variables.value(variable).dtype)
+            zeros = tf.zeros(variable.shape, dtype)
             first[id(variable)] = second[id(variable)] = zeros
             self._methods[id(variable)] = "unused"
         if used:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tfwd.dtypes import at_least_float32
 from tfwd.gradients.blocks import over_blocks
 
 # Per-example gradients that are made at once, in bytes.
@@ -69,7 +70,7 @@ class Materialized(PerExampleGradient):
     """
 
     def __init__(self, gradients: tf.Tensor) -> None:
-        self._gradients = wide(gradients)
+        self._gradients = at_least_float32(gradients)
         self.shape = tuple(gradients.shape[1:])
         self.batch = size(gradients, 0)
 
@@ -115,7 +116,7 @@ class OuterProduct(PerExampleGradient):
     ) -> None:
         if x.shape.rank == 2:
             x, d = x[:, tf.newaxis], d[:, tf.newaxis]
-        self.x, self.d, self.arrange = wide(x), wide(d), arrange
+        self.x, self.d, self.arrange = at_least_float32(x), at_least_float32(d), arrange
         self.layout = layout if layout is not None or arrange is None else arrange
         bare = (*x.shape[2:], d.shape[-1])
         self.shape = bare if arrange is None else tuple(arrange(tf.zeros([1, *bare])).shape[1:])
@@ -186,11 +187,6 @@ def blockwise(
         block,
         lambda start, size: function(*(use.part(start, size).gradients() for use in uses)),
     )
-
-
-def wide(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor in float32 at least, in which moments are summed."""
-    return tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
 
 
 def size(tensor: tf.Tensor, axis: int) -> int | tf.Tensor:

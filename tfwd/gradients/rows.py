@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfwd.gradients.per_example_gradients import PerExampleGradient, Scale, scaled, size, wide
+from tfwd.dtypes import at_least_float32
+from tfwd.gradients.per_example_gradients import PerExampleGradient, Scale, scaled, size
 
 
 class Rows(PerExampleGradient):
@@ -21,7 +22,7 @@ class Rows(PerExampleGradient):
 
     def __init__(self, ids: tf.Tensor, d: tf.Tensor, rows: int) -> None:
         self.ids = tf.where(ids < 0, ids + rows, ids)
-        self.d, self.rows = wide(d), rows
+        self.d, self.rows = at_least_float32(d), rows
         self.shape = (rows, d.shape[-1])
         self.batch = size(d, 0)
 

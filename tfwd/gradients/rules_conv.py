@@ -8,13 +8,13 @@ import keras
 import tensorflow as tf
 
 from tfwd._keras import convolutions as _keras_convolutions
+from tfwd.dtypes import at_least_float32
 from tfwd.gradients.patches import windows
 from tfwd.gradients.per_example_gradients import (
     Materialized,
     OuterProduct,
     PerExampleGradient,
     size,
-    wide,
 )
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
@@ -164,10 +164,10 @@ def separable_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
 
 def _depthwise(layer: Any, x: tf.Tensor, d: tf.Tensor) -> PerExampleGradient:
     channels = x.shape[-1]
-    d = positions(wide(d))
+    d = positions(at_least_float32(d))
     d = tf.reshape(d, [size(d, 0), -1, channels, layer.depth_multiplier])
     found = [
-        tf.reduce_sum(positions(wide(window))[..., tf.newaxis] * d, 1)
+        tf.reduce_sum(positions(at_least_float32(window))[..., tf.newaxis] * d, 1)
         for window in windows(x, *geometry(layer))
     ]
     shape = (*layer.kernel_size, channels, layer.depth_multiplier)

@@ -8,12 +8,12 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, layers
+from tfwd.dtypes import at_least_float32
 from tfwd.gradients.per_example_gradients import (
     Materialized,
     OuterProduct,
     PerExampleGradient,
     size,
-    wide,
 )
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
@@ -35,7 +35,7 @@ def _count(tensor: tf.Tensor, last: int) -> int | tf.Tensor:
 
 def bias(d: tf.Tensor) -> PerExampleGradient:
     """A bias along the last axis: `g_b = sum_p d_bp`."""
-    return Materialized(tf.reduce_sum(wide(d), list(range(1, d.shape.rank - 1))))
+    return Materialized(tf.reduce_sum(at_least_float32(d), list(range(1, d.shape.rank - 1))))
 
 
 def plain(variable: Any) -> bool:
@@ -141,7 +141,7 @@ def _unbroadcast(d: tf.Tensor, shape: Any) -> tf.Tensor:
     missing = d.shape.rank - len(shape)
     ones = [missing + i for i, n in enumerate(shape) if n == 1 and missing + i > 0]
     axes = [*range(1, missing), *ones]
-    return tf.reshape(tf.reduce_sum(wide(d), axes), [size(d, 0), *shape])
+    return tf.reshape(tf.reduce_sum(at_least_float32(d), axes), [size(d, 0), *shape])
 
 
 @rule(keras.layers.Embedding)

@@ -8,13 +8,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfwd.dtypes import at_least_float32
 from tfwd.gradients.per_example_gradients import (
     Materialized,
     OuterProduct,
     PerExampleGradient,
     Scale,
     size,
-    wide,
 )
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
@@ -71,8 +71,8 @@ def _gru_reset_after(
         call.use(
             cell.bias,
             (z, recurrent),
-            lambda d, e: Materialized(
-                tf.stack([tf.reduce_sum(wide(d), 1), tf.reduce_sum(wide(e), 1)], 1)
+            lambda *both: Materialized(
+                tf.stack([tf.reduce_sum(at_least_float32(d), 1) for d in both], 1)
             ),
         )
     return outputs(layer, given, found)

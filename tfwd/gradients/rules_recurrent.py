@@ -12,12 +12,12 @@ import keras
 import tensorflow as tf
 
 from tfwd._keras import calls as _keras_calls
+from tfwd.dtypes import at_least_float32
 from tfwd.gradients.per_example_gradients import (
     Materialized,
     OuterProduct,
     PerExampleGradient,
     size,
-    wide,
 )
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
@@ -107,7 +107,7 @@ def previous(given: Sequence, states: tf.Tensor) -> tf.Tensor:
 
 def summed(d: tf.Tensor) -> PerExampleGradient:
     """A bias that is added at every step."""
-    return Materialized(tf.reduce_sum(wide(d), 1))
+    return Materialized(tf.reduce_sum(at_least_float32(d), 1))
 
 
 def _single(layer: Any, call: Call, given: Sequence, states: list[tf.Tensor], step: Step) -> Any:
