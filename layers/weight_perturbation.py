@@ -118,9 +118,8 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             training: the training flag.
         """
         subject, flag = self._subject(), training_flag.standardize(training)
-        given = self.parametrizations
-        given = given.values() if isinstance(given, Mapping) else [given]
-        if isinstance(flag, bool) and not any(_acts(p, flag) for p in given):
+        stochastic = all(p.stochastic for p in weight_selection.elements(self.parametrizations))
+        if flag is False and stochastic:
             result = _on_raw_weights(function, args, kwargs, flag)
             if self._known.targeted_from is None and _keras.layers.has_weights(subject):
                 self._targeted()  # the call has made the weights: a wrong pattern shows now

@@ -133,6 +133,13 @@ def check_evaluates_raw(layer: keras.Layer, parametrizations: Parametrizations, 
                 )
 
 
+def elements(parametrizations: Parametrizations) -> list[Parametrization]:
+    """The parametrizations, those of a chain one by one."""
+    if isinstance(parametrizations, Parametrization):
+        return parametrizations.elements()
+    return [element for p in parametrizations.values() for element in p.elements()]
+
+
 def _by_pattern(
     layer: keras.Layer, parametrizations: Parametrizations
 ) -> Mapping[str, Parametrization]:

@@ -8,13 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfwd.dtypes import wide
+
 # Where one compiled pass over memory gains more than the call of a compiled function costs.
 _LARGE = 2**18
-
-
-def wide(dtype: tf.DType) -> tf.DType:
-    """The dtype that the decay of a variable is computed in: half precision is too coarse."""
-    return tf.float64 if dtype == tf.float64 else tf.float32
 
 
 def decay(variable: tf.Variable, fraction: Any) -> Any:

@@ -17,10 +17,11 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._keras import updates as _keras_updates
 from tfwd._keras import wrapped_optimizers
+from tfwd.dtypes import wide
 from tfwd.optimizers.decay_parts import FirstUpdates, NamedRows
 from tfwd.optimizers.decay_rate import DecayRate
 from tfwd.optimizers.decay_rules import Choice, DecayRow, DecayRules, DecayTable
-from tfwd.optimizers.decay_step import FusedSteps, decay, decay_rows, wide
+from tfwd.optimizers.decay_step import FusedSteps, decay, decay_rows
 from tfwd.optimizers.repeated_rows import SumsRows
 from tfwd.optimizers.replicas import on_every_replica
 

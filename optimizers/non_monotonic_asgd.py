@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras
+from tfwd import _keras, dtypes
 from tfwd._keras import updates as _keras_updates
 from tfwd.optimizers.repeated_rows import SumsRows
 from tfwd.optimizers.replicas import on_every_replica
@@ -124,9 +124,9 @@ class NonMonotonicASGD(SumsRows):
 
     def _slot(self, variable: keras.Variable, name: str) -> keras.Variable:
         """A place for values of a variable, in single precision at least."""
-        wide = "float64" if _keras.variables.dtype_name(variable) == "float64" else "float32"
+        dtype = dtypes.wide(tf.as_dtype(_keras.variables.dtype_name(variable)))
         name = f"{_keras.variables.path(variable)}_{name}".replace("/", "_")
-        return self._add_variable(name, wide, 0, like=variable)
+        return self._add_variable(name, dtype.name, 0, like=variable)
 
     @property
     def triggered(self) -> bool:

@@ -22,6 +22,7 @@ HEIGHTS = {
         "tfwd._keras_shared",
         "tfwd.custom_gradient",
         "tfwd.deprecation",
+        "tfwd.dtypes",
         "tfwd.files",
         "tfwd.paths",
         "tfwd.recurrence",

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd import _graphs, xxh32
+from tfwd import _graphs, dtypes, xxh32
 from tfwd import seeds as seeding
 from tfwd.custom_gradient import custom_gradient
 
@@ -162,7 +162,7 @@ def noise(
     >>> round(float(tf.math.reduce_std(x)), 2)
     0.1
     """
-    stddev = tf.cast(stddev, _wide(tensor.dtype))
+    stddev = tf.cast(stddev, dtypes.wide(tensor.dtype))
     if _graphs.in_branch():
         return _run(_noise, tensor, tf.stop_gradient(stddev), seed, rows, None)
 
@@ -192,11 +192,7 @@ def normal(shape: xxh32.Shape, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
 
     References: M. Giles, "Approximating the erfinv function" (2010).
     """
-    return tf.cast(_normal(xxh32.counters(shape), _wide(dtype), seed), dtype)
-
-
-def _wide(dtype: tf.DType) -> tf.DType:
-    return dtype if dtype.size >= 4 else tf.float32
+    return tf.cast(_normal(xxh32.counters(shape), dtypes.wide(dtype), seed), dtype)
 
 
 def _kept(counters: list[tf.Tensor], keep: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -208,7 +204,7 @@ def _kept(counters: list[tf.Tensor], keep: tf.Tensor, seed: tf.Tensor) -> tf.Ten
 
 
 def _drop(tensor: tf.Tensor, kept: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
-    wide = _wide(tensor.dtype)
+    wide = dtypes.wide(tensor.dtype)
     scaled = tf.cast(tensor, wide) / tf.cast(keep, wide)
     return tf.where(kept, tf.cast(scaled, tensor.dtype), tf.zeros([], tensor.dtype))
 

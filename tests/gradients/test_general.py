@@ -228,7 +228,7 @@ def test_rule_with_gradients_of_a_wrong_shape_is_named() -> None:
     @gradients.rule(Wrong)
     def bad(layer: Any, call: gradients.Call, x: tf.Tensor) -> tf.Tensor:
         y = call.probe(tf.sin(x * call.value(layer.scale)))
-        call.use(layer.scale, y, lambda d: gradients.Given(d[:, :1]))
+        call.use(layer.scale, y, lambda d: gradients.Materialized(d[:, :1]))
         return y
 
     x, y = data(4, 2)

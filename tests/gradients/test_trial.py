@@ -270,7 +270,7 @@ def test_a_rule_that_computes_something_else_is_not_used() -> None:
     @gradients.rule(Scale)
     def wrong(layer: Any, call: gradients.Call, x: tf.Tensor) -> tf.Tensor:
         y = call.probe(x * call.value(layer.scale))
-        call.use(layer.scale, y, lambda d: gradients.Given(x * d))
+        call.use(layer.scale, y, lambda d: gradients.Materialized(x * d))
         return y
 
     model = keras.Sequential([keras.Input((2,)), Scale()])

@@ -115,7 +115,7 @@ def test_rule_that_does_not_give_its_probe_back_is_named(rule_uses: str) -> None
         result = x @ call.value(layer.kernel)
         probe = call.probe(result)
         wrong = result if rule_uses == "what it gave" else probe + 0
-        call.use(layer.kernel, wrong, lambda d: gradients.Outer(x, d))
+        call.use(layer.kernel, wrong, lambda d: gradients.OuterProduct(x, d))
         return probe
 
     x, y = data()

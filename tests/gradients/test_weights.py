@@ -135,3 +135,55 @@ def test_evaluation_neither_draws_nor_counts() -> None:
     moments = gradients.squared_mean(model, x, y, "mse")
     assert model.layers[0].calls == 0 and not general(moments)
     assert_moments(moments, per_example(model, x, y))
+
+
+class Squares(P.Parametrization):
+    """`w' = w^2 + noise`: elementwise, with a derivative that depends on the weight."""
+
+    elementwise = True
+
+    def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        noise = tf.random.stateless_normal(weight.shape, seed, dtype=weight.dtype)
+        return weight**2 + 0.1 * noise
+
+
+class RoundsSoftly(P.Parametrization):
+    """`w' = w - sin(2 pi w) / (2 pi)`: a smooth rounding, whose slope is 0 at whole numbers."""
+
+    elementwise = True
+
+    def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        return weight - tf.sin(2 * np.pi * weight) / (2 * np.pi)
+
+
+class MixingDropout(P.Dropout):
+    """A subclass whose `__call__` mixes entries: what its base class says is not for it."""
+
+    def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        return super().__call__(weight - tf.reduce_mean(weight), seed)
+
+
+@pytest.mark.parametrize(
+    ("made", "fast"),
+    [
+        (Squares(), True),
+        (P.Chain([RoundsSoftly(), P.Dropout(0.5), Squares()]), True),
+        (MixingDropout(0.5), False),
+        (P.Chain([Squares(), P.WeightNorm()]), False),
+    ],
+)
+def test_parametrization_of_a_users_own(made: P.Parametrization, fast: bool) -> None:
+    assert made.elementwise == fast
+    layer = layers.Parametrized(L.Dense(4), {"kernel": made}, seed=1)
+    model = randomized(keras.Sequential([keras.Input((3,)), L.Dense(3), layer, L.Dense(2)]))
+    x = np.random.default_rng(1).normal(size=(4, 3))
+    y = np.random.default_rng(2).normal(size=(4, 2))
+    rewind = rewinding(model)
+    moments = gradients.squared_mean(model, x, y, "mse", training=True)
+    assert general(moments) == (not fast)
+    rewind()
+    with tf.GradientTape(persistent=True) as tape:
+        losses = tf.unstack(tf.reduce_mean((model(x, training=True) - y) ** 2, -1))
+    sources = [_keras.variables.tf_variable(v) for v in model.trainable_variables]
+    rows = [[tf.convert_to_tensor(g) for g in tape.gradient(loss, sources)] for loss in losses]
+    assert_moments(moments, [np.stack(parts) for parts in zip(*rows, strict=True)])

@@ -270,7 +270,7 @@ DEFECTS = [
     ),
     Defect(
         "a kernel's gradients are squared before they are summed over positions",
-        "tfwd/gradients/terms.py",
+        "tfwd/gradients/per_example_gradients.py",
         "[1.0 if p == q else 2.0 for",
         "[1.0 if p == q else 0.0 for",
         (RULES, "-k", "dense_sequence"),

@@ -3,13 +3,16 @@
     moments = tfwd.gradients.squared_mean(model, x, y, loss)
     moments.mean, moments.squared_mean, moments.methods
 
-`moments` and `job` have the whole computation, `record` the pass that notes every use of a weight,
-`terms`, `rows` and `combine` the arithmetic, `general` the way for what no rule is known for, and
-the `rules_` modules the rules of layers; `rule` registers another.
+Where to look: `moments` has the public function, `job` the computation on a batch and its chunks,
+and `record` the forward pass that notes every use of a weight. The rules of layers are in the
+`rules_` modules; `rule` registers another. `per_example_gradients`, `rows` and `combine` do the
+arithmetic. `general` computes what no rule is known for, and `independence` tries a model out.
 """
 
-# The modules of rules are imported because they register them.
-from tfwd.gradients import (
+from tfwd.deprecation import renamed
+
+# Importing a module of rules registers them.
+from tfwd.gradients import (  # noqa: F401
     rules_conv,
     rules_dense,
     rules_gru,
@@ -17,23 +20,27 @@ from tfwd.gradients import (
     rules_recurrent,
 )
 from tfwd.gradients.moments import Moments, squared_mean
+from tfwd.gradients.per_example_gradients import Materialized, OuterProduct, PerExampleGradient
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
 from tfwd.gradients.rows import Rows
-from tfwd.gradients.terms import Given, Outer, Term
 
 __all__ = [
     "Call",
-    "Given",
+    "Materialized",
     "Moments",
-    "Outer",
+    "OuterProduct",
+    "PerExampleGradient",
     "Rows",
-    "Term",
     "rule",
-    "rules_conv",
-    "rules_dense",
-    "rules_gru",
-    "rules_normalization",
-    "rules_recurrent",
     "squared_mean",
 ]
+
+__getattr__ = renamed(
+    __name__,
+    {
+        "Given": ("tfwd.gradients.Materialized", Materialized),
+        "Outer": ("tfwd.gradients.OuterProduct", OuterProduct),
+        "Term": ("tfwd.gradients.PerExampleGradient", PerExampleGradient),
+    },
+)

@@ -18,20 +18,26 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfwd.gradients.per_example_gradients import (
+    OuterProduct,
+    PerExampleGradient,
+    Scale,
+    blockwise,
+    scaled,
+)
 from tfwd.gradients.rows import Rows, scatter
-from tfwd.gradients.terms import Outer, Scale, Term, blockwise, scaled
 
 
 class Scaled(NamedTuple):
-    """A term, and what its gradients are to be multiplied by (None for 1)."""
+    """The per-example gradients of one use, and what multiplies them (None for 1)."""
 
-    term: Term
+    term: PerExampleGradient
     scale: tf.Tensor | None
 
 
 def sums(uses: Sequence[Scaled], by: Scale = 1.0) -> tuple[tf.Tensor, tf.Tensor]:
     """`sum_b g_b` and `sum_b g_b^2` for the sum of all uses of one weight, times `by`."""
-    groups: dict[int | None, list[Term]] = {}
+    groups: dict[int | None, list[PerExampleGradient]] = {}
     scales: dict[int | None, tf.Tensor | None] = {}
     for term, scale in uses:
         key = None if scale is None else id(scale)
@@ -63,16 +69,16 @@ def total(uses: Sequence[Scaled], by: Scale = 1.0) -> tf.Tensor:
     )
 
 
-def _merged(terms: list[Term]) -> list[Term]:
+def _merged(terms: list[PerExampleGradient]) -> list[PerExampleGradient]:
     """Terms of the same sum: at most one sum of rows, and at most one other."""
     rows = [term for term in terms if isinstance(term, Rows)]
-    outers = [term for term in terms if isinstance(term, Outer)]
-    others = [term for term in terms if not isinstance(term, (Rows, Outer))]
-    merged: list[Term] = []
+    outers = [term for term in terms if isinstance(term, OuterProduct)]
+    others = [term for term in terms if not isinstance(term, (Rows, OuterProduct))]
+    merged: list[PerExampleGradient] = []
     if rows:
         ids = tf.concat([tf.cast(term.ids, tf.int64) for term in rows], 1)
         merged.append(Rows(ids, tf.concat([term.d for term in rows], 1), rows[0].rows))
-    kinds: dict[tuple, list[Outer]] = {}
+    kinds: dict[tuple, list[OuterProduct]] = {}
     for term in outers:
         kinds.setdefault(
             (tuple(term.x.shape[2:]), tuple(term.d.shape[2:]), term.layout), []
@@ -80,16 +86,16 @@ def _merged(terms: list[Term]) -> list[Term]:
     for alike in kinds.values():
         x = tf.concat([term.x for term in alike], 1)
         d = tf.concat([term.d for term in alike], 1)
-        others.append(Outer(x, d, alike[0].arrange, alike[0].layout))
+        others.append(OuterProduct(x, d, alike[0].arrange, alike[0].layout))
     if len(others) > 1:
         merged.append(Sum(others))
     return merged + others if len(others) == 1 else merged
 
 
-class Sum(Term):
+class Sum(PerExampleGradient):
     """The sum of several terms, example by example."""
 
-    def __init__(self, terms: Sequence[Term]) -> None:
+    def __init__(self, terms: Sequence[PerExampleGradient]) -> None:
         self.terms = list(terms)
         self.shape, self.batch = terms[0].shape, terms[0].batch
 
@@ -103,7 +109,7 @@ class Sum(Term):
         return tf.add_n([term.gradients() for term in self.terms])
 
 
-def _cross(one: Term, two: Term) -> tf.Tensor:
+def _cross(one: PerExampleGradient, two: PerExampleGradient) -> tf.Tensor:
     """`sum_b g_b h_b` for two terms of one weight."""
     if isinstance(one, Rows) and not isinstance(two, Rows):
         one, two = two, one
@@ -115,14 +121,14 @@ def _cross(one: Term, two: Term) -> tf.Tensor:
     return blockwise([one, two], lambda g, h: (tf.reduce_sum(g * h, 0),))[0]
 
 
-def _is_plain(term: Term) -> bool:
+def _is_plain(term: PerExampleGradient) -> bool:
     if isinstance(term, Sum):
         return all(_is_plain(inner) for inner in term.terms)
-    return isinstance(term, Outer) and term.arrange is None and term.x.shape.rank == 3
+    return isinstance(term, OuterProduct) and term.arrange is None and term.x.shape.rank == 3
 
 
-def _at_rows(outer: Term, ids: tf.Tensor) -> tf.Tensor:
+def _at_rows(outer: PerExampleGradient, ids: tf.Tensor) -> tf.Tensor:
     """The rows `ids [B, S]` of each example's gradient `[I, O]`, as `[B, S, O]`."""
-    assert isinstance(outer, Outer)
+    assert isinstance(outer, OuterProduct)
     x = tf.gather(outer.x, ids, axis=2, batch_dims=1)
     return tf.matmul(x, outer.d, transpose_a=True)

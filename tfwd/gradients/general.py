@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from tfwd import _graphs, _keras
+from tfwd.dtypes import at_least_float32
 from tfwd.gradients.blocks import over_blocks
-from tfwd.gradients.terms import wide
 
 # Gradients that vectorized_map makes at once, in bytes; it needs several times that.
 MAP_BYTES = 16 << 20
@@ -52,7 +52,7 @@ def one_by_one(
         found = tape.gradient(
             loss, [_keras.variables.tf_variable(v) for v in variables], unconnected_gradients="zero"
         )
-        return tuple(wide(tf.convert_to_tensor(gradient)) for gradient in found)
+        return tuple(at_least_float32(tf.convert_to_tensor(gradient)) for gradient in found)
 
     def traced(index: tf.Tensor) -> tuple[tf.Tensor, ...]:
         graph = tf.compat.v1.get_default_graph()
@@ -96,7 +96,7 @@ def backward_each(
             output_gradients=upstream,
             unconnected_gradients="zero",
         )
-        return tuple(wide(tf.convert_to_tensor(gradient)) for gradient in found)
+        return tuple(at_least_float32(tf.convert_to_tensor(gradient)) for gradient in found)
 
     return "backward_each", _loop(gradients, losses.shape[0] or tf.shape(losses)[0])
 

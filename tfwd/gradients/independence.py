@@ -19,7 +19,7 @@ from tfwd.gradients.data import Data
 from tfwd.gradients.trial import Dependent, Trial
 
 
-class Verdict(NamedTuple):
+class IndependenceReport(NamedTuple):
     """What a trial has shown.
 
     Attributes:
@@ -41,10 +41,12 @@ class Verdict(NamedTuple):
         return [bool(loss.shape.rank) and loss.shape[0] == count for loss in losses]
 
 
-_verdicts: weakref.WeakKeyDictionary[Any, dict[Any, Verdict]] = weakref.WeakKeyDictionary()
+_reports: weakref.WeakKeyDictionary[Any, dict[Any, IndependenceReport]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def verdict(model: keras.Model, data: Data, training: bool) -> Verdict:
+def report(model: keras.Model, data: Data, training: bool) -> IndependenceReport:
     """Tries the model, unless it was tried on such inputs before.
 
     Where it cannot be tried, all its weights are left to the general way.
@@ -59,17 +61,17 @@ def verdict(model: keras.Model, data: Data, training: bool) -> Verdict:
         tuple((tuple(t.shape[1:]), t.dtype) for t in flat),
         tuple(id(v) for v in model.trainable_variables),
     )
-    known = _verdicts.setdefault(model, {})
+    known = _reports.setdefault(model, {})
     if key not in known:
         with _graphs.eagerly():
             found = _tried(model, data, training)
         if found is None:  # perhaps made-up values are nothing that it can take
-            return Verdict(general=frozenset(id(v) for v in model.trainable_variables))
+            return IndependenceReport(general=frozenset(id(v) for v in model.trainable_variables))
         known[key] = found
     return known[key]
 
 
-def _tried(model: keras.Model, data: Data, training: bool) -> Verdict | None:
+def _tried(model: keras.Model, data: Data, training: bool) -> IndependenceReport | None:
     for setting in trial_data.settings(model, data):
         found = None
         for values, x in trial_data.attempts(model, setting.x):
@@ -84,5 +86,7 @@ def _tried(model: keras.Model, data: Data, training: bool) -> Verdict | None:
                 break
         if found is not None:
             general = found.general | found.open
-            return Verdict(frozenset(found.folded - general), frozenset(general), found.losses)
+            return IndependenceReport(
+                frozenset(found.folded - general), frozenset(general), found.losses
+            )
     return None

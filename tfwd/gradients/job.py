@@ -6,14 +6,15 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, substitute
+from tfwd.dtypes import at_least_float32, wide
 from tfwd.gradients import general, independence
 from tfwd.gradients.blocks import over_blocks
 from tfwd.gradients.combine import Scaled, sums, total
 from tfwd.gradients.data import Data
 from tfwd.gradients.losses import Losses
+from tfwd.gradients.per_example_gradients import Scale, scaled
 from tfwd.gradients.perturbations import Perturbations
 from tfwd.gradients.record import Pass
-from tfwd.gradients.terms import Scale, scaled, wide
 
 
 class Job:
@@ -25,12 +26,12 @@ class Job:
         losses: Losses,
         data: Data,
         training: bool,
-        verdict: independence.Verdict,
+        report: independence.IndependenceReport,
     ) -> None:
         self.model, self.losses, self.data = model, losses, data
         self.training, self.batch = training, data.size
         self.variables = model.trainable_variables
-        self.verdict = verdict
+        self.report = report
         # Of the weights without a rule, those in the examples' losses; known after the first chunk.
         self._used: set[int] | None = None
         self._penalized: list[int] = []  # numbers of the weights in losses that are not of examples
@@ -106,7 +107,7 @@ class Job:
     ) -> list[Scaled] | None:
         """The uses of a weight; None if rules do not account for it."""
         uses = record.uses.get(id(variable), [])
-        if not uses or id(variable) in record.general | self.verdict.general:
+        if not uses or id(variable) in record.general | self.report.general:
             return None
         terms = []
         for use in uses:
@@ -120,7 +121,7 @@ class Job:
                     f"weight '{_keras.variables.path(variable)}' of shape {tuple(variable.shape)}"
                 )
             known = isinstance(term.batch, int) and isinstance(batch, int)
-            if term.batch != batch if known else id(variable) in self.verdict.folded:
+            if term.batch != batch if known else id(variable) in self.report.folded:
                 if known and term.batch % batch:
                     return None
                 term = term.folded(batch)
@@ -130,9 +131,9 @@ class Job:
     def _losses(self, record: Pass, chunk: Data) -> tuple[tf.Tensor, tf.Tensor | None]:
         """The examples' losses `[n]`, and the sum of those that are not of an example."""
         outputs = record.run(chunk.x, self.training)
-        per_example = wide(self.losses(chunk.y, outputs, chunk.sample_weight))
+        per_example = at_least_float32(self.losses(chunk.y, outputs, chunk.sample_weight))
         scalar = None
-        each = self.verdict.per_example(record.losses, per_example.shape[0])
+        each = self.report.per_example(record.losses, per_example.shape[0])
         for loss, is_own in zip(record.losses, each, strict=True):
             loss = tf.cast(loss, per_example.dtype)
             if is_own:
@@ -176,7 +177,8 @@ class Job:
             self._used = {id(v) for v, g in zip(slow, found, strict=True) if g is not None}
         used = [v for v in slow if id(v) in self._used]
         for variable in slow:
-            zeros = tf.zeros(variable.shape, wide(_keras.variables.value(variable)).dtype)
+            dtype = wide(_keras.variables.value(variable).dtype)
+            zeros = tf.zeros(variable.shape, dtype)
             first[id(variable)] = second[id(variable)] = zeros
             self._methods[id(variable)] = "unused"
         if used:

@@ -8,11 +8,12 @@ import keras
 import tensorflow as tf
 
 from tfwd._keras import calls as _keras_calls
+from tfwd.dtypes import at_least_float32
 from tfwd.gradients import checks, independence
 from tfwd.gradients.data import Data
 from tfwd.gradients.job import Job
 from tfwd.gradients.losses import Losses
-from tfwd.gradients.terms import scaled, wide
+from tfwd.gradients.per_example_gradients import scaled
 
 Parts = tuple[list[Any], list[Any], list[Any]]  # as Job.means gives them
 
@@ -130,7 +131,7 @@ def _squared_mean(
     data = given.never_empty()
     checks.build(model, data.x)
     checks.batch_normalization(model, bool(training))
-    found = independence.verdict(model, data, bool(training))
+    found = independence.report(model, data, bool(training))
     job = Job(model, losses, data, bool(training), found)
     parts = job.means(chunk_size)
     if data is not given:
@@ -139,7 +140,8 @@ def _squared_mean(
     (own, squares, scalars), count = _over_replicas(parts, given.size)
     regularizers = _keras_calls.regularization(model)
     penalties = [
-        _sum(a, None if b is None else wide(b)) for a, b in zip(scalars, regularizers, strict=True)
+        _sum(scalar, None if gradient is None else at_least_float32(gradient))
+        for scalar, gradient in zip(scalars, regularizers, strict=True)
     ]
     mean = [_sum(a, b) for a, b in zip(own, penalties, strict=True)]
     return Moments(mean, squares, job.methods(), count, penalties)

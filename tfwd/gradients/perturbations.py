@@ -16,11 +16,11 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, layers, training_flag
+from tfwd.layers import weight_selection
 from tfwd.layers.weight_perturbation import WeightPerturbationMixin
-from tfwd.layers.weight_selection import all_targets
-from tfwd.parametrizations import Dropout, GaussianNoise, Parametrization
 
-# variable, effective weight, derivative of that by the raw weight (None if it is not elementwise)
+# For each variable its effective weight, and the derivative of that by the raw weight, entry by
+# entry; None if the parametrization is not elementwise.
 Effective: TypeAlias = "list[tuple[keras.Variable, tf.Tensor, tf.Tensor | None]]"
 
 
@@ -105,20 +105,19 @@ def _effective(layer: Any, call: Any, scales: bool = True) -> Effective:
 
 def _named(layer: Any, name: str) -> keras.Variable:
     """The weight that `effective_weights` names."""
-    return next(t.variable for t in all_targets(layer._subject()) if t.name == name)
-
-
-def _is_elementwise(layer: Any) -> bool:
-    """Whether each entry of an effective weight depends on the same entry of the raw one alone."""
-    return all(
-        type(element) in (Dropout, GaussianNoise)
-        for inner in _keras.layers.all_layers(layer)
-        for parametrization in _parametrizations(inner)
-        for element in parametrization.elements()
+    return next(
+        t.variable for t in weight_selection.all_targets(layer._subject()) if t.name == name
     )
 
 
-def _parametrizations(layer: Any) -> list[Parametrization]:
-    if hasattr(layer, "parametrizations"):
-        return list(layer.parametrizations.values())
-    return [layer.parametrization] if hasattr(layer, "parametrization") else []
+def _is_elementwise(layer: Any) -> bool:
+    """Whether all parametrizations are, of the layer and of those in it.
+
+    Then each entry of an effective weight depends on the same entry of the raw one alone.
+    """
+    return all(
+        parametrization.elementwise
+        for inner in _keras.layers.all_layers(layer)
+        if isinstance(inner, WeightPerturbationMixin)
+        for parametrization in weight_selection.elements(inner.parametrizations)
+    )

@@ -18,8 +18,8 @@ import tensorflow as tf
 from tfwd import _graphs, _keras
 from tfwd._keras import calls as _keras_calls
 from tfwd.gradients import registry
+from tfwd.gradients.per_example_gradients import PerExampleGradient
 from tfwd.gradients.perturbations import Perturbations, plain_call
-from tfwd.gradients.terms import Term
 from tfwd.layers.weight_perturbation import WeightPerturbationMixin
 
 
@@ -28,14 +28,14 @@ class Use(NamedTuple):
 
     Attributes:
         method: the rule's name.
-        probes: the numbers of the probes that the term needs the gradients of.
+        probes: the numbers of the probes whose gradients `term` takes.
         term: from these gradients to the weight's per-example gradients.
         scale: the derivative of the effective weight that was used, None if it was the weight.
     """
 
     method: str
     probes: tuple[int, ...]
-    term: Callable[..., Term]
+    term: Callable[..., PerExampleGradient]
     scale: tf.Tensor | None
 
 
@@ -232,7 +232,7 @@ class Call:
         self,
         variable: keras.Variable | None,
         probes: tf.Tensor | tuple[tf.Tensor, ...],
-        term: Callable[..., Term],
+        term: Callable[..., PerExampleGradient],
     ) -> None:
         """Says what the per-example gradients of a weight by this use are.
 
@@ -240,7 +240,8 @@ class Call:
             variable: the weight; None and what is not trained are ignored.
             probes: one or several results of `probe`.
             term: called with the gradients of the sum of the examples' losses with respect to the
-                probes; returns an `Outer`, `Rows`, `Given` or other `Term` of the weight's shape.
+                probes; returns the `PerExampleGradient` of this use, of the weight's shape: an
+                `OuterProduct`, `Rows`, `Materialized` or one of your own.
 
         Raises:
             ValueError: if something else is given than what `probe` returned.

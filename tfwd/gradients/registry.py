@@ -60,7 +60,7 @@ def rule(*classes: type) -> Callable[[R], R]:
     >>> @gradients.rule(Scale)
     ... def scale(layer, call, x):
     ...     y = call.probe(x * call.value(layer.scale))
-    ...     call.use(layer.scale, y, lambda d: gradients.Given(x * d))
+    ...     call.use(layer.scale, y, lambda d: gradients.Materialized(x * d))
     ...     return y
     >>> model = keras.Sequential([keras.Input((2,)), Scale()])
     >>> x, y = tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.zeros([2, 2])

@@ -1,13 +1,14 @@
-"""The per-example gradients of an embedding's matrix, by the rows that an example uses."""
+"""`Rows`: the per-example gradients of an embedding's matrix, held by the rows that are used."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-from tfwd.gradients.terms import Scale, Term, scaled, size, wide
+from tfwd.dtypes import at_least_float32
+from tfwd.gradients.per_example_gradients import PerExampleGradient, Scale, scaled, size
 
 
-class Rows(Term):
+class Rows(PerExampleGradient):
     """`g_b[i] = sum over p with id_bp = i of d_bp`: the matrix of an embedding.
 
     Args:
@@ -21,7 +22,7 @@ class Rows(Term):
 
     def __init__(self, ids: tf.Tensor, d: tf.Tensor, rows: int) -> None:
         self.ids = tf.where(ids < 0, ids + rows, ids)
-        self.d, self.rows = wide(d), rows
+        self.d, self.rows = at_least_float32(d), rows
         self.shape = (rows, d.shape[-1])
         self.batch = size(d, 0)
 

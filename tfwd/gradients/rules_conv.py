@@ -8,11 +8,17 @@ import keras
 import tensorflow as tf
 
 from tfwd._keras import convolutions as _keras_convolutions
+from tfwd.dtypes import at_least_float32
 from tfwd.gradients.patches import windows
+from tfwd.gradients.per_example_gradients import (
+    Materialized,
+    OuterProduct,
+    PerExampleGradient,
+    size,
+)
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
 from tfwd.gradients.rules_dense import activated, bias, plain, positions
-from tfwd.gradients.terms import Given, Outer, Term, size, wide
 
 CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 TRANSPOSED = (
@@ -67,13 +73,13 @@ def conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     return activated(layer, z)
 
 
-def _kernel(layer: Any, x: tf.Tensor, d: tf.Tensor) -> Term:
+def _kernel(layer: Any, x: tf.Tensor, d: tf.Tensor) -> PerExampleGradient:
     under = tf.stack(windows(x, *geometry(layer)), axis=-2)  # [B, *positions, K, C]
     entries, channels, groups = under.shape[-2], under.shape[-1] // layer.groups, layer.groups
     shape = tuple(layer.kernel.shape)
     if groups == 1:
         flat = tf.reshape(under, [size(x, 0), -1, entries * channels])
-        return Outer(flat, positions(d), lambda g: tf.reshape(g, [-1, *shape]), shape)
+        return OuterProduct(flat, positions(d), lambda g: tf.reshape(g, [-1, *shape]), shape)
     under = tf.reshape(under, [size(x, 0), -1, entries, groups, channels])
     under = tf.transpose(under, [0, 1, 3, 2, 4])  # [B, P, G, K, C/G]
     outputs = d.shape[-1] // groups
@@ -84,7 +90,7 @@ def _kernel(layer: Any, x: tf.Tensor, d: tf.Tensor) -> Term:
         g = tf.reshape(g, [-1, groups, entries, channels, outputs])
         return tf.reshape(tf.transpose(g, [0, 2, 3, 1, 4]), [-1, *shape])
 
-    return Outer(x, d, arrange, (groups, shape))
+    return OuterProduct(x, d, arrange, (groups, shape))
 
 
 @rule(*TRANSPOSED)
@@ -98,12 +104,12 @@ def conv_transpose(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     z = call.probe(biased(layer, call, z))
     shape = tuple(layer.kernel.shape)  # [*kernel, outputs, inputs]
 
-    def term(d: tf.Tensor) -> Term:
+    def term(d: tf.Tensor) -> PerExampleGradient:
         d = last(layer, d)
         under = tf.stack(windows(d, *geometry(layer)), axis=-2)
         flat = tf.reshape(under, [size(d, 0), -1, under.shape[-2] * under.shape[-1]])
         x = positions(last(layer, inputs))
-        return Outer(flat, x, lambda g: tf.reshape(g, [-1, *shape]), ("transposed", shape))
+        return OuterProduct(flat, x, lambda g: tf.reshape(g, [-1, *shape]), ("transposed", shape))
 
     call.use(layer.kernel, z, term)
     call.use(layer.bias, z, lambda d: bias(last(layer, d)))
@@ -145,7 +151,7 @@ def separable_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     call.use(
         layer.pointwise_kernel,
         z,
-        lambda d: Outer(
+        lambda d: OuterProduct(
             positions(last(layer, between)),
             positions(last(layer, d)),
             lambda g: tf.reshape(g, [-1, *shape]),
@@ -156,13 +162,13 @@ def separable_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     return activated(layer, z)
 
 
-def _depthwise(layer: Any, x: tf.Tensor, d: tf.Tensor) -> Term:
+def _depthwise(layer: Any, x: tf.Tensor, d: tf.Tensor) -> PerExampleGradient:
     channels = x.shape[-1]
-    d = positions(wide(d))
+    d = positions(at_least_float32(d))
     d = tf.reshape(d, [size(d, 0), -1, channels, layer.depth_multiplier])
     found = [
-        tf.reduce_sum(positions(wide(window))[..., tf.newaxis] * d, 1)
+        tf.reduce_sum(positions(at_least_float32(window))[..., tf.newaxis] * d, 1)
         for window in windows(x, *geometry(layer))
     ]
     shape = (*layer.kernel_size, channels, layer.depth_multiplier)
-    return Given(tf.reshape(tf.stack(found, 1), [size(x, 0), *shape]))
+    return Materialized(tf.reshape(tf.stack(found, 1), [size(x, 0), *shape]))

@@ -8,10 +8,16 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, layers
+from tfwd.dtypes import at_least_float32
+from tfwd.gradients.per_example_gradients import (
+    Materialized,
+    OuterProduct,
+    PerExampleGradient,
+    size,
+)
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
 from tfwd.gradients.rows import Rows
-from tfwd.gradients.terms import Given, Outer, Term, size, wide
 
 
 def positions(tensor: tf.Tensor, last: int = 1) -> tf.Tensor:
@@ -27,9 +33,9 @@ def _count(tensor: tf.Tensor, last: int) -> int | tf.Tensor:
     return count
 
 
-def bias(d: tf.Tensor) -> Term:
+def bias(d: tf.Tensor) -> PerExampleGradient:
     """A bias along the last axis: `g_b = sum_p d_bp`."""
-    return Given(tf.reduce_sum(wide(d), list(range(1, d.shape.rank - 1))))
+    return Materialized(tf.reduce_sum(at_least_float32(d), list(range(1, d.shape.rank - 1))))
 
 
 def plain(variable: Any) -> bool:
@@ -53,7 +59,7 @@ def dense(layer: Any, call: Call, inputs: tf.Tensor, training: Any = None) -> An
     if layer.bias is not None:
         z = _keras.ops.add(z, call.value(layer.bias))
     z = call.probe(z)
-    call.use(layer.kernel, z, lambda d: Outer(positions(inputs), positions(d)))
+    call.use(layer.kernel, z, lambda d: OuterProduct(positions(inputs), positions(d)))
     call.use(layer.bias, z, bias)
     return activated(layer, z)
 
@@ -72,7 +78,7 @@ def einsum_dense(layer: Any, call: Call, inputs: tf.Tensor, training: Any = None
     z = call.probe(z)
     call.use(layer.kernel, z, lambda d: _einsum_outer(*letters, inputs, d))
     if layer.bias is not None:
-        call.use(layer.bias, z, lambda d: Given(_unbroadcast(d, layer.bias.shape)))
+        call.use(layer.bias, z, lambda d: Materialized(_unbroadcast(d, layer.bias.shape)))
     return activated(layer, z)
 
 
@@ -90,7 +96,9 @@ def _letters(equation: str, rank: int) -> tuple[str, str, str] | None:
     return None if alone or len(set(given)) < len(given) else (given, kernel, output)
 
 
-def _einsum_outer(given: str, kernel: str, output: str, x: tf.Tensor, d: tf.Tensor) -> Term:
+def _einsum_outer(
+    given: str, kernel: str, output: str, x: tf.Tensor, d: tf.Tensor
+) -> PerExampleGradient:
     batch = given[0]
     between = [c for c in given[1:] if c in output and c not in kernel]
     groups = [c for c in kernel if c in given and c in output]
@@ -112,7 +120,7 @@ def _einsum_outer(given: str, kernel: str, output: str, x: tf.Tensor, d: tf.Tens
 
     trivial = stored == list(kernel) and len(inner) == len(outer) == 1 and not groups
     layout = (tuple(stored), kernel, tuple(sizes[c] for c in kernel))
-    return Outer(
+    return OuterProduct(
         flat(x, given, inner), flat(d, output, outer), None if trivial else arrange, layout
     )
 
@@ -133,7 +141,7 @@ def _unbroadcast(d: tf.Tensor, shape: Any) -> tf.Tensor:
     missing = d.shape.rank - len(shape)
     ones = [missing + i for i, n in enumerate(shape) if n == 1 and missing + i > 0]
     axes = [*range(1, missing), *ones]
-    return tf.reshape(tf.reduce_sum(wide(d), axes), [size(d, 0), *shape])
+    return tf.reshape(tf.reduce_sum(at_least_float32(d), axes), [size(d, 0), *shape])
 
 
 @rule(keras.layers.Embedding)
@@ -162,6 +170,6 @@ def tied_dense(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
         logits = tf.nn.bias_add(logits, call.value(layer.bias))
     leading = [size(inputs, axis) for axis in range(inputs.shape.rank - 1)]
     z = call.probe(tf.reshape(logits, [*leading, layer.embedding.input_dim]))
-    call.use(matrix, z, lambda d: Outer(positions(d), positions(inputs)))
+    call.use(matrix, z, lambda d: OuterProduct(positions(d), positions(inputs)))
     call.use(layer.bias, z, bias)
     return z

@@ -8,6 +8,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfwd.dtypes import at_least_float32
+from tfwd.gradients.per_example_gradients import (
+    Materialized,
+    OuterProduct,
+    PerExampleGradient,
+    Scale,
+    size,
+)
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
 from tfwd.gradients.rules_recurrent import (
@@ -19,7 +27,6 @@ from tfwd.gradients.rules_recurrent import (
     summed,
 )
 from tfwd.gradients.scan import scan
-from tfwd.gradients.terms import Given, Outer, Scale, Term, size, wide
 
 
 @rule(keras.layers.GRU)
@@ -59,12 +66,14 @@ def _gru_reset_after(
         given.keep,
         given.factor,
     )
-    call.use(cell.recurrent_kernel, recurrent, lambda d: Outer(previous(given, found[0]), d))
+    call.use(cell.recurrent_kernel, recurrent, lambda d: OuterProduct(previous(given, found[0]), d))
     if cell.use_bias:
         call.use(
             cell.bias,
             (z, recurrent),
-            lambda d, e: Given(tf.stack([tf.reduce_sum(wide(d), 1), tf.reduce_sum(wide(e), 1)], 1)),
+            lambda *both: Materialized(
+                tf.stack([tf.reduce_sum(at_least_float32(d), 1) for d in both], 1)
+            ),
         )
     return outputs(layer, given, found)
 
@@ -90,11 +99,16 @@ def _gru_reset_before(
     unused = tf.zeros_like(time_major[..., : 2 * units])
     found = scan(time_major, unused, given.states, gates, step, given.keep)
 
-    def term(d: tf.Tensor) -> Term:
+    def term(d: tf.Tensor) -> PerExampleGradient:
         h = previous(given, found[0])
         r = tf.matmul(tf.reshape(h, [-1, units]), gates)
         r = tf.reshape(r, [size(h, 0), size(h, 1), 2 * units])
-        return Columns([Outer(h, d[..., : 2 * units]), Outer(reset(z, r, h), d[..., 2 * units :])])
+        return Columns(
+            [
+                OuterProduct(h, d[..., : 2 * units]),
+                OuterProduct(reset(z, r, h), d[..., 2 * units :]),
+            ]
+        )
 
     call.use(cell.recurrent_kernel, z, term)
     if cell.use_bias:
@@ -102,10 +116,10 @@ def _gru_reset_before(
     return outputs(layer, given, found)
 
 
-class Columns(Term):
+class Columns(PerExampleGradient):
     """Terms of the parts of a weight, side by side along its last axis."""
 
-    def __init__(self, terms: list[Term]) -> None:
+    def __init__(self, terms: list[PerExampleGradient]) -> None:
         self.terms, self.batch = terms, terms[0].batch
         self.shape = (*terms[0].shape[:-1], sum(term.shape[-1] for term in terms))
 
@@ -116,7 +130,7 @@ class Columns(Term):
     def total(self, scale: Scale = 1.0) -> tf.Tensor:
         return tf.concat([term.total(scale) for term in self.terms], -1)
 
-    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Term:
+    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> PerExampleGradient:
         return Columns([term.part(start, size) for term in self.terms])
 
     def gradients(self) -> tf.Tensor:

@@ -8,9 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfwd.dtypes import at_least_float32
+from tfwd.gradients.per_example_gradients import Materialized, size
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
-from tfwd.gradients.terms import Given, size, wide
 
 
 def _scaled(
@@ -33,21 +34,21 @@ def _scaled(
     shape = [1] * inputs.shape.rank
     for axis in axes:
         shape[axis] = inputs.shape[axis]
-    z = wide(normalized)
+    z = at_least_float32(normalized)
     if gamma is not None:
-        z = z * tf.reshape(wide(call.value(gamma)), shape)
+        z = z * tf.reshape(at_least_float32(call.value(gamma)), shape)
     if beta is not None:
-        z = z + tf.reshape(wide(call.value(beta)), shape)
+        z = z + tf.reshape(at_least_float32(call.value(beta)), shape)
     z = call.probe(tf.cast(z, normalized.dtype))
     summed = [axis for axis in range(1, inputs.shape.rank) if axis not in axes]
 
-    def given(product: tf.Tensor, variable: Any) -> Given:
-        return Given(
+    def given(product: tf.Tensor, variable: Any) -> Materialized:
+        return Materialized(
             tf.reshape(tf.reduce_sum(product, summed), [size(product, 0), *variable.shape])
         )
 
-    call.use(gamma, z, lambda d: given(wide(d) * wide(normalized), gamma))
-    call.use(beta, z, lambda d: given(wide(d), beta))
+    call.use(gamma, z, lambda d: given(at_least_float32(d) * at_least_float32(normalized), gamma))
+    call.use(beta, z, lambda d: given(at_least_float32(d), beta))
     return z
 
 

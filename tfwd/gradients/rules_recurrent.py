@@ -12,11 +12,17 @@ import keras
 import tensorflow as tf
 
 from tfwd._keras import calls as _keras_calls
+from tfwd.dtypes import at_least_float32
+from tfwd.gradients.per_example_gradients import (
+    Materialized,
+    OuterProduct,
+    PerExampleGradient,
+    size,
+)
 from tfwd.gradients.record import Call
 from tfwd.gradients.registry import rule
 from tfwd.gradients.rules_dense import plain
 from tfwd.gradients.scan import Step, scan
-from tfwd.gradients.terms import Given, Outer, Term, size, wide
 
 
 class Sequence(NamedTuple):
@@ -88,7 +94,7 @@ def project(layer: Any, call: Call, x: tf.Tensor, bias: tf.Tensor | None) -> tf.
     z = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), call.value(layer.cell.kernel))
     z = z if bias is None else z + bias
     z = call.probe(tf.reshape(z, [size(x, 0), size(x, 1), z.shape[-1]]))
-    call.use(layer.cell.kernel, z, lambda d: Outer(x, d))
+    call.use(layer.cell.kernel, z, lambda d: OuterProduct(x, d))
     return z
 
 
@@ -99,9 +105,9 @@ def previous(given: Sequence, states: tf.Tensor) -> tf.Tensor:
     return tf.transpose(before, [1, 0, 2])
 
 
-def summed(d: tf.Tensor) -> Term:
+def summed(d: tf.Tensor) -> PerExampleGradient:
     """A bias that is added at every step."""
-    return Given(tf.reduce_sum(wide(d), 1))
+    return Materialized(tf.reduce_sum(at_least_float32(d), 1))
 
 
 def _single(layer: Any, call: Call, given: Sequence, states: list[tf.Tensor], step: Step) -> Any:
@@ -113,7 +119,7 @@ def _single(layer: Any, call: Call, given: Sequence, states: list[tf.Tensor], st
     found = scan(
         time_major, tf.zeros_like(time_major), given.states, matrix, step, given.keep, given.factor
     )
-    call.use(cell.recurrent_kernel, z, lambda d: Outer(previous(given, found[0]), d))
+    call.use(cell.recurrent_kernel, z, lambda d: OuterProduct(previous(given, found[0]), d))
     if cell.use_bias:
         call.use(cell.bias, z, summed)
     return outputs(layer, given, found)

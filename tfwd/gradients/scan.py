@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd.custom_gradient import custom_gradient
-from tfwd.gradients.terms import size
+from tfwd.gradients.per_example_gradients import size
 
 Step = Callable[[tf.Tensor, tf.Tensor, list[tf.Tensor]], list[tf.Tensor]]
 

@@ -16,9 +16,9 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._keras import calls as _keras_calls
 from tfwd.gradients.data import Data
+from tfwd.gradients.per_example_gradients import PerExampleGradient
 from tfwd.gradients.perturbations import Perturbations
 from tfwd.gradients.record import Pass
-from tfwd.gradients.terms import Term
 from tfwd.gradients.trial_data import Values
 
 # Binary digits of the narrow types, whose outputs differ by more than a last one between two ways.
@@ -30,7 +30,10 @@ class Dependent(Exception):
 
 
 class Findings(NamedTuple):
-    """What an attempt has shown, as in `Verdict`; `open` are weights at which nothing arrived."""
+    """What an attempt has shown, as in `IndependenceReport`.
+
+    `open` are weights at which nothing arrived.
+    """
 
     folded: set[int]
     general: set[int]
@@ -211,7 +214,7 @@ def _same(one: list[tf.Tensor], two: list[tf.Tensor]) -> bool:
     return True
 
 
-def _each(term: Term) -> np.ndarray:
+def _each(term: PerExampleGradient) -> np.ndarray:
     """The largest entry of each example's gradient, which are made one by one."""
     assert isinstance(term.batch, int)
     parts = (term.part(index, 1).gradients() for index in range(term.batch))

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfwd.dtypes import at_least_float32
 from tfwd.lm import stream
 from tfwd.lm.model import LanguageModel
-from tfwd.lm.precision import at_least_float32
 
 
 class Evaluation(NamedTuple):

@@ -14,8 +14,8 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, layers
+from tfwd.dtypes import at_least_float32
 from tfwd.lm import blocks
-from tfwd.lm.precision import at_least_float32
 
 States = list[list[tf.Tensor]]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfwd.lm.precision import at_least_float32
+from tfwd.dtypes import at_least_float32
 
 
 def activation_penalty(

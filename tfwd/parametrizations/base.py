@@ -17,13 +17,16 @@ class Parametrization:
     Subclasses define `__call__`, and `get_config` if their constructor takes arguments. A
     stochastic parametrization acts in training only; a deterministic one (`stochastic = False`)
     acts in evaluation too. Whatever is random must come from the seed, by a `tf.random.stateless_*`
-    function: a draw is made a second time in backward.
+    function: a draw is made a second time in backward. `elementwise = True` says that each entry of
+    the result depends on that entry of the weight, the seed and its place alone; `tfwd.gradients`
+    is cheaper then, and a subclass with another `__call__` says it anew.
 
     Example:
 
     >>> import keras
     >>> @keras.saving.register_keras_serializable("my_package")
     ... class UniformNoise(Parametrization):
+    ...     elementwise = True
     ...     def __init__(self, width):
     ...         self.width = width
     ...     def __call__(self, weight, seed):
@@ -39,6 +42,12 @@ class Parametrization:
 
     stochastic = True
     by_rows = False
+    elementwise = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__call__" in vars(cls) and "elementwise" not in vars(cls):
+            cls.elementwise = False  # what a base class says holds for its own `__call__`
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns the effective weight.

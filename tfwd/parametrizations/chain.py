@@ -45,6 +45,11 @@ class Chain(Parametrization):
         """Whether any element is."""
         return any(p.stochastic for p in self.parametrizations)
 
+    @property
+    def elementwise(self) -> bool:  # type: ignore[override]
+        """Whether all elements are."""
+        return all(p.elementwise for p in self.parametrizations)
+
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         return apply(weight, [BoundParametrization(p, seed) for p in self.parametrizations])
 

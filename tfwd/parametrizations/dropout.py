@@ -44,6 +44,7 @@ class Dropout(Parametrization):
     """
 
     by_rows = True
+    elementwise = True
 
     def __init__(self, rate: rates.Scalar, noise_shape: Sequence[int | None] | None = None) -> None:
         self.rate = rates.constant(rate)

@@ -40,6 +40,7 @@ class GaussianNoise(Parametrization):
     """
 
     by_rows = True
+    elementwise = True
 
     def __init__(self, stddev: rates.Scalar, start_step: int = 0) -> None:
         self.stddev = rates.constant(stddev)

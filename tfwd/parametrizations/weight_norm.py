@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfwd import dtypes
 from tfwd.parametrizations.base import Parametrization
 
 
@@ -41,7 +42,7 @@ class WeightNorm(Parametrization):
         self.check("WeightNorm", tuple(weight.shape))
         rank = len(weight.shape)
         others = [axis for axis in range(rank) if axis != self.axis % rank]
-        wide = weight.dtype if weight.dtype.size >= 4 else tf.float32
+        wide = dtypes.wide(weight.dtype)
         squares = tf.reduce_sum(tf.square(tf.cast(weight, wide)), others, keepdims=True)
         # The root is taken after the maximum: its slope at zero is infinite.
         scale = tf.math.rsqrt(tf.maximum(squares, tf.cast(self.epsilon, wide) ** 2))

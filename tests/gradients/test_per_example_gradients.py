@@ -1,15 +1,20 @@
-"""The terms against the gradients that they stand for, in NumPy."""
+"""The forms of per-example gradients against the gradients that they stand for, in NumPy."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd.gradients import combine, rows, terms
+from tfwd.gradients import combine, per_example_gradients, rows
+from tfwd.gradients.per_example_gradients import (
+    Materialized,
+    OuterProduct,
+    PerExampleGradient,
+)
 
 RANDOM = np.random.default_rng(0)
 
 
-def check(term: terms.Term, each: np.ndarray) -> None:
+def check(term: PerExampleGradient, each: np.ndarray) -> None:
     assert term.shape == each.shape[1:]
     np.testing.assert_allclose(term.gradients(), each, atol=1e-12)
     np.testing.assert_allclose(term.part(1, 2).gradients(), each[1:3], atol=1e-12)
@@ -24,15 +29,15 @@ def check(term: terms.Term, each: np.ndarray) -> None:
 @pytest.mark.parametrize("positions", [1, 2, 3, 5, 6, 7, 40])
 def test_outer(positions: int) -> None:
     x, d = RANDOM.normal(size=(4, positions, 3)), RANDOM.normal(size=(4, positions, 2))
-    check(terms.Outer(tf.constant(x), tf.constant(d)), np.einsum("bpi,bpo->bio", x, d))
+    check(OuterProduct(tf.constant(x), tf.constant(d)), np.einsum("bpi,bpo->bio", x, d))
 
 
 @pytest.mark.parametrize("positions", [1, 4, 40])
 def test_outer_in_groups_and_arranged(positions: int) -> None:
     x, d = RANDOM.normal(size=(4, positions, 2, 3)), RANDOM.normal(size=(4, positions, 2, 5))
     each = np.einsum("bpgi,bpgo->bgio", x, d)
-    check(terms.Outer(tf.constant(x), tf.constant(d)), each)
-    turned = terms.Outer(tf.constant(x), tf.constant(d), lambda g: tf.transpose(g, [0, 3, 1, 2]))
+    check(OuterProduct(tf.constant(x), tf.constant(d)), each)
+    turned = OuterProduct(tf.constant(x), tf.constant(d), lambda g: tf.transpose(g, [0, 3, 1, 2]))
     check(turned, each.transpose(0, 3, 1, 2))
 
 
@@ -46,10 +51,10 @@ def test_rows_with_ids_that_repeat_and_count_from_the_end() -> None:
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terms, "BLOCK_BYTES", 4 * 6 * 2)  # two examples at a time
+    monkeypatch.setattr(per_example_gradients, "BLOCK_BYTES", 4 * 6 * 2)  # two examples at a time
     x, d = RANDOM.normal(size=(7, 40, 3)), RANDOM.normal(size=(7, 40, 2))
     each = np.einsum("bpi,bpo->bio", x, d)
-    term = terms.Outer(tf.constant(x), tf.constant(d))
+    term = OuterProduct(tf.constant(x), tf.constant(d))
     for found in (term.sums(), tf.function(lambda: term.sums())()):
         np.testing.assert_allclose(found[0], each.sum(0), atol=1e-12)
         np.testing.assert_allclose(found[1], (each**2).sum(0), atol=1e-12)
@@ -58,10 +63,10 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_uses_are_summed_before_they_are_squared() -> None:
     ids = tf.constant([[1, 1, 3], [0, 2, 0], [3, 3, 1], [2, 0, 2]])
     some = rows.Rows(ids, tf.constant(RANDOM.normal(size=(4, 3, 2))), 4)
-    outer = terms.Outer(
+    outer = OuterProduct(
         tf.constant(RANDOM.normal(size=(4, 9, 4))), tf.constant(RANDOM.normal(size=(4, 9, 2)))
     )
-    given = terms.Given(tf.constant(RANDOM.normal(size=(4, 4, 2))))
+    given = Materialized(tf.constant(RANDOM.normal(size=(4, 4, 2))))
     mask = tf.constant(RANDOM.normal(size=(4, 2)))
     for uses in (
         [(some, None), (outer, None)],

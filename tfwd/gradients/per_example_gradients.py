@@ -1,9 +1,9 @@
-"""The forms that per-example gradients take, and their moments.
+"""Per-example gradients of a weight in compact forms, and their sums over the examples.
 
-A term stands for the gradients `g_b`, `b = 1..B`, of one weight by one use of it, mostly without
-holding them: an outer product of what went into a product and of what came back to its result, a
-sum of rows, or the gradients themselves. What is wanted of a term are the sums over the examples
-of `g_b` and of `g_b^2`, element by element.
+A `PerExampleGradient` stands for the gradients `g_b`, `b = 1..B`, of one weight by one use of it.
+Most forms do not hold the gradients themselves: an `OuterProduct` holds the input of a product and
+the gradient at its result, `Rows` holds the rows of a sparse gradient; `Materialized` holds them.
+Each form computes `sum_b g_b` and `sum_b g_b^2`, element by element, as cheaply as it can.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tfwd.dtypes import at_least_float32
 from tfwd.gradients.blocks import over_blocks
 
 # Per-example gradients that are made at once, in bytes.
@@ -25,8 +26,8 @@ ENTRY_COST = 40
 Scale: TypeAlias = "float | tf.Tensor"
 
 
-class Term:
-    """Per-example gradients of a weight.
+class PerExampleGradient:
+    """Base class: the per-example gradients of a weight by one use of it.
 
     Attributes:
         shape: the weight's shape.
@@ -45,20 +46,23 @@ class Term:
         """`scale sum_b g_b`."""
         return scaled(blockwise([self], lambda g: (tf.reduce_sum(g, 0),))[0], scale)
 
-    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Term:
-        """The same of the examples `start .. start + size - 1`."""
+    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> PerExampleGradient:
+        """The gradients of the examples `start .. start + size - 1`."""
         raise NotImplementedError
 
-    def folded(self, batch: int | tf.Tensor) -> Term:
-        """The same where several rows, one after the other, are of one example."""
-        return Given(self.gradients()).folded(batch)
+    def folded(self, batch: int | tf.Tensor) -> PerExampleGradient:
+        """The gradients of `batch` examples, where several successive ones here are of one example.
+
+        They are summed: `g_b` is the sum of the rows that are of example `b`.
+        """
+        return Materialized(self.gradients()).folded(batch)
 
     def gradients(self) -> tf.Tensor:
         """All `g_b`, `[B, *shape]`."""
         raise NotImplementedError
 
 
-class Given(Term):
+class Materialized(PerExampleGradient):
     """The gradients themselves, for weights that are small beside the activations.
 
     Args:
@@ -66,7 +70,7 @@ class Given(Term):
     """
 
     def __init__(self, gradients: tf.Tensor) -> None:
-        self._gradients = wide(gradients)
+        self._gradients = at_least_float32(gradients)
         self.shape = tuple(gradients.shape[1:])
         self.batch = size(gradients, 0)
 
@@ -74,17 +78,17 @@ class Given(Term):
         total, squares = both(self._gradients)
         return scaled(total, scale), scaled(squares, scale)
 
-    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Given:
-        return Given(self._gradients[start : start + size])
+    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Materialized:
+        return Materialized(self._gradients[start : start + size])
 
-    def folded(self, batch: int | tf.Tensor) -> Given:
-        return Given(tf.reduce_sum(tf.reshape(self._gradients, [batch, -1, *self.shape]), 1))
+    def folded(self, batch: int | tf.Tensor) -> Materialized:
+        return Materialized(tf.reduce_sum(tf.reshape(self._gradients, [batch, -1, *self.shape]), 1))
 
     def gradients(self) -> tf.Tensor:
         return self._gradients
 
 
-class Outer(Term):
+class OuterProduct(PerExampleGradient):
     """`g_b = sum_p x_bp d_bp^T`: the kernel of a product, `x` its input, `d` at its result.
 
     Args:
@@ -92,7 +96,7 @@ class Outer(Term):
             `[B, I]` for one position, `[B, P, G, I]` for a product in G groups.
         d: `[B, P, O]`, `[B, O]` or `[B, P, G, O]`.
         arrange: brings `[n, I, O]`, or `[n, G, I, O]`, to `[n, *weight's shape]`; None for nothing.
-        layout: terms with equal layouts have arrangements that do the same; by default none have.
+        layout: says which arrangements do the same: those with equal layouts. By default none do.
 
     With one position the squares are one more product, `sum_b (x_b^2) (d_b^2)^T`, and with few
     positions too, over pairs of them: `(sum_p x_p d_p)^2 = sum_pq (x_p x_q) (d_p d_q)`. With more
@@ -112,7 +116,7 @@ class Outer(Term):
     ) -> None:
         if x.shape.rank == 2:
             x, d = x[:, tf.newaxis], d[:, tf.newaxis]
-        self.x, self.d, self.arrange = wide(x), wide(d), arrange
+        self.x, self.d, self.arrange = at_least_float32(x), at_least_float32(d), arrange
         self.layout = layout if layout is not None or arrange is None else arrange
         bare = (*x.shape[2:], d.shape[-1])
         self.shape = bare if arrange is None else tuple(arrange(tf.zeros([1, *bare])).shape[1:])
@@ -122,7 +126,7 @@ class Outer(Term):
         positions = self.x.shape[1]
         if positions is not None and 2 * _pairs(positions) <= 2 * positions + ENTRY_COST:
             return self.total(scale), self._arranged(self._pair_products(positions, scale))
-        total, squares = blockwise([Outer(self.x, self.d)], both)
+        total, squares = blockwise([OuterProduct(self.x, self.d)], both)
         return self._arranged(scaled(total, scale)), self._arranged(scaled(squares, scale))
 
     def total(self, scale: Scale = 1.0) -> tf.Tensor:
@@ -134,13 +138,13 @@ class Outer(Term):
             return scaled(x, scale), d
         return x, scaled(d, scale)
 
-    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Outer:
+    def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> OuterProduct:
         x, d = self.x[start : start + size], self.d[start : start + size]
-        return Outer(x, d, self.arrange, self.layout)
+        return OuterProduct(x, d, self.arrange, self.layout)
 
-    def folded(self, batch: int | tf.Tensor) -> Outer:
+    def folded(self, batch: int | tf.Tensor) -> OuterProduct:
         x, d = (tf.reshape(t, [batch, -1, *t.shape[2:]]) for t in (self.x, self.d))
-        return Outer(x, d, self.arrange, self.layout)
+        return OuterProduct(x, d, self.arrange, self.layout)
 
     def gradients(self) -> tf.Tensor:
         if self.x.shape.rank == 3:
@@ -168,26 +172,21 @@ class Outer(Term):
 
 
 def blockwise(
-    terms: Sequence[Term], function: Callable[..., tuple[tf.Tensor, ...]]
+    uses: Sequence[PerExampleGradient], function: Callable[..., tuple[tf.Tensor, ...]]
 ) -> tuple[tf.Tensor, ...]:
     """Sums `function(g, h, ..)` over blocks of examples, so that few gradients are held at once.
 
     Args:
-        terms: terms of one batch.
-        function: takes the gradients `[n, *shape]` of each term, returns sums over the examples.
+        uses: of one batch.
+        function: takes the gradients `[n, *shape]` of each use, returns sums over the examples.
     """
-    entries = sum(_entries(term.shape) for term in terms)
+    entries = sum(_entries(use.shape) for use in uses)
     block = max(1, BLOCK_BYTES // (4 * entries))
     return over_blocks(
-        terms[0].batch,
+        uses[0].batch,
         block,
-        lambda start, size: function(*(term.part(start, size).gradients() for term in terms)),
+        lambda start, size: function(*(use.part(start, size).gradients() for use in uses)),
     )
-
-
-def wide(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor in float32 at least, in which moments are summed."""
-    return tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
 
 
 def size(tensor: tf.Tensor, axis: int) -> int | tf.Tensor:
