@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from tfwd.lm import command_line, keys, rules
+from tfwd.lm import command_line, keys, validators
 from tfwd.lm import config as config_lib
 from tfwd.lm.config import check, default_config
-from tfwd.lm.errors import UserError, near
+from tfwd.lm.errors import UserError, suggest
 
 # One wrong value for each key, and a part of what must be said about it.
 WRONG = {
@@ -58,7 +58,7 @@ WRONG = {
     "sample.temperature": (-0.5, "a number, at least 0"),
     "sample.top_k": (-1, "at least 0"),
 }
-OF_ONE_TYPE = (rules.FLAG, rules.TEXT, rules.MAPPING)  # ConfigDict sees to the type
+OF_ONE_TYPE = (validators.FLAG, validators.TEXT, validators.MAPPING)  # ConfigDict sees to the type
 
 
 def set_key(config, key, value):
@@ -73,7 +73,7 @@ def test_defaults_are_valid_and_complete():
 
 
 def test_every_key_has_a_wrong_value_here():
-    unchecked = {key for key, (_, rule, _) in keys.KEYS.items() if rule in OF_ONE_TYPE}
+    unchecked = {key for key, (_, validator, _) in keys.KEYS.items() if validator in OF_ONE_TYPE}
     assert set(WRONG) | unchecked == set(keys.KEYS)
 
 
@@ -189,9 +189,9 @@ def test_describe_has_every_key_on_a_line_of_help():
 
 
 def test_near_names():
-    assert near("WEIGHT_DROPOUTS", ["weight_dropout", "weight_decay"]) == ["weight_dropout"]
-    assert near("zzz", ["weight_dropout"]) == []
-    assert near("anything", []) == []
+    assert suggest("WEIGHT_DROPOUTS", ["weight_dropout", "weight_decay"]) == ["weight_dropout"]
+    assert suggest("zzz", ["weight_dropout"]) == []
+    assert suggest("anything", []) == []
 
 
 def test_save_and_load(tmp_path):

@@ -20,7 +20,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from tfwd.lm.config import check, check_keys, lock
-from tfwd.lm.errors import UserError, near
+from tfwd.lm.errors import UserError, suggest
 from tfwd.lm.keys import KEYS, known, unknown
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
@@ -159,7 +159,7 @@ def from_file(flag: str, given: str, function: str) -> Any:
         folder = os.path.dirname(path) or "."
         there = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         there = [name for name in there if _defines(os.path.join(folder, name), function)]
-        names = near(os.path.basename(path), there) or there
+        names = suggest(os.path.basename(path), there) or there
         hint = f"; {folder} has {', '.join(names)}" if names else ""
         raise UserError(f"--{flag}={given}: there is no such file{hint}")
     try:
@@ -207,7 +207,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _unknown_flag(name: str, values: flags.FlagValues) -> str:
-    names = near(name, values) or sorted(values)
+    names = suggest(name, values) or sorted(values)
     return f"there is no flag --{name}; see --help (near: {', '.join(f'--{n}' for n in names)})"
 
 
@@ -220,7 +220,7 @@ def _flag_message(error: Exception) -> str:
     name, value, reason = flag.groups()
     key = name.removeprefix("config.")
     if name != key and key in KEYS:
-        return f"--{name}={value}: give {KEYS[key][1].right}"
+        return f"--{name}={value}: give {KEYS[key][1].expected}"
     if value == "None" and "must have a value" in reason:
         return f"--{name} is missing; see --help"
     words = {"invalid literal for int": "give a whole number", "could not convert": "give a number"}

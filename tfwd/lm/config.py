@@ -14,8 +14,8 @@ from typing import Any
 
 import ml_collections
 
-from tfwd.lm import rules
-from tfwd.lm.errors import UserError, near
+from tfwd.lm import validators
+from tfwd.lm.errors import UserError, suggest
 from tfwd.lm.files import read_json, write_atomically
 from tfwd.lm.keys import KEYS, known, shown, unknown
 
@@ -71,12 +71,14 @@ def check(config: ml_collections.ConfigDict, together: bool = True, to_train: bo
         tfwd.lm.errors.UserError: model.weight_dropout=1.0: give a rate: at least 0, below 1
     """
     check_keys(config)
-    for key, (_, rule, _) in KEYS.items():
+    for key, (_, validator, _) in KEYS.items():
         value = _read(config, key)
-        if not rule.holds(value) and (to_train or key != "optimizer.name"):
-            raise UserError(f"{key}={shown(value)}: give {rule.right}{rule.hint(value)}")
+        if not validator.is_valid(value) and (to_train or key != "optimizer.name"):
+            raise UserError(
+                f"{key}={shown(value)}: give {validator.expected}{validator.hint(value)}"
+            )
     for name, value in config.optimizer.kwargs.items():
-        if not rules.written(value):
+        if not validators.written(value):
             raise UserError(
                 f"optimizer.kwargs.{name}={shown(value)}: give a finite number, a text, true, "
                 "false, None or a list of them; config.json, by which a run goes on, holds no other"
@@ -91,13 +93,13 @@ def check_keys(config: ml_collections.ConfigDict) -> None:
     Raises:
         UserError: a key is missing, cannot be read, or does not exist.
     """
-    for key, (_, rule, _) in KEYS.items():
+    for key, (_, validator, _) in KEYS.items():
         value = _read(config, key)
         if isinstance(value, int) and abs(value) >> 256:  # Python does not write it, absl would
-            raise UserError(f"{key}={shown(value)}: give {rule.right}")
+            raise UserError(f"{key}={shown(value)}: give {validator.expected}")
     if not isinstance(config.optimizer.kwargs, ml_collections.ConfigDict):
         given = shown(config.optimizer.kwargs)
-        raise UserError(f"optimizer.kwargs={given}: give {rules.MAPPING.right}")
+        raise UserError(f"optimizer.kwargs={given}: give {validators.MAPPING.expected}")
     try:
         keys = flat_keys(config)
     except TypeError as error:  # ml_collections sorts them
@@ -133,14 +135,14 @@ def _check_together(config: ml_collections.ConfigDict, to_train: bool) -> None:
         )
     name = config.optimizer.name
     for argument in config.optimizer.kwargs if to_train else ():
-        there = rules.arguments(name)
+        there = validators.arguments(name)
         if argument not in there:
             raise UserError(
                 f"optimizer.kwargs.{argument}: {name} has no such argument; "
                 f"{_alternatives(argument, there)}"
             )
         value = config.optimizer.kwargs[argument]
-        right = rules.same_kind(value, there[argument])
+        right = validators.same_kind(value, there[argument])
         if right:
             raise UserError(f"optimizer.kwargs.{argument}={shown(value)}: {name} takes {right}")
 
@@ -191,5 +193,5 @@ def load(path: str | os.PathLike[str], to_train: bool = True) -> ml_collections.
 
 
 def _alternatives(name: str, there: Iterable[str]) -> str:
-    found = near(name, there)
+    found = suggest(name, there)
     return f"did you mean {' or '.join(found)}?" if found else f"it has {', '.join(there)}"

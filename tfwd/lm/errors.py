@@ -24,7 +24,7 @@ class UserError(Exception):
     """
 
 
-def near(name: str, names: Iterable[str], count: int = 3) -> list[str]:
+def suggest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     """Returns the names closest to `name`, best first, for an error message.
 
     Args:
@@ -36,7 +36,7 @@ def near(name: str, names: Iterable[str], count: int = 3) -> list[str]:
         The names that are similar to `name`; an empty list when none is.
 
     Example:
-        >>> near("momentun", ["momentum", "nesterov"])
+        >>> suggest("momentun", ["momentum", "nesterov"])
         ['momentum']
     """
     scored = []

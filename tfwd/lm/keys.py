@@ -1,4 +1,4 @@
-"""The table of the configuration: every key, its default, its rule and its meaning.
+"""The table of the configuration: every key, its default, its validator and its meaning.
 
 It is the one source of the defaults, of the check of values and of the text of `--help`.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfwd.lm import rules
-from tfwd.lm.errors import near
-from tfwd.lm.rules import (
+from tfwd.lm import validators
+from tfwd.lm.errors import suggest
+from tfwd.lm.validators import (
     COUNT,
     FLAG,
     NOT_NEGATIVE,
@@ -21,9 +21,9 @@ from tfwd.lm.rules import (
     one_of,
 )
 
-# key: (default, rule, meaning)
-KEYS: dict[str, tuple[Any, rules.Rule, str]] = {
-    "seed": (0, rules.SEED, "of everything that is random: weights, masks, window lengths"),
+# key: (default, validator, meaning)
+KEYS: dict[str, tuple[Any, validators.Validator, str]] = {
+    "seed": (0, validators.SEED, "of everything that is random: weights, masks, window lengths"),
     "data.path": (
         "",
         TEXT,
@@ -54,19 +54,27 @@ KEYS: dict[str, tuple[Any, rules.Rule, str]] = {
         "draw masks again in the backward pass, keep only seeds",
     ),
     "model.init_scale": (0.1, POSITIVE, "embedding weights start uniform in [-scale, scale]"),
-    "model.dtype_policy": ("float32", one_of(*rules.DTYPE_POLICIES), "Keras's dtype policy"),
-    "optimizer.name": ("sgd", rules.OPTIMIZER, "of keras.optimizers, or tfa.LAMB and the like"),
+    "model.dtype_policy": ("float32", one_of(*validators.DTYPE_POLICIES), "Keras's dtype policy"),
+    "optimizer.name": (
+        "sgd",
+        validators.OPTIMIZER,
+        "of keras.optimizers, or tfa.LAMB and the like",
+    ),
     "optimizer.learning_rate": (1.0, POSITIVE, "at the start"),
-    "optimizer.kwargs": ({}, rules.MAPPING, "further arguments, as optimizer.kwargs.momentum=0.9"),
+    "optimizer.kwargs": (
+        {},
+        validators.MAPPING,
+        "further arguments, as optimizer.kwargs.momentum=0.9",
+    ),
     "optimizer.weight_decay": (0.0, NOT_NEGATIVE, "decoupled from the gradient; 0: off"),
     "optimizer.decay_scale": (
         "learning_rate",
         one_of("absolute", "learning_rate", "schedule"),
         "decay times 1, the rate, or the rate over the first one",
     ),
-    "optimizer.decay_include": ("", rules.PATTERNS, "weights that are decayed; '': all"),
-    "optimizer.decay_exclude": ("", rules.PATTERNS, "weights that are not decayed"),
-    "optimizer.decay_multipliers": ("", rules.MULTIPLIERS, "of the decay, as embeddings=0.5"),
+    "optimizer.decay_include": ("", validators.PATTERNS, "weights that are decayed; '': all"),
+    "optimizer.decay_exclude": ("", validators.PATTERNS, "weights that are not decayed"),
+    "optimizer.decay_multipliers": ("", validators.MULTIPLIERS, "of the decay, as embeddings=0.5"),
     "optimizer.decay_sparse": (
         "table",
         one_of("table", "rows"),
@@ -83,7 +91,11 @@ KEYS: dict[str, tuple[Any, rules.Rule, str]] = {
     "optimizer.scale_lr_by_window": (True, FLAG, "learning rate times length over data.window"),
     "training.epochs": (20, COUNT, "passes over the training text, at most"),
     "training.patience": (0, WHOLE, "stop after so many epochs without a better one; 0: off"),
-    "training.lr_decay_factor": (1.0, rules.FACTOR, "times the learning rate on a plateau; 1: off"),
+    "training.lr_decay_factor": (
+        1.0,
+        validators.FACTOR,
+        "times the learning rate on a plateau; 1: off",
+    ),
     "training.lr_decay_patience": (1, COUNT, "epochs without a better one that make a plateau"),
     "training.min_learning_rate": (0.0, NOT_NEGATIVE, "the decay stops here"),
     "training.checkpoint_seconds": (60.0, NOT_NEGATIVE, "between checkpoints in an epoch; 0: off"),
@@ -97,7 +109,11 @@ KEYS: dict[str, tuple[Any, rules.Rule, str]] = {
         WHOLE,
         "steps between measurements of the gradient's moments and noise; 0: off",
     ),
-    "sample.tokens": (60, rules.TOKENS, "tokens of the sample at the end of training; 0: none"),
+    "sample.tokens": (
+        60,
+        validators.TOKENS,
+        "tokens of the sample at the end of training; 0: none",
+    ),
     "sample.temperature": (
         0.8,
         NOT_NEGATIVE,
@@ -126,7 +142,7 @@ def unknown(key: str) -> str:
     # By the last names alone: those of one group begin alike. A right name in another group, or
     # without its group, is found too; those of the key's own group come first.
     own = key.partition(".")[0]
-    lasts = near(key.rpartition(".")[2], dict.fromkeys(name.rpartition(".")[2] for name in KEYS))
+    lasts = suggest(key.rpartition(".")[2], dict.fromkeys(name.rpartition(".")[2] for name in KEYS))
     found = [name for last in lasts for name in KEYS if name.rpartition(".")[2] == last]
     found.sort(key=lambda name: not name.startswith(f"{own}."))
     if found:

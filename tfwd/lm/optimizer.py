@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import steps
-from tfwd.lm import rules
+from tfwd.lm import validators
 from tfwd.lm.errors import UserError
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
 
@@ -60,10 +60,10 @@ def make_optimizer(
         >>> make_optimizer("sgd", 0.5, weight_decay=1e-6, decay_exclude="bias").exclude
         ['bias']
     """
-    if not rules.OPTIMIZER.holds(name):
-        hint = rules.OPTIMIZER.hint(name)
-        raise UserError(f"optimizer.name={name!r}: give {rules.OPTIMIZER.right}{hint}")
-    kind = rules.optimizer_class(name)
+    if not validators.OPTIMIZER.is_valid(name):
+        hint = validators.OPTIMIZER.hint(name)
+        raise UserError(f"optimizer.name={name!r}: give {validators.OPTIMIZER.expected}{hint}")
+    kind = validators.optimizer_class(name)
     arguments = {**_no_decay(kind), **(kwargs or {})}
     has_rate = "learning_rate" in inspect.signature(kind).parameters  # COCOB finds its own
     patterns = {"include": decay_include, "exclude": decay_exclude}
@@ -83,9 +83,9 @@ def make_optimizer(
                 optimizer,
                 weight_decay,
                 scale=decay_scale,
-                include=rules.patterns(decay_include) or None,
-                exclude=rules.patterns(decay_exclude) or None,
-                multipliers=rules.multipliers(decay_multipliers) or None,
+                include=validators.patterns(decay_include) or None,
+                exclude=validators.patterns(decay_exclude) or None,
+                multipliers=validators.multipliers(decay_multipliers) or None,
                 sparse=decay_sparse,
                 decay_unused=decay_unused,
                 sum_repeated_rows=False,  # the step does it, before it takes the norm
@@ -133,9 +133,9 @@ def _held(optimizer: Any, kind: type) -> Any:
 
 def has_own_decay(name: str) -> bool:
     """Whether the optimizer of that name decays weights by itself, unless it is told not to."""
-    return bool(_no_decay(rules.optimizer_class(name)))
+    return bool(_no_decay(validators.optimizer_class(name)))
 
 
 def _no_decay(kind: type) -> dict[str, float]:
     """The arguments by which an optimizer that decays by default does not."""
-    return {name: 0.0 for name in rules.defaults(kind) if name.endswith("weight_decay")}
+    return {name: 0.0 for name in validators.defaults(kind) if name.endswith("weight_decay")}

@@ -25,11 +25,11 @@ from tfwd.lm.gradients import GradientMeter
 from tfwd.lm.loop import Evaluation, Evaluator, perplexity
 from tfwd.lm.metrics import Metrics
 from tfwd.lm.optimizer import decaying, has_own_decay
-from tfwd.lm.pace import Pace
 from tfwd.lm.saved import make_model
 from tfwd.lm.signals import Stopped, StopRequest
 from tfwd.lm.state import RunState, fingerprint
 from tfwd.lm.step import Failure, make_step
+from tfwd.lm.throughput import ThroughputMeter
 
 
 class Trainer:
@@ -80,7 +80,7 @@ class Trainer:
         }
         self.progress = folder.restore(self._objects, fingerprint(texts), say=display.line)
         self._metrics: Metrics | None = None
-        self._pace = Pace(wait=self.state.step.numpy)
+        self._throughput = ThroughputMeter(wait=self.state.step.numpy)
         self._loss: float | None = None  # the last one that was logged
         self._saved_at = time.monotonic()
 
@@ -163,7 +163,7 @@ class Trainer:
                 record = {"kind": "gradient", "step": progress.step, "epoch": progress.epoch + 1}
                 self._log_record({**record, **self._gradients(inputs, targets)})
             self.step(inputs, targets)
-            self._pace.step(int(lengths[progress.window]) * data.batch_size)
+            self._throughput.step(int(lengths[progress.window]) * data.batch_size)
             progress.window += 1
             progress.step += 1
             if progress.step % self.config.training.log_steps == 0:
@@ -233,7 +233,7 @@ class Trainer:
 
     def _settle(self, weights: bool = False) -> None:
         """Ends a lap of training; stops the run if a step, or a weight, is not finite."""
-        tokens, seconds = self._pace.end_lap()
+        tokens, seconds = self._throughput.end_lap()
         self.progress.tokens += tokens
         self.progress.seconds += seconds
         failure = self.step.failure()
@@ -276,11 +276,11 @@ class Trainer:
                 "perplexity": perplexity(self._loss),
                 "learning_rate": float(self.state.learning_rate.numpy()),
                 "gradient_norm": float(self.state.gradient_norm.numpy()),
-                "tokens_per_second": self._pace.tokens_per_second,
+                "tokens_per_second": self._throughput.tokens_per_second,
                 "norms": self._norms(),
             }
         )
-        self._pace.step(0)
+        self._throughput.step(0)
 
     def _norms(self) -> dict[str, float]:
         return {
@@ -289,7 +289,7 @@ class Trainer:
         }
 
     def _show(self, lengths: np.ndarray) -> None:
-        speed, left = self._pace.tokens_per_second, None
+        speed, left = self._throughput.tokens_per_second, None
         if speed:
             epochs = self.config.training.epochs - self.progress.epoch - 1
             steps = int(lengths[self.progress.window :].sum()) + epochs * int(lengths.sum())

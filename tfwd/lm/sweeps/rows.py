@@ -14,7 +14,7 @@ from tfwd.lm.files import write_atomically
 from tfwd.lm.keys import shown
 from tfwd.lm.loop import perplexity
 from tfwd.lm.sweeps.folder import SweepFolder
-from tfwd.tuning import telling
+from tfwd.tuning import reporter
 from tfwd.tuning.space import Spec, read
 from tfwd.tuning.workers import error_text
 
@@ -87,7 +87,7 @@ def make_row(trial: Trial, space: Mapping[str, Spec], folder: SweepFolder) -> Ro
 def reason(trial: Trial, folder: SweepFolder) -> str:
     """Why a trial failed, in one line; the whole is in `error.txt` in its folder."""
     text = error_text(trial, folder.trial(trial.trial_id))
-    return telling.reason(text) or "no reason is known"
+    return reporter.reason(text) or "no reason is known"
 
 
 def ranked(rows: Iterable[Row]) -> list[Row]:

@@ -12,9 +12,9 @@ import ml_collections
 
 from tfwd.lm import config as configs
 from tfwd.lm.command_line import from_file
-from tfwd.lm.errors import UserError, near
+from tfwd.lm.errors import UserError, suggest
 from tfwd.lm.keys import KEYS, known, shown, unknown
-from tfwd.lm.rules import SEED, written
+from tfwd.lm.validators import SEED, written
 from tfwd.tuning.oracles import LARGEST_SEED, METHODS
 from tfwd.tuning.space import Choice, Float, Int, Spec, size
 
@@ -94,7 +94,7 @@ def check(sweep: Sweep, config: ml_collections.ConfigDict) -> list[str]:
 below 1
     """
     if not isinstance(sweep.method, str) or sweep.method not in METHODS:
-        names = near(str(sweep.method), METHODS)
+        names = suggest(str(sweep.method), METHODS)
         hint = f" (did you mean {' or '.join(names)}?)" if names else ""
         raise UserError(f"method {sweep.method!r} of the sweep: give {', '.join(METHODS)}{hint}")
     counts = {"executions_per_trial": (1, 1000), "factor": (2, 1000), "iterations": (1, 1000)}
@@ -113,10 +113,10 @@ below 1
         _check_key(key, spec)
     last = sweep.executions_per_trial - 1
     for seed in [config.seed, *(sweep.space["seed"].ends if "seed" in sweep.space else ())]:
-        if not SEED.holds(seed + last):
+        if not SEED.is_valid(seed + last):
             raise UserError(
                 f"seed={seed} with executions_per_trial={last + 1}: the last run's seed is "
-                f"{seed + last}, and a seed is {SEED.right}"
+                f"{seed + last}, and a seed is {SEED.expected}"
             )
     if sweep.method == "hyperband" and "training.epochs" in sweep.space:
         raise UserError(
@@ -174,10 +174,10 @@ def _check_key(key: Any, spec: Any) -> None:
             if not written(value):
                 raise UserError(f"{key}={shown(value)} in the sweep: give numbers or texts")
         return
-    rule = KEYS[key][1]
+    validator = KEYS[key][1]
     for value in spec.ends:
-        if not rule.holds(value):
-            raise UserError(f"{key}={shown(value)} in the sweep: give {rule.right}")
+        if not validator.is_valid(value):
+            raise UserError(f"{key}={shown(value)} in the sweep: give {validator.expected}")
 
 
 def _check_points(sweep: Sweep, config: ml_collections.ConfigDict) -> list[str]:

@@ -26,7 +26,7 @@ from tfwd.lm.sweeps.rows import OBJECTIVE
 from tfwd.lm.sweeps.sweep import Sweep, apply
 from tfwd.lm.sweeps.trial import promote, run, tidy_up
 from tfwd.tuning.space import read
-from tfwd.tuning.workers import Steady
+from tfwd.tuning.workers import FaultTolerantTuner
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -39,7 +39,7 @@ class SweepEnd(FatalError):
         self.cause = cause
 
 
-class LanguageTuner(Steady):
+class LanguageTuner(FaultTolerantTuner):
     """Runs the trials of a sweep.
 
     Args:
@@ -50,7 +50,7 @@ class LanguageTuner(Steady):
         folder: opened.
         board: told how the trial goes.
         stop: looked at after every window and between trials.
-        worker_timeout: as in `Steady`.
+        worker_timeout: as in `FaultTolerantTuner`.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class Watcher(Protocol):
         """A worker was silent for too long; its trial waits for another one."""
 
 
-class Sturdy(keras_tuner.Oracle):
+class FaultTolerantOracle(keras_tuner.Oracle):
     """What is added to an oracle; it stands before the oracle's class.
 
     Args:

@@ -1,4 +1,4 @@
-"""How fast a run trains: tokens a second of training alone, not of what stands between."""
+"""Training throughput: tokens a second, without the time of logging, saving and evaluation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-class Pace:
+class ThroughputMeter:
     """Counts tokens and seconds of training steps.
 
     A lap begins after a step, so that the first one, which traces, is in none. It ends before
@@ -18,11 +18,11 @@ class Pace:
 
     Example:
         >>> now = iter([0.0, 2.0])
-        >>> pace = Pace(clock=lambda: next(now))
-        >>> pace.step(100); pace.step(100); pace.step(100)
-        >>> pace.end_lap()
+        >>> meter = ThroughputMeter(clock=lambda: next(now))
+        >>> meter.step(100); meter.step(100); meter.step(100)
+        >>> meter.end_lap()
         (200, 2.0)
-        >>> pace.tokens_per_second
+        >>> meter.tokens_per_second
         100.0
     """
 
@@ -38,7 +38,7 @@ class Pace:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The pace of the last laps, a long one counting more; `None` before the first."""
+        """The throughput of the last laps, a long one counting more; `None` before the first."""
         tokens, seconds = self._recent
         return tokens / seconds if seconds else None
 

@@ -1,4 +1,4 @@
-"""What a search says of its trials: a line before each and one after it, and why one failed."""
+"""Prints the progress of a search: a line before and after each trial, and why a trial failed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfwd.tuning.workers import error_text
 _OWN = "tuner/"  # Hyperband's entries among the values
 
 
-class Teller:
+class TrialReporter:
     """Prints the lines; the oracle's watcher, or told by the process that runs the trials.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a value of the configuration may be: small rules with the words for the error message."""
+"""Validators of configuration values, each with the words for its error message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tfwd.lm.errors import near
+from tfwd.lm.errors import suggest
 
 DTYPE_POLICIES = (
     "float32",
@@ -20,17 +20,17 @@ DTYPE_POLICIES = (
 )
 
 
-class Rule(NamedTuple):
-    """A test of a value, and what is right in words ("give ...")."""
+class Validator(NamedTuple):
+    """A test of a value, and what is expected in words ("give ...")."""
 
-    right: str
-    holds: Callable[[Any], bool]
+    expected: str
+    is_valid: Callable[[Any], bool]
     hint: Callable[[Any], str] = lambda value: ""
 
 
-def one_of(*values: str) -> Rule:
-    """The rule that a value is one of `values`."""
-    return Rule(" or ".join(values), lambda value: value in values, lambda v: _hint(v, values))
+def one_of(*values: str) -> Validator:
+    """The validator that a value is one of `values`."""
+    return Validator(" or ".join(values), lambda value: value in values, lambda v: _hint(v, values))
 
 
 # Optimizers of tensorflow-addons, which are here on Keras 2 alone, and what is nearest to each.
@@ -96,7 +96,7 @@ def multipliers(text: str) -> dict[str, float]:
     found = {}
     for part in text.split():
         pattern, equals, factor = part.rpartition("=")
-        if not equals or not NOT_NEGATIVE.holds(float(factor)):
+        if not equals or not NOT_NEGATIVE.is_valid(float(factor)):
             raise ValueError(part)
         found[pattern] = float(factor)
     return found
@@ -156,16 +156,16 @@ def same_kind(value: Any, default: Any) -> str:
         ('a number', '')
     """
     if isinstance(default, bool):
-        return "" if isinstance(value, bool) else FLAG.right
+        return "" if isinstance(value, bool) else FLAG.expected
     if isinstance(default, (int, float)):
         return "" if _number(value) else "a number"
     if isinstance(default, str):
-        return "" if isinstance(value, str) else TEXT.right
+        return "" if isinstance(value, str) else TEXT.expected
     return "a number" if default is None and isinstance(value, str) else ""
 
 
 def _hint(value: Any, values: Any) -> str:
-    found = near(value, values) if isinstance(value, str) else []
+    found = suggest(value, values) if isinstance(value, str) else []
     return f" (did you mean {' or '.join(found)}?)" if found else ""
 
 
@@ -184,27 +184,33 @@ def _optimizer_hint(value: Any) -> str:
     )
 
 
-FLAG = Rule("true or false", lambda v: isinstance(v, bool))
-TEXT = Rule("a text of UTF-8 without a zero byte", _text)
+FLAG = Validator("true or false", lambda v: isinstance(v, bool))
+TEXT = Validator("a text of UTF-8 without a zero byte", _text)
 _MOST = "at most 2147483647"
-WHOLE = Rule(f"a whole number, at least 0 and {_MOST}", _whole)
-COUNT = Rule(f"a whole number, at least 1 and {_MOST}", lambda v: _whole(v, 1))
+WHOLE = Validator(f"a whole number, at least 0 and {_MOST}", _whole)
+COUNT = Validator(f"a whole number, at least 1 and {_MOST}", lambda v: _whole(v, 1))
 # NumPy's generator, which Keras seeds, takes 32 bits.
-SEED = Rule("a whole number, at least 0 and at most 4294967295", lambda v: _whole(v, 0, 2**32 - 1))
+SEED = Validator(
+    "a whole number, at least 0 and at most 4294967295", lambda v: _whole(v, 0, 2**32 - 1)
+)
 # They are drawn one by one, a few thousand a second.
-TOKENS = Rule("a whole number, at least 0 and at most 1000000", lambda v: _whole(v, 0, 10**6))
-POSITIVE = Rule("a number above 0", lambda v: _number(v) and v > 0)
-NOT_NEGATIVE = Rule("a number, at least 0", lambda v: _number(v) and v >= 0)
-RATE = Rule("a rate: at least 0, below 1", lambda v: _number(v) and 0 <= v < 1)
-FACTOR = Rule("a factor above 0, at most 1", lambda v: _number(v) and 0 < v <= 1)
-UNITS = Rule(
+TOKENS = Validator("a whole number, at least 0 and at most 1000000", lambda v: _whole(v, 0, 10**6))
+POSITIVE = Validator("a number above 0", lambda v: _number(v) and v > 0)
+NOT_NEGATIVE = Validator("a number, at least 0", lambda v: _number(v) and v >= 0)
+RATE = Validator("a rate: at least 0, below 1", lambda v: _number(v) and 0 <= v < 1)
+FACTOR = Validator("a factor above 0, at most 1", lambda v: _number(v) and 0 < v <= 1)
+UNITS = Validator(
     "whole numbers of at least 1, one a layer, as 300,150",
     lambda v: isinstance(v, tuple) and len(v) > 0 and all(_whole(u, 1) for u in v),
 )
-PATTERNS = Rule("regular expressions for paths of weights, with spaces between", _are(patterns))
-MULTIPLIERS = Rule("pattern=factor, with spaces between, as embeddings=0.5", _are(multipliers))
-MAPPING = Rule("arguments by name, as optimizer.kwargs.momentum=0.9", lambda v: hasattr(v, "items"))
-OPTIMIZER = Rule(
+PATTERNS = Validator(
+    "regular expressions for paths of weights, with spaces between", _are(patterns)
+)
+MULTIPLIERS = Validator("pattern=factor, with spaces between, as embeddings=0.5", _are(multipliers))
+MAPPING = Validator(
+    "arguments by name, as optimizer.kwargs.momentum=0.9", lambda v: hasattr(v, "items")
+)
+OPTIMIZER = Validator(
     "an optimizer of keras.optimizers, as sgd, adam, adamw, rmsprop",
     lambda v: isinstance(v, str) and v.lower() in optimizers(),
     _optimizer_hint,
