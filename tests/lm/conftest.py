@@ -7,12 +7,13 @@ import pytest
 import sweep_tools
 from processes import Processes
 
-from tfwd.lm import saved
 from tfwd.lm.config import default_config
-from tfwd.lm.folder import RunFolder
-from tfwd.lm.state import Progress, fingerprint
+from tfwd.lm.model import make_model
+from tfwd.lm.program import PROGRAM
 from tfwd.lm.text import load_splits, tokenize
 from tfwd.lm.vocabulary import Vocabulary
+from tfwd.runs.folder import RunFolder
+from tfwd.runs.state import Progress, fingerprint
 
 WORDS = [*"abcdefghij", "the", "cat", "sat", "on", "dog", "saw", "it", "there"]
 
@@ -50,11 +51,11 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         tokens = {n: tokenize(getattr(splits, n), level) for n in ("train", "valid", "test")}
         vocabulary = Vocabulary.from_tokens(tokens["train"], level, 1)
         data = fingerprint({name: vocabulary.encode(part) for name, part in tokens.items()})
-        folder = RunFolder(tmp_path / f"run-{level}")
+        folder = RunFolder(tmp_path / f"run-{level}", PROGRAM)
         folder.open(config, vocabulary)
         folder.begin()
         folder.close()
-        model = saved.make_model(config, len(vocabulary))
+        model = make_model(config, len(vocabulary))
         for step in steps:
             model.set_weights([weight * 1.5 for weight in model.get_weights()])
             progress = Progress(step=step, data=data, vocabulary=vocabulary.fingerprint())

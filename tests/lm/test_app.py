@@ -8,9 +8,10 @@ import pytest
 from absl import flags
 from processes import WATCHDOG
 
-from tfwd.lm import app
-from tfwd.lm.command_line import parse
-from tfwd.lm.errors import UserError
+from tfwd.lm.config import SCHEMA
+from tfwd.runs import app
+from tfwd.runs.command_line import parse
+from tfwd.runs.errors import UserError
 
 ABOUT = """
     Does a thing.
@@ -42,7 +43,7 @@ def config_file(tmp_path):
 
 
 def read(*arguments, config=False):
-    return parse(["program", *arguments], define, config=config)
+    return parse(["program", *arguments], define, schema=SCHEMA if config else None)
 
 
 def test_plain_flags():
@@ -247,17 +248,17 @@ def test_help(capsys, flag):
     assert "--config" not in out
     assert "verbosity" not in out and len(out.splitlines()) < 20  # none of the libraries' flags
     with pytest.raises(SystemExit):
-        app.run(lambda values: 1, define, ABOUT, config=True, argv=["program", flag])
+        app.run(lambda values: 1, define, ABOUT, schema=SCHEMA, argv=["program", flag])
     assert "model.weight_dropout=0.5" in capsys.readouterr().out
 
 
 PROGRAM = """
-import tfwd.lm.app
+import tfwd.runs.app
 
 def main(values):
     print("\\n".join(map(str, range(100000))))
 
-tfwd.lm.app.run(main, lambda values: None, "A program.")
+tfwd.runs.app.run(main, lambda values: None, "A program.")
 """
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd.lm.checkpoint import Checkpoints, _facts
-from tfwd.lm.errors import UserError
-from tfwd.lm.state import Progress
+from tfwd.runs.checkpoint import Checkpoints, _facts
+from tfwd.runs.errors import UserError
+from tfwd.runs.state import Progress
 
 
 @pytest.fixture

@@ -4,12 +4,13 @@ import io
 
 from rich.console import Console
 
-from tfwd.lm.display import Display
+from tfwd.lm.losses import PERPLEXITY
+from tfwd.runs.display import Display
 
 
 def test_lines_come_no_closer_than_asked():
     out, now = io.StringIO(), [0.0]
-    display = Display(Console(file=out, width=80), seconds=5, clock=lambda: now[0])
+    display = Display(PERPLEXITY, Console(file=out, width=80), seconds=5, clock=lambda: now[0])
     with display:
         display.epoch("epoch 1/2", windows=100, done=0)
         for window in range(1, 13):
@@ -22,7 +23,9 @@ def test_lines_come_no_closer_than_asked():
 def test_a_terminal_gets_a_bar(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")  # in a dumb one nothing can move
     out = io.StringIO()
-    display = Display(Console(file=out, width=100, force_terminal=True, legacy_windows=False))
+    display = Display(
+        PERPLEXITY, Console(file=out, width=100, force_terminal=True, legacy_windows=False)
+    )
     with display:
         display.epoch("epoch 2/9", windows=4, done=0)
         display.window(3, loss=2.0, tokens_per_second=50_000, seconds_left=3700)

@@ -7,9 +7,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
-from tfwd.lm import report
-from tfwd.lm.errors import UserError
-from tfwd.lm.metrics import Metrics, read_metrics
+from tfwd.lm.losses import PERPLEXITY
+from tfwd.runs import report
+from tfwd.runs.errors import UserError
+from tfwd.runs.metrics import Metrics, read_metrics
 
 
 def record(step, loss=1.0, **more):
@@ -80,4 +81,5 @@ def test_a_log_that_is_damaged_is_told_of_and_gone_on_with(tmp_path):
         assert len(lines) == 1 and words in lines[0], lines
         steps = [record["step"] for record in read_metrics(path)]
         assert steps == [1] * kept + [3]
-        report.curves([*read_metrics(path), {"kind": "valid", "step": 3}], tmp_path / "curves.png")
+        records = [*read_metrics(path), {"kind": "valid", "step": 3}]
+        report.curves(records, tmp_path / "curves.png", PERPLEXITY)

@@ -3,9 +3,9 @@
 import keras
 import pytest
 
-from tfwd.lm.errors import UserError
-from tfwd.lm.optimizer import averaging, decaying, make_optimizer
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
+from tfwd.runs.errors import UserError
+from tfwd.runs.optimizer import averaging, decaying, make_optimizer
 
 
 def test_any_optimizer_of_keras():

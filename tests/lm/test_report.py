@@ -8,7 +8,9 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from tfwd.lm import report
+from tfwd.lm.finish import facts, table
+from tfwd.lm.losses import PERPLEXITY
+from tfwd.runs import report
 
 SUMMARY = {
     "level": "word",
@@ -37,20 +39,20 @@ def records(epochs):
 
 def test_table_and_facts():
     out = io.StringIO()
-    Console(file=out, width=100).print(report.table(SUMMARY))
+    Console(file=out, width=100).print(table(SUMMARY))
     text = out.getvalue()
     for part in ("train", "54.60", "5.771", "67,000", "bits per word", "not finite"):
         assert part in text
-    assert report.facts(SUMMARY) == (
+    assert facts(SUMMARY) == (
         "weights of epoch 4 of 9, 1,174,698 parameters, vocabulary of 4,522, "
         "9,255 tokens a second in training"
     )
-    assert "second" not in report.facts({**SUMMARY, "tokens_per_second": None})
+    assert "second" not in facts({**SUMMARY, "tokens_per_second": None})
 
 
 @pytest.mark.parametrize("epochs", [0, 1, 12])
 def test_curves_are_a_picture(tmp_path, epochs):
-    report.curves(records(epochs), tmp_path / "curves.png", "a text")
+    report.curves(records(epochs), tmp_path / "curves.png", PERPLEXITY, "a text")
     picture = imread(tmp_path / "curves.png")
     assert picture.shape[0] > 500 and picture.shape[1] > 800
     colours = {tuple(c) for c in (picture[..., :3].reshape(-1, 3) * 255).round().astype(int)}
@@ -62,7 +64,7 @@ def test_curves_are_a_picture(tmp_path, epochs):
 def test_the_best_epoch_is_marked_where_it_was(monkeypatch):
     figure = report.Figure()
     axes = figure.add_subplot()
-    report._perplexities(axes, [r for r in records(12) if r["kind"] == "valid"])
+    report._by_epoch(axes, [r for r in records(12) if r["kind"] == "valid"], "perplexity")
     star = axes.get_lines()[-1]
     np.testing.assert_allclose(star.get_xydata(), [[2, 50.0]])
     assert star.get_label() == "best: 50.00 after epoch 2"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd.lm.errors import UserError
-from tfwd.lm.state import Progress, RunState, fingerprint
+from tfwd.runs.errors import UserError
+from tfwd.runs.state import Progress, RunState, fingerprint
 
 
 def test_progress_survives_json():

@@ -6,8 +6,9 @@ import os
 import keras_tuner
 from rich.console import Console
 
-from tfwd.lm.sweeps.board import Board
-from tfwd.lm.sweeps.folder import SweepFolder
+from tfwd.lm.program import PROGRAM
+from tfwd.runs.sweeps.board import Board
+from tfwd.runs.sweeps.folder import SweepFolder
 from tfwd.tuning import Float, make_oracle
 from tfwd.tuning.space import hyperparameters
 
@@ -16,7 +17,7 @@ def test_the_live_table_shows_what_is_under_way(tmp_path):
     space, now = {"model.weight_dropout": Float(0, 0.7, step=0.1)}, [0.0]
     with open(os.devnull, "w") as nowhere:
         console = Console(width=90, height=14, record=True, force_terminal=True, file=nowhere)
-        folder = SweepFolder(tmp_path)
+        folder = SweepFolder(tmp_path, PROGRAM)
         board = Board(space, folder, 4, (0, 1), console=console, clock=lambda: now[0])
         board.total = 8
         objective = keras_tuner.Objective("loss", "min")

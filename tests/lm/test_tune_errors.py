@@ -3,7 +3,8 @@
 import pytest
 import sweep_tools
 
-from tfwd.lm.sweeps.folder import SweepFolder
+from tfwd.lm.program import PROGRAM
+from tfwd.runs.sweeps.folder import SweepFolder
 
 SPACE = sweep_tools.SPACE
 
@@ -26,7 +27,7 @@ def test_a_full_disk_ends_the_sweep_and_the_trial_is_not_failed(run, tmp_path, m
 
 
 def test_another_sweep_in_the_folder_is_refused(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("tfwd.lm.sweeps.trial.Trainer", sweep_tools.NoTraining)
+    monkeypatch.setattr("tfwd.lm.trainer.Trainer", sweep_tools.NoTraining)
     assert run(SPACE, "max_trials=1")[0] == 0
     before = (tmp_path / "sweep" / "trials.csv").read_bytes()
     other = '{"model.weight_dropout": Float(0, 0.6, step=0.1)}'
@@ -104,7 +105,7 @@ def test_without_keras_tuner_the_extra_is_named(run, monkeypatch):
 
 
 def test_a_second_process_is_kept_out(run, tmp_path):
-    folder = SweepFolder(tmp_path / "sweep")
+    folder = SweepFolder(tmp_path / "sweep", PROGRAM)
     folder.open({}, overwrite=False)
     try:
         code, _, err = run()

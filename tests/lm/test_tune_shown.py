@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import itertools
 import json
 import math
 
@@ -12,15 +11,16 @@ import sweep_tools
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from tfwd.lm import tune
-from tfwd.lm.config import default_config
-from tfwd.lm.errors import UserError
-from tfwd.lm.signals import StopRequest
-from tfwd.lm.sweeps import plots, scales, sweep
-from tfwd.lm.sweeps.board import Board
-from tfwd.lm.sweeps.folder import SweepFolder
-from tfwd.lm.sweeps.rows import DONE, FAILED, Row
-from tfwd.lm.sweeps.table import reasons
+from tfwd.lm.config import SCHEMA, default_config
+from tfwd.lm.losses import PERPLEXITY
+from tfwd.lm.program import PROGRAM
+from tfwd.runs.errors import UserError
+from tfwd.runs.signals import StopRequest
+from tfwd.runs.sweeps import plots, sweep
+from tfwd.runs.sweeps.board import Board
+from tfwd.runs.sweeps.folder import SweepFolder
+from tfwd.runs.sweeps.rows import DONE, FAILED, Row
+from tfwd.runs.sweeps.table import reasons
 from tfwd.tuning import Choice, Float, Int, stopwatch
 
 KEYS = (
@@ -34,7 +34,9 @@ KEYS = (
 
 def board_of(rows, keys, folder, width):
     console = Console(width=width, record=True, force_terminal=False, file=io.StringIO())
-    board = Board(dict.fromkeys(keys, Float(0, 1)), SweepFolder(folder), 9, console=console)
+    board = Board(
+        dict.fromkeys(keys, Float(0, 1)), SweepFolder(folder, PROGRAM), 9, console=console
+    )
     board.rows = {row.trial: row for row in rows}
     return board
 
@@ -97,7 +99,7 @@ def test_a_worker_does_not_say_which_trial_is_best(tmp_path):
     said = []
     for whole in (True, False):
         console = Console(width=80, record=True, file=io.StringIO())
-        board = Board({}, SweepFolder(tmp_path), 1, console=console, whole=whole)
+        board = Board({}, SweepFolder(tmp_path, PROGRAM), 1, console=console, whole=whole)
         trial = Trial(keras_tuner.HyperParameters(), "0", "COMPLETED")
         for name, value in (("loss", 1.0), ("epochs", 1), ("seconds", 1.0)):
             trial.metrics.register(name, "min")
@@ -117,9 +119,9 @@ class StopAfter(StopRequest):
 
 
 def test_the_time_of_a_trial_that_was_stopped_counts_all_its_parts(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("tfwd.lm.sweeps.trial.Trainer", sweep_tools.NoTraining)
+    monkeypatch.setattr("tfwd.lm.trainer.Trainer", sweep_tools.NoTraining)
     with monkeypatch.context() as patch:
-        patch.setattr(tune, "StopRequest", StopAfter)
+        patch.setattr("tfwd.runs.tune.StopRequest", StopAfter)
         code, out, _ = run(options="max_trials=1")
     path = tmp_path / "sweep" / "trial_0" / "run-0" / stopwatch.FILE
     assert code == 130 and float(path.read_text()) > 0
@@ -155,8 +157,8 @@ def test_a_config_that_conflicts_only_where_it_is_not_replaced():
     config = default_config()
     config.model.embedding_dim = 64
     with pytest.raises(UserError, match=r"^model.hidden_units=256,128: with"):
-        sweep.check(sweep.Sweep({"model.weight_dropout": Float(0, 0.7)}), config)
-    notes = sweep.check(sweep.Sweep({"model.embedding_dim": Choice([64, 128])}), config)
+        sweep.check(sweep.Sweep({"model.weight_dropout": Float(0, 0.7)}), config, SCHEMA)
+    notes = sweep.check(sweep.Sweep({"model.embedding_dim": Choice([64, 128])}), config, SCHEMA)
     assert notes[0].startswith("1 of 2 points looked at cannot be trained")
 
 
@@ -191,89 +193,68 @@ def trials(space, values, failed=()):
     ]
 
 
-def labels(axis):
-    return [label.get_text() for label in axis.get_ticklabels(which="both") if label.get_text()]
-
-
-@pytest.mark.parametrize(
-    ("spec", "texts"),
-    [
-        (Float(1e-4, 1e-1, log=True), ["0.0001", "0.001", "0.01", "0.1"]),
-        (Float(2e-3, 9e-2, log=True), ["0.002", "0.005", "0.01", "0.02", "0.05"]),
-        (Float(3e-3, 2e-2, log=True), ["0.003", "0.005", "0.007", "0.01", "0.02"]),
-        (Float(1e-5, 1, step=10, log=True), ["1e-05", "0.001", "0.1"]),
-        (Float(0, 0.7, step=0.1), ["0", "0.2", "0.4", "0.6"]),
-        (Float(0, 0.6, step=0.15), ["0", "0.15", "0.3", "0.45", "0.6"]),
-        (Int(10, 70, step=15), ["10", "25", "40", "55", "70"]),
-        (Int(1, 1000), ["200", "400", "600", "800", "1000"]),
-        (Choice([0.01, 1e30, 1.0]), ["0.01", "1.0", "1e+30"]),
-        (Choice([1, 2, 4]), ["1", "2", "4"]),
-        (Choice(["sgd", "adam"]), ["sgd", "adam"]),
-    ],
-)
-def test_ticks_are_few_and_at_values_that_can_occur(spec, texts):
-    scale = scales.Scale(spec)
-    axes = Figure(dpi=100).add_subplot()
-    scale.label(axes.xaxis, 5)
-    axes.figure.draw_without_rendering()
-    assert labels(axes.xaxis) == texts
-    boxes = [label.get_window_extent() for label in axes.xaxis.get_ticklabels()]
-    assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
-
-
-def test_choices_over_huge_numbers_are_told_apart():
-    scale = scales.Scale(Choice([1e30, 0.01, 1.0]))
-    assert [scale.share(value) for value in (0.01, 1.0, 1e30)] == [0, 0.5, 1]
-
-
 SPACE = {"model.weight_dropout": Float(0, 0.7, step=0.1), "model.input_dropout": Float(0, 0.6)}
 
 
-def test_a_failed_trial_is_counted_in_the_title_and_has_no_height(tmp_path, monkeypatch):
+def drawn(monkeypatch, rows, space):
+    """The figure of the plot; it is drawn, and not written."""
     figures = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure) or path)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append(figure))
+    plots.draw(rows, space, PERPLEXITY, "trials.png", "five")
+    (figure,) = figures
+    figure.draw_without_rendering()
+    return figure
+
+
+def line_of(axes, label):
+    return next(line for line in axes.lines if line.get_label().startswith(label))
+
+
+def test_a_failed_trial_is_counted_in_the_title_and_has_no_height(monkeypatch):
     rows = trials(SPACE, [(0.1, 0.1), (0.2, 0.5), (0.2, 0.3), (0.7, 0.2), (0.4, 0.6)], (1, 3))
-    plots.draw(rows, SPACE, tmp_path, "five")
-    assert len(figures) == 4
-    assert {figure.get_suptitle() for figure in figures} == {"five; 2 of 5 trials failed"}
-    axes = figures[0].axes[0]
-    failed = next(line for line in axes.lines if line.get_label() == "failed: no perplexity")
+    figure = drawn(monkeypatch, rows, SPACE)
+    assert figure.get_suptitle() == "five; 2 of 5 trials failed"
+    axes = figure.axes[0]
+    failed = line_of(axes, "failed: no perplexity")
     assert list(failed.get_xdata()) == [0.2, 0.7]
-    figures[0].draw_without_rendering()
     heights = failed.get_transform().transform(np.column_stack(failed.get_data()))[:, 1]
     assert (heights > axes.get_window_extent().y1).all()  # above the axis, whatever its scale
 
 
-def test_no_line_hides_another_and_the_best_lies_below(tmp_path):
-    space = {**SPACE, "model.hidden_dropout": Choice([0.0, 0.5])}
-    rows = trials(space, [(0.1, 0.3, 0.5)] * 3)
-    figure = Figure()
-    plots.together(figure, rows, space)
-    lines = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 3]
-    (band,) = (line for line in lines if line.get_linewidth() > 3)
-    thin = [line for line in lines if line is not band]
-    assert band.get_alpha() < 0.5 and all(band.get_zorder() < line.get_zorder() for line in thin)
-    heights = np.array([line.get_ydata() for line in thin])
-    assert len(thin) == 3 and all(len(set(column)) == 3 for column in heights.T)
+def test_each_key_has_a_panel_and_the_best_is_a_star_in_all(monkeypatch):
+    space = {**SPACE, "optimizer.name": Choice(["sgd", "adam"]), "data.window": Int(1, 1000)}
+    rows = trials(space, [(0.1, 0.3, "adam", 5), (0.4, 0.1, "sgd", 800)])
+    figure = drawn(monkeypatch, rows, space)
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_xlabel() for axes in panels] == list(space)
+    places = [line_of(axes, "best: 20.00, trial 0").get_data() for axes in panels]
+    assert [(list(x), list(y)) for x, y in places] == [
+        ([x], [pytest.approx(20)]) for x in (0.1, 0.3, 1, 5)
+    ]
+    assert [text.get_text() for text in panels[2].get_xticklabels()] == ["sgd", "adam"]
+    assert len(figure.legends[0].get_texts()) == 2  # once, and not in each panel
 
 
-def test_the_star_has_a_legend_and_the_colour_of_its_perplexity():
-    rows = trials(SPACE, [(0.1, 0.1), (0.2, 0.5), (0.3, 0.3)])
-    figure = Figure()
-    plots.pairs(figure, rows, SPACE)
-    (star,) = (line for line in figure.axes[0].lines if line.get_marker() == "*")
-    colour = scales.colours([20, 21, 22])
-    assert star.get_color() == scales.colour_of(colour, 20.0)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["best: 20.00"]
-    assert labels(figure.axes[1].yaxis) == ["20", "20.5", "21", "21.5", "22"]  # the bar
+def test_choices_stand_one_by_one_and_the_whole_range_is_shown(monkeypatch):
+    space = {
+        "optimizer.learning_rate": Float(1e-4, 1e-1, log=True),
+        "optimizer.weight_decay": Choice([1e30, 0.01, 1.0]),
+    }
+    first, second = drawn(monkeypatch, trials(space, [(0.01, 1e30)] * 2), space).axes
+    assert first.get_xscale() == "log" and first.get_xlim()[0] < 1e-4 < 1e-1 < first.get_xlim()[1]
+    assert [text.get_text() for text in second.get_xticklabels()] == ["0.01", "1.0", "1e+30"]
+    assert list(line_of(second, "best").get_xdata()) == [2]
 
 
-def test_a_single_trial_has_no_range_of_colours():
-    rows = trials(SPACE, [(0.1, 0.1)])
-    for draw in (plots.pairs, plots.together):
-        figure = Figure()
-        draw(figure, rows, SPACE)
-        assert len(figure.axes) == 1
+def test_a_trial_that_was_stopped_early_is_no_part_of_the_smoothed_line(monkeypatch):
+    space = {"model.weight_dropout": Float(0, 0.7, step=0.1)}
+    rows = trials(space, [(0.1 * place,) for place in range(8)])
+    assert line_of(drawn(monkeypatch, rows, space).axes[0], "smoothed")
+    for row in rows[:3]:
+        row.epochs = row.budget = 1
+    axes = drawn(monkeypatch, rows, space).axes[0]
+    assert [len(line_of(axes, label).get_xdata()) for label in ("stopped", "after 2")] == [3, 5]
+    assert not any(line.get_label() == "smoothed" for line in axes.lines)
 
 
 def test_the_live_table_stays_on_the_screen_also_if_its_rows_are_folded(tmp_path):

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from tfwd.lm.errors import UserError
+from tfwd.lm.config import TOKENS
 from tfwd.lm.text import EOS, detokenize, tokenize
-from tfwd.lm.validators import TOKENS
 from tfwd.lm.vocabulary import Vocabulary
+from tfwd.runs.errors import UserError
 
 if TYPE_CHECKING:
     from tfwd.lm.model import LanguageModel
