@@ -18,9 +18,7 @@ _STEP = ("loss", "learning_rate")
 TRAIN, VALID, QUIET = "#4477aa", "#cc6677", "#777777"  # told apart by the colour-blind too
 
 
-def curves(
-    records: Records, path: str | os.PathLike[str], score: Score, title: str = ""
-) -> None:
+def curves(records: Records, path: str | os.PathLike[str], score: Score, title: str = "") -> None:
     """Draws the learning curves: the score by epoch, and loss and learning rate by step.
 
     Args:

@@ -20,6 +20,7 @@ from tfwd.runs.signals import Stopped, StopRequest
 if TYPE_CHECKING:
     from tfwd.runs.trainer import Trainer
 
+
 def define(values: flags.FlagValues) -> None:
     """Defines the flags."""
     flags.DEFINE_string(

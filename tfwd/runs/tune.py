@@ -19,6 +19,7 @@ from tfwd.runs.signals import Stopped, StopRequest
 if TYPE_CHECKING:
     from tfwd.runs.sweeps.sweep import Sweep
 
+
 def define(values: flags.FlagValues) -> None:
     """Defines the flags."""
 
@@ -273,10 +274,7 @@ def _greet(board: Any, sweep: Sweep, config: Any, data: Any, folder: Any, notes:
     from tfwd.tuning import workers
 
     what = {workers.CHIEF: "chief of the sweep", workers.WORKER: "worker of the sweep"}
-    board.line(
-        f"{data.name}: {data.size} to train on; "
-        f"{what.get(role, 'sweep')} in {folder.path}"
-    )
+    board.line(f"{data.name}: {data.size} to train on; {what.get(role, 'sweep')} in {folder.path}")
     if role != workers.WORKER:
         oracle = _oracle(sweep, config)
         for line in [*plan(sweep, oracle, config.training.epochs), *notes]:

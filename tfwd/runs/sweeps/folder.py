@@ -16,8 +16,8 @@ from typing import Any
 
 import ml_collections
 
-from tfwd.runs.config import MayChange, flat_keys, get
 from tfwd.runs.claim import Claim
+from tfwd.runs.config import MayChange, flat_keys, get
 from tfwd.runs.errors import UserError
 from tfwd.runs.files import read_json, remove, write_atomically
 from tfwd.runs.program import Program

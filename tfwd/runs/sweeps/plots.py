@@ -59,7 +59,11 @@ def draw(
     handles = {line.get_label(): line for axes in panels for line in axes.get_lines()}
     named = {label: line for label, line in handles.items() if not label.startswith("_")}
     figure.legend(
-        list(named.values()), list(named), loc="outside lower center", ncols=4, frameon=False
+        list(named.values()),
+        list(named),
+        loc="outside lower center",
+        ncols=5 if across > 1 else 3,
+        frameon=False,
     )
     figure.suptitle(title, wrap=True)
     figure.savefig(path)
@@ -136,7 +140,9 @@ def _key_axis(axes: Axes, spec: Spec, names: Sequence[str] | None, log: bool) ->
         axes.set_xlim(low / margin, high * margin)
     else:
         axes.set_xlim(low - margin, high + margin)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=isinstance(spec, Int)))
+        axes.xaxis.set_major_locator(
+            MaxNLocator(7, steps=[1, 2, 5, 10], integer=isinstance(spec, Int))
+        )
 
 
 def _score_axis(axes: Axes, values: Sequence[float]) -> None:

@@ -169,9 +169,7 @@ def _check_key(key: Any, spec: Any, schema: Schema) -> None:
             raise UserError(f"{key}={shown(value)} in the sweep: give {validator.expected}")
 
 
-def _check_points(
-    sweep: Sweep, config: ml_collections.ConfigDict, schema: Schema
-) -> list[str]:
+def _check_points(sweep: Sweep, config: ml_collections.ConfigDict, schema: Schema) -> list[str]:
     ends = [spec.ends for spec in sweep.space.values()]
     wrong: list[str] = []
     count = 0

@@ -103,7 +103,7 @@ def promote(parent: Path, folder: Path) -> None:
 
 
 class _TrialDisplay(Display):
-    """Writes what the training program would show to the run's `log.txt`, and tells how far it is."""
+    """Writes what training would show to the run's `log.txt`, and tells how far it is."""
 
     def __init__(self, score: Score, log: IO[str]):
         super().__init__(score, Console(file=log, width=120), seconds=30.0)

@@ -16,8 +16,8 @@ from keras_tuner import Oracle
 from keras_tuner.engine.trial import Trial, TrialStatus
 from keras_tuner.errors import FailedTrialError, FatalError
 
-from tfwd.runs.errors import UserError
 from tfwd.runs.config import get
+from tfwd.runs.errors import UserError
 from tfwd.runs.program import Data
 from tfwd.runs.signals import Stopped, StopRequest
 from tfwd.runs.sweeps import hparams
@@ -111,12 +111,10 @@ class RunTuner(FaultTolerantTuner):
                     result = run(self._program, own, data, folder, self._stop, report)
                     if not math.isfinite(result.loss):
                         raise UserError("no validation loss was finite")
-                    hparams.write(
-                        folder / "tensorboard", trial.trial_id, values, result, score)
+                    hparams.write(folder / "tensorboard", trial.trial_id, values, result, score)
                 except UserError as error:
                     if not _is_of_the_disk(error):
-                        hparams.write(
-                            folder / "tensorboard", trial.trial_id, values, None, score)
+                        hparams.write(folder / "tensorboard", trial.trial_id, values, None, score)
                     raise
                 finally:
                     tidy_up()
