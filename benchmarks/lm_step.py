@@ -47,9 +47,9 @@ def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], fl
     """The training step of `tfwd.lm`, as torch_lm.train_step."""
     import tensorflow as tf
 
-    from tfwd.lm.saved import make_model
-    from tfwd.lm.state import RunState
+    from tfwd.lm.model import make_model
     from tfwd.lm.step import make_step
+    from tfwd.runs.state import RunState
 
     model = make_model(config, words)
     state = RunState(model.zero_state(config.data.batch_size), config.optimizer.learning_rate)

@@ -53,7 +53,8 @@ def run(tuner: Any, trials: int) -> tuple[list[float], float]:
     import numpy as np
 
     from tfwd.lm import tune
-    from tfwd.lm.command_line import parse
+    from tfwd.lm.program import PROGRAM
+    from tfwd.runs.command_line import parse
 
     readings: list[float] = []
     tidy_up = tuner.tidy_up
@@ -73,7 +74,7 @@ def run(tuner: Any, trials: int) -> tuple[list[float], float]:
         flags += [f"--config={ROOT}/configs/quickstart.py", f"--sweep={folder}/sweep.py"]
         flags += [f"--config.data.path={folder}/text.txt"]
         flags += [f"--workdir={folder}/sweep", f"--max_trials={trials}"]
-        tune.main(parse(["tfwd-tune", *flags], tune.define, config=True))
+        tune.main(parse(["tfwd-tune", *flags], tune.define, schema=PROGRAM.schema))
         files = Path(folder).glob("sweep/*/run-0/best/*/tensors*")
         saved = sum(path.stat().st_size for path in files)
     # Beside the weights, which are saved, Adam holds two moments of each.
@@ -94,7 +95,7 @@ def main() -> None:
     if trials < 3:
         options.error(f"--trials={trials}: growth needs at least 3")
     tuner = measure.attempt(
-        lambda: __import__("tfwd.lm.sweeps.tuner", fromlist=["tuner"]), "keras-tuner"
+        lambda: __import__("tfwd.runs.sweeps.tuner", fromlist=["tuner"]), "keras-tuner"
     )
     rows, data = [], {}
     if tuner is not None:

@@ -23,7 +23,7 @@ MOVED = {"layers": "tfwd/layers", "optimizers": "tfwd/optimizers"}
 
 IMPORT_ALL = """
 import importlib, importlib.util, json, sys
-names = ["tfwd", "tfwd.layers", "tfwd.optimizers", "tfwd.lm"]
+names = ["tfwd", "tfwd.layers", "tfwd.optimizers", "tfwd.runs", "tfwd.lm"]
 files = {name: importlib.import_module(name).__file__ for name in names}
 bare = [name for name in ("layers", "optimizers") if importlib.util.find_spec(name)]
 json.dump({"files": files, "bare": bare}, sys.stdout)
@@ -109,6 +109,7 @@ def test_an_installed_wheel_imports_in_the_checkout_too(
     found = {name: Path(file).resolve().parent for name, file in seen["files"].items()}
     if folder == ".":
         places = {"tfwd": root / "tfwd", "tfwd.lm": root / "tfwd" / "lm"}
+        places["tfwd.runs"] = root / "tfwd" / "runs"
         places |= {f"tfwd.{name}": root / name for name in MOVED}
     else:
         places = {name: installed.joinpath(*name.split(".")) for name in found}

@@ -9,21 +9,21 @@ from training_tools import StopAfter, log, make_config, write_text
 
 from tfwd import _keras
 from tfwd._keras import steps
-from tfwd.lm import rules
-from tfwd.lm.errors import UserError
 from tfwd.lm.model import LanguageModel
-from tfwd.lm.optimizer import decaying, make_optimizer
-from tfwd.lm.signals import Stopped, StopRequest
-from tfwd.lm.state import RunState
 from tfwd.lm.step import TrainStep
 from tfwd.lm.train import train
+from tfwd.runs import optimizer as optimizers
+from tfwd.runs.errors import UserError
+from tfwd.runs.optimizer import decaying, make_optimizer
+from tfwd.runs.signals import Stopped, StopRequest
+from tfwd.runs.state import RunState
 
 INPUTS = tf.constant([[1, 2, 3, 1], [5, 6, 2, 2]], tf.int32)
 TARGETS = tf.constant([[2, 3, 1, 0], [6, 2, 2, 4]], tf.int32)
 RATE, DECAY = 0.125, 0.25
 # One by layers, one without a rate, and one that updates rows.
 KINDS = ("tfa.LAMB", "tfa.COCOB", "tfa.LazyAdam")
-WITH_RATE = [name for name in rules.ADDONS if name != "tfa.COCOB"]
+WITH_RATE = [name for name in optimizers.ADDONS if name != "tfa.COCOB"]
 
 
 def make(optimizer, policy="float32"):
@@ -52,7 +52,7 @@ def bare(name, rate=RATE):
 
 
 @needs_addons
-@pytest.mark.parametrize("name", with_slow_rest(rules.ADDONS, KINDS))
+@pytest.mark.parametrize("name", with_slow_rest(optimizers.ADDONS, KINDS))
 def test_steps_are_those_of_the_optimizer_itself(name):
     step, own = make(make_optimizer(name, RATE)), bare(name)
     start = step.state.carried
@@ -68,7 +68,7 @@ def test_steps_are_those_of_the_optimizer_itself(name):
 
 
 @needs_addons
-@pytest.mark.parametrize("name", with_slow_rest(rules.ADDONS, KINDS))
+@pytest.mark.parametrize("name", with_slow_rest(optimizers.ADDONS, KINDS))
 def test_decoupled_decay_comes_before_the_step(name):
     scale = "absolute" if name == "tfa.COCOB" else "learning_rate"
     made = make_optimizer(
@@ -142,7 +142,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(name, tmp_path):
 def test_arguments_of_ones_own():
     made = make_optimizer("TFA.conditionalgradient", 0.5, kwargs={"lambda_": 2.0, "ord": "fro"})
     assert float(made.get_config()["lambda_"]) == 2.0
-    assert set(rules.arguments("tfa.ConditionalGradient")) >= {"lambda_", "ord", "epsilon"}
+    assert set(optimizers.arguments("tfa.ConditionalGradient")) >= {"lambda_", "ord", "epsilon"}
     with pytest.raises(UserError, match="lamda"):
         make_optimizer("tfa.ConditionalGradient", 0.5, kwargs={"lamda": 2.0})
 

@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from tfwd.lm import command_line, keys, rules
-from tfwd.lm import config as config_lib
-from tfwd.lm.config import check, default_config
-from tfwd.lm.errors import UserError, near
+from tfwd.lm.config import KEYS, SCHEMA, default_config
+from tfwd.runs import command_line, validators
+from tfwd.runs import config as config_lib
+from tfwd.runs.errors import UserError, suggest
 
 # One wrong value for each key, and a part of what must be said about it.
 WRONG = {
@@ -58,7 +58,7 @@ WRONG = {
     "sample.temperature": (-0.5, "a number, at least 0"),
     "sample.top_k": (-1, "at least 0"),
 }
-OF_ONE_TYPE = (rules.FLAG, rules.TEXT, rules.MAPPING)  # ConfigDict sees to the type
+OF_ONE_TYPE = (validators.FLAG, validators.TEXT, validators.MAPPING)  # ConfigDict sees to the type
 
 
 def set_key(config, key, value):
@@ -68,13 +68,13 @@ def set_key(config, key, value):
 
 def test_defaults_are_valid_and_complete():
     config = default_config()
-    check(config)
-    assert {*config_lib.flat_keys(config), "optimizer.kwargs"} == set(keys.KEYS)
+    SCHEMA.check(config)
+    assert {*config_lib.flat_keys(config), "optimizer.kwargs"} == set(KEYS)
 
 
 def test_every_key_has_a_wrong_value_here():
-    unchecked = {key for key, (_, rule, _) in keys.KEYS.items() if rule in OF_ONE_TYPE}
-    assert set(WRONG) | unchecked == set(keys.KEYS)
+    unchecked = {key for key, row in KEYS.items() if row.validator in OF_ONE_TYPE}
+    assert set(WRONG) | unchecked == set(KEYS)
 
 
 @pytest.mark.parametrize("key", WRONG)
@@ -83,7 +83,7 @@ def test_wrong_value(key):
     config = default_config()
     set_key(config, key, value)
     with pytest.raises(UserError, match=words) as caught:
-        check(config)
+        SCHEMA.check(config)
     assert str(caught.value).startswith(f"{key}=")
     assert "\n" not in str(caught.value)
 
@@ -94,36 +94,36 @@ def test_units_of_a_layer_are_whole_numbers():
         config.model.tie_weights = False
         config.model.hidden_units = wrong
         with pytest.raises(UserError, match=r"model\.hidden_units"):
-            check(config)
+            SCHEMA.check(config)
 
 
 def test_tied_weights_need_equal_widths():
     config = default_config()
     config.model.hidden_units = (256, 100)
     with pytest.raises(UserError, match=r"hidden_units=256,100: .*model\.embedding_dim=128"):
-        check(config)
+        SCHEMA.check(config)
     config.model.tie_weights = False
-    check(config)
+    SCHEMA.check(config)
 
 
 def test_short_fixed_windows_are_allowed():
     config = default_config()
     config.data.window = 2
     config.data.random_windows = False
-    check(config)
+    SCHEMA.check(config)
 
 
 def test_optimizer_arguments():
     config = default_config()
     config.optimizer.kwargs.momentum = 0.9
-    check(config)
+    SCHEMA.check(config)
     config.optimizer.kwargs.momentun = 0.9
     with pytest.raises(UserError, match=r"kwargs\.momentun: sgd has no .* mean momentum\?"):
-        check(config)
+        SCHEMA.check(config)
     del config.optimizer.kwargs["momentun"]
     config.optimizer.name = "Adam"
     with pytest.raises(UserError, match=r"kwargs\.momentum: Adam has no such argument"):
-        check(config)
+        SCHEMA.check(config)
 
 
 def test_arguments_with_keys_of_their_own_are_not_taken_twice():
@@ -131,7 +131,7 @@ def test_arguments_with_keys_of_their_own_are_not_taken_twice():
         config = default_config()
         config.optimizer.kwargs[name] = 0.1
         with pytest.raises(UserError, match=rf"optimizer\.kwargs\.{name}"):
-            check(config)
+            SCHEMA.check(config)
 
 
 def test_locked_against_new_keys_and_other_types():
@@ -149,12 +149,12 @@ def test_an_unlocked_config_is_checked_for_keys():
     config.unlock()
     config.model.layers = 3
     with pytest.raises(UserError, match=r"no config key model\.layers"):
-        check(config)
+        SCHEMA.check(config)
     config = default_config()
     config.unlock()
     del config.model["tie_weights"]
     with pytest.raises(UserError, match=r"has no model\.tie_weights; begin with default_config"):
-        check(config)
+        SCHEMA.check(config)
 
 
 @pytest.mark.parametrize(
@@ -169,29 +169,29 @@ def test_an_unlocked_config_is_checked_for_keys():
     ],
 )
 def test_unknown_key(key, words):
-    assert not keys.known(key)
-    assert words in keys.unknown(key)
+    assert not SCHEMA.known(key)
+    assert words in SCHEMA.unknown(key)
 
 
 def test_known_keys():
-    assert keys.known("optimizer.kwargs.momentum")
-    assert not keys.known("optimizer.kwargs.momentum.more")
-    assert all(keys.known(key) for key in keys.KEYS)
+    assert SCHEMA.known("optimizer.kwargs.momentum")
+    assert not SCHEMA.known("optimizer.kwargs.momentum.more")
+    assert all(SCHEMA.known(key) for key in KEYS)
 
 
 def test_describe_has_every_key_on_a_line_of_help():
-    lines = keys.describe().splitlines()
-    for key, (default, _, meaning) in keys.KEYS.items():
+    lines = SCHEMA.describe().splitlines()
+    for key, row in KEYS.items():
         line = next(line for line in lines if line.strip().startswith(f"{key}="))
-        assert line.strip().endswith(meaning)
-        assert keys.shown(default) in line
+        assert line.strip().endswith(row.meaning)
+        assert validators.shown(row.default) in line
     assert max(map(len, lines)) <= 120
 
 
 def test_near_names():
-    assert near("WEIGHT_DROPOUTS", ["weight_dropout", "weight_decay"]) == ["weight_dropout"]
-    assert near("zzz", ["weight_dropout"]) == []
-    assert near("anything", []) == []
+    assert suggest("WEIGHT_DROPOUTS", ["weight_dropout", "weight_decay"]) == ["weight_dropout"]
+    assert suggest("zzz", ["weight_dropout"]) == []
+    assert suggest("anything", []) == []
 
 
 def test_save_and_load(tmp_path):
@@ -200,7 +200,7 @@ def test_save_and_load(tmp_path):
     config.optimizer.kwargs.momentum = 0.9
     config.data.path = "/a/folder of mine"
     config_lib.save(config, tmp_path / "config.json")
-    loaded = config_lib.load(tmp_path / "config.json")
+    loaded = SCHEMA.load(tmp_path / "config.json")
     assert loaded == config
     assert loaded.model.hidden_units == (7, 5, 128)
     with pytest.raises(AttributeError):
@@ -210,30 +210,30 @@ def test_save_and_load(tmp_path):
 def test_load_refuses_what_is_not_a_configuration(tmp_path):
     file = tmp_path / "config.json"
     with pytest.raises(UserError, match=r"cannot read the configuration .*No such file"):
-        config_lib.load(file)
+        SCHEMA.load(file)
     config_lib.save(default_config(), file)
     whole = file.read_text()
     file.write_text(whole[:100])
     with pytest.raises(UserError, match="is not a whole configuration"):
-        config_lib.load(file)
+        SCHEMA.load(file)
     for content in ([], {}, {"model": {"hidden_units": 3}}):
         file.write_text(json.dumps(content))
         with pytest.raises(UserError, match="is not a configuration of this program"):
-            config_lib.load(file)
+            SCHEMA.load(file)
     content = json.loads(whole)
     content["model"]["wings"] = 2
     file.write_text(json.dumps(content))
     with pytest.raises(UserError, match="wings"):
-        config_lib.load(file)
+        SCHEMA.load(file)
     content = json.loads(whole)
     content["model"]["weight_dropout"] = 2.0
     file.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"model\.weight_dropout=2\.0"):
-        config_lib.load(file)
+        SCHEMA.load(file)
     content = json.loads(whole)
     del content["training"]["log_steps"]  # a file from before there was the key
     file.write_text(json.dumps(content))
-    assert config_lib.load(file) == default_config()
+    assert SCHEMA.load(file) == default_config()
 
 
 CONFIGS = ("quickstart", "wikitext2_small", "char", "awd_lstm_ptb", "awd_lstm_wikitext2")
@@ -245,7 +245,7 @@ def test_config_files(root, name):
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    check(module.get_config())
+    SCHEMA.check(module.get_config())
     assert f"tfwd-train --config=configs/{name}.py" in module.__doc__
     imports = [line for line in path.read_text().splitlines() if "import" in line.split()]
     assert imports == ["from tfwd.lm.config import default_config"]
@@ -265,5 +265,5 @@ def test_a_file_that_was_changed_within_the_second_is_read_again(tmp_path):
     for value in (1, 2):
         path.write_text(f"def get_config():\n    return {value}\n")
         os.utime(path, (0, 0))
-        assert command_line.from_file("config", str(path), "get_config") == value
+        assert command_line.from_file("config", str(path), "get_config", SCHEMA) == value
     assert [each.name for each in tmp_path.iterdir()] == ["some.py"]

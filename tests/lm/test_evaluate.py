@@ -8,10 +8,12 @@ import pytest
 import tensorflow as tf
 from stacks import SLOW_ON_KERAS_2
 
-from tfwd.lm import app, evaluate, saved
-from tfwd.lm.errors import UserError
-from tfwd.lm.loop import evaluate as loop_evaluate
+from tfwd.lm import evaluate
+from tfwd.lm.evaluation import evaluate as loop_evaluate
+from tfwd.lm.program import load
 from tfwd.lm.text import load_splits, tokenize
+from tfwd.runs import app
+from tfwd.runs.errors import UserError
 
 pytestmark = SLOW_ON_KERAS_2
 
@@ -31,7 +33,7 @@ def by_definition(found, tokens, batch_size):
 
 @pytest.mark.parametrize("level", ["word", "char"])
 def test_figures_are_by_definition(make_run, level):
-    found = saved.load(make_run(level))
+    found = load(make_run(level))
     text = "the cat  sat\n\non a zebra , and the dog saw it\n" * 5
     tokens = tokenize(text, level)
     for batch_size in (1, 4):
@@ -54,7 +56,7 @@ def test_figures_are_by_definition(make_run, level):
 
 
 def test_short_texts_have_fewer_columns(make_run):
-    found = saved.load(make_run())  # 3 columns, windows of 7
+    found = load(make_run())  # 3 columns, windows of 7
     for words, columns in ((2, 1), (15, 1), (16, 2), (23, 2), (24, 3), (100, 3)):
         text = " ".join(["the"] * (words - 1)) + "\n"  # and the line's end
         result = evaluate.evaluate_text(found, text, "a text")
@@ -63,7 +65,7 @@ def test_short_texts_have_fewer_columns(make_run):
 
 
 def test_the_runs_own_test_text(make_run):
-    found = saved.load(make_run())
+    found = load(make_run())
     splits = load_splits(found.config.data.path)
     expected = loop_evaluate(found.model, found.vocabulary.encode(tokenize(splits.test)), 3, 7)
     result = evaluate.evaluate_test(found)
@@ -77,7 +79,7 @@ def test_another_text_than_that_of_the_training(make_run, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(text.read_text() + "and more\n")
     with pytest.raises(UserError, match=r"text\.txt is not the one that .* give --text=FILE"):
-        evaluate.evaluate_test(saved.load(run))
+        evaluate.evaluate_test(load(run))
 
 
 def command(capsys, *arguments):
@@ -131,7 +133,7 @@ def test_one_character_is_too_short(make_run, capsys, tmp_path):
 
 
 def test_too_large_a_perplexity_is_no_number_in_json(make_run):
-    found = saved.load(make_run())
+    found = load(make_run())
     *others, bias = found.model.get_weights()
     bias[found.vocabulary.unk_id] = 1e6
     found.model.set_weights([*others, bias])

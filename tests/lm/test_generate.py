@@ -5,8 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from tfwd.lm import app, checkpoint, generate, sampling, saved
-from tfwd.lm.errors import UserError
+from tfwd.lm import generate, sampling
+from tfwd.lm.program import load
+from tfwd.runs import app, checkpoint
+from tfwd.runs.errors import UserError
 
 
 def command(capsys, *arguments):
@@ -17,7 +19,7 @@ def command(capsys, *arguments):
 
 def test_flags_reach_the_drawing(make_run, capsys):
     run = make_run()
-    found = saved.load(run, "last")
+    found = load(run, "last")
     options = {"tokens": 12, "temperature": 1.25, "top_k": 4, "seed": 9}
     expected = sampling.generate(found.model, found.vocabulary, prompt="a b", **options)
     given = [f"--{name}={value}" for name, value in options.items()]
@@ -68,7 +70,7 @@ def test_weights_that_are_not_finite(make_run, capsys):
     code, out, err = command(capsys, f"--workdir={run}", "--tokens=2")
     assert (code, out) == (1, "") and len(err.splitlines()) == 1
     assert "step 20" in err and "not finite, in decoder/bias" in err
-    model = saved.load(run, "last").model
+    model = load(run, "last").model
     model.decoder.bias.assign(np.full(model.vocabulary_size, 3e38))  # finite, but not their sum
     model.embedding.embeddings.assign(np.full(model.embedding.embeddings.shape, 3e38))
     with pytest.raises(UserError, match="no finite numbers for the next token"):

@@ -7,9 +7,9 @@ from stacks import SLOW_ON_KERAS_2
 
 from tfwd import _keras
 from tfwd.lm.gradients import GradientMeter
-from tfwd.lm.loop import token_nats
+from tfwd.lm.losses import token_nats
 from tfwd.lm.model import LanguageModel
-from tfwd.lm.state import RunState
+from tfwd.runs.state import RunState
 
 pytestmark = SLOW_ON_KERAS_2
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from processes import SIGNAL_AT, WATCHDOG, Processes, finish
 
-from tfwd.lm.checkpoint import Checkpoints
+from tfwd.runs.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.slow
 

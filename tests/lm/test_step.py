@@ -8,9 +8,9 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.lm import stream
 from tfwd.lm.model import LanguageModel
-from tfwd.lm.optimizer import make_optimizer
-from tfwd.lm.state import RunState
 from tfwd.lm.step import TrainStep
+from tfwd.runs.optimizer import make_optimizer
+from tfwd.runs.state import RunState
 
 INPUTS = tf.constant([[1, 2, 3, 1], [5, 6, 2, 2]], tf.int32)
 TARGETS = tf.constant([[2, 3, 1, 0], [6, 2, 2, 4]], tf.int32)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfwd.lm import stream
-from tfwd.lm.errors import UserError
+from tfwd.runs.errors import UserError
 
 
 @given(tokens=st.integers(2, 500), batch=st.integers(1, 20), window=st.integers(1, 20))

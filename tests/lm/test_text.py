@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfwd.lm import text
-from tfwd.lm.errors import UserError
+from tfwd.runs.errors import UserError
 
 WORDS = st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1).filter(
     lambda word: word.split() == [word] and word != text.EOS

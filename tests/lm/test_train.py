@@ -11,17 +11,18 @@ from stacks import SLOW_ON_KERAS_2
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training_tools import WORDS, StopAfter, log, make_config, model_options, write_text
 
-from tfwd.lm import app
-from tfwd.lm.checkpoint import Checkpoints
-from tfwd.lm.errors import UserError
-from tfwd.lm.folder import RunFolder
-from tfwd.lm.loop import evaluate
+from tfwd.lm.evaluation import evaluate
 from tfwd.lm.model import LanguageModel
-from tfwd.lm.signals import Stopped, StopRequest
+from tfwd.lm.program import PROGRAM
 from tfwd.lm.text import load_splits, tokenize
 from tfwd.lm.train import define, main, train
 from tfwd.lm.trainer import Trainer
 from tfwd.lm.vocabulary import Vocabulary
+from tfwd.runs import app
+from tfwd.runs.checkpoint import Checkpoints
+from tfwd.runs.errors import UserError
+from tfwd.runs.folder import RunFolder
+from tfwd.runs.signals import Stopped, StopRequest
 
 pytestmark = SLOW_ON_KERAS_2
 
@@ -258,12 +259,12 @@ def test_early_stopping_and_decay(text, tmp_path):
 def test_one_process_at_a_time(text, tmp_path):
     config = make_config(text)
     vocabulary = Vocabulary.from_tokens(WORDS.tolist(), "word")
-    folder = RunFolder(tmp_path)
+    folder = RunFolder(tmp_path, PROGRAM)
     folder.open(config, vocabulary)
     with pytest.raises(UserError, match="another process is training"):
-        RunFolder(tmp_path).open(config, vocabulary)
+        RunFolder(tmp_path, PROGRAM).open(config, vocabulary)
     folder.close()
-    again = RunFolder(tmp_path)
+    again = RunFolder(tmp_path, PROGRAM)
     again.open(config, vocabulary)
     again.close()
 
@@ -296,7 +297,7 @@ def test_a_workdir_that_cannot_be_written(text, tmp_path):
 def test_no_workdir_given(capsys, root):
     with pytest.raises(SystemExit) as ended:
         config = f"--config={root / 'configs' / 'quickstart.py'}"
-        app.run(main, define, "", config=True, argv=["tfwd-train", config])
+        app.run(main, define, "", schema=PROGRAM.schema, argv=["tfwd-train", config])
     assert ended.value.code == 1
     assert capsys.readouterr().err == (
         "error: give a folder for the run, as --workdir=runs/quickstart\n"

@@ -5,14 +5,14 @@ import pytest
 from stacks import IS_KERAS_2, SLOW_ON_KERAS_2
 from training_tools import StopAfter, log, make_config, model_options, write_text
 
-from tfwd.lm.checkpoint import Checkpoints
-from tfwd.lm.errors import UserError
 from tfwd.lm.model import LanguageModel
-from tfwd.lm.signals import Stopped, StopRequest
 from tfwd.lm.train import train
 from tfwd.lm.trainer import Trainer
 from tfwd.lm.vocabulary import Vocabulary
 from tfwd.optimizers import NonMonotonicASGD
+from tfwd.runs.checkpoint import Checkpoints
+from tfwd.runs.errors import UserError
+from tfwd.runs.signals import Stopped, StopRequest
 
 pytestmark = SLOW_ON_KERAS_2
 
@@ -99,7 +99,7 @@ class WithPooler(LanguageModel):
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_unused_weights_are_listed_once(text, tmp_path, capsys, monkeypatch, asked):
-    monkeypatch.setattr("tfwd.lm.saved.LanguageModel", WithPooler)
+    monkeypatch.setattr("tfwd.lm.model.LanguageModel", WithPooler)
     config = make_config(
         text,
         optimizer__weight_decay=0.5,

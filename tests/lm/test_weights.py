@@ -12,10 +12,11 @@ import pytest
 import tensorflow as tf
 from stacks import IS_KERAS_2
 
-from tfwd.lm import saved, weights
-from tfwd.lm.errors import UserError
-from tfwd.lm.folder import RunFolder
-from tfwd.lm.model import LanguageModel
+from tfwd.lm.model import LanguageModel, make_model, named_weights
+from tfwd.lm.program import PROGRAM, load
+from tfwd.runs import weights
+from tfwd.runs.errors import UserError
+from tfwd.runs.folder import RunFolder
 
 OPTIONS = {
     "tied": {},
@@ -36,6 +37,14 @@ IDS = tf.constant([[1, 2, 3], [4, 0, 6]], tf.int32)
 WRITTEN = Path(__file__).parent / "weights"
 
 
+def save(path, model):
+    weights.save(path, named_weights(model), "language model")
+
+
+def read(path, model):
+    weights.load(path, named_weights(model), "language model")
+
+
 def make(case, seed):
     options = {"embedding_dim": 4, "hidden_units": (5, 4), **OPTIONS[case]}
     return LanguageModel(7, seed=seed, **options)
@@ -47,15 +56,15 @@ def test_what_is_written_is_read(case, tmp_path):
     for variable in model.trainable_variables:  # the biases too
         noise = tf.random.stateless_normal(variable.shape, [1, 2])
         variable.assign(tf.cast(noise, variable.dtype))
-    weights.save(tmp_path / "weights.npz", model)
-    weights.load(tmp_path / "weights.npz", other)
+    save(tmp_path / "weights.npz", model)
+    read(tmp_path / "weights.npz", other)
     for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
     np.testing.assert_array_equal(model(IDS).logits, other(IDS).logits)
 
 
 def test_names_are_of_the_models_order():
-    assert list(weights.named(make("untied", 0))) == [
+    assert list(named_weights(make("untied", 0))) == [
         "embedding/embeddings",
         "lstm_1/kernel",
         "lstm_1/recurrent_kernel",
@@ -67,7 +76,7 @@ def test_names_are_of_the_models_order():
         "decoder/bias",
     ]
     for case in ("tied", "perturbed", "dropped"):  # what is drawn adds no name and changes none
-        assert list(weights.named(make(case, 0))) == [
+        assert list(named_weights(make(case, 0))) == [
             "embedding/embeddings",
             "lstm_1/kernel",
             "lstm_1/recurrent_kernel",
@@ -81,7 +90,7 @@ def test_names_are_of_the_models_order():
 
 def test_a_file_that_is_cut_short_or_changed(tmp_path):
     path, model = tmp_path / "weights.npz", make("tied", 1)
-    weights.save(path, model)
+    save(path, model)
     whole, before = path.read_bytes(), model.get_weights()
     damaged = [whole[:length] for length in (0, 3, 100, len(whole) // 2, len(whole) - 1)]
     for where in (200, len(whole) // 2):
@@ -89,7 +98,7 @@ def test_a_file_that_is_cut_short_or_changed(tmp_path):
     for content in damaged:
         path.write_bytes(content)
         with pytest.raises(UserError, match="weights.npz is no .*weights"):
-            weights.load(path, model)
+            read(path, model)
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
 
@@ -97,42 +106,42 @@ def test_a_file_that_is_cut_short_or_changed(tmp_path):
 def test_another_file(tmp_path):
     path, model = tmp_path / "weights.npz", make("tied", 1)
     with pytest.raises(UserError, match="cannot read .*weights.npz: No such file"):
-        weights.load(path, model)
+        read(path, model)
     path.write_text("some text")
     with pytest.raises(UserError, match="is no whole file of a language model's weights"):
-        weights.load(path, model)
+        read(path, model)
     with open(path, "wb") as file:
         np.save(file, np.zeros(3))
     with pytest.raises(UserError, match="is no whole file of a language model's weights"):
-        weights.load(path, model)
+        read(path, model)
     np.savez(path, kernel=np.zeros(3))
     with pytest.raises(UserError, match="is no file of a language model's weights"):
-        weights.load(path, model)
-    header = {"format": weights.FORMAT, "version": weights.VERSION + 1}
+        read(path, model)
+    header = {"format": "tfwd language model weights", "version": weights.VERSION + 1}
     np.savez(path, header=np.frombuffer(json.dumps(header).encode(), np.uint8))
     with pytest.raises(UserError, match="is of version 2 of the format, and this tfwd reads"):
-        weights.load(path, model)
+        read(path, model)
 
 
 def test_another_model(tmp_path):
     path = tmp_path / "weights.npz"
-    weights.save(path, make("tied", 1))
+    save(path, make("tied", 1))
     with pytest.raises(
         UserError, match=r"of another model: lstm_1/kernel is \(4, 20\) in the file and \(4, 12\)"
     ):
-        weights.load(path, LanguageModel(7, 4, (3, 4)))
+        read(path, LanguageModel(7, 4, (3, 4)))
     with pytest.raises(UserError, match="decoder/kernel is not there in the file and"):
-        weights.load(path, LanguageModel(7, 4, (5, 4), tie_weights=False))
-    weights.save(path, LanguageModel(7, 4, (4,)))
+        read(path, LanguageModel(7, 4, (5, 4), tie_weights=False))
+    save(path, LanguageModel(7, 4, (4,)))
     with pytest.raises(UserError, match="lstm_2/kernel is not there in the file and"):
-        weights.load(path, LanguageModel(7, 4, (4, 4)))
+        read(path, LanguageModel(7, 4, (4, 4)))
 
 
 @pytest.mark.parametrize("written_on", ["keras2", "keras3"])
 @pytest.mark.parametrize("case", ["tied", "untied", "perturbed"])
 def test_a_file_of_either_keras_gives_the_same_logits(written_on, case):
     found = make(case, 5)
-    weights.load(WRITTEN / f"{written_on}-{case}.npz", found)
+    read(WRITTEN / f"{written_on}-{case}.npz", found)
     logits = np.load(WRITTEN / f"{written_on}-{case}-logits.npy")
     np.testing.assert_allclose(found(IDS).logits, logits, atol=1e-5)
     assert np.ptp(logits) > 1  # and not those of a model that knows nothing
@@ -141,18 +150,18 @@ def test_a_file_of_either_keras_gives_the_same_logits(written_on, case):
 def test_a_run_of_the_other_keras_is_read_but_not_gone_on_with(make_run):
     run = make_run()
     other = 3 if IS_KERAS_2 else 2
-    expected = saved.load(run).model(IDS).logits
+    expected = load(run).model(IDS).logits
     config = (run / "config.json").read_text()
     (run / "config.json").write_text(config.replace('"sgd"', '"optimizer of the other"'))
     for kind in ("best", "checkpoints"):
         for step in (run / kind).iterdir():  # as if it had been saved there
             pretend(step, other)
-    np.testing.assert_array_equal(saved.load(run).model(IDS).logits, expected)
+    np.testing.assert_array_equal(load(run).model(IDS).logits, expected)
     with pytest.raises(UserError, match=f"was saved on Keras {other}.*only the best weights"):
-        saved.load(run, "last")
-    model = saved.make_model(saved.load(run).config, len(saved.load(run).vocabulary))
+        load(run, "last")
+    model = make_model(load(run).config, len(load(run).vocabulary))
     with pytest.raises(UserError, match=f"was saved on Keras {other}"):
-        RunFolder(run).restore({"model": model}, "", say=print)
+        RunFolder(run, PROGRAM).restore({"model": model}, "", say=print)
 
 
 def pretend(step, other):
@@ -166,14 +175,14 @@ def pretend(step, other):
 
 def test_best_weights_of_before_there_was_such_a_file(make_run):
     run = make_run()
-    expected = saved.load(run).model(IDS).logits
+    expected = load(run).model(IDS).logits
     for step in (run / "best").iterdir():
         manifest = json.loads((step / "manifest.json").read_text())
         for name in ("weights.npz", "written_by.json"):
             del manifest[name]
             (step / name).unlink()
         (step / "manifest.json").write_text(json.dumps(manifest))
-    np.testing.assert_array_equal(saved.load(run).model(IDS).logits, expected)
+    np.testing.assert_array_equal(load(run).model(IDS).logits, expected)
 
 
 @pytest.mark.slow

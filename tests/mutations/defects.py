@@ -292,9 +292,9 @@ DEFECTS = [
     ),
     Defect(
         "a run that goes on begins with states that are zero",
-        "tfwd/lm/trainer.py",
-        "self.progress = folder.restore(self._objects, fingerprint(texts), say=display.line)",
-        """self.progress = folder.restore(self._objects, fingerprint(texts), say=display.line)
+        "tfwd/runs/trainer.py",
+        "self.progress = folder.restore(self._objects, data, say=display.line)",
+        """self.progress = folder.restore(self._objects, data, say=display.line)
         for tensor in (t for pair in self.state.carried for t in pair):
             tensor.assign(tf.zeros_like(tensor))""",
         ("tests/lm/test_train.py", "-k", "stop_anywhere"),

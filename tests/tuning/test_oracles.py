@@ -6,9 +6,9 @@ import shutil
 import keras_tuner
 import pytest
 
+from tfwd.tuning.fault_tolerance import LOSSES_ALLOWED
 from tfwd.tuning.oracles import METHODS, make_oracle
 from tfwd.tuning.space import Float, Int, hyperparameters
-from tfwd.tuning.sturdy import LOSSES_ALLOWED
 
 SPACE = {"rate": Float(0, 0.3, step=0.1), "units": Int(1, 3)}
 

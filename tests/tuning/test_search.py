@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfwd import tuning
-from tfwd.tuning import stopwatch, telling
+from tfwd.tuning import reporter, stopwatch
 
 X = np.ones((4, 3), "float32")
 DATA = {"validation_data": (X, X[:, :1]), "verbose": 0}
@@ -48,7 +48,7 @@ def test_if_every_trial_fails_each_reason_is_printed_and_it_is_an_error(tmp_path
     # The chief of a shared search has a worker's traceback from the trial's folder alone.
     trial = tuner.oracle.trials["0000"]
     trial.message = None
-    telling.Teller(tuner.oracle, tuner.get_trial_dir).ended(trial)
+    reporter.TrialReporter(tuner.oracle, tuner.get_trial_dir).ended(trial)
     assert "RuntimeError: nothing works at 0.1" in capsys.readouterr().out
 
 
@@ -218,7 +218,7 @@ Arguments received by LSTM.call():
     ],
 )
 def test_the_reason_is_one_line_that_says_something(message, reason):
-    assert telling.reason(message) == reason
+    assert reporter.reason(message) == reason
 
 
 def test_a_worker_does_not_remove_what_its_chief_has_begun(tmp_path, monkeypatch):

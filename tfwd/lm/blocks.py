@@ -7,7 +7,7 @@ switch does not move the initial weights or the draws of the other parts.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -62,18 +62,15 @@ def locked(rate: float, row: Iterator[int], **kwargs: Any) -> keras.layers.Layer
 def lstm(
     units: int,
     row: Iterator[int],
+    options: Mapping[str, Any],
     *,
-    weight_dropout: float,
-    noise: float,
-    noise_start_step: int,
-    recompute: bool,
     name: str,
     dtype: Any,
 ) -> keras.layers.Layer:
     """An LSTM that returns sequences and states, its recurrent kernel perturbed in training.
 
-    With both `noise` and `weight_dropout` the noise comes first, so that what is dropped is
-    exactly zero. With neither it is a plain `keras.layers.LSTM`.
+    With both `variational_noise` and `weight_dropout` the noise comes first, so that what is
+    dropped is exactly zero. With neither it is a plain `keras.layers.LSTM`.
     """
     limit = units**-0.5
     arguments: dict[str, Any] = {
@@ -86,12 +83,13 @@ def lstm(
         "dtype": dtype,
         "name": name,
     }
-    draws: dict[str, Any] = {"seed": next(row), "recompute": recompute}
+    draws: dict[str, Any] = {"seed": next(row), "recompute": options["recompute"]}
+    noise, weight_dropout = options["variational_noise"], options["weight_dropout"]
     if not noise:
         if not weight_dropout:
             return keras.layers.LSTM(units, **arguments)
         return layers.WeightDropLSTM(units, weight_dropout=weight_dropout, **draws, **arguments)
-    perturbation: P.Parametrization = P.GaussianNoise(noise, start_step=noise_start_step)
+    perturbation: P.Parametrization = P.GaussianNoise(noise, start_step=options["noise_start_step"])
     if weight_dropout:
         perturbation = P.Chain([perturbation, P.Dropout(weight_dropout)])
     return layers.Parametrized(

@@ -1,27 +1,110 @@
-"""The configuration of the programs: made, checked, saved and loaded.
+"""The configuration of the language model: the table of its keys, and what must go together.
 
-The keys stand in `tfwd.lm.keys`. A file in `configs/` begins with `default_config()` and changes
-what is its own. The result is locked: a key that is not in the table is an error. Only
-`optimizer.kwargs` is open, as it takes whatever the chosen optimizer takes.
+A file in `configs/` begins with `default_config()` and changes what is its own. A switch is added
+by a row of `KEYS`, and where it acts: the model finds what stands under `model.` in its `options`.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable
-from typing import Any
-
 import ml_collections
 
-from tfwd.lm import rules
-from tfwd.lm.errors import UserError, near
-from tfwd.lm.files import read_json, write_atomically
-from tfwd.lm.keys import KEYS, known, shown, unknown
+from tfwd.runs.config import Key, MayChange, Schema
+from tfwd.runs.errors import UserError
+from tfwd.runs.keys import OPTIMIZER_KEYS, TRAINING_KEYS
+from tfwd.runs.optimizer import check_arguments
+from tfwd.runs.validators import (
+    COUNT,
+    DTYPE_POLICIES,
+    FLAG,
+    NOT_NEGATIVE,
+    POSITIVE,
+    RATE,
+    SEED,
+    TEXT,
+    WHOLE,
+    Validator,
+    one_of,
+    shown,
+    whole,
+)
+
+ALWAYS, IN_RUNS = MayChange.ALWAYS, MayChange.IN_RUNS
+
+# They are drawn one by one, a few thousand a second.
+TOKENS = Validator("a whole number, at least 0 and at most 1000000", lambda v: whole(v, 0, 10**6))
+UNITS = Validator(
+    "whole numbers of at least 1, one a layer, as 300,150",
+    lambda v: isinstance(v, tuple) and len(v) > 0 and all(whole(u, 1) for u in v),
+)
+
+KEYS = {
+    "seed": Key(0, SEED, "of everything that is random: weights, masks, window lengths"),
+    "data.path": Key(
+        "",
+        TEXT,
+        "folder of train.txt, valid.txt, test.txt, or one file; '': embedded",
+        ALWAYS,
+    ),
+    "data.level": Key("word", one_of("word", "char"), "what a token is"),
+    "data.min_count": Key(2, COUNT, "rarer tokens of the training text are unknown tokens"),
+    "data.batch_size": Key(32, COUNT, "columns that the training text is cut into"),
+    "data.eval_batch_size": Key(10, COUNT, "columns that the other texts are cut into"),
+    "data.window": Key(35, COUNT, "steps of truncated back-propagation (the mean, if random)"),
+    "data.random_windows": Key(True, FLAG, "draw each window's length anew"),
+    "data.eval_window": Key(
+        70, COUNT, "steps of one window in evaluation; no influence on results", ALWAYS
+    ),
+    "model.embedding_dim": Key(128, COUNT, "size of a token's vector"),
+    "model.hidden_units": Key((256, 128), UNITS, "units of each LSTM layer"),
+    "model.tie_weights": Key(True, FLAG, "the softmax uses the embedding's matrix"),
+    "model.weight_dropout": Key(0.5, RATE, "on each recurrent kernel, once a window", off=0.0),
+    "model.variational_noise": Key(
+        0.0, NOT_NEGATIVE, "deviation of the noise on recurrent kernels"
+    ),
+    "model.noise_start_step": Key(0, WHOLE, "training step with which the noise begins"),
+    "model.embedding_dropout": Key(0.1, RATE, "on whole rows of the embedding", off=0.0),
+    "model.input_dropout": Key(0.4, RATE, "on the first layer's input, one mask a window", off=0.0),
+    "model.hidden_dropout": Key(0.25, RATE, "between the layers, one mask a window", off=0.0),
+    "model.output_dropout": Key(
+        0.4, RATE, "on the last layer's output, one mask a window", off=0.0
+    ),
+    "model.activation_regularization": Key(2.0, NOT_NEGATIVE, "alpha: on the size of the output"),
+    "model.temporal_activation_regularization": Key(1.0, NOT_NEGATIVE, "beta: on its changes"),
+    "model.recompute": Key(
+        True,
+        FLAG,
+        "draw masks again in the backward pass, keep only seeds",
+    ),
+    "model.init_scale": Key(0.1, POSITIVE, "embedding weights start uniform in [-scale, scale]"),
+    "model.dtype_policy": Key("float32", one_of(*DTYPE_POLICIES), "Keras's dtype policy"),
+    **OPTIMIZER_KEYS,
+    "optimizer.scale_lr_by_window": Key(True, FLAG, "learning rate times length over data.window"),
+    **TRAINING_KEYS,
+    "gradients.every": Key(
+        0,
+        WHOLE,
+        "steps between measurements of the gradient's moments and noise; 0: off",
+        IN_RUNS,
+    ),
+    "sample.tokens": Key(
+        60,
+        TOKENS,
+        "tokens of the sample at the end of training; 0: none",
+        ALWAYS,
+    ),
+    "sample.temperature": Key(
+        0.8,
+        NOT_NEGATIVE,
+        "1: as the model says; lower: surer; 0: likeliest",
+        ALWAYS,
+    ),
+    "sample.top_k": Key(0, WHOLE, "draw among the k likeliest only; 0: among all", ALWAYS),
+    "sample.prompt": Key("", TEXT, "text that the sample goes on from", ALWAYS),
+}
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The configuration with every key at its default; `tfwd.lm.keys` explains the keys.
+    """The configuration with every key at its default; `KEYS` explains the keys.
 
     Returns:
         A `ConfigDict`, locked except for `optimizer.kwargs`. Assigning a value of another type
@@ -33,91 +116,7 @@ def default_config() -> ml_collections.ConfigDict:
         >>> config.model.hidden_units
         (256, 128)
     """
-    config = ml_collections.ConfigDict()
-    for key, (default, _, _) in KEYS.items():
-        group, _, name = key.rpartition(".")
-        if group and group not in config:
-            config[group] = ml_collections.ConfigDict()
-        holder = config[group] if group else config
-        holder[name] = ml_collections.ConfigDict(default) if isinstance(default, dict) else default
-    return lock(config)
-
-
-def lock(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Locks `config` against new keys, in place, except for `optimizer.kwargs`; returns it."""
-    config.lock()
-    config.optimizer.kwargs.unlock()
-    return config
-
-
-def check(config: ml_collections.ConfigDict, together: bool = True, to_train: bool = True) -> None:
-    """Verifies every value.
-
-    Args:
-        config: a configuration with the keys of `default_config`.
-        together: whether to verify too that they go together.
-        to_train: whether the optimizer, which a trained model needs no more, must be there too.
-
-    Raises:
-        UserError: for the first wrong value: the key, the value, and what is right. Also for a
-            key that is missing or unknown, and for two values that do not go together.
-
-    Example:
-        >>> config = default_config()
-        >>> config.model.weight_dropout = 1.0
-        >>> check(config)
-        Traceback (most recent call last):
-        ...
-        tfwd.lm.errors.UserError: model.weight_dropout=1.0: give a rate: at least 0, below 1
-    """
-    check_keys(config)
-    for key, (_, rule, _) in KEYS.items():
-        value = _read(config, key)
-        if not rule.holds(value) and (to_train or key != "optimizer.name"):
-            raise UserError(f"{key}={shown(value)}: give {rule.right}{rule.hint(value)}")
-    for name, value in config.optimizer.kwargs.items():
-        if not rules.written(value):
-            raise UserError(
-                f"optimizer.kwargs.{name}={shown(value)}: give a finite number, a text, true, "
-                "false, None or a list of them; config.json, by which a run goes on, holds no other"
-            )
-    if together:
-        _check_together(config, to_train)
-
-
-def check_keys(config: ml_collections.ConfigDict) -> None:
-    """Verifies that the configuration has the keys of the table, and no others.
-
-    Raises:
-        UserError: a key is missing, cannot be read, or does not exist.
-    """
-    for key, (_, rule, _) in KEYS.items():
-        value = _read(config, key)
-        if isinstance(value, int) and abs(value) >> 256:  # Python does not write it, absl would
-            raise UserError(f"{key}={shown(value)}: give {rule.right}")
-    if not isinstance(config.optimizer.kwargs, ml_collections.ConfigDict):
-        given = shown(config.optimizer.kwargs)
-        raise UserError(f"optimizer.kwargs={given}: give {rules.MAPPING.right}")
-    try:
-        keys = flat_keys(config)
-    except TypeError as error:  # ml_collections sorts them
-        raise UserError(f"a key of the configuration is no text: {error}") from error
-    for key in keys:
-        if not known(key):
-            raise UserError(unknown(key))
-
-
-def _read(config: Any, key: str) -> Any:
-    value = config
-    for name in key.split("."):
-        if not isinstance(value, ml_collections.ConfigDict) or name not in value:
-            raise UserError(f"the configuration has no {key}; begin with default_config()")
-        try:
-            value = value[name]
-        except Exception as error:  # a placeholder, or a reference that cannot be computed
-            reason = str(error).partition("\n")[0]
-            raise UserError(f"{key} of the configuration has no value: {reason}") from error
-    return value
+    return SCHEMA.default()
 
 
 def _check_together(config: ml_collections.ConfigDict, to_train: bool) -> None:
@@ -131,65 +130,8 @@ def _check_together(config: ml_collections.ConfigDict, to_train: bool) -> None:
         raise UserError(
             f"data.window={data.window}: with data.random_windows a window has at least 5 steps"
         )
-    name = config.optimizer.name
-    for argument in config.optimizer.kwargs if to_train else ():
-        there = rules.arguments(name)
-        if argument not in there:
-            raise UserError(
-                f"optimizer.kwargs.{argument}: {name} has no such argument; "
-                f"{_alternatives(argument, there)}"
-            )
-        value = config.optimizer.kwargs[argument]
-        right = rules.same_kind(value, there[argument])
-        if right:
-            raise UserError(f"optimizer.kwargs.{argument}={shown(value)}: {name} takes {right}")
+    if to_train:
+        check_arguments(config.optimizer)
 
 
-def flat_keys(config: ml_collections.ConfigDict, prefix: str = "") -> list[str]:
-    """The dotted keys of all values in `config`, groups opened."""
-    keys = []
-    if prefix.count(".") > 5:  # no config is so deep but one that holds itself
-        return [prefix.rstrip(".")]
-    for name, value in config.items():
-        key = f"{prefix}{name}"
-        inner = isinstance(value, ml_collections.ConfigDict)
-        keys += flat_keys(value, f"{key}.") if inner else [key]
-    return keys
-
-
-def save(config: ml_collections.ConfigDict, path: str | os.PathLike[str]) -> None:
-    """Writes `config` as JSON, in one step; `load` reads it.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    write_atomically(path, json.dumps(config.to_dict(), indent=2) + "\n")
-
-
-def load(path: str | os.PathLike[str], to_train: bool = True) -> ml_collections.ConfigDict:
-    """Reads what `save` wrote, and checks it.
-
-    A key that the file does not have (it may be older than the key) gets its default.
-
-    Args:
-        path: the file.
-        to_train: as in `check`. The other Keras may have had another optimizer.
-
-    Raises:
-        UserError: the file is missing, damaged, or has a wrong value or an unknown key.
-    """
-    content = read_json(path, "configuration")
-    config = default_config()
-    try:
-        content["model"]["hidden_units"] = tuple(content["model"]["hidden_units"])
-        config.update(content)
-    except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:
-        reason = str(error.args[0] if error.args else error).partition("\n")[0]
-        raise UserError(f"{path} is not a configuration of this program: {reason}") from error
-    check(config, to_train=to_train)
-    return config
-
-
-def _alternatives(name: str, there: Iterable[str]) -> str:
-    found = near(name, there)
-    return f"did you mean {' or '.join(found)}?" if found else f"it has {', '.join(there)}"
+SCHEMA = Schema(KEYS, _check_together)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from tfwd.lm import app
-from tfwd.lm.errors import UserError
 from tfwd.lm.text import detokenize, load_splits, read_text, tokenize
+from tfwd.runs import app
+from tfwd.runs.errors import UserError
 
 if TYPE_CHECKING:
-    from tfwd.lm.saved import Saved
+    from tfwd.runs.saved import Saved
 
 ABOUT = """
 Evaluates a trained model on a text: perplexity, and bits per character.
@@ -46,8 +46,8 @@ def define(values: flags.FlagValues) -> None:
 
 def main(values: flags.FlagValues) -> None:
     """Evaluates, and prints what came out."""
-    from tfwd.lm.display import Output
-    from tfwd.lm.saved import load
+    from tfwd.lm.program import load
+    from tfwd.runs.display import Output
 
     text = read_text(values.text) if values.text else None
     saved = load(values.workdir, values.checkpoint)
@@ -79,7 +79,7 @@ def evaluate_test(saved: Saved) -> dict[str, Any]:
         UserError: the text cannot be read, or is not the one the run was trained on: its test
             text might hold parts of the other's training text.
     """
-    from tfwd.lm.state import fingerprint
+    from tfwd.runs.state import fingerprint
 
     path, level = saved.config.data.path, saved.config.data.level
     splits = load_splits(path or None)
@@ -119,7 +119,7 @@ def evaluate_text(saved: Saved, text: str, name: str, batch_size: int = 0) -> di
     Raises:
         UserError: the text has fewer than two tokens, or is too short for `batch_size`.
     """
-    from tfwd.lm.loop import evaluate
+    from tfwd.lm.evaluation import evaluate
 
     data, vocabulary = saved.config.data, saved.vocabulary
     tokens = tokenize(text, vocabulary.level)

@@ -1,31 +1,32 @@
-"""The end of a run: the best weights on the three texts, the pictures and a sample."""
+"""The report of a run: the best weights on the three texts, the learning curves and a sample."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Callable
 from typing import Any
 
-from tfwd.lm import report
-from tfwd.lm.display import Display
-from tfwd.lm.errors import UserError
-from tfwd.lm.files import read_bytes, read_json, write_atomically
-from tfwd.lm.folder import RunFolder
-from tfwd.lm.metrics import read_metrics
+from rich import box
+from rich.table import Table
+
+from tfwd.lm.losses import PERPLEXITY
 from tfwd.lm.sampling import generate
 from tfwd.lm.trainer import Trainer
-from tfwd.lm.vocabulary import Vocabulary
+from tfwd.lm.vocabulary import Corpus
+from tfwd.runs.display import Display
+from tfwd.runs.errors import UserError
+from tfwd.runs.files import read_bytes, write_atomically
+from tfwd.runs.folder import RunFolder
+from tfwd.runs.metrics import read_metrics
+from tfwd.runs.report import curves, number_text
 
 
-def finish(trainer: Trainer, vocabulary: Vocabulary, text_name: str) -> dict[str, Any]:
+def finish(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
     """Writes `report/`: `summary.json`, `curves.png` and `sample.txt`.
 
     Args:
         trainer: a run that is finished. Its model has the best weights afterwards.
-        vocabulary: the model's.
-        text_name: what the text is called.
+        corpus: what it was trained on.
 
     Returns:
         The summary.
@@ -35,9 +36,10 @@ def finish(trainer: Trainer, vocabulary: Vocabulary, text_name: str) -> dict[str
         UserError: a file cannot be written.
     """
     folder, progress, sample = trainer.folder, trainer.progress, trainer.config.sample
+    vocabulary = corpus.vocabulary
     evaluations = trainer.evaluate_best()
     summary = {
-        "name": text_name,
+        "name": corpus.name,
         "level": vocabulary.level,
         "step": progress.step,
         "epochs": progress.epoch,
@@ -56,7 +58,8 @@ def finish(trainer: Trainer, vocabulary: Vocabulary, text_name: str) -> dict[str
         "tokens_per_second": progress.tokens / progress.seconds if progress.seconds else None,
     }
     try:
-        report.curves(read_metrics(folder.metrics), folder.report / "curves.png", text_name)
+        records = read_metrics(folder.metrics)
+        curves(records, folder.report / "curves.png", PERPLEXITY, corpus.name)
     except OSError as error:
         raise UserError(f"cannot write {folder.report}: {error.strerror}") from error
     if sample.tokens:
@@ -78,35 +81,53 @@ def finish(trainer: Trainer, vocabulary: Vocabulary, text_name: str) -> dict[str
     return summary
 
 
-def finished_before(
-    trainer: Trainer, say: Callable[[str], object] = print
-) -> dict[str, Any] | None:
-    """The summary of a run that has nothing left to do, else `None`.
+def table(summary: dict[str, Any]) -> Table:
+    """The closing table.
 
     Args:
-        trainer: the run.
-        say: called with a line if there is a summary that cannot be used; it is made again.
+        summary: what `finish` writes to `report/summary.json`. Used here: "texts" (by name:
+            "perplexity", "bits", "tokens") and "level".
+
+    Returns:
+        A table for a rich console.
+
+    Example:
+        >>> texts = {"test": {"perplexity": 8.0, "bits": 3.0, "tokens": 1000}}
+        >>> [column.header for column in table({"texts": texts, "level": "char"}).columns]
+        ['text', 'perplexity', 'bits per character', 'tokens']
     """
-    path = trainer.folder.report / "summary.json"
-    if not trainer.finished or not os.path.lexists(path):
-        return None
-    try:
-        summary = read_json(path, "summary")
-        if summary["step"] != trainer.progress.step:
-            return None
-        report.table(summary), report.facts(summary)
-        return summary
-    except UserError as error:
-        say(f"{error}; it is made again")
-    except Exception:  # any form that the table is not made for
-        say(f"{path} is no summary of a run; it is made again")
-    return None
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    made.add_column("text")
+    unit = "character" if summary["level"] == "char" else "word"
+    for name in ("perplexity", f"bits per {unit}", "tokens"):
+        made.add_column(name, justify="right")
+    for name, found in summary["texts"].items():
+        made.add_row(
+            name,
+            number_text(found["perplexity"]),
+            number_text(found["bits"], 3),
+            f"{found['tokens']:,}",
+        )
+    return made
+
+
+def facts(summary: dict[str, Any]) -> str:
+    """The line under the table."""
+    speed = summary["tokens_per_second"]
+    parts = [
+        f"weights of epoch {summary['best_epoch']} of {summary['epochs']}",
+        f"{summary['parameters']:,} parameters",
+        f"vocabulary of {summary['vocabulary']:,}",
+    ]
+    if speed:
+        parts.append(f"{speed:,.0f} tokens a second in training")
+    return ", ".join(parts)
 
 
 def show(summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
     """Prints the table, the sample, and where the rest is."""
-    display.console.print(report.table(summary))
-    display.line(report.facts(summary))
+    display.console.print(table(summary))
+    display.line(facts(summary))
     sample = folder.report / "sample.txt"
     if sample.exists():
         display.line("\na sample of what it writes:")

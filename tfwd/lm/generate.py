@@ -7,8 +7,8 @@ from typing import Any
 
 from absl import flags
 
-from tfwd.lm import app
 from tfwd.lm.text import tokenize
+from tfwd.runs import app
 
 ABOUT = """
 Writes text with a trained model.
@@ -48,8 +48,8 @@ def define(values: flags.FlagValues) -> None:
 
 def main(values: flags.FlagValues) -> None:
     """Prints the text."""
+    from tfwd.lm.program import load
     from tfwd.lm.sampling import check_options, generate
-    from tfwd.lm.saved import load
 
     options: dict[str, Any] = {
         name: values[name].value for name in ("tokens", "temperature", "top_k", "seed")

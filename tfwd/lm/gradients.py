@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from tfwd import _keras, gradients, substitute
 from tfwd.gradients import statistics
-from tfwd.lm.loop import token_nats
+from tfwd.lm.losses import token_nats
 from tfwd.lm.model import LanguageModel
-from tfwd.lm.state import RunState
+from tfwd.runs.state import RunState
 
 
 class GradientMeter:

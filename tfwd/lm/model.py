@@ -11,13 +11,24 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
+import ml_collections
 import tensorflow as tf
 
 from tfwd import _keras, layers
 from tfwd.dtypes import at_least_float32
 from tfwd.lm import blocks
+from tfwd.lm.config import KEYS
 
 States = list[list[tf.Tensor]]
+
+# Keys under `model.` that are of the training step, and those that are arguments by name.
+_OF_THE_STEP = ("activation_regularization", "temporal_activation_regularization")
+_ARGUMENTS = ("embedding_dim", "hidden_units", "dtype_policy")
+OPTIONS = {
+    name: row.default if row.off is None else row.off
+    for group, _, name, row in ((*key.partition("."), row) for key, row in KEYS.items())
+    if group == "model" and name not in (*_OF_THE_STEP, *_ARGUMENTS)
+}
 
 
 class Output(NamedTuple):
@@ -45,23 +56,14 @@ class LanguageModel(keras.Model):
         embedding_dim: the embedding's width.
         hidden_units: the width of each LSTM, first to last. With `tie_weights` the last one is
             `embedding_dim`.
-        tie_weights: the softmax uses the embedding's matrix, with a bias of its own.
-        weight_dropout: rate on every recurrent kernel, drawn once a call.
-        variational_noise: standard deviation of the normal noise on every recurrent kernel. With
-            `weight_dropout`, the noise comes first.
-        noise_start_step: the training call with which the noise begins.
-        embedding_dropout: rate on whole rows of the embedding.
-        input_dropout: rate of the locked dropout on the embedded input.
-        hidden_dropout: rate of the locked dropout between two LSTMs.
-        output_dropout: rate of the locked dropout on the last LSTM's output.
-        init_scale: the embedding, and a softmax that is not tied, begin uniform in
-            (-init_scale, init_scale).
-        recompute: draw the dropped weights again in the backward pass, and keep none of them.
         dtype_policy: a Keras dtype policy's name. Logits are float32 at least.
         seed: of the initial weights and of all draws; `None` takes it from Keras's global seed.
         name: the model's name, the beginning of every variable's path.
+        **options: the keys under `model.` of `tfwd.lm.config.KEYS`, where they are explained: rates
+            and noise, which are off by default, `tie_weights`, `init_scale`, `recompute`.
 
     Raises:
+        TypeError: there is no such option.
         ValueError: tied, and the last LSTM is not as wide as the embedding; or a rate outside
             [0, 1).
 
@@ -88,25 +90,21 @@ class LanguageModel(keras.Model):
         embedding_dim: int = 400,
         hidden_units: Sequence[int] = (1150, 1150, 400),
         *,
-        tie_weights: bool = True,
-        weight_dropout: float = 0.0,
-        variational_noise: float = 0.0,
-        noise_start_step: int = 0,
-        embedding_dropout: float = 0.0,
-        input_dropout: float = 0.0,
-        hidden_dropout: float = 0.0,
-        output_dropout: float = 0.0,
-        init_scale: float = 0.1,
-        recompute: bool = True,
         dtype_policy: str = "float32",
         seed: int | None = None,
         name: str = "language_model",
+        **options: Any,
     ):
         super().__init__(name=name, dtype=dtype_policy)
         hidden_units = tuple(int(units) for units in hidden_units)
+        unknown = sorted(set(options) - set(OPTIONS))
+        if unknown:
+            there = ", ".join(OPTIONS)
+            raise TypeError(f"LanguageModel has no option {unknown[0]}; it has {there}")
+        options = {**OPTIONS, **options}
         if not hidden_units:
             raise ValueError("hidden_units is empty: give the width of at least one LSTM")
-        if tie_weights and hidden_units[-1] != embedding_dim:
+        if options["tie_weights"] and hidden_units[-1] != embedding_dim:
             raise ValueError(
                 f"hidden_units={hidden_units} with tie_weights: the last LSTM must be as wide as "
                 f"the embedding, embedding_dim={embedding_dim}"
@@ -115,16 +113,7 @@ class LanguageModel(keras.Model):
             "vocabulary_size": vocabulary_size,
             "embedding_dim": embedding_dim,
             "hidden_units": list(hidden_units),
-            "tie_weights": tie_weights,
-            "weight_dropout": weight_dropout,
-            "variational_noise": variational_noise,
-            "noise_start_step": noise_start_step,
-            "embedding_dropout": embedding_dropout,
-            "input_dropout": input_dropout,
-            "hidden_dropout": hidden_dropout,
-            "output_dropout": output_dropout,
-            "init_scale": init_scale,
-            "recompute": recompute,
+            **options,
             "seed": seed,
         }
         self.vocabulary_size = vocabulary_size
@@ -132,33 +121,33 @@ class LanguageModel(keras.Model):
         seeds = blocks.seeds(seed)
         shared = {"dtype": self.dtype_policy}
         self.embedding = blocks.embedding(
-            vocabulary_size, embedding_dim, embedding_dropout, init_scale, seeds, **shared
+            vocabulary_size,
+            embedding_dim,
+            options["embedding_dropout"],
+            options["init_scale"],
+            seeds,
+            **shared,
         )
+
+        def locked(option: str, name: str) -> keras.layers.Layer | None:
+            return blocks.locked(options[option], seeds, name=name, **shared)
+
         # One attribute a layer and no list of layers: tf.train.Checkpoint follows the attributes
         # of a Keras model, and would leave the layers in a list out of the file without a word.
-        self.input_dropout = blocks.locked(input_dropout, seeds, name="input_dropout", **shared)
+        self.input_dropout = locked("input_dropout", "input_dropout")
         for number, units in enumerate(hidden_units, 1):
-            lstm = blocks.lstm(
-                units,
-                seeds,
-                weight_dropout=weight_dropout,
-                noise=variational_noise,
-                noise_start_step=noise_start_step,
-                recompute=recompute,
-                name=f"lstm_{number}",
-                **shared,
-            )
+            lstm = blocks.lstm(units, seeds, options, name=f"lstm_{number}", **shared)
             setattr(self, f"lstm_{number}", lstm)
             if number < len(hidden_units):
                 name = f"hidden_dropout_{number}"
-                setattr(self, name, blocks.locked(hidden_dropout, seeds, name=name, **shared))
-        self.output_dropout = blocks.locked(output_dropout, seeds, name="output_dropout", **shared)
-        if tie_weights:
+                setattr(self, name, locked("hidden_dropout", name))
+        self.output_dropout = locked("output_dropout", "output_dropout")
+        if options["tie_weights"]:
             self.decoder = layers.TiedDense(self.embedding, name="decoder", **shared)
         else:
             self.decoder = keras.layers.Dense(
                 vocabulary_size,
-                kernel_initializer=blocks.uniform(init_scale, seeds),
+                kernel_initializer=blocks.uniform(options["init_scale"], seeds),
                 name="decoder",
                 **shared,
             )
@@ -236,3 +225,36 @@ def _embed(layer: keras.layers.Layer, ids: tf.Tensor, training: bool | None) -> 
 
 def _maybe(layer: keras.layers.Layer | None, values: tf.Tensor, training: Any) -> tf.Tensor:
     return values if layer is None else layer(values, training=training)
+
+
+def make_model(config: ml_collections.ConfigDict, vocabulary_size: int) -> LanguageModel:
+    """A new model as `config` describes it.
+
+    Args:
+        config: the whole configuration; its `model` and `seed` are used.
+        vocabulary_size: the number of tokens.
+    """
+    options = {n: value for n, value in config.model.items() if n not in _OF_THE_STEP}
+    return LanguageModel(vocabulary_size, seed=config.seed, **options)
+
+
+def named_weights(model: LanguageModel) -> dict[str, Any]:
+    """The model's variables by names that are the same on both Kerases, in the order of the model.
+
+    Example:
+        >>> list(named_weights(LanguageModel(9, embedding_dim=4, hidden_units=(4,))))
+        ... # doctest: +NORMALIZE_WHITESPACE
+        ['embedding/embeddings', 'lstm_1/kernel', 'lstm_1/recurrent_kernel', 'lstm_1/bias',
+         'decoder/bias']
+    """
+    parts = {"embedding": model.embedding}
+    parts |= {f"lstm_{number}": layer for number, layer in enumerate(model.lstms, 1)}
+    parts["decoder"] = model.decoder
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for part, layer in [*parts.items(), ("", model)]:  # last, what a subclass has besides
+        for variable in layer.weights:
+            if id(variable) not in seen:  # a tied softmax has the embedding's matrix
+                seen.add(id(variable))
+                found[f"{part}/{_keras.variables.name(variable)}".lstrip("/")] = variable
+    return found

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from tfwd.lm.errors import UserError
-from tfwd.lm.rules import TOKENS
+from tfwd.lm.config import TOKENS
 from tfwd.lm.text import EOS, detokenize, tokenize
 from tfwd.lm.vocabulary import Vocabulary
+from tfwd.runs.errors import UserError
 
 if TYPE_CHECKING:
     from tfwd.lm.model import LanguageModel
@@ -82,8 +82,8 @@ def check_options(tokens: int, temperature: float, top_k: int, seed: int) -> Non
     for name, value in (("tokens", tokens), ("top_k", top_k), ("seed", seed)):
         if value < 0:
             raise UserError(f"{name}={value}: give a whole number, at least 0")
-    if not TOKENS.holds(tokens):
-        raise UserError(f"tokens={tokens}: give {TOKENS.right}")
+    if not TOKENS.is_valid(tokens):
+        raise UserError(f"tokens={tokens}: give {TOKENS.expected}")
     if not 0 <= temperature < float("inf"):
         raise UserError(f"temperature={temperature}: give a number, at least 0")
 

@@ -9,7 +9,6 @@ any after it, so that the host may notice late and still find the weights as the
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple
 
 import keras
 import ml_collections
@@ -17,22 +16,13 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import steps
-from tfwd.lm.errors import UserError
-from tfwd.lm.loop import token_nats
+from tfwd.lm.losses import activation_penalty, token_nats
 from tfwd.lm.model import LanguageModel
-from tfwd.lm.optimizer import averaging, decaying, make_optimizer
-from tfwd.lm.regularization import activation_penalty
-from tfwd.lm.state import RunState
 from tfwd.optimizers.repeated_rows import summed
-
-
-class Failure(NamedTuple):
-    """A step that was not finite: its number from 1, loss, gradient norm and learning rate."""
-
-    step: int
-    loss: float
-    gradient_norm: float
-    learning_rate: float
+from tfwd.runs.errors import UserError
+from tfwd.runs.optimizer import averaging, decaying, make_optimizer
+from tfwd.runs.state import RunState
+from tfwd.runs.trainer import Failure
 
 
 class TrainStep:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tfwd.lm.errors import UserError
+from tfwd.runs.errors import UserError
 
 SHORTEST = 5  # of the random windows; the last window of an epoch may be shorter
 HALVED = 0.05  # the share of windows around half the base

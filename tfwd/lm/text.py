@@ -13,8 +13,8 @@ import platform
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tfwd.lm.errors import UserError
-from tfwd.lm.files import read_bytes
+from tfwd.runs.errors import UserError
+from tfwd.runs.files import read_bytes
 
 EOS = "<eos>"
 LEVELS = ("word", "char")

@@ -1,4 +1,4 @@
-"""Tokens and their numbers.
+"""The vocabulary, which numbers tokens, and the corpus, a text that is numbered by it.
 
 The vocabulary is counted on the training text alone and saved with the model: a model without
 its vocabulary is a table of nameless rows. Its fingerprint lets a program refuse a checkpoint
@@ -12,12 +12,15 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+import ml_collections
 import numpy as np
 
-from tfwd.lm.errors import UserError
-from tfwd.lm.files import read_json, write_atomically
-from tfwd.lm.text import EOS, check_level
+from tfwd.lm.text import EOS, check_level, load_splits, tokenize
+from tfwd.runs.errors import UserError
+from tfwd.runs.files import read_json, write_atomically
+from tfwd.runs.state import fingerprint
 
 UNK = "<unk>"
 
@@ -158,3 +161,40 @@ class Vocabulary:
 
 def _specials(level: str) -> list[str]:
     return [UNK, EOS] if level == "word" else [UNK]
+
+
+class Corpus(NamedTuple):
+    """A numbered text.
+
+    Attributes:
+        name: what the text is called.
+        vocabulary: of its training part.
+        texts: "train", "valid" and "test", int32 `[tokens]` each.
+    """
+
+    name: str
+    vocabulary: Vocabulary
+    texts: dict[str, np.ndarray]
+
+    @property
+    def size(self) -> str:
+        """How much there is to train on, in words."""
+        return f"{len(self.texts['train']):,} tokens"
+
+    def fingerprint(self) -> str:
+        """A short hash of the numbered text."""
+        return fingerprint(self.texts)
+
+
+def read_corpus(data: ml_collections.ConfigDict) -> Corpus:
+    """Reads the text that a configuration's `data` names.
+
+    Raises:
+        UserError: the text is missing or cannot be read.
+    """
+    splits = load_splits(data.path or None)
+    names = ("train", "valid", "test")
+    tokens = {name: tokenize(getattr(splits, name), data.level) for name in names}
+    vocabulary = Vocabulary.from_tokens(tokens["train"], data.level, data.min_count)
+    texts = {name: vocabulary.encode(split) for name, split in tokens.items()}
+    return Corpus(splits.name, vocabulary, texts)

@@ -1,4 +1,4 @@
-"""keras-tuner's four searches by name, each `Sturdy`.
+"""keras-tuner's four searches by name, each `FaultTolerantOracle`.
 
 The grid's order of trials is rebuilt on a restart; keras-tuner does not save it, and its grid ends
 there.
@@ -14,21 +14,21 @@ import keras_tuner
 from keras_tuner.engine.hyperparameters import Float
 from keras_tuner.engine.trial import TrialStatus
 
-from tfwd.tuning.sturdy import Sturdy, Watcher
+from tfwd.tuning.fault_tolerance import FaultTolerantOracle, Watcher
 
 LARGEST_SEED = 2**31 - 1
 
 
-class RandomOracle(Sturdy, keras_tuner.oracles.RandomSearchOracle):
-    """`RandomSearchOracle`, sturdy."""
+class RandomOracle(FaultTolerantOracle, keras_tuner.oracles.RandomSearchOracle):
+    """`RandomSearchOracle`, fault-tolerant."""
 
 
-class BayesianOracle(Sturdy, keras_tuner.oracles.BayesianOptimizationOracle):
-    """`BayesianOptimizationOracle`, sturdy."""
+class BayesianOracle(FaultTolerantOracle, keras_tuner.oracles.BayesianOptimizationOracle):
+    """`BayesianOptimizationOracle`, fault-tolerant."""
 
 
-class HyperbandOracle(Sturdy, keras_tuner.oracles.HyperbandOracle):
-    """`HyperbandOracle`, sturdy."""
+class HyperbandOracle(FaultTolerantOracle, keras_tuner.oracles.HyperbandOracle):
+    """`HyperbandOracle`, fault-tolerant."""
 
     def rounds(self) -> list[list[tuple[int, int]]]:
         """Of each bracket, in the order they are run, the rounds: (trials, epochs in all)."""
@@ -38,8 +38,8 @@ class HyperbandOracle(Sturdy, keras_tuner.oracles.HyperbandOracle):
         ]
 
 
-class GridOracle(Sturdy, keras_tuner.oracles.GridSearchOracle):
-    """`GridSearchOracle`, sturdy, with a point for each worker that asks for one.
+class GridOracle(FaultTolerantOracle, keras_tuner.oracles.GridSearchOracle):
+    """`GridSearchOracle`, fault-tolerant, with a point for each worker that asks for one.
 
     keras-tuner's own gives the next point along the grid when the one before has ended, in case a
     trial finds another hyperparameter, so that all workers but one or two wait. Here the next one
@@ -93,7 +93,7 @@ def make_oracle(
         max_epochs, factor, iterations: of Hyperband: the epochs of its longest trials, by how much
             a round has fewer trials of more epochs than the one before, and how often it is done.
         seed: of the search: 0 is a seed as any other.
-        worker_timeout, watcher: as in `Sturdy`.
+        worker_timeout, watcher: as in `FaultTolerantOracle`.
 
     Raises:
         ValueError: there is no such method.

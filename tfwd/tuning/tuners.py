@@ -24,9 +24,9 @@ from tfwd import _keras
 from tfwd.tuning import record, stopwatch
 from tfwd.tuning.objective import HasObjective
 from tfwd.tuning.oracles import make_oracle
+from tfwd.tuning.reporter import TrialReporter, reason
 from tfwd.tuning.state import FullState
-from tfwd.tuning.telling import Teller, reason
-from tfwd.tuning.workers import ALONE, CHIEF, WORKER, Steady, error_text, role
+from tfwd.tuning.workers import ALONE, CHIEF, WORKER, FaultTolerantTuner, error_text, role
 
 
 def tuner(
@@ -136,11 +136,11 @@ def tuner(
     )
 
 
-class SweepTuner(Steady, keras_tuner.Tuner):
+class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
     """What `tuner` makes.
 
     Args:
-        *args, **kwargs: of `Steady` and `keras_tuner.Tuner`.
+        *args, **kwargs: of `FaultTolerantTuner` and `keras_tuner.Tuner`.
         seed: of the first run of each trial.
         described: the search, as `record.describe` makes it.
     """
@@ -151,13 +151,13 @@ class SweepTuner(Steady, keras_tuner.Tuner):
         super().__init__(*args, **kwargs)
         self.seed, self._described = seed, dict(described or {})
         self._execution = 0
-        self._teller = Teller(self.oracle, self.get_trial_dir)
+        self._reporter = TrialReporter(self.oracle, self.get_trial_dir)
         if role() == CHIEF:  # it runs no trials, and is told of them where they are given out
-            self.oracle.watcher = self._teller
+            self.oracle.watcher = self._reporter
 
     def search(self, *args: Any, **kwargs: Any) -> None:
         """As keras-tuner's, and says how it goes; `tuner` lists what it raises."""
-        self._teller.verbose = kwargs.get("verbose") != 0
+        self._reporter.verbose = kwargs.get("verbose") != 0
         if self._described.get("method") == "hyperband" and "epochs" in kwargs:
             raise ValueError(
                 f"epochs={kwargs['epochs']}: Hyperband itself says how many epochs a trial has; "
@@ -171,7 +171,7 @@ class SweepTuner(Steady, keras_tuner.Tuner):
         record.write(self.project_dir, described)
         if self.oracle.end_order:
             done = len(self.oracle.end_order)
-            self._teller.line(f"going on in {self.project_dir}: {done} trials are done")
+            self._reporter.line(f"going on in {self.project_dir}: {done} trials are done")
         super().search(*args, **kwargs)
         self._best_trials(1)
 
@@ -203,7 +203,7 @@ class SweepTuner(Steady, keras_tuner.Tuner):
         raise RuntimeError(f"none of the {len(failed)} trials that ended succeeded{why}")
 
     def on_trial_begin(self, trial: Trial) -> None:
-        self._teller.began(trial)
+        self._reporter.began(trial)
         super().on_trial_begin(trial)
 
     def on_trial_end(self, trial: Trial) -> None:
@@ -211,7 +211,7 @@ class SweepTuner(Steady, keras_tuner.Tuner):
         super().on_trial_end(trial)
         known = self.oracle.get_trial(trial.trial_id)  # with its score; a worker's has none
         known.message = known.message or message
-        self._teller.ended(known)
+        self._reporter.ended(known)
 
     def _populate_initial_space(self) -> None:
         # As keras-tuner does before a trial: else the layers of a model without names of its own

@@ -26,7 +26,7 @@ from keras_tuner.engine.trial import Trial
 from tfwd import custom_gradient
 from tfwd.files import write_atomically
 from tfwd.tuning import record
-from tfwd.tuning.sturdy import Sturdy
+from tfwd.tuning.fault_tolerance import FaultTolerantOracle
 
 CHIEF, WORKER, ALONE = "chief", "worker", "alone"
 _ID, _IP, _PORT = "KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT"
@@ -139,11 +139,11 @@ def wait_for_chief(
                 said = True
 
 
-class Steady(BaseTuner):
+class FaultTolerantTuner(BaseTuner):
     """What is added to a keras-tuner `Tuner`; it stands before the tuner's class.
 
     Args:
-        worker_timeout: as in `Sturdy`; the signs of life come several times as often.
+        worker_timeout: as in `FaultTolerantOracle`; the signs of life come several times as often.
         check: called before a trial is asked for; what it raises ends the search.
         chief_timeout: seconds that a worker waits for the chief before its first question.
         say: called with a line by a worker that waits.
@@ -286,7 +286,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _guarded(oracle: Sturdy) -> Iterator[None]:
+def _guarded(oracle: FaultTolerantOracle) -> Iterator[None]:
     """While the chief serves: takes lost workers' trials back, and ends it if it cannot write.
 
     keras-tuner's server answers in threads; what is raised there does not reach it.

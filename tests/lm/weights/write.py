@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.lm import weights
-from tfwd.lm.model import LanguageModel
+from tfwd.lm.model import LanguageModel, named_weights
+from tfwd.runs import weights
 
 IDS = [[1, 2, 3], [4, 0, 6]]
 CASES = {
@@ -32,7 +32,9 @@ def main() -> None:
         model, stem = make(case), f"keras{_keras.GENERATION}-{case}"
         for variable in model.trainable_variables:
             variable.assign(random.normal(size=variable.shape).astype(np.float32))
-        weights.save(Path(__file__).with_name(f"{stem}.npz"), model)
+        weights.save(
+            Path(__file__).with_name(f"{stem}.npz"), named_weights(model), "language model"
+        )
         logits = model(tf.constant(IDS, tf.int32), training=False).logits.numpy()
         np.save(Path(__file__).with_name(f"{stem}-logits.npy"), logits)
 

@@ -1,0 +1,223 @@
+"""A second program, of a page: what `tfwd.runs` needs of one, and what it gets by it."""
+
+import hashlib
+import json
+import math
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_tools import StopAfter
+
+from tfwd import _keras
+from tfwd._keras import steps
+from tfwd.runs import app, saved, train, tune
+from tfwd.runs.config import Key, MayChange, Schema
+from tfwd.runs.errors import UserError
+from tfwd.runs.files import write_atomically
+from tfwd.runs.keys import OPTIMIZER_KEYS, TRAINING_KEYS
+from tfwd.runs.optimizer import averaging, make_optimizer
+from tfwd.runs.program import Program, Score
+from tfwd.runs.signals import Stopped, StopRequest
+from tfwd.runs.state import RunState
+from tfwd.runs.sweeps.sweep import Sweep
+from tfwd.runs.trainer import Trainer
+from tfwd.runs.validators import COUNT, FLAG, NOT_NEGATIVE, SEED
+from tfwd.tuning import Float
+
+SCHEMA = Schema(
+    {
+        "seed": Key(0, SEED, "of everything that is random"),
+        "data.examples": Key(40, COUNT, "points on the line"),
+        "model.noise": Key(0.0, NOT_NEGATIVE, "added to the targets"),
+        **OPTIMIZER_KEYS,
+        "optimizer.name": OPTIMIZER_KEYS["optimizer.name"]._replace(default="adam"),
+        **TRAINING_KEYS,
+        "report.short": Key(True, FLAG, "of no influence", MayChange.ALWAYS),
+    }
+)
+
+
+class Names:
+    """In the place of a vocabulary: the names of the outputs."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def __len__(self):
+        return len(self.names)
+
+    def save(self, path):
+        write_atomically(path, json.dumps(self.names))
+
+    def fingerprint(self):
+        return hashlib.sha256(json.dumps(self.names).encode()).hexdigest()[:16]
+
+
+class Points(NamedTuple):
+    name: str
+    vocabulary: Names
+    x: np.ndarray
+    y: np.ndarray
+
+    @property
+    def size(self):
+        return f"{len(self.x)} points"
+
+    def fingerprint(self):
+        return hashlib.sha256(self.x.tobytes() + self.y.tobytes()).hexdigest()[:16]
+
+
+class Loss(NamedTuple):
+    nats: float
+
+
+class Step:
+    def __init__(self, model, state, optimizer):
+        self.model, self.state, self.optimizer = model, state, optimizer
+        self.averaging, self.unused = averaging(optimizer), []
+        steps.build(optimizer, model.trainable_variables)
+
+    def __call__(self, x, y):
+        variables = self.model.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.model(x) - y))
+        tensors = [_keras.variables.tf_variable(v) for v in variables]
+        steps.set_learning_rate(self.optimizer, self.state.learning_rate)
+        steps.apply(self.optimizer, tape.gradient(loss, tensors), variables)
+        self.state.step.assign_add(1)
+        for nats, count in (
+            (self.state.epoch_nats, self.state.epoch_tokens),
+            (self.state.log_nats, self.state.log_tokens),
+        ):
+            nats.assign_add(len(x) * tf.cast(loss, tf.float64))
+            count.assign_add(len(x))
+
+    def trace(self):
+        pass
+
+    def failure(self):
+        return None
+
+
+class LineTrainer(Trainer):
+    def __init__(self, program, config, data, folder, display, stop):
+        self.points = data
+        model, state = program.make_model(config, 1), RunState([], config.optimizer.learning_rate)
+        optimizer = make_optimizer(config.optimizer.name, config.optimizer.learning_rate)
+        step = Step(model, state, optimizer)
+        fingerprint = data.fingerprint()
+        super().__init__(
+            config, model, state, step, fingerprint, folder, display, stop, program.score
+        )
+
+    def epoch_sizes(self, epoch):
+        return np.full(len(self.points.x) // 4, 4)
+
+    def epoch_batches(self, first):
+        for start in range(4 * first, len(self.points.x), 4):
+            yield self.points.x[start : start + 4], self.points.y[start : start + 4]
+
+    def evaluate(self, name):
+        if self.stop:
+            return None
+        return Loss(float(tf.reduce_mean(tf.square(self.model(self.points.x) - self.points.y))))
+
+
+class Line(Program):
+    command = "line-train"
+    config_module = "line.config"
+    schema = SCHEMA
+    score = Score("error", math.sqrt, unit="point")
+    data_keys = ("data.examples",)
+    vocabulary_file = "names.json"
+    model_name = "line"
+
+    def read_data(self, config):
+        x = np.linspace(-1, 1, config.data.examples, dtype=np.float32)[:, None]
+        noise = np.random.default_rng(0).normal(size=x.shape).astype(np.float32)
+        return Points("a line", Names(["y"]), x, 2 * x + 1 + config.model.noise * noise)
+
+    def load_vocabulary(self, path, config=None):
+        return Names(json.loads(path.read_text()))
+
+    def make_model(self, config, vocabulary_size):
+        keras.utils.set_random_seed(config.seed)
+        model = keras.Sequential([keras.layers.Dense(vocabulary_size)])
+        model.build((None, 1))
+        return model
+
+    def named_weights(self, model):
+        return dict(zip(("slope", "offset"), model.weights, strict=True))
+
+    def make_trainer(self, config, data, folder, display, stop):
+        return LineTrainer(self, config, data, folder, display, stop)
+
+    def finish(self, trainer, data):
+        trainer.read_best()
+        summary = {"step": trainer.progress.step, "error": trainer.evaluated("valid").nats}
+        write_atomically(trainer.folder.report / "summary.json", json.dumps(summary))
+        return summary
+
+    def tables(self, summary):
+        return [f"error {summary['error']}"]
+
+    def show(self, summary, folder, display):
+        for table in self.tables(summary):
+            display.line(table)
+
+
+LINE = Line()
+
+
+def configured(**training):
+    config = SCHEMA.default()
+    config.optimizer.learning_rate = 0.05
+    config.training.update({"epochs": 3, "log_steps": 5, "tensorboard": False, **training})
+    return config
+
+
+def test_a_run_is_stopped_and_goes_on(tmp_path, capsys):
+    whole = train.train(LINE, configured(), str(tmp_path / "whole"), StopRequest())
+    with pytest.raises(Stopped):
+        train.train(LINE, configured(), str(tmp_path / "again"), StopAfter(14))
+    capsys.readouterr()
+    again = train.train(LINE, configured(), str(tmp_path / "again"), StopRequest())
+    out = capsys.readouterr().out
+    assert again == whole and again["step"] == 30
+    assert "a line: 40 points to train on, vocabulary of 1; model of 2 weights" in out
+    assert "going on from the checkpoint of step" in out and "  error: train " in out
+    assert train.train(LINE, configured(), str(tmp_path / "again"), StopRequest()) == whole
+    found = saved.load(LINE, tmp_path / "again")
+    assert found.vocabulary.names == ["y"] and found.progress["step"] == 30
+    with pytest.raises(UserError, match=r"model\.noise is 0\.0 there and 0\.5 here"):
+        other = configured()
+        other.model.noise, other.report.short = 0.5, False
+        train.train(LINE, other, str(tmp_path / "again"), StopRequest())
+
+
+def test_a_sweep_over_its_keys(tmp_path, capsys, monkeypatch):
+    (tmp_path / "config.py").write_text(
+        "import ml_collections\ndef get_config():\n    return ml_collections.ConfigDict(FIELDS)\n"
+        .replace("FIELDS", repr(configured(epochs=1).to_dict()))
+    )  # fmt: skip
+    sweep = Sweep({"model.noise": Float(0, 1, step=0.5)}, method="grid")
+    monkeypatch.setattr("tfwd.runs.sweeps.sweep.load_sweep", lambda given, schema: sweep)
+    flags = [f"--config={tmp_path / 'config.py'}", "--sweep=any", f"--workdir={tmp_path / 'sweep'}"]
+    with pytest.raises(SystemExit) as ended:
+        app.run(
+            lambda values: tune.main(LINE, values),
+            tune.define,
+            "A sweep.",
+            schema=SCHEMA,
+            together=False,
+            argv=["line-tune", *flags],
+        )
+    out = capsys.readouterr().out
+    assert ended.value.code == 0 and "best: trial 0000 with model.noise=0" in out
+    assert (tmp_path / "sweep" / "trials.csv").read_text().startswith("trial,status,model.noise,")
+    best = (tmp_path / "sweep" / "best_config.py").read_text()
+    assert "line-train --config=best_config.py" in best and "from line.config import" in best
+    assert "config.model.noise = 0.0  # found" in best

@@ -1,0 +1,121 @@
+"""Evaluates a model on a text, with the state carried from window to window.
+
+The function that does it is traced once, as the window's length is left open in its signature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfwd.lm import stream
+from tfwd.lm.losses import perplexity, token_nats
+from tfwd.lm.model import LanguageModel
+
+
+class Evaluation(NamedTuple):
+    """A loss over a text.
+
+    Attributes:
+        nats: the mean loss, nats a token, every token counting once.
+        tokens: the number of predicted tokens.
+    """
+
+    nats: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nats)."""
+        return perplexity(self.nats)
+
+    @property
+    def bits(self) -> float:
+        """Bits a token."""
+        return self.nats / math.log(2)
+
+
+class Evaluator:
+    """Evaluates a model on columns of text, the state carried from window to window.
+
+    Args:
+        model: the model; it runs with `training=False`.
+        batch_size: the number of columns.
+    """
+
+    def __init__(self, model: LanguageModel, batch_size: int):
+        self.model = model
+        zeros = model.zero_state(batch_size)
+        self._carried = [[tf.Variable(t, trainable=False) for t in pair] for pair in zeros]
+        self._nats = tf.Variable(0, dtype=tf.float64, trainable=False)
+        window = tf.TensorSpec([batch_size, None], tf.int32)
+        self.function = tf.function(self._window, input_signature=[window, window])
+
+    def __call__(
+        self, columns: np.ndarray, window: int, stop: Callable[[], bool] = lambda: False
+    ) -> Evaluation | None:
+        """The loss over all of `columns`.
+
+        Args:
+            columns: int32 `[batch_size, n + 1]`, as `stream.columns` makes them.
+            window: steps at a time; the result does not depend on it, memory does.
+            stop: asked after each window; `True` ends the evaluation.
+
+        Returns:
+            The evaluation, or `None` if it was ended.
+        """
+        for pair in self._carried:
+            for tensor in pair:
+                tensor.assign(tf.zeros_like(tensor))
+        self._nats.assign(0)
+        lengths = stream.window_lengths(columns.shape[1] - 1, window, random=False)
+        for inputs, targets in stream.windows(columns, lengths):
+            self.function(inputs, targets)
+            if stop():
+                return None
+        tokens = columns.shape[0] * (columns.shape[1] - 1)
+        return Evaluation(float(self._nats.numpy()) / tokens, tokens)
+
+    def _window(self, inputs: tf.Tensor, targets: tf.Tensor) -> None:
+        carried = [[tensor.read_value() for tensor in pair] for pair in self._carried]
+        output = self.model(inputs, states=carried, training=False)
+        for old, new in zip(self._carried, output.states, strict=True):
+            for variable, value in zip(old, new, strict=True):
+                variable.assign(value)
+        nats = token_nats(output.logits, targets)
+        self._nats.assign_add(tf.reduce_sum(tf.cast(nats, tf.float64)))
+
+
+def evaluate(
+    model: LanguageModel, ids: np.ndarray, batch_size: int, window: int, what: str = "the text"
+) -> Evaluation:
+    """The loss of a model on a numbered text.
+
+    Args:
+        model: the model.
+        ids: int32 `[tokens]`.
+        batch_size: the text is read in so many columns, each begun with the zero state. With 1
+            every token but the first is predicted from all that comes before it.
+        window: steps at a time.
+        what: the text's name for an error message.
+
+    Returns:
+        The mean loss, nats a token, and the number of tokens it is over.
+
+    Raises:
+        UserError: the text is too short for the batch size.
+
+    Example:
+        >>> model = LanguageModel(5, embedding_dim=2, hidden_units=(2,))
+        >>> model.set_weights([0 * weight for weight in model.get_weights()])
+        >>> round(evaluate(model, np.arange(10) % 5, batch_size=2, window=3).perplexity, 6)
+        5.0
+    """
+    columns = stream.columns(ids, batch_size, what=what)
+    evaluation = Evaluator(model, batch_size)(columns, window)
+    assert evaluation is not None
+    return evaluation

@@ -1,0 +1,93 @@
+"""The language model as a program: what it gives to `tfwd.runs`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ml_collections
+
+from tfwd.lm.config import SCHEMA
+from tfwd.lm.losses import PERPLEXITY
+from tfwd.lm.vocabulary import Corpus, Vocabulary, read_corpus
+from tfwd.runs.display import Display
+from tfwd.runs.errors import UserError
+from tfwd.runs.folder import RunFolder
+from tfwd.runs.program import Program
+from tfwd.runs.saved import Saved
+from tfwd.runs.saved import load as load_saved
+from tfwd.runs.signals import StopRequest
+from tfwd.runs.trainer import Trainer
+
+# What is imported in the methods takes its time, which `--help` does without.
+
+
+class LanguageModelProgram(Program):
+    """Runs of the language model: `tfwd-train`, and the trials of `tfwd-tune`."""
+
+    command = "tfwd-train"
+    config_module = "tfwd.lm.config"
+    schema = SCHEMA
+    score = PERPLEXITY
+    data_keys = ("data.path", "data.level", "data.min_count")
+    vocabulary_file = "vocabulary.json"
+    model_name = "language model"
+
+    def read_data(self, config: ml_collections.ConfigDict) -> Corpus:
+        return read_corpus(config.data)
+
+    def load_vocabulary(
+        self, path: str | os.PathLike[str], config: ml_collections.ConfigDict | None = None
+    ) -> Vocabulary:
+        vocabulary = Vocabulary.load(path)
+        if config is not None and vocabulary.level != config.data.level:
+            raise UserError(
+                f"{path} is of another run: its level is {vocabulary.level}, and the run's "
+                f"{config.data.level}"
+            )
+        return vocabulary
+
+    def make_model(self, config: ml_collections.ConfigDict, vocabulary_size: int) -> Any:
+        from tfwd.lm.model import make_model
+
+        return make_model(config, vocabulary_size)
+
+    def named_weights(self, model: Any) -> dict[str, Any]:
+        from tfwd.lm.model import named_weights
+
+        return named_weights(model)
+
+    def make_trainer(
+        self,
+        config: ml_collections.ConfigDict,
+        data: Corpus,
+        folder: RunFolder,
+        display: Display,
+        stop: StopRequest,
+    ) -> Trainer:
+        from tfwd.lm.trainer import Trainer
+
+        return Trainer(config, len(data.vocabulary), data.texts, folder, display, stop)
+
+    def finish(self, trainer: Any, data: Corpus) -> dict[str, Any]:
+        from tfwd.lm.finish import finish
+
+        return finish(trainer, data)
+
+    def tables(self, summary: dict[str, Any]) -> list[Any]:
+        from tfwd.lm.finish import facts, table
+
+        return [table(summary), facts(summary)]
+
+    def show(self, summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
+        from tfwd.lm.finish import show
+
+        show(summary, folder, display)
+
+
+PROGRAM = LanguageModelProgram()
+
+
+def load(workdir: str | os.PathLike[str], checkpoint: str = "best") -> Saved:
+    """Reads a trained language model; see `tfwd.runs.saved.load`."""
+    return load_saved(PROGRAM, workdir, checkpoint)

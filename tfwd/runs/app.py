@@ -1,0 +1,123 @@
+"""Runs a program: reads its flags, prints `--help`, and turns errors into one line.
+
+The flags are absl's, in a `FlagValues` of the program's own, so that `--help` shows them and not
+the hundreds that the libraries define; `--config` is a Python file of `ml_collections`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+
+from absl import flags
+
+from tfwd.runs.command_line import defined, parse
+from tfwd.runs.config import Schema
+from tfwd.runs.errors import UserError
+
+_HELP = ("-h", "-help", "--help", "-helpshort", "--helpshort", "-helpfull", "--helpfull")
+
+
+def run(
+    main: Callable[[flags.FlagValues], int | None],
+    define: Callable[[flags.FlagValues], None],
+    about: str,
+    *,
+    schema: Schema | None = None,
+    together: bool = True,
+    argv: Sequence[str] | None = None,
+) -> None:
+    """Reads the command line, calls `main`, and ends the process with an exit code.
+
+    Args:
+        main: the program; what the flags hold is an attribute, as `flags.workdir`. Its result is
+            the exit code (None is 0).
+        define: defines the program's flags, as `flags.DEFINE_string(..., flag_values=values)`.
+        about: the text of `--help`: what the program does, with examples.
+        schema: of the program's `--config`; then `flags.config` is a checked and locked
+            `ConfigDict`. None if it has no such flag.
+        together: whether the values of the config must go together, or `main` looks at that.
+        argv: the command line with the program's name first; None is the process's own.
+
+    Raises:
+        SystemExit: always. 0 after `--help` or success, 1 after a `UserError`, which is printed
+            as one line `error: <message>` on stderr, as is what the system refuses (a file, the
+            output, memory); 130 after Ctrl-C.
+    """
+    argv = list(sys.argv if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):  # a letter that a terminal does not have
+        if isinstance(stream, io.TextIOWrapper):
+            with contextlib.suppress(OSError):  # a closed one is told of when it is written to
+                stream.reconfigure(errors="backslashreplace")
+    code = 0
+    try:
+        if any(argument in _HELP for argument in argv[1:]):
+            print(usage(argv[0], define, about, schema))
+        else:
+            values = parse(argv, define, schema=schema, together=together)
+            code = main(values) or 0
+        sys.stdout.flush()  # a closed pipe shows here, and not after the last line
+    except UserError as error:
+        code = _say(f"error: {error}")
+    except KeyboardInterrupt:
+        code = _say("stopped", 130)
+    except BrokenPipeError:  # as in `tfwd-generate ... | head`
+        _output_is_lost()
+    except OSError as error:  # of files that no one has better words for
+        what = f"{error.filename}: " if error.filename else "cannot write the output: "
+        code = _say(f"error: {what}{error.strerror or error}")
+    except Exception as error:
+        if not isinstance(error, MemoryError) and type(error).__name__ != "ResourceExhaustedError":
+            raise
+        code = _say(f"error: there is not enough memory: {str(error)[:200]}")
+    sys.exit(code)
+
+
+def _say(line: str, code: int = 1) -> int:
+    """Prints one line on stderr, and sees to it that no other follows at Python's end."""
+    with contextlib.suppress(OSError):
+        print(" ".join(line.split()), file=sys.stderr, flush=True)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _output_is_lost()
+    return code
+
+
+def _output_is_lost() -> None:
+    """What is left in the buffer of standard output goes nowhere, and not into a second error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def usage(
+    program: str,
+    define: Callable[[flags.FlagValues], None],
+    about: str,
+    schema: Schema | None = None,
+) -> str:
+    """The text of `--help`: about, the flags, and the keys of the configuration."""
+    values = defined(define)
+    lines = [textwrap.dedent(about).strip(), "", f"Flags of {os.path.basename(program)}:"]
+    if schema:
+        lines.append("  --config=FILE")
+        lines.append("      Python file with get_config(), as configs/quickstart.py")
+        lines.append("  --config.KEY=VALUE")
+        lines.append("      another value for one key of it; the keys are below")
+    for name in values:
+        flag = values[name]
+        default = "" if flag.default in (None, "") else f" (default: {flag.default_as_str})"
+        lines.append(f"  --{name}" if flag.boolean else f"  --{name}={flag.flag_type().upper()}")
+        lines += textwrap.wrap(
+            flag.help + default, 94, initial_indent=" " * 6, subsequent_indent=" " * 6
+        )
+    if schema:
+        lines += [
+            "",
+            "Config keys, with their defaults (a config file has its own):",
+            schema.describe(),
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,289 @@
+"""A folder of checkpoints that are whole or not there.
+
+A checkpoint is a folder, `step-00000120/`: the tensors (`tf.train.Checkpoint`), `progress.json`,
+`written_by.json` with the Keras whose objects the tensors follow, further files of the caller's,
+and `manifest.json` with the size and the hash of each. It is written under another name, pushed
+to the disk and renamed in one step. What is found is checked against its manifest before it is
+used, so that a file the disk or a copy has cut short is noticed; the checkpoint before it is then
+used in its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfwd import _keras
+from tfwd.runs.errors import UserError
+from tfwd.runs.files import read_json, remove
+
+_NAME = re.compile(r"step-([0-9]{8,18})")
+_MANIFEST = "manifest.json"
+_PROGRESS = "progress.json"
+_INDEX = "tensors.index"
+_WRITTEN_BY = "written_by.json"
+
+
+class Checkpoints:
+    """The checkpoints of one kind of one run.
+
+    Args:
+        folder: made when the first is saved.
+        check: raises a UserError for progress that no checkpoint of this kind has.
+
+    Example:
+        >>> import tempfile
+        >>> checkpoints = Checkpoints(tempfile.mkdtemp())
+        >>> value = tf.Variable(1.0)
+        >>> _ = checkpoints.save(3, {"value": value}, {"epoch": 1})
+        >>> _ = value.assign(2.0)
+        >>> checkpoints.restore({"value": value})
+        {'epoch': 1}
+        >>> float(value)
+        1.0
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        check: Callable[[dict[str, Any]], object] = lambda progress: None,
+    ):
+        self.folder, self._check = Path(folder), check
+
+    def steps(self) -> list[int]:
+        """The steps there are checkpoints of, rising. They are not checked."""
+        if not self.folder.is_dir():
+            return []
+        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def path(self, step: int) -> Path:
+        """The checkpoint's folder."""
+        return self.folder / f"step-{step:08d}"
+
+    def save(
+        self,
+        step: int,
+        objects: dict[str, Any],
+        progress: dict[str, Any],
+        files: Mapping[str, Callable[[Path], None]] | None = None,
+    ) -> Path:
+        """Saves a checkpoint; one of the same step is replaced.
+
+        Args:
+            step: its number.
+            objects: what `tf.train.Checkpoint` takes: models, optimizers, modules, variables.
+            progress: kept as JSON beside them.
+            files: further files by their names; each function writes the one at the path it gets.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            UserError: it cannot be written; those that were there are as before.
+        """
+        final = self.path(step)
+        temporary = self.folder / f".writing-{step:08d}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.recover()
+            temporary.mkdir()
+            tf.train.Checkpoint(**objects).write(str(temporary / "tensors"))
+            (temporary / _PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
+            written_by = json.dumps({"keras": _keras.GENERATION})
+            (temporary / _WRITTEN_BY).write_text(written_by, encoding="utf-8")
+            for name, write in (files or {}).items():
+                write(temporary / name)
+            facts = {path.name: _facts(path) for path in sorted(temporary.iterdir())}
+            (temporary / _MANIFEST).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+            for path in temporary.iterdir():
+                _sync(path)
+            _sync(temporary)
+            replaced = self.folder / f".replaced-{final.name}"
+            if final.exists():
+                final.rename(replaced)
+            temporary.rename(final)
+            _sync(self.folder)
+            remove(replaced)
+        except (OSError, tf.errors.OpError) as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            kept = f"the {len(self.steps())} saved before are intact" if self.steps() else ""
+            raise UserError(
+                f"cannot save the checkpoint {final}: {reason(error)}" + (kept and f"; {kept}")
+            ) from error
+        return final
+
+    def recover(self) -> None:
+        """Tidies up after a process that was killed while it saved.
+
+        A checkpoint that was to be replaced, and is not yet, takes its place again.
+        """
+        for replaced in self.folder.glob(".replaced-*"):
+            final = self.folder / replaced.name.removeprefix(".replaced-")
+            if final.exists():
+                remove(replaced)
+            else:
+                replaced.rename(final)
+        for unfinished in self.folder.glob(".writing-*"):
+            remove(unfinished)
+
+    def restore(
+        self, objects: dict[str, Any], say: Callable[[str], object] = print
+    ) -> dict[str, Any] | None:
+        """Reads the newest checkpoint that is whole.
+
+        Args:
+            objects: as in `save`; part of them is enough.
+            say: called with a line for each checkpoint that is passed over.
+
+        Returns:
+            The progress saved with it, or `None` when there are no checkpoints.
+
+        Raises:
+            UserError: there are checkpoints and none is whole, or one is of another model.
+        """
+        step = self.newest(say)
+        return None if step is None else self.read(step, objects)
+
+    def newest(self, say: Callable[[str], object] = print) -> int | None:
+        """The step of the newest checkpoint that is whole, `None` when there are no checkpoints.
+
+        Args:
+            say: called with a line for each checkpoint that is passed over.
+
+        Raises:
+            UserError: there are checkpoints and none is whole.
+        """
+        problems = []
+        for step in reversed(self.steps()):
+            problem = self.problem(step)
+            if problem is None:
+                return step
+            problems.append(f"{self.path(step)}: {problem}")
+            before = [other for other in self.steps() if other < step]
+            if before:
+                say(f"{problems[-1]}; trying the checkpoint before it")
+        if problems:
+            raise UserError(
+                f"no whole checkpoint is left: {'; '.join(problems)}; put one back from a copy, or "
+                f"remove {self.folder}"
+            )
+        return None
+
+    def read(self, step: int, objects: dict[str, Any]) -> dict[str, Any]:
+        """Reads one checkpoint that is known to be whole; see `restore`."""
+        writer = self._written_by(step)
+        if writer not in (None, _keras.GENERATION):
+            raise UserError(
+                f"{self.path(step)} was saved on Keras {writer}, and this is Keras "
+                f"{_keras.GENERATION}: of a run only the best weights go from one to the other, "
+                "which tfwd-evaluate and tfwd-generate read; it can be trained on and evaluated "
+                f"with --checkpoint=last on Keras {writer} alone"
+            )
+        prefix = str(self.path(step) / "tensors")
+        try:
+            status = tf.train.Checkpoint(**objects).read(prefix)
+            status.assert_existing_objects_matched()
+            status.expect_partial()
+        except (ValueError, AssertionError, tf.errors.OpError) as error:
+            raise UserError(
+                f"{self.path(step)} is a checkpoint of another model: {reason(error)}"
+            ) from error
+        return read_json(self.path(step) / _PROGRESS)
+
+    def progress(self, step: int) -> dict[str, Any] | None:
+        """The progress saved with one checkpoint, `None` if it cannot be read."""
+        try:
+            found = read_json(self.path(step) / _PROGRESS)
+            if not isinstance(found, dict):
+                return None
+            self._check(found)
+            return found
+        except UserError:
+            return None
+
+    def _written_by(self, step: int) -> int | None:
+        """The Keras that a checkpoint was saved on, `None` where that was not noted yet.
+
+        Raises:
+            UserError: the file has another form.
+        """
+        path = self.path(step) / _WRITTEN_BY
+        if not os.path.lexists(path):
+            return None
+        found = read_json(path)
+        if not isinstance(found, dict) or not isinstance(found.get("keras"), int):
+            raise UserError(f'{path} has another form than {{"keras": 3}}')
+        return found["keras"]
+
+    def problem(self, step: int) -> str | None:
+        """What is wrong with a checkpoint's files, `None` if they are as they were written."""
+        folder = self.path(step)
+        if not folder.is_dir():
+            return "it is a file, and a checkpoint is a folder"
+        try:
+            files = read_json(folder / _MANIFEST)
+            for name, facts in {_INDEX: None, _PROGRESS: None, **files}.items():
+                if not (folder / name).is_file():
+                    return f"{name} is missing"
+                if facts is None:
+                    return f"{name} is not in {_MANIFEST}"
+                size = (folder / name).stat().st_size
+                if size != facts["bytes"]:
+                    return f"{name} has {size} of {facts['bytes']} bytes"
+                if _facts(folder / name) != facts:
+                    return f"{name} is damaged"
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, UserError):
+            return f"{_MANIFEST} is missing or damaged"
+        try:  # files that are as they were written, by whatever wrote them
+            self._written_by(step)
+            progress = read_json(folder / _PROGRESS)
+            if not isinstance(progress, dict):
+                return f"{_PROGRESS} holds no progress"
+            self._check(progress)
+        except UserError as error:
+            return str(error)
+        return None
+
+    def set_aside(self, step: int) -> None:
+        """Renames a checkpoint to `broken-...`, where no one takes it for one."""
+        broken = self.path(step).with_name(f"broken-{self.path(step).name}")
+        remove(broken)
+        self.path(step).rename(broken)
+
+    def keep(self, steps: Iterable[int]) -> None:
+        """Removes all checkpoints but those of `steps`."""
+        for step in set(self.steps()) - set(steps):
+            remove(self.path(step))
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def reason(error: Exception) -> str:
+    """What Python or TensorFlow say of a file, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = getattr(error, "message", None) or str(error)
+    return " ".join(text.split())[:300]

@@ -1,0 +1,284 @@
+"""The configuration of a program: a table of its keys, by which it is made, checked and stored.
+
+A program adds a key by one row: its default, its validator, its meaning, and whether a run may go
+on with another value. A configuration is a `ConfigDict` that is locked: a key that is not in the
+table is an error.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import ml_collections
+
+from tfwd.runs import validators
+from tfwd.runs.errors import UserError, suggest
+from tfwd.runs.files import read_json, write_atomically
+from tfwd.runs.validators import MAPPING, Validator, shown
+
+
+class MayChange(enum.Enum):
+    """When a key may have another value as something is gone on with."""
+
+    NEVER = "the run must go on with the same value"
+    IN_RUNS = "a run may go on with another value; a sweep may not, as its trials would differ"
+    ALWAYS = "it has no influence on results"
+
+
+class Key(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        default: the value, if none is given. With `{}` the key is a group that takes any names.
+        validator: of its values.
+        meaning: for `--help`.
+        may_change: when a run or a sweep may go on with another value.
+        only_to_train: whether a trained model is read whatever the value is.
+        off: the value that switches the key's feature off.
+    """
+
+    default: Any
+    validator: Validator
+    meaning: str
+    may_change: MayChange = MayChange.NEVER
+    only_to_train: bool = False
+    off: Any = None
+
+
+class Schema:
+    """The keys of a program, and what is done with their values.
+
+    Args:
+        keys: the table, by dotted key.
+        check_together: raises a `UserError` for values that do not go together. Its second argument
+            is whether the configuration is one to train with.
+
+    Example:
+        >>> schema = Schema({"training.epochs": Key(20, validators.COUNT, "passes over the text")})
+        >>> config = schema.default()
+        >>> config.training.epochs = 0
+        >>> schema.check(config)
+        Traceback (most recent call last):
+        ...
+        tfwd.runs.errors.UserError: training.epochs=0: give a whole number, at least 1 and at most \
+2147483647
+    """
+
+    def __init__(
+        self,
+        keys: Mapping[str, Key],
+        check_together: Callable[[ml_collections.ConfigDict, bool], None] = lambda config, train: (
+            None
+        ),
+    ):
+        self.keys = dict(keys)
+        self._check_together = check_together
+        self._open = [key for key, row in self.keys.items() if row.default == {}]
+
+    def default(self) -> ml_collections.ConfigDict:
+        """A configuration with every key at its default, locked."""
+        config = ml_collections.ConfigDict()
+        for key, row in self.keys.items():
+            group, _, name = key.rpartition(".")
+            if group and group not in config:
+                config[group] = ml_collections.ConfigDict()
+            value = ml_collections.ConfigDict(row.default) if key in self._open else row.default
+            (config[group] if group else config)[name] = value
+        return self.lock(config)
+
+    def lock(self, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+        """Locks `config` against new keys, in place, except in groups that take any; returns it."""
+        config.lock()
+        for key in self._open:
+            get(config, key).unlock()
+        return config
+
+    def check(
+        self, config: ml_collections.ConfigDict, together: bool = True, to_train: bool = True
+    ) -> None:
+        """Verifies every value.
+
+        Args:
+            config: a configuration with the keys of `default`.
+            together: whether to verify too that they go together.
+            to_train: whether it is one to train with, or of a trained model.
+
+        Raises:
+            UserError: for the first wrong value: the key, the value, and what is expected. Also for
+                a key that is missing or unknown, and for values that do not go together.
+        """
+        self.check_keys(config)
+        for key, row in self.keys.items():
+            value = _read(config, key)
+            if (to_train or not row.only_to_train) and not row.validator.is_valid(value):
+                expected = f"{row.validator.expected}{row.validator.hint(value)}"
+                raise UserError(f"{key}={shown(value)}: give {expected}")
+        for group in self._open:
+            for name, value in get(config, group).items():
+                if not validators.written(value):
+                    raise UserError(
+                        f"{group}.{name}={shown(value)}: give a finite number, a text, true, "
+                        "false, None or a list of them; config.json, by which a run goes on, holds "
+                        "no other"
+                    )
+        if together and self._check_together is not None:
+            self._check_together(config, to_train)
+
+    def check_keys(self, config: ml_collections.ConfigDict) -> None:
+        """Verifies that the configuration has the keys of the table, and no others.
+
+        Raises:
+            UserError: a key is missing, cannot be read, or does not exist.
+        """
+        for key, row in self.keys.items():
+            value = _read(config, key)
+            if isinstance(value, int) and abs(value) >> 256:  # Python does not write it
+                raise UserError(f"{key}={shown(value)}: give {row.validator.expected}")
+        for key in self._open:
+            if not isinstance(get(config, key), ml_collections.ConfigDict):
+                raise UserError(f"{key}={shown(get(config, key))}: give {MAPPING.expected}")
+        try:
+            keys = flat_keys(config)
+        except TypeError as error:  # ml_collections sorts them
+            raise UserError(f"a key of the configuration is no text: {error}") from error
+        for key in keys:
+            if not self.known(key):
+                raise UserError(self.unknown(key))
+
+    def known(self, key: str) -> bool:
+        """Whether the dotted `key` is one of the table, or in a group that takes any names."""
+        return key in self.keys or key.rpartition(".")[0] in self._open
+
+    def unknown(self, key: str) -> str:
+        """The error message for a dotted key that does not exist: it lists the nearest ones.
+
+        Example:
+            >>> keys = {"training.epochs": Key(20, validators.COUNT, "passes over the text")}
+            >>> Schema(keys).unknown("training.epoch")
+            'there is no config key training.epoch; did you mean training.epochs?'
+        """
+        if key in {name.rpartition(".")[0] for name in self.keys}:
+            within = [name for name in self.keys if name.startswith(f"{key}.")]
+            return f"{key} is a group of config keys; its keys are {', '.join(within)}"
+        # By the last names alone: those of one group begin alike. A right name in another group, or
+        # without its group, is found too; those of the key's own group come first.
+        own = key.partition(".")[0]
+        last_names = dict.fromkeys(name.rpartition(".")[2] for name in self.keys)
+        near = suggest(key.rpartition(".")[2], last_names)
+        found = [name for last in near for name in self.keys if name.rpartition(".")[2] == last]
+        found.sort(key=lambda name: not name.startswith(f"{own}."))
+        if found:
+            return f"there is no config key {key}; did you mean {' or '.join(found[:3])}?"
+        within = [name for name in self.keys if name.startswith(f"{own}.")]
+        if within:
+            return f"there is no config key {key}; those of {own} are {', '.join(within)}"
+        groups = dict.fromkeys(name.partition(".")[0] for name in self.keys)
+        return f"there is no config key {key}; the groups are {', '.join(groups)} (see --help)"
+
+    def may_change(self, key: str) -> MayChange:
+        """When a run or a sweep may go on with another value of `key`."""
+        return self.keys[key].may_change if key in self.keys else MayChange.NEVER
+
+    def differences(
+        self, before: ml_collections.ConfigDict, now: ml_collections.ConfigDict
+    ) -> list[str]:
+        """The keys that differ though a run cannot go on with another value for them, in words."""
+        lines = []
+        for key in dict.fromkeys(flat_keys(before) + flat_keys(now)):
+            there, here = get(before, key, "not given"), get(now, key, "not given")
+            if _as_json(there) != _as_json(here) and self.may_change(key) == MayChange.NEVER:
+                lines.append(f"{key} is {there} there and {here} here")
+        return lines
+
+    def describe(self) -> str:
+        """The keys, their defaults and what they mean, as text for `--help`."""
+        lines: list[str] = []
+        group = None
+        for key, row in self.keys.items():
+            if group not in (None, key.partition(".")[0]):
+                lines.append("")
+            group = key.partition(".")[0]
+            lines.append(f"  {f'{key}={shown(row.default)}':<46} {row.meaning}")
+        return "\n".join(lines)
+
+    def load(
+        self, path: str | os.PathLike[str], to_train: bool = True
+    ) -> ml_collections.ConfigDict:
+        """Reads what `save` wrote, and checks it.
+
+        A key that the file does not have (it may be older than the key) gets its default.
+
+        Args:
+            path: the file.
+            to_train: as in `check`. The other Keras may have had another optimizer.
+
+        Raises:
+            UserError: the file is missing, damaged, or has a wrong value or an unknown key.
+        """
+        content = read_json(path, "configuration")
+        config = self.default()
+        try:
+            for key in [key for key, row in self.keys.items() if isinstance(row.default, tuple)]:
+                *groups, name = key.split(".")  # JSON has lists in their place
+                holder = content
+                for group in groups:
+                    holder = holder[group]
+                holder[name] = tuple(holder[name])
+            config.update(content)
+        except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:
+            reason = str(error.args[0] if error.args else error).partition("\n")[0]
+            raise UserError(f"{path} is not a configuration of this program: {reason}") from error
+        self.check(config, to_train=to_train)
+        return config
+
+
+def save(config: ml_collections.ConfigDict, path: str | os.PathLike[str]) -> None:
+    """Writes `config` as JSON, in one step; `Schema.load` reads it.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    write_atomically(path, json.dumps(config.to_dict(), indent=2) + "\n")
+
+
+def get(config: ml_collections.ConfigDict, key: str, default: Any = None) -> Any:
+    """The value of a dotted key, or `default` if there is no such key."""
+    for name in key.split("."):
+        if name not in config:
+            return default
+        config = config[name]
+    return config
+
+
+def flat_keys(config: ml_collections.ConfigDict, prefix: str = "") -> list[str]:
+    """The dotted keys of all values in `config`, groups opened."""
+    keys = []
+    if prefix.count(".") > 5:  # no config is so deep but one that holds itself
+        return [prefix.rstrip(".")]
+    for name, value in config.items():
+        key = f"{prefix}{name}"
+        inner = isinstance(value, ml_collections.ConfigDict)
+        keys += flat_keys(value, f"{key}.") if inner else [key]
+    return keys
+
+
+def _read(config: Any, key: str) -> Any:
+    value = config
+    for name in key.split("."):
+        if not isinstance(value, ml_collections.ConfigDict) or name not in value:
+            raise UserError(f"the configuration has no {key}; begin with default_config()")
+        try:
+            value = value[name]
+        except Exception as error:  # a placeholder, or a reference that cannot be computed
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"{key} of the configuration has no value: {reason}") from error
+    return value
+
+
+def _as_json(value: Any) -> Any:
+    """A tuple is a list in the file."""
+    return [_as_json(each) for each in value] if isinstance(value, (list, tuple)) else value

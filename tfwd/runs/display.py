@@ -1,0 +1,117 @@
+"""Shows a run: a progress bar on a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from tfwd.runs.program import Score
+
+
+class Output(Console):
+    """A rich console that tells when nobody reads any more, as after `| head`; then it is quiet.
+
+    rich would end the process, and what was trained since the last checkpoint would be lost.
+    """
+
+    gone: Callable[[], None] | None = None
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        if self.gone is None:
+            raise BrokenPipeError
+        self.gone()
+
+
+class Display:
+    """Shows the epoch under way, and lines of text above it.
+
+    Args:
+        score: how a loss is shown.
+        console: where to; standard output by default.
+        seconds: between two lines, where there is no terminal.
+        clock: for tests.
+
+    Example:
+        >>> import io, math
+        >>> out = io.StringIO()
+        >>> display = Display(Score("perplexity", math.exp, "token"), Console(file=out), seconds=0)
+        >>> with display:
+        ...     display.epoch("epoch 1/3", windows=8, done=0)
+        ...     display.window(4, loss=2.0, tokens_per_second=1234.5, seconds_left=75)
+        >>> print(out.getvalue(), end="")
+        epoch 1/3  50%  loss 2.000  perplexity 7.39  1,234 tokens/s  1:15 left
+    """
+
+    def __init__(
+        self,
+        score: Score,
+        console: Console | None = None,
+        seconds: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.console, self._score = console or Output(), score
+        self._seconds, self._clock = seconds, clock
+        self._title, self._windows, self._last = "", 1, clock()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[facts]}"),
+            console=self.console,
+            transient=True,
+            expand=True,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=1, facts="", visible=False)
+
+    def __enter__(self) -> Display:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def line(self, text: str) -> None:
+        """Prints a line."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def epoch(self, title: str, windows: int, done: int) -> None:
+        """Begins to show an epoch of so many windows."""
+        self._title, self._windows = title, max(windows, 1)
+        self._bar.update(self._task, description=title, total=windows, completed=done, visible=True)
+
+    def window(
+        self,
+        done: int,
+        loss: float | None = None,
+        tokens_per_second: float | None = None,
+        seconds_left: float | None = None,
+    ) -> None:
+        """Shows how far the epoch is, and the last known numbers."""
+        facts = []
+        if loss is not None:
+            facts.append(f"loss {loss:.3f}  {self._score.name} {self._score.of_loss(loss):.2f}")
+        if tokens_per_second is not None:
+            facts.append(f"{int(tokens_per_second):,} {self._score.unit}s/s")
+        if seconds_left is not None:
+            facts.append(f"{span(seconds_left)} left")
+        self._bar.update(self._task, completed=done, facts="  ".join(facts))
+        if not self.console.is_terminal and self._clock() - self._last >= self._seconds:
+            self._last = self._clock()
+            self.line("  ".join([self._title, f"{done / self._windows:.0%}", *facts]))
+
+
+def span(seconds: float) -> str:
+    """A time span as h:mm:ss or m:ss.
+
+    Example:
+        >>> span(75.4), span(3675)
+        ('1:15', '1:01:15')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

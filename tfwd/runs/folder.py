@@ -1,0 +1,197 @@
+"""The folder of a run: its files, its lock, and the check that it belongs to this run.
+
+config.json  vocabulary.json     what the run is (the program says what the second is called)
+checkpoints/                     the last ones: model, optimizer, state
+best/                            the weights with the lowest validation loss, for either Keras too
+metrics.jsonl  tensorboard/      what happened
+report/                          what came out
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from tfwd.runs import config as configs
+from tfwd.runs import weights
+from tfwd.runs.checkpoint import Checkpoints
+from tfwd.runs.claim import Claim
+from tfwd.runs.errors import UserError
+from tfwd.runs.program import Program, Vocabulary
+from tfwd.runs.state import Progress
+
+_WEIGHTS = "weights.npz"
+
+
+class RunFolder:
+    """The paths in a run's folder.
+
+    Args:
+        path: the folder; it need not exist.
+        program: the one whose run it is.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], program: Program):
+        self.path, self.program = Path(path), program
+        self.config = self.path / "config.json"
+        self.vocabulary = self.path / program.vocabulary_file
+        self.metrics = self.path / "metrics.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.report = self.path / "report"
+        self.checkpoints = Checkpoints(self.path / "checkpoints", check=Progress.from_json)
+        self.best = Checkpoints(self.path / "best", check=Progress.from_json)
+        self._claim: Claim | None = None
+        self._run: tuple[ml_collections.ConfigDict, Vocabulary] | None = None
+        self._begun = False
+
+    def open(self, config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
+        """Takes the folder, and verifies that what is in it belongs to this configuration.
+
+        Nothing is written before `begin`: what is refused until then leaves no trace.
+
+        Raises:
+            UserError: it cannot be written, another process trains in it, or it holds a run with
+                another configuration or vocabulary.
+        """
+        busy = f"another process is training in the workdir {self.path}"
+        self._claim, self._begun = Claim(self.path, busy), False
+        try:
+            for folder in (
+                self.report,
+                self.tensorboard,
+                self.checkpoints.folder,
+                self.best.folder,
+            ):
+                if os.path.lexists(folder) and not folder.is_dir():
+                    raise UserError(f"{folder} is a file where a run has a folder; remove it")
+            # A start that failed before its first checkpoint left nothing to go on with.
+            if self.config.exists() and (self.checkpoints.steps() or self.best.steps()):
+                self._verify(config, vocabulary)
+            self._run = config, vocabulary
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self) -> None:
+        """Writes what the run is: from here on the folder is its.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        assert self._run is not None
+        config, vocabulary = self._run
+        new = [path for path in (self.vocabulary, self.config) if not path.exists()]
+        try:
+            vocabulary.save(self.vocabulary)
+            configs.save(config, self.config)  # last: with it the folder is a run's
+            self._begun = True
+            for folder in (self.report, self.tensorboard):
+                folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
+        finally:
+            for path in () if self._begun else new:
+                path.unlink(missing_ok=True)
+
+    def _verify(self, config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
+        schema = self.program.schema
+        different = schema.differences(schema.load(self.config, to_train=False), config)
+        if different:
+            raise UserError(
+                f"the workdir {self.path} holds a run with another configuration: "
+                f"{'; '.join(different)}. Give another --workdir, or the same values"
+            )
+        before = self.program.load_vocabulary(self.vocabulary)
+        if before.fingerprint() != vocabulary.fingerprint():
+            raise UserError(
+                f"the workdir {self.path} holds a run with another vocabulary: "
+                f"{len(before)} tokens there, {len(vocabulary)} in this text. "
+                "Give another --workdir, or the same text"
+            )
+
+    def restore(self, objects: dict[str, Any], data: str, say: Callable[[str], object]) -> Progress:
+        """Reads the newest whole checkpoint, if there is one.
+
+        Args:
+            objects: as in `Checkpoints.restore`.
+            data: the text's fingerprint.
+            say: called with a line for each checkpoint that is passed over.
+
+        Returns:
+            Where the run stands: at its beginning if there are no checkpoints.
+
+        Raises:
+            UserError: the checkpoint is of another model or text, or none is whole.
+        """
+        self.checkpoints.recover()
+        self.best.recover()
+        found = self.checkpoints.restore(objects, say=say)
+        fingerprint = self._run[1].fingerprint() if self._run else ""
+        if found is None:
+            return Progress(data=data, vocabulary=fingerprint)
+        progress = Progress.from_json(found)
+        progress.vocabulary = fingerprint
+        if progress.data != data:
+            raise UserError(
+                f"the text is not the one that the run in {self.path} was trained on; "
+                "give another --workdir, or the same text"
+            )
+        for step in self.checkpoints.steps():
+            if step > progress.step:  # passed over as broken
+                self.checkpoints.set_aside(step)
+        return progress
+
+    def save(self, objects: dict[str, Any], progress: Progress, keep: int) -> None:
+        """Saves a checkpoint, and removes all but the last `keep`.
+
+        Raises:
+            UserError: it cannot be written; nothing was removed.
+        """
+        self.checkpoints.save(progress.step, objects, progress.to_json())
+        kept = self.checkpoints.steps()[-keep:]
+        self.checkpoints.keep(kept)
+        # Whichever checkpoint is gone on from, the best weights that it speaks of are there.
+        spoken_of = (self.checkpoints.progress(step) or {} for step in kept)
+        self.best.keep(found.get("best_step", 0) for found in spoken_of)
+
+    def save_best(self, model: Any, progress: Progress) -> None:
+        """Saves the weights that are the best so far, and in the form that either Keras reads.
+
+        Raises:
+            UserError: they cannot be written.
+        """
+        named, name = self.program.named_weights(model), self.program.model_name
+        also = {_WEIGHTS: lambda path: weights.save(path, named, name)}
+        self.best.save(progress.step, {"model": model}, progress.to_json(), also)
+
+    def restore_best(self, model: Any, say: Callable[[str], object]) -> dict[str, Any] | None:
+        """Reads the newest whole weights of `save_best`, whichever Keras they were saved on.
+
+        Args:
+            model: gets the weights.
+            say: called with a line for each checkpoint that is passed over.
+
+        Returns:
+            The progress saved with them, or `None` when there are none.
+
+        Raises:
+            UserError: there are checkpoints and none is whole, or one is of another model.
+        """
+        step = self.best.newest(say)
+        if step is None:
+            return None
+        path = self.best.path(step) / _WEIGHTS
+        if not path.exists():  # of a tfwd that had no such file
+            return self.best.read(step, {"model": model})
+        weights.load(path, self.program.named_weights(model), self.program.model_name)
+        return self.best.progress(step)
+
+    def close(self) -> None:
+        """Lets another process use the folder."""
+        if self._claim is not None:
+            self._claim.release(used=self._begun)
+            self._claim = None

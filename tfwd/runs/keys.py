@@ -1,0 +1,87 @@
+"""The keys that all programs have: of the optimizer and of training.
+
+Another default is `key._replace(default=...)` in the program's own table.
+"""
+
+from __future__ import annotations
+
+from tfwd.runs.config import Key, MayChange
+from tfwd.runs.optimizer import OPTIMIZER
+from tfwd.runs.validators import (
+    COUNT,
+    FACTOR,
+    FLAG,
+    MAPPING,
+    MULTIPLIERS,
+    NOT_NEGATIVE,
+    PATTERNS,
+    POSITIVE,
+    WHOLE,
+    one_of,
+)
+
+ALWAYS, IN_RUNS = MayChange.ALWAYS, MayChange.IN_RUNS
+
+OPTIMIZER_KEYS = {
+    "optimizer.name": Key(
+        "sgd",
+        OPTIMIZER,
+        "of keras.optimizers, or tfa.LAMB and the like",
+        only_to_train=True,
+    ),
+    "optimizer.learning_rate": Key(1.0, POSITIVE, "at the start"),
+    "optimizer.kwargs": Key(
+        {},
+        MAPPING,
+        "further arguments, as optimizer.kwargs.momentum=0.9",
+    ),
+    "optimizer.weight_decay": Key(0.0, NOT_NEGATIVE, "decoupled from the gradient; 0: off"),
+    "optimizer.decay_scale": Key(
+        "learning_rate",
+        one_of("absolute", "learning_rate", "schedule"),
+        "decay times 1, the rate, or the rate over the first one",
+    ),
+    "optimizer.decay_include": Key("", PATTERNS, "weights that are decayed; '': all"),
+    "optimizer.decay_exclude": Key("", PATTERNS, "weights that are not decayed"),
+    "optimizer.decay_multipliers": Key("", MULTIPLIERS, "of the decay, as embeddings=0.5"),
+    "optimizer.decay_sparse": Key(
+        "table",
+        one_of("table", "rows"),
+        "decay the whole embedding, or the window's words",
+    ),
+    "optimizer.decay_unused": Key(False, FLAG, "decay weights that no gradient reaches too"),
+    "optimizer.l2": Key(0.0, NOT_NEGATIVE, "times the weight, added to the gradient; 0: off"),
+    "optimizer.non_monotone_interval": Key(
+        0,
+        WHOLE,
+        "average weights (NT-ASGD) after epochs without a better one; 0: off",
+    ),
+    "optimizer.clip_norm": Key(0.25, NOT_NEGATIVE, "largest global norm of the gradient; 0: off"),
+}
+
+TRAINING_KEYS = {
+    "training.epochs": Key(20, COUNT, "passes over the training text, at most", IN_RUNS),
+    "training.patience": Key(
+        0, WHOLE, "stop after so many epochs without a better one; 0: off", IN_RUNS
+    ),
+    "training.lr_decay_factor": Key(
+        1.0,
+        FACTOR,
+        "times the learning rate on a plateau; 1: off",
+        IN_RUNS,
+    ),
+    "training.lr_decay_patience": Key(
+        1, COUNT, "epochs without a better one that make a plateau", IN_RUNS
+    ),
+    "training.min_learning_rate": Key(0.0, NOT_NEGATIVE, "the decay stops here", IN_RUNS),
+    "training.checkpoint_seconds": Key(
+        60.0, NOT_NEGATIVE, "between checkpoints in an epoch; 0: off", ALWAYS
+    ),
+    "training.checkpoint_steps": Key(0, WHOLE, "between checkpoints in an epoch; 0: off", ALWAYS),
+    "training.keep_checkpoints": Key(2, COUNT, "last checkpoints that are kept", ALWAYS),
+    "training.deterministic": Key(
+        False, FLAG, "operations with the same bits each time (slower)", IN_RUNS
+    ),
+    "training.tensorboard": Key(True, FLAG, "write a log for TensorBoard", ALWAYS),
+    "training.log_steps": Key(20, COUNT, "steps between entries of the logs", ALWAYS),
+}

@@ -1,0 +1,163 @@
+"""The log of a run: `metrics.jsonl`, one JSON object a line, and the same for TensorBoard.
+
+The file is the one truth. A run that goes on from a checkpoint cuts it back to the length it had
+when that was saved, and writes TensorBoard's events anew from what is left, so that neither shows
+a step twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfwd.runs.checkpoint import reason
+from tfwd.runs.errors import UserError
+from tfwd.runs.files import read_bytes
+
+
+class Metrics:
+    """Writes records; each has a `kind` and a `step`.
+
+    The kinds are "train", "valid", "test", "failure" and "gradient".
+
+    Args:
+        path: the file.
+        keep_bytes: how much of the file there is stays.
+        tensorboard: the folder for TensorBoard's events; `None` for none.
+        say: called with a line about what of the file is missing, or is no record.
+
+    Raises:
+        UserError: the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "metrics.jsonl")
+        >>> with Metrics(path) as metrics:
+        ...     metrics.write({"kind": "valid", "step": 7, "loss": 1.5})
+        >>> read_metrics(path)
+        [{'kind': 'valid', 'step': 7, 'loss': 1.5}]
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        keep_bytes: int = 0,
+        tensorboard: Path | None = None,
+        say: Callable[[str], object] = print,
+    ):
+        self.path = Path(path)
+        self._writer = None
+        try:
+            kept = self._kept(keep_bytes, say)
+            self._file = open(self.path, "ab")  # noqa: SIM115 (closed by __exit__)
+            self._file.truncate(kept)
+            self._file.seek(0, os.SEEK_END)
+            if tensorboard is not None:
+                for old in tensorboard.glob("events.out.tfevents.*"):
+                    old.unlink()
+                self._writer = tf.summary.create_file_writer(str(tensorboard))
+                for record in read_metrics(self.path):
+                    self._show(record)
+        except (OSError, tf.errors.OpError) as error:
+            raise UserError(f"cannot write {self.path}: {reason(error)}") from error
+
+    def _kept(self, most: int, say: Callable[[str], object]) -> int:
+        """How much of the file stays: whole lines of the first so many bytes."""
+        if not os.path.lexists(self.path) and not most:
+            return 0
+        content = b""
+        if os.path.lexists(self.path):
+            content = read_bytes(self.path, "the log")
+        kept = content[:most]
+        kept = kept[: kept.rfind(b"\n") + 1]
+        if len(kept) < most:
+            say(f"{self.path} has {len(kept)} of its {most} bytes; the curves lack what is missing")
+        wrong = [n for n, line in enumerate(kept.splitlines(), 1) if _record(line) is None]
+        if wrong:
+            say(f"{self.path}, line {wrong[0]}: no record of a run's log; the curves lack it")
+        return len(kept)
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Adds a record. A number that is not finite becomes null: JSON has none."""
+        record = _finite(record)
+        try:
+            self._file.write(json.dumps(record).encode() + b"\n")
+            self._file.flush()
+            self._show(record)
+        except (OSError, tf.errors.OpError) as error:
+            raise UserError(f"cannot write {self.path}: {reason(error)}") from error
+
+    def sync(self) -> int:
+        """Pushes what was written to the disk; returns the file's length in bytes."""
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            if self._writer is not None:
+                self._writer.flush()
+        except (OSError, tf.errors.OpError) as error:
+            raise UserError(f"cannot write {self.path}: {reason(error)}") from error
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Closes the files."""
+        with contextlib.suppress(OSError, tf.errors.OpError):  # of a full disk, told of before
+            self._file.close()
+            if self._writer is not None:
+                self._writer.close()
+
+    def _show(self, record: dict[str, Any]) -> None:
+        if self._writer is None:
+            return
+        with self._writer.as_default(step=record["step"]):
+            for name, value in record.items():
+                if name == "norms":
+                    for path, norm in value.items():
+                        if norm is not None:
+                            tf.summary.scalar(f"norm/{path}", norm)
+                elif isinstance(value, float):
+                    tf.summary.scalar(f"{record['kind']}/{name}", value)
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The records of a `metrics.jsonl`.
+
+    A last line that was not finished is left out, and any other that is no record.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    lines = read_bytes(path, "the log").split(b"\n")[:-1]
+    return [record for record in map(_record, lines) if record is not None]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
+        return None
+    norms = found.get("norms", {})
+    numbers = [*found.values(), *(norms.values() if isinstance(norms, dict) else [[]])]
+    plain = all(each is None or isinstance(each, (int, float, str)) or each is norms
+                for each in numbers)  # fmt: skip
+    return found if plain and isinstance(found.get("step"), int) else None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,216 @@
+"""The optimizer that a config names, and what goes around it."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import ml_collections
+import numpy as np
+import tensorflow as tf
+
+from tfwd import _keras
+from tfwd._keras import steps
+from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
+from tfwd.runs.errors import UserError, suggest
+from tfwd.runs.validators import Validator, hint, multipliers, patterns, same_kind, shown
+
+# Optimizers of tensorflow-addons, which are here on Keras 2 alone, and what is nearest to each.
+ADDONS = {
+    "tfa.AdaBelief": ("Adam", "AdamW"),
+    "tfa.COCOB": ("Adam",),
+    "tfa.ConditionalGradient": ("SGD",),
+    "tfa.LAMB": ("Lamb",),
+    "tfa.LazyAdam": ("Adam",),
+    "tfa.NovoGrad": ("Adam", "AdamW"),
+    "tfa.RectifiedAdam": ("Adam", "AdamW"),
+    "tfa.Yogi": ("Adam", "AdamW"),
+}
+
+
+def optimizers() -> dict[str, str]:
+    """The names of the optimizers that there are, by the same in lower case."""
+    return {name.lower(): name for name in steps.names()}
+
+
+def optimizer_class(name: str) -> type:
+    """The optimizer of a name, which may be in any case."""
+    return steps.optimizer_class(optimizers()[name.lower()])
+
+
+def arguments(optimizer: str) -> dict[str, Any]:
+    """What may stand in `optimizer.kwargs` for this optimizer, with the defaults."""
+    own = ("self", "kwargs", "learning_rate", "weight_decay", "global_clipnorm")  # have own keys
+    there = inspect.signature(optimizer_class(optimizer)).parameters
+    return {name: parameter.default for name, parameter in there.items() if name not in own}
+
+
+def check_arguments(optimizer: ml_collections.ConfigDict) -> None:
+    """Verifies `optimizer.kwargs` of a configuration: the optimizer takes each of them.
+
+    Raises:
+        UserError: there is no such argument, or it takes another kind of value.
+    """
+    name = optimizer.name
+    for argument, value in optimizer.kwargs.items():
+        there = arguments(name)
+        if argument not in there:
+            near = suggest(argument, there)
+            other = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(there)}"
+            raise UserError(f"optimizer.kwargs.{argument}: {name} has no such argument; {other}")
+        expected = same_kind(value, there[argument])
+        if expected:
+            raise UserError(f"optimizer.kwargs.{argument}={shown(value)}: {name} takes {expected}")
+
+
+def defaults(optimizer: type) -> dict[str, Any]:
+    """The arguments of an optimizer class whose default is neither none nor zero."""
+    parameters = inspect.signature(optimizer).parameters.values()
+    return {p.name: p.default for p in parameters if p.default and p.default is not p.empty}
+
+
+def _optimizer_hint(value: Any) -> str:
+    """Where an optimizer of tensorflow-addons is to be had, and what is near to it here."""
+    there = optimizers()
+    known = {name.lower(): name for name in ADDONS}
+    if not isinstance(value, str) or value.lower() not in known:
+        return hint(value, there)
+    name = known[value.lower()]
+    near_it = [other for other in ADDONS[name] if other.lower() in there]
+    instead = f"; nearest to it here is {' or '.join(near_it)}" if near_it else ""
+    return (
+        f" ({name} is of tensorflow-addons, which pip install '.[addons]' in a checkout brings, on "
+        f"Python 3.10 or 3.11{instead})"
+    )
+
+
+OPTIMIZER = Validator(
+    "an optimizer of keras.optimizers, as sgd, adam, adamw, rmsprop",
+    lambda v: isinstance(v, str) and v.lower() in optimizers(),
+    _optimizer_hint,
+)
+
+
+def make_optimizer(
+    name: str,
+    learning_rate: float,
+    *,
+    weight_decay: float = 0.0,
+    decay_scale: str = "learning_rate",
+    decay_include: str = "",
+    decay_exclude: str = "",
+    decay_multipliers: str = "",
+    decay_sparse: str = "table",
+    decay_unused: bool = False,
+    non_monotone_interval: int = 0,
+    kwargs: dict[str, Any] | None = None,
+    dtype_policy: str = "float32",
+) -> keras.optimizers.Optimizer:
+    """Makes an optimizer of Keras or tensorflow-addons, and puts around it what is asked for.
+
+    Args:
+        name: the class's name, in any case: "sgd", "Adam", with tensorflow-addons "tfa.LAMB".
+        learning_rate: the base rate; the training step assigns to it.
+        weight_decay: of `DecoupledWeightDecay`; 0 leaves it out. An optimizer that has a decay of
+            its own (AdamW) has this one in its place.
+        decay_scale, decay_sparse, decay_unused: its `scale`, `sparse` and `decay_unused`.
+        decay_include, decay_exclude: its patterns, with spaces between; "" is `None`.
+        decay_multipliers: pattern=factor, with spaces between.
+        non_monotone_interval: of `NonMonotonicASGD`; 0 leaves it out.
+        kwargs: more arguments of the class (momentum, beta_1, ...).
+        dtype_policy: under "mixed_float16" the optimizer is wrapped to scale the loss.
+
+    Returns:
+        The optimizer, without slots yet. The loss scale is around the average, and that around the
+        decay.
+
+    Raises:
+        UserError: there is no such optimizer, or it does not take the arguments.
+
+    Example:
+        >>> make_optimizer("sgd", 0.5, kwargs={"momentum": 0.9}).momentum
+        0.9
+        >>> make_optimizer("sgd", 0.5, weight_decay=1e-6, decay_exclude="bias").exclude
+        ['bias']
+    """
+    if not OPTIMIZER.is_valid(name):
+        raise UserError(f"optimizer.name={name!r}: give {OPTIMIZER.expected}{OPTIMIZER.hint(name)}")
+    kind = optimizer_class(name)
+    arguments = {**_no_decay(kind), **(kwargs or {})}
+    has_rate = "learning_rate" in inspect.signature(kind).parameters  # COCOB finds its own
+    chosen = {"include": decay_include, "exclude": decay_exclude, "multipliers": decay_multipliers}
+    for key, given in chosen.items():
+        if given and not weight_decay:
+            raise UserError(
+                f"optimizer.decay_{key}={given!r} is of no use without a decay: give "
+                "optimizer.weight_decay too"
+            )
+    rate = {"learning_rate": learning_rate} if has_rate else {}
+    if kwargs:
+        _try(lambda: kind(**rate, **arguments), f"optimizer.kwargs of {name}, {kwargs}")
+    try:
+        optimizer = kind(**rate, **arguments)
+        if weight_decay:
+            optimizer = DecoupledWeightDecay(
+                optimizer,
+                weight_decay,
+                scale=decay_scale,
+                include=patterns(decay_include) or None,
+                exclude=patterns(decay_exclude) or None,
+                multipliers=multipliers(decay_multipliers) or None,
+                sparse=decay_sparse,
+                decay_unused=decay_unused,
+                sum_repeated_rows=False,  # the step does it, before it takes the norm
+            )
+        if non_monotone_interval:
+            optimizer = NonMonotonicASGD(optimizer, non_monotone_interval, sum_repeated_rows=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"optimizer {name} with {arguments}: {error}") from error
+    if dtype_policy == "mixed_float16":
+        optimizer = steps.with_loss_scale(optimizer)
+    return optimizer
+
+
+def _try(make: Callable[[], keras.optimizers.Optimizer], what: str) -> None:
+    """Makes one step of one weight: Keras takes most arguments as they are, until they are used.
+
+    Raises:
+        UserError: that is no step.
+    """
+    try:
+        weight = keras.Variable([1.0]) if _keras.GENERATION == 3 else tf.Variable([1.0])
+        make().apply_gradients([(tf.constant([1.0]), weight)])
+        found = float(np.asarray(_keras.variables.value(weight))[0])
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{what}: {reason}; give others") from error
+    if not math.isfinite(found):
+        raise UserError(f"{what}: a step makes a weight of 1 {found}; give others")
+
+
+def averaging(optimizer: keras.optimizers.Optimizer) -> NonMonotonicASGD | None:
+    """The `NonMonotonicASGD` in what `make_optimizer` made, if there is one."""
+    return _held(optimizer, NonMonotonicASGD)
+
+
+def decaying(optimizer: keras.optimizers.Optimizer) -> DecoupledWeightDecay | None:
+    """The `DecoupledWeightDecay` in what `make_optimizer` made, if there is one."""
+    return _held(optimizer, DecoupledWeightDecay)
+
+
+def _held(optimizer: Any, kind: type) -> Any:
+    held = _keras.wrapped_optimizers.chain(optimizer)
+    return next((found for found in held if isinstance(found, kind)), None)
+
+
+def has_own_decay(name: str) -> bool:
+    """Whether the optimizer of that name decays weights by itself, unless it is told not to."""
+    return bool(_no_decay(optimizer_class(name)))
+
+
+def _no_decay(kind: type) -> dict[str, float]:
+    """The arguments by which an optimizer that decays by default does not."""
+    return {name: 0.0 for name in defaults(kind) if name.endswith("weight_decay")}

@@ -1,0 +1,152 @@
+"""What a program gives to `tfwd.runs`: its configuration, its data, its model and its trainer.
+
+A program subclasses `Program`. The rest (the folder, checkpoints, going on after a stop, the log,
+the display, the best weights, sweeps) is the same for all programs.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import ml_collections
+
+from tfwd.runs.config import Schema
+
+if TYPE_CHECKING:
+    from tfwd.runs.display import Display
+    from tfwd.runs.folder import RunFolder
+    from tfwd.runs.signals import StopRequest
+    from tfwd.runs.trainer import Trainer
+
+
+class Score(NamedTuple):
+    """The number that a loss is shown as, in tables, logs and plots.
+
+    Attributes:
+        name: as in "valid perplexity".
+        of_loss: a function that rises with the loss, so that lower is better.
+        unit: what a loss is the mean over, and what a speed counts.
+    """
+
+    name: str
+    of_loss: Callable[[float], float]
+    unit: str
+
+
+class Vocabulary(Protocol):
+    """What makes numbers of the data; a run keeps it in its folder and goes on with no other."""
+
+    def __len__(self) -> int: ...
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes it to a file."""
+
+    def fingerprint(self) -> str:
+        """A short hash of it."""
+
+
+class Data(Protocol):
+    """What a run trains on.
+
+    Attributes:
+        name: what reports call it.
+        vocabulary: of its training part.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocabulary(self) -> Any: ...
+
+    @property
+    def size(self) -> str:
+        """How much there is to train on, in words."""
+
+    def fingerprint(self) -> str:
+        """A short hash of it: a run goes on with the data that it began with."""
+
+
+class Program(abc.ABC):
+    """A kind of training run.
+
+    Attributes:
+        command: the console script that trains, for messages and files.
+        config_module: has `default_config`, with which a config file begins.
+        schema: of the configuration. There are the keys of `tfwd.runs.keys`, and `seed`.
+        score: how losses are shown.
+        data_keys: the config keys that `read_data` depends on.
+        vocabulary_file: its name in a run's folder.
+        model_name: what messages and files of weights call the model, as "language model".
+    """
+
+    command: str
+    config_module: str
+    schema: Schema
+    score: Score
+    data_keys: tuple[str, ...]
+    vocabulary_file: str
+    model_name: str
+
+    @abc.abstractmethod
+    def read_data(self, config: ml_collections.ConfigDict) -> Data:
+        """Reads the data that a configuration names.
+
+        Raises:
+            UserError: it is missing or cannot be read.
+        """
+
+    @abc.abstractmethod
+    def load_vocabulary(
+        self, path: str | os.PathLike[str], config: ml_collections.ConfigDict | None = None
+    ) -> Any:
+        """Reads what `Vocabulary.save` wrote.
+
+        Args:
+            path: the file.
+            config: of the run, if the vocabulary is to be held against it.
+
+        Raises:
+            UserError: the file is missing, damaged, or of another run.
+        """
+
+    @abc.abstractmethod
+    def make_model(self, config: ml_collections.ConfigDict, vocabulary_size: int) -> Any:
+        """A new model, with its weights made."""
+
+    @abc.abstractmethod
+    def named_weights(self, model: Any) -> dict[str, Any]:
+        """The model's variables, by names that are the same on both Kerases."""
+
+    @abc.abstractmethod
+    def make_trainer(
+        self,
+        config: ml_collections.ConfigDict,
+        data: Any,
+        folder: RunFolder,
+        display: Display,
+        stop: StopRequest,
+    ) -> Trainer:
+        """The trainer of a run, which goes on with what the folder holds.
+
+        Raises:
+            UserError: the data does not fit the configuration, or the folder another run.
+        """
+
+    @abc.abstractmethod
+    def finish(self, trainer: Any, data: Any) -> dict[str, Any]:
+        """Evaluates the best weights and writes the report; returns its summary.
+
+        The summary is written to `report/summary.json` last, and has "step", the steps in all.
+        """
+
+    @abc.abstractmethod
+    def tables(self, summary: dict[str, Any]) -> list[Any]:
+        """A summary as rich prints it. Any exception says that it is no summary."""
+
+    @abc.abstractmethod
+    def show(self, summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
+        """Prints the summary of a finished run, and where the rest of the report is."""

@@ -1,0 +1,215 @@
+"""The live table of trials on a terminal, a line for each trial elsewhere, and the final table."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from keras_tuner.engine.trial import Trial
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from tfwd.runs.display import Output, span
+from tfwd.runs.sweeps.folder import SweepFolder
+from tfwd.runs.sweeps.rows import DONE, FAILED, RUNNING, WAITING, Row, make_row, ranked
+from tfwd.runs.sweeps.table import Line, short_names, table
+from tfwd.runs.validators import shown
+from tfwd.tuning.space import Spec
+
+_COLOURS = {RUNNING: "cyan", FAILED: "red", WAITING: "yellow"}
+_FEWEST = 4  # rows that are shown in any case
+_OTHER_LINES = 8  # of the terminal: head, borders, and what stands above
+
+
+class Board:
+    """Knows the trials and shows them; what a watcher of the oracle is told.
+
+    Args:
+        space: what is varied.
+        folder: of the sweep.
+        epochs: of a trial for which the search names no other number.
+        runs: of each trial.
+        seeds: of the runs.
+        console: where to; standard output by default.
+        clock: for tests.
+        changed: called when a trial has ended.
+        whole: whether it is told of all trials, so that it knows which is the best; a worker's is
+            told of its own.
+    """
+
+    def __init__(
+        self,
+        space: Mapping[str, Spec],
+        folder: SweepFolder,
+        epochs: int,
+        seeds: Sequence[int] = (0,),
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        changed: Callable[[], object] = lambda: None,
+        whole: bool = True,
+    ):
+        self.console = console or Output()
+        self.rows: dict[str, Row] = {}
+        self.total: int | None = None
+        self.changed = changed
+        self._space, self._folder, self._epochs, self._seeds = space, folder, epochs, tuple(seeds)
+        self._clock, self._whole = clock, whole
+        self._began: dict[str, float] = {}
+        self._now: dict[str, tuple[int, int, float, float]] = {}
+        self._names, self._score = short_names(space), folder.program.score
+        self._live = Live(
+            get_renderable=self._shown,
+            console=self.console,
+            refresh_per_second=2,
+            transient=True,  # the final table takes its place
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def __enter__(self) -> Board:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
+
+    def line(self, text: str) -> None:
+        """Prints a line, above the table."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def add(self, trial: Trial) -> Row:
+        """Takes a trial in as keras-tuner has it, without a word."""
+        row = make_row(trial, self._space, self._folder)
+        row.budget = row.budget or self._epochs
+        row.seeds = self._seeds
+        self.rows[row.trial] = row
+        return row
+
+    def rest(self) -> None:
+        """No trial is under way any more: the process that ran it was stopped."""
+        for row in self.rows.values():
+            if row.status == RUNNING:
+                row.status, row.seconds = WAITING, self._folder.spent(row.trial) or None
+
+    def began(self, trial: Trial) -> None:
+        """A trial was given to a worker."""
+        before = self._folder.spent(trial.trial_id)  # it may have been stopped
+        self._began[self.add(trial).trial] = self._clock() - before
+        self._now.pop(trial.trial_id, None)
+
+    def ended(self, trial: Trial, message: str | None = None) -> None:
+        """A trial is over."""
+        trial.message = trial.message or message
+        row = self.add(trial)
+        if not row.seconds and row.trial in self._began:  # the folder is on another machine
+            row.seconds = self._clock() - self._began[row.trial]
+        if not self.console.is_terminal:
+            best = ranked(self.rows.values()) if self._whole else []
+            parts = [f"trial {row.trial}", self._values(row), self._outcome(row)]
+            parts += [f"{self._epochs_of(row)} epochs", self._time(row)]
+            self.line("  ".join(parts + (["(best)"] if best and best[0] is row else [])))
+        elif row.status == FAILED:
+            self.line(f"trial {row.trial} failed: {row.message}")
+        self.changed()
+
+    def lost(self, trial: Trial, worker: str) -> None:
+        """A worker was silent for too long."""
+        self.add(trial).status = WAITING
+        self.line(f"{worker} is silent: trial {trial.trial_id} waits for another worker")
+
+    def progress(self, trial: str, run: int, epochs: int, share: float, loss: float) -> None:
+        """A trial of this process is under way."""
+        self._now[trial] = (run, epochs, share, loss)
+
+    def table(self, most: int | None = None) -> Table:
+        """The trials: all in their order, or the best and the newest if they are more than `most`.
+
+        Args:
+            most: rows at most; None is all, the best first.
+        """
+        best = ranked(self.rows.values())
+        rest = [row for row in self.rows.values() if row not in best]
+        rows = [*best, *sorted(rest, key=lambda row: row.trial)]
+        if most is not None and len(rows) > most:
+            newest = sorted(rows, key=_number)[-(most - 1) // 2 :]
+            first = [row for row in rows if row not in newest][: most - len(newest)]
+            rows = [*first, *newest]
+        elif most is not None:
+            rows = sorted(rows, key=_number)
+        lines = [
+            Line(
+                row.trial,
+                [shown(row.values[key]) for key in self._names],
+                self._score_of(row),
+                self._epochs_of(row),
+                self._time(row),
+                self._remark(row, bool(best) and row is best[0]),
+                "bold" if best and row is best[0] else _COLOURS.get(row.status, ""),
+            )
+            for row in rows
+        ]
+        names = list(self._names.values())
+        return table(lines, names, f"valid {self._score.name}", self.console)
+
+    def _shown(self) -> Table:
+        room = self.console.height - _OTHER_LINES
+        table = self.table(most=max(room, _FEWEST))
+        lines = len(self.console.render_lines(table)) - _OTHER_LINES
+        if lines > room:  # the rows have several lines each
+            each = math.ceil(lines / max(len(table.rows), 1))
+            table = self.table(most=max(room // each, _FEWEST))
+        done = sum(row.status in (DONE, FAILED) for row in self.rows.values())
+        of = f" of {self.total}" if self.total else ""
+        table.title = f"{done}{of} trials are done"
+        return table
+
+    def _remark(self, row: Row, best: bool) -> str:
+        parts = ["best"] if best else []
+        if row.status != DONE:
+            parts.append(self._under_way(row))
+        if row.parent:
+            parts.append(f"from {row.parent}")
+        promoted = [other.trial for other in self.rows.values() if other.parent == row.trial]
+        return ", ".join([*parts, *(f"goes on as {trial}" for trial in promoted)])
+
+    def _under_way(self, row: Row) -> str:
+        if row.status == RUNNING and row.trial in self._now:
+            run, _, share, _ = self._now[row.trial]
+            which = f"run {run + 1} of {len(self._seeds)}, " if len(self._seeds) > 1 else ""
+            return f"{which}{share:.0%} of an epoch"
+        return row.status
+
+    def _score_of(self, row: Row) -> str:
+        if row.loss is not None:
+            return f"{self._score.of_loss(row.loss):,.2f}"
+        loss = self._now.get(row.trial, (0, 0, 0.0, math.inf))[3]
+        under_way = row.status == RUNNING and math.isfinite(loss)
+        return f"{self._score.of_loss(loss):,.2f}" if under_way else ""
+
+    def _outcome(self, row: Row) -> str:
+        if row.status == FAILED:
+            return f"failed: {row.message}"
+        return f"valid {self._score.name} {self._score_of(row)}"
+
+    def _epochs_of(self, row: Row) -> str:
+        done = row.epochs
+        if done is None:
+            done = self._now.get(row.trial, (0, 0, 0.0, 0.0))[1]
+        return f"{done}/{row.budget}"
+
+    def _time(self, row: Row) -> str:
+        if row.seconds is not None:
+            return span(row.seconds)
+        if row.status == RUNNING and row.trial in self._began:
+            return span(self._clock() - self._began[row.trial])
+        return ""
+
+    def _values(self, row: Row) -> str:
+        return "  ".join(f"{name} {shown(row.values[key])}" for key, name in self._names.items())
+
+
+def _number(row: Row) -> int:
+    return int(row.trial)

@@ -1,0 +1,182 @@
+"""A sweep's folder: what lies where, and whether it is this sweep's.
+
+sweep.json                       what the sweep is
+oracle.json  tuner.json          keras-tuner's state
+trial_3/trial.json               keras-tuner's record of a trial (trial_03, trial_0003: see `trial`)
+trial_3/run-0/                   a training run, as tfwd-train leaves it; run-1 with another seed
+trials.csv  best_config.py  plots/  tensorboard/     what came out
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from tfwd.runs.claim import Claim
+from tfwd.runs.config import MayChange, flat_keys, get
+from tfwd.runs.errors import UserError
+from tfwd.runs.files import read_json, remove, write_atomically
+from tfwd.runs.program import Program
+from tfwd.runs.sweeps.sweep import Sweep
+from tfwd.tuning import stopwatch
+
+_OURS = (
+    "sweep.json",
+    "oracle.json*",
+    "tuner.json",
+    "trial_*",
+    "trials.csv",
+    "best_config.py",
+    "plots",
+    "tensorboard",
+)
+
+
+class SweepFolder:
+    """The paths in a sweep's folder.
+
+    Args:
+        path: the folder; it need not exist.
+        program: the one whose runs the trials are.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], program: Program):
+        self.path, self.program = Path(os.path.abspath(path)), program
+        self.description = self.path / "sweep.json"
+        self.table = self.path / "trials.csv"
+        self.best_config = self.path / "best_config.py"
+        self.plots = self.path / "plots"
+        self.plot = self.plots / "trials.png"
+        self.tensorboard = self.path / "tensorboard"
+        self._claim: Claim | None = None
+        self._again = self._begun = self._fresh = False
+
+    def trial(self, trial_id: str) -> Path:
+        """The folder of a trial, where keras-tuner has it.
+
+        The number has as many digits as `max_trials` has, and four where there is none.
+        """
+        return self.path / f"trial_{trial_id}"
+
+    def spent(self, trial_id: str) -> float:
+        """The seconds that a trial's runs have taken so far, as far as they wrote it down."""
+        return stopwatch.spent(self.trial(trial_id))
+
+    def run(self, trial_id: str, execution: int) -> Path:
+        """The folder of one of a trial's runs."""
+        return self.trial(trial_id) / f"run-{execution}"
+
+    def open(self, description: dict[str, Any], overwrite: bool) -> bool:
+        """Takes the folder, and verifies that it holds this sweep or nothing.
+
+        What is refused before `begin` leaves nothing in it.
+
+        Args:
+            description: as `describe` makes it.
+            overwrite: remove the sweep that is there.
+
+        Returns:
+            Whether a sweep is gone on with.
+
+        Raises:
+            UserError: it cannot be written, another process searches in it, or it holds another
+                sweep or something else.
+        """
+        busy = f"another process searches in the workdir {self.path}"
+        self._claim = Claim(self.path, busy)
+        self._again = self._begun = self._fresh = False
+        try:
+            there = os.path.lexists(self.description)
+            others = ("config.json", *_OURS[1:4])
+            if not there and any(next(self.path.glob(name), None) for name in others):
+                raise UserError(
+                    f"the workdir {self.path} holds something that is no sweep of tfwd-tune; give "
+                    "another --workdir"
+                )
+            if there and overwrite:
+                self._clear()
+            elif there:
+                self.verify(description)
+                self._again = True
+            for folder in (self.plots, self.tensorboard):
+                if os.path.lexists(folder) and not folder.is_dir():
+                    raise UserError(f"{folder} is a file where a sweep has a folder; remove it")
+            self._fresh = not any(next(self.path.glob(name), None) for name in _OURS)
+        except OSError as error:
+            self.close()
+            raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
+        except BaseException:
+            self.close()
+            raise
+        return self._again
+
+    def begin(self, description: dict[str, Any]) -> None:
+        """Writes what the sweep is: from here on the folder is its.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        write_atomically(self.description, json.dumps(description, indent=2) + "\n")
+        self._begun = True
+        try:
+            for folder in (self.plots, self.tensorboard):
+                folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
+
+    def verify(self, description: dict[str, Any]) -> None:
+        """Raises a `UserError` if the folder holds a sweep with another description."""
+        before = read_json(self.description, "record of a sweep")
+        if not isinstance(before, dict) or "sweep.method" not in before:
+            raise UserError(
+                f"{self.description} is not a record of a sweep: put it back from a copy"
+            )
+
+        def said(described: dict[str, Any], key: str) -> Any:
+            return described.get(key, "not varied" if key.startswith("space ") else "not given")
+
+        may_change = self.program.schema.may_change
+        different = [
+            f"{key} is {said(before, key)} there and {said(description, key)} here"
+            for key in dict.fromkeys([*before, *description])
+            if before.get(key) != description.get(key) and may_change(key) != MayChange.ALWAYS
+        ]
+        if different:
+            raise UserError(
+                f"the workdir {self.path} holds another sweep: {'; '.join(different)}. Give "
+                "another --workdir, or --overwrite to remove that sweep"
+            )
+
+    def _clear(self) -> None:
+        for pattern in _OURS:
+            for path in self.path.glob(pattern):
+                remove(path)
+
+    def close(self) -> None:
+        """Lets another process use the folder."""
+        if self._claim is not None:
+            if self._fresh and not self._begun:
+                self._clear()  # what keras-tuner has made already
+            self._claim.release(used=self._begun)
+            self._claim = None
+
+
+def describe(sweep: Sweep, config: ml_collections.ConfigDict, text: str) -> dict[str, Any]:
+    """What a sweep is, flat: one entry a thing that may differ.
+
+    Args:
+        sweep, config: the sweep, and the configuration that its trials change.
+        text: the fingerprint of the numbered text.
+    """
+    found = sweep.describe()
+    space = found.pop("space")
+    described = {f"sweep.{name}": value for name, value in found.items()}
+    described |= {f"space {key}": text for key, text in space.items()}
+    for key in flat_keys(config):
+        value = get(config, key)
+        described[key] = list(value) if isinstance(value, tuple) else value
+    return {**described, "text": text}

@@ -1,0 +1,197 @@
+"""A sweep as it is declared: the space over config keys, and how it is searched."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+
+from tfwd.runs.command_line import from_file
+from tfwd.runs.config import Schema
+from tfwd.runs.errors import UserError, suggest
+from tfwd.runs.validators import SEED, shown, written
+from tfwd.tuning.oracles import LARGEST_SEED, METHODS
+from tfwd.tuning.space import Choice, Float, Int, Spec, size
+
+_MOST_POINTS = 2000  # that are checked one by one
+
+
+@dataclasses.dataclass
+class Sweep:
+    """What `get_sweep()` of a sweep file returns.
+
+    Args:
+        space: from a config key's dotted path to the values to try: `Float`, `Int`, `Choice`.
+        method: "random", "grid", "bayesian" or "hyperband".
+        max_trials: at most so many; None is the whole grid, 10 for "random" and "bayesian".
+            Hyperband's number follows from `training.epochs` and `factor`.
+        executions_per_trial: runs of each trial, with the seeds `seed`, `seed + 1` and so on of the
+            config; a trial's loss is their mean.
+        factor, iterations: of Hyperband: each round has `factor` times fewer trials and more epochs
+            than the one before; how often the whole is done.
+        seed: of the search.
+    """
+
+    space: Mapping[str, Spec]
+    method: str = "random"
+    max_trials: int | None = None
+    executions_per_trial: int = 1
+    factor: int = 3
+    iterations: int = 1
+    seed: int = 0
+
+    @property
+    def trials(self) -> int | None:
+        """`max_trials`, or what it is when it is not given."""
+        default = 10 if self.method in ("random", "bayesian") else None
+        return self.max_trials if self.max_trials is not None else default
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON: everything but `max_trials`, which may grow when a sweep goes on."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del fields["max_trials"]
+        return {**fields, "space": {key: str(spec) for key, spec in self.space.items()}}
+
+
+def load_sweep(given: str, schema: Schema) -> Sweep:
+    """Reads a sweep file.
+
+    Raises:
+        UserError: there is no such file, it raises, or its `get_sweep()` returns no `Sweep`.
+    """
+    sweep = from_file("sweep", given, "get_sweep", schema)
+    if not isinstance(sweep, Sweep):
+        raise UserError(f"{given}: get_sweep() returned no Sweep, but {type(sweep).__name__}")
+    return sweep
+
+
+def check(sweep: Sweep, config: ml_collections.ConfigDict, schema: Schema) -> list[str]:
+    """Verifies a sweep over a configuration, before the first trial.
+
+    Args:
+        sweep: the sweep.
+        config: the configuration that the trials change.
+        schema: of the configuration.
+
+    Returns:
+        Notes: that some points cannot be trained, and why.
+
+    Raises:
+        UserError: a key that does not exist (the near ones are named), a value that its key does
+            not take, a number that makes no sense, or a space without a point that can be trained.
+            Keys of the configuration that do not go together are no error if the sweep replaces
+            them by some that do.
+    """
+    if not isinstance(sweep.method, str) or sweep.method not in METHODS:
+        names = suggest(str(sweep.method), METHODS)
+        hint = f" (did you mean {' or '.join(names)}?)" if names else ""
+        raise UserError(f"method {sweep.method!r} of the sweep: give {', '.join(METHODS)}{hint}")
+    counts = {"executions_per_trial": (1, 1000), "factor": (2, 1000), "iterations": (1, 1000)}
+    for name, (least, most) in {**counts, "seed": (0, LARGEST_SEED)}.items():
+        _check_count(name, getattr(sweep, name), least, most)
+    if sweep.max_trials is not None:
+        _check_count("max_trials", sweep.max_trials, 1, 10**9)
+        if sweep.method == "hyperband":
+            raise UserError(
+                f"max_trials={sweep.max_trials} of the sweep: Hyperband's number of trials follows "
+                "from training.epochs and factor (see --dry_run); leave it out"
+            )
+    if not isinstance(sweep.space, Mapping) or not sweep.space:
+        raise UserError('the sweep has no space: give {"model.weight_dropout": Float(0, 0.7)}')
+    for key, spec in sweep.space.items():
+        _check_key(key, spec, schema)
+    last = sweep.executions_per_trial - 1
+    for seed in [config.seed, *(sweep.space["seed"].ends if "seed" in sweep.space else ())]:
+        if not SEED.is_valid(seed + last):
+            raise UserError(
+                f"seed={seed} with executions_per_trial={last + 1}: the last run's seed is "
+                f"{seed + last}, and a seed is {SEED.expected}"
+            )
+    if sweep.method == "hyperband" and "training.epochs" in sweep.space:
+        raise UserError(
+            "training.epochs in the sweep: Hyperband itself says how many epochs a trial has, up "
+            "to the config's training.epochs; leave it out, or take another method"
+        )
+    return _check_points(sweep, config, schema)
+
+
+def apply(
+    config: ml_collections.ConfigDict, values: Mapping[str, Any], schema: Schema
+) -> ml_collections.ConfigDict:
+    """A copy of `config` with other values.
+
+    Raises:
+        UserError: the result is not a valid configuration.
+    """
+    changed = copy.deepcopy(config)
+    for key, value in values.items():
+        *groups, name = key.split(".")
+        holder = changed
+        for group in groups:
+            holder = holder[group]
+        try:
+            holder[name] = value
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{key}={shown(value)}: {str(error).partition(chr(10))[0]}") from error
+    schema.check(changed)
+    return changed
+
+
+def _check_count(name: str, value: Any, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise UserError(
+            f"{name}={shown(value)} of the sweep: give a whole number, at least {least} and at "
+            f"most {most}"
+        )
+
+
+def _check_key(key: Any, spec: Any, schema: Schema) -> None:
+    if not isinstance(key, str):
+        raise UserError(f"the sweep's space has the key {key!r}: give a config key, as a text")
+    if not schema.known(key):
+        raise UserError(f"in the sweep: {schema.unknown(key)}")
+    if not isinstance(spec, (Float, Int, Choice)):
+        raise UserError(
+            f"{key} in the sweep: give Float(0, 0.7, step=0.1), Int or Choice; it is {spec!r}"
+        )
+    if key not in schema.keys:  # in optimizer.kwargs: the optimizer is asked, with each point
+        for value in spec.ends:
+            if not written(value):
+                raise UserError(f"{key}={shown(value)} in the sweep: give numbers or texts")
+        return
+    validator = schema.keys[key].validator
+    for value in spec.ends:
+        if not validator.is_valid(value):
+            raise UserError(f"{key}={shown(value)} in the sweep: give {validator.expected}")
+
+
+def _check_points(sweep: Sweep, config: ml_collections.ConfigDict, schema: Schema) -> list[str]:
+    ends = [spec.ends for spec in sweep.space.values()]
+    wrong: list[str] = []
+    count = 0
+    for point in itertools.islice(itertools.product(*ends), _MOST_POINTS):
+        count += 1
+        try:
+            apply(config, dict(zip(sweep.space, point, strict=True)), schema)
+        except UserError as error:
+            wrong.append(str(error))
+    if count == len(wrong):
+        try:
+            schema.check(config)
+        except UserError as error:
+            if str(error) in wrong:  # what is wrong is not what is varied
+                raise
+        raise UserError(f"no point of the sweep can be trained: {wrong[0]}")
+    if not wrong:
+        return []
+    return [f"{len(wrong)} of {count} points looked at cannot be trained, as: {wrong[0]}"]
+
+
+def points(sweep: Sweep) -> str:
+    """The size of the space, in words."""
+    found = size(sweep.space)
+    return "not counted (a continuous range)" if found is None else f"{found:,} points"

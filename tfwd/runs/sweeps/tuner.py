@@ -1,0 +1,181 @@
+"""The tuner: keras-tuner's search, with training runs of a program as its trials."""
+
+from __future__ import annotations
+
+import errno
+import math
+import shutil
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ml_collections
+import tensorflow as tf
+from keras_tuner import Oracle
+from keras_tuner.engine.trial import Trial, TrialStatus
+from keras_tuner.errors import FailedTrialError, FatalError
+
+from tfwd.runs.config import get
+from tfwd.runs.errors import UserError
+from tfwd.runs.program import Data
+from tfwd.runs.signals import Stopped, StopRequest
+from tfwd.runs.sweeps import hparams
+from tfwd.runs.sweeps.board import Board
+from tfwd.runs.sweeps.folder import SweepFolder
+from tfwd.runs.sweeps.rows import OBJECTIVE
+from tfwd.runs.sweeps.sweep import Sweep, apply
+from tfwd.runs.sweeps.trial import promote, run, tidy_up
+from tfwd.tuning.space import read
+from tfwd.tuning.workers import FaultTolerantTuner
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+
+
+class SweepEnd(FatalError):
+    """Ends the sweep, and not the trial alone; `cause` says why."""
+
+    def __init__(self, cause: Exception):
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class RunTuner(FaultTolerantTuner):
+    """Runs the trials of a sweep.
+
+    Args:
+        oracle: keras-tuner's, as `tfwd.tuning.make_oracle` makes it.
+        sweep: the sweep.
+        config: the configuration that the trials change.
+        data: what it names.
+        folder: of the sweep, opened.
+        board: told how the trial goes.
+        stop: looked at after every window and between trials.
+        worker_timeout: as in `FaultTolerantTuner`.
+    """
+
+    def __init__(
+        self,
+        oracle: Oracle,
+        sweep: Sweep,
+        config: ml_collections.ConfigDict,
+        data: Data,
+        folder: SweepFolder,
+        board: Board,
+        stop: StopRequest,
+        worker_timeout: float | None = None,
+    ):
+        self._sweep, self._config, self._folder = sweep, config, folder
+        self._program = folder.program
+        self._board, self._stop = board, stop
+        self._data = {self._named(config): data}
+        super().__init__(
+            oracle,
+            directory=folder.path.parent,
+            project_name=folder.path.name,
+            worker_timeout=worker_timeout,
+            check=self._check_stop,
+        )
+
+    def _check_stop(self) -> None:
+        if self._stop:
+            raise SweepEnd(self._stop.error())
+
+    def run_trial(self, trial: Trial) -> dict[str, float]:
+        """Trains the trial's runs, one seed after the other.
+
+        Returns:
+            `loss`, the mean of the runs' best validation losses, each of them, the epochs and the
+            seconds.
+        """
+        with _sorted_errors():
+            chosen = trial.hyperparameters.values
+            schema, score = self._program.schema, self._program.score
+            values = read(self._sweep.space, chosen)
+            config = apply(self._config, values, schema)
+            config.training.epochs = chosen.get("tuner/epochs", config.training.epochs)
+            config.training.keep_checkpoints = 1
+            results = []
+            for execution in range(self._sweep.executions_per_trial):
+                own = apply(config, {"seed": config.seed + execution}, schema)
+                folder = self._folder.run(trial.trial_id, execution)
+                if "tuner/trial_id" in chosen:
+                    promote(self._folder.run(chosen["tuner/trial_id"], execution), folder)
+                folder.parent.mkdir(parents=True, exist_ok=True)
+
+                def report(epochs: int, share: float, loss: float, run: int = execution) -> None:
+                    self._board.progress(trial.trial_id, run, epochs, share, loss)
+
+                try:
+                    data = self._data_of(own)
+                    result = run(self._program, own, data, folder, self._stop, report)
+                    if not math.isfinite(result.loss):
+                        raise UserError("no validation loss was finite")
+                    hparams.write(folder / "tensorboard", trial.trial_id, values, result, score)
+                except UserError as error:
+                    if not _is_of_the_disk(error):
+                        hparams.write(folder / "tensorboard", trial.trial_id, values, None, score)
+                    raise
+                finally:
+                    tidy_up()
+                results.append(result)
+        losses = [result.loss for result in results]
+        return {
+            OBJECTIVE: sum(losses) / len(losses),
+            **{f"loss-{number}": loss for number, loss in enumerate(losses)},
+            "epochs": max(result.epochs for result in results),
+            "seconds": sum(result.seconds for result in results),
+        }
+
+    def on_trial_begin(self, trial: Trial) -> None:
+        if self._is_worker():
+            self._board.began(trial)
+        super().on_trial_begin(trial)
+
+    def on_trial_end(self, trial: Trial) -> None:
+        super().on_trial_end(trial)
+        if self._is_worker():
+            self._board.ended(self.oracle.get_trial(trial.trial_id), trial.message)
+        if trial.status == TrialStatus.COMPLETED and self._sweep.method != "hyperband":
+            # Only Hyperband goes on with a trial; the best weights stay.
+            for path in self._folder.trial(trial.trial_id).glob("run-*/checkpoints"):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _data_of(self, config: ml_collections.ConfigDict) -> Data:
+        named = self._named(config)
+        if named not in self._data:  # the sweep is over the data's own keys
+            self._data = {named: self._program.read_data(config)}
+        return self._data[named]
+
+    def _named(self, config: ml_collections.ConfigDict) -> tuple[Any, ...]:
+        return tuple(get(config, key) for key in self._program.data_keys)
+
+
+def _is_of_the_disk(error: UserError) -> bool:
+    return isinstance(error.__cause__, (OSError, tf.errors.OpError))
+
+
+@contextmanager
+def _sorted_errors() -> Iterator[None]:
+    """Tells what ends the sweep from what ends the trial alone.
+
+    A stop, and a disk that cannot be written, end the sweep: the trial is gone on with later. A run
+    that diverged, or cannot be trained so, is a failed trial; so is any other exception.
+    """
+    try:
+        yield
+    except Stopped as stopped:
+        raise SweepEnd(stopped) from stopped
+    except UserError as error:
+        if _is_of_the_disk(error):
+            raise SweepEnd(error) from error
+        raise FailedTrialError(str(error)) from error
+    except OSError as error:
+        if error.errno in _DISK:
+            raise SweepEnd(UserError(f"cannot write: {error}")) from error
+        traceback.clear_frames(error.__traceback__)
+        raise
+    except Exception as error:
+        # keras-tuner keeps the text only, but the frames would keep the model until then.
+        traceback.clear_frames(error.__traceback__)
+        raise

@@ -1,0 +1,134 @@
+"""The part of a training program that all share: trains, or goes on with a stopped run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import ml_collections
+from absl import flags
+
+from tfwd.runs.errors import UserError
+from tfwd.runs.files import read_json
+from tfwd.runs.program import Program
+from tfwd.runs.signals import Stopped, StopRequest
+
+if TYPE_CHECKING:
+    from tfwd.runs.trainer import Trainer
+
+
+def define(values: flags.FlagValues) -> None:
+    """Defines the flags."""
+    flags.DEFINE_string(
+        "workdir", "", "folder of the run: checkpoints, logs, report", flag_values=values
+    )
+
+
+def main(program: Program, values: flags.FlagValues) -> int:
+    """Trains; returns the exit code."""
+    if not values.workdir:
+        raise UserError("give a folder for the run, as --workdir=runs/quickstart")
+    with StopRequest() as stop:
+        try:
+            train(program, values.config, values.workdir, stop)
+        except Stopped as stopped:
+            lost = stopped.signal_number == signal.SIGPIPE
+            with contextlib.suppress(BrokenPipeError):  # as after `2>&1 | head`
+                print(
+                    f"stopped by {stopped}; the same command, with --workdir={values.workdir}, "
+                    "goes on",
+                    file=sys.stderr if lost else sys.stdout,
+                )
+            return stopped.exit_code
+    return 0
+
+
+def train(
+    program: Program, config: ml_collections.ConfigDict, workdir: str, stop: StopRequest
+) -> dict[str, Any]:
+    """Trains to the end, writes the report and prints it.
+
+    Args:
+        program: what is trained.
+        config: the configuration, checked.
+        workdir: the run's folder; a run that is there is gone on with.
+        stop: looked at after every window.
+
+    Returns:
+        The summary, as in `report/summary.json`.
+
+    Raises:
+        Stopped: a signal came.
+        UserError: the data or the folder is wrong, or training failed.
+    """
+    import keras
+    import tensorflow as tf
+
+    from tfwd.runs.display import Display, Output
+    from tfwd.runs.folder import RunFolder
+
+    if config.training.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    keras.utils.set_random_seed(config.seed)
+    data = program.read_data(config)
+
+    output = Output()
+    output.gone = stop.output_is_gone
+    folder, display = RunFolder(workdir, program), Display(program.score, output)
+    folder.open(config, data.vocabulary)
+    try:
+        with program.make_trainer(config, data, folder, display, stop) as trainer:
+            summary = finished_before(program, trainer, say=display.line)
+            if summary is not None:
+                display.line(f"the run in {folder.path} is finished; this is its report")
+                program.show(summary, folder, display)
+                return summary
+            display.line(
+                f"{data.name}: {data.size} to train on, vocabulary of {len(data.vocabulary):,}; "
+                f"model of {trainer.parameters:,} weights; run in {folder.path}"
+            )
+            progress = trainer.progress
+            if progress.step:
+                display.line(
+                    f"going on from the checkpoint of step {progress.step:,} (epoch "
+                    f"{progress.epoch + 1}, window {progress.window})"
+                )
+            trainer.describe_optimizer()
+            with display:
+                trainer.train()
+                display.line("evaluating the best weights")
+                summary = program.finish(trainer, data)
+        program.show(summary, folder, display)
+        return summary
+    finally:
+        folder.close()
+
+
+def finished_before(
+    program: Program, trainer: Trainer, say: Callable[[str], object] = print
+) -> dict[str, Any] | None:
+    """The summary of a run that has nothing left to do, else `None`.
+
+    Args:
+        program: makes a table of it.
+        trainer: the run.
+        say: called with a line if there is a summary that cannot be used; it is made again.
+    """
+    path = trainer.folder.report / "summary.json"
+    if not trainer.finished or not os.path.lexists(path):
+        return None
+    try:
+        summary = read_json(path, "summary")
+        if summary["step"] != trainer.progress.step:
+            return None
+        program.tables(summary)
+        return summary
+    except UserError as error:
+        say(f"{error}; it is made again")
+    except Exception:  # any form that the table is not made for
+        say(f"{path} is no summary of a run; it is made again")
+    return None

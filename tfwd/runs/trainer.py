@@ -1,0 +1,356 @@
+"""A training run: epochs, validation, logs and checkpoints, through however many stops.
+
+A program's trainer says what a batch is and how the model is evaluated. The order at an epoch's end
+is what makes a stop at any moment harmless: the best weights are saved, the log is pushed to the
+disk, then the checkpoint is saved that knows of both; only then is anything older removed.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import ml_collections
+import numpy as np
+import tensorflow as tf
+
+from tfwd import _keras
+from tfwd.optimizers import NonMonotonicASGD
+from tfwd.runs.display import Display
+from tfwd.runs.errors import UserError
+from tfwd.runs.folder import RunFolder
+from tfwd.runs.metrics import Metrics
+from tfwd.runs.optimizer import decaying, has_own_decay
+from tfwd.runs.program import Score
+from tfwd.runs.signals import Stopped, StopRequest
+from tfwd.runs.state import RunState
+from tfwd.runs.throughput import ThroughputMeter
+
+
+class Failure(NamedTuple):
+    """A step that was not finite: its number from 1, loss, gradient norm and learning rate."""
+
+    step: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+
+
+class Step(Protocol):
+    """A training step of a program.
+
+    Attributes:
+        optimizer: what it updates with.
+        averaging: the optimizer's `NonMonotonicASGD`, or `None`.
+        unused: the paths of the weights that no gradient reaches; known once it is traced.
+    """
+
+    optimizer: Any
+    averaging: NonMonotonicASGD | None
+    unused: list[str]
+
+    def __call__(self, *batch: Any) -> None:
+        """Makes the step, unless a number in it is not finite: then, and from then on, nothing."""
+
+    def trace(self) -> None:
+        """Traces the step, which the first call does otherwise."""
+
+    def failure(self) -> Failure | None:
+        """The first step that was not finite, if there was one. Waits for the device."""
+
+
+class Loss(Protocol):
+    """What an evaluation found."""
+
+    @property
+    def nats(self) -> float:
+        """The mean loss."""
+
+
+class Trainer(abc.ABC):
+    """Trains one model in one folder; what the folder holds is gone on with.
+
+    A program's trainer has `epoch_sizes`, `epoch_batches` and `evaluate`, and may have `measure`.
+
+    Args:
+        config: the whole configuration, checked.
+        model: new.
+        state: what the step changes.
+        step: the training step.
+        data: the fingerprint of the data.
+        folder: opened.
+        display: shows the run.
+        stop: looked at after every step.
+        score: how a loss is shown.
+
+    Raises:
+        UserError: the folder's checkpoints do not fit or are all broken.
+    """
+
+    def __init__(
+        self,
+        config: ml_collections.ConfigDict,
+        model: Any,
+        state: RunState,
+        step: Step,
+        data: str,
+        folder: RunFolder,
+        display: Display,
+        stop: StopRequest,
+        score: Score,
+    ):
+        self.config, self.folder, self.display, self.stop = config, folder, display, stop
+        self.model, self.state, self.step, self.score = model, state, step, score
+        self._objects = {"model": model, "optimizer": step.optimizer, "state": state}
+        self.progress = folder.restore(self._objects, data, say=display.line)
+        self._metrics: Metrics | None = None
+        self._throughput = ThroughputMeter(wait=state.step.numpy)
+        self._loss: float | None = None  # the last one that was logged
+        self._saved_at = time.monotonic()
+
+    @abc.abstractmethod
+    def epoch_sizes(self, epoch: int) -> np.ndarray:
+        """The sizes of an epoch's batches, in what a speed is counted in (tokens)."""
+
+    @abc.abstractmethod
+    def epoch_batches(self, first: int) -> Iterable[tuple[Any, ...]]:
+        """The batches of the epoch whose sizes were just asked for, from number `first` on."""
+
+    @abc.abstractmethod
+    def evaluate(self, name: str) -> Loss | None:
+        """Evaluates the model on one of the data sets ("valid"); `None` if a stop was asked for."""
+
+    def measure(self, *batch: Any) -> dict[str, Any] | None:
+        """What is to be logged of a batch before the step on it, if anything."""
+        return None
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to train."""
+        training = self.config.training
+        return self.progress.finished(training.epochs, training.patience)
+
+    @property
+    def parameters(self) -> int:
+        """The number of trained weights."""
+        return sum(int(np.prod(v.shape)) for v in self.model.trainable_variables)
+
+    def describe_optimizer(self) -> None:
+        """Shows what is decayed, by how much and why, and the weights that no gradient reaches."""
+        decay = decaying(self.step.optimizer)
+        if decay is not None:
+            self.display.line(str(decay.decay_table(self.model)))
+        elif has_own_decay(self.config.optimizer.name):
+            name = self.config.optimizer.name
+            self.display.line(f"{name} decays nothing: optimizer.weight_decay is 0")
+        self.step.trace()
+        if self.step.unused:
+            asked = decay is not None and decay.decay_unused
+            kept = "they are only decayed" if asked else "they stay as they are"
+            unused = ", ".join(self.step.unused)
+            self.display.line(f"no gradient reaches these weights, {kept}: {unused}")
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def train(self) -> None:
+        """Trains until the epochs are done or the patience is over.
+
+        Raises:
+            Stopped: a signal came; a checkpoint was saved.
+            UserError: a loss was not finite, or the disk is full; earlier checkpoints are kept.
+        """
+        self.folder.begin()
+        if self._metrics is None:
+            logs = self.folder.tensorboard if self.config.training.tensorboard else None
+            length = self.progress.metrics_bytes
+            self._metrics = Metrics(self.folder.metrics, length, logs, say=self.display.line)
+        while not self.finished:
+            self._epoch()
+
+    def read_best(self) -> None:
+        """Reads the best weights into the model, if there are any.
+
+        Raises:
+            UserError: the best weights cannot be read.
+        """
+        step = self.progress.best_step
+        if step:  # else no validation loss was ever finite
+            problem = self.folder.best.problem(step)
+            if problem:
+                raise UserError(f"the best weights, {self.folder.best.path(step)}: {problem}")
+            self.folder.best.read(step, {"model": self.model})
+
+    def evaluated(self, name: str) -> Any:
+        """`evaluate`, with an exception for a stop.
+
+        Raises:
+            Stopped: a signal came.
+        """
+        result = self.evaluate(name)
+        if result is None:
+            raise self.stop.error()
+        return result
+
+    def _epoch(self) -> None:
+        progress = self.progress
+        sizes = self.epoch_sizes(progress.epoch)
+        title = f"epoch {progress.epoch + 1}/{self.config.training.epochs}"
+        self.display.epoch(title, len(sizes), progress.window)
+        for batch in self.epoch_batches(progress.window):
+            found = self.measure(*batch)
+            if found is not None:
+                record = {"kind": "gradient", "step": progress.step, "epoch": progress.epoch + 1}
+                self._log_record({**record, **found})
+            self.step(*batch)
+            self._throughput.step(int(sizes[progress.window]))
+            progress.window += 1
+            progress.step += 1
+            if progress.step % self.config.training.log_steps == 0:
+                self._log()
+            self._show(sizes)
+            if self.stop:
+                self._save_and_stop()
+            if self._due():
+                self._save()
+        self._end_epoch(title)
+
+    def _end_epoch(self, title: str) -> None:
+        self._settle(weights=True)
+        try:
+            with self._averaged():
+                valid = self.evaluated("valid").nats
+        except Stopped:
+            self._save_and_stop()  # all windows done, no validation: it is made on the way back
+        train_loss = self.state.take_epoch()
+        rate = float(self.state.learning_rate.numpy())
+        best = self.progress.end_epoch(valid)
+        averaging = self.step.averaging
+        averaged = averaging is not None and averaging.triggered
+        name, of_loss, _ = self.score
+        self._log_record(
+            {
+                "kind": "valid",
+                "step": self.progress.step,
+                "epoch": self.progress.epoch,
+                "loss": valid,
+                name: of_loss(valid),
+                "train_loss": train_loss,
+                f"train_{name}": of_loss(train_loss),
+                "learning_rate": rate,
+                "best": best,
+                **({} if averaging is None else {"averaged": averaged}),
+            }
+        )
+        self.display.line(
+            f"{title}  {name}: train {of_loss(train_loss):.2f}, "
+            f"valid {of_loss(valid):.2f}{' (averaged)' if averaged else ''}"
+            f"{' (best)' if best else ''}"
+        )
+        if best:
+            with self._averaged():
+                self.folder.save_best(self.model, self.progress)
+        if averaging is not None and averaging.observe(valid):
+            self.display.line("no better for a while: from now on the weights are averaged")
+        training = self.config.training
+        if self.progress.plateau(training.lr_decay_factor, training.lr_decay_patience):
+            lower = max(rate * training.lr_decay_factor, training.min_learning_rate)
+            if lower < rate:
+                self.state.learning_rate.assign(lower)
+                self.display.line(f"no better for a while: learning rate {rate:.4g} -> {lower:.4g}")
+        self._save()
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """Within it the model has the averaged weights, once there are any."""
+        averaging = self.step.averaging
+        return nullcontext() if averaging is None else averaging.averaged()
+
+    def _settle(self, weights: bool = False) -> None:
+        """Ends a lap of training; stops the run if a step, or a weight, is not finite."""
+        tokens, seconds = self._throughput.end_lap()
+        self.progress.tokens += tokens
+        self.progress.seconds += seconds
+        failure = self.step.failure()
+        if failure is None and weights and not all(map(math.isfinite, self._norms().values())):
+            # A finite step can still take a weight out of range, which only the next would see.
+            rate = float(self.state.learning_rate.numpy())
+            norm = float(self.state.gradient_norm.numpy())
+            failure = Failure(self.progress.step, math.nan, norm, rate)
+        if failure is not None:
+            self._fail(failure)
+
+    def _fail(self, failure: Failure) -> NoReturn:
+        norms = self._norms()
+        self._log_record({"kind": "failure", **failure._asdict(), "norms": norms})
+        steps = self.folder.checkpoints.steps()
+        kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "no checkpoint yet"
+        clips = self.config.optimizer.clip_norm > 0
+        clip = "optimizer.clip_norm" if clips else "clipping (optimizer.clip_norm is 0: off)"
+        shown = ", ".join(f"{path} {norm:.4g}" for path, norm in norms.items())
+        raise UserError(
+            f"step {failure.step}: the loss, its gradient or a weight is not finite "
+            f"(loss {failure.loss:.4g}, gradient norm {failure.gradient_norm:.4g}, "
+            f"learning rate {failure.learning_rate:.4g}); norms of the weights: {shown}; "
+            f"{kept}; a lower optimizer.learning_rate or {clip} may help"
+        )
+
+    def _log_record(self, record: dict[str, Any]) -> None:
+        assert self._metrics is not None  # `train` has made it
+        self._metrics.write(record)
+
+    def _log(self) -> None:
+        self._settle()
+        self._loss = self.state.take_log()
+        self._log_record(
+            {
+                "kind": "train",
+                "step": self.progress.step,
+                "epoch": self.progress.epoch + 1,
+                "loss": self._loss,
+                self.score.name: self.score.of_loss(self._loss),
+                "learning_rate": float(self.state.learning_rate.numpy()),
+                "gradient_norm": float(self.state.gradient_norm.numpy()),
+                "tokens_per_second": self._throughput.tokens_per_second,
+                "norms": self._norms(),
+            }
+        )
+        self._throughput.step(0)
+
+    def _norms(self) -> dict[str, float]:
+        return {
+            _keras.variables.path(v): float(tf.norm(_keras.variables.value(v)).numpy())
+            for v in self.model.trainable_variables
+        }
+
+    def _show(self, sizes: np.ndarray) -> None:
+        speed, left = self._throughput.tokens_per_second, None
+        if speed:
+            epochs = self.config.training.epochs - self.progress.epoch - 1
+            left = (int(sizes[self.progress.window :].sum()) + epochs * int(sizes.sum())) / speed
+        self.display.window(self.progress.window, self._loss, speed, left)
+
+    def _due(self) -> bool:
+        training = self.config.training
+        if training.checkpoint_steps and self.progress.step % training.checkpoint_steps == 0:
+            return True
+        seconds = training.checkpoint_seconds
+        return bool(seconds) and time.monotonic() - self._saved_at >= seconds
+
+    def _save(self) -> None:
+        self._settle(weights=True)
+        assert self._metrics is not None
+        self.progress.metrics_bytes = self._metrics.sync()
+        self.folder.save(self._objects, self.progress, self.config.training.keep_checkpoints)
+        self._saved_at = time.monotonic()
+
+    def _save_and_stop(self) -> NoReturn:
+        self._save()
+        raise self.stop.error()

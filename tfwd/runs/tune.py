@@ -1,0 +1,296 @@
+"""The part of a sweep program that all share: runs a sweep alone, or with other machines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import math
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from tfwd.runs.errors import UserError
+from tfwd.runs.program import Program
+from tfwd.runs.signals import Stopped, StopRequest
+
+if TYPE_CHECKING:
+    from tfwd.runs.sweeps.sweep import Sweep
+
+
+def define(values: flags.FlagValues) -> None:
+    """Defines the flags."""
+
+    def text(name: str, default: str, about: str) -> None:
+        flags.DEFINE_string(name, default, about, flag_values=values)
+
+    def number(name: str, about: str, least: int) -> None:
+        flags.DEFINE_integer(name, None, about, lower_bound=least, flag_values=values)
+
+    text("sweep", "", "Python file with get_sweep(), as configs/sweeps/rates.py")
+    text("workdir", "", "folder of the sweep: trials, tables, plots, the best configuration")
+    text("method", "", "random, grid, bayesian or hyperband, in place of the sweep file's")
+    number("max_trials", "at most so many trials, in place of the sweep file's", 1)
+    number("executions_per_trial", "runs of each trial, in place of the sweep file's", 1)
+    number("search_seed", "of the search, in place of the sweep file's", 0)
+
+    def seconds(name: str, default: float, about: str) -> None:
+        flags.DEFINE_float(
+            name, default, about, lower_bound=1.0, upper_bound=1e6, flag_values=values
+        )
+
+    flags.DEFINE_bool(
+        "dry_run", False, "print the space and the number of trials", flag_values=values
+    )
+    flags.DEFINE_bool(
+        "overwrite", False, "remove the sweep that is in the workdir", flag_values=values
+    )
+    seconds(
+        "worker_timeout",
+        60.0,
+        "seconds of silence after which the chief gives a worker's trial to another one",
+    )
+    seconds("chief_timeout", 300.0, "seconds that a worker waits for a chief that was never there")
+
+
+def main(program: Program, values: flags.FlagValues) -> int:
+    """Searches; returns the exit code."""
+    _need("keras_tuner", "keras-tuner")
+    for name in ("worker_timeout", "chief_timeout"):
+        if math.isnan(getattr(values, name)):  # which is within all bounds
+            raise UserError(f"--{name}=nan: give a number of seconds, at least 1")
+    if not values.sweep:
+        raise UserError("--sweep is missing; give a file, as --sweep=configs/sweeps/rates.py")
+    from tfwd.runs.sweeps.sweep import check, load_sweep
+
+    sweep = _changed(load_sweep(values.sweep, program.schema), values)
+    notes = check(sweep, values.config, program.schema)
+    if sweep.method == "bayesian":
+        _need("sklearn", "scikit-learn")
+        _need("scipy", "SciPy")
+    _oracle(sweep, values.config)  # it raises what is wrong with the method's own numbers
+    if values.dry_run:
+        return dry_run(sweep, values.config, notes)
+    if not values.workdir:
+        raise UserError("give a folder for the sweep, as --workdir=runs/rates")
+    return search(program, sweep, values, notes)
+
+
+def dry_run(sweep: Sweep, config: Any, notes: list[str]) -> int:
+    """Prints the space and the number of trials."""
+    from tfwd.runs.display import Output
+    from tfwd.runs.sweeps.report import plan, space_table
+
+    console = Output()
+    console.print(space_table(sweep, config))
+    for line in [*plan(sweep, _oracle(sweep, config), config.training.epochs), *notes]:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    return 0
+
+
+def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
+    """Runs the sweep to its end, or this process's part in it.
+
+    Returns:
+        The exit code: 0; 1 if no trial is done; 130 or 143 after a signal.
+
+    Raises:
+        UserError: the data, the folder or the sweep in it is wrong, or the disk is full.
+    """
+    import tensorflow as tf
+
+    from tfwd.runs.display import Output
+    from tfwd.runs.sweeps import hparams, report, rows
+    from tfwd.runs.sweeps.board import Board
+    from tfwd.runs.sweeps.folder import SweepFolder, describe
+    from tfwd.runs.sweeps.tuner import RunTuner, SweepEnd
+    from tfwd.tuning import workers
+
+    config = values.config
+    if config.training.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    try:
+        role = workers.role()
+        workers.check_address(role)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    timeout = None if role == workers.ALONE else values.worker_timeout
+    data = program.read_data(config)
+    stop = StopRequest()
+    output = Output()
+    output.gone = stop.output_is_gone
+    if role == workers.WORKER:
+        _wait_for_chief(values.chief_timeout, output, stop)
+    folder = SweepFolder(values.workdir, program)
+    description = describe(sweep, config, data.fingerprint())
+    again = False
+    if role != workers.WORKER:
+        again = folder.open(description, values.overwrite)
+    elif folder.description.exists():
+        folder.verify(description)
+    try:
+        seeds = [config.seed + number for number in range(sweep.executions_per_trial)]
+        whole = role != workers.WORKER
+        board = Board(sweep.space, folder, config.training.epochs, seeds, output, whole=whole)
+        oracle = _oracle(sweep, config, timeout, board if role != workers.WORKER else None)
+        board.total = report.trial_count(sweep, oracle)
+        try:
+            tuner = RunTuner(oracle, sweep, config, data, folder, board, stop, timeout)
+        except ValueError as error:  # what the folder holds is damaged, or another's
+            raise UserError(str(error)) from error
+
+        def write_table() -> None:
+            done = sorted(board.rows.values(), key=lambda row: int(row.trial))
+            rows.write_csv(done, sweep.space, folder)
+
+        if role != workers.WORKER:
+            board.changed = write_table
+            for trial in oracle.trials.values():
+                _add(board, trial, folder)
+            board.rest()
+        _greet(board, sweep, config, data, folder, notes, role, again)
+        if role != workers.WORKER:
+            folder.begin(description)
+            hparams.write_space(folder.tensorboard, sweep.space, program.score)
+        code = 0
+        try:
+            with board:
+                _serve(tuner, stop, role)
+        except SweepEnd as end:
+            if not isinstance(end.cause, Stopped):
+                raise end.cause from end
+            code = end.cause.exit_code
+        except KeyboardInterrupt:
+            code = 130
+        if role == workers.WORKER:
+            board.line("the chief has no more trials" if not code else "stopped")
+            return code
+        board.rest()
+        best = report.finish(board, sweep, config, folder, data.name)
+        if code == Stopped(signal.SIGPIPE).exit_code:
+            with contextlib.suppress(BrokenPipeError):  # as after `2>&1 | head`
+                print(
+                    f"stopped by SIGPIPE; the same command goes on in {folder.path}",
+                    file=sys.stderr,
+                )
+        elif code:
+            board.line(f"stopped; the same command, with --workdir={values.workdir}, goes on")
+        elif best is None:
+            raise UserError(_why_none(board))
+        return code
+    except OSError as error:
+        if error.filename is None:  # of the output
+            raise
+        raise UserError(f"cannot write the workdir {folder.path}: {error.strerror}") from error
+    finally:
+        folder.close()
+
+
+def _wait_for_chief(seconds: float, output: Any, stop: StopRequest) -> None:
+    """Before anything is written: a worker without a chief leaves nothing."""
+    from tfwd.tuning import workers
+
+    def check() -> None:
+        if stop:
+            raise KeyboardInterrupt
+
+    try:
+        with stop:
+            workers.wait_for_chief(seconds, output.print, check)
+    except workers.NoChief as error:
+        raise UserError(f"{error} (--chief_timeout)") from error
+
+
+def _add(board: Any, trial: Any, folder: Any) -> None:
+    """Takes in a trial of a sweep that is gone on with."""
+    try:
+        board.add(trial)
+    except Exception as error:  # whatever the file holds instead of what keras-tuner wrote
+        path = folder.trial(trial.trial_id) / "trial.json"
+        raise UserError(
+            f"{path} is not a record of a trial ({type(error).__name__}: {error}); put it back "
+            "from a copy, or give --overwrite to begin anew"
+        ) from error
+
+
+def _serve(tuner: Any, stop: StopRequest, role: str) -> None:
+    from tfwd.tuning import workers
+
+    if role == workers.CHIEF:  # it trains nothing: what it knows is on the disk at any time
+        tuner.search()
+        return
+    with stop:
+        if role == workers.ALONE:
+            tuner.search()
+            return
+        import grpc
+
+        try:
+            tuner.search()
+        except grpc.RpcError as error:
+            raise UserError(f"the chief does not answer: {error.details()}") from error
+
+
+def _oracle(sweep: Sweep, config: Any, timeout: float | None = None, watcher: Any = None) -> Any:
+    import keras_tuner
+
+    from tfwd.runs.sweeps.rows import OBJECTIVE
+    from tfwd.tuning.oracles import make_oracle
+    from tfwd.tuning.space import hyperparameters
+
+    try:
+        return make_oracle(
+            sweep.method,
+            keras_tuner.Objective(OBJECTIVE, "min"),
+            hyperparameters(sweep.space),
+            max_trials=sweep.trials,
+            max_epochs=config.training.epochs,
+            factor=sweep.factor,
+            iterations=sweep.iterations,
+            seed=sweep.seed,
+            worker_timeout=timeout,
+            watcher=watcher,
+        )
+    except ValueError as error:
+        raise UserError(f"the sweep: {error}") from error
+
+
+def _changed(sweep: Sweep, values: flags.FlagValues) -> Sweep:
+    """The sweep with what the command line says in place of the file."""
+    given = {
+        "method": values.method or None,
+        "max_trials": values.max_trials,
+        "executions_per_trial": values.executions_per_trial,
+        "seed": values.search_seed,
+    }
+    return dataclasses.replace(sweep, **{k: v for k, v in given.items() if v is not None})
+
+
+def _greet(board: Any, sweep: Sweep, config: Any, data: Any, folder: Any, notes: list[str],
+           role: str, again: bool) -> None:  # fmt: skip
+    from tfwd.runs.sweeps.report import plan
+    from tfwd.tuning import workers
+
+    what = {workers.CHIEF: "chief of the sweep", workers.WORKER: "worker of the sweep"}
+    board.line(f"{data.name}: {data.size} to train on; {what.get(role, 'sweep')} in {folder.path}")
+    if role != workers.WORKER:
+        oracle = _oracle(sweep, config)
+        for line in [*plan(sweep, oracle, config.training.epochs), *notes]:
+            board.line(line)
+    if again:
+        done = sum(row.status != "waiting" for row in board.rows.values())
+        board.line(f"going on with the sweep: {done} trials are done")
+        if sweep.max_trials is not None and sweep.max_trials < done:
+            board.line(f"max_trials={sweep.max_trials} is fewer: all stay, and none is added")
+
+
+def _why_none(board: Any) -> str:
+    reasons = [row.message for row in board.rows.values() if row.message]
+    return f"no trial came to its end; the first one: {reasons[0]}" if reasons else "no trial ran"
+
+
+def _need(module: str, name: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise UserError(f"tfwd-tune needs {name}: in a checkout of tfwd, pip install '.[tune]'")

@@ -1,0 +1,167 @@
+"""Validators of configuration values, each with the words for its error message."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from tfwd.runs.errors import suggest
+
+DTYPE_POLICIES = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "mixed_float16",
+    "mixed_bfloat16",
+)
+
+
+class Validator(NamedTuple):
+    """A test of a value, and what is expected in words ("give ...")."""
+
+    expected: str
+    is_valid: Callable[[Any], bool]
+    hint: Callable[[Any], str] = lambda value: ""
+
+
+def one_of(*values: str) -> Validator:
+    """The validator that a value is one of `values`."""
+    return Validator(" or ".join(values), lambda value: value in values, lambda v: hint(v, values))
+
+
+def patterns(text: str) -> list[str]:
+    """The regular expressions in a text: what stands between its spaces.
+
+    Example:
+        >>> patterns("bias decoder/.*")
+        ['bias', 'decoder/.*']
+    """
+    return text.split()
+
+
+def multipliers(text: str) -> dict[str, float]:
+    """The factors by regular expression in a text of pattern=factor, with spaces between.
+
+    Raises:
+        ValueError: a part is not of this form.
+
+    Example:
+        >>> multipliers("embeddings=0.5 .*kernel=2")
+        {'embeddings': 0.5, '.*kernel': 2.0}
+    """
+    found = {}
+    for part in text.split():
+        pattern, equals, factor = part.rpartition("=")
+        if not equals or not NOT_NEGATIVE.is_valid(float(factor)):
+            raise ValueError(part)
+        found[pattern] = float(factor)
+    return found
+
+
+def _are(read: Callable[[str], Any]) -> Callable[[Any], bool]:
+    """The test that a text can be read, and the patterns in it are regular expressions."""
+
+    def holds(value: Any) -> bool:
+        try:
+            for pattern in read(value):
+                re.compile(pattern)
+        except (AttributeError, ValueError, re.error):
+            return False
+        return True
+
+    return holds
+
+
+def whole(value: Any, least: int = 0, most: int = 2**31 - 1) -> bool:
+    """Whether a value is a whole number within these bounds."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
+
+
+def _text(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and b"\0" not in value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+
+
+def written(value: Any) -> bool:
+    """Whether JSON can hold a value, so that a run that goes on finds the same one.
+
+    Example:
+        >>> written([0.9, "adam", None]), written(object()), written(math.nan)
+        (True, False, False)
+    """
+    if isinstance(value, (list, tuple)):
+        return all(map(written, value))
+    return value is None or isinstance(value, bool) or _text(value) or _number(value)
+
+
+def same_kind(value: Any, default: Any) -> str:
+    """What is right for an argument with that default, in words; "" if the value is.
+
+    Example:
+        >>> same_kind("abc", 0.9), same_kind(1, 0.9)
+        ('a number', '')
+    """
+    if isinstance(default, bool):
+        return "" if isinstance(value, bool) else FLAG.expected
+    if isinstance(default, (int, float)):
+        return "" if _number(value) else "a number"
+    if isinstance(default, str):
+        return "" if isinstance(value, str) else TEXT.expected
+    return "a number" if default is None and isinstance(value, str) else ""
+
+
+def shown(value: Any) -> str:
+    """A value as it would be given on the command line."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return value[:200] or "''"
+    if isinstance(value, int):
+        text = hex(value) if abs(value) > 1 << 256 else str(value)  # Python writes no longer one
+    else:
+        text = "{}" if not isinstance(value, float) and not value else repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def hint(value: Any, values: Iterable[str]) -> str:
+    """The nearest of the right values, in words for the end of a message."""
+    found = suggest(value, values) if isinstance(value, str) else []
+    return f" (did you mean {' or '.join(found)}?)" if found else ""
+
+
+FLAG = Validator("true or false", lambda v: isinstance(v, bool))
+TEXT = Validator("a text of UTF-8 without a zero byte", _text)
+_MOST = "at most 2147483647"
+WHOLE = Validator(f"a whole number, at least 0 and {_MOST}", whole)
+COUNT = Validator(f"a whole number, at least 1 and {_MOST}", lambda v: whole(v, 1))
+# NumPy's generator, which Keras seeds, takes 32 bits.
+SEED = Validator(
+    "a whole number, at least 0 and at most 4294967295", lambda v: whole(v, 0, 2**32 - 1)
+)
+POSITIVE = Validator("a number above 0", lambda v: _number(v) and v > 0)
+NOT_NEGATIVE = Validator("a number, at least 0", lambda v: _number(v) and v >= 0)
+RATE = Validator("a rate: at least 0, below 1", lambda v: _number(v) and 0 <= v < 1)
+FACTOR = Validator("a factor above 0, at most 1", lambda v: _number(v) and 0 < v <= 1)
+PATTERNS = Validator(
+    "regular expressions for paths of weights, with spaces between", _are(patterns)
+)
+MULTIPLIERS = Validator("pattern=factor, with spaces between, as embeddings=0.5", _are(multipliers))
+MAPPING = Validator(
+    "arguments by name, as optimizer.kwargs.momentum=0.9", lambda v: hasattr(v, "items")
+)

@@ -1,0 +1,205 @@
+"""Oracles of keras-tuner that come through stops, crashes and lost workers.
+
+The search is keras-tuner's. What is added, and why:
+
+- The state is written beside its file and moved over it, so that a kill leaves the old or the new.
+- A trial that the state does not know (the kill came between two files) is dropped.
+- A trial whose worker is lost goes to another one. keras-tuner waits for a worker of that name for
+  ever, and its chief with it.
+- No worker is sent home while another's trial may still have to be taken over.
+- Any number of failed trials is allowed: each is in the table with its reason. None is ever among
+  the best ones, where keras-tuner puts them when there are too few others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import keras_tuner
+from keras_tuner.engine.trial import Trial, TrialStatus
+
+from tfwd.tuning import record
+from tfwd.tuning.space import hp_text
+
+LOSSES_ALLOWED = 3
+
+
+class Watcher(Protocol):
+    """Who is told of the trials: where the oracle is, that is the chief or the only process."""
+
+    def began(self, trial: Trial) -> None:
+        """A trial was given to a worker."""
+
+    def ended(self, trial: Trial) -> None:
+        """A trial is over, whatever came of it."""
+
+    def lost(self, trial: Trial, worker: str) -> None:
+        """A worker was silent for too long; its trial waits for another one."""
+
+
+class FaultTolerantOracle(keras_tuner.Oracle):
+    """What is added to an oracle; it stands before the oracle's class.
+
+    Args:
+        worker_timeout: seconds of silence after which a worker is lost; None, never: for one
+            process.
+        watcher: told of the trials.
+        clock: for tests.
+        **kwargs: the oracle's.
+    """
+
+    def __init__(
+        self,
+        worker_timeout: float | None = None,
+        watcher: Watcher | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **kwargs: Any,
+    ):
+        super().__init__(max_consecutive_failed_trials=sys.maxsize, **kwargs)
+        self._display.verbose = 0
+        self.watcher = watcher
+        self.failure: Exception | None = None  # why the search cannot go on
+        self._timeout, self._clock = worker_timeout, clock
+        self._seen: dict[str, float] = {}  # of a trial: when its worker was last heard of
+        self._asked: dict[str, float] = {}  # of a worker: when it last asked for a trial
+        self._losses: dict[str, int] = {}
+        self._was_ongoing: dict[str, Trial] = {}
+
+    @property
+    def verbose(self) -> int:
+        """Always 0: what there is to say the watcher says, and not keras-tuner's display."""
+        return self._display.verbose
+
+    @verbose.setter
+    def verbose(self, value: object) -> None:  # keras-tuner's `search` sets it
+        pass
+
+    def get_best_trials(self, num_trials: int = 1) -> list[Trial]:
+        """The best of the completed trials, at most so many."""
+        best = super().get_best_trials(num_trials)
+        return [trial for trial in best if trial.status == TrialStatus.COMPLETED]
+
+    @keras_tuner.synchronized
+    def create_trial(self, tuner_id: str) -> Trial:
+        self._asked[tuner_id] = self._clock()
+        self.release_lost(besides=tuner_id)
+        trial = super().create_trial(tuner_id)
+        if trial.status == TrialStatus.RUNNING:
+            self._seen[trial.trial_id] = self._clock()
+            self._tell("began", trial)
+        elif trial.status == TrialStatus.STOPPED and self.ongoing_trials:
+            trial.status = TrialStatus.IDLE
+            self.tuner_ids.add(tuner_id)  # who waits is not gone yet
+        return trial
+
+    @keras_tuner.synchronized
+    def end_trial(self, trial: Trial) -> None:
+        if trial.trial_id in self.end_order:
+            return  # a worker that was given up has come back with what is known already
+        if trial.trial_id in self._retry_queue:
+            self._retry_queue.remove(trial.trial_id)
+        super().end_trial(trial)
+        self.save()  # keras-tuner's own save is made while the trial still counts as under way
+        self._tell("ended", self.trials[trial.trial_id])
+
+    def get_trial(self, trial_id: str) -> Trial:
+        # Workers ask for their trial every few seconds, which is how one knows that they live.
+        self._seen[trial_id] = self._clock()
+        return super().get_trial(trial_id)
+
+    @keras_tuner.synchronized
+    def release_lost(self, besides: str = "") -> None:
+        """Takes the trials of lost workers back, for whoever asks next."""
+        if self._timeout is None:
+            return
+        for worker, trial in list(self.ongoing_trials.items()):
+            silent = self._clock() - self._seen.get(trial.trial_id, 0.0)
+            if worker == besides or silent < self._timeout:
+                continue
+            self.tuner_ids.discard(worker)
+            losses = self._losses[trial.trial_id] = self._losses.get(trial.trial_id, 0) + 1
+            if losses >= LOSSES_ALLOWED:
+                trial.status = TrialStatus.FAILED
+                trial.message = f"its worker was lost {losses} times"
+                self.end_trial(trial)
+                continue
+            del self.ongoing_trials[worker]
+            self._retry_queue.append(trial.trial_id)
+            self.save()
+            self._tell("lost", trial, worker)
+        for worker in self.tuner_ids - set(self.ongoing_trials):
+            if self._clock() - self._asked.get(worker, 0.0) >= self._timeout:
+                self.tuner_ids.discard(worker)
+
+    def _tell(self, what: str, *facts: Any) -> None:
+        if self.watcher is not None:
+            try:
+                getattr(self.watcher, what)(*facts)
+            except Exception as error:  # as in _replace
+                self.failure = error
+
+    def save(self) -> None:
+        self._replace(self._get_oracle_fname, super(keras_tuner.Oracle, self).save)
+
+    def _save_trial(self, trial: Trial) -> None:
+        def path() -> str:
+            return os.path.join(self._get_trial_dir(trial.trial_id), "trial.json")
+
+        self._replace(path, trial.save)
+
+    def _replace(self, path: Callable[[], str], save: Callable[[str], object]) -> None:
+        # Not raised here: keras-tuner would hold its lock for ever. The tuner looks at `failure`.
+        try:
+            final = path()
+            save(f"{final}.new")
+            os.replace(f"{final}.new", final)
+        except OSError as error:
+            self.failure = error
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        declared = self.hyperparameters
+        super().set_state(state)
+        self._was_ongoing = dict(self.ongoing_trials)
+        saved = {hp.name: hp for hp in self.hyperparameters.space}
+        different = [
+            f"{hp.name} was {hp_text(saved.get(hp.name))} and is {hp_text(hp)}"
+            for hp in declared.space
+            if hp.name not in saved or saved[hp.name].get_config() != hp.get_config()
+        ]
+        if different:
+            raise ValueError(record.refusal(self._project_dir, different))
+
+    def reload(self) -> None:
+        try:
+            super().reload()
+        # Whatever the files hold instead of what keras-tuner wrote.
+        except Exception as error:
+            if isinstance(error, ValueError) and not isinstance(error, record.NO_JSON):
+                raise  # of `set_state`
+            folder = os.path.abspath(self._project_dir)
+            what = f"oracle.json, or a trial.json, in {folder}"
+            raise ValueError(record.damaged(what, error)) from error
+        lost = [trial_id for trial_id in self.start_order if trial_id not in self.trials]
+        if lost:  # a trial of that number would be run again and again
+            raise ValueError(
+                f"{os.path.abspath(self._project_dir)} has no trial.json of trial {lost[0]}, which "
+                "its oracle.json knows: put back a copy of it, or begin anew in another directory"
+            )
+        for trial_id in set(self.trials) - set(self.start_order):
+            del self.trials[trial_id]
+        for name in set(self._retry_queue) & set(self.end_order):
+            self._retry_queue.remove(name)
+        if self._timeout is None:
+            return
+        # A chief that was started again: its workers may still be at it, and are waited for.
+        for worker, trial in self._was_ongoing.items():
+            if trial.trial_id not in self._retry_queue:
+                continue
+            self._retry_queue.remove(trial.trial_id)
+            self.ongoing_trials[worker] = trial
+            self.tuner_ids.add(worker)
+            self._seen[trial.trial_id] = self._clock()
