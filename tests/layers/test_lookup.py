@@ -30,6 +30,23 @@ WRAPPERS = {
 }
 
 
+class Halved(P.Dropout):
+    """Has another formula, which the rows of the class that it comes from know nothing of."""
+
+    def __call__(self, weight, seed):
+        return 0.5 * super().__call__(weight, seed)
+
+
+def test_a_subclass_with_another_formula_has_no_rows_by_its_base_class() -> None:
+    layer = layers.Parametrized(keras.layers.Embedding(8, 4), Halved(0.5), seed=1)
+    layer(IDS)
+    (table,) = layer.get_weights()
+    found = layer(IDS, training=True)
+    kept = found.numpy() != 0.0
+    assert 0.2 < kept.mean() < 0.8
+    np.testing.assert_allclose(found, np.where(kept, table[IDS.numpy() % 8], 0.0), rtol=1e-6)
+
+
 # Each wrapper in two of the four ways, by turns.
 WAYS = [
     (kind, traced, recomputed)

@@ -41,13 +41,17 @@ class Parametrization:
     """
 
     stochastic = True
-    by_rows = False
     elementwise = False
+    by_rows = False  # whether there is an `of_rows`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "__call__" in vars(cls) and "elementwise" not in vars(cls):
-            cls.elementwise = False  # what a base class says holds for its own `__call__`
+        own = vars(cls)
+        # What a base class has beside its `__call__` does not hold for another `__call__`.
+        if ("__call__" in own or "of_rows" in own) and "by_rows" not in own:
+            cls.by_rows = "of_rows" in own
+        if "__call__" in own and "elementwise" not in own:
+            cls.elementwise = False
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns the effective weight.
@@ -66,8 +70,8 @@ class Parametrization:
     ) -> tf.Tensor:
         """Rows of the effective weight, if that can be had without the rest of it.
 
-        A class that defines it sets `by_rows = True`. An embedding then computes the rows that are
-        looked up and no others.
+        If a class defines it, an embedding computes the rows that are looked up and no others. A
+        subclass with another `__call__` defines it anew, or has none.
 
         Args:
             rows: rows of a weight, `places.shape + shape[1:]`.

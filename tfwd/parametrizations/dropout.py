@@ -43,7 +43,6 @@ class Dropout(Parametrization):
     averages over masks at test time; here, as in the second paper, the raw weight is used.
     """
 
-    by_rows = True
     elementwise = True
 
     def __init__(self, rate: rates.Scalar, noise_shape: Sequence[int | None] | None = None) -> None:

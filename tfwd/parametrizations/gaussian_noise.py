@@ -39,7 +39,6 @@ class GaussianNoise(Parametrization):
     deviation is used for all entries, as in speech recognition since; it is not learnt.
     """
 
-    by_rows = True
     elementwise = True
 
     def __init__(self, stddev: rates.Scalar, start_step: int = 0) -> None:
