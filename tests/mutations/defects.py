@@ -198,15 +198,15 @@ DEFECTS = [
     Defect(
         "the forget gate of the fast LSTM has the gradient of another step",
         "tfwd/lstm.py",
-        "dc_t * kept.cells.read(t)",
-        "dc_t * kept.cells.read(t + 1)",
+        "recurrence.of_sigmoid(f, dc_t * before)",
+        "recurrence.of_sigmoid(f, dc_t * c)",
         RECURRENCE,
     ),
     Defect(
         "the update gate of the fast GRU has the gradient of another step",
         "tfwd/gru.py",
-        "dh * (kept.states[t] - g)",
-        "dh * (kept.states[t + 1] - g)",
+        "dh * (before[t] - g)",
+        "dh * (kept.outputs[t] - g)",
         RECURRENCE,
     ),
     Defect(
