@@ -1,8 +1,9 @@
 """The general way, for weights without a rule: the gradient of one example after the other.
 
-Where nothing in the model is random, the model runs on each example alone: by
-`tf.vectorized_map` where that works, else in a loop. Where something is random, such as dropout on activations, an example alone would see another mask than in the batch.
-So the batch runs forward once, and backward once for each example's loss, which costs more.
+Where nothing in the model is random, the model runs on each example alone: by `tf.vectorized_map`
+where that works, else in a loop. Where something is random, such as dropout on activations, an
+example alone would see another mask than in the batch. So the batch runs forward once, and backward
+once for each example's loss, which costs more.
 """
 
 from __future__ import annotations
