@@ -21,12 +21,11 @@ class Kept(NamedTuple):
     Attributes:
         gates: z, r and the candidate g after their activations, and `q = h U_g + b`, which r
             resets; each a list `[time][batch, units]`.
-        states: the states, the initial one first: `[time + 1, batch, units]`. All but it are the
-            outputs, which the caller gets anyway.
+        outputs: the outputs `[time, batch, units]`, which the caller gets anyway.
     """
 
-    gates: tuple[tf.TensorArray, ...]
-    states: tf.Tensor
+    gates: list[tf.TensorArray]
+    outputs: tf.Tensor
 
 
 def gru(
@@ -84,18 +83,18 @@ def gru(
         kept, last = _forward(inputs, h, kernel, recurrent_kernel, mask, *bias)
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            (dz, dr, dg, dq), dh = _backward(kept, recurrent_kernel, mask, *upstream)
+            before = tf.concat([h[None], kept.outputs[:-1]], 0)
+            (dz, dr, dg, dq), dh = _backward(kept, before, recurrent_kernel, mask, *upstream)
             of_inputs = recurrence.rows(tf.concat([dz, dr, dg], 2))
             of_state = recurrence.rows(tf.concat([dz, dr, dq], 2))
-            before = recurrence.rows(kept.states[:-1])
             dinputs = tf.matmul(of_inputs, kernel, transpose_b=True)
             dkernel = tf.matmul(recurrence.rows(inputs), of_inputs, transpose_a=True)
-            drecurrent = tf.matmul(before, of_state, transpose_a=True)
+            drecurrent = tf.matmul(recurrence.rows(before), of_state, transpose_a=True)
             sums = [tf.reduce_sum(each, 0) for each in (of_inputs, of_state)]
             dbias = [tf.stack(sums) for _ in bias]
             return [recurrence.unrows(dinputs, inputs), dh, dkernel, drecurrent, *dbias]
 
-        return (kept.states[1:], last), gradient
+        return (kept.outputs, last), gradient
 
     given = [] if bias is None else [bias]
     # A state may be a variable, which is another by the time of backward.
@@ -118,7 +117,7 @@ def _forward(
         bias = bias[0] + tf.concat([*of_gates, tf.zeros_like(of_candidate)], 0)
     projected = recurrence.project(inputs, kernel, bias, 3)
 
-    def step(t: tf.Tensor, h: tf.Tensor, *lists: tf.TensorArray) -> list:
+    def step(t: tf.Tensor, h: tf.Tensor) -> tuple[list, list]:
         uz, ur, q = (tf.matmul(h, block) for block in blocks)
         if of_candidate is not None:
             q = tf.nn.bias_add(q, of_candidate)
@@ -128,33 +127,33 @@ def _forward(
         new_h = g + z * (h - g)
         if mask is not None:
             new_h = tf.where(mask[t], new_h, h)
-        *gates, states = lists
-        written = [x.write(t, value) for x, value in zip(gates, (z, r, g, q), strict=True)]
-        return [t + 1, new_h, *written, states.write(t + 1, new_h)]
+        return [new_h], [z, r, g, q, new_h]
 
-    lists = [*(recurrence.room(time, h) for _ in range(4))]
-    lists.append(recurrence.room(time + 1, h).write(0, h))
-    _, h, *lists = recurrence.loop(time, lambda t: t < time, 1, step, [tf.constant(0), h, *lists])
-    *gates, states = lists
-    return Kept(tuple(gates), states.stack()), h
+    (h,), lists = recurrence.scan(time, step, [h], recurrence.like(h, 5))
+    *gates, outputs = lists
+    return Kept(gates, outputs.stack()), h
 
 
 def _backward(
     kept: Kept,
+    before: tf.Tensor,
     recurrent_kernel: tf.Tensor,
     mask: tf.Tensor | None,
     doutputs: tf.Tensor,
     dh: tf.Tensor,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """The gradients of z's, r's and g's sums and of q, by step, and of the first state."""
+    """The gradients of z's, r's and g's sums and of q, by step, and of the first state.
+
+    `before` has the states before each step, `[time, batch, units]`.
+    """
     time, blocks = tf.shape(doutputs)[0], recurrence.transposed(recurrent_kernel, 3)
 
-    def step(t: tf.Tensor, dh: tf.Tensor, *lists: tf.TensorArray) -> list:
+    def step(t: tf.Tensor, dh: tf.Tensor) -> tuple[list, list]:
         z, r, g, q = (gate.read(t) for gate in kept.gates)
         dh += doutputs[t]
         dg = recurrence.of_tanh(g, dh * (1 - z))
         parts = [
-            recurrence.of_sigmoid(z, dh * (kept.states[t] - g)),
+            recurrence.of_sigmoid(z, dh * (before[t] - g)),
             recurrence.of_sigmoid(r, dg * q),
             dg,
             dg * r,
@@ -167,9 +166,7 @@ def _backward(
         dz, dr, _, dq = parts
         pairs = zip((dz, dr, dq), blocks, strict=True)
         dh = tf.add_n([through, *(tf.matmul(part, block) for part, block in pairs)])
-        return [t - 1, dh, *(x.write(t, part) for x, part in zip(lists, parts, strict=True))]
+        return [dh], parts
 
-    lists = [recurrence.room(time, dh) for _ in range(4)]
-    state = [time - 1, dh, *lists]
-    _, dh, *lists = recurrence.loop(time, lambda t: t >= 0, -1, step, state)
+    (dh,), lists = recurrence.scan(time, step, [dh], recurrence.like(dh, 4), backwards=True)
     return [each.stack() for each in lists], dh

@@ -24,13 +24,15 @@ class Kept(NamedTuple):
 
     Attributes:
         gates: i, f, g and o after their activations, each `[time][batch, units]`.
-        cells: the cell states, the initial one first: `[time + 1][batch, units]`.
+        cells: the cell states before each step: `[time][batch, units]`.
         outputs: the outputs `[time, batch, units]`.
+        last_cell: the cell state after the last step.
     """
 
-    gates: tuple[tf.TensorArray, ...]
+    gates: list[tf.TensorArray]
     cells: tf.TensorArray
     outputs: tf.Tensor
+    last_cell: tf.Tensor
 
 
 def lstm(
@@ -87,7 +89,7 @@ def lstm(
         *bias: tf.Tensor,
     ) -> tuple[tuple[tf.Tensor, ...], Callable[..., list]]:
         projected = recurrence.project(inputs, kernel, bias[0] if bias else None, 4)
-        kept, last_h, last_c = _forward(projected, h, c, recurrent_kernel, mask)
+        kept, last_h = _forward(projected, h, c, recurrent_kernel, mask)
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             dz, dh, dc = _backward(kept, recurrent_kernel, mask, *upstream)
@@ -98,7 +100,7 @@ def lstm(
             dbias = [tf.reduce_sum(rows, 0) for _ in bias]
             return [dinputs, dh, dc, dkernel, drecurrent, *dbias]
 
-        return (kept.outputs, last_h, last_c), gradient
+        return (kept.outputs, last_h, kept.last_cell), gradient
 
     given = [] if bias is None else [bias]
     # A state may be a variable, which is another by the time of backward.
@@ -112,10 +114,10 @@ def _forward(
     c: tf.Tensor,
     recurrent_kernel: tf.Tensor,
     mask: tf.Tensor | None,
-) -> tuple[Kept, tf.Tensor, tf.Tensor]:
+) -> tuple[Kept, tf.Tensor]:
     time, blocks = tf.shape(projected[0])[0], tf.split(recurrent_kernel, 4, -1)
 
-    def step(t: tf.Tensor, h: tf.Tensor, c: tf.Tensor, *lists: tf.TensorArray) -> list:
+    def step(t: tf.Tensor, h: tf.Tensor, c: tf.Tensor) -> tuple[list, list]:
         pairs = zip(projected, blocks, strict=True)
         zi, zf, zg, zo = (x[t] + tf.matmul(h, block) for x, block in pairs)
         i, f, g, o = tf.sigmoid(zi), tf.sigmoid(zf), tf.tanh(zg), tf.sigmoid(zo)
@@ -123,19 +125,11 @@ def _forward(
         new_h = o * tf.tanh(new_c)
         if mask is not None:
             new_h, new_c = tf.where(mask[t], new_h, h), tf.where(mask[t], new_c, c)
-        *rest, cells = lists
-        written = [x.write(t, value) for x, value in zip(rest, (i, f, g, o, new_h), strict=True)]
-        return [t + 1, new_h, new_c, *written, cells.write(t + 1, new_c)]
+        return [new_h, new_c], [i, f, g, o, c, new_h]
 
-    lists = [
-        *(recurrence.room(time, h) for _ in range(5)),
-        recurrence.room(time + 1, c).write(0, c),
-    ]
-    _, h, c, *lists = recurrence.loop(
-        time, lambda t: t < time, 1, step, [tf.constant(0), h, c, *lists]
-    )
-    *gates, outputs, cells = lists
-    return Kept(tuple(gates), cells, outputs.stack()), h, c
+    (h, c), lists = recurrence.scan(time, step, [h, c], recurrence.like(h, 6))
+    *gates, cells, outputs = lists
+    return Kept(gates, cells, outputs.stack(), c), h
 
 
 def _backward(
@@ -150,14 +144,14 @@ def _backward(
     time = tf.shape(doutputs)[0]
     blocks = recurrence.transposed(recurrent_kernel, 4)
 
-    def step(t: tf.Tensor, dh: tf.Tensor, dc: tf.Tensor, *lists: tf.TensorArray) -> list:
+    def step(t: tf.Tensor, dh: tf.Tensor, dc: tf.Tensor, c: tf.Tensor) -> tuple[list, list]:
         i, f, g, o = (gate.read(t) for gate in kept.gates)
-        tanh_c = tf.tanh(kept.cells.read(t + 1))
+        before, tanh_c = kept.cells.read(t), tf.tanh(c)
         dh += doutputs[t]
         dc_t = dc + recurrence.of_tanh(tanh_c, dh * o)
         dz = [
             recurrence.of_sigmoid(i, dc_t * g),
-            recurrence.of_sigmoid(f, dc_t * kept.cells.read(t)),
+            recurrence.of_sigmoid(f, dc_t * before),
             recurrence.of_tanh(g, dc_t * i),
             recurrence.of_sigmoid(o, dh * tanh_c),
         ]
@@ -170,11 +164,9 @@ def _backward(
         dh_t = tf.add_n([tf.matmul(part, block) for part, block in pairs])
         if mask is not None:
             dh_t += tf.where(mask[t], tf.zeros_like(dh), dh)
-        written = [x.write(t, part) for x, part in zip(lists, dz, strict=True)]
-        return [t - 1, dh_t, dc_t, *written]
+        return [dh_t, dc_t, before], dz
 
-    lists = [recurrence.room(time, dh) for _ in range(4)]
-    _, dh, dc, *lists = recurrence.loop(
-        time, lambda t: t >= 0, -1, step, [time - 1, dh, dc, *lists]
+    (dh, dc, _), lists = recurrence.scan(
+        time, step, [dh, dc, kept.last_cell], recurrence.like(dh, 4), backwards=True
     )
     return tf.concat([dz.stack() for dz in lists], 2), dh, dc

@@ -1,4 +1,4 @@
-"""What the recurrent layers with a gradient written by hand share: their loops and products.
+"""The loop and the products that LSTM, GRU and the recurrent rules of `tfwd.gradients` share.
 
 A sequence is `[time, batch, features]`, and inside the loops each gate is a tensor of its own:
 cutting or joining them there, though they are a few kilobytes, wakes other threads and takes as
@@ -7,11 +7,13 @@ long as a product. `docs/lstm.md` has what was measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-# Steps in a turn of a loop: a turn has a price of its own, which counts where products are small.
+# Steps that a turn of a loop makes: a turn takes time of its own, which counts where products are
+# small.
 _STEPS = 4
 
 
@@ -47,39 +49,61 @@ def transposed(recurrent_kernel: tf.Tensor, gates: int) -> list[tf.Tensor]:
     return tf.split(tf.transpose(recurrent_kernel), gates, 0)
 
 
-def room(size: tf.Tensor, like: tf.Tensor) -> tf.TensorArray:
-    """An empty list of `size` tensors like the given one."""
-    return tf.TensorArray(like.dtype, size, clear_after_read=False, element_shape=like.shape)
-
-
-def loop(
-    time: tf.Tensor,
-    more: Callable[[tf.Tensor], tf.Tensor],
-    by: int,
-    step: Callable[..., list],
-    state: list,
-) -> list:
-    """`step` as long as there are `more` steps, several a turn and the rest one by one.
+def scan(
+    time: int | tf.Tensor,
+    step: Callable[..., tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]],
+    states: Sequence[tf.Tensor],
+    kept: Sequence[tf.TensorSpec],
+    backwards: bool = False,
+    unroll: int = _STEPS,
+) -> tuple[list[tf.Tensor], list[tf.TensorArray]]:
+    """Runs `step` over time.
 
     Args:
         time: how many steps there are.
-        more: whether a step of the number is to be made. If it is not, later ones are not either.
-        by: the difference between the numbers of two steps.
-        step: a map from a state to the next; a state begins with the number of the step.
-        state: the first state.
+        step: called with the number of a step and the states before it; returns the states after it
+            and what is to be kept of it.
+        states: the states before the first step that is made.
+        kept: of what shapes and dtypes the tensors are that a step keeps.
+        backwards: whether the last step is made first.
+        unroll: how many steps a turn of the loop makes; those that are left over come one by one.
+
+    Returns:
+        The states after all steps, and what the steps kept: lists `[time]`, by the steps' numbers.
     """
+    by = -1 if backwards else 1
 
-    def several(*state: tf.Tensor) -> list:
-        new = list(state)
-        for _ in range(_STEPS):
-            new = step(*new)
-        return new
+    def one(t: tf.Tensor, *state: Any) -> list:
+        new, values = step(t, *state[: len(states)])
+        lists = zip(state[len(states) :], values, strict=True)
+        return [t + by, *new, *(each.write(t, value) for each, value in lists)]
 
+    def several(*state: Any) -> list:
+        for _ in range(unroll):
+            state = tuple(one(*state))
+        return list(state)
+
+    def more(t: tf.Tensor) -> tf.Tensor:
+        return t >= 0 if backwards else t < time
+
+    lists = [
+        tf.TensorArray(spec.dtype, time, clear_after_read=False, element_shape=spec.shape)
+        for spec in kept
+    ]
+    state = [tf.convert_to_tensor(time - 1 if backwards else 0), *states, *lists]
     # The limits are for XLA, which must know them if the loops are differentiated again.
     state = tf.while_loop(
-        lambda t, *_: more(t + by * (_STEPS - 1)), several, state, maximum_iterations=time // _STEPS
+        lambda t, *_: more(t + by * (unroll - 1)), several, state, maximum_iterations=time // unroll
     )
-    return tf.while_loop(lambda t, *_: more(t), step, state, maximum_iterations=_STEPS - 1)
+    if unroll > 1:
+        state = tf.while_loop(lambda t, *_: more(t), one, state, maximum_iterations=unroll - 1)
+    _, *state = state
+    return state[: len(states)], state[len(states) :]
+
+
+def like(tensor: tf.Tensor, count: int) -> list[tf.TensorSpec]:
+    """What `scan` is told where a step keeps so many tensors like the given one."""
+    return [tf.TensorSpec(tensor.shape, tensor.dtype)] * count
 
 
 def of_sigmoid(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""What the plot shows of what a logarithmic axis has no place for, and of many weights."""
+"""The plot: infinity and zero on logarithmic axes, and many weights."""
 
 import math
 from pathlib import Path

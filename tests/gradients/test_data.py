@@ -1,4 +1,4 @@
-"""What is taken for a batch, and what is not."""
+"""Which arguments are a batch, and which are an error."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Layers that draw: all weights' moments are of one draw, and what draws next is as it was."""
+"""Layers with dropout: all weights see the same masks, and later draws stay as they were."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What no rule is known for goes another way, and says so; what cannot be computed is an error."""
+"""Weights without a rule are computed the general way; what cannot be computed is an error."""
 
 from typing import Any
 

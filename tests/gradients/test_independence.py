@@ -1,4 +1,4 @@
-"""Whose a row is, where it is hard to see: zero heads, functions, positions, fixed batches."""
+"""Which rows are whose in hard cases: zero heads, functions, positions, fixed batches."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The trial that shows whose the rows are: nothing that it does not show is taken for granted."""
+"""The trial that finds which rows are whose: weights that it shows nothing of have no rule."""
 
 from collections.abc import Callable
 from typing import Any

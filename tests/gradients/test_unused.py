@@ -1,4 +1,4 @@
-"""Weights that no example's loss depends on: zero, named so, and without work."""
+"""Weights that no example's loss depends on: zeros, named "unused", that cost nothing."""
 
 from typing import Any
 

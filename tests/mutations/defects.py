@@ -198,15 +198,15 @@ DEFECTS = [
     Defect(
         "the forget gate of the fast LSTM has the gradient of another step",
         "tfwd/lstm.py",
-        "dc_t * kept.cells.read(t)",
-        "dc_t * kept.cells.read(t + 1)",
+        "recurrence.of_sigmoid(f, dc_t * before)",
+        "recurrence.of_sigmoid(f, dc_t * c)",
         RECURRENCE,
     ),
     Defect(
         "the update gate of the fast GRU has the gradient of another step",
         "tfwd/gru.py",
-        "dh * (kept.states[t] - g)",
-        "dh * (kept.states[t + 1] - g)",
+        "dh * (before[t] - g)",
+        "dh * (kept.outputs[t] - g)",
         RECURRENCE,
     ),
     Defect(
@@ -267,6 +267,13 @@ DEFECTS = [
         "first, second = scale * first, scale * scale * second",
         "first, second = scale * first, second",
         ("tests/gradients/test_weights.py",),
+    ),
+    Defect(
+        "a parametrization with a call of its own is elementwise because its base class is",
+        "tfwd/parametrizations/base.py",
+        "cls.elementwise = False",
+        "pass",
+        ("tests/gradients/test_weights.py", "-k", "users_own"),
     ),
     Defect(
         "a kernel's gradients are squared before they are summed over positions",

@@ -1,4 +1,4 @@
-"""`GradientSquaredMean`: moments of the gradient while a model is fitted."""
+"""`GradientSquaredMean`: a callback that measures moments of the gradient in `fit`."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
         self._begun: int | None = None  # the batch that a fit with this callback has announced
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Puts itself before the model's training function."""
+        """Replaces the model's training function by one that measures first."""
         self._restore()  # a training that was interrupted has not
         weights = None
         if self.loss is None:
@@ -128,7 +128,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
         self.model.train_function = self._train
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Takes itself away again; writes the plot."""
+        """Restores the model's training function; writes the plot."""
         self._restore()
         if self._writer is not None:
             self._writer.close()
@@ -140,7 +140,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
         self._begun = batch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Adds what the epoch's measurements say together to its logs."""
+        """Adds the averages over the epoch's measurements to its logs."""
         if self._epoch and logs is not None:
             found = statistics.average(self._epoch)
             logs.update({f"gradient_{key}": found[key] for key in KEYS})
@@ -164,7 +164,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
         return outputs
 
     def _restore(self) -> None:
-        """Leaves the model's training function, in whatever order several callbacks do so."""
+        """Restores the model's training function, also if several callbacks do so in any order."""
         self._measure = self._begun = None
         function = self.model.train_function
         while isinstance(owner := getattr(function, "__self__", None), GradientSquaredMean):

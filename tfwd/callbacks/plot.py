@@ -1,7 +1,7 @@
 """The plot of the gradient's moments over the steps of a training.
 
-The statistics are drawn on logarithmic axes, which have no place for two values that they take all
-the time: infinity is marked at a panel's upper edge and zero at its lower one, a row a line.
+The axes are logarithmic, on which infinity and zero have no place, though both are frequent. So
+infinity is marked at a panel's upper edge and zero at its lower edge, in one row for each line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sums over blocks of examples, so that what is large is made for a few of them at a time."""
+"""Sums over the examples, block by block, so that large tensors are of few examples at a time."""
 
 from __future__ import annotations
 

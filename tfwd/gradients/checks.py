@@ -1,4 +1,4 @@
-"""What is verified before any work is done."""
+"""Checks of the arguments and the model, before any computation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def build(model: keras.Model, x: Any) -> None:
 
 
 def batch_normalization(model: keras.Model, training: bool) -> None:
-    """Raises a ValueError for layers under which the examples of a batch depend on each other."""
+    """Raises a ValueError for layers that make the examples of a batch depend on each other."""
     if not training:
         return
     for layer in _keras.layers.all_layers(model):

@@ -1,4 +1,4 @@
-"""A batch, and parts of it."""
+"""`Data`: the inputs, targets and sample weights of a batch, and slices of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Data(NamedTuple):
 
     @classmethod
     def of(cls, x: Any, y: Any, sample_weight: Any) -> Data:
-        """Takes arrays for tensors, and finds the number of examples.
+        """Converts arrays to tensors, and finds the number of examples.
 
         Raises:
             ValueError: if there is no example, or not as many in each.
@@ -66,8 +66,11 @@ class Data(NamedTuple):
         return cls(x, y, sample_weight, tf.shape(first)[0] if count is None else count)
 
     def never_empty(self) -> Data:
-        """Of an unknown size, with an example of zeros where there would be none, on which
-        everything can be computed; itself otherwise."""
+        """A batch with at least one example: an empty one gets an example of zeros.
+
+        The moments of zeros can be computed, and are thrown away afterwards. A batch whose size is
+        known is returned as it is.
+        """
         if isinstance(self.size, int):
             return self
         missing = tf.maximum(1 - self.size, 0)
@@ -114,7 +117,7 @@ class Data(NamedTuple):
 
 
 def _numbers(value: Any) -> Any:
-    """A list of numbers, also in a dict, is an array, and not a structure of scalars."""
+    """Makes arrays of lists of numbers, which would be taken for structures of scalars."""
     if isinstance(value, Mapping):
         return {key: _numbers(inner) for key, inner in value.items()}
     numbers = isinstance(value, (list, tuple)) and value and all(np.isscalar(v) for v in value)

@@ -1,9 +1,9 @@
-"""The general way: the gradient of one example after the other.
+"""The general way, for weights without a rule: the gradient of one example after the other.
 
-Where nothing in the model is random, each example is taken by itself, all at once where
-`tf.vectorized_map` can and else in a loop. Where something is (a dropout on activations), an
-example by itself would be dropped otherwise than in the batch: the batch is run once, and the
-backward pass once for each example's loss, which costs more.
+Where nothing in the model is random, the model runs on each example alone: by `tf.vectorized_map`
+where that works, else in a loop. Where something is random, such as dropout on activations, an
+example alone would see another mask than in the batch. So the batch runs forward once, and backward
+once for each example's loss, which costs more.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tfwd.gradients.blocks import over_blocks
 # Gradients that vectorized_map makes at once, in bytes; it needs several times that.
 MAP_BYTES = 16 << 20
 
-# What vectorized_map takes, and then fails when it is run: a gradient through a loop keeps its
-# steps in lists; and a batched product becomes one that broadcasts, which in TensorFlow 2.21 with
-# oneDNN writes past its result and ends the process.
+# Operations that vectorized_map converts to something that fails when it is run. The gradient of a
+# loop keeps its steps in lists. A batched product becomes one that broadcasts, which in TensorFlow
+# 2.21 with oneDNN writes past its result and ends the process.
 FAILING = {"While", "StatelessWhile", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"}
 
 Sums = tuple[tf.Tensor, ...]  # first all sum_b g_b, then all sum_b g_b^2
@@ -103,7 +103,7 @@ def backward_each(
 
 @contextmanager
 def _without_log() -> Iterator[None]:
-    """vectorized_map writes pages about an operation that it has no converter for."""
+    """Silences vectorized_map, which logs pages about an operation without a converter."""
 
     def never(record: Any) -> bool:
         return False

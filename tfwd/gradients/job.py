@@ -1,4 +1,4 @@
-"""The moments of a batch: chunks, the rules, and the general way for what they leave over."""
+"""Computes the moments of a batch, chunk by chunk: by rules, and other weights the general way."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfwd.gradients.record import Pass
 
 
 class Job:
-    """One computation, whose chunks see the same draws."""
+    """One computation of moments. All its chunks see the same effective weights."""
 
     def __init__(
         self,
@@ -45,8 +45,11 @@ class Job:
     def means(
         self, chunk_size: int | None
     ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor | None]]:
-        """Of all weights `(1/B) sum_b g_b`, `(1/B) sum_b g_b^2`, and the gradient of the losses
-        that are not of an example, None where there is none."""
+        """The moments of all weights, in three lists.
+
+        They are `(1/B) sum_b g_b`, `(1/B) sum_b g_b^2`, and the gradient of the losses that are not
+        of an example, None where there is none.
+        """
         if chunk_size is None or (isinstance(self.batch, int) and self.batch <= chunk_size):
             found = self._chunk(0, self.batch)
         else:
@@ -62,7 +65,7 @@ class Job:
         return [self._methods[id(v)] for v in self.variables]
 
     def _share_of(self, length: int | tf.Tensor) -> Scale:
-        """What part of the batch a chunk is."""
+        """The number of a chunk's examples over the batch's."""
         both_known = isinstance(length, int) and isinstance(self.share, float)
         return length * self.share if both_known else tf.cast(length, tf.float64) * self.share
 

@@ -1,4 +1,4 @@
-"""The loss of each example, whatever a loss object would do with them.
+"""The loss of each example of a batch, whatever the loss object's reduction is.
 
 For values `v_bp` of a loss at the positions `p` of an example (one, or time steps, or pixels), with
 masks `m` and sample weights `w`:
@@ -94,7 +94,7 @@ class Losses:
         return found
 
     def _numbered(self, value: Any, names: list[Any]) -> Any:
-        """A dict by the names of outputs that the model gives as a list, by their numbers."""
+        """Replaces output names by output numbers in a dict, if the model returns a list."""
         ours = self._names
         if not isinstance(value, Mapping) or ours is None or names != list(range(len(ours))):
             return value
@@ -179,7 +179,7 @@ def _of_output(
 
 
 def _aligned(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Both of one rank: weights of fewer axes hold for all positions along the rest."""
+    """Brings both to one rank, so that weights of fewer axes broadcast along the last ones."""
     values, weights = _keras_calls.to_same_rank(values, weights)
     rank = max(values.shape.rank, weights.shape.rank)
     for _ in range(rank - weights.shape.rank):

@@ -1,4 +1,4 @@
-"""What a convolution's kernel sees at each of its positions."""
+"""The parts of the input that each entry of a convolution's kernel is multiplied with."""
 
 from __future__ import annotations
 

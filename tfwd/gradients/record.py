@@ -1,9 +1,9 @@
-"""One forward pass in which every use of every weight is noted.
+"""`Pass`: a forward pass that records every use of every weight; `Call`: what a rule is given.
 
-Layers with a rule are run by it: they read their weights with the gradient stopped, so that the
-tape computes no weight's gradient, and leave probes, the tensors whose gradients are wanted. Every
-other read of a weight, by a layer without a rule or by a model's own code, is noticed as such, and
-so is one that goes past Keras; such a weight has to be computed the general way.
+A layer with a rule is run by the rule. It reads its weights with the gradient stopped, so that the
+tape computes no gradient of a weight, and marks probes: tensors whose gradients are wanted. Any
+other read of a weight, by a layer without a rule, by a model's own code or past Keras, is noticed.
+Such a weight is computed the general way.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Pass:
 
     @contextmanager
     def ruled(self) -> Iterator[None]:
-        """Reads in the body are accounted for."""
+        """A context in which reads of weights are a rule's, and do not make a weight general."""
         self._ruled += 1
         try:
             yield

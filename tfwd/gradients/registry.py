@@ -1,8 +1,8 @@
-"""The rules: how the per-example gradients of a layer's weights are got from one pass.
+"""Registry of rules: functions that give the per-example gradients of a layer's weights.
 
-A rule stands in for a layer's `call` while moments are computed. It computes the same outputs,
-marks the pre-activations whose gradients it wants, and says what each weight's per-example
-gradients are in terms of these.
+A rule replaces a layer's `call` while moments are computed. It computes the same outputs, marks the
+pre-activations whose gradients it wants, and says how each weight's per-example gradients follow
+from these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules for convolutions: a product at each position, of the kernel and what lies under it."""
+"""Rules for convolutions: a product at each position, of the kernel and the input under it."""
 
 from __future__ import annotations
 

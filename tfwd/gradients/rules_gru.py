@@ -1,4 +1,4 @@
-"""The rule for GRU: its candidate's product is reset after the product, or its state before it."""
+"""The rule for GRU, whose reset gate acts after the recurrent product or before it."""
 
 from __future__ import annotations
 

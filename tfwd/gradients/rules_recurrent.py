@@ -1,4 +1,6 @@
-"""Rules for recurrent layers: the products of all time steps at once, outside the loop.
+"""Rules for SimpleRNN and LSTM, and what they share with that for GRU.
+
+The products that give the weights' gradients are of all time steps at once, outside the loop.
 
 The kernel gets the outer products of the inputs and of the gradients at the pre-activations, the
 recurrent kernel those of the states before each step, summed over time.

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfwd import recurrence
 from tfwd.custom_gradient import custom_gradient
 from tfwd.gradients.per_example_gradients import size
 
@@ -42,70 +43,47 @@ def scan(
     Returns:
         The states after each step, `[T, B, U]` each.
     """
-    length = size(z, 0)
-    kwargs = {"parallel_iterations": 1, "maximum_iterations": length}
-    back = tf.transpose(matrix)
+    # Loops are not unrolled: that would gain little here, and take a second longer to trace.
+    length, back = size(z, 0), tf.transpose(matrix)
 
-    def kept(index: tf.Tensor, new: list[tf.Tensor], old: list[tf.Tensor]) -> list[tf.Tensor]:
+    def after(t: tf.Tensor, z_t: Any, r: Any, old: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        new = step(z_t, r, list(old))
         if keep is None:
             return new
-        return [tf.where(keep[index], a, b) for a, b in zip(new, old, strict=True)]
-
-    def after(index: tf.Tensor, z_t: Any, r: Any, old: list[tf.Tensor]) -> list[tf.Tensor]:
-        return kept(index, step(z_t, r, old), old)
+        return [tf.where(keep[t], a, b) for a, b in zip(new, old, strict=True)]
 
     @custom_gradient
     def run(z: tf.Tensor, recurrent: tf.Tensor, *initial: tf.Tensor) -> Any:
-        def forward(index: tf.Tensor, products: Any, arrays: Any, old: Any) -> tuple:
+        specs = [tf.TensorSpec(tensor.shape[1:], tensor.dtype) for tensor in (z, recurrent)]
+
+        def forward(t: tf.Tensor, *old: tf.Tensor) -> tuple[list, list]:
             h = old[0] if factor is None else old[0] * factor
             r = tf.matmul(h, matrix)
-            new = after(index, z[index], r, list(old))
-            arrays = [array.write(index, state) for array, state in zip(arrays, new, strict=True)]
-            return index + 1, products.write(index, r), arrays, new
+            new = after(t, z[t], r, old)
+            return new, [r, *new]
 
-        arrays = [_array(length, state.shape, state.dtype) for state in initial]
-        products = _array(length, [*initial[0].shape[:1], matrix.shape[1]], z.dtype)
-        _, products, arrays, _ = tf.while_loop(
-            lambda index, *_: index < length,
-            forward,
-            (tf.constant(0), products, arrays, list(initial)),
-            **kwargs,
-        )
-        sequences = [array.stack() for array in arrays]
-        r = products.stack()
+        kept = [specs[1], *(tf.TensorSpec(state.shape, state.dtype) for state in initial)]
+        _, lists = recurrence.scan(length, forward, initial, kept, unroll=1)
+        r, *sequences = (each.stack() for each in lists)
 
         def backward(*upstream: tf.Tensor) -> tuple:
-            def one(count: tf.Tensor, z_array: Any, r_array: Any, ds: Any) -> tuple:
-                index = length - 1 - count
-                ds = [d + more[index] for d, more in zip(ds, upstream, strict=True)]
-                first = [tf.where(index > 0, s[index - 1], i) for s, i in before]
-                given = [z[index], r[index], *first]
+            def one(t: tf.Tensor, *after_t: tf.Tensor) -> tuple[list, list]:
+                ds = [d + more[t] for d, more in zip(after_t, upstream, strict=True)]
+                pairs = zip(sequences, initial, strict=True)
+                before = [tf.where(t > 0, found[t - 1], first) for found, first in pairs]
+                given = [z[t], r[t], *before]
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch(given)
-                    new = after(index, given[0], given[1], given[2:])
+                    new = after(t, given[0], given[1], given[2:])
                 dz, dr, *ds = tape.gradient(new, given, ds, unconnected_gradients="zero")
                 dh = tf.matmul(dr, back)
                 ds[0] += dh if factor is None else dh * factor
-                return count + 1, z_array.write(index, dz), r_array.write(index, dr), ds
+                return ds, [dz, dr]
 
-            before = list(zip(sequences, initial, strict=True))
-            _, z_array, r_array, ds = tf.while_loop(
-                lambda count, *_: count < length,
-                one,
-                (
-                    tf.constant(0),
-                    _array(length, z.shape[1:], z.dtype),
-                    _array(length, r.shape[1:], r.dtype),
-                    [tf.zeros_like(state) for state in initial],
-                ),
-                **kwargs,
-            )
-            return (z_array.stack(), r_array.stack(), *ds)
+            zeros = [tf.zeros_like(state) for state in initial]
+            ds, lists = recurrence.scan(length, one, zeros, specs, backwards=True, unroll=1)
+            return (*(each.stack() for each in lists), *ds)
 
         return tuple(sequences), backward
 
     return list(run(z, recurrent, *states))
-
-
-def _array(length: int | tf.Tensor, shape: Any, dtype: tf.DType) -> tf.TensorArray:
-    return tf.TensorArray(dtype, length, element_shape=shape, clear_after_read=False)

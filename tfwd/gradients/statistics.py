@@ -1,4 +1,4 @@
-"""What the two moments say: the noise of the gradient, beside the gradient.
+"""Noise scale and signal-to-noise ratio of the gradient, estimated from the two moments.
 
 For a weight `w` with entries `i`, from `m_i = E[g_i]` and `s_i = E[g_i^2]` over a batch of `B`, and
 `r_i`, the part of `m_i` that is the same for every example (regularizers):
@@ -37,9 +37,12 @@ ESTIMATES = ("squared_mean", "square_of_mean", "variance", "signal")
 
 
 def compress(moments: Moments) -> tf.Tensor:
-    """What `describe` needs of moments: float64 `[3, weights]`, the sums over the entries of
-    `squared_mean`, of `mean^2`, and of the square of `mean` without the `penalty`. A few numbers to
-    fetch, whatever the model's size."""
+    """What `describe` needs of moments: a few numbers to fetch, whatever the model's size.
+
+    Returns:
+        float64 `[3, weights]`: the sums over the entries of `squared_mean`, of `mean^2`, and of the
+        square of `mean` without the `penalty`.
+    """
     squares = [tf.reduce_sum(tf.cast(s, tf.float64)) for s in moments.squared_mean]
     means = [_squared_norm(m) for m in moments.mean]
     own = list(means)

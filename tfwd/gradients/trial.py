@@ -1,13 +1,22 @@
-"""One attempt to see which rows are whose, on given weights and inputs.
+"""Runs a model on a few examples to see that they are independent, and whose the rows are.
 
-With only one example's outputs differentiated, nothing may arrive at another one's rows, and
-something must arrive at its own. No weight may be reached past the rules. And an example's output
-may not change with the others.
+A trial makes these checks, on given weights and inputs:
+
+1. The outputs of one example are differentiated. A rule holds for a weight if gradients arrive at
+   this example's rows and at nobody else's, and if nothing but rules leads to the weight.
+2. The model runs without rules, which must give the same outputs.
+3. The other examples are changed to copies of the first, whose outputs must stay as they are.
+4. The first example runs alone, with the same outcome. Losses from `add_loss` that are as many as
+   the examples in both runs are the examples' own.
+
+Changing examples alone would not do: rows that do not depend on the inputs, such as those of a
+constant, show only by their gradients whose they are.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,7 +30,7 @@ from tfwd.gradients.perturbations import Perturbations
 from tfwd.gradients.record import Pass
 from tfwd.gradients.trial_data import Values
 
-# Binary digits of the narrow types, whose outputs differ by more than a last one between two ways.
+# Binary digits of half precision, in which two ways to compute the same differ by more.
 _DIGITS = {tf.bfloat16: 8, tf.float16: 11}
 
 
@@ -29,31 +38,45 @@ class Dependent(Exception):
     """The examples depend on each other."""
 
 
-class Findings(NamedTuple):
-    """What an attempt has shown, as in `IndependenceReport`.
+@dataclasses.dataclass
+class IndependenceReport:
+    """What trials have shown of the weights, which are named by their ids.
 
-    `open` are weights at which nothing arrived.
+    Attributes:
+        folded: weights used where several successive rows are of one example.
+        general: weights that no rule can be used for: it is not shown whose the rows are, or that
+            all uses of the weight are known.
+        open: weights at which no gradient arrived, so that nothing is shown of them.
+        losses: which of the losses from `add_loss`, in their order, have a value for each example;
+            None if that is not known.
     """
 
-    folded: set[int]
-    general: set[int]
-    open: set[int]
-    losses: tuple[bool, ...] | None
+    folded: set[int] = dataclasses.field(default_factory=set)
+    general: set[int] = dataclasses.field(default_factory=set)
+    open: set[int] = dataclasses.field(default_factory=set)
+    losses: tuple[bool, ...] | None = None
 
-    def joined(self, other: Findings) -> Findings:
-        return Findings(
+    def joined(self, other: IndependenceReport) -> IndependenceReport:
+        """What both have shown; open is what both have left open."""
+        return IndependenceReport(
             self.folded | other.folded,
             self.general | other.general,
             self.open & other.open,
             self.losses if other.losses is None else other.losses,
         )
 
+    def per_example(self, losses: list[tf.Tensor], count: int | None) -> list[bool]:
+        """Which of the losses of a pass over `count` examples have a value for each of them."""
+        if self.losses is not None and len(self.losses) == len(losses):
+            return list(self.losses)
+        return [bool(loss.shape.rank) and loss.shape[0] == count for loss in losses]
+
 
 class Trial:
-    """One attempt.
+    """One run of the checks.
 
     Attributes:
-        findings: what it has shown.
+        report: what it has shown.
 
     Raises:
         Dependent: if an example's output depends on another example.
@@ -64,25 +87,22 @@ class Trial:
     ) -> None:
         self.model, self.values, self.x, self.count = model, values, x, count
         self.training, self.perturbations = training, Perturbations()
-        self.findings, self.ruled, outputs = self._ruled()
+        self.report, self.ruled, outputs = self._ruled()
         record, plain = self._plain(x)
         if not record.before and not self._as_plain(outputs, plain, record):
-            # A rule does not compute what its layer does.
-            self.findings.general.update(self.ruled.uses)
+            self.report.general.update(self.ruled.uses)
         if count > 1:
-            first = tf.nest.map_structure(self._repeated, _cut(x, 0, 1))
-            self._compare(plain, self._plain(first)[1])
+            self._compare(plain, self._plain(_repeated(_first(x), count))[1])
         try:
-            fewer = _cut(x, 0, 1) if count > 1 else tf.nest.map_structure(_twice, x)
-            other, alone = self._plain(fewer)
+            other, others = self._plain(_first(x) if count > 1 else _repeated(x, 2))
         except Exception:  # it takes this number of examples only
             return
         if count > 1 and not record.before and not record.draws:  # else its draws are others
-            self._compare(plain, alone)
+            self._compare(plain, others)
         self._compare_losses(self.ruled.losses, other.losses, 1 if count > 1 else 2)
 
     def _check_normalizations(self, record: Pass) -> None:
-        """The layers by which it mostly comes have a message that names them."""
+        """Raises an error that names the layer, for the layers that mostly mix examples."""
         for layer in _keras.layers.all_layers(self.model):
             if isinstance(layer, keras.layers.BatchNormalization) and any(
                 id(v) in record.before for v in layer.non_trainable_variables
@@ -94,10 +114,10 @@ class Trial:
                 )
 
     def _compare(self, outputs: list[tf.Tensor], others: list[tf.Tensor]) -> None:
-        """The first example's outputs may not differ, unless they do by themselves."""
+        """The first example's outputs must be equal, unless they change from run to run anyway."""
         same = _same([t[:1] for t in outputs], [t[:1] for t in others])
         if not same and self._repeats(outputs):
-            raise self._dependent(self.findings, self.ruled)
+            raise self._dependent(self.report, self.ruled)
 
     def _plain(self, x: Any, given: bool = True) -> tuple[Pass, list[tf.Tensor]]:
         """The model without rules, from the same random states each time."""
@@ -120,11 +140,8 @@ class Trial:
         return _same(found, self._plain(self.x, given=False)[1])
 
     def _repeats(self, outputs: list[tf.Tensor]) -> bool:
-        """Whether it gives the same again: not where something draws past Keras's generators."""
+        """Whether another run gives the same: not where something draws past Keras's generators."""
         return _same(outputs, self._plain(self.x)[1])
-
-    def _repeated(self, tensor: Any) -> Any:
-        return None if tensor is None else tf.concat([tensor] * self.count, 0)
 
     def _compare_losses(self, losses: list, others: list, count: int) -> None:
         """Losses with a value for each example are as many as there are examples."""
@@ -133,9 +150,9 @@ class Trial:
                 bool(a.shape.rank) and (a.shape[0], b.shape[:1]) == (self.count, (count,))
                 for a, b in zip(losses, others, strict=True)
             )
-            self.findings = self.findings._replace(losses=own)
+            self.report.losses = own
 
-    def _ruled(self) -> tuple[Findings, Pass, list[tf.Tensor]]:
+    def _ruled(self) -> tuple[IndependenceReport, Pass, list[tf.Tensor]]:
         record = Pass(self.model, self.perturbations, values=self.values)
         flat = [t for t in tf.nest.flatten(self.x) if isinstance(t, tf.Tensor)]
         inputs = [t for t in flat if t.dtype.is_floating]
@@ -147,7 +164,7 @@ class Trial:
             each = [_wavy([t[i : i + 1] for t in outputs]) for i in ends]
         self._check_normalizations(record)
         ds = [record.tape.gradient(one, [*record.probes, *inputs]) for one in each]
-        found = Findings(set(), record.unaccounted(whole), set(), None)
+        found = IndependenceReport(general=record.unaccounted(whole))
         if self.count > 1:
             for key, uses in record.uses.items():
                 for use in uses:
@@ -158,7 +175,7 @@ class Trial:
                         raise self._dependent(found, record)
         return found, record, outputs
 
-    def _dependent(self, found: Findings, record: Pass) -> Dependent:
+    def _dependent(self, found: IndependenceReport, record: Pass) -> Dependent:
         names = [
             _keras.variables.path(record.variables[key]) for key in found.general & set(record.uses)
         ]
@@ -169,7 +186,9 @@ class Trial:
             "per-example gradients"
         )
 
-    def _look(self, found: Findings, key: int, use: Any, ds: list, ends: list[int]) -> None:
+    def _look(
+        self, found: IndependenceReport, key: int, use: Any, ds: list, ends: list[int]
+    ) -> None:
         """Where the gradients of the first and of the last example arrive, in one use."""
         for end, gradients in zip(ends, ds, strict=True):
             given = [gradients[probe] for probe in use.probes]
@@ -189,12 +208,13 @@ class Trial:
                 found.open.add(key)
 
 
-def _cut(x: Any, start: int, size: int) -> Any:
-    return Data(x, None, None, -1).part(start, size).x
+def _first(x: Any) -> Any:
+    """The first example."""
+    return Data(x, None, None, -1).part(0, 1).x
 
 
-def _twice(tensor: Any) -> Any:
-    return None if tensor is None else tf.concat([tensor, tensor], 0)
+def _repeated(x: Any, count: int) -> Any:
+    return tf.nest.map_structure(lambda t: None if t is None else tf.concat([t] * count, 0), x)
 
 
 def _floating(outputs: Any) -> list[tf.Tensor]:
@@ -227,7 +247,7 @@ def _maxima(tensor: Any) -> np.ndarray:
 
 
 def _arrived(sizes: np.ndarray, at: int) -> tuple[bool, bool]:
-    """Whether something arrived at one example's rows, and at those of others; not what is NaN."""
+    """Whether gradients arrived at one example's rows, and at others'; NaN shows neither."""
     if not np.isfinite(sizes).all():
         return False, False
     others = np.delete(sizes, at).max(initial=0)
@@ -235,7 +255,7 @@ def _arrived(sizes: np.ndarray, at: int) -> tuple[bool, bool]:
 
 
 def _wavy(tensors: list[tf.Tensor]) -> tf.Tensor:
-    """A sum with weights that are all different, so that nothing cancels."""
+    """A sum in which each entry has another weight, so that nothing cancels."""
     total = tf.zeros([])
     for tensor in tensors:
         flat = tf.reshape(tensor, [-1])

@@ -1,7 +1,7 @@
-"""What a model is tried on: few examples, with weights and inputs at no special values.
+"""Weights and inputs for trials: a few examples, with values that are not zero.
 
-Zeros hide whose a row is: behind a head that starts at zero nothing arrives anywhere. So the trial
-has weights and inputs of its own, first near those that are there, then far from them.
+Zeros hide whose a row is: behind a head that starts at zero no gradient arrives anywhere. So a
+trial has weights and inputs of its own, first near the real ones, then far from them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Setting(NamedTuple):
 
 
 def settings(model: keras.Model, data: Data) -> Iterator[Setting]:
-    """Examples in several numbers and sizes; the first that the model takes will do."""
+    """Examples in several numbers and sizes, to be tried until the model takes them."""
     whole = data.size if isinstance(data.size, int) else None
     counts = [_fixed_batch(model), 2 if whole is None else min(2, whole), whole]
     for count in dict.fromkeys(counts):
@@ -116,13 +116,13 @@ def _uniform(like: tf.Tensor, low: float, high: float, number: int) -> tf.Tensor
 
 
 def _breadth(value: tf.Tensor) -> float:
-    """How many entries of a weight are added up, as far as its shape tells."""
+    """How many entries of a weight one output sums over, as far as its shape tells."""
     inner = value.shape[:-1].num_elements() if value.shape.rank else 1
     return max(1, inner)
 
 
 def _near(value: tf.Tensor, number: int) -> tf.Tensor:
-    """Of the same signs; what is zero, or no number, becomes something small."""
+    """Weights of the same signs. Zeros and NaNs are replaced by small values."""
     small = _uniform(value, -1, 1, number) / _breadth(value) ** 0.5
     there = tf.math.is_finite(value) & (value != 0)
     return tf.where(there, value * _uniform(value, 0.75, 1.25, number), small)
@@ -143,14 +143,14 @@ def _finite(tensor: tf.Tensor, number: int) -> tf.Tensor:
 
 
 def _near_input(tensor: tf.Tensor, number: int) -> tf.Tensor:
-    """Slightly above, so that an id that is given as a float stays the same id."""
+    """Inputs slightly above the real ones, so that an id given as a float stays the same id."""
     if not tensor.dtype.is_floating:
         return tensor
     return _finite(tensor, number) + tf.cast(_uniform(tensor, 0.1, 0.4, number), tensor.dtype)
 
 
 def _filled(tensor: tf.Tensor, number: int) -> tf.Tensor:
-    """Floats between 0 and 1; no id is 0, which stands for padding."""
+    """Random floats between 0.1 and 1. Ids of 0, which stands for padding, are replaced."""
     if tensor.dtype.is_floating:
         return tf.cast(_uniform(tensor, 0.1, 1, number), tensor.dtype)
     return tf.where(tensor == 0, tf.reduce_max(tensor), tensor)
