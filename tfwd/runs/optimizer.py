@@ -1,4 +1,4 @@
-"""The optimizer that a config names, and what goes around it."""
+"""Makes the optimizer that a config names, with weight decay, averaging and loss scaling."""
 
 from __future__ import annotations
 
