@@ -2,8 +2,8 @@
 
 keras-tuner's Hyperband carries a promoted trial's best weights over, and nothing else: the
 optimizer's moments and averages, and the number of the next draw, begin anew. Here each run keeps
-its whole state (`callbacks.FullState`), a promoted trial begins with the state that the one before it
-ended with, and so does a trial that was stopped.
+its whole state (`callbacks.FullState`), a promoted trial begins with the state that the one before
+it ended with, and so does a trial that was stopped.
 """
 
 from __future__ import annotations
