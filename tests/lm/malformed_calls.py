@@ -274,20 +274,19 @@ def load_programs() -> None:
 
     tfwd_programs.quiet_tensorflow()
     for name in (
-        "train",
-        "tune",
-        "evaluate",
-        "generate",
-        "finish",
-        "trainer",
-        "saved",
-        "sampling",
-        "sweeps.tuner",
-        "sweeps.report",
-        "sweeps.hparams",
-        "display",
+        "lm.train",
+        "lm.tune",
+        "lm.evaluate",
+        "lm.generate",
+        "lm.finish",
+        "lm.trainer",
+        "runs.saved",
+        "runs.sweeps.tuner",
+        "runs.sweeps.report",
+        "runs.sweeps.hparams",
+        "runs.display",
     ):
-        importlib.import_module(f"tfwd.lm.{name}")
+        importlib.import_module(f"tfwd.{name}")
     import scipy  # noqa: F401
     import sklearn.gaussian_process  # noqa: F401
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tfwd.lm import generate, sampling
+from tfwd.lm import generate
 from tfwd.lm.program import load
 from tfwd.runs import app, checkpoint
 from tfwd.runs.errors import UserError
@@ -21,7 +21,7 @@ def test_flags_reach_the_drawing(make_run, capsys):
     run = make_run()
     found = load(run, "last")
     options = {"tokens": 12, "temperature": 1.25, "top_k": 4, "seed": 9}
-    expected = sampling.generate(found.model, found.vocabulary, prompt="a b", **options)
+    expected = generate.generate(found.model, found.vocabulary, prompt="a b", **options)
     given = [f"--{name}={value}" for name, value in options.items()]
     arguments = [f"--workdir={run}", "--checkpoint=last", "--prompt=a b", *given]
     assert command(capsys, *arguments) == (0, expected + "\n", "")
@@ -74,4 +74,4 @@ def test_weights_that_are_not_finite(make_run, capsys):
     model.decoder.bias.assign(np.full(model.vocabulary_size, 3e38))  # finite, but not their sum
     model.embedding.embeddings.assign(np.full(model.embedding.embeddings.shape, 3e38))
     with pytest.raises(UserError, match="no finite numbers for the next token"):
-        list(sampling.draw(model, np.array([1]), 2, temperature=1.0, top_k=0, seed=0))
+        list(generate.draw(model, np.array([1]), 2, temperature=1.0, top_k=0, seed=0))

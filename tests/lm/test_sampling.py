@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stacks import SLOW_ON_KERAS_2
 
+from tfwd.lm.generate import choose, draw, generate
 from tfwd.lm.model import LanguageModel
-from tfwd.lm.sampling import choose, draw, generate
 from tfwd.lm.text import tokenize
 from tfwd.lm.vocabulary import Vocabulary
 from tfwd.runs.errors import UserError

@@ -14,10 +14,10 @@ from training_tools import StopAfter
 from tfwd import _keras
 from tfwd._keras import steps
 from tfwd.runs import app, saved, train, tune
-from tfwd.runs.config import Key, MayChange, Schema
+from tfwd.runs.config import Schema
 from tfwd.runs.errors import UserError
 from tfwd.runs.files import write_atomically
-from tfwd.runs.keys import OPTIMIZER_KEYS, TRAINING_KEYS
+from tfwd.runs.keys import OPTIMIZER_KEYS, TRAINING_KEYS, Key, MayChange
 from tfwd.runs.optimizer import averaging, make_optimizer
 from tfwd.runs.program import Program, Score
 from tfwd.runs.signals import Stopped, StopRequest

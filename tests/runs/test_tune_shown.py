@@ -19,8 +19,7 @@ from tfwd.runs.signals import StopRequest
 from tfwd.runs.sweeps import plots, sweep
 from tfwd.runs.sweeps.board import Board
 from tfwd.runs.sweeps.folder import SweepFolder
-from tfwd.runs.sweeps.rows import DONE, FAILED, Row
-from tfwd.runs.sweeps.table import reasons
+from tfwd.runs.sweeps.rows import DONE, FAILED, Row, reasons
 from tfwd.tuning import Choice, Float, Int, stopwatch
 
 KEYS = (

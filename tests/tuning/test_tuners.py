@@ -13,7 +13,7 @@ import tfwd
 from tfwd import _keras, tuning
 from tfwd import parametrizations as P
 from tfwd.tuning import workers
-from tfwd.tuning.state import FullState
+from tfwd.tuning.callbacks import FullState
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(24, 5, 3)).astype("float32")

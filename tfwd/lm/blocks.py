@@ -1,4 +1,4 @@
-"""The parts of the language model: each with its regularisation, or, if that is off, without.
+"""Builds the layers of the language model, each with its regularisation or, if that is off, plain.
 
 A part takes its seeds from one row of them, and as many whether its options are on or off: so a
 switch does not move the initial weights or the draws of the other parts.

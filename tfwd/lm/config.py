@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ml_collections
 
-from tfwd.runs.config import Key, MayChange, Schema
+from tfwd.runs.config import Schema
 from tfwd.runs.errors import UserError
-from tfwd.runs.keys import OPTIMIZER_KEYS, TRAINING_KEYS
+from tfwd.runs.keys import OPTIMIZER_KEYS, TRAINING_KEYS, Key, MayChange
 from tfwd.runs.optimizer import check_arguments
 from tfwd.runs.validators import (
     COUNT,

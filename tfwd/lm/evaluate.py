@@ -1,4 +1,4 @@
-"""tfwd-evaluate: what a trained model's perplexity is on a text."""
+"""tfwd-evaluate: the perplexity of a trained model on a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a run: the best weights on the three texts, the learning curves and a sample."""
+"""Writes and prints the report of a run: perplexities, learning curves and a sample."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from tfwd.lm.generate import generate
 from tfwd.lm.losses import PERPLEXITY
-from tfwd.lm.sampling import generate
 from tfwd.lm.trainer import Trainer
 from tfwd.lm.vocabulary import Corpus
 from tfwd.runs.display import Display

@@ -1,4 +1,4 @@
-"""Moments of the gradient while the language model trains: `--config.gradients.every=N`.
+"""Measures moments of per-example gradients during training: `--config.gradients.every=N`.
 
 An example is a column of the window: the tokens of one row and the state that it began with. What
 is measured is the cross entropy alone, with the regularisation that drops, and nothing is changed

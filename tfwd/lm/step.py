@@ -21,8 +21,8 @@ from tfwd.lm.model import LanguageModel
 from tfwd.optimizers.repeated_rows import summed
 from tfwd.runs.errors import UserError
 from tfwd.runs.optimizer import averaging, decaying, make_optimizer
+from tfwd.runs.program import Failure
 from tfwd.runs.state import RunState
-from tfwd.runs.trainer import Failure
 
 
 class TrainStep:

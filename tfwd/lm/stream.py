@@ -1,4 +1,4 @@
-"""From a line of numbers to the windows a recurrent model is trained on.
+"""Cuts a numbered text into the windows that a recurrent model is trained on.
 
 Truncated back-propagation through time: the text is cut into `batch_size` contiguous columns that
 are read side by side, a window of a few dozen steps at a time, and the state at a window's end

@@ -1,4 +1,4 @@
-"""What a sweep file is written with.
+"""The names that a sweep file imports.
 
 from tfwd.lm.sweeps import Float, Sweep
 

@@ -1,4 +1,4 @@
-"""Where the text comes from, and how it is cut into tokens.
+"""Reads the training, validation and test text, and cuts a text into tokens.
 
 The default text is in every Python: the topics of its reference manual, which `pydoc` shows
 (about 65,000 words; it differs a little from version to version). So the main job needs no

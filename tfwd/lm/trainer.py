@@ -1,4 +1,4 @@
-"""Trains the language model: its windows, its validation and the moments of its gradients."""
+"""The trainer of the language model: windows of text, validation, moments of gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder of checkpoints that are whole or not there.
+"""Writes and reads checkpoints that are either whole or not there.
 
 A checkpoint is a folder, `step-00000120/`: the tensors (`tf.train.Checkpoint`), `progress.json`,
 `written_by.json` with the Keras whose objects the tensors follow, further files of the caller's,

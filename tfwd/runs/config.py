@@ -7,46 +7,18 @@ table is an error.
 
 from __future__ import annotations
 
-import enum
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_collections
 
 from tfwd.runs import validators
 from tfwd.runs.errors import UserError, suggest
 from tfwd.runs.files import read_json, write_atomically
-from tfwd.runs.validators import MAPPING, Validator, shown
-
-
-class MayChange(enum.Enum):
-    """When a key may have another value as something is gone on with."""
-
-    NEVER = "the run must go on with the same value"
-    IN_RUNS = "a run may go on with another value; a sweep may not, as its trials would differ"
-    ALWAYS = "it has no influence on results"
-
-
-class Key(NamedTuple):
-    """A row of the table.
-
-    Attributes:
-        default: the value, if none is given. With `{}` the key is a group that takes any names.
-        validator: of its values.
-        meaning: for `--help`.
-        may_change: when a run or a sweep may go on with another value.
-        only_to_train: whether a trained model is read whatever the value is.
-        off: the value that switches the key's feature off.
-    """
-
-    default: Any
-    validator: Validator
-    meaning: str
-    may_change: MayChange = MayChange.NEVER
-    only_to_train: bool = False
-    off: Any = None
+from tfwd.runs.keys import Key, MayChange
+from tfwd.runs.validators import MAPPING, shown
 
 
 class Schema:

@@ -1,4 +1,4 @@
-"""The one exception for what a user of the programs got wrong.
+"""`UserError`, for what a user of the programs got wrong, and suggestions of near names.
 
 The programs print it as a single line, ``error: <message>``, and end with exit code 1. Anything
 else that is raised is a fault of the code and keeps its traceback.

@@ -19,8 +19,8 @@ import ml_collections
 from tfwd.runs import config as configs
 from tfwd.runs import weights
 from tfwd.runs.checkpoint import Checkpoints
-from tfwd.runs.claim import Claim
 from tfwd.runs.errors import UserError
+from tfwd.runs.files import Claim
 from tfwd.runs.program import Program, Vocabulary
 from tfwd.runs.state import Progress
 

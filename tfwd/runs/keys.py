@@ -1,11 +1,13 @@
-"""The keys that all programs have: of the optimizer and of training.
+"""Rows of a configuration's table, and those that all programs have: of optimizer and training.
 
 Another default is `key._replace(default=...)` in the program's own table.
 """
 
 from __future__ import annotations
 
-from tfwd.runs.config import Key, MayChange
+import enum
+from typing import Any, NamedTuple
+
 from tfwd.runs.optimizer import OPTIMIZER
 from tfwd.runs.validators import (
     COUNT,
@@ -17,8 +19,38 @@ from tfwd.runs.validators import (
     PATTERNS,
     POSITIVE,
     WHOLE,
+    Validator,
     one_of,
 )
+
+
+class MayChange(enum.Enum):
+    """When a key may have another value as something is gone on with."""
+
+    NEVER = "the run must go on with the same value"
+    IN_RUNS = "a run may go on with another value; a sweep may not, as its trials would differ"
+    ALWAYS = "it has no influence on results"
+
+
+class Key(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        default: the value, if none is given. With `{}` the key is a group that takes any names.
+        validator: of its values.
+        meaning: for `--help`.
+        may_change: when a run or a sweep may go on with another value.
+        only_to_train: whether a trained model is read whatever the value is.
+        off: the value that switches the key's feature off.
+    """
+
+    default: Any
+    validator: Validator
+    meaning: str
+    may_change: MayChange = MayChange.NEVER
+    only_to_train: bool = False
+    off: Any = None
+
 
 ALWAYS, IN_RUNS = MayChange.ALWAYS, MayChange.IN_RUNS
 

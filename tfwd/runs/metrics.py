@@ -1,4 +1,4 @@
-"""The log of a run: `metrics.jsonl`, one JSON object a line, and the same for TensorBoard.
+"""Writes the log of a run: `metrics.jsonl`, one JSON object a line, and TensorBoard's events.
 
 The file is the one truth. A run that goes on from a checkpoint cuts it back to the length it had
 when that was saved, and writes TensorBoard's events anew from what is left, so that neither shows

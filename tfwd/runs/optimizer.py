@@ -1,4 +1,4 @@
-"""The optimizer that a config names, and what goes around it."""
+"""Makes the optimizer that a config names, with weight decay, averaging and loss scaling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import steps
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
 from tfwd.runs.errors import UserError, suggest
 from tfwd.runs.validators import Validator, hint, multipliers, patterns, same_kind, shown
@@ -33,11 +32,15 @@ ADDONS = {
 
 def optimizers() -> dict[str, str]:
     """The names of the optimizers that there are, by the same in lower case."""
+    from tfwd._keras import steps  # slow to load, and `--help` does without
+
     return {name.lower(): name for name in steps.names()}
 
 
 def optimizer_class(name: str) -> type:
     """The optimizer of a name, which may be in any case."""
+    from tfwd._keras import steps
+
     return steps.optimizer_class(optimizers()[name.lower()])
 
 
@@ -170,6 +173,8 @@ def make_optimizer(
     except (TypeError, ValueError) as error:
         raise UserError(f"optimizer {name} with {arguments}: {error}") from error
     if dtype_policy == "mixed_float16":
+        from tfwd._keras import steps
+
         optimizer = steps.with_loss_scale(optimizer)
     return optimizer
 

@@ -16,6 +16,7 @@ import ml_collections
 from tfwd.runs.config import Schema
 
 if TYPE_CHECKING:
+    from tfwd.optimizers import NonMonotonicASGD
     from tfwd.runs.display import Display
     from tfwd.runs.folder import RunFolder
     from tfwd.runs.signals import StopRequest
@@ -68,6 +69,46 @@ class Data(Protocol):
 
     def fingerprint(self) -> str:
         """A short hash of it: a run goes on with the data that it began with."""
+
+
+class Failure(NamedTuple):
+    """A step that was not finite: its number from 1, loss, gradient norm and learning rate."""
+
+    step: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+
+
+class Step(Protocol):
+    """A training step of a program.
+
+    Attributes:
+        optimizer: what it updates with.
+        averaging: the optimizer's `NonMonotonicASGD`, or `None`.
+        unused: the paths of the weights that no gradient reaches; known once it is traced.
+    """
+
+    optimizer: Any
+    averaging: NonMonotonicASGD | None
+    unused: list[str]
+
+    def __call__(self, *batch: Any) -> None:
+        """Makes the step, unless a number in it is not finite: then, and from then on, nothing."""
+
+    def trace(self) -> None:
+        """Traces the step, which the first call does otherwise."""
+
+    def failure(self) -> Failure | None:
+        """The first step that was not finite, if there was one. Waits for the device."""
+
+
+class Loss(Protocol):
+    """What an evaluation found."""
+
+    @property
+    def nats(self) -> float:
+        """The mean loss."""
 
 
 class Program(abc.ABC):

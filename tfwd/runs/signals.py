@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request, not a blow: the step under way is finished and saved first."""
+"""Turns Ctrl-C and SIGTERM into a request to stop after the current step, once that is saved."""
 
 from __future__ import annotations
 

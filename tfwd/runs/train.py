@@ -1,4 +1,4 @@
-"""The part of a training program that all share: trains, or goes on with a stopped run."""
+"""The training program: trains, or goes on with a run that was stopped."""
 
 from __future__ import annotations
 

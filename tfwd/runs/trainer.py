@@ -12,63 +12,22 @@ import math
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import ml_collections
 import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.optimizers import NonMonotonicASGD
 from tfwd.runs.display import Display
 from tfwd.runs.errors import UserError
 from tfwd.runs.folder import RunFolder
 from tfwd.runs.metrics import Metrics
 from tfwd.runs.optimizer import decaying, has_own_decay
-from tfwd.runs.program import Score
+from tfwd.runs.program import Failure, Loss, Score, Step
 from tfwd.runs.signals import Stopped, StopRequest
 from tfwd.runs.state import RunState
 from tfwd.runs.throughput import ThroughputMeter
-
-
-class Failure(NamedTuple):
-    """A step that was not finite: its number from 1, loss, gradient norm and learning rate."""
-
-    step: int
-    loss: float
-    gradient_norm: float
-    learning_rate: float
-
-
-class Step(Protocol):
-    """A training step of a program.
-
-    Attributes:
-        optimizer: what it updates with.
-        averaging: the optimizer's `NonMonotonicASGD`, or `None`.
-        unused: the paths of the weights that no gradient reaches; known once it is traced.
-    """
-
-    optimizer: Any
-    averaging: NonMonotonicASGD | None
-    unused: list[str]
-
-    def __call__(self, *batch: Any) -> None:
-        """Makes the step, unless a number in it is not finite: then, and from then on, nothing."""
-
-    def trace(self) -> None:
-        """Traces the step, which the first call does otherwise."""
-
-    def failure(self) -> Failure | None:
-        """The first step that was not finite, if there was one. Waits for the device."""
-
-
-class Loss(Protocol):
-    """What an evaluation found."""
-
-    @property
-    def nats(self) -> float:
-        """The mean loss."""
 
 
 class Trainer(abc.ABC):

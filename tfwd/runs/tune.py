@@ -1,4 +1,4 @@
-"""The part of a sweep program that all share: runs a sweep alone, or with other machines."""
+"""The sweep program: searches over config keys, alone or with workers on other machines."""
 
 from __future__ import annotations
 

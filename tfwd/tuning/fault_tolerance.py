@@ -1,4 +1,4 @@
-"""Oracles of keras-tuner that come through stops, crashes and lost workers.
+"""keras-tuner oracles that survive stops, crashes and lost workers.
 
 The search is keras-tuner's. What is added, and why:
 

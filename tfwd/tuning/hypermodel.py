@@ -1,4 +1,4 @@
-"""`rates`: a keras-tuner model whose weights are dropped, or given noise, at rates to be found."""
+"""`rates`: a keras-tuner hypermodel that searches for rates of weight dropout and weight noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""keras-tuner's four searches by name, each `FaultTolerantOracle`.
+"""keras-tuner's four oracles (random, grid, Bayesian, Hyperband), made fault-tolerant.
 
 The grid's order of trials is rebuilt on a restart; keras-tuner does not save it, and its grid ends
 there.

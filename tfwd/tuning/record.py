@@ -1,4 +1,4 @@
-"""What a search is, in its folder: so that two searches do not mix their scores in one."""
+"""Records in a folder which search it holds, so that another search is refused there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time of a run that may be stopped, added up over its parts."""
+"""Measures the time of a run that may be stopped and continued, added up over its parts."""
 
 from __future__ import annotations
 

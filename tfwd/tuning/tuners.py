@@ -1,9 +1,9 @@
-"""A keras-tuner tuner for a Keras model of one's own, with what its own `fit` leaves open.
+"""A keras-tuner tuner for a user's Keras model; a stopped trial goes on from its last epoch.
 
 keras-tuner's Hyperband carries a promoted trial's best weights over, and nothing else: the
 optimizer's moments and averages, and the number of the next draw, begin anew. Here each run keeps
-its whole state (`state.FullState`), a promoted trial begins with the state that the one before it
-ended with, and so does a trial that was stopped.
+its whole state (`callbacks.FullState`), a promoted trial begins with the state that the one before
+it ended with, and so does a trial that was stopped.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from keras_tuner.errors import FailedTrialError
 
 from tfwd import _keras
 from tfwd.tuning import record, stopwatch
-from tfwd.tuning.objective import HasObjective
+from tfwd.tuning.callbacks import FullState, HasObjective
 from tfwd.tuning.oracles import make_oracle
 from tfwd.tuning.reporter import TrialReporter, reason
-from tfwd.tuning.state import FullState
 from tfwd.tuning.workers import ALONE, CHIEF, WORKER, FaultTolerantTuner, error_text, role
 
 

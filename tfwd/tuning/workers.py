@@ -1,4 +1,4 @@
-"""A process that runs trials: the only one, or one of several that a chief gives trials to.
+"""`FaultTolerantTuner`: runs trials in one process, or as chief and workers on several machines.
 
 Who is who is keras-tuner's: the variables KERASTUNER_TUNER_ID ("chief" is in the chief's),
 KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT. Added here are signs of life, a pause between two

@@ -1,4 +1,4 @@
-"""The live table of trials on a terminal, a line for each trial elsewhere, and the final table."""
+"""Shows the trials of a sweep: a live table on a terminal, a line for each trial elsewhere."""
 
 from __future__ import annotations
 
@@ -13,8 +13,18 @@ from rich.table import Table
 
 from tfwd.runs.display import Output, span
 from tfwd.runs.sweeps.folder import SweepFolder
-from tfwd.runs.sweeps.rows import DONE, FAILED, RUNNING, WAITING, Row, make_row, ranked
-from tfwd.runs.sweeps.table import Line, short_names, table
+from tfwd.runs.sweeps.rows import (
+    DONE,
+    FAILED,
+    RUNNING,
+    WAITING,
+    Line,
+    Row,
+    make_row,
+    ranked,
+    short_names,
+    table,
+)
 from tfwd.runs.validators import shown
 from tfwd.tuning.space import Spec
 

@@ -1,4 +1,4 @@
-"""A sweep's folder: what lies where, and whether it is this sweep's.
+"""The folder of a sweep: its files, its lock, and the check that it belongs to this sweep.
 
 sweep.json                       what the sweep is
 oracle.json  tuner.json          keras-tuner's state
@@ -16,10 +16,10 @@ from typing import Any
 
 import ml_collections
 
-from tfwd.runs.claim import Claim
-from tfwd.runs.config import MayChange, flat_keys, get
+from tfwd.runs.config import flat_keys, get
 from tfwd.runs.errors import UserError
-from tfwd.runs.files import read_json, remove, write_atomically
+from tfwd.runs.files import Claim, read_json, remove, write_atomically
+from tfwd.runs.keys import MayChange
 from tfwd.runs.program import Program
 from tfwd.runs.sweeps.sweep import Sweep
 from tfwd.tuning import stopwatch

@@ -14,9 +14,8 @@ from tfwd.runs.files import write_atomically
 from tfwd.runs.sweeps import plots
 from tfwd.runs.sweeps.board import Board
 from tfwd.runs.sweeps.folder import SweepFolder
-from tfwd.runs.sweeps.rows import Row, ranked, write_csv
+from tfwd.runs.sweeps.rows import Row, ranked, reasons, write_csv
 from tfwd.runs.sweeps.sweep import Sweep, apply, points
-from tfwd.runs.sweeps.table import reasons
 from tfwd.runs.validators import shown
 from tfwd.tuning.oracles import HyperbandOracle
 from tfwd.tuning.space import grid_size, size

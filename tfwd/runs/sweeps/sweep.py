@@ -1,4 +1,4 @@
-"""A sweep as it is declared: the space over config keys, and how it is searched."""
+"""The declaration of a sweep: the space over config keys, and how it is searched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that a run of `fit` needs to go on: Keras's backup, and the epochs so far."""
+"""Keras callbacks of a trial: its whole state, and the check that its objective is measured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 from typing import Any
 
 import keras
+import keras_tuner
+from keras_tuner.errors import FatalValueError
 
 from tfwd import _keras
 from tfwd.files import write_atomically
@@ -53,3 +55,31 @@ class FullState(keras.callbacks.BackupAndRestore):
         """All epochs, also those before the run went on, as `History.history` has them."""
         names = dict.fromkeys(name for epoch in self.epochs for name in epoch)
         return {name: [e[name] for e in self.epochs if name in e] for name in names}
+
+
+class HasObjective(keras.callbacks.Callback):
+    """Ends the search if what it looks for is not in the logs of an epoch.
+
+    Args:
+        objective: of the search.
+    """
+
+    def __init__(self, objective: keras_tuner.Objective):
+        super().__init__()
+        self._objective = objective
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        logs = logs or {}
+        if self._objective.has_value(logs):
+            return
+        parts = getattr(self._objective, "objectives", [self._objective])
+        names = ", ".join(repr(part.name) for part in parts if part.name not in logs)
+        hint = "give `tuner` one of these as the objective"
+        if not any(name.startswith("val_") for name in logs):
+            hint = (
+                "there is no validation in this epoch: give `search` validation_data=(x, y), and "
+                "no validation_freq"
+            )
+        raise FatalValueError(
+            f"the objective {names} is not in the logs, which have {', '.join(logs)}; {hint}"
+        )
