@@ -81,7 +81,7 @@ def workdirs() -> Iterator[Call]:
 
 
 def values() -> Iterator[Call]:
-    from tfwd.lm.keys import KEYS
+    from tfwd.lm.config import KEYS
 
     for key in KEYS:
         for value in VALUES[key == "data.path" :]:  # no path is the embedded text
