@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd import training
+from tfwd import training_flag
 
 
 @pytest.mark.parametrize(
@@ -23,17 +23,17 @@ from tfwd import training
     ids=repr,
 )
 def test_known_flags_become_bools(flag, expected: bool) -> None:
-    found = training.standardize(flag)
+    found = training_flag.standardize(flag)
     assert found is expected
 
 
 def test_variables() -> None:
-    assert training.standardize(tf.Variable(True)) is True
+    assert training_flag.standardize(tf.Variable(True)) is True
     seen = []
 
     @tf.function
     def call(variable: tf.Variable) -> None:
-        seen.append(training.standardize(variable))
+        seen.append(training_flag.standardize(variable))
 
     call(tf.Variable(True))
     assert tf.is_tensor(seen[0])
@@ -45,8 +45,8 @@ def test_an_unknown_flag_stays_a_boolean_tensor(dtype: tf.DType) -> None:
 
     @tf.function(input_signature=[tf.TensorSpec([], dtype)])
     def call(flag: tf.Tensor) -> tf.Tensor:
-        seen.append(training.standardize(flag))
-        return training.cond(seen[0], lambda: tf.constant(1), lambda: tf.constant(2))
+        seen.append(training_flag.standardize(flag))
+        return training_flag.cond(seen[0], lambda: tf.constant(1), lambda: tf.constant(2))
 
     assert int(call(tf.cast(1, dtype))) == 1
     assert int(call(tf.cast(0, dtype))) == 2
@@ -55,26 +55,26 @@ def test_an_unknown_flag_stays_a_boolean_tensor(dtype: tf.DType) -> None:
 
 
 def test_a_constant_in_a_graph_is_known() -> None:
-    assert tf.function(lambda: training.standardize(tf.constant(True)) is True)()
+    assert tf.function(lambda: training_flag.standardize(tf.constant(True)) is True)()
 
 
 def test_a_flag_that_is_not_a_scalar_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"scalar boolean tensor, got a tensor of shape \(2,\)"):
-        training.standardize(tf.constant([True, False]))
+        training_flag.standardize(tf.constant([True, False]))
 
 
 def test_cond_of_a_bool_runs_one_branch_only() -> None:
     def fail() -> None:
         raise AssertionError("the other branch")
 
-    assert training.cond(True, lambda: "training", fail) == "training"
-    assert training.cond(False, fail, lambda: "evaluation") == "evaluation"
+    assert training_flag.cond(True, lambda: "training", fail) == "training"
+    assert training_flag.cond(False, fail, lambda: "evaluation") == "evaluation"
 
 
 def test_there_is_one_cond_in_the_library(root) -> None:
-    """Rule 7: all that depends on the flag goes through `training.cond`."""
+    """Rule 7: all that depends on the flag goes through `training_flag.cond`."""
     sources = [*(root / "tfwd").glob("*.py"), *(root / "layers").glob("*.py")]
     calls = {path.name: path.read_text().count("return tf.cond(") for path in sources}
-    assert {name: n for name, n in calls.items() if n} == {"training.py": 1}
+    assert {name: n for name, n in calls.items() if n} == {"training_flag.py": 1}
     assert sum(path.read_text().count("tf.keras.backend.in_train_phase") for path in sources) == 0
     assert keras.backend.backend() == "tensorflow"

@@ -8,10 +8,10 @@ from tables import with_slow_rest
 from training_tools import StopAfter, log, make_config, write_text
 
 from tfwd import _keras
-from tfwd._keras import steps
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.step import TrainStep
 from tfwd.lm.train import train
+from tfwd.optimizers import steps
 from tfwd.runs import optimizer as optimizers
 from tfwd.runs.errors import UserError
 from tfwd.runs.optimizer import decaying, make_optimizer

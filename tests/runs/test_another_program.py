@@ -12,7 +12,7 @@ import tensorflow as tf
 from training_tools import StopAfter
 
 from tfwd import _keras
-from tfwd._keras import steps
+from tfwd.optimizers import steps
 from tfwd.runs import app, saved, train, tune
 from tfwd.runs.config import Schema
 from tfwd.runs.errors import UserError

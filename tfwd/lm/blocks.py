@@ -23,9 +23,10 @@ def seeds(seed: int | None) -> Iterator[int]:
     None of them is 0, which Keras's initializers take for no seed.
 
     Example:
-        >>> first, second = seeds(1), seeds(1)
-        >>> next(first) == next(second) > 0
-        True
+
+    >>> first, second = seeds(1), seeds(1)
+    >>> next(first) == next(second) > 0
+    True
     """
     # keras.utils.set_random_seed sets Python's generator too; Keras takes its own seeds from it.
     generator = np.random.default_rng(random.randrange(2**31) if seed is None else seed)

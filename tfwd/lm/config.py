@@ -111,10 +111,11 @@ def default_config() -> ml_collections.ConfigDict:
         is an error too (a whole number for a float is taken).
 
     Example:
-        >>> config = default_config()
-        >>> config.model.weight_dropout = 0.3
-        >>> config.model.hidden_units
-        (256, 128)
+
+    >>> config = default_config()
+    >>> config.model.weight_dropout = 0.3
+    >>> config.model.hidden_units
+    (256, 128)
     """
     return SCHEMA.default()
 

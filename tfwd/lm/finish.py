@@ -92,9 +92,10 @@ def table(summary: dict[str, Any]) -> Table:
         A table for a rich console.
 
     Example:
-        >>> texts = {"test": {"perplexity": 8.0, "bits": 3.0, "tokens": 1000}}
-        >>> [column.header for column in table({"texts": texts, "level": "char"}).columns]
-        ['text', 'perplexity', 'bits per character', 'tokens']
+
+    >>> texts = {"test": {"perplexity": 8.0, "bits": 3.0, "tokens": 1000}}
+    >>> [column.header for column in table({"texts": texts, "level": "char"}).columns]
+    ['text', 'perplexity', 'bits per character', 'tokens']
     """
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     made.add_column("text")

@@ -107,12 +107,13 @@ def generate(
         UserError: an argument is out of its range, or the model gives no finite numbers.
 
     Example:
-        >>> from tfwd.lm.model import LanguageModel
-        >>> vocabulary = Vocabulary.from_tokens("to be or not to be <eos>".split(), "word")
-        >>> model = LanguageModel(len(vocabulary), embedding_dim=4, hidden_units=(4,), seed=0)
-        >>> text = generate(model, vocabulary, tokens=5, prompt="to be")
-        >>> text.startswith("to be")
-        True
+
+    >>> from tfwd.lm.model import LanguageModel
+    >>> vocabulary = Vocabulary.from_tokens("to be or not to be <eos>".split(), "word")
+    >>> model = LanguageModel(len(vocabulary), embedding_dim=4, hidden_units=(4,), seed=0)
+    >>> text = generate(model, vocabulary, tokens=5, prompt="to be")
+    >>> text.startswith("to be")
+    True
     """
     check_options(tokens, temperature, top_k, seed)
     given = tokenize(prompt, vocabulary.level)
@@ -204,8 +205,9 @@ def choose(
         never: numbers that are not drawn.
 
     Example:
-        >>> choose(np.array([1.0, 3.0, 2.0]), np.random.default_rng(0), 0.0, never=(1,))
-        2
+
+    >>> choose(np.array([1.0, 3.0, 2.0]), np.random.default_rng(0), 0.0, never=(1,))
+    2
     """
     scores = np.array(logits, np.float64)
     scores[list(never)] = -np.inf

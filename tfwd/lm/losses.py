@@ -19,8 +19,9 @@ def perplexity(nats: float) -> float:
     """exp(nats), infinity where that overflows.
 
     Example:
-        >>> perplexity(0.0), perplexity(1e4)
-        (1.0, inf)
+
+    >>> perplexity(0.0), perplexity(1e4)
+    (1.0, inf)
     """
     return math.exp(nats) if nats < 700 else math.inf
 
@@ -58,9 +59,10 @@ def activation_penalty(
         (2017).
 
     Example:
-        >>> values = tf.constant([[[1.0], [3.0]]])
-        >>> float(activation_penalty(values, values, alpha=2.0, beta=1.0))
-        14.0
+
+    >>> values = tf.constant([[[1.0], [3.0]]])
+    >>> float(activation_penalty(values, values, alpha=2.0, beta=1.0))
+    14.0
     """
     terms = []
     if alpha:

@@ -74,12 +74,13 @@ class LanguageModel(keras.Model):
         here it has one, begun as one of them, and the forget gate gets nothing extra.
 
     Example:
-        >>> model = LanguageModel(10, embedding_dim=4, hidden_units=(6, 4), weight_dropout=0.5)
-        >>> output = model(tf.zeros([2, 3], tf.int32), training=True)
-        >>> output.logits.shape
-        TensorShape([2, 3, 10])
-        >>> [[tuple(tensor.shape) for tensor in pair] for pair in output.states]
-        [[(2, 6), (2, 6)], [(2, 4), (2, 4)]]
+
+    >>> model = LanguageModel(10, embedding_dim=4, hidden_units=(6, 4), weight_dropout=0.5)
+    >>> output = model(tf.zeros([2, 3], tf.int32), training=True)
+    >>> output.logits.shape
+    TensorShape([2, 3, 10])
+    >>> [[tuple(tensor.shape) for tensor in pair] for pair in output.states]
+    [[(2, 6), (2, 6)], [(2, 4), (2, 4)]]
     """
 
     built: bool  # of keras.Model
@@ -242,10 +243,11 @@ def named_weights(model: LanguageModel) -> dict[str, Any]:
     """The model's variables by names that are the same on both Kerases, in the order of the model.
 
     Example:
-        >>> list(named_weights(LanguageModel(9, embedding_dim=4, hidden_units=(4,))))
-        ... # doctest: +NORMALIZE_WHITESPACE
-        ['embedding/embeddings', 'lstm_1/kernel', 'lstm_1/recurrent_kernel', 'lstm_1/bias',
-         'decoder/bias']
+
+    >>> list(named_weights(LanguageModel(9, embedding_dim=4, hidden_units=(4,))))
+    ... # doctest: +NORMALIZE_WHITESPACE
+    ['embedding/embeddings', 'lstm_1/kernel', 'lstm_1/recurrent_kernel', 'lstm_1/bias',
+     'decoder/bias']
     """
     parts = {"embedding": model.embedding}
     parts |= {f"lstm_{number}": layer for number, layer in enumerate(model.lstms, 1)}

@@ -15,9 +15,9 @@ import ml_collections
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import steps
 from tfwd.lm.losses import activation_penalty, token_nats
 from tfwd.lm.model import LanguageModel
+from tfwd.optimizers import steps
 from tfwd.optimizers.repeated_rows import summed
 from tfwd.runs.errors import UserError
 from tfwd.runs.optimizer import averaging, decaying, make_optimizer

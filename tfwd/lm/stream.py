@@ -36,9 +36,10 @@ def columns(
         UserError: the text is too short; the message says which batch size would fit.
 
     Example:
-        >>> columns(np.arange(7), 2)
-        array([[0, 1, 2],
-               [3, 4, 5]], dtype=int32)
+
+    >>> columns(np.arange(7), 2)
+    array([[0, 1, 2],
+           [3, 4, 5]], dtype=int32)
     """
     if batch_size < 1 or window < 1:
         raise ValueError(f"batch_size={batch_size}, window={window}: both must be at least 1")
@@ -85,10 +86,11 @@ def window_lengths(n: int, base: int, *, random: bool, seed: int = 0, epoch: int
         keeps the mean.
 
     Example:
-        >>> window_lengths(100, 35, random=False)
-        array([35, 35, 30], dtype=int32)
-        >>> int(window_lengths(100, 35, random=True).sum())
-        100
+
+    >>> window_lengths(100, 35, random=False)
+    array([35, 35, 30], dtype=int32)
+    >>> int(window_lengths(100, 35, random=True).sum())
+    100
     """
     if n < 1 or base < 1:
         raise ValueError(f"n={n}, base={base}: both must be at least 1")
@@ -123,10 +125,11 @@ def windows(columns: np.ndarray, lengths: np.ndarray, first: int = 0) -> tf.data
         ValueError: the lengths do not add up to the columns, or `first` is out of range.
 
     Example:
-        >>> for inputs, targets in windows(columns(np.arange(8), 2), np.array([2, 1])):
-        ...     print(inputs.numpy().tolist(), targets.numpy().tolist())
-        [[0, 1], [4, 5]] [[1, 2], [5, 6]]
-        [[2], [6]] [[3], [7]]
+
+    >>> for inputs, targets in windows(columns(np.arange(8), 2), np.array([2, 1])):
+    ...     print(inputs.numpy().tolist(), targets.numpy().tolist())
+    [[0, 1], [4, 5]] [[1, 2], [5, 6]]
+    [[2], [6]] [[3], [7]]
     """
     steps = columns.shape[1] - 1
     if int(np.sum(lengths)) != steps:

@@ -50,9 +50,10 @@ def load_splits(
         UserError: something is missing, empty, not UTF-8, or too short to be split.
 
     Example:
-        >>> splits = load_splits()
-        >>> len(splits.train) > 10 * len(splits.test)
-        True
+
+    >>> splits = load_splits()
+    >>> len(splits.train) > 10 * len(splits.test)
+    True
     """
     if not path:
         return _split(_embedded(), fractions, f"Python {platform.python_version()} topics")
@@ -116,10 +117,11 @@ def tokenize(text: str, level: str = "word") -> list[str]:
         UserError: another level.
 
     Example:
-        >>> tokenize("to be\n\nor not\n")
-        ['to', 'be', '<eos>', 'or', 'not', '<eos>']
-        >>> tokenize("a b\n", "char")
-        ['a', ' ', 'b', '\n']
+
+    >>> tokenize("to be\n\nor not\n")
+    ['to', 'be', '<eos>', 'or', 'not', '<eos>']
+    >>> tokenize("a b\n", "char")
+    ['a', ' ', 'b', '\n']
     """
     check_level(level)
     if level == "char":
@@ -148,8 +150,9 @@ def detokenize(tokens: Sequence[str], level: str = "word") -> str:
         UserError: another level.
 
     Example:
-        >>> detokenize(["to", "be", "<eos>", "or"])
-        'to be\nor'
+
+    >>> detokenize(["to", "be", "<eos>", "or"])
+    'to be\nor'
     """
     check_level(level)
     if level == "char":

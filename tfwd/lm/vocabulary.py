@@ -41,13 +41,14 @@ class Vocabulary:
         ValueError: a token that is repeated, or a symbol that is not in its place.
 
     Example:
-        >>> vocabulary = Vocabulary.from_tokens(["a", "b", "a", "<eos>"], "word", min_count=2)
-        >>> vocabulary.tokens
-        ['<unk>', '<eos>', 'a']
-        >>> vocabulary.encode(["a", "b", "<eos>"])
-        array([2, 0, 1], dtype=int32)
-        >>> vocabulary.decode([2, 0])
-        ['a', '<unk>']
+
+    >>> vocabulary = Vocabulary.from_tokens(["a", "b", "a", "<eos>"], "word", min_count=2)
+    >>> vocabulary.tokens
+    ['<unk>', '<eos>', 'a']
+    >>> vocabulary.encode(["a", "b", "<eos>"])
+    array([2, 0, 1], dtype=int32)
+    >>> vocabulary.decode([2, 0])
+    ['a', '<unk>']
     """
 
     def __init__(self, tokens: Sequence[str], level: str = "word"):

@@ -40,15 +40,16 @@ class Checkpoints:
         check: raises a UserError for progress that no checkpoint of this kind has.
 
     Example:
-        >>> import tempfile
-        >>> checkpoints = Checkpoints(tempfile.mkdtemp())
-        >>> value = tf.Variable(1.0)
-        >>> _ = checkpoints.save(3, {"value": value}, {"epoch": 1})
-        >>> _ = value.assign(2.0)
-        >>> checkpoints.restore({"value": value})
-        {'epoch': 1}
-        >>> float(value)
-        1.0
+
+    >>> import tempfile
+    >>> checkpoints = Checkpoints(tempfile.mkdtemp())
+    >>> value = tf.Variable(1.0)
+    >>> _ = checkpoints.save(3, {"value": value}, {"epoch": 1})
+    >>> _ = value.assign(2.0)
+    >>> checkpoints.restore({"value": value})
+    {'epoch': 1}
+    >>> float(value)
+    1.0
     """
 
     def __init__(

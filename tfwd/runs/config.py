@@ -30,13 +30,14 @@ class Schema:
             is whether the configuration is one to train with.
 
     Example:
-        >>> schema = Schema({"training.epochs": Key(20, validators.COUNT, "passes over the text")})
-        >>> config = schema.default()
-        >>> config.training.epochs = 0
-        >>> schema.check(config)
-        Traceback (most recent call last):
-        ...
-        tfwd.runs.errors.UserError: training.epochs=0: give a whole number, at least 1 and at most \
+
+    >>> schema = Schema({"training.epochs": Key(20, validators.COUNT, "passes over the text")})
+    >>> config = schema.default()
+    >>> config.training.epochs = 0
+    >>> schema.check(config)
+    Traceback (most recent call last):
+    ...
+    tfwd.runs.errors.UserError: training.epochs=0: give a whole number, at least 1 and at most \
 2147483647
     """
 
@@ -129,9 +130,10 @@ class Schema:
         """The error message for a dotted key that does not exist: it lists the nearest ones.
 
         Example:
-            >>> keys = {"training.epochs": Key(20, validators.COUNT, "passes over the text")}
-            >>> Schema(keys).unknown("training.epoch")
-            'there is no config key training.epoch; did you mean training.epochs?'
+
+        >>> keys = {"training.epochs": Key(20, validators.COUNT, "passes over the text")}
+        >>> Schema(keys).unknown("training.epoch")
+        'there is no config key training.epoch; did you mean training.epochs?'
         """
         if key in {name.rpartition(".")[0] for name in self.keys}:
             within = [name for name in self.keys if name.startswith(f"{key}.")]

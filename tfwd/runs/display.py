@@ -36,14 +36,15 @@ class Display:
         clock: for tests.
 
     Example:
-        >>> import io, math
-        >>> out = io.StringIO()
-        >>> display = Display(Score("perplexity", math.exp, "token"), Console(file=out), seconds=0)
-        >>> with display:
-        ...     display.epoch("epoch 1/3", windows=8, done=0)
-        ...     display.window(4, loss=2.0, tokens_per_second=1234.5, seconds_left=75)
-        >>> print(out.getvalue(), end="")
-        epoch 1/3  50%  loss 2.000  perplexity 7.39  1,234 tokens/s  1:15 left
+
+    >>> import io, math
+    >>> out = io.StringIO()
+    >>> display = Display(Score("perplexity", math.exp, "token"), Console(file=out), seconds=0)
+    >>> with display:
+    ...     display.epoch("epoch 1/3", windows=8, done=0)
+    ...     display.window(4, loss=2.0, tokens_per_second=1234.5, seconds_left=75)
+    >>> print(out.getvalue(), end="")
+    epoch 1/3  50%  loss 2.000  perplexity 7.39  1,234 tokens/s  1:15 left
     """
 
     def __init__(
@@ -109,8 +110,9 @@ def span(seconds: float) -> str:
     """A time span as h:mm:ss or m:ss.
 
     Example:
-        >>> span(75.4), span(3675)
-        ('1:15', '1:01:15')
+
+    >>> span(75.4), span(3675)
+    ('1:15', '1:01:15')
     """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

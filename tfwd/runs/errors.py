@@ -16,11 +16,12 @@ class UserError(Exception):
     The message is one line that says what was wrong, where, the value, and what would be right.
 
     Example:
-        >>> from tfwd.runs.errors import UserError
-        >>> raise UserError("data.level='words': give word or char")
-        Traceback (most recent call last):
-        ...
-        tfwd.runs.errors.UserError: data.level='words': give word or char
+
+    >>> from tfwd.runs.errors import UserError
+    >>> raise UserError("data.level='words': give word or char")
+    Traceback (most recent call last):
+    ...
+    tfwd.runs.errors.UserError: data.level='words': give word or char
     """
 
 
@@ -36,8 +37,9 @@ def suggest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
         The names that are similar to `name`; an empty list when none is.
 
     Example:
-        >>> suggest("momentun", ["momentum", "nesterov"])
-        ['momentum']
+
+    >>> suggest("momentun", ["momentum", "nesterov"])
+    ['momentum']
     """
     scored = []
     for candidate in names:

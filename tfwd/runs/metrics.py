@@ -37,12 +37,13 @@ class Metrics:
         UserError: the file cannot be written.
 
     Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp(), "metrics.jsonl")
-        >>> with Metrics(path) as metrics:
-        ...     metrics.write({"kind": "valid", "step": 7, "loss": 1.5})
-        >>> read_metrics(path)
-        [{'kind': 'valid', 'step': 7, 'loss': 1.5}]
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "metrics.jsonl")
+    >>> with Metrics(path) as metrics:
+    ...     metrics.write({"kind": "valid", "step": 7, "loss": 1.5})
+    >>> read_metrics(path)
+    [{'kind': 'valid', 'step': 7, 'loss': 1.5}]
     """
 
     def __init__(

@@ -32,14 +32,14 @@ ADDONS = {
 
 def optimizers() -> dict[str, str]:
     """The names of the optimizers that there are, by the same in lower case."""
-    from tfwd._keras import steps  # slow to load, and `--help` does without
+    from tfwd.optimizers import steps  # slow to load, and `--help` does without
 
     return {name.lower(): name for name in steps.names()}
 
 
 def optimizer_class(name: str) -> type:
     """The optimizer of a name, which may be in any case."""
-    from tfwd._keras import steps
+    from tfwd.optimizers import steps
 
     return steps.optimizer_class(optimizers()[name.lower()])
 
@@ -134,10 +134,11 @@ def make_optimizer(
         UserError: there is no such optimizer, or it does not take the arguments.
 
     Example:
-        >>> make_optimizer("sgd", 0.5, kwargs={"momentum": 0.9}).momentum
-        0.9
-        >>> make_optimizer("sgd", 0.5, weight_decay=1e-6, decay_exclude="bias").exclude
-        ['bias']
+
+    >>> make_optimizer("sgd", 0.5, kwargs={"momentum": 0.9}).momentum
+    0.9
+    >>> make_optimizer("sgd", 0.5, weight_decay=1e-6, decay_exclude="bias").exclude
+    ['bias']
     """
     if not OPTIMIZER.is_valid(name):
         raise UserError(f"optimizer.name={name!r}: give {OPTIMIZER.expected}{OPTIMIZER.hint(name)}")
@@ -173,7 +174,7 @@ def make_optimizer(
     except (TypeError, ValueError) as error:
         raise UserError(f"optimizer {name} with {arguments}: {error}") from error
     if dtype_policy == "mixed_float16":
-        from tfwd._keras import steps
+        from tfwd.optimizers import steps
 
         optimizer = steps.with_loss_scale(optimizer)
     return optimizer

@@ -27,11 +27,12 @@ class StopRequest:
     A second one does what it would have done without this, for a program that hangs.
 
     Example:
-        >>> import os, signal
-        >>> with StopRequest() as request:
-        ...     os.kill(os.getpid(), signal.SIGTERM)
-        ...     bool(request), request.number == signal.SIGTERM
-        (True, True)
+
+    >>> import os, signal
+    >>> with StopRequest() as request:
+    ...     os.kill(os.getpid(), signal.SIGTERM)
+    ...     bool(request), request.number == signal.SIGTERM
+    (True, True)
     """
 
     def __init__(self) -> None:

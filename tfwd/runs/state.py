@@ -58,11 +58,12 @@ class Progress:
             Whether the loss is the best so far; a NaN never is.
 
         Example:
-            >>> progress = Progress()
-            >>> progress.end_epoch(5.0), progress.end_epoch(5.5)
-            (True, False)
-            >>> progress.best_epoch, progress.plateau_epochs
-            (1, 1)
+
+        >>> progress = Progress()
+        >>> progress.end_epoch(5.0), progress.end_epoch(5.5)
+        (True, False)
+        >>> progress.best_epoch, progress.plateau_epochs
+        (1, 1)
         """
         self.epoch += 1
         self.window = 0
@@ -140,12 +141,13 @@ class RunState(tf.Module):
         gradient_norm: float32, the last step's, before clipping.
 
     Example:
-        >>> state = RunState([], learning_rate=0.5)
-        >>> _, _ = state.log_nats.assign(8.0), state.log_tokens.assign(4.0)
-        >>> state.take_log()
-        2.0
-        >>> float(state.log_tokens)
-        0.0
+
+    >>> state = RunState([], learning_rate=0.5)
+    >>> _, _ = state.log_nats.assign(8.0), state.log_tokens.assign(4.0)
+    >>> state.take_log()
+    2.0
+    >>> float(state.log_tokens)
+    0.0
     """
 
     def __init__(self, states: Sequence[Sequence[tf.Tensor]], learning_rate: float):

@@ -17,13 +17,14 @@ class ThroughputMeter:
         clock: for tests.
 
     Example:
-        >>> now = iter([0.0, 2.0])
-        >>> meter = ThroughputMeter(clock=lambda: next(now))
-        >>> meter.step(100); meter.step(100); meter.step(100)
-        >>> meter.end_lap()
-        (200, 2.0)
-        >>> meter.tokens_per_second
-        100.0
+
+    >>> now = iter([0.0, 2.0])
+    >>> meter = ThroughputMeter(clock=lambda: next(now))
+    >>> meter.step(100); meter.step(100); meter.step(100)
+    >>> meter.end_lap()
+    (200, 2.0)
+    >>> meter.tokens_per_second
+    100.0
     """
 
     def __init__(

@@ -36,8 +36,9 @@ def patterns(text: str) -> list[str]:
     """The regular expressions in a text: what stands between its spaces.
 
     Example:
-        >>> patterns("bias decoder/.*")
-        ['bias', 'decoder/.*']
+
+    >>> patterns("bias decoder/.*")
+    ['bias', 'decoder/.*']
     """
     return text.split()
 
@@ -49,8 +50,9 @@ def multipliers(text: str) -> dict[str, float]:
         ValueError: a part is not of this form.
 
     Example:
-        >>> multipliers("embeddings=0.5 .*kernel=2")
-        {'embeddings': 0.5, '.*kernel': 2.0}
+
+    >>> multipliers("embeddings=0.5 .*kernel=2")
+    {'embeddings': 0.5, '.*kernel': 2.0}
     """
     found = {}
     for part in text.split():
@@ -100,8 +102,9 @@ def written(value: Any) -> bool:
     """Whether JSON can hold a value, so that a run that goes on finds the same one.
 
     Example:
-        >>> written([0.9, "adam", None]), written(object()), written(math.nan)
-        (True, False, False)
+
+    >>> written([0.9, "adam", None]), written(object()), written(math.nan)
+    (True, False, False)
     """
     if isinstance(value, (list, tuple)):
         return all(map(written, value))
@@ -112,8 +115,9 @@ def same_kind(value: Any, default: Any) -> str:
     """What is right for an argument with that default, in words; "" if the value is.
 
     Example:
-        >>> same_kind("abc", 0.9), same_kind(1, 0.9)
-        ('a number', '')
+
+    >>> same_kind("abc", 0.9), same_kind(1, 0.9)
+    ('a number', '')
     """
     if isinstance(default, bool):
         return "" if isinstance(value, bool) else FLAG.expected

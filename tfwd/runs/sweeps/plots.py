@@ -173,9 +173,10 @@ def smoothed(
         x and y of the line; None if there are too few places for one.
 
     Example:
-        >>> x, y = smoothed([(i / 10, 2 + 3 * i / 10) for i in range(9)])
-        >>> bool(np.allclose(y, 2 + 3 * x))
-        True
+
+    >>> x, y = smoothed([(i / 10, 2 + 3 * i / 10) for i in range(9)])
+    >>> bool(np.allclose(y, 2 + 3 * x))
+    True
     """
     x = np.array([point[0] for point in points])
     y = np.array([point[1] for point in points])

@@ -220,8 +220,9 @@ def short_names(space: Mapping[str, Any]) -> dict[str, str]:
     """What is left of the keys without the groups, as long as no two are the same.
 
     Example:
-        >>> short_names({"model.weight_dropout": None, "optimizer.learning_rate": None})
-        {'model.weight_dropout': 'weight_dropout', 'optimizer.learning_rate': 'learning_rate'}
+
+    >>> short_names({"model.weight_dropout": None, "optimizer.learning_rate": None})
+    {'model.weight_dropout': 'weight_dropout', 'optimizer.learning_rate': 'learning_rate'}
     """
     lasts = [key.rpartition(".")[2] for key in space]
     return {
