@@ -71,6 +71,9 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
 
         return self._perturbed_call(embed, (inputs,), {}, training)
 
+    def _unperturbed_call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
+        return keras.layers.Embedding.call(self, inputs)
+
     def compute_output_spec(self, inputs: Any, training: Any = None) -> Any:
         return super().compute_output_spec(inputs)
 

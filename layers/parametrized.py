@@ -131,6 +131,9 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
             function = functools.partial(recurrent_call.either_call, self.layer, function)
         return self._perturbed_call(function, args, kwargs, training)
 
+    def _unperturbed_call(self, *args: Any, **kwargs: Any) -> Any:
+        return self.layer(*args, **{**kwargs, "training": True})
+
     def _make_weights(self, args: tuple, kwargs: dict[str, Any], training: Any) -> None:
         """Has the layer make all weights that a call of this kind uses, before any is chosen.
 

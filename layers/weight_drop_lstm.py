@@ -89,6 +89,9 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
         arguments["mask"], _ = _keras.wrapping.masks_of_sequences(sequences, arguments)
         return self._perturbed_call(self._run, (sequences,), arguments, training)
 
+    def _unperturbed_call(self, *args: Any, **kwargs: Any) -> Any:
+        return keras.layers.LSTM.call(self, *args, **kwargs)
+
     def _run(self, sequences: Any, training: bool, **arguments: Any) -> Any:
         # Evaluation is Keras's own, to the last bit.
         run = functools.partial(recurrent_call.call, self) if training else super().call

@@ -91,6 +91,10 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         """The layer whose weights are parametrized."""
         return self
 
+    def _unperturbed_call(self, *args: Any, **kwargs: Any) -> Any:
+        """`call` in training, on the variables as they are; a class with another `call` has one."""
+        raise NotImplementedError
+
     def _targeted(self) -> TargetedWeights:
         """The parametrized weights of the subject, which has weights."""
         layer, known = self._subject(), self._known

@@ -7,7 +7,6 @@ again with what it drew.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -15,7 +14,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, layers, training_flag
+from tfwd import _keras, training_flag
 from tfwd.layers import weight_selection
 from tfwd.layers.weight_perturbation import WeightPerturbationMixin
 
@@ -67,20 +66,16 @@ def plain_call(
     training = training_flag.standardize({**given, **given.get("kwargs", {})}.get("training"))
     if training is not True:
         return None
-    if owner is layers.Parametrized:
-        inner, kwargs = layer.layer, {**kwargs, "training": True}
-        flags = _keras.layers.CallState()
+    unperturbed = vars(owner).get("_unperturbed_call")  # not one that `owner` has overridden
+    if unperturbed is None:
+        return None
+    flags = _keras.layers.CallState()
 
-        def call() -> Any:
-            with flags.restored(True):
-                return inner(*args, **kwargs)
+    def call() -> Any:
+        with flags.restored(True):
+            return unperturbed(layer, *args, **kwargs)
 
-        return call
-    if owner is layers.WeightDropLSTM:
-        return functools.partial(keras.layers.LSTM.call, layer, *args, **kwargs)
-    if owner is layers.DropoutEmbedding:
-        return functools.partial(keras.layers.Embedding.call, layer, args[0])
-    return None
+    return call
 
 
 def _effective(layer: Any, call: Any, scales: bool = True) -> Effective:
