@@ -176,8 +176,8 @@ DEFECTS = [
     Defect(
         "DropoutEmbedding drops entries and not rows",
         "layers/dropout_embedding.py",
-        "Dropout(rate, (None, 1))",
-        "Dropout(rate)",
+        'self._init_perturbation({"embeddings": Dropout(rate, (None, 1))}',
+        'self._init_perturbation({"embeddings": Dropout(rate)}',
         ("tests/layers/test_dropout_embedding.py",),
     ),
     Defect(
