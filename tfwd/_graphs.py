@@ -232,7 +232,11 @@ def is_loop_invariant(loop: tf.Operation, index: int) -> bool:
 
 
 def in_branch() -> bool:
-    """Whether the present graph is that of a branch of a `tf.cond`, or inside one."""
+    """Whether the present graph is that of a branch of a `tf.cond`, or inside one.
+
+    There a gradient by hand fails for a tape outside of the branch: the tensors that it keeps have
+    no static shape outside, which XLA asks for. TensorFlow's own gradients are right there.
+    """
     graph: Any = _keras.present_graph()
     while graph is not None:
         if isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph):

@@ -8,8 +8,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import SLOW_ON_KERAS_2
 
 from tfwd import callbacks, gradients, layers
+
+pytestmark = SLOW_ON_KERAS_2
 
 L = keras.layers
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("f")

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2
 
 from conformance import harness
 from conformance.table import CASES, FURTHER, NATURES, NOT_NOISE, Case
@@ -144,16 +143,15 @@ _MODES = {
     "tensor flag, tape outside": _tape_outside,
 }
 _KEPT = ("loop, tensor flag", "tensor flag, tape outside")
-# Every mode for a layer of each nature, and for half of the others (on Keras 2 a fourth) one of the
-# two that contain all the rest, by turns; the whole table where there is more time.
-_TURNS = 8 if IS_KERAS_2 else 4
-_FAST = ((0, _KEPT[0]), (_TURNS // 2, _KEPT[1]))
+# Every mode for a layer of each nature, and for a fourth of the others one of the two that contain
+# all the rest, by turns; the whole table where there is more time.
+_FAST = ((0, _KEPT[0]), (4, _KEPT[1]))
 _RECOMPUTED = [
     pytest.param(
         case,
         mode,
         id=f"{case.name}, {mode}",
-        marks=[pytest.mark.slow] * (case not in NATURES and (number % _TURNS, mode) not in _FAST),
+        marks=[pytest.mark.slow] * (case not in NATURES and (number % 8, mode) not in _FAST),
     )
     for number, case in enumerate(NOT_NOISE)
     for mode in _MODES

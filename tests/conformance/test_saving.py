@@ -59,7 +59,8 @@ def _kept() -> Iterator[Any]:
             continue
         some = {_WAYS[number % 5], _WAYS[(number + 2) % 5]}
         rest = tuple(way for way in (*_WAYS, "pickle") if way not in some)
-        yield pytest.param(case, tuple(sorted(some)), id=case.name)
+        slow = [pytest.mark.slow] * (IS_KERAS_2 and number % 2 == 1)
+        yield pytest.param(case, tuple(sorted(some)), id=case.name, marks=slow)
         yield pytest.param(case, rest, id=f"{case.name}, the rest", marks=pytest.mark.slow)
 
 

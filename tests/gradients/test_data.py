@@ -80,7 +80,8 @@ class Scaled(L.Layer):
         return x * self.scale
 
 
-@pytest.mark.parametrize("chunk_size", [pytest.param(None, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk_size", [None, 2])
 def test_a_batch_that_turns_out_to_be_empty_has_moments_of_zero(chunk_size: int | None) -> None:
     """Also where computing on no examples, or on made-up ones, gives NaN or an error."""
     stack = [keras.Input((4,), dtype="int32"), L.Embedding(5, 3, mask_zero=True),

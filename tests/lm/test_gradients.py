@@ -56,6 +56,7 @@ def test_record_is_of_the_columns_with_their_states() -> None:
     assert record[f"squared_mean/{_keras.variables.path(first)}"] == pytest.approx(wanted, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_measuring_changes_nothing() -> None:
     model, state = make(weight_dropout=0.5, embedding_dropout=0.3, hidden_dropout=0.2)
     before = [v.numpy() for v in model.variables] + [t.numpy() for p in state.carried for t in p]

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import SLOW_ON_KERAS_2
 
 from tfwd import _keras
 from tfwd.lm import stream
@@ -11,6 +12,8 @@ from tfwd.lm.model import LanguageModel
 from tfwd.lm.step import TrainStep
 from tfwd.runs.optimizer import make_optimizer
 from tfwd.runs.state import RunState
+
+pytestmark = SLOW_ON_KERAS_2
 
 INPUTS = tf.constant([[1, 2, 3, 1], [5, 6, 2, 2]], tf.int32)
 TARGETS = tf.constant([[2, 3, 1, 0], [6, 2, 2, 4]], tf.int32)

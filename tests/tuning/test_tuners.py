@@ -7,13 +7,15 @@ import sys
 import keras
 import numpy as np
 import pytest
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, SLOW_ON_KERAS_2
 
 import tfwd
 from tfwd import _keras, tuning
 from tfwd import parametrizations as P
 from tfwd.tuning import workers
 from tfwd.tuning.callbacks import FullState
+
+pytestmark = SLOW_ON_KERAS_2
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(24, 5, 3)).astype("float32")

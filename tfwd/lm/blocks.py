@@ -44,11 +44,12 @@ def uniform(limit: float, row: Iterator[int]) -> keras.initializers.Initializer:
 
 
 def embedding(
-    words: int, width: int, rate: float, init_scale: float, row: Iterator[int], **kwargs: Any
+    words: int, width: int, row: Iterator[int], options: Mapping[str, Any], **kwargs: Any
 ) -> keras.layers.Embedding:
-    """An embedding that drops whole rows at `rate`; a plain one if that is 0."""
-    kwargs |= {"embeddings_initializer": uniform(init_scale, row), "name": "embedding"}
-    seed = next(row)
+    """An embedding that drops whole rows; a plain one if `embedding_dropout` is 0."""
+    initializer = uniform(options["init_scale"], row)
+    kwargs |= {"embeddings_initializer": initializer, "name": "embedding"}
+    rate, seed = options["embedding_dropout"], next(row)
     if rate:
         return layers.DropoutEmbedding(words, width, rate, seed=seed, **kwargs)
     return keras.layers.Embedding(words, width, **kwargs)

@@ -61,7 +61,7 @@ KEYS = {
     "model.variational_noise": Key(
         0.0, NOT_NEGATIVE, "deviation of the noise on recurrent kernels"
     ),
-    "model.noise_start_step": Key(0, WHOLE, "training step with which the noise begins"),
+    "model.noise_start_step": Key(0, WHOLE, "training step with which variational_noise begins"),
     "model.embedding_dropout": Key(0.1, RATE, "on whole rows of the embedding", off=0.0),
     "model.input_dropout": Key(0.4, RATE, "on the first layer's input, one mask a window", off=0.0),
     "model.hidden_dropout": Key(0.25, RATE, "between the layers, one mask a window", off=0.0),

@@ -121,14 +121,7 @@ class LanguageModel(keras.Model):
         self.hidden_units = hidden_units
         seeds = blocks.seeds(seed)
         shared = {"dtype": self.dtype_policy}
-        self.embedding = blocks.embedding(
-            vocabulary_size,
-            embedding_dim,
-            options["embedding_dropout"],
-            options["init_scale"],
-            seeds,
-            **shared,
-        )
+        self.embedding = blocks.embedding(vocabulary_size, embedding_dim, seeds, options, **shared)
 
         def locked(option: str, name: str) -> keras.layers.Layer | None:
             return blocks.locked(options[option], seeds, name=name, **shared)
@@ -195,7 +188,7 @@ class LanguageModel(keras.Model):
         """
         if states is None:
             states = self.zero_state(tf.shape(ids)[0])
-        values = _embed(self.embedding, ids, training)
+        values = self.embedding(ids)  # to which Keras hands the flag of this call
         values = _maybe(self.input_dropout, values, training)
         carried = []
         for number, layer in enumerate(self.lstms, 1):
@@ -215,13 +208,6 @@ class LanguageModel(keras.Model):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> LanguageModel:
         """Makes a model from what `get_config` returned; its weights are new."""
         return cls(**config)
-
-
-def _embed(layer: keras.layers.Layer, ids: tf.Tensor, training: bool | None) -> tf.Tensor:
-    # The call of a plain Embedding has no training argument.
-    if isinstance(layer, layers.DropoutEmbedding):
-        return layer(ids, training=training)
-    return layer(ids)
 
 
 def _maybe(layer: keras.layers.Layer | None, values: tf.Tensor, training: Any) -> tf.Tensor:
