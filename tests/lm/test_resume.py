@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from processes import SIGNAL_AT, WATCHDOG, Processes, finish
+from stacks import once
 
 from tfwd.runs.checkpoint import Checkpoints
 
+# The programs' own code: on Keras 2, one of these tests shows that it stands there too.
 pytestmark = pytest.mark.slow
 
 PROGRAM = f"{SIGNAL_AT}import sys; sys.argv[0] = 'tfwd-train'; from tfwd.lm.train import run; run()"
@@ -116,6 +118,7 @@ def test_killed_twice_ends_as_if_never_stopped(config, whole, tmp_path, processe
     assert_same_run(workdir, whole)
 
 
+@once
 def test_asked_to_stop_loses_no_step(config, whole, tmp_path, processes):
     workdir = tmp_path / "run"
     for number, code, step in ((signal.SIGINT, 130, 16), (signal.SIGTERM, 143, 41)):
@@ -131,6 +134,7 @@ def test_asked_to_stop_loses_no_step(config, whole, tmp_path, processes):
     assert_same_run(workdir, whole)
 
 
+@once
 def test_a_truncated_checkpoint_is_passed_over(config, whole, tmp_path, processes):
     workdir = tmp_path / "run"
     checkpoints = Checkpoints(workdir / "checkpoints")
@@ -154,6 +158,7 @@ def test_a_finished_run_prints_its_report_again(config, whole, processes):
     assert (whole / "metrics.jsonl").read_bytes() == log
 
 
+@once
 def test_output_that_nobody_reads_any_more_is_a_stop(config, whole, tmp_path, processes):
     """As in `tfwd-train ... | head -1`: what was trained is saved, and the rest follows."""
     workdir = tmp_path / "run"

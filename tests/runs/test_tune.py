@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sweep_tools
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2
+from stacks import SLOW_ON_KERAS_2, once
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
@@ -99,6 +99,7 @@ def hparams_are_seen(folder: Path, rows: list[dict[str, str]]) -> None:
         assert "valid/perplexity" in board.Tags()["tensors"]  # the curves stand beside them
 
 
+@once
 @pytest.mark.slow
 def test_hyperband_goes_on_as_if_a_trial_had_not_been_stopped(run, tmp_path, root):
     """The promoted trial's losses are, bit for bit, those of a run of all epochs."""
@@ -156,6 +157,7 @@ class StopAfter(StopRequest):
         return StopAfter.looks < 0
 
 
+@once
 @pytest.mark.slow
 def test_a_sweep_that_was_stopped_again_and_again_goes_on(run, tmp_path, monkeypatch):
     """Before the first trial, in the middle of it, in the middle of the second."""
