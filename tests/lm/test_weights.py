@@ -107,6 +107,10 @@ def test_another_file(tmp_path):
     path, model = tmp_path / "weights.npz", make("tied", 1)
     with pytest.raises(UserError, match="cannot read .*weights.npz: No such file"):
         read(path, model)
+    os.mkfifo(path)  # which would be waited for
+    with pytest.raises(UserError, match="cannot read .*weights.npz: it is a pipe or a device"):
+        read(path, model)
+    path.unlink()
     path.write_text("some text")
     with pytest.raises(UserError, match="is no whole file of a language model's weights"):
         read(path, model)

@@ -8,6 +8,7 @@ and shapes of all arrays. What they are of stands in the run's other files, whic
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import zipfile
@@ -19,6 +20,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.runs.errors import UserError
+from tfwd.runs.files import read_bytes
 
 VERSION = 1
 _HEADER = "header"
@@ -64,7 +66,7 @@ def load(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name:
             a model with other weights.
     """
     try:
-        with open(path, "rb") as source, np.load(source, allow_pickle=False) as file:
+        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as file:
             if damaged := file.zip.testzip():
                 raise ValueError(f"{damaged} is damaged")
             header = json.loads(file[_HEADER].tobytes()) if _HEADER in file.files else {}
@@ -82,8 +84,6 @@ def load(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name:
             for name, shape in header["weights"].items():
                 if list(arrays[name].shape) != shape:
                     raise ValueError(f"{name} is {arrays[name].shape}")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(
             f"{path} is no whole file of a {model_name}'s weights ({_reason(error)}): put one "
