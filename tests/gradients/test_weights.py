@@ -55,6 +55,15 @@ def block() -> list:
 STACKS: list[Callable[[], list]] = [dense, noise, lstm, chain, block]
 
 
+def one_by_one(model: keras.Model, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    """The gradients of each example's own loss, for each weight `[batch, ...]`, by a tape."""
+    with tf.GradientTape(persistent=True) as tape:
+        losses = tf.unstack(tf.reduce_mean((model(x, training=True) - y) ** 2, -1))
+    sources = [_keras.variables.tf_variable(v) for v in model.trainable_variables]
+    rows = [[tf.convert_to_tensor(g) for g in tape.gradient(loss, sources)] for loss in losses]
+    return [np.stack(parts) for parts in zip(*rows, strict=True)]
+
+
 @pytest.mark.parametrize("chunk_size", [None, 3])
 @pytest.mark.parametrize("stack", STACKS)
 def test_against_the_model_on_its_effective_weights(stack: Callable, chunk_size: int) -> None:
@@ -67,11 +76,7 @@ def test_against_the_model_on_its_effective_weights(stack: Callable, chunk_size:
     after = [v.numpy() for v in states(model)]
     assert not general(moments)
     rewind()
-    with tf.GradientTape(persistent=True) as tape:
-        losses = tf.unstack(tf.reduce_mean((model(x, training=True) - y) ** 2, -1))
-    sources = [_keras.variables.tf_variable(v) for v in model.trainable_variables]
-    rows = [[tf.convert_to_tensor(g) for g in tape.gradient(loss, sources)] for loss in losses]
-    assert_moments(moments, [np.stack(parts) for parts in zip(*rows, strict=True)])
+    assert_moments(moments, one_by_one(model, x, y))
     for variable, value in zip(states(model), after, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)  # drawn once, as by a training call
 
@@ -182,8 +187,4 @@ def test_parametrization_of_a_users_own(made: P.Parametrization, fast: bool) -> 
     moments = gradients.squared_mean(model, x, y, "mse", training=True)
     assert general(moments) == (not fast)
     rewind()
-    with tf.GradientTape(persistent=True) as tape:
-        losses = tf.unstack(tf.reduce_mean((model(x, training=True) - y) ** 2, -1))
-    sources = [_keras.variables.tf_variable(v) for v in model.trainable_variables]
-    rows = [[tf.convert_to_tensor(g) for g in tape.gradient(loss, sources)] for loss in losses]
-    assert_moments(moments, [np.stack(parts) for parts in zip(*rows, strict=True)])
+    assert_moments(moments, one_by_one(model, x, y))
