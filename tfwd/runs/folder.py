@@ -68,6 +68,9 @@ class RunFolder:
             ):
                 if os.path.lexists(folder) and not folder.is_dir():
                     raise UserError(f"{folder} is a file where a run has a folder; remove it")
+            summary = self.report / "summary.json"  # written last, when all is trained
+            if summary.is_dir():
+                raise UserError(f"{summary} is a folder where a run has a file; remove it")
             # A start that failed before its first checkpoint left nothing to go on with.
             if self.config.exists() and (self.checkpoints.steps() or self.best.steps()):
                 self._verify(config, vocabulary)
