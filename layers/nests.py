@@ -93,5 +93,6 @@ def _with_fields(instance: Any, leaves: Iterator[Any]) -> Any:
         # Past the assignment of a frozen class.
         object.__setattr__(other, name, pack(getattr(instance, name), leaves))
     # To Keras the instance is a leaf, which it gives a mask: that of the first instance.
-    getattr(other, "__dict__", {}).pop("_keras_mask", None)
+    if _keras.layers.get_mask(other) is not None:
+        _keras.layers.set_mask(other, None)
     return other

@@ -3,13 +3,14 @@
 The oracle is a plain layer with the effective weights assigned by hand.
 """
 
+import dataclasses
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from mask_table import CASES, SIZE, Two, carried
+from mask_table import CASES, SIZE, Kernel, Two, carried
 
 from tfwd import layers
 
@@ -144,3 +145,26 @@ def test_a_flag_that_is_a_tensor_changes_no_mask(kind: str, state: bool) -> None
         expected = call(training)
         layer.draws.state.assign([1, 0])
         assert_alike(traced(tf.constant(training)), expected)
+
+
+@dataclasses.dataclass
+class Held:
+    product: Any
+
+
+class InDataclass(Kernel):
+    def call(self, a):
+        return Held(self.times(a))
+
+
+def test_a_mask_that_a_dataclass_gets_in_a_branch_stays_there() -> None:
+    """Keras gives one to the dataclass itself; outside, nothing can be done with that tensor."""
+    layer = layers.WeightDropout(InDataclass(), 0.5, seed=1)
+
+    def call(training: Any) -> Any:
+        x = tf.identity(X)
+        x._keras_mask = tf.identity(MASK)
+        return carried(layer(x, training=training))
+
+    assert call(False) is not None
+    assert tf.function(call)(tf.constant(True)) is None
