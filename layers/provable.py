@@ -39,12 +39,12 @@ def _is_known(value: Any) -> bool:
     return module.split(".")[0] in _KNOWN and not module.endswith(_CALLING)
 
 
-# What layers that compute alike differ in.
+# What layers that compute alike differ in. A name that a new Keras adds to these costs time only:
+# each layer is then analysed by itself.
 _NAMES = {
-    "_auto_name",
-    "_name",
+    "_name",  # Keras 2's, as is the next one
     "_name_scope_on_declaration",
-    "_parent_path",
+    "_parent_path",  # Keras 3's, as is the next one
     "_path",
     "name",
     "seed",
