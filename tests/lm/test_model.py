@@ -1,12 +1,17 @@
 """The model: its arithmetic against NumPy, its switches, its draws, its weights."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfwd import _keras, layers
+from tfwd.lm import blocks
+from tfwd.lm.config import KEYS
 from tfwd.lm.model import LanguageModel
+from tfwd.runs.validators import RATE
 
 IDS = tf.constant([[1, 2, 3, 1, 0, 4], [5, 6, 2, 2, 1, 3]], tf.int32)
 ALL = {
@@ -183,6 +188,33 @@ def test_a_seed_fixes_weights_and_draws():
         np.testing.assert_array_equal(weight, same_weight)
 
 
+def seeds_of_parts(model):
+    """The seeds in the order in which the parts are made; None for a draw that is off."""
+    yield model.embedding.embeddings_initializer.seed
+    yield getattr(model.embedding, "seed", None)
+    yield getattr(model.input_dropout, "seed", None)
+    for number, lstm in enumerate(model.lstms, 1):
+        cell = getattr(lstm, "layer", lstm).cell
+        for name in ("kernel", "recurrent", "bias"):
+            yield getattr(cell, f"{name}_initializer").seed
+        yield None if type(lstm) is keras.layers.LSTM else lstm.seed
+        if number < len(model.lstms):
+            yield getattr(getattr(model, f"hidden_dropout_{number}"), "seed", None)
+    yield getattr(model.output_dropout, "seed", None)
+    yield model.decoder.kernel_initializer.seed
+
+
+@pytest.mark.parametrize("options", [{}, ALL], ids=["off", "on"])
+def test_each_part_has_its_place_in_the_row_of_seeds(options):
+    """One more that a part took would change weights and draws of all parts after it."""
+    row = list(itertools.islice(blocks.seeds(3), 14))
+    assert row[:3] == [1742692731, 183930186, 385346043]
+    found = list(seeds_of_parts(make(tie_weights=False, **options)))
+    for seed, of_row in zip(found, row, strict=True):
+        assert seed in (of_row, None)
+    assert (None in found) == (not options)
+
+
 def test_a_checkpoint_holds_every_variable_and_the_place_in_the_draws(tmp_path):
     model, other = make(seed=1, **ALL), make(seed=2, **ALL)
     for _ in range(3):
@@ -227,6 +259,6 @@ def test_errors():
     with pytest.raises(ValueError, match="at least one LSTM"):
         LanguageModel(7, 4, ())
     for name in ALL:
-        if name != "variational_noise":
+        if KEYS[f"model.{name}"].validator is RATE:
             with pytest.raises(ValueError, match=r"1\.0"):
                 make(**{name: 1.0})
