@@ -45,7 +45,7 @@ def uniform(limit: float, row: Iterator[int]) -> keras.initializers.Initializer:
 
 def embedding(
     words: int, width: int, row: Iterator[int], options: Mapping[str, Any], **kwargs: Any
-) -> keras.layers.Embedding:
+) -> keras.layers.Layer:
     """An embedding that drops whole rows; a plain one if `embedding_dropout` is 0."""
     initializer = uniform(options["init_scale"], row)
     kwargs |= {"embeddings_initializer": initializer, "name": "embedding"}
