@@ -151,10 +151,11 @@ def _trace(call: SubstitutedCall, graph: _graphs.ScratchGraph) -> tuple[list[Res
         What each evaluation gave, and what the parametrizations used that cannot be repeated.
     """
     flags = [call.training] if isinstance(call.training, bool) else [True, False]
+    given = call.tensors  # which are none of the graph's
     with graph.traced_into():
         results, draws = [], []
         for flag in flags:
-            tensors = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in call.tensors]
+            tensors = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in given]
             seeds = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in call.seeds]
             before = len(graph.get_operations())
             weights = call.weights(flag, tensors, seeds)

@@ -78,10 +78,9 @@ class LockedDropout(keras.layers.Layer):
         training = training_flag.standardize(training)
         if training is False or self._dropout.is_identity:
             return inputs
-        root, call = self.draws.next(training)
-        rate = self._dropout.at(call).rate
-
-        seed = self.draws.seed_of(root, call, position=0)
+        state = self.draws.next(training)
+        rate = self._dropout.at(state[1]).rate
+        (seed,) = self.draws.seeds_of(state, [0])
 
         def drop() -> tf.Tensor:
             shape = tf.shape(inputs)

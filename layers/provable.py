@@ -57,7 +57,8 @@ def signature(owner: keras.Layer) -> tuple | None:
     """What all layers have in common that do the same in a call; None if nothing shows it.
 
     Hashable: the classes of the layer and of those in it, their numbers, texts and functions, and
-    the shapes of their variables. Names and values of variables are left out.
+    the ranks of their variables. Names and values of variables are left out. So are sizes: whole
+    numbers above one are alike, since the code of Keras's layers takes no other turn for them.
     """
     if not is_keras_own(owner):
         return None
@@ -70,7 +71,7 @@ def _signature(layer: keras.Layer) -> tuple:
         type(layer),
         layer.trainable,
         str(layer.compute_dtype),
-        tuple((str(v.dtype), tuple(v.shape)) for v in layer.variables),
+        tuple((str(v.dtype), len(v.shape)) for v in layer.variables),
         tuple(sorted((name, repr(value)) for name, value in values if value is not None)),
     )
 
@@ -78,7 +79,8 @@ def _signature(layer: keras.Layer) -> tuple:
 def _value(value: Any) -> Any:
     """A number, a text, or such in lists and dicts, with its type; a function as where it is."""
     if isinstance(value, _PLAIN):
-        return type(value).__name__, value
+        size = isinstance(value, int) and value > 1
+        return type(value).__name__, 2 if size else value
     if isinstance(value, (list, tuple)):
         return [_value(x) for x in value]
     if isinstance(value, dict):

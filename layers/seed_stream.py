@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfwd import _keras, seeds
+from tfwd import _keras, philox, seeds
 from tfwd.layers.weight_selection import QUANTIZED
 
 _counting = threading.Lock()
@@ -76,35 +77,46 @@ class SeedStream(keras.layers.Layer):
         calls = _keras.variables.value(self.state)[1]
         return int(calls) if tf.executing_eagerly() else calls
 
-    def next(self, training: bool | tf.Tensor = True) -> tuple[tf.Tensor, tf.Tensor]:
+    def next(self, training: bool | tf.Tensor = True) -> tf.Tensor:
         """Takes the number of this call, and counts the call if it is a training call.
 
         Returns:
-            root: int64 scalar.
-            call: int64 scalar, the number of this call.
+            int64 `[root, number of this call]`.
         """
+        if training is True:
+            counted = philox.constant((0, 1), tf.int64)
+        else:
+            counted = tf.stack([tf.zeros([], tf.int64), tf.cast(training, tf.int64)])
         # Replicas are threads that wait for one another, and count by themselves.
         alone = tf.executing_eagerly() and not tf.distribute.has_strategy()
         with _counting if alone else contextlib.nullcontext():
-            state = tf.identity(_keras.variables.value(self.state))
-            _keras.variables.assign(
-                self.state, state + tf.stack([tf.zeros([], tf.int64), tf.cast(training, tf.int64)])
-            )
-        return state[0], state[1]
+            state = _keras.variables.value(self.state)
+            _keras.variables.assign(self.state, tf.raw_ops.AddV2(x=state, y=counted))
+        return state
 
-    def seed_of(
-        self, root: tf.Tensor, call: tf.Tensor, position: int, replica: int | None = None
-    ) -> tf.Tensor:
-        """The seed of the weight at a position, int32 `[2]`, on this replica or the given one."""
+    def seeds_of(
+        self, state: tf.Tensor, positions: Sequence[int], replica: int | None = None
+    ) -> list[tf.Tensor]:
+        """The seeds of the weights at some positions, each int32 `[2]`.
+
+        Args:
+            state: as `next` returns it.
+            positions: indices of weights.
+            replica: by default this one.
+        """
+        if not positions:
+            return []
         if replica is None:
             replica = 0 if self.share_across_replicas else seeds.replica_id()
-        seed = seeds.seed(root, position, call, replica)
-        return seeds.fold(seed, self.stream, 0) if self.stream else seed
+        drawn = seeds.seeds(state, replica, max(positions) + 1)
+        chosen = [drawn[position] for position in positions]
+        return [seeds.fold(s, self.stream, 0) for s in chosen] if self.stream else chosen
 
     def seed_at(self, call: int | tf.Tensor, position: int) -> tf.Tensor:
         """The seed that training call number `call` uses on replica 0."""
         root = _keras.variables.value(self.state)[0]
-        return self.seed_of(root, tf.convert_to_tensor(call, tf.int64), position, replica=0)
+        (seed,) = self.seeds_of(tf.stack([root, tf.cast(call, tf.int64)]), [position], replica=0)
+        return seed
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Is asked by a model's `quantize`, after the layers beside it. There are no weights here.

@@ -11,6 +11,7 @@ and applies the outer parametrizations after its own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, rates, recompute, substitute, training_flag
+from tfwd import _keras, random_masks, rates, recompute, substitute, training_flag
 from tfwd.layers import packing
 from tfwd.layers.attributes import Attributes
 from tfwd.layers.seed_stream import SeedStream
@@ -95,32 +96,39 @@ class SubstitutedCall:
         self.variables = list(variables)
         self.wrappers = _outer_wrappers()
         self._state = _keras.layers.CallState()
+        self._given = args, kwargs
         self._arguments = packing.Arguments(args, dict(kwargs))
         if training is False or not targeted:
-            root = number = tf.zeros([], tf.int64)
+            state = tf.zeros([2], tf.int64)
         else:
-            root, number = draws.next(training)
+            state = draws.next(training)
+        number = tf.raw_ops.Unpack(value=state, num=2)[1]
         self.targeted = []
         for target, parametrization in targeted:
             with rates.naming(f"weight '{target.name}' of layer '{name}'"):
                 self.targeted.append((target, parametrization.at(number)))
-        self.seeds = [draws.seed_of(root, number, target.position) for target, _ in targeted]
+        self.seeds = draws.seeds_of(state, [target.position for target, _ in targeted])
         # Weights that only wrappers around this one parametrize are read as those left them; but a
         # wrapper inside this one may still ask for their raw values.
-        ids = {id(target.variable) for target, _ in targeted}
-        self._carried = [v for v in variables if id(v) not in ids and self._wrapper_of(v)]
-        self.tensors = [
+        self._raw = {id(t.variable): self.raw(t.variable) for t, _ in targeted}
+        self._carried = [v for v in variables if id(v) not in self._raw and self._wrapper_of(v)]
+
+    @functools.cached_property
+    def tensors(self) -> list[tf.Tensor]:
+        """All that the call is computed from: its arguments, and the values of its variables."""
+        raw, read = self._raw, _keras.variables.value
+        return [
             *self._arguments.tensors,
             *(self.raw(v) for v in self._carried),
-            *(self.raw(v) if id(v) in ids else _keras.variables.value(v) for v in variables),
+            *(raw[id(v)] if id(v) in raw else read(v) for v in self.variables),
         ]
 
     def extend(self, variables: list[keras.Variable]) -> None:
         """Adds variables that the layer reads and does not list, such as states of an RNN."""
         known = {id(v) for v in self.variables}
-        variables = [v for v in variables if id(v) not in known]
-        self.variables += variables
-        self.tensors += [_keras.variables.value(v) for v in variables]
+        if variables := [v for v in variables if id(v) not in known]:
+            self.variables += variables
+            vars(self).pop("tensors", None)
 
     def key(self) -> tuple:
         """What the analysis of this call depends on."""
@@ -131,13 +139,22 @@ class SubstitutedCall:
     def signature(self) -> tuple:
         """The same without this layer's own weights: what a call of an equal layer has too."""
         kinds = tuple((target.position, repr(p)) for target, p in self.targeted)
-        shapes = tuple((str(v.dtype), tuple(v.shape)) for v in self.variables)
+        variables = tuple((str(v.dtype), len(v.shape)) for v in self.variables)
         flag = self.training if isinstance(self.training, bool) else None
-        return self._arguments.kind(), kinds, shapes, flag, tf.executing_eagerly()
+        return self._arguments.kind(), kinds, variables, flag, tf.executing_eagerly()
+
+    def is_worth_recomputing(self) -> bool:
+        """Whether an effective weight is so large that it is better drawn again than kept."""
+        return not all(random_masks.is_small(tuple(t.variable.shape)) for t, _ in self.targeted)
 
     def runs_again(self) -> bool:
         """Whether backward would have to run the layer a second time."""
         return tf.executing_eagerly() or not isinstance(self.training, bool)
+
+    def run_once(self, training: bool) -> substitute.Result:
+        """Makes the call as it stands. Its updates are made, and it keeps its effective weights."""
+        weights = self._effective(self._raw, training, self.seeds)
+        return self._call(*self._given, training, self.seeds, dict(self._raw), weights, [])
 
     def run(
         self, analysis: CallAnalysis, recomputed: bool, before: Attributes | None
@@ -161,21 +178,25 @@ class SubstitutedCall:
             with contextlib.nullcontext() if before is None else before.restored():
                 return packed.pack(self.evaluate(training, tensors, seeds, weights, capture))
 
+        tensors = self.tensors  # read here, and not in a branch
+
         def keeping(training: bool) -> list[tf.Tensor]:
-            weights = self.weights(training, self.tensors, self.seeds)
-            return function(training, self.tensors, self.seeds, weights)
+            weights = self.weights(training, tensors, self.seeds)
+            return function(training, tensors, self.seeds, weights)
 
         if pure and recomputed:
-            flat = recompute.call(self.weights, function, self.training, self.tensors, self.seeds)
+            flat = recompute.call(self.weights, function, self.training, tensors, self.seeds)
         else:
             flat = training_flag.each(self.training, keeping)
         return packed.unpack(list(flat))
 
     def weights(self, training: bool, tensors: list, seeds: list) -> list[tf.Tensor]:
         """The effective values of the parametrized weights, from raw values and seeds."""
-        values = self._values(tensors)
+        return self._effective(self._values(tensors), training, seeds)
+
+    def _effective(self, raw: dict[int, tf.Tensor], training: bool, seeds: list) -> list[tf.Tensor]:
         return [
-            chain.apply(values[id(target.variable)], bound)
+            chain.apply(raw[id(target.variable)], bound)
             for (target, _), bound in zip(self.targeted, self.chains(training, seeds), strict=True)
         ]
 
@@ -198,19 +219,35 @@ class SubstitutedCall:
         """Calls the layer on effective weights."""
         inputs = len(self._arguments.tensors)
         args, kwargs = self._arguments.rebuild(tensors[:inputs])
-        raw = {id(v): t for v, t in zip(self._carried, tensors[inputs:], strict=False)}
         values = self._values(tensors)
-        bound = {}
-        for (target, p), seed, weight in zip(self.targeted, seeds, weights, strict=True):
-            key = id(target.variable)
-            bound[key] = BoundParametrization(p, seed, training)
-            raw[key], values[key] = values[key], weight
-        wrapper = OuterWrapper(raw, bound, {})
+        raw = {id(v): t for v, t in zip(self._carried, tensors[inputs:], strict=False)}
+        raw |= {key: values[key] for key in self._raw}
         # Without capture the other variables are left as they are, to be updated in place.
-        given = [(v, values[id(v)]) for v in self.variables if capture or id(v) in bound]
+        others = [(v, values[id(v)]) for v in self.variables if capture and id(v) not in self._raw]
+        return self._call(args, kwargs, training, seeds, raw, weights, others, capture)
+
+    def _call(
+        self,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        training: bool,
+        seeds: list,
+        raw: dict[int, tf.Tensor],
+        weights: list,
+        others: list[tuple[keras.Variable, tf.Tensor]],
+        capture: bool = False,
+    ) -> substitute.Result:
+        bound = {
+            id(target.variable): BoundParametrization(p, seed, training)
+            for (target, p), seed in zip(self.targeted, seeds, strict=True)
+        }
+        wrapper = OuterWrapper(raw, bound, {})
+        effective = zip((target.variable for target, _ in self.targeted), weights, strict=True)
         with _within([*self.wrappers, wrapper]), self._state.restored(training):
             result = substitute.call(
-                lambda: self.function(*args, training=training, **kwargs), given, capture
+                lambda: self.function(*args, training=training, **kwargs),
+                [*others, *effective],
+                capture,
             )
         return result._replace(read=result.read | wrapper.taken)
 

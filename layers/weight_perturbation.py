@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _graphs, _keras, substitute, training_flag
+from tfwd import _graphs, _keras, custom_gradient, substitute, training_flag
 from tfwd.layers import call_analysis, lookup, overriding, provable, reads, weight_selection
 from tfwd.layers.attributes import Attributes
 from tfwd.layers.seed_stream import SeedStream, checked_seed
@@ -154,7 +154,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         if analysis is None:
             analysis = call_analysis.analyse(name, owner, names, call)
         call.extend(analysis.extra)
-        recompute = self.recompute and bool(call.targeted)
+        recompute = self.recompute and call.is_worth_recomputing()
         warned = recompute and bool(analysis.impure)
         recompute = recompute and not _graphs.is_saving()
         again = recompute and call.runs_again()
@@ -163,7 +163,10 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         before = Attributes(owner) if again else None
         watch = contextlib.nullcontext() if analysis.seen else _graphs.Accesses()
         with watch as accesses, reads.kept_tensors_explained(name):
-            result = call.run(analysis, recompute, before)
+            if isinstance(call.training, bool) and not recompute:
+                result = call.run_once(call.training)
+            else:
+                result = call.run(analysis, recompute, before)
         if accesses is not None:
             reads.check(name, names, filter(accesses.has, call.variables), reads.PAST_KERAS)
         if key not in self._known.analyses:
@@ -175,6 +178,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
                     "recompute=False",
                     stacklevel=2,
                 )
+        custom_gradient.follow()  # or a gradient of Keras's own would keep the model for good
         for loss in result.losses:
             _keras.layers.add_loss(owner, loss)
         substitute.assign(result.updates)

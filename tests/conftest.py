@@ -100,6 +100,22 @@ def _reset() -> None:
     keras.utils.set_random_seed(0)
 
 
+@pytest.fixture
+def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every weight is drawn, and drawn again in backward, as large ones are."""
+    from tfwd import random_masks
+
+    monkeypatch.setattr(random_masks, "SMALL", 0)
+
+
+@pytest.fixture(params=["small", "large"])
+def size(request: pytest.FixtureRequest) -> str:
+    """Every weight is treated as a small one, and as a large one."""
+    if request.param == "large":
+        request.getfixturevalue("all_large")
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The top of the checkout."""

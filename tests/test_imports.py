@@ -25,6 +25,7 @@ HEIGHTS = {
         "tfwd.dtypes",
         "tfwd.files",
         "tfwd.paths",
+        "tfwd.philox",
         "tfwd.recurrence",
     },
     1: {"tfwd._keras2", "tfwd._keras3", "tfwd.gru", "tfwd.lstm"},

@@ -85,6 +85,7 @@ MODULES = {
     "keras.src.backend.compute_output_spec",
     "keras.src.backend.get_autocast_scope",
     "keras.src.backend.get_keras_mask",
+    "keras.src.backend.in_stateless_scope",
     "keras.src.backend.set_keras_mask",
     "keras.src.layers.layer.CallContext",
     "keras.src.losses.loss.squeeze_or_expand_to_same_rank",

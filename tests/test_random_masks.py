@@ -8,9 +8,16 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfwd import random_masks, seeds, xxh32
+from tfwd import philox, random_masks, seeds, xxh32
 
 SHAPE = (200, 500)
+
+
+@pytest.fixture(params=["XXH32", "Philox"], autouse=True)
+def generator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whatever its size, a draw is made the one way and the other."""
+    monkeypatch.setattr(random_masks, "SMALL", {"XXH32": 0, "Philox": 1 << 40}[request.param])
+    return request.param
 
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
@@ -63,6 +70,8 @@ def test_the_expectation_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over all 2^16 words of 16 bits, exactly `keep * 2^16` are kept."""
     words = tf.constant(np.arange(65536, dtype=np.uint32) << 16)
     monkeypatch.setattr(xxh32, "words", lambda *_: words)
+    signed = tf.bitcast(words, tf.int32) - (1 << 31)
+    monkeypatch.setattr(philox, "words", lambda *_: signed)
     for rate in (0.001, 0.3, 0.5, 0.999):
         kept = random_masks.mask((65536,), rate, tf.constant([0, 0]))
         as_tensor = random_masks.mask((65536,), tf.constant(rate), tf.constant([0, 0]))
@@ -80,10 +89,12 @@ def test_a_tensor_rate_draws_as_the_float() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (7, 3), (2, 3, 5), (0, 4)])
-def test_masks_of_every_shape(shape: tuple[int, ...]) -> None:
+def test_masks_of_every_shape(shape: tuple[int, ...], generator: str) -> None:
     kept = random_masks.mask(shape, 0.5, seeds.seed(1, 0, 0))
     assert kept.dtype == tf.bool
     assert kept.shape == shape
+    if generator == "Philox":  # which is for static shapes
+        return
     dynamic = tf.function(lambda s: random_masks.mask(s, 0.5, seeds.seed(1, 0, 0)))
     np.testing.assert_array_equal(dynamic(tf.constant(shape, tf.int32)), kept)
 
@@ -196,10 +207,10 @@ def test_division_is_made_in_float32_at_least(dtype: str) -> None:
 SEED = seeds.seed(1, 0, 0)
 
 
-LARGE = (170, 130)  # more entries than from which draws are compiled
+LARGE = (200, 170)  # more entries than a small draw has
 
 
-@pytest.mark.parametrize("noise_shape", [None, (170, 1), (1, 130)])
+@pytest.mark.parametrize("noise_shape", [None, (200, 1), (1, 170)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dropout_is_a_mask_and_its_application(dtype: str, noise_shape: tuple | None) -> None:
     tensor = tf.cast(tf.random.stateless_normal(LARGE, [1, 2]), dtype)
@@ -211,12 +222,16 @@ def test_dropout_is_a_mask_and_its_application(dtype: str, noise_shape: tuple | 
 
 @pytest.mark.parametrize("draw", [random_masks.dropout, random_masks.noise])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_compiled_draws_are_the_same(draw, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_draws_are_the_same(draw, dtype: str, generator: str) -> None:
+    """XXH32's compiled loop against its operations one by one; Philox's against the same in XLA."""
     tensor = tf.cast(tf.random.stateless_normal(LARGE, [1, 2]), dtype)
-    assert tensor.shape.num_elements() >= random_masks.COMPILED_FROM
-    compiled = draw(tensor, 0.3, SEED)
-    monkeypatch.setattr(random_masks, "COMPILED_FROM", 1 << 40)
-    plain = draw(tensor, 0.3, SEED)
+    one, other = draw(tensor, 0.3, SEED), draw
+    if generator == "XXH32":  # of which only tensors of static shape are compiled
+        signature = [tf.TensorSpec(None, dtype), tf.TensorSpec([2], tf.int32)]
+        other = tf.function(lambda t, seed: draw(t, 0.3, seed), input_signature=signature)
+        other = other(tensor, SEED)
+    else:
+        other = tf.function(lambda t: draw(t, 0.3, SEED), jit_compile=True)(tensor)
     # The logarithm in noise may differ in its last bit; masks never do.
     tolerance = (
         0.0
@@ -224,8 +239,30 @@ def test_compiled_draws_are_the_same(draw, dtype: str, monkeypatch: pytest.Monke
         else {"float16": 2e-3, "bfloat16": 2e-2}.get(dtype, 1e-6)
     )
     np.testing.assert_allclose(
-        tf.cast(compiled, tf.float64), tf.cast(plain, tf.float64), rtol=tolerance, atol=tolerance
+        tf.cast(one, tf.float64), tf.cast(other, tf.float64), rtol=tolerance, atol=tolerance
     )
+
+
+@pytest.mark.parametrize("rate", [2**-16, 0.3, 0.5, 1 - 2**-16])
+def test_small_masks_are_words_below_the_keep_probability(rate: float, generator: str) -> None:
+    if generator != "Philox":
+        pytest.skip("of Philox")
+    words = (
+        philox.words([64, 64], philox.key_of(SEED), tf.zeros([2], tf.uint64))
+        .numpy()
+        .astype(np.int64)
+    )
+    kept = words + 2**31 < round((1 - rate) * 2**16) * 2**16
+    for form in (rate, tf.constant(rate)):
+        np.testing.assert_array_equal(random_masks.mask((64, 64), form, SEED), kept)
+    assert random_masks.mask((64, 64), tf.constant(0.0), SEED).numpy().all()
+
+
+def test_what_is_small_goes_by_the_static_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_masks, "SMALL", 12)
+    assert random_masks.is_small((11,)) and random_masks.is_small(tf.TensorShape([]))
+    assert random_masks.is_small([3, 1]) and not random_masks.is_small((3, 4))
+    assert not random_masks.is_small(tf.constant([2])) and not random_masks.is_small((None, 1))
 
 
 @pytest.mark.parametrize("noise_shape", [(11, 4), (11, 1), (1, 4)])
@@ -236,7 +273,7 @@ def test_rows_get_the_draws_of_the_table(ids: object, noise_shape: tuple[int, in
     found = random_masks.dropout(taken, 0.5, SEED, noise_shape, ids)
     whole = random_masks.dropout(table, 0.5, SEED, noise_shape)
     np.testing.assert_array_equal(found, tf.gather(whole, ids))
-    found = random_masks.noise(taken, 0.5, SEED, ids)
+    found = random_masks.noise(taken, 0.5, SEED, ids, table.shape)
     expected = tf.gather(random_masks.noise(table, 0.5, SEED), ids)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 

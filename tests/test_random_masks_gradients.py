@@ -8,7 +8,7 @@ from tfwd import random_masks, seeds
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 SEED = seeds.seed(1, 0, 0)
-LARGE = (170, 130)  # more entries than from which draws are compiled
+LARGE = (200, 170)  # more entries than a small draw has
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -45,14 +45,11 @@ def test_gradients_of_dropout_and_noise(size: tuple[int, int], where: str) -> No
     np.testing.assert_allclose(of_dropout, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("size", [(6, 5), LARGE])
-def test_in_a_graph_the_gradients_draw_waits_for_the_upstream_gradient(
-    size: tuple[int, int],
-) -> None:
-    """By its seed: the draw's own operations are inlined, and those of the mask could begin."""
+def test_in_a_graph_the_gradients_draw_waits_for_the_upstream_gradient() -> None:
+    """By its seed, where the draw is not compiled: its operations could begin, or be shared."""
     graph = tf.__internal__.FuncGraph("dropout")
     with graph.as_default():
-        x, upstream = (tf.compat.v1.placeholder(tf.float32, size) for _ in range(2))
+        x, upstream = (tf.compat.v1.placeholder(tf.float32, [None, 30]) for _ in range(2))
         seed = tf.compat.v1.placeholder(tf.int32, [2])
         with tf.GradientTape() as tape:
             tape.watch(x)

@@ -8,13 +8,14 @@ read by a function or run outside of it.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager import record
+from tensorflow.python.eager import backprop_util, record
 from tensorflow.python.ops import control_flow_v2_func_graphs, gradients_util
 from tensorflow.python.saved_model import save_context
 
@@ -211,13 +212,51 @@ def gradients(
     Returns:
         For each source a gradient, or None. A source that depends on another is held fixed.
     """
-    return gradients_util._GradientsHelper(
-        outputs,
-        sources,
-        grad_ys=upstream,
-        stop_gradients=sources,
-        src_graph=outputs[0].graph if outputs else tf.compat.v1.get_default_graph(),
-    )
+    with _looking_no_further([output.op for output in outputs]):
+        return gradients_util._GradientsHelper(
+            outputs,
+            sources,
+            grad_ys=upstream,
+            stop_gradients=sources,
+            src_graph=outputs[0].graph if outputs else tf.compat.v1.get_default_graph(),
+        )
+
+
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def _looking_no_further(ends: list[tf.Operation]) -> Iterator[None]:
+    """Inside, TensorFlow looks for what was computed from a source among earlier operations alone.
+
+    It looks through the whole graph otherwise, anew for each layer of a model, so that a model's
+    gradients would take time that grows with the square of its layers.
+    """
+
+    def bounded(own: Callable[..., None]) -> Callable[..., None]:
+        def mark(sources: list[tf.Operation], reached: set, graphs: list[Any]) -> None:
+            ends = getattr(_here, "ends", [])
+            if len({id(op.graph) for op in (*ends, *sources)}) != 1:
+                own(sources, reached, graphs)
+                return
+            last = max(op._id for op in ends)
+            queue = list(sources)
+            while queue:
+                operation = queue.pop()
+                if operation in reached:
+                    continue
+                reached.add(operation)
+                found = [t for t in operation.outputs if backprop_util.IsTrainable(t)]
+                queue += [op for t in found for op in t.consumers() if op._id <= last]
+
+        return mark
+
+    before, _here.ends = getattr(_here, "ends", []), ends
+    try:
+        with _keras.patched([(gradients_util, "_MarkReachedOps", bounded)]):
+            yield
+    finally:
+        _here.ends = before
 
 
 def is_loop_invariant(loop: tf.Operation, index: int) -> bool:

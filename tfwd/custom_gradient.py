@@ -56,7 +56,7 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
         for result in tf.nest.flatten(results):
             if _is_symbolic(result):  # all come from one operation
                 _hand_over(result.graph, result.op.get_attr("_gradient_op_type").decode())
-                _follow(result.graph)
+                follow(result.graph)
                 break
         return results
 
@@ -143,22 +143,33 @@ def _reference(name: str, gradient: Callable[..., Any]) -> Callable[..., Any]:
     return referred
 
 
-# The names that were in the table when `_follow` last looked.
+# The custom gradients that were in the table when `follow` last looked, and its newest entry.
 _known: set[str] = set()
+_last: str | None = None
 
 
-def _follow(graph: tf.Graph) -> None:
-    """Hands over what others have traced in this graph, around it or inside it.
+def follow(graph: tf.Graph | None = None) -> None:
+    """Hands over what others have traced, or will, in a graph, around it or inside it.
 
     One entry of theirs would keep the graph, and with it all that tfwd has put into it.
+
+    Args:
+        graph: by default the present one; in eager mode there is none.
     """
-    global _known
+    global _known, _last
+    if graph is None:
+        if tf.executing_eagerly():
+            return
+        graph = tf.compat.v1.get_default_graph()
     for each in _functions(graph):
         _held(each)
+    last = next(reversed(ops.gradient_registry._registry), None)
+    if last == _last:
+        return
     present = registered()
     for name in present - _known:
         _hand_over_if(name, lambda graph: any(hasattr(g, _HELD) for g in _functions(graph)))
-    _known = present
+    _known, _last = present, last
 
 
 def _functions(graph: Any) -> Iterator[tf.Graph]:

@@ -1,12 +1,15 @@
 """Random masks and noise as pure functions of a seed and an entry's place.
 
-A mask or noise is applied where it is drawn, in one pass, and its gradient draws it again: nothing
-is kept but the seed. For large tensors of static shape the pass is one loop that XLA compiles, in
-which a mask costs no more than a copy of the tensor. XLA compiles once a shape, so tensors of
-varying shape, and small ones, take the same operations one by one, with the same result.
+There are two ways to draw. A *small* draw, of static shape and fewer entries than `SMALL`, takes
+its words from Philox, which is one operation of TensorFlow's. A few more apply it; TensorFlow takes
+their gradient, and keeps what that needs. Any other draw takes its words from XXH32. It is applied
+where it is drawn, in one pass, and its gradient draws it again: nothing is kept but the seed. For
+large tensors of static shape the pass is one loop that XLA compiles, in which a mask costs no more
+than a copy of the tensor. XLA compiles once a size, so tensors of varying shape take the same
+operations one by one, with the same result.
 
-The keep probability is a multiple of 2^-16, so that the division by it makes the expectation exact,
-not nearly so.
+The keep probability is a multiple of 2^-16, and what is kept is divided by that one, so that the
+expectation is right up to rounding, and not up to 2^-16.
 """
 
 from __future__ import annotations
@@ -18,15 +21,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd import _graphs, dtypes, xxh32
+from tfwd import _graphs, dtypes, philox, xxh32
 from tfwd import seeds as seeding
 from tfwd.custom_gradient import custom_gradient
 
 LEVELS = 1 << 16
 
-# Compilation takes a tenth of a second and more for each shape, and below this many entries the
-# operations one by one take less than a fifth of a millisecond.
-COMPILED_FROM = 1 << 14
+# From this many entries on a compiled loop is faster than the operation for words and those after
+# it, by more than its compilation, a tenth of a second and more for each shape, costs in a thousand
+# steps. An effective weight below it, of 128 kB at most, is kept for backward: to draw it again
+# takes twenty operations, which cost more than half of the step of a layer of that size.
+SMALL = 1 << 15
 
 
 def keep_probability(rate: float | tf.Tensor) -> float | tf.Tensor:
@@ -67,14 +72,24 @@ def mask(shape: xxh32.Shape, rate: float | tf.Tensor, seed: tf.Tensor) -> tf.Ten
     array([[ True,  True,  True],
            [ True,  True,  True]])>
     """
+    if is_small(shape):
+        return _small_kept(shape, keep_probability(rate), seed)
     return _kept(xxh32.counters(shape), tf.cast(keep_probability(rate), tf.float32), seed)
 
 
-def drop(tensor: tf.Tensor, kept: tf.Tensor, rate: float | tf.Tensor) -> tf.Tensor:
-    """`tensor / keep` where `kept`, exactly zero elsewhere.
+def is_small(shape: xxh32.Shape) -> bool:
+    """Whether a mask or noise of the shape is drawn the small way."""
+    if isinstance(shape, (list, tuple)):
+        return None not in shape and math.prod(shape) < SMALL
+    size = shape.num_elements() if isinstance(shape, tf.TensorShape) else None
+    return size is not None and size < SMALL
 
-    The division is made in float32 at least, and the result has the tensor's dtype. Its gradient is
-    `upstream / keep` where kept and exactly 0.0 elsewhere.
+
+def drop(tensor: tf.Tensor, kept: tf.Tensor, rate: float | tf.Tensor) -> tf.Tensor:
+    """`tensor * (1 / keep)` where `kept`, exactly zero elsewhere.
+
+    The product is made in float32 at least, and the result has the tensor's dtype. Its gradient is
+    `upstream * (1 / keep)` where kept and exactly 0.0 elsewhere.
 
     Args:
         tensor: a floating tensor.
@@ -94,7 +109,7 @@ def dropout(
     noise_shape: xxh32.Shape | None = None,
     rows: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """`drop(tensor, mask(noise_shape, rate, seed), rate)` in one pass; no mask is kept.
+    """`drop(tensor, mask(noise_shape, rate, seed), rate)`; no large mask is kept.
 
     Its gradient is the same function of the upstream gradient, with the same seed. (Inside a branch
     of a `tf.cond`, where TensorFlow cannot follow such a gradient from a tape outside, it keeps the
@@ -106,8 +121,8 @@ def dropout(
         seed: int32 `[2]`.
         noise_shape: the mask's shape, which broadcasts to the tensor's; by default the tensor's.
         rows: integers `[...]`, if the tensor, of shape `rows.shape + width`, is made of rows of a
-            table: each row gets the draw that it would get in the table. A `noise_shape` is then
-            the table's.
+            table: each row gets the draw that it would get in the table. `noise_shape` must be
+            given then, and is the table's.
 
     Returns:
         A tensor of the first argument's shape and dtype.
@@ -115,10 +130,14 @@ def dropout(
     Example:
 
     >>> table, ids, seed = tf.ones([5, 4]), tf.constant([3, 1]), tf.constant([1, 2])
-    >>> rows = dropout(tf.gather(table, ids), 0.5, seed, rows=ids)
+    >>> rows = dropout(tf.gather(table, ids), 0.5, seed, table.shape, ids)
     >>> bool(tf.reduce_all(rows == tf.gather(dropout(table, 0.5, seed), ids)))
     True
     """
+    shape = tensor.shape if noise_shape is None else noise_shape
+    if is_small(shape):
+        keep = keep_probability(rate)
+        return _small_drop(tensor, _of_rows(_small_kept(shape, keep, seed), rows), keep)
     keep = tf.cast(keep_probability(rate), tf.float32)
     if _graphs.in_branch():
         return _run(_dropout, tensor, tf.stop_gradient(keep), seed, rows, noise_shape)
@@ -127,7 +146,9 @@ def dropout(
     def linear(tensor: tf.Tensor, keep: tf.Tensor, seed: tf.Tensor) -> Any:
         def backward(upstream: Any) -> tuple:
             upstream = tf.convert_to_tensor(upstream)
-            (late,) = seeding.after([seed], [upstream])
+            late = seed
+            if not _is_compiled(upstream, rows, noise_shape):
+                (late,) = seeding.after([seed], [upstream])  # or the mask would be kept
             return linear(upstream, keep, late), None, None
 
         result = _run(_dropout, tensor, keep, seed, rows, noise_shape)
@@ -141,8 +162,9 @@ def noise(
     stddev: float | tf.Tensor,
     seed: tf.Tensor,
     rows: tf.Tensor | None = None,
+    shape: xxh32.Shape | None = None,
 ) -> tf.Tensor:
-    """`tensor + stddev * e`, `e ~ N(0, I)`, in one pass; no noise is kept.
+    """`tensor + stddev * e`, `e ~ N(0, I)`; no noise is kept.
 
     Its gradient is the upstream gradient. Where `stddev` is 0 the result is the tensor, bit for
     bit.
@@ -152,6 +174,7 @@ def noise(
         stddev: the standard deviation: a float or a scalar tensor.
         seed: int32 `[2]`.
         rows: as in `dropout`.
+        shape: the table's, if `rows` are given.
 
     Returns:
         A tensor of the first argument's shape and dtype.
@@ -162,7 +185,16 @@ def noise(
     >>> round(float(tf.math.reduce_std(x)), 2)
     0.1
     """
-    stddev = tf.cast(stddev, dtypes.wide(tensor.dtype))
+    wide = dtypes.wide(tensor.dtype)
+    if is_small(tensor.shape if shape is None else shape):
+        drawn = _of_rows(_small_normal(tensor.shape if shape is None else shape, wide, seed), rows)
+        shift = drawn * tf.cast(stddev, wide)
+        noisy = tf.cast(tf.cast(tensor, wide) + shift, tensor.dtype)
+        if isinstance(stddev, (int, float)) and stddev > 0:
+            return noisy
+        # Adding 0.0 would turn -0.0 into 0.0.
+        return tf.where(tf.cast(stddev, wide) > 0, noisy, tensor)
+    stddev = tf.cast(stddev, wide)
     if _graphs.in_branch():
         return _run(_noise, tensor, tf.stop_gradient(stddev), seed, rows, None)
 
@@ -177,10 +209,11 @@ def noise(
 def normal(shape: xxh32.Shape, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
     """Independent draws of N(0, 1) in the given dtype.
 
-    Formula: the inverse of the normal distribution function, at the middle of one of 2^32 equal
-    intervals (of 2^64 in float64, where the draws reach further). Its polynomials in single
-    precision are those of Giles (2010), evaluated at the distance from the nearer end, so that the
-    tails are nearly as precise as the middle; the largest draw in single precision is 6.2.
+    Formula: of a small draw that of Box and Muller (1958), the largest draw being 6.7. Else the
+    inverse of the normal distribution function, at the middle of one of 2^32 equal intervals (of
+    2^64 in float64, where the draws reach further). Its polynomials in single precision are those
+    of Giles (2010), evaluated at the distance from the nearer end, so that the tails are nearly as
+    precise as the middle; the largest draw in single precision is 6.2.
 
     Args:
         shape: static or a 1-D integer tensor.
@@ -190,9 +223,48 @@ def normal(shape: xxh32.Shape, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
     Returns:
         A tensor of the given shape and dtype.
 
-    References: M. Giles, "Approximating the erfinv function" (2010).
+    References: G. E. P. Box and M. E. Muller, "A Note on the Generation of Random Normal Deviates"
+    (1958); M. Giles, "Approximating the erfinv function" (2010).
     """
-    return tf.cast(_normal(xxh32.counters(shape), dtypes.wide(dtype), seed), dtype)
+    wide = dtypes.wide(dtype)
+    if is_small(shape):
+        return tf.cast(_small_normal(shape, wide, seed), dtype)
+    return tf.cast(_normal(xxh32.counters(shape), wide, seed), dtype)
+
+
+def _small_words(shape: xxh32.Shape, seed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return philox.words(shape, philox.key_of(seed), philox.constant((0, 0), tf.uint64), dtype)
+
+
+def _small_kept(shape: xxh32.Shape, keep: float | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    # Words are from -2^31 on, and the last one that keeps is keep * 2^32 further, but for one.
+    if isinstance(keep, float):
+        last = philox.constant(round(keep * LEVELS) * LEVELS - (1 << 31) - 1, tf.int32)
+    else:
+        levels = tf.cast(keep * LEVELS, tf.int64)
+        last = tf.cast(levels * LEVELS - (1 << 31) - 1, tf.int32)
+    return tf.raw_ops.LessEqual(x=_small_words(shape, seed, tf.int32), y=last)
+
+
+def _small_normal(shape: xxh32.Shape, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
+    """Box and Muller's `sqrt(-2 log u) cos(v)`: `u` in (0, 1) and the angle `v` take a word each.
+
+    Beside a logarithm, a root and a cosine it takes ten operations, and XLA has them all.
+    """
+    bits = 63 if dtype == tf.float64 else 31
+    words = _small_words((2, *shape), seed, tf.int64 if dtype == tf.float64 else tf.int32)
+    first, second = tf.raw_ops.Unpack(value=words, num=2)
+    # Without its sign a word is exact where it is small, which is where the tails are.
+    rest = tf.bitwise.bitwise_and(first, tf.constant((1 << bits) - 1, first.dtype))
+    radius = tf.sqrt(-2.0 * tf.math.log((tf.cast(rest, dtype) + 0.5) * 2.0**-bits))
+    return radius * tf.cos(tf.cast(second, dtype) * (math.pi * 2.0**-bits))
+
+
+def _of_rows(drawn: tf.Tensor, rows: tf.Tensor | None) -> tf.Tensor:
+    """The rows of what was drawn for a table; the one row that serves all has no number."""
+    if rows is None:
+        return drawn
+    return drawn[0] if drawn.shape[0] == 1 else tf.gather(drawn, rows)
 
 
 def _kept(counters: list[tf.Tensor], keep: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -203,10 +275,24 @@ def _kept(counters: list[tf.Tensor], keep: tf.Tensor, seed: tf.Tensor) -> tf.Ten
     return levels < tf.cast(keep * LEVELS, tf.int32)
 
 
+def _scale(keep: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    if isinstance(keep, float):
+        return philox.constant(1.0 / keep, dtype)
+    return 1.0 / tf.cast(keep, dtype)
+
+
 def _drop(tensor: tf.Tensor, kept: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
     wide = dtypes.wide(tensor.dtype)
-    scaled = tf.cast(tensor, wide) / tf.cast(keep, wide)
+    scaled = tf.cast(tensor, wide) * _scale(keep, wide)
     return tf.where(kept, tf.cast(scaled, tensor.dtype), tf.zeros([], tensor.dtype))
+
+
+def _small_drop(tensor: tf.Tensor, kept: tf.Tensor, keep: float | tf.Tensor) -> tf.Tensor:
+    """`_drop`, of which TensorFlow's gradient is one product with the same factors."""
+    wide = dtypes.wide(tensor.dtype)
+    factors = tf.raw_ops.Mul(x=tf.raw_ops.Cast(x=kept, DstT=wide), y=_scale(keep, wide))
+    dropped = tf.raw_ops.MulNoNan(x=tf.cast(tensor, wide), y=factors)
+    return tf.cast(dropped, tensor.dtype)
 
 
 def _dropout(
@@ -291,15 +377,23 @@ def _run(
     shape of its own, and in a branch of a `tf.cond`: what a gradient from outside of it keeps of
     the function has no static shape, which XLA asks for.
     """
-    static = tensor.shape.is_fully_defined() and not tf.is_tensor(shape)
-    # Rows are looked up by a batch, the length of which may change from call to call.
-    if static and rows is None and tensor.shape.num_elements() >= COMPILED_FROM:
-        return _compiled[function](tensor, number, seed, rows, shape)
+    if _is_compiled(tensor, rows, shape):
+        if shape is not None:
+            return _compiled[function](tensor, number, seed, rows, shape)
+        # Flat: entries are numbered in that order, and all of one size share a compiled loop.
+        flat = _compiled[function](tf.reshape(tensor, [-1]), number, seed, None, None)
+        return tf.reshape(flat, tensor.shape)
     if rows is not None or shape is not None or _graphs.in_branch():
         return function(tensor, number, seed, rows, shape)
     result = _traced(function, tensor.dtype, number.dtype)(tensor, number, seed)
     result.set_shape(tensor.shape)
     return result
+
+
+def _is_compiled(tensor: tf.Tensor, rows: tf.Tensor | None, shape: xxh32.Shape | None) -> bool:
+    # Rows are looked up by a batch, the length of which may change from call to call.
+    static = tensor.shape.is_fully_defined() and not tf.is_tensor(shape)
+    return static and rows is None and tensor.shape.num_elements() >= SMALL
 
 
 _compiled = {

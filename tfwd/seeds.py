@@ -8,30 +8,32 @@ when a function is traced anew.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-# With which TensorFlow makes a key and a counter of a seed.
-_SCRAMBLE = 0x02461E293EC8F720
+from tfwd import philox
+
+# Replicas are numbered in the highest 16 bits of a call's number.
+_REPLICA = 1 << 48
 
 
 def fold(seed: tf.Tensor, high: tf.Tensor | int, low: tf.Tensor | int) -> tf.Tensor:
     """Mixes two integers into a seed.
 
-    `fold(s, a, b) = Philox(key = s xor [a, b])`, the first 64 bits of the keyed block function, so
-    that chains of folds are a keyed hash of all that was folded in (CBC-MAC).
+    `fold(s, a, b)` is the first 64 bits of `Philox(key = s, counter = [b, -1 - a])`, so that chains
+    of folds are a keyed hash of all that was folded in (CBC-MAC). Draws from a seed count from
+    `[0, 0]`; what is folded with small integers is none of them.
 
     Args:
         seed: int32 `[2]`.
-        high, low: integers; 32 bits of each are used.
+        high, low: integers of up to 64 bits.
 
     Returns:
         int32 `[2]`.
     """
-    return _folded(seed, _number(high), _number(low))
+    counter = tf.raw_ops.Pack(values=[_number(low), -1 - _number(high)])
+    return philox.words([2], philox.key_of(seed), tf.bitcast(counter, tf.uint64))
 
 
 def seed(
@@ -39,13 +41,13 @@ def seed(
 ) -> tf.Tensor:
     """The seed of one weight's draw in one training call.
 
-    Formula: `fold(fold(fold(0, root), position, replica), call)`, each integer as 64 bits where it
-    stands alone.
+    Formula: words `2 * position` and `2 * position + 1` of the stream of 32-bit words
+    `Philox(key = root, counter = [., call + 2^48 * replica])`.
 
     Args:
         root: the layer's seed, an integer of up to 64 bits.
         position: the weight's index in the wrapped layer's `weights`.
-        call: the number of the training call, from 0.
+        call: the number of the training call, from 0, below 2^48.
         replica: `replica_id_in_sync_group`, 0 without `tf.distribute`.
 
     Returns:
@@ -59,50 +61,33 @@ def seed(
 
     References: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011), for Philox.
     """
-    return _seed(*map(_number, (root, position, call, replica)))
+    state = tf.stack([_number(root), _number(call)])
+    return _drawn(state, replica, position + 1)[position]
 
 
-# A graph gets one operation for each of these: building all of them takes longer than running them.
-@tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.int64)] * 4)
-def _seed(root: tf.Tensor, position: tf.Tensor, call: tf.Tensor, replica: tf.Tensor) -> tf.Tensor:
-    place = tf.stack([_words(position)[0], _words(replica)[0]])
-    state = _block(tf.reverse(_words(root), [0]))
-    state = _block(tf.bitwise.bitwise_xor(state, place))
-    return _block(tf.bitwise.bitwise_xor(state, tf.reverse(_words(call), [0])))
+def seeds(state: tf.Tensor, replica: tf.Tensor | int, count: int) -> list[tf.Tensor]:
+    """`seed` at the positions below `count`, by one draw.
 
+    Args:
+        state: int64 `[root, call]`.
+        replica: as in `seed`.
+        count: how many.
 
-@tf.function(
-    autograph=False,
-    input_signature=[tf.TensorSpec([2], tf.int32), *[tf.TensorSpec([], tf.int64)] * 2],
-)
-def _folded(seed: tf.Tensor, high: tf.Tensor, low: tf.Tensor) -> tf.Tensor:
-    return _block(tf.bitwise.bitwise_xor(seed, tf.stack([_words(high)[0], _words(low)[0]])))
-
-
-def _words(integer: tf.Tensor) -> tf.Tensor:
-    """The low and the high word of an int64, as int32 `[2]`."""
-    return tf.bitcast(integer, tf.int32)
-
-
-def _block(key: tf.Tensor) -> tf.Tensor:
-    """`tf.random.stateless_uniform([2], key, None, None, tf.int32, alg="philox")`.
-
-    That takes forty operations. `StatelessRandomGetKeyCounter`, which would do the scrambling,
-    gives another key under XLA where a word of the seed is negative.
+    Returns:
+        A list of int32 `[2]`.
     """
-    scrambled = _philox(4, [_SCRAMBLE], tf.cast(key, tf.uint64), tf.uint32)
-    words = tf.bitcast(tf.reshape(scrambled, [2, 2]), tf.uint64)
-    return _philox(2, words[:1], words * tf.constant([0, 1], tf.uint64), tf.int32)
+    return tf.raw_ops.Unpack(value=_drawn(state, replica, count), num=count)
 
 
-def _philox(size: int, key: Any, counter: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[size],
-        key=tf.convert_to_tensor(key, tf.uint64),
-        counter=counter,
-        alg=tf.random.Algorithm.PHILOX.value,
-        dtype=dtype,
+def _drawn(state: tf.Tensor, replica: tf.Tensor | int, count: int) -> tf.Tensor:
+    bits = tf.raw_ops.Bitcast(input=state, type=tf.uint64)
+    key, call = tf.raw_ops.Split(axis=philox.constant(0, tf.int32), value=bits, num_split=2)
+    if not isinstance(replica, int) or replica:
+        call += tf.bitcast(_number(replica) * _REPLICA, tf.uint64)
+    counter = tf.raw_ops.ConcatV2(
+        values=[philox.constant((0,), tf.uint64), call], axis=philox.constant(0, tf.int32)
     )
+    return philox.words([count, 2], key, counter)
 
 
 def after(seeds: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
@@ -134,23 +119,21 @@ def after(seeds: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor | None]) -> li
 
 def _opaque_zero(tensor: tf.Tensor) -> tf.Tensor:
     """An int32 scalar that is always 0 and depends on the tensor's data."""
-    return _zero_of(tensor.dtype)(tensor)
-
-
-@functools.cache
-def _zero_of(dtype: tf.DType) -> Callable[[tf.Tensor], tf.Tensor]:
-    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, dtype)])
-    def zero(tensor: tf.Tensor) -> tf.Tensor:
-        first = tf.reshape(tensor, [-1])[:1]
-        return tf.cast(tf.reduce_any((first < 0) & (first > 0)), tf.int32)
-
-    return zero
+    raw, constant = tf.raw_ops, philox.constant
+    flat = raw.Reshape(tensor=tensor, shape=constant((-1,), tf.int32))
+    begin, end = constant((0,), tf.int32), constant((1,), tf.int32)
+    first = raw.StridedSlice(input=flat, begin=begin, end=end, strides=end)  # none of an empty one
+    zero = constant(0, tensor.dtype)
+    both = raw.LogicalAnd(x=raw.Less(x=first, y=zero), y=raw.Greater(x=first, y=zero))
+    return raw.Cast(x=raw.Any(input=both, axis=begin), DstT=tf.int32)
 
 
 def replica_id() -> tf.Tensor | int:
     """The number of the replica that runs this code, 0 outside `tf.distribute`."""
     context = tf.distribute.get_replica_context()
-    return 0 if context is None else context.replica_id_in_sync_group
+    number = 0 if context is None else context.replica_id_in_sync_group
+    known = tf.get_static_value(number) if tf.is_tensor(number) else number
+    return number if known is None else int(known)
 
 
 def _number(integer: tf.Tensor | int) -> tf.Tensor:

@@ -11,6 +11,8 @@ from conformance.harness import randomize
 from tfwd import _keras, layers
 from tfwd.layers import call_analysis
 
+pytestmark = pytest.mark.usefixtures("all_large")
+
 X = tf.random.stateless_normal([4, 5], [1, 2])
 
 

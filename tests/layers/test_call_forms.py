@@ -11,6 +11,8 @@ from stacks import IS_KERAS_2, needs_keras3
 
 from tfwd import layers
 
+pytestmark = pytest.mark.usefixtures("size")
+
 X = tf.random.stateless_normal([2, 3, 4], [1, 2])
 
 

@@ -17,6 +17,8 @@ from stacks import needs_keras3
 from conformance import harness
 from tfwd import _keras, layers
 
+pytestmark = pytest.mark.usefixtures("all_large")
+
 X = tf.random.stateless_normal([8, 5], [1, 2])
 
 

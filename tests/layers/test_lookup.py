@@ -9,6 +9,8 @@ from stacks import IS_KERAS_2
 from tfwd import _keras, layers
 from tfwd import parametrizations as P
 
+pytestmark = pytest.mark.usefixtures("all_large")
+
 # Only Keras 3 counts negative ids from the end.
 IDS = tf.constant([[3, 0, 7], [3, 7 if IS_KERAS_2 else -1, 2]])
 

@@ -10,6 +10,8 @@ import tensorflow as tf
 from conformance.harness import randomize
 from tfwd import _keras, layers
 
+pytestmark = pytest.mark.usefixtures("all_large")
+
 X = tf.random.stateless_normal([4, 5], [1, 2])
 
 

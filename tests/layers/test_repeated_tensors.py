@@ -11,6 +11,8 @@ import tensorflow as tf
 from conformance import harness
 from tfwd import _keras, layers, recompute
 
+pytestmark = pytest.mark.usefixtures("size")
+
 X = tf.random.stateless_normal([2, 4, 6], [1, 2])
 S = tf.random.stateless_normal([2, 3], [3, 4])
 

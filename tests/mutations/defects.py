@@ -41,9 +41,23 @@ DEFECTS = [
     Defect(
         "kept entries are not divided by keep",
         "tfwd/random_masks.py",
-        "scaled = tf.cast(tensor, wide) / tf.cast(keep, wide)",
-        "scaled = tf.cast(tensor, wide)",
+        "        return philox.constant(1.0 / keep, dtype)",
+        "        return philox.constant(1.0, dtype)",
         conformance("draws", "moments and (Dense or Embedding) and dropout"),
+    ),
+    Defect(
+        "a small mask keeps one entry in 2^16 too few",
+        "tfwd/random_masks.py",
+        "round(keep * LEVELS) * LEVELS - (1 << 31) - 1",
+        "(round(keep * LEVELS) - 1) * LEVELS - (1 << 31) - 1",
+        ("tests/test_random_masks.py",),
+    ),
+    Defect(
+        "the weights of a layer are small or large by the first of them",
+        "layers/substituted_call.py",
+        "for t, _ in self.targeted)\n",
+        "for t, _ in self.targeted[:1])\n",
+        ("tests/layers/test_small_weights.py",),
     ),
     Defect(
         "keep is rounded down and not to the nearest",
@@ -119,15 +133,15 @@ DEFECTS = [
     Defect(
         "the two directions of a Bidirectional draw alike",
         "layers/seed_stream.py",
-        "return seeds.fold(seed, self.stream, 0) if self.stream else seed",
-        "return seed",
+        "return [seeds.fold(s, self.stream, 0) for s in chosen] if self.stream else chosen",
+        "return chosen",
         ("tests/layers/test_seed_stream.py", "tests/layers/test_weight_drop_lstm.py"),
     ),
     Defect(
         "training calls are not counted",
         "layers/seed_stream.py",
-        "tf.cast(training, tf.int64)])",
-        "0 * tf.cast(training, tf.int64)])",
+        "counted = philox.constant((0, 1), tf.int64)",
+        "counted = philox.constant((0, 0), tf.int64)",
         DRAWN,
     ),
     Defect(
@@ -147,8 +161,8 @@ DEFECTS = [
     Defect(
         "the seed of a weight depends on the names of the layers it is in",
         "layers/substituted_call.py",
-        "draws.seed_of(root, number, target.position)",
-        "draws.seed_of(root, number, sum(map(ord, _keras.variables.path(target.variable))))",
+        "draws.seeds_of(state, [target.position for target, _ in targeted])",
+        "draws.seeds_of(state, [sum(map(ord, target.path)) for target, _ in targeted])",
         conformance("draws", "whatever_was_built and (Dense or Sequential)"),
     ),
     Defect(

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+in_stateless_scope = keras.src.backend.in_stateless_scope
 SeedState = keras.random.SeedGenerator
 
 
@@ -22,6 +23,8 @@ def original(variable: keras.Variable) -> keras.Variable:
 
 def value(variable: keras.Variable) -> tf.Tensor:
     """The variable's present value in its own dtype, whatever autocast scope is open."""
+    if variable._value is not None and not in_stateless_scope():
+        return tf.convert_to_tensor(variable._value)
     with keras.src.backend.AutocastScope(None):
         return tf.convert_to_tensor(variable.value)
 
@@ -42,8 +45,11 @@ def cast_as_read(variable: Any, rows: tf.Tensor) -> tf.Tensor:
 
 
 def assign(variable: keras.Variable, value: Any) -> None:
-    """Assigns to a variable, as a layer's call does."""
-    variable.assign(value)
+    """Assigns a tensor of a variable's own shape and dtype to it, as a layer's call does."""
+    if in_stateless_scope():
+        variable.assign(value)
+    else:
+        variable._value.assign(value)
 
 
 def tf_variables(variable: keras.Variable) -> list[tf.Variable]:

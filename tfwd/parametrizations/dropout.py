@@ -17,7 +17,7 @@ class Dropout(Parametrization):
     """Weight dropout (DropConnect): each entry is kept with probability `keep`, else exactly zero.
 
     Formula: `w'_i = m_i w_i / keep` with `m_i ~ Bernoulli(keep)`, where `keep` is `1 - rate`
-    rounded to a multiple of 2^-16, so that `E[w'_i] = w_i` exactly.
+    rounded to a multiple of 2^-16, so that `E[w'_i] = w_i` up to rounding.
 
     Args:
         rate: the drop rate, in [0, 1): a float, a schedule or a variable, read at every call. A

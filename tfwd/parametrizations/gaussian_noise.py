@@ -54,7 +54,7 @@ class GaussianNoise(Parametrization):
     def of_rows(
         self, rows: tf.Tensor, seed: tf.Tensor, places: tf.Tensor, shape: tuple[int, ...]
     ) -> tf.Tensor:
-        return random_masks.noise(rows, self.stddev, seed, places)
+        return random_masks.noise(rows, self.stddev, seed, places, shape)
 
     def at(self, call: tf.Tensor) -> GaussianNoise:
         stddev = rates.read(self.stddev, call, below=math.inf)

@@ -93,9 +93,9 @@ def tuner(
     ...     method="grid",
     ...     directory=tempfile.mkdtemp(),
     ... )
-    >>> x = np.ones((8, 3))
+    >>> x = np.eye(3)[np.arange(300) % 3]
     >>> y = x @ [1.0, 2.0, 3.0]
-    >>> found.search(x, y, validation_data=(x, y), verbose=0)
+    >>> found.search(x, y, validation_data=(x, y), epochs=20, verbose=0)
     >>> found.get_best_hyperparameters()[0].values
     {'dropout/kernel': 0.0}
     """

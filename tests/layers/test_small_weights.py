@@ -1,0 +1,88 @@
+"""Small weights are kept for backward, large ones are drawn again; both train as they should."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conformance.harness import randomize
+from tfwd import _keras, layers, random_masks
+from tfwd import parametrizations as P
+
+
+def kept(layer: keras.Layer, x: tf.Tensor) -> list[tuple[int, ...]]:
+    """The shapes of the floating tensors that forward computes and backward takes from it."""
+    weights = [_keras.variables.tf_variable(w) for w in layer.trainable_weights]
+    graph = tf.__internal__.FuncGraph("step")
+    with graph.as_default():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(x, training=True) ** 2)
+        forward = set(graph.get_operations())
+        tape.gradient(loss, weights)
+    later = [op for op in graph.get_operations() if op not in forward]
+    taken = {t.ref(): t for op in later for t in op.inputs if t.op in forward}
+    made = [
+        t for t in taken.values() if t.op.type not in ("Const", "ReadVariableOp", "Placeholder")
+    ]
+    return [tuple(t.shape) for t in made if t.dtype.is_floating]
+
+
+@pytest.mark.parametrize("limit", [4 * 6, 4 * 6 + 1])
+def test_an_effective_weight_is_kept_if_it_is_smaller_than_the_limit(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random_masks, "SMALL", limit)
+    layer = layers.WeightDropout(keras.layers.Dense(6, use_bias=False), 0.5, seed=1)
+    layer.build((3, 4))
+    assert ((4, 6) in kept(layer, tf.ones([3, 4]))) == (limit > 4 * 6)
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_one_large_weight_among_small_ones(eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its layer is treated as large; values and gradients are those of the plain layer."""
+    monkeypatch.setattr(random_masks, "SMALL", 20)
+    drop = {"kernel": P.Dropout(0.5), "bias": P.Dropout(0.5)}
+    plain = keras.layers.Dense(6)
+    layer = layers.Parametrized(plain, drop, seed=1)
+    x = tf.random.stateless_normal([3, 4], [1, 2])
+    layer.build(x.shape)
+    randomize(layer)
+    raw = [tf.convert_to_tensor(w.numpy()) for w in layer.weights]
+    effective = list(layer.effective_weights(0).values())
+    weights = [_keras.variables.tf_variable(w) for w in layer.trainable_weights]
+
+    def step() -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            y = layer(x, training=True)
+            loss = tf.reduce_sum(tf.sin(y))
+        return y, tape.gradient(loss, weights)
+
+    y, gradients = step() if eager else tf.function(step)()
+    kernel, bias = (w.numpy().astype(np.float64) for w in effective)
+    expected = x.numpy().astype(np.float64) @ kernel + bias
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+    upstream = np.cos(expected)
+    for found, of_effective, mask in (
+        (gradients[0], x.numpy().T @ upstream, kernel != 0.0),
+        (gradients[1], upstream.sum(0), bias != 0.0),
+    ):
+        np.testing.assert_allclose(found, of_effective * mask * 2.0, rtol=1e-4, atol=1e-5)
+    for weight, before in zip(layer.weights, raw, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), before)
+    assert (6,) not in kept(layer, x) and (4, 6) not in kept(layer, x)
+
+
+def test_a_small_draw_depends_on_nothing_but_the_seed_and_the_place() -> None:
+    """Eager, in a function, compiled by XLA, and by `effective_weights`."""
+    x = tf.eye(5)
+    made = []
+    for run in (lambda f: f, tf.function, lambda f: tf.function(f, jit_compile=True)):
+        dense = keras.layers.Dense(7, use_bias=False, kernel_initializer="ones")
+        layer = layers.WeightDropout(dense, 0.3, seed=3)
+        layer.build(x.shape)
+        expected = layer.effective_weights(1)["kernel"]
+        call = run(lambda layer=layer: layer(x, training=True))
+        call()
+        made.append(call().numpy())
+        np.testing.assert_array_equal(made[-1], expected)
+    assert 0 < np.mean(made[0] == 0.0) < 1

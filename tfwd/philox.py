@@ -1,0 +1,74 @@
+"""Philox 4x32-10 as TensorFlow has it: many words by one operation, of a key and a counter.
+
+A graph gets one node for it, whatever the number of words, and eager mode one call. That is what
+seeds and small masks are made of, where the operations of a hash would cost more than the work.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_CONSTANTS = "_tfwd_constants"  # the attribute of a graph: those that were made in it
+
+
+def words(
+    shape: Sequence[int],
+    key: tf.Tensor,
+    counter: tf.Tensor,
+    dtype: tf.DType = tf.int32,
+) -> tf.Tensor:
+    """Independent uniform integers.
+
+    Formula: block `i`, of four 32-bit words, is `Philox(key, counter + i)`. The counter is a number
+    of 128 bits. Integers of 64 bits are two words each, the lower one first.
+
+    Args:
+        shape: static.
+        key: uint64 `[1]`.
+        counter: uint64 `[2]`, the low and the high half.
+        dtype: int32 or int64; all their values are equally likely.
+
+    Returns:
+        A tensor of the given shape and dtype.
+
+    Example:
+
+    >>> words([3], key_of(tf.constant([1, 2])), constant((0, 0), tf.uint64)).numpy().tolist()
+    [93904442, -1731035090, 655331230]
+
+    References: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011). TensorFlow's
+    `tf.random.stateless_*` functions make key and counter of a seed by one more block.
+    """
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=constant(tuple(shape), tf.int32),
+        key=key,
+        counter=counter,
+        alg=constant(tf.random.Algorithm.PHILOX.value, tf.int32),
+        dtype=dtype,
+    )
+
+
+def key_of(seed: tf.Tensor) -> tf.Tensor:
+    """A seed, int32 `[2]`, as a key: its low and its high word."""
+    return tf.raw_ops.Bitcast(input=tf.raw_ops.Pack(values=[seed]), type=tf.uint64)
+
+
+def constant(value: Any, dtype: tf.DType) -> tf.Tensor:
+    """`tf.constant` of a number or a tuple of numbers: one for each graph, and one for eager mode."""
+    if tf.executing_eagerly():
+        return _made(value, dtype)
+    graph = tf.compat.v1.get_default_graph()
+    if not hasattr(graph, _CONSTANTS):
+        setattr(graph, _CONSTANTS, {})
+    known = getattr(graph, _CONSTANTS)
+    if (value, dtype) not in known:
+        with graph.control_dependencies(None):  # it serves others too, who wait for nothing here
+            known[value, dtype] = tf.constant(value, dtype)
+    return known[value, dtype]
+
+
+_made = functools.cache(tf.constant)
