@@ -1,6 +1,13 @@
-"""What weight dropout costs where there are many weights: operations, first steps, steps, eager calls.
+"""What weight dropout costs where there are many weights: operations, steps, eager calls.
 
-python benchmarks/many_layers.py
+    python benchmarks/many_layers.py [--models dense16 bert]
+
+Chains of Dense layers (100 of width 16, 20 of width 768), MobileNetV2 with every kernel dropped,
+an encoder of twelve BERT layers made of Keras layers, and a stack of LSTMs: by tfwd, naively (ten
+lines that a user would write around TensorFlow's stateless dropout), without dropout, and for the
+Dense chains by PyTorch's `parametrize`. Each side has a process of its own, since what a process
+has traced or compiled serves the next model too. Processes run one after the other, in rounds.
+many_layers_growth.py says how the costs grow with the number of layers.
 """
 
 from __future__ import annotations
@@ -9,197 +16,186 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import keras
 import measure
-import numpy as np
-import tensorflow as tf
-
-import tfwd
-from tfwd import layers, parametrizations
+from measure import Row, Spread, ratio
 
 RATE = 0.3
-
-
-class NaiveDense(keras.layers.Dense):
-    """Ten lines that a user would write: a Dense that drops its kernel."""
-
-    def build(self, shape: tuple[int, ...]) -> None:
-        super().build(shape)
-        self.calls = self.add_weight(shape=(), dtype="int32", trainable=False, name="calls")
-
-    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        kernel = tf.convert_to_tensor(self.kernel)
-        if training:
-            seed = tf.stack([7, self.calls.value])
-            kernel = tf.nn.experimental.stateless_dropout(kernel, RATE, seed)
-            self.calls.assign_add(1)
-        return self.activation(tf.matmul(inputs, kernel) + self.bias)
-
-
-class Naive(keras.layers.Wrapper):
-    """The same around any layer, by the way in which Keras substitutes variables."""
-
-    def build(self, *shapes: Any) -> None:
-        super().build(*shapes)
-        self.calls = self.add_weight(shape=(), dtype="int32", trainable=False, name="calls")
-
-    def call(self, *inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        if not training:
-            return self.layer(*inputs)
-        drop, calls = tf.nn.experimental.stateless_dropout, self.calls.value
-        dropped = [
-            (v, drop(v.value, RATE, tf.stack([i, calls])))
-            for i, v in enumerate(self.layer.trainable_variables)
-            if len(v.shape) > 1
-        ]
-        self.calls.assign_add(1)
-        with keras.StatelessScope(dropped):
-            return self.layer(*inputs)
-
-
-class Case(NamedTuple):
-    """A model to train."""
-
-    model: keras.Model
-    x: np.ndarray
-    y: np.ndarray
-
-
-def dense(depth: int, width: int, way: str) -> Case:
-    """A chain of Dense layers."""
-
-    def layer(i: int) -> keras.layers.Layer:
-        if way == "naive":
-            return NaiveDense(width, "relu")
-        inner = keras.layers.Dense(width, "relu")
-        if way == "plain":
-            return inner
-        return layers.WeightDropout(inner, RATE, seed=i, recompute=way != "kept")
-
-    model = keras.Sequential([keras.Input((width,)), *map(layer, range(depth))])
-    x = np.random.default_rng(0).normal(size=(16, width)).astype("float32")
-    return Case(model, x, x)
-
-
-def lstms(depth: int, width: int, way: str) -> Case:
-    """A stack of LSTM layers."""
-
-    def layer(i: int) -> keras.layers.Layer:
-        inner = keras.layers.LSTM(width, return_sequences=True)
-        if way == "plain":
-            return inner
-        return layers.WeightDropout(inner, RATE, seed=i) if way == "ours" else Naive(inner)
-
-    model = keras.Sequential([keras.Input((10, width)), *map(layer, range(depth))])
-    x = np.random.default_rng(0).normal(size=(8, 10, width)).astype("float32")
-    return Case(model, x, x)
-
-
-def mobilenet(way: str) -> Case:
-    """MobileNetV2, every kernel of which is dropped."""
-    model = keras.applications.MobileNetV2((64, 64, 3), weights=None, classes=10)
-    random = np.random.default_rng(0)
-    images = random.normal(size=(8, 64, 64, 3)).astype("float32")
-    return Case(model, images, np.eye(10, dtype="float32")[random.integers(0, 10, 8)])
-
-
-def bert(depth: int, way: str, width: int = 64, words: int = 1000) -> Case:
-    """An encoder of BERT layers made of Keras layers."""
-
-    def wrap(layer: keras.layers.Layer) -> keras.layers.Layer:
-        if way == "plain":
-            return layer
-        return layers.WeightDropout(layer, RATE) if way == "ours" else Naive(layer)
-
-    ids = keras.Input((64,), dtype="int32")
-    x = wrap(keras.layers.Embedding(words, width))(ids)
-    for _ in range(depth):
-        attended = wrap(keras.layers.MultiHeadAttention(4, width // 4))(x, x)
-        x = keras.layers.LayerNormalization()(x + attended)
-        hidden = wrap(keras.layers.Dense(4 * width, "gelu"))(x)
-        x = keras.layers.LayerNormalization()(x + wrap(keras.layers.Dense(width))(hidden))
-    model = keras.Model(ids, wrap(keras.layers.Dense(words))(x))
-    batch = np.random.default_rng(0).integers(0, words, (8, 64))
-    return Case(model, batch, np.zeros((8, 64, words), "float32"))
-
-
-MODELS: dict[str, Callable[[str], Case]] = {
-    **{f"dense{n}": (lambda way, n=n: dense(n, 16, way)) for n in (1, 10, 50, 100, 200, 400)},
-    "wide20": lambda way: dense(20, 768, way),
-    "mobilenet": mobilenet,
-    "bert": lambda way: bert(12, way),
-    "lstms": lambda way: lstms(8, 64, way),
+SIDES = {
+    "dense16": ("plain", "naive", "tfwd", "PyTorch"),
+    "dense768": ("plain", "naive", "tfwd", "PyTorch"),
+    "MobileNetV2": ("plain", "tfwd"),
+    "BERT": ("plain", "naive", "tfwd"),
+    "LSTMs": ("plain", "naive", "tfwd"),
 }
+TITLES = {
+    "dense16": "100 Dense layers of 16",
+    "dense768": "20 Dense layers of 768",
+    "MobileNetV2": "MobileNetV2, images of 64x64, batch 8",
+    "BERT": "BERT of 12 layers of 64, 8 texts of 64",
+    "LSTMs": "8 LSTMs of 64, 8 sequences of 10",
+}
+# What is to be reached: the figure, the other side, and how much of its cost.
+GOALS = {
+    ("dense16", "first step"): ("naive", 1.5),
+    ("dense16", "step"): ("naive", 1.0),
+    ("dense16", "eager forward"): ("naive", 1.0),
+    ("dense16", "eager forward and backward"): ("naive", 1.0),
+    ("dense768", "step"): ("naive", 0.75),
+    ("dense768", "eager forward"): ("naive", 1.0),
+    ("dense768", "eager forward and backward"): ("naive", 1.0),
+    ("MobileNetV2", "first step"): ("plain", 1.5),
+    ("BERT", "first step"): ("plain", 1.5),
+}
+FIGURES = ("first step", "step", "eager forward", "eager forward and backward")
+# Another round begins if it would end within this time; one of all takes about 100 seconds.
+SECONDS = 115.0
 
 
-def operations(function: Callable[[], Any]) -> tuple[int, int]:
-    """The operations that a function adds to a graph, those of compiled functions apart."""
-    graph = tf.function(function, autograph=False).get_concrete_function().graph
-    library = {f.signature.name: f for f in graph.as_graph_def().library.function}
+def make(name: str, side: str) -> tuple[Any, Any, Any]:
+    """A model with its inputs and targets."""
+    import numpy as np
+    from many_layers_models import MODELS
 
-    def count(nodes: Any) -> tuple[int, int]:
-        plain = compiled = 0
-        for node in nodes:
-            plain += 1
-            name = node.attr["f"].func.name if "f" in node.attr else ""
-            if name and name in library:
-                inside = count(library[name].node_def)
-                if library[name].attr["_XlaMustCompile"].b:
-                    compiled += sum(inside)
-                else:
-                    plain, compiled = plain + inside[0] - 1, compiled + inside[1]
-        return plain, compiled
-
-    return count(graph.as_graph_def().node)
+    model, x, y = MODELS[name](side)
+    return model, np.asarray(x), np.asarray(y)
 
 
-def clock(function: Callable[[], Any]) -> tuple[float, float]:
-    wall, cpu = time.perf_counter(), time.process_time()
-    function()
-    return time.perf_counter() - wall, time.process_time() - cpu
+def child(name: str, side: str) -> dict[str, Any]:
+    """What one side of one model takes, measured in this process: seconds, and operations."""
+    if side == "PyTorch":
+        import many_layers_torch
 
-
-def child(name: str, way: str) -> None:
+        return {"step": timed(many_layers_torch.step(name, RATE), 30)}
     measure.equal_threads()
-    case = MODELS[name](way)
-    model, found = case.model, {}
-    if name == "mobilenet" and way == "ours":
-        drop = {r".*kernel": parametrizations.Dropout(RATE)}
-        start = time.perf_counter()
-        model = tfwd.parametrize(model, drop)
-        found["parametrize"] = time.perf_counter() - start
+    import tensorflow as tf
+
+    model, x, y = make(name, side)
     model.compile("sgd", "mse")
-    found["first"] = clock(lambda: model.train_on_batch(case.x, case.y))
-    for _ in range(3):
-        model.train_on_batch(case.x, case.y)
-    times = [clock(lambda: model.train_on_batch(case.x, case.y)) for _ in range(20)]
-    found["step"] = [statistics.median(t[i] for t in times) for i in (0, 1)]
-    x = tf.constant(case.x)
+
+    def step() -> Any:
+        return model.train_on_batch(x, y)
+
+    found: dict[str, Any] = {"first step": timed(step, 1, warmup=0), "step": timed(step, 20)}
+    given = tf.constant(x)
 
     def forward() -> Any:
-        return model(x, training=True)
+        return model(given, training=True)
 
     def both() -> Any:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(model(x, training=True))
+            loss = tf.reduce_sum(model(given, training=True))
         return tape.gradient(loss, model.trainable_variables)
 
-    found["ops"] = [operations(forward), operations(both)]
-    for key, function in (("eager", forward), ("eager both", both)):
+    found["eager forward"] = timed(forward, 5)
+    found["eager forward and backward"] = timed(both, 5)
+    ahead, whole = operations(forward), operations(both)
+    found["operations"] = [ahead[0], whole[0] - ahead[0], whole[1]]
+    return found
+
+
+def timed(function: Callable[[], Any], times: int, warmup: int = 2) -> float:
+    """The median of the seconds that some calls take."""
+    taken = []
+    for turn in range(warmup + times):
+        start = time.perf_counter()
         function()
-        times = [clock(function) for _ in range(7)]
-        found[key] = [statistics.median(t[i] for t in times) for i in (0, 1)]
-    print(json.dumps(found), flush=True)
+        if turn >= warmup:
+            taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def operations(function: Callable[[], Any]) -> tuple[int, int]:
+    """How many operations a function adds to a graph, in functions that it calls too.
+
+    Returns:
+        Those that TensorFlow runs one by one; and those in functions that XLA compiles.
+    """
+    import tensorflow as tf
+
+    graph = tf.function(function, autograph=False).get_concrete_function().graph
+    graph = graph.as_graph_def()
+    library = {f.signature.name: f for f in graph.library.function}
+
+    def count(nodes: Any) -> tuple[int, int]:
+        single = compiled = 0
+        for node in nodes:
+            called = library.get(node.attr["f"].func.name if "f" in node.attr else "")
+            if called is None:
+                single += 1
+                continue
+            inside = count(called.node_def)
+            if called.attr["_XlaMustCompile"].b:
+                single, compiled = single + 1, compiled + sum(inside)
+            else:
+                single, compiled = single + inside[0], compiled + inside[1]
+        return single, compiled
+
+    return count(graph.node)
+
+
+def in_a_process(script: str, *arguments: str) -> dict[str, Any]:
+    """What a child of a script found."""
+    command = [sys.executable, script, *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def rows(name: str, found: dict[str, list[dict[str, Any]]]) -> list[Row]:
+    """The rows of a model: times over the side that the goal names, else over plain."""
+    made = []
+    for figure in FIGURES:
+        times = {
+            side: [run[figure] for run in runs if figure in run] for side, runs in found.items()
+        }
+        times = {side: each for side, each in times.items() if each}
+        other, most = GOALS.get((name, figure), ("plain", None))
+        if other not in times:
+            continue
+        median = measure.milliseconds(times)
+        ours = float(median.pop("tfwd"))
+        claim = f"{TITLES[name]}: {figure}"
+        spread = ratio(times["tfwd"], times[other])
+        made.append(Row(claim, spread, f"time over {other}", ours, median, at_most=most))
+    counts = {side: runs[0]["operations"] for side, runs in found.items() if side != "PyTorch"}
+    for index, part in enumerate(("forward", "backward")):
+        more = {side: float(count[index]) for side, count in counts.items()}
+        weights = {"dense16": 100, "dense768": 20}.get(name)
+        each = (more["tfwd"] - more["plain"]) / (weights or 1)
+        claim = f"{TITLES[name]}: operations, {part}"
+        means = "beyond plain, a layer" if weights else "beyond plain, all"
+        most = 60.0 if weights else None
+        ours = more.pop("tfwd")
+        made.append(Row(claim, Spread.of([each]), means, ours, dict(more), "", at_most=most))
+    return made
 
 
 def main() -> None:
-    name, way = sys.argv[1:3]
-    child(name, way)
+    """Measures as many rounds as there is time for."""
+    parser = measure.parser(__doc__)
+    parser.add_argument(
+        "--models", nargs="+", choices=SIDES, default=list(SIDES), help="only these"
+    )
+    parser.add_argument("--child", nargs=2, help="a model and a side, in this process")
+    flags = parser.parse_args()
+    if flags.child:
+        print(json.dumps(child(*flags.child)), flush=True)
+        return
+    sides = {name: list(SIDES[name]) for name in flags.models}
+    if measure.attempt(lambda: __import__("torch"), "PyTorch") is None:
+        sides = {name: [s for s in each if s != "PyTorch"] for name, each in sides.items()}
+    found: dict[str, dict[str, list]] = {n: {s: [] for s in each} for n, each in sides.items()}
+    start, turn = time.perf_counter(), 0
+    while turn == 0 or (time.perf_counter() - start) * (turn + 1) / turn < SECONDS:
+        for name, each in sides.items():
+            for side in each if turn % 2 == 0 else reversed(each):
+                found[name][side].append(in_a_process(__file__, "--child", name, side))
+        turn += 1
+    made = [row for name in flags.models for row in rows(name, found[name])]
+    measure.report("many_layers", made)
 
 
 if __name__ == "__main__":

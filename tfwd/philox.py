@@ -58,7 +58,7 @@ def key_of(seed: tf.Tensor) -> tf.Tensor:
 
 
 def constant(value: Any, dtype: tf.DType) -> tf.Tensor:
-    """`tf.constant` of a number or a tuple of numbers: one for each graph, and one for eager mode."""
+    """`tf.constant` of a number or a tuple of numbers: one a graph, and one for eager mode."""
     if tf.executing_eagerly():
         return _made(value, dtype)
     graph = tf.compat.v1.get_default_graph()

@@ -27,11 +27,11 @@ from tfwd.custom_gradient import custom_gradient
 
 LEVELS = 1 << 16
 
-# From this many entries on a compiled loop is faster than the operation for words and those after
-# it, by more than its compilation, a tenth of a second and more for each shape, costs in a thousand
-# steps. An effective weight below it, of 128 kB at most, is kept for backward: to draw it again
-# takes twenty operations, which cost more than half of the step of a layer of that size.
-SMALL = 1 << 15
+# Below this many entries (256 kB of float32) a training step is faster if the mask is drawn by one
+# operation and the effective weight is kept for backward than with the compiled loop and a second
+# draw; above, it is slower (benchmarks/small_weights.py). Compilation takes a tenth of a second and
+# more for each size besides.
+SMALL = 1 << 16
 
 
 def keep_probability(rate: float | tf.Tensor) -> float | tf.Tensor:

@@ -65,6 +65,7 @@ class Mode:
         share: whether replicas draw alike.
         slope: whether the oracle's gradient is checked by finite differences.
         untaped: whether a training call that no tape records comes first ("eager", "function").
+        small: below how many entries weights are small (`tfwd.random_masks.SMALL`).
     """
 
     run: str = "eager"
@@ -75,6 +76,7 @@ class Mode:
     share: bool = True
     slope: bool = False
     untaped: bool = False
+    small: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ def modes(draw: st.DrawFn, runs: tuple[str, ...] = RUNS) -> Mode:
         share=draw(st.booleans()),
         slope=draw(st.booleans()),
         untaped=draw(st.sampled_from([False, False, False, True])),
+        small=draw(st.sampled_from([0, 12, 1 << 16])),  # none, some, all
     )
 
 

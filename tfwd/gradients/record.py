@@ -58,6 +58,8 @@ class Pass:
             dropout's generator: by ids, the variable and its value before.
         scalars: whether there are losses that are not of an example.
         draws: what layers drew past the variables that Keras sees.
+        probes: the probes in the order of their numbers.
+        numbers: their numbers by their ids.
         inside: whether a weight was read in a function that was traced during the pass. There the
             weights are themselves, since the function may outlive the pass.
     """
@@ -79,6 +81,7 @@ class Pass:
         self.before: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
         self.scalars = self.inside = False
         self.probes: list[tf.Tensor] = []
+        self.numbers: dict[int, int] = {}
         self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
         self.draws = _keras_calls.Draws() if draws is None else draws
         self._again = draws is not None
@@ -122,12 +125,17 @@ class Pass:
         weight itself to the target, something else uses it, be it by a function that was traced
         before, in which no read shows.
         """
-        found = set(self.general)
-        for key, variable in self.variables.items():
-            sources = [self._values[key], *_keras.variables.tf_variables(variable)]
-            if any(d is not None for d in self.tape.gradient(target, sources)):
-                found.add(key)
-        return found
+        sources = [
+            [self._values[key], *_keras.variables.tf_variables(variable)]
+            for key, variable in self.variables.items()
+        ]
+        gradients = self.tape.gradient(target, sources)  # of all at once: one pass
+        found = {
+            key
+            for key, of_weight in zip(self.variables, gradients, strict=True)
+            if any(gradient is not None for gradient in of_weight)
+        }
+        return found | self.general
 
     def _observed(self, values: list[tuple[keras.Variable, tf.Tensor]]) -> _keras_calls.Observed:
         return _keras_calls.Observed(values, self._read, self._update, self.losses.append)
@@ -225,6 +233,7 @@ class Call:
         """Marks a tensor whose gradient is wanted. What is returned must be computed on with."""
         probe = tf.identity(tensor)
         self._pass.tape.watch(probe)
+        self._pass.numbers[id(probe)] = len(self._pass.probes)
         self._pass.probes.append(probe)
         return probe
 
@@ -250,7 +259,7 @@ class Call:
         if key not in self._pass.variables:
             return
         wanted = probes if isinstance(probes, tuple) else (probes,)
-        numbers = {id(probe): number for number, probe in enumerate(self._pass.probes)}
+        numbers = self._pass.numbers
         if not all(id(probe) in numbers for probe in wanted):
             raise ValueError(
                 f"the rule '{self._method}' of layer '{self._layer.name}' gives call.use a tensor "

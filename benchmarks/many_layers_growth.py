@@ -1,0 +1,108 @@
+"""How costs grow with the number of layers: chains of 50, 100, 200 and 400 Dense layers of 16.
+
+    python benchmarks/many_layers_growth.py
+
+`tfwd.parametrize`, the first training step, a step, `save`, `load_model`, `tfwd.unwrap` and the
+first `gradients.squared_mean`, and the same of the plain model where it has them. Each chain has a
+process of its own. An exponent of 1 is a straight line: twice the layers, twice the cost.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import many_layers
+import measure
+from measure import Row, Spread
+
+LAYERS = (50, 100, 200, 400)
+COSTS = ("parametrize", "first step", "step", "save", "load_model", "unwrap", "squared_mean")
+# Of a straight line with what the measurement adds to it.
+AT_MOST = 1.15
+
+
+def child(layers: int) -> dict[str, dict[str, float]]:
+    """The seconds of each cost for a chain, by tfwd and of the plain model."""
+    measure.equal_threads()
+    import keras
+    from many_layers_models import dense
+
+    import tfwd
+    from tfwd import gradients, parametrizations
+
+    plain, x, y = dense(layers, 16, "plain")
+    found: dict[str, dict[str, float]] = {"tfwd": {}, "plain": {}}
+
+    def note(side: str, cost: str, function: Callable[[], Any], times: int = 1) -> None:
+        found[side][cost] = many_layers.timed(function, times, warmup=2 * (times > 1))
+
+    made: dict[str, Any] = {"plain": plain}
+
+    def parametrize() -> None:
+        drop = {".*kernel": parametrizations.Dropout(many_layers.RATE)}
+        made["tfwd"] = tfwd.parametrize(plain, drop)
+
+    note("tfwd", "parametrize", parametrize)
+    with tempfile.TemporaryDirectory() as folder:
+        for side, model in made.items():
+            model.compile("sgd", "mse")
+            note(side, "first step", lambda model=model: model.train_on_batch(x, y))
+            note(side, "step", lambda model=model: model.train_on_batch(x, y), 20)
+            path = str(Path(folder) / f"{side}.keras")
+            note(side, "save", lambda model=model, path=path: model.save(path))
+            note(side, "load_model", lambda path=path: keras.saving.load_model(path))
+    note("tfwd", "unwrap", lambda: tfwd.unwrap(made["tfwd"]))
+
+    def moments() -> Any:
+        return gradients.squared_mean(made["tfwd"], x, y, "mse", training=True)
+
+    note("tfwd", "squared_mean", moments)
+    return found
+
+
+def slopes(seconds: list[float]) -> Spread:
+    """The exponents of the doublings: median, least and greatest."""
+    each = [
+        math.log(seconds[i + 1] / seconds[i]) / math.log(LAYERS[i + 1] / LAYERS[i])
+        for i in range(len(seconds) - 1)
+    ]
+    return Spread(statistics.median(each), min(each), max(each))
+
+
+def main() -> None:
+    """Measures each chain once."""
+    parser = measure.parser(__doc__)
+    parser.add_argument("--child", type=int, help="only this chain, in this process")
+    flags = parser.parse_args()
+    if flags.child:
+        print(json.dumps(child(flags.child)), flush=True)
+        return
+    found = [many_layers.in_a_process(__file__, f"--child={n}") for n in LAYERS]
+    rows = []
+    for cost in COSTS:
+        sides = {
+            side: [run[side][cost] for run in found]
+            for side in ("tfwd", "plain")
+            if cost in found[0][side]
+        }
+        last = {
+            f"{side}, {n}": 1000 * t
+            for side, ts in sides.items()
+            for n, t in zip(LAYERS, ts, strict=True)
+        }
+        ours = last.pop(f"tfwd, {LAYERS[-1]}")
+        claim = f"{cost} of 50 to 400 Dense layers"
+        rows.append(
+            Row(claim, slopes(sides["tfwd"]), "exponent", ours, dict(last), at_most=AT_MOST)
+        )
+    measure.report("many_layers_growth", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""From which size on a weight is worth the compiled loop, and worth drawing again in backward.
+
+    python benchmarks/small_weights.py
+
+A chain of twelve Dense layers, trained with weight dropout in four ways: the mask by one operation
+or by the compiled loop (`tfwd.random_masks`), and the effective weight kept for backward or drawn
+again (`tfwd.recompute`). `random_masks.SMALL` is where tfwd changes from the first to the last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import measure
+from measure import Row, ratio
+
+WIDTHS = (64, 128, 181, 256, 512)
+# Whether masks are drawn by the operation, and whether effective weights are kept.
+WAYS = {
+    "operation, kept": (True, False),
+    "operation, again": (True, True),
+    "loop, kept": (False, False),
+    "loop, again": (False, True),
+}
+
+
+def make(width: int, way: str) -> tuple[Callable[[], Any], float]:
+    """The training step, traced, and the seconds that its first call took."""
+    from many_layers_models import dense
+
+    from tfwd import random_masks
+    from tfwd.layers import substituted_call
+
+    by_operation, again = WAYS[way]
+    model, x, y = dense(12, width, "tfwd")
+    model.compile("sgd", "mse")
+    worth = mock.patch.object(
+        substituted_call.SubstitutedCall, "is_worth_recomputing", lambda call: again
+    )
+    with mock.patch.object(random_masks, "SMALL", 1 << 60 if by_operation else 0), worth:
+        start = time.perf_counter()
+        model.train_on_batch(x, y)
+        first = time.perf_counter() - start
+    return lambda: model.train_on_batch(x, y), first
+
+
+def main() -> None:
+    """Measures all ways at each width, by turns."""
+    parser = measure.parser(__doc__)
+    parser.parse_args()
+    measure.equal_threads()
+    from tfwd import random_masks
+
+    rows = []
+    for width in WIDTHS:
+        made = {way: make(width, way) for way in WAYS}
+        steps = {way: step for way, (step, _) in made.items()}
+        times = measure.alternate(steps, seconds=15.0, rounds=40, title=f"width {width}")
+        one, other = "operation, kept", "loop, again"
+        if width * width >= random_masks.SMALL:
+            one, other = other, one
+        median = measure.milliseconds(times)
+        peers = {way: median[way] for way in WAYS if way != one}
+        firsts = {f"first step, {way}": 1000 * first for way, (_, first) in made.items()}
+        claim = f"step of 12 Dense layers of {width * width:,} entries: {one}"
+        figure = ratio(times[one], times[other])
+        rows.append(Row(claim, figure, f"time over {other}", float(median[one]), peers | firsts))
+    measure.report("small_weights", rows)
+
+
+if __name__ == "__main__":
+    main()
