@@ -278,8 +278,9 @@ def test_rows_get_the_draws_of_the_table(ids: object, noise_shape: tuple[int, in
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
-def test_noise_of_deviation_zero_is_the_tensor_bit_for_bit() -> None:
-    tensor = tf.constant([0.0, -0.0, np.inf, np.nan, 1e-45])
+def test_noise_of_deviation_zero_is_the_tensor_bit_for_bit(generator: str) -> None:
+    least = 1e-45 if generator == "Philox" else 2e-38  # XLA may take 1e-45 for 0
+    tensor = tf.constant([0.0, -0.0, np.inf, np.nan, least])
     for stddev in (0.0, tf.constant(0.0)):
         found = random_masks.noise(tensor, stddev, SEED)
         np.testing.assert_array_equal(tf.bitcast(found, tf.int32), tf.bitcast(tensor, tf.int32))

@@ -64,6 +64,8 @@ def check(where: str, name: str, value: Any, below: float) -> None:
         ValueError: that begins with `where`, unless the value is a real scalar of at least 0 and
             less than `below`, or a function of the call's number to such scalars.
     """
+    if isinstance(value, float) and 0.0 <= value < below:
+        return
     limit = "in [0, 1)" if below == 1.0 else "a finite number of at least 0"
     if tf.is_tensor(value) or _is_variable(value):
         if fault := _fault(value):

@@ -33,8 +33,8 @@ def standardize(training: Any) -> bool | tf.Tensor:
     >>> standardize(None), standardize(1), standardize(tf.constant(True))
     (False, True, True)
     """
-    if training is None:
-        return False
+    if training is None or isinstance(training, bool):
+        return bool(training)
     if not (tf.is_tensor(training) or isinstance(training, tf.Variable)):
         return bool(training)
     flag = tf.convert_to_tensor(training)

@@ -22,6 +22,7 @@ def pair() -> tuple[keras.layers.Layer, keras.layers.Layer]:
     return normalized, layers.WeightDropout(normalized, 0.5, seed=1)
 
 
+@pytest.mark.usefixtures("all_large")
 @pytest.mark.parametrize("traced", [False, True])
 def test_dropout_comes_before_the_norm_and_leaves_the_gain_alone(traced: bool) -> None:
     normalized, wrapped = pair()
