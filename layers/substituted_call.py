@@ -152,14 +152,14 @@ class SubstitutedCall:
         return tf.executing_eagerly() or not isinstance(self.training, bool)
 
     def run_once(self, training: bool) -> substitute.Result:
-        """Makes the call as it stands. Its updates are made, and it keeps its effective weights."""
+        """Makes the call as it stands: updates are made, and effective weights kept for backward."""
         weights = self._effective(self._raw, training, self.seeds)
         return self._call(*self._given, training, self.seeds, dict(self._raw), weights, [])
 
     def run(
         self, analysis: CallAnalysis, recomputed: bool, before: Attributes | None
     ) -> substitute.Result:
-        """Makes the call. Captured updates are returned and not made.
+        """Makes the call in a gradient of its own, or in branches; its updates are returned.
 
         Args:
             analysis: what the call is known to do.
@@ -170,8 +170,7 @@ class SubstitutedCall:
         if not isinstance(self.training, bool):
             branches = packing.Branches(analysis.updated, analysis.losses)
         packed = packing.Results(self.name, self._arguments, branches)
-        pure = not analysis.impure
-        capture = pure and (recomputed or not isinstance(self.training, bool))
+        capture = not analysis.impure
 
         def function(training: bool, tensors: list, seeds: list, weights: list) -> list[tf.Tensor]:
             # A user may have changed the layer since it ran.
@@ -184,7 +183,7 @@ class SubstitutedCall:
             weights = self.weights(training, tensors, self.seeds)
             return function(training, tensors, self.seeds, weights)
 
-        if pure and recomputed:
+        if recomputed:
             flat = recompute.call(self.weights, function, self.training, tensors, self.seeds)
         else:
             flat = training_flag.each(self.training, keeping)

@@ -71,4 +71,4 @@ def constant(value: Any, dtype: tf.DType) -> tf.Tensor:
     return known[value, dtype]
 
 
-_made = functools.cache(tf.constant)
+_made = functools.lru_cache(1024)(tf.constant)
