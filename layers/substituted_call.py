@@ -152,7 +152,7 @@ class SubstitutedCall:
         return tf.executing_eagerly() or not isinstance(self.training, bool)
 
     def run_once(self, training: bool) -> substitute.Result:
-        """Makes the call as it stands: updates are made, and effective weights kept for backward."""
+        """Makes the call as it stands: updates are made, and effective weights are kept."""
         weights = self._effective(self._raw, training, self.seeds)
         return self._call(*self._given, training, self.seeds, dict(self._raw), weights, [])
 
