@@ -37,7 +37,6 @@ class Naive(keras.layers.Wrapper):
     """The same around any layer, by the way in which Keras substitutes variables."""
 
     def build(self, *shapes: Any) -> None:
-        super().build(*shapes)
         self.calls = self.add_weight(shape=(), dtype="int32", trainable=False, name="calls")
 
     def call(self, *inputs: tf.Tensor, training: bool = False) -> tf.Tensor:

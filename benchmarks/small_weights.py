@@ -9,7 +9,6 @@ again (`tfwd.recompute`). `random_masks.SMALL` is where tfwd changes from the fi
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -27,8 +26,8 @@ WAYS = {
 }
 
 
-def make(width: int, way: str) -> tuple[Callable[[], Any], float]:
-    """The training step, traced, and the seconds that its first call took."""
+def make(width: int, way: str) -> Callable[[], Any]:
+    """The training step, traced."""
     from many_layers_models import dense
 
     from tfwd import random_masks
@@ -41,10 +40,8 @@ def make(width: int, way: str) -> tuple[Callable[[], Any], float]:
         substituted_call.SubstitutedCall, "is_worth_recomputing", lambda call: again
     )
     with mock.patch.object(random_masks, "SMALL", 1 << 60 if by_operation else 0), worth:
-        start = time.perf_counter()
         model.train_on_batch(x, y)
-        first = time.perf_counter() - start
-    return lambda: model.train_on_batch(x, y), first
+    return lambda: model.train_on_batch(x, y)
 
 
 def main() -> None:
@@ -56,18 +53,16 @@ def main() -> None:
 
     rows = []
     for width in WIDTHS:
-        made = {way: make(width, way) for way in WAYS}
-        steps = {way: step for way, (step, _) in made.items()}
+        steps = {way: make(width, way) for way in WAYS}
         times = measure.alternate(steps, seconds=15.0, rounds=40, title=f"width {width}")
         one, other = "operation, kept", "loop, again"
         if width * width >= random_masks.SMALL:
             one, other = other, one
         median = measure.milliseconds(times)
         peers = {way: median[way] for way in WAYS if way != one}
-        firsts = {f"first step, {way}": 1000 * first for way, (_, first) in made.items()}
         claim = f"step of 12 Dense layers of {width * width:,} entries: {one}"
         figure = ratio(times[one], times[other])
-        rows.append(Row(claim, figure, f"time over {other}", float(median[one]), peers | firsts))
+        rows.append(Row(claim, figure, f"time over {other}", float(median[one]), peers))
     measure.report("small_weights", rows)
 
 

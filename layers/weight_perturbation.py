@@ -156,7 +156,8 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         call.extend(analysis.extra)
         recompute = self.recompute and call.is_worth_recomputing()
         warned = recompute and bool(analysis.impure)
-        recompute = recompute and not analysis.impure and not _graphs.is_saving()
+        recompute = recompute and not analysis.impure
+        recompute = recompute and not (_graphs.is_saving() or _graphs.in_branch_of_loop())
         again = recompute and call.runs_again()
         if again:
             recompute = again = not analysis.taken and provable.is_keras_own(owner)

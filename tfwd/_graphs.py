@@ -284,6 +284,21 @@ def in_branch() -> bool:
     return False
 
 
+def in_branch_of_loop() -> bool:
+    """Whether the present graph is in a branch of a `tf.cond` that stands in a `tf.while_loop`.
+
+    TensorFlow's gradient of such a branch fails if a gradient by hand in it asks for a tensor.
+    """
+    graph: Any = _keras.present_graph()
+    branch = False
+    while graph is not None:
+        branch = branch or isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph)
+        if branch and isinstance(graph, control_flow_v2_func_graphs.WhileBodyFuncGraph):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
 def is_saving() -> bool:
     """Whether functions are traced for a SavedModel, with the gradients that they have.
 

@@ -86,3 +86,39 @@ def test_a_small_draw_depends_on_nothing_but_the_seed_and_the_place() -> None:
         made.append(call().numpy())
         np.testing.assert_array_equal(made[-1], expected)
     assert 0 < np.mean(made[0] == 0.0) < 1
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.usefixtures("size")
+def test_a_branch_in_a_loop(compiled: bool) -> None:
+    """Values and gradients are those of the plain layer on the drawn weights, written out."""
+    layer = layers.WeightDropout(keras.layers.Dense(4, use_bias=False), 0.5, seed=1)
+    x = tf.random.stateless_normal([3, 4], [1, 2])
+    layer.build(x.shape)
+    kernel = _keras.variables.tf_variable(layer.weights[0])
+    drawn = [layer.effective_weights(call)["kernel"].numpy().astype(np.float64) for call in (0, 1)]
+
+    @tf.function(jit_compile=compiled)
+    def step() -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            _, y = tf.while_loop(
+                lambda i, _: i < 3,
+                lambda i, h: (
+                    i + 1,
+                    tf.cond(i % 2 == 0, lambda: tf.tanh(layer(h, training=True)), lambda: h),
+                ),
+                (0, x),
+                maximum_iterations=3,
+            )
+            loss = tf.reduce_sum(y**2)
+        return y, tape.gradient(loss, kernel)
+
+    y, gradient = step()
+    first = np.tanh(x.numpy().astype(np.float64) @ drawn[0])
+    second = np.tanh(first @ drawn[1])
+    np.testing.assert_allclose(y, second, rtol=1e-4, atol=1e-5)
+    upstream = 2 * second * (1 - second**2)
+    expected = (first.T @ upstream) * (drawn[1] != 0.0) * 2.0
+    upstream = (upstream @ drawn[1].T) * (1 - first**2)
+    expected += (x.numpy().T @ upstream) * (drawn[0] != 0.0) * 2.0
+    np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-4)
