@@ -1,23 +1,24 @@
 """What weight dropout costs where there are many weights: operations, steps, eager calls.
 
-    python benchmarks/many_layers.py [--models dense16 bert]
+    python benchmarks/many_layers.py
 
-Chains of Dense layers (100 of width 16, 20 of width 768), MobileNetV2 with every kernel dropped,
-an encoder of twelve BERT layers made of Keras layers, and a stack of LSTMs: by tfwd, naively (ten
-lines that a user would write around TensorFlow's stateless dropout), without dropout, and for the
-Dense chains by PyTorch's `parametrize`. Each side has a process of its own, since what a process
-has traced or compiled serves the next model too. Processes run one after the other, in rounds.
-many_layers_growth.py says how the costs grow with the number of layers.
+Chains of Dense layers, 100 of width 16 and 20 of width 768: by tfwd, naively (ten lines that a user
+would write around TensorFlow's stateless dropout), without dropout, and by PyTorch's `parametrize`.
+Each side has a process of its own, since what a process has traced or compiled serves the next
+model too. Processes run one after the other, in rounds. known_models.py does the same for
+MobileNetV2, BERT and a stack of LSTMs; many_layers_growth.py says how the costs grow with the
+number of layers.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import measure
@@ -51,7 +52,7 @@ GOALS = {
     ("BERT", "first step"): ("plain", 1.5),
 }
 FIGURES = ("first step", "step", "eager forward", "eager forward and backward")
-# Another round begins if it would end within this time; one of all takes about 100 seconds.
+# Another round begins if it would end within this time; one takes about 100 seconds.
 SECONDS = 115.0
 
 
@@ -173,19 +174,22 @@ def rows(name: str, found: dict[str, list[dict[str, Any]]]) -> list[Row]:
     return made
 
 
-def main() -> None:
-    """Measures as many rounds as there is time for."""
-    parser = measure.parser(__doc__)
-    parser.add_argument(
-        "--models", nargs="+", choices=SIDES, default=list(SIDES), help="only these"
-    )
+def measured(benchmark: str, names: Sequence[str], doc: str | None) -> None:
+    """Measures models for as many rounds as there is time for, and reports.
+
+    Args:
+        benchmark: the script's name.
+        names: of the models.
+        doc: the script's docstring.
+    """
+    parser = measure.parser(doc)
     parser.add_argument("--child", nargs=2, help="a model and a side, in this process")
     flags = parser.parse_args()
     if flags.child:
         print(json.dumps(child(*flags.child)), flush=True)
         return
-    sides = {name: list(SIDES[name]) for name in flags.models}
-    if measure.attempt(lambda: __import__("torch"), "PyTorch") is None:
+    sides = {name: list(SIDES[name]) for name in names}
+    if importlib.util.find_spec("torch") is None:
         sides = {name: [s for s in each if s != "PyTorch"] for name, each in sides.items()}
     found: dict[str, dict[str, list]] = {n: {s: [] for s in each} for n, each in sides.items()}
     start, turn = time.perf_counter(), 0
@@ -194,9 +198,8 @@ def main() -> None:
             for side in each if turn % 2 == 0 else reversed(each):
                 found[name][side].append(in_a_process(__file__, "--child", name, side))
         turn += 1
-    made = [row for name in flags.models for row in rows(name, found[name])]
-    measure.report("many_layers", made)
+    measure.report(benchmark, [row for name in names for row in rows(name, found[name])])
 
 
 if __name__ == "__main__":
-    main()
+    measured("many_layers", ("dense16", "dense768"), __doc__)
