@@ -72,6 +72,16 @@ def test_one_large_weight_among_small_ones(eager: bool, monkeypatch: pytest.Monk
     assert (6,) not in kept(layer, x) and (4, 6) not in kept(layer, x)
 
 
+def test_a_large_weight_after_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_masks, "SMALL", 20)
+    dense = [keras.layers.Dense(units, use_bias=False) for units in (4, 8)]
+    model = keras.Sequential([keras.Input((3,)), *dense])
+    layer = layers.Parametrized(model, {".*kernel": P.Dropout(0.5)}, seed=1)
+    assert (4, 8) not in kept(layer, tf.ones([2, 3]))
+    monkeypatch.setattr(random_masks, "SMALL", 33)
+    assert (4, 8) in kept(layer, tf.ones([2, 3]))
+
+
 def test_a_small_draw_depends_on_nothing_but_the_seed_and_the_place() -> None:
     """Eager, in a function, compiled by XLA, and by `effective_weights`."""
     x = tf.eye(5)
