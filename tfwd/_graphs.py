@@ -8,6 +8,7 @@ read by a function or run outside of it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -270,18 +271,21 @@ def is_loop_invariant(loop: tf.Operation, index: int) -> bool:
     return output is body.inputs[index]
 
 
+def _present_and_around() -> Iterator[Any]:
+    """The present graph and those around it, from within."""
+    graph: Any = _keras.present_graph()
+    while graph is not None:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
+
+
 def in_branch() -> bool:
     """Whether the present graph is that of a branch of a `tf.cond`, or inside one.
 
     There a gradient by hand fails for a tape outside of the branch: the tensors that it keeps have
     no static shape outside, which XLA asks for. TensorFlow's own gradients are right there.
     """
-    graph: Any = _keras.present_graph()
-    while graph is not None:
-        if isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph):
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
+    return any(map(_is_branch, _present_and_around()))
 
 
 def in_branch_of_loop() -> bool:
@@ -289,14 +293,13 @@ def in_branch_of_loop() -> bool:
 
     TensorFlow's gradient of such a branch fails if a gradient by hand in it asks for a tensor.
     """
-    graph: Any = _keras.present_graph()
-    branch = False
-    while graph is not None:
-        branch = branch or isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph)
-        if branch and isinstance(graph, control_flow_v2_func_graphs.WhileBodyFuncGraph):
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
+    around = itertools.dropwhile(lambda graph: not _is_branch(graph), _present_and_around())
+    loop = control_flow_v2_func_graphs.WhileBodyFuncGraph
+    return any(isinstance(graph, loop) for graph in around)
+
+
+def _is_branch(graph: Any) -> bool:
+    return isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph)
 
 
 def is_saving() -> bool:

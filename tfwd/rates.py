@@ -64,10 +64,10 @@ def check(where: str, name: str, value: Any, below: float) -> None:
         ValueError: that begins with `where`, unless the value is a real scalar of at least 0 and
             less than `below`, or a function of the call's number to such scalars.
     """
-    if isinstance(value, float) and 0.0 <= value < below:
-        return
     limit = "in [0, 1)" if below == 1.0 else "a finite number of at least 0"
-    if tf.is_tensor(value) or _is_variable(value):
+    if is_number(value):  # first, since tests of other types are slow
+        pass
+    elif tf.is_tensor(value) or _is_variable(value):
         if fault := _fault(value):
             raise ValueError(f"{where}: {name} must be a scalar {limit}; got {fault}")
         if not _is_variable(value) or not tf.executing_eagerly():
@@ -75,7 +75,7 @@ def check(where: str, name: str, value: Any, below: float) -> None:
     elif callable(value):
         _try(where, name, value)
         return
-    if not is_number(value) and not _is_variable(value):
+    else:
         raise ValueError(
             f"{where}: {name} must be {limit}, a schedule or a variable; got {value!r}"
         )
