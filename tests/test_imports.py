@@ -24,6 +24,7 @@ HEIGHTS = {
         "tfwd.deprecation",
         "tfwd.dtypes",
         "tfwd.files",
+        "tfwd.normals",
         "tfwd.paths",
         "tfwd.philox",
         "tfwd.recurrence",

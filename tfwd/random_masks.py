@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd import _graphs, dtypes, philox, xxh32
+from tfwd import _graphs, dtypes, normals, philox, xxh32
 from tfwd import seeds as seeding
 from tfwd.custom_gradient import custom_gradient
 
@@ -247,17 +247,8 @@ def _small_kept(shape: xxh32.Shape, keep: float | tf.Tensor, seed: tf.Tensor) ->
 
 
 def _small_normal(shape: xxh32.Shape, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
-    """Box and Muller's `sqrt(-2 log u) cos(v)`: `u` in (0, 1) and the angle `v` take a word each.
-
-    Beside a logarithm, a root and a cosine it takes ten operations, and XLA has them all.
-    """
-    bits = 63 if dtype == tf.float64 else 31
     words = _small_words((2, *shape), seed, tf.int64 if dtype == tf.float64 else tf.int32)
-    first, second = tf.raw_ops.Unpack(value=words, num=2)
-    # Without its sign a word is exact where it is small, which is where the tails are.
-    rest = tf.bitwise.bitwise_and(first, tf.constant((1 << bits) - 1, first.dtype))
-    radius = tf.sqrt(-2.0 * tf.math.log((tf.cast(rest, dtype) + 0.5) * 2.0**-bits))
-    return radius * tf.cos(tf.cast(second, dtype) * (math.pi * 2.0**-bits))
+    return normals.box_muller(*tf.raw_ops.Unpack(value=words, num=2))
 
 
 def _of_rows(drawn: tf.Tensor, rows: tf.Tensor | None) -> tf.Tensor:
@@ -327,39 +318,10 @@ def _shape_of(tensor: tf.Tensor, rows: tf.Tensor | None) -> xxh32.Shape:
 
 
 def _normal(counters: list[tf.Tensor], dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
-    drawn = xxh32.words(counters, seed)
-    # One bit is the sign, and the others choose among 2^31 intervals of the half line.
-    rest = tf.bitwise.right_shift(drawn, xxh32.constant(1))
+    high, low = xxh32.words(counters, seed), None
     if dtype == tf.float64:
         low = xxh32.words(counters, tf.bitwise.bitwise_xor(seed, [0, -1]))
-        place = tf.cast(rest, dtype) + (tf.cast(low, dtype) + 0.5) * 2.0**-32
-        size = -tf.math.ndtri(place * 2.0**-32)
-    else:
-        size = _half_normal((tf.cast(tf.bitcast(rest, tf.int32), dtype) + 0.5) * 2.0**-31)
-    odd = tf.bitcast(tf.bitwise.bitwise_and(drawn, xxh32.constant(1)), tf.int32) > 0
-    return tf.where(odd, -size, size)
-
-
-# Giles (2010), table 5: single precision, for w < 5 and w >= 5, highest power first.
-_CENTRE = (
-    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
-    -0.00125372503, -0.00417768164, 0.246640727, 1.50140941,
-)  # fmt: skip
-_TAIL = (
-    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
-    -0.0076224613, 0.00943887047, 1.00167406, 2.83297682,
-)  # fmt: skip
-
-
-def _half_normal(tail: tf.Tensor) -> tf.Tensor:
-    """The value that |N(0, 1)| exceeds with the given probability, in float32."""
-    w = -tf.math.log(tail * (2.0 - tail))
-    central = w < 5.0
-    t = tf.where(central, w - 2.5, tf.sqrt(w) - 3.0)
-    p = tf.zeros([], tf.float32)
-    for centre, end in zip(_CENTRE, _TAIL, strict=True):
-        p = tf.where(central, centre, end) + p * t
-    return p * (1.0 - tail) * math.sqrt(2.0)
+    return normals.inverted(high, low)
 
 
 def _run(
