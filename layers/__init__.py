@@ -4,6 +4,7 @@
   the two common ones.
 - `WeightDropLSTM`: a `keras.layers.LSTM` with a dropped recurrent kernel.
 - `LockedDropout`, `DropoutEmbedding`, `TiedDense`: what else the AWD-LSTM is made of.
+- `CheckFinite`: looks for NaN and infinities in what passes it, forward and backward.
 
 The sources stand in ``layers/`` at the top of the repository and are installed under this name.
 """
@@ -16,6 +17,7 @@ if __name__ != "tfwd.layers":
         "write `from tfwd import layers` (in a checkout, after `pip install -e .`)"
     )
 
+from tfwd.layers.check_finite import CheckFinite
 from tfwd.layers.dropout_embedding import DropoutEmbedding
 from tfwd.layers.locked_dropout import LockedDropout
 from tfwd.layers.parametrized import Parametrized
@@ -25,6 +27,7 @@ from tfwd.layers.weight_drop_lstm import WeightDropLSTM
 from tfwd.layers.weight_dropout import WeightDropout
 
 __all__ = [
+    "CheckFinite",
     "DropoutEmbedding",
     "LockedDropout",
     "Parametrized",

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import backprop_util, record
-from tensorflow.python.ops import control_flow_v2_func_graphs, gradients_util
+from tensorflow.python.ops import control_flow_util, control_flow_v2_func_graphs, gradients_util
 from tensorflow.python.saved_model import save_context
 
 from tfwd import _keras, custom_gradient
@@ -302,6 +302,21 @@ def _is_branch(graph: Any) -> bool:
     return isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph)
 
 
+def held_here(variable: tf.Variable) -> tf.Tensor | None:
+    """A variable's resource, as the loop or branch around has it; None outside of both.
+
+    TensorFlow's gradients of loops and branches can use a resource that these have themselves, and
+    no other.
+    """
+    kinds = (
+        control_flow_v2_func_graphs.WhileBodyFuncGraph,
+        control_flow_v2_func_graphs.CondBranchFuncGraph,
+    )
+    if not any(isinstance(graph, kinds) for graph in _present_and_around()):
+        return None
+    return tf.compat.v1.get_default_graph().capture(variable.handle)
+
+
 def is_saving() -> bool:
     """Whether functions are traced for a SavedModel, with the gradients that they have.
 
@@ -337,3 +352,9 @@ def eagerly() -> Iterator[None]:
             yield
         finally:
             pywrap_tfe.TFE_Py_TapeSetStopOnThread()
+
+
+def in_xla() -> bool:
+    """Whether operations are now traced to be compiled by XLA."""
+    graph = _keras.present_graph()
+    return graph is not None and control_flow_util.GraphOrParentsInXlaContext(graph)

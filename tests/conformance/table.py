@@ -133,6 +133,11 @@ def _batch_norm() -> keras.Model:
     return keras.Sequential([first, keras.layers.BatchNormalization(), second])
 
 
+def _checked() -> keras.Model:
+    first, second = (keras.layers.Dense(n, name=name) for n, name in ((4, "first"), (2, "second")))
+    return keras.Sequential([first, layers.CheckFinite("count"), second])
+
+
 K = keras.layers
 SEQUENCE = given(floats(2, 4, 3))
 MATRIX = given(floats(4, 5))
@@ -195,6 +200,7 @@ ROWS = [
     Row("user's layer", lambda: UsersLayer(3), MATRIX, ("mix", "kernel")),
     Row("subclassed model", SubclassedModel, MATRIX, ("hidden/kernel", "out/kernel")),
     Row("BatchNormalization", _batch_norm, MATRIX, ("first/kernel", "second/kernel")),
+    Row("CheckFinite", _checked, MATRIX, ("first/kernel", "second/kernel")),
     Row(
         "stateful LSTM",
         lambda: K.LSTM(3, stateful=True, return_sequences=True),

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.engine.training import reduce_per_replica
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api as autograph
+
+from tfwd._keras2.wrapped_optimizers import Legacy, New
+from tfwd._keras_shared.patching import swapped
 
 
 def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
@@ -44,6 +51,56 @@ def iterator_from(model: keras.Model, data: Any, iterator: Any, steps: int) -> I
     parts = [part for batch in batches for part in _parts(strategy, batch)]
     spec = tf.nest.map_structure(lambda one: one._value_specs[0], iterator.element_spec)
     return iter(strategy.distribute_datasets_from_function(lambda _: _dataset(parts, spec)))
+
+
+def train_step(model: keras.Model) -> Callable[[Any], Any]:
+    """A model's own training step, as a function of a batch that runs in the present function."""
+    own: Any = getattr(model.train_step, "python_function", model.train_step)
+
+    def step(data: Any) -> Any:
+        run = own
+        if not tf.executing_eagerly():
+            enabled = ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
+            run = autograph.tf_convert(own, enabled)
+        logs = run(data)
+        model._train_counter.assign_add(1)
+        return logs
+
+    return step
+
+
+def is_own_step(model: keras.Model) -> bool:
+    """Whether the training step is Keras's: forward, loss, gradients, one update, metrics."""
+    return type(model).train_step is keras.Model.train_step and "train_step" not in vars(model)
+
+
+def optimizers(model: keras.Model) -> list[Any]:
+    """The optimizers that a model has, but not those in them."""
+    return [value for value in vars(model).values() if isinstance(value, (New, Legacy))]
+
+
+def computed_loss(
+    model: keras.Model, changed: Callable[[Any, Any], Any]
+) -> contextlib.AbstractContextManager[None]:
+    """Within the body, the loss that a model computes is `changed(loss, predictions)`."""
+
+    def methods(model: Any) -> dict[str, Callable[..., Any]]:
+        own = model.compute_loss
+
+        def compute_loss(*args: Any, **kwargs: Any) -> Any:
+            predictions = kwargs.get("y_pred", args[2] if len(args) > 2 else None)
+            return changed(own(*args, **kwargs), predictions)
+
+        return {"compute_loss": compute_loss}
+
+    return swapped([model], methods, "loss")
+
+
+def reduced(model: keras.Model, logs: Any) -> Any:
+    """What `fit` makes of the logs of several replicas."""
+    return reduce_per_replica(
+        logs, model.distribute_strategy, reduction=model.distribute_reduction_method
+    )
 
 
 def _parts(strategy: tf.distribute.Strategy, batch: Any) -> list[Any]:

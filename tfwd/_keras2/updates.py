@@ -15,10 +15,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd._keras2 import wrapped_optimizers
+from tfwd._keras_shared.holding import Holder
 from tfwd._keras_shared.patching import swapped
 
 # (the optimizer, its own update, gradient, variable, learning rate)
 Step = Callable[[Any, Callable[..., None], Any, tf.Variable, Any], None]
+
+
+# Whether XLA rounds updates as it does without a condition on each assignment.
+MAY_BE_GATED_UNDER_XLA = False
 
 
 def is_overwritten(variable: Any) -> bool:
@@ -150,6 +155,14 @@ def _legacy_methods(
     return methods
 
 
+_TOLD = "_tfwd_told"
+
+
+def _is_gate(optimizer: Any) -> bool:
+    """Whether it is a wrapper of tfwd's that may leave out steps."""
+    return isinstance(optimizer, Holder) and optimizer.leaves_out_steps
+
+
 @contextlib.contextmanager
 def without_warning_of_unused() -> Iterator[None]:
     """Keeps Keras from warning, in every step, of the variables that have no gradient."""
@@ -163,6 +176,33 @@ def without_warning_of_unused() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(other)
+
+
+def build(optimizer: Any, variables: list[Any]) -> None:
+    """Makes the optimizer's state for the variables, if it has none yet."""
+    if not getattr(optimizer, "built", False):
+        with tf.init_scope():
+            optimizer.build(variables)
+
+
+def entered(
+    optimizers: Sequence[Any],
+    around: Callable[[Any, list[Any], list[Any], Callable[[], Any]], Any],
+) -> contextlib.AbstractContextManager[None]:
+    """While open, `around(optimizer, gradients, variables, make)` is called for each step."""
+
+    def methods(optimizer: Any) -> dict[str, Callable[..., Any]]:
+        own = optimizer.apply_gradients
+
+        def apply(grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+            pairs = list(grads_and_vars)
+            grads, variables = (list(part) for part in zip(*pairs, strict=True))
+            around(optimizer, grads, variables, lambda: own(pairs, *args, **kwargs))
+            return optimizer.iterations
+
+        return {"apply_gradients": apply}
+
+    return swapped(optimizers, methods, "entered")
 
 
 def after(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[Any]:
@@ -179,13 +219,53 @@ def after(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[Any]:
     return tf.control_dependencies([done]) if waits else contextlib.nullcontext()
 
 
+def assigns_by_methods(leaf: Any) -> bool:
+    """Whether all updates of an optimizer go through the methods of `tf.Variable`.
+
+    Legacy optimizers update by operations that write into variables themselves.
+    """
+    return not wrapped_optimizers.is_legacy(leaf) and type(leaf).__module__.startswith("keras.")
+
+
+def inlined(optimizers: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """While open, updates are traced into no function that is kept.
+
+    Keras compiles them one by one on a GPU, and uses what it traced for one step in another.
+    """
+
+    def methods(leaf: Any) -> dict[str, Callable[..., Any]]:
+        return {
+            "_update_step_xla": lambda gradient, variable, key: leaf._update_step(
+                gradient, variable
+            )
+        }
+
+    return swapped(optimizers, methods, "inlined")
+
+
+def told(gate: Any) -> list[Any] | None:
+    """Where a wrapper that may leave out steps says whether one was made; None if nobody asks."""
+    return vars(gate).get(_TOLD)
+
+
 @contextlib.contextmanager
 def noticed(optimizer: Any) -> Iterator[Callable[[], Any]]:
-    """Tells whether a step of an optimizer made an update: a loss scale in it may skip it.
+    """Tells whether a step of an optimizer made an update.
+
+    A loss scale in it may skip it, and so may a wrapper.
 
     Yields:
         A function that returns a boolean tensor, to be called after the step.
     """
+    gates = [held for held in wrapped_optimizers.chain(optimizer.inner) if _is_gate(held)]
+    if gates:
+        # It also knows what happens inside it. Replicas have one list together.
+        heard = vars(gates[0]).setdefault(_TOLD, [])
+        try:
+            yield lambda: heard[-1]
+        finally:
+            vars(gates[0]).pop(_TOLD, None)
+        return
     # (Keras 2 counts skipped steps too.)
     scales = [
         s

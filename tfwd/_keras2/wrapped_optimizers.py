@@ -79,6 +79,12 @@ def own_decays(optimizer: Any) -> dict[str, Any]:
     return {argument: value for argument, value in decays.items() if value}
 
 
+def lowers_scale(optimizer: Any) -> bool:
+    """Whether a loss scale in it, one that acts, waits for gradients that are not finite."""
+    scale = _scale(optimizer)
+    return scale is not None and scale.dynamic
+
+
 def key(optimizer: Any, variable: Any) -> Any:
     """What is the same for a variable and its copies on the replicas."""
     if not isinstance(variable, tf.distribute.DistributedValues):
@@ -102,6 +108,14 @@ def _rate_of(leaf: Any) -> Any:
 def has_learning_rate(leaf: Any) -> bool:
     """Whether an optimizer has a learning rate; COCOB has none."""
     return not is_legacy(leaf) or "learning_rate" in _rate_of(leaf)._hyper
+
+
+def has_fixed_rate(leaf: Any) -> bool:
+    """Whether the learning rate is a number, and no schedule or function."""
+    if not is_legacy(leaf):
+        return isinstance(leaf._learning_rate, tf.Variable)
+    rate = _rate_of(leaf)._hyper.get("learning_rate")
+    return isinstance(rate, (int, float, tf.Variable))
 
 
 def initial_rate(leaf: Any) -> float:

@@ -50,6 +50,8 @@ def scale_loss(optimizer: Optimizer, loss: tf.Tensor) -> tf.Tensor:
 
 def loss_scale(optimizer: Optimizer) -> tf.Tensor:
     """The scale of an optimizer that scales the loss."""
+    if not optimizer.built:
+        return tf.constant(optimizer.initial_scale, tf.float32)
     return tf.convert_to_tensor(optimizer.dynamic_scale.value)
 
 

@@ -23,6 +23,10 @@ from tfwd._keras_shared.patching import swapped
 Step = Callable[[Any, Callable[..., None], Any, tf.Variable, Any], None]
 
 
+# Whether XLA rounds updates as it does without a condition on each assignment.
+MAY_BE_GATED_UNDER_XLA = True
+
+
 def is_overwritten(variable: Any) -> bool:
     """Whether Keras puts the gradient in the variable's place, as it does for float8 scales."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
@@ -91,6 +95,32 @@ def rows_summed(
     return swapped(optimizers, methods, "rows")
 
 
+def build(optimizer: Any, variables: list[Any]) -> None:
+    """Makes the optimizer's state for the variables, if it has none yet."""
+    if not getattr(optimizer, "built", False):
+        with tf.init_scope():
+            optimizer.build(variables)
+
+
+def entered(
+    optimizers: Sequence[Any],
+    around: Callable[[Any, list[Any], list[Any], Callable[[], Any]], Any],
+) -> contextlib.AbstractContextManager[None]:
+    """While open, `around(optimizer, gradients, variables, make)` is called for each step."""
+
+    def methods(optimizer: Any) -> dict[str, Callable[..., Any]]:
+        own = optimizer.apply
+
+        def apply(grads: Any, trainable_variables: Any = None) -> Any:
+            grads = list(grads)
+            variables = list(trainable_variables or optimizer._trainable_variables)
+            return around(optimizer, grads, variables, lambda: own(grads, trainable_variables))
+
+        return {"apply": apply}
+
+    return swapped(optimizers, methods, "entered")
+
+
 def after(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[None]:
     """Where an optimizer makes its step after an operation; TensorFlow keeps the order by itself.
 
@@ -99,6 +129,24 @@ def after(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[None]:
         done: the operation, None for none.
     """
     return contextlib.nullcontext()
+
+
+def assigns_by_methods(leaf: Optimizer) -> bool:
+    """Whether all updates of an optimizer go through the methods of `tf.Variable`."""
+    return type(leaf).__module__.startswith("keras.")
+
+
+def inlined(optimizers: Sequence[Optimizer]) -> contextlib.AbstractContextManager[None]:
+    """While open, updates are traced into no function that is kept; on Keras 3 they never are."""
+    return contextlib.nullcontext()
+
+
+def told(gate: Any) -> list[Any] | None:
+    """Where a wrapper that may leave out steps says whether one was made; see Keras 2's version.
+
+    On Keras 3 nobody asks: what is left out is not counted.
+    """
+    return None
 
 
 @contextlib.contextmanager

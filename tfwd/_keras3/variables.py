@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 in_stateless_scope = keras.src.backend.in_stateless_scope
@@ -86,3 +88,47 @@ def checkpoint(layer: Any, generator: keras.random.SeedGenerator) -> None:
 def paths(layer: keras.Layer) -> list[str]:
     """The path of each of a built layer's weights, in their order."""
     return [variable.path for variable in layer.weights]
+
+
+def add_counter(layer: Any, name: str, shape: tuple[int, ...]) -> None:
+    """Gives a layer an int64 variable in which each replica counts by itself.
+
+    It is none of the layer's weights, whose files know nothing of it; TensorFlow's checkpoints do.
+
+    Args:
+        layer: the layer.
+        name: the name of the attribute.
+        shape: the shape.
+    """
+    options = {"dtype": "int64", "trainable": False, "aggregation": "sum", "name": name}
+    if "synchronization" in inspect.signature(keras.Variable.__init__).parameters:
+        options["synchronization"] = "on_read"  # each replica has its own (Keras 3.9 and later)
+    with tf.init_scope(), keras.name_scope(layer.name):
+        variable = keras.Variable(np.zeros(shape, "int64"), **options)
+    object.__setattr__(layer, name, variable)
+    layer._track_trackable(variable._value, name)
+
+
+def add_to_counter(variable: keras.Variable, counts: tf.Tensor) -> None:
+    """Adds what the present replica has counted."""
+    plain = tf_variable(variable)
+    parts = getattr(plain, "values", None)
+    if parts and tf.distribute.in_cross_replica_context():
+        parts[0].assign_add(counts)
+    else:
+        assign(variable, value(variable) + counts)
+
+
+def counted(variable: keras.Variable) -> np.ndarray:
+    """What all replicas have counted together."""
+    plain = tf_variable(variable)
+    return sum(part.numpy() for part in getattr(plain, "values", [plain]))
+
+
+def set_counter(variable: keras.Variable, counts: np.ndarray) -> None:
+    """Lets what all replicas have counted together be this."""
+    plain = tf_variable(variable)
+    first, *others = getattr(plain, "values", [plain])
+    first.assign(counts)
+    for part in others:
+        part.assign(np.zeros_like(counts))

@@ -30,6 +30,11 @@ def leaves(optimizer: Optimizer) -> list[Optimizer]:
     return [optimizer]
 
 
+def is_legacy(optimizer: Optimizer) -> bool:
+    """Whether it is an optimizer of the legacy kind, which Keras 3 does not have."""
+    return False
+
+
 def leaf_of(optimizer: Optimizer, variable: keras.Variable) -> Optimizer:
     """The optimizer that makes the updates of one variable; nothing need be built."""
     if isinstance(optimizer, LossScale):
@@ -72,6 +77,13 @@ def own_decays(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
+def lowers_scale(optimizer: Optimizer) -> bool:
+    """Whether a loss scale in it, one that acts, waits for gradients that are not finite."""
+    while isinstance(optimizer, Holder):
+        optimizer = optimizer.inner
+    return isinstance(optimizer, LossScale)
+
+
 def name(optimizer: Optimizer) -> str:
     """The optimizer's name."""
     return optimizer.name
@@ -85,6 +97,11 @@ def accumulates(optimizer: Optimizer) -> bool:
 def has_learning_rate(leaf: Optimizer) -> bool:
     """Whether an optimizer has a learning rate; Keras's all have."""
     return True
+
+
+def has_fixed_rate(leaf: Optimizer) -> bool:
+    """Whether the learning rate is a number, and no schedule or function."""
+    return isinstance(leaf._learning_rate, keras.Variable)
 
 
 def initial_rate(leaf: Optimizer) -> float:

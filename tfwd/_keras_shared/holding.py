@@ -17,6 +17,7 @@ class Holder:
     _deserialize: Callable[[Any, Any], Any]  # what a value of a config stands for
     _scaled_outside: bool
     _variables: Any  # its own
+    leaves_out_steps = False  # whether a step of this one may make no update
 
     @staticmethod
     def _checked(

@@ -1,0 +1,206 @@
+"""Assignments to variables that count only if a step turns out good.
+
+A step of training assigns to many variables: weights, an optimizer's slots and counters, statistics
+of BatchNormalization, metrics, the states of generators. Once it is known whether the step is good,
+each assignment becomes
+
+    v <- where(good, new, v)
+
+which costs nothing that can be measured, where `tf.cond` around an optimizer costs a fifth of a
+step under XLA. What was assigned before that was known is handed out, to be assigned again.
+
+TensorFlow has no public place for it: the methods of its variables are replaced while a step is
+traced, or run eagerly, for the threads that take part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
+
+from tfwd import _keras
+
+# What adds nothing, to the sign of a zero.
+_NOTHING = {"scatter_add": -0.0, "scatter_sub": 0.0, "scatter_mul": 1.0, "scatter_div": 1.0}
+_assign = BaseResourceVariable.assign
+_SCATTERS = (*_NOTHING, "scatter_max", "scatter_min", "scatter_update")
+
+_steps: dict[int, list[Tentative]] = {}  # by the number of the thread, the outer first
+
+
+class Tentative:
+    """The assignments of one step, on all of its replicas.
+
+    Args:
+        known: variables that are read beforehand, because they may be assigned to in a loop, in a
+            branch, or past the methods that are replaced here. A variable of several replicas
+            stands for all of its copies.
+
+    Usage, in a function or eagerly:
+
+        with Tentative(known) as step:
+            ...                      # in each replica's thread: `with step.joined(): ...`
+            step.decide(good)        # from here on, assignments are made if `good`
+        ...                          # if not good: assign what is in `step.before`
+    """
+
+    def __init__(self, known: Iterable[tf.Variable] = ()):
+        self._graph = _keras.present_graph()
+        self._good: dict[int, tf.Tensor] = {}
+        self._before: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
+        self._known = [part for variable in known for part in _parts(variable)]
+        self._assigned: list[tf.Variable] = []
+        self._branches = False  # whether what is assigned in a branch is left alone
+
+    def __enter__(self) -> Tentative:
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(_replaced())
+        self._stack.enter_context(self.joined())
+        for variable in self._known:
+            self._keep(variable)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """Within the body, the assignments of the present thread belong to this step."""
+        steps = _steps.setdefault(threading.get_ident(), [])
+        steps.append(self)
+        try:
+            yield
+        finally:
+            steps.remove(self)
+
+    def decide(self, good: tf.Tensor) -> None:
+        """From here on, in the present thread, assignments are made if `good`, a boolean."""
+        self._good[threading.get_ident()] = good
+
+    def decide_after(self, good: tf.Tensor) -> None:
+        """As `decide`, for assignments outside of branches: what is in one is made as it is."""
+        self.decide(good)
+        self._branches = True
+
+    @property
+    def assigned(self) -> list[tf.Variable]:
+        """The variables that something was assigned to."""
+        return self._assigned
+
+    @property
+    def before(self) -> list[tuple[tf.Variable, tf.Tensor]]:
+        """What was assigned to before `decide`, or without it, with what it was.
+
+        Whoever runs the step assigns that again after one that was not good. It is not done here:
+        XLA would round some of the new values otherwise.
+        """
+        return list(self._before.values())
+
+    def _is_here(self) -> bool:
+        """Whether operations are now added to the step's graph or to one inside it."""
+        graph = _keras.present_graph()
+        if self._branches and graph is not self._graph:
+            return False
+        if self._graph is None:
+            # A function is traced once, and would keep the answer of this step.
+            return graph is None
+        while graph is not None and graph is not self._graph:
+            graph = getattr(graph, "outer_graph", None)
+        return graph is self._graph
+
+    def _decision(self) -> tf.Tensor | None:
+        """What was decided in this thread, or, where replicas' updates are made, in any other."""
+        good = self._good.get(threading.get_ident())
+        return good if good is not None else next(iter(self._good.values()), None)
+
+    def _keep(self, variable: tf.Variable) -> None:
+        if id(variable) in self._before or variable.dtype in (tf.resource, tf.variant):
+            return
+        # In a loop or a branch too: the operation comes before that of the loop.
+        place = contextlib.nullcontext() if self._graph is None else self._graph.as_default()
+        with place, tf.device(None):
+            self._before[id(variable)] = variable, variable.read_value()
+
+    def _note(self, variable: tf.Variable) -> tf.Tensor | None:
+        """Is told of an assignment to come; returns what was decided, if anything was."""
+        if not any(variable is other for other in self._assigned):
+            self._assigned.append(variable)
+        good = self._decision()
+        if good is None:
+            self._keep(variable)
+        return good
+
+
+def _parts(variable: Any) -> list[tf.Variable]:
+    variable = _keras.variables.tf_variable(variable)
+    parts = getattr(variable, "values", None)
+    return list(parts) if isinstance(parts, (list, tuple)) else [variable]
+
+
+def _replaced() -> contextlib.AbstractContextManager[None]:
+    """Within the body, assignments of threads that take part in a step are made as it says."""
+    makers: dict[str, Callable[[Any], Any]] = {
+        "assign": _assigning(lambda variable, value: value),
+        "assign_add": _assigning(lambda variable, value: variable.read_value() + value),
+        "assign_sub": _assigning(lambda variable, value: variable.read_value() - value),
+        **{name: _scattering(name) for name in _SCATTERS},
+    }
+    # (Both classes have methods of their own, of the same names.)
+    owners = (BaseResourceVariable, ResourceVariable)
+    return _keras.patched(
+        [(cls, name, make) for cls in owners for name, make in makers.items() if name in vars(cls)]
+    )
+
+
+def _asked(variable: Any) -> tf.Tensor | None:
+    """What the present thread's steps have decided of an assignment to come, if anything."""
+    decisions = [
+        good
+        for step in _steps.get(threading.get_ident(), [])
+        if step._is_here() and (good := step._note(variable)) is not None
+    ]
+    return functools.reduce(tf.logical_and, decisions) if decisions else None
+
+
+def _assigning(changed: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+    def maker(own: Callable[..., Any]) -> Callable[..., Any]:
+        def assign(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+            good = _asked(self)
+            if good is None:
+                return own(self, value, *args, **kwargs)
+            new = changed(self, tf.convert_to_tensor(value, self.dtype))
+            before = self.read_value()
+            if new.shape == before.shape and new.shape.is_fully_defined():
+                gated = tf.where(good, new, before)
+            else:
+                gated = tf.cond(good, lambda: new, lambda: before)
+            return _assign(self, gated, *args, **kwargs)
+
+        return assign
+
+    return maker
+
+
+def _scattering(name: str) -> Callable[[Any], Any]:
+    def maker(own: Callable[..., Any]) -> Callable[..., Any]:
+        def scatter(self: Any, rows: Any, *args: Any, **kwargs: Any) -> Any:
+            good = _asked(self)
+            if good is None:
+                return own(self, rows, *args, **kwargs)
+            values = tf.convert_to_tensor(rows.values, self.dtype)
+            neutral: Any = _NOTHING.get(name)
+            if neutral is None:
+                neutral = tf.gather(self.read_value(), rows.indices)
+            others = tf.cast(neutral, values.dtype)
+            rows = tf.IndexedSlices(tf.where(good, values, others), rows.indices)
+            return own(self, rows, *args, **kwargs)
+
+        return scatter
+
+    return maker
