@@ -33,6 +33,7 @@ from tfwd import (
     gradients,
     layers,
     metrics,
+    numerics,
     optimizers,
     parametrizations,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "gradients",
     "layers",
     "metrics",
+    "numerics",
     "optimizers",
     "parametrizations",
     "parametrize",

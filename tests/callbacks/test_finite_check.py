@@ -1,0 +1,514 @@
+"""`FiniteCheck`: what it finds in each mode, what it leaves as it was, and what it does."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from planting import VALUES, Plant, counts, data, state
+from stacks import IS_KERAS_2, needs_keras3
+from tables import with_slow_rest
+
+import tfwd
+from tfwd.callbacks import FiniteCheck
+from tfwd.numerics import NonFiniteError
+
+BAD = 2  # the number of the bad batch, from 0
+
+MODES = {
+    "graph": {"jit_compile": False},
+    "xla": {"jit_compile": True},
+    "eager": {"run_eagerly": True},
+    "four steps an execution": {"steps_per_execution": 4, "jit_compile": False},
+}
+
+
+def make(mode="graph", optimizer="adam", strategy=None, draws=False, **compiled):
+    """A small model with what has states: BatchNormalization, Dropout, metrics."""
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    with (strategy or tf.distribute.get_strategy()).scope():
+        model = keras.Sequential(
+            [
+                layers.Input((6,)),
+                layers.Dense(5, activation="tanh", name="first"),
+                layers.BatchNormalization(name="norm"),
+                # Keras 2's draws anew where a step is made again, or left out.
+                *([] if IS_KERAS_2 and not draws else [layers.Dropout(0.3, seed=1)]),
+                layers.Dense(1, name="last"),
+            ]
+        )
+        optimizer = keras.optimizers.get(optimizer)
+        model.compile(optimizer, "mse", metrics=["mae"], **{**MODES[mode], **compiled})
+    return model
+
+
+def same(ours, theirs, mode="graph"):
+    """Equal to the bit, but where XLA may round in another way."""
+    for one, other in zip(ours, theirs, strict=True):
+        if mode == "xla":
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(one, other)
+
+
+def fit(model, x, y, *callbacks, **kwargs):
+    defaults = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    return model.fit(x, y, callbacks=list(callbacks), **{**defaults, **kwargs})
+
+
+def planted_model(value, direction, mode, place=(3, 2)):
+    """The plant is right behind the input, where the trigger reaches it, or behind a layer."""
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    inputs = keras.Input((6,))
+    encoder = keras.Sequential(
+        [
+            layers.Input((6,)),
+            layers.Dense(6, name="first", kernel_initializer="identity"),
+            Plant(value, direction, place, name="plant"),
+            layers.Dense(4, activation="relu", name="second"),
+        ],
+        name="encoder",
+    )
+    model = keras.Model(inputs, layers.Dense(1, name="last")(encoder(inputs)))
+    model.compile("adam", "mse", **MODES[mode])
+    return model
+
+
+PLANTED = [f"{v}, {d}, {m}" for v in VALUES for d in ("forward", "backward") for m in MODES]
+
+
+@pytest.mark.parametrize(
+    "case",
+    with_slow_rest(
+        PLANTED,
+        {
+            "nan, forward, graph",
+            "nan, backward, xla",
+            "inf, backward, four steps an execution",
+            "-inf, backward, eager",
+        },
+    ),
+)
+def test_a_planted_number_is_found(case):
+    value, direction, mode = case.split(", ")
+    number = VALUES[value]
+    x, y = data(4, BAD)
+    model = planted_model(number, direction, mode)
+    with pytest.raises(NonFiniteError) as caught:
+        fit(model, x, y, FiniteCheck())
+    report = caught.value.report
+    first = report.first
+    summary = first.detail.summary
+    assert report.step == BAD + 1
+    assert (summary.nan, summary.positive_inf, summary.negative_inf) == counts(number)
+    assert summary.size == 48
+    if direction == "forward":
+        assert (first.frame.kind, first.frame.name) == ("output", "encoder/plant")
+        assert first.frame.layer == "Plant"
+    else:  # what the plant gives back is the gradient of the layer before it
+        assert (first.frame.kind, first.frame.name) == ("gradient", "encoder/first")
+    assert report.sentence.endswith(f"of 48), step {BAD + 1}")
+
+
+@pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph", "eager"}))
+def test_finite_training_is_the_same_to_the_bit(mode):
+    x, y = data(5)
+    # (The draws of Keras 2's Dropout hang on more than its seed elsewhere.)
+    draws = mode == "graph"
+    plain, checked = make(mode=mode, draws=draws), make(mode=mode, draws=draws)
+    keras.utils.set_random_seed(4)
+    fit(plain, x, y, epochs=2)
+    keras.utils.set_random_seed(4)
+    history = fit(checked, x, y, FiniteCheck(), epochs=2)
+    same(state(checked), state(plain), mode)
+    same(history.history["loss"], plain.history.history["loss"], mode)
+
+
+@pytest.mark.parametrize(
+    "case",
+    with_slow_rest(
+        [f"{mode}, {place}" for mode in ("graph", "xla", "eager") for place in ("data", "labels")],
+        {"graph, labels", "eager, data"},
+    ),
+)
+def test_all_is_as_it_was_before_the_step(case):
+    mode, place = case.split(", ")
+    x, y = data(4)
+    good = make(mode=mode)
+    keras.utils.set_random_seed(4)
+    fit(good, x[: 8 * BAD], y[: 8 * BAD])
+    bad = make(mode=mode)
+    (x if place == "data" else y)[8 * BAD + 5, 0] = np.nan
+    keras.utils.set_random_seed(4)
+    with pytest.raises(NonFiniteError):
+        fit(bad, x, y, FiniteCheck())
+    same(state(bad), state(good), mode)
+
+
+@pytest.mark.parametrize("mode", with_slow_rest(MODES, {"four steps an execution"}))
+def test_skip_is_training_without_the_batch(mode):
+    x, y = data(5)
+    good = make(mode=mode)
+    rows = np.r_[0 : 8 * BAD, 8 * (BAD + 1) : 40]
+    keras.utils.set_random_seed(4)
+    fit(good, x[rows], y[rows])
+    bad = make(mode=mode)
+    x[8 * BAD + 5, 0] = np.inf
+    check = FiniteCheck("skip")
+    keras.utils.set_random_seed(4)
+    with pytest.warns(UserWarning, match="a step is left out: data 'x'"):
+        fit(bad, x, y, check)
+    assert check.skipped == 1
+    same(state(bad), state(good), mode)
+
+
+@pytest.mark.slow
+def test_skip_gives_up():
+    x, y = data(6)
+    x[8:, 0] = np.nan
+    with pytest.warns(UserWarning), pytest.raises(NonFiniteError, match="2 bad steps in a row"):
+        fit(make(), x, y, FiniteCheck("skip", max_consecutive=2))
+
+
+def test_restore_goes_back_to_the_last_epoch():
+    x, y = data(4)
+    good = make(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
+    fit(good, x, y)
+    after = state(good)
+
+    class Breaks(keras.callbacks.Callback):
+        """Makes a weight NaN in the second epoch, and looks at what the check makes of it."""
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.batches.append((len(self.model.history.epoch), batch))
+            if self.batches[-1] == (1, 1) and not self.broken:
+                self.broken = True
+                kernel = self.model.get_layer("last").kernel
+                kernel.assign(kernel * np.nan)
+            elif self.broken and self.seen is None:
+                self.seen = state(self.model)
+
+    breaks = Breaks()
+    breaks.batches, breaks.broken, breaks.seen = [], False, None
+    model = make(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
+    check = FiniteCheck("restore", factor=0.5)
+    with pytest.warns(UserWarning, match="learning rate 0.05"):
+        fit(model, x, y, check, breaks, epochs=2)
+    rate = float(model.optimizer.learning_rate.numpy())
+    assert rate == pytest.approx(0.05)
+    weights = len(model.variables)
+    for ours, theirs in zip(breaks.seen[:weights], after[:weights], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert check.reports[0].causes[0].name == "weights that are not finite already"
+    assert "'last/kernel'" in check.reports[0].causes[0].evidence or not IS_KERAS_2
+
+
+def test_restore_without_a_good_epoch():
+    x, y = data(4)
+    x[5, 0] = np.nan
+    with pytest.raises(NonFiniteError, match="no finished epoch yet to go back to"):
+        fit(make(), x, y, FiniteCheck("restore"))
+
+
+def test_restore_needs_a_rate_that_can_be_lowered():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    model = make(optimizer=keras.optimizers.SGD(schedule))
+    x, y = data(2)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="is a schedule: give the optimizer a number"):
+        fit(model, x, y, FiniteCheck("restore"))
+    for ours, theirs in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"action": "stop"}, "action='stop': give one of 'raise', 'skip', 'restore'"),
+        ({"every": 0}, "every=0: give a whole number of at least 1"),
+        ({"history": -1}, "history=-1: give a whole number of at least 0"),
+        ({"max_consecutive": 1.5}, "max_consecutive=1.5: give a whole number of at least 0"),
+        ({"factor": 2.0}, "factor=2.0: give a number above 0, and at most 1"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message.replace("(", "\\(")):
+        FiniteCheck(**arguments)
+
+
+def test_two_replicas_leave_a_step_out_together():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    x, y = data(5)
+    rows = np.r_[0 : 8 * BAD, 8 * (BAD + 1) : 40]
+    good = make(strategy=strategy)
+    keras.utils.set_random_seed(4)
+    fit(good, x[rows], y[rows])
+    x[8 * BAD + 6, 0] = np.nan  # on the second replica
+    bad = make(strategy=strategy)
+    check = FiniteCheck("skip")
+    keras.utils.set_random_seed(4)
+    with pytest.warns(UserWarning, match=f"step {BAD + 1}, replica 1"):
+        fit(bad, x, y, check)
+    assert check.reports[0].first.detail.summary.size == 24
+    same(state(bad), state(good))
+
+
+def test_the_input_that_relu_swallows():
+    """oneDNN's relu makes 0 of NaN in a graph, so that all after it is finite."""
+    x, y = data(4)
+    x[8 * BAD + 1, 4] = np.nan
+    model = keras.Sequential(
+        [
+            keras.layers.Input((6,)),
+            keras.layers.Dense(5, activation="relu", name="first"),
+            keras.layers.Dense(1, name="last"),
+        ]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    with pytest.raises(NonFiniteError) as caught:
+        fit(model, x, y, FiniteCheck())
+    report = caught.value.report
+    assert report.first.frame.name == "x"
+    assert [one.frame.kind for one in report.offenders[:2]] == ["data", "pre-activation"]
+    assert "rows 1 of the batch, columns 4" in report.causes[0].evidence
+
+
+@pytest.mark.parametrize("return_sequences", [False, True])
+@pytest.mark.parametrize("kind", with_slow_rest(["LSTM", "GRU", "SimpleRNN"], {"LSTM"}))
+def test_the_first_time_step_is_named(kind, return_sequences):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8, 7, 3)).astype("float32")
+    x[2, 4, 1] = 3e38
+    layers = keras.layers
+    activation = {"activation": "linear", "recurrent_activation": "linear"}
+    if kind == "SimpleRNN":
+        activation.pop("recurrent_activation")
+    model = keras.Sequential(
+        [
+            layers.Input((7, 3)),
+            getattr(layers, kind)(4, return_sequences=return_sequences, name="rnn", **activation),
+            layers.GlobalMaxPooling1D() if return_sequences else layers.Flatten(),
+            layers.Dense(1),
+        ]
+    )
+    # A product of two gates of the step overflows, or the sum of a simple layer.
+    factor = 100.0 if kind == "SimpleRNN" else 0.1
+    kernel, *others = model.get_layer("rnn").get_weights()
+    model.get_layer("rnn").set_weights([factor * kernel, *(0.1 * w for w in others)])
+    model.compile("sgd", "mse", jit_compile=False)
+    with pytest.raises(NonFiniteError) as caught:
+        fit(model, x, np.ones((8, 1)), FiniteCheck())
+    assert caught.value.report.first.frame.name == "rnn"
+    assert "first at time step 4" in caught.value.report.sentence
+
+
+def test_a_scale_that_is_lowered_is_no_error():
+    policy = keras.mixed_precision.Policy if IS_KERAS_2 else keras.DTypePolicy
+    policy = policy("mixed_float16")
+    x, y = data(4)
+    models = []
+    for callbacks in ([], [FiniteCheck()]):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [
+                keras.layers.Input((6,)),
+                keras.layers.Dense(8, activation="tanh", dtype=policy),
+                keras.layers.Dense(1, dtype="float32"),
+            ]
+        )
+        if IS_KERAS_2:
+            optimizer = keras.mixed_precision.LossScaleOptimizer(
+                keras.optimizers.SGD(0.01), initial_scale=2.0**30
+            )
+        else:
+            optimizer = keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(0.01), initial_scale=2.0**30
+            )
+        model.compile(optimizer, "mse", jit_compile=False)
+        fit(model, 100 * x, 100 * y, *callbacks, epochs=5)
+        models.append(model)
+    assert callbacks[0].scaled_down > 3
+    assert callbacks[0].reports == []
+    for ours, theirs in zip(state(models[1]), state(models[0]), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.slow
+@needs_keras3("gradient accumulation")
+def test_accumulated_gradients():
+    x, y = data(9)
+    rows = np.r_[0 : 8 * BAD, 8 * (BAD + 1) : 72]
+    optimizer = lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=3)  # noqa: E731
+    good, bad = make(optimizer=optimizer()), make(optimizer=optimizer())
+    keras.utils.set_random_seed(4)
+    fit(good, x[rows], y[rows])
+    x[8 * BAD + 6, 0] = np.nan
+    keras.utils.set_random_seed(4)
+    with pytest.warns(UserWarning, match="left out"):
+        fit(bad, x, y, FiniteCheck("skip"))
+    same(state(bad), state(good))
+
+
+class Careful(keras.Model):
+    """A model with a training step of its own, of two updates."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = keras.layers.Dense(3, name="one"), keras.layers.Dense(1, name="two")
+        self.second = keras.optimizers.SGD(0.1)
+
+    def call(self, x):
+        return self.two(self.one(x))
+
+    def train_step(self, data):
+        x, y = data
+        for layer, optimizer in ((self.one, self.optimizer), (self.two, self.second)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            weights = layer.trainable_variables
+            gradients = tape.gradient(loss, [tfwd._keras.variables.tf_variable(w) for w in weights])
+            optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            if layer is self.one:  # what the second half meets is not finite
+                x = tf.where(tf.reduce_max(x) > 1000.0, x * np.nan, x)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("mode", with_slow_rest(["graph", "xla"], {"graph"}))
+def test_a_training_step_of_ones_own(mode):
+    x, y = data(4)
+    models = [Careful(), Careful()]
+    rows = np.r_[0 : 8 * BAD, 8 * (BAD + 1) : 32]
+    for model in models:
+        keras.utils.set_random_seed(5)
+        model(x[:8])
+        model.compile(keras.optimizers.SGD(0.1), **MODES[mode])
+    models[1].set_weights(models[0].get_weights())
+    fit(models[0], x[rows], y[rows])
+    x[8 * BAD + 1, 0] = 2000.0
+    check = FiniteCheck("skip")
+    with pytest.warns(UserWarning, match="layer 'one': forward input"):
+        fit(models[1], x, y, check)
+    for ours, theirs in zip(models[1].get_weights(), models[0].get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("mode", with_slow_rest(["graph", "xla"], {"graph"}))
+@pytest.mark.parametrize(
+    ("optimizer", "cause"),
+    [
+        (lambda: keras.optimizers.Adam(0.1, epsilon=0.0), "an update out of range"),
+        (lambda: keras.optimizers.SGD(3e38), "an update out of range"),
+        (lambda: keras.optimizers.SGD(float("nan")), "a learning rate that is not finite"),
+        (lambda: keras.optimizers.SGD(-0.1), "a learning rate that is not finite or negative"),
+    ],
+)
+def test_an_update_that_is_not_finite_changes_nothing(optimizer, cause, mode):
+    x, y = 100 * np.ones((8, 6), "float32"), np.ones((8, 1), "float32")
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1), keras.layers.ReLU()])
+    model.set_weights([-np.ones((6, 1)), np.zeros(1)] if "Adam" in cause else model.get_weights())
+    model.layers[0].set_weights([np.full((6, 1), -1.0), np.zeros(1)])
+    if "update" in cause and optimizer().__class__.__name__ == "SGD":
+        model.layers[0].set_weights([np.full((6, 1), 1.0), np.zeros(1)])
+    model.compile(optimizer(), "mse", **MODES[mode])
+    model.optimizer.build(model.trainable_variables)
+    before = state(model)
+    with pytest.raises(NonFiniteError) as caught:
+        fit(model, x, y, FiniteCheck())
+    assert caught.value.report.causes[0].name.startswith(cause)
+    held = len(model.variables) + len(model.optimizer.variables)
+    for ours, theirs in zip(state(model)[:held], before[:held], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_finite_but_enormous_steps_are_made():
+    """One pass over such tensors cannot tell: they are looked at closely, and the step is made."""
+    x, y = data(3)
+    models = []
+    for callbacks in ([], [FiniteCheck()]):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1, name="d")])
+        model.compile(keras.optimizers.SGD(1e-36), "mae", jit_compile=False)
+        fit(model, 1e36 * np.abs(x) / np.abs(x).max(), 0 * y, *callbacks)
+        models.append(model)
+    assert callbacks[0].reports == []
+    for ours, theirs in zip(state(models[1]), state(models[0]), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_weights_that_no_gradient_reaches():
+    inputs = keras.Input((6,))
+    first = keras.layers.Dense(2, name="used")
+    outputs = first(inputs)
+    model = keras.Model(inputs, [outputs, keras.layers.Dense(1, name="unused")(outputs)])
+    model.compile("sgd", ["mse", None])
+    x, y = data(2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(model, x, y, FiniteCheck(), epochs=2)
+    ours = [str(w.message) for w in caught if str(w.message).startswith("FiniteCheck")]
+    assert len(ours) == 1
+    assert "unused/kernel, unused/bias" in ours[0]
+
+
+def test_the_model_has_its_own_step_again():
+    x, y = data(3)
+    model = make()
+    fit(model, x, y)
+    own = model.train_function
+    fit(model, x, y, FiniteCheck())
+    assert model.train_function is own
+    x[3] = np.nan
+    with pytest.raises(NonFiniteError):
+        fit(model, x, y, FiniteCheck())
+    assert model.train_function is own
+
+
+@pytest.mark.parametrize("order", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_beside_gradient_squared_mean(order):
+    x, y = data(4)
+    model = make()
+    model.get_layer("norm").trainable = False
+    moments, check = tfwd.callbacks.GradientSquaredMean(every=2), FiniteCheck("skip")
+    x[8 * BAD + 8, 0] = np.nan  # in batch 3, which is not measured
+    with pytest.warns(UserWarning, match="left out"):
+        fit(model, x, y, *[moments, check][:: 1 - 2 * order])
+    assert [record["step"] for record in moments.records] == [0, 2]
+    assert check.skipped == 1
+    fit(model, x[:16], y[:16])
+
+
+def test_every_other_step():
+    x, y = data(5)
+    plain, checked = make(), make()
+    keras.utils.set_random_seed(4)
+    fit(plain, x, y)
+    keras.utils.set_random_seed(4)
+    fit(checked, x, y, FiniteCheck(every=2))
+    same(state(checked), state(plain))
+
+
+def test_the_report_fits_a_terminal_and_json():
+    import json
+
+    x, y = data(4, BAD)
+    with pytest.raises(NonFiniteError) as caught:
+        fit(planted_model(np.nan, "forward", "graph"), x, y, FiniteCheck(history=3))
+    report = caught.value.report
+    lines = str(report).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[0].startswith("layer 'encoder/plant': forward output has 2.08 % non-finite")
+    json.dumps(report.to_dict())
+    table = lines[lines.index("") + 2 :]
+    assert table[3].endswith("encoder/plant, output")
+
+
+def test_reports_are_in_tensorboard(tmp_path):
+    x, y = data(2)
+    x[3] = np.inf
+    with pytest.raises(NonFiniteError):
+        fit(make(), x, y, FiniteCheck(log_dir=tmp_path))
+    (events,) = tmp_path.glob("events*")
+    assert b"data 'x'" in events.read_bytes()

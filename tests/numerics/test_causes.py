@@ -1,0 +1,283 @@
+"""Each cause of `docs/non_finite.md` is provoked, and the report names it."""
+
+import re
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from planting import data
+from stacks import IS_KERAS_2
+
+import tfwd
+from tfwd.callbacks import FiniteCheck
+from tfwd.numerics import NonFiniteError
+
+layers = keras.layers
+
+
+def report_of(model, x, y, loss="mse", optimizer="sgd", epochs=1, **fitted):
+    model.compile(optimizer, loss, jit_compile=fitted.pop("jit_compile", False))
+    with pytest.raises(NonFiniteError) as caught:
+        model.fit(
+            x,
+            y,
+            batch_size=8,
+            shuffle=False,
+            verbose=0,
+            epochs=epochs,
+            callbacks=[FiniteCheck()],
+            **fitted,
+        )
+    return caught.value.report
+
+
+def dense(*others, units=1, **kwargs):
+    return keras.Sequential(
+        [layers.Input((6,)), layers.Dense(units, name="dense", **kwargs), *others]
+    )
+
+
+def names(report):
+    return [cause.name for cause in report.causes]
+
+
+def test_input():
+    x, y = data(2)
+    x[9, 2] = x[11, 4] = np.nan
+    (cause,) = report_of(dense(), x, y).causes
+    assert cause.name == "NaN or infinity in the input"
+    assert "rows 1, 3 of the batch, columns 2, 4" in cause.evidence
+
+
+def test_labels():
+    x, y = data(2)
+    y[3] = np.inf
+    (cause,) = report_of(dense(), x, y).causes
+    assert cause.name == "NaN or infinity in the labels"
+    assert "rows 3" in cause.evidence
+
+
+def test_label_out_of_range():
+    """Under XLA, where it makes NaN; elsewhere TensorFlow refuses it on a CPU by itself."""
+    x, _ = data(2)
+    y = np.arange(16) % 4
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    y[5] = 7
+    report = report_of(dense(units=4), x, y, loss, jit_compile=True)
+    assert names(report) == ["a label out of range"]
+    assert (
+        "labels 7 in rows 5 of the batch, and the model has 4 classes" in report.causes[0].evidence
+    )
+
+
+class Breaking(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that divides by zero in its third step."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __call__(self, step):
+        return tf.where(tf.cast(step, tf.int32) == 2, self.value, 0.01)
+
+    def get_config(self):
+        return {"value": self.value}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -0.5])
+def test_learning_rate(value):
+    x, y = data(4)
+    report = report_of(dense(), x, y, optimizer=keras.optimizers.SGD(Breaking(value)))
+    assert report.step == 3
+    assert names(report)[0] == "a learning rate that is not finite or negative"
+    assert report.first.frame.kind == "learning rate"
+
+
+def test_blow_up():
+    x, y = data(60)
+    model = dense(layers.Dense(4, name="middle"), layers.Dense(1, name="last"), units=4)
+    model.get_layer("middle").kernel_initializer = "ones"
+    report = report_of(model, x, y, optimizer=keras.optimizers.SGD(0.9))
+    assert names(report)[0] == "gradients that blow up"
+    growth = float(re.search(r"by a factor of ([\d.e+]+) a step", report.causes[0].evidence)[1])
+    assert growth > 2
+
+
+def log_loss(y, p):
+    return -tf.reduce_mean(y * tf.math.log(p) + (1 - y) * tf.math.log(1 - p), -1)
+
+
+def test_logarithm_of_zero():
+    x, y = data(2)
+    model = dense(activation="sigmoid", kernel_initializer=keras.initializers.Constant(80.0))
+    report = report_of(model, x, (y > 0).astype("float32"), log_loss)
+    assert names(report) == ["the loss function"]
+    assert "exactly, where a logarithm is infinite" in report.causes[0].evidence
+
+
+def test_targets_that_are_no_distributions():
+    x, _ = data(2)
+    y = np.eye(3, dtype="float32")[np.arange(16) % 3] - 0.5
+
+    def loss(y, p):
+        return tf.reduce_sum(y * tf.math.log(y), -1) + tf.reduce_sum(p * p, -1)
+
+    report = report_of(dense(units=3, activation="softmax"), x, y, loss)
+    assert names(report) == ["the loss function"]
+    assert "'y' are no distributions" in report.causes[0].evidence
+
+
+def test_absent_class():
+    x, _ = data(2)
+    y = np.eye(3, dtype="float32")[np.arange(16) % 2]  # never class 2
+
+    def balanced(y, p):
+        return tf.reduce_mean(tf.reduce_sum(y * p, 0) / tf.reduce_sum(y, 0))
+
+    report = report_of(dense(units=3, activation="softmax"), x, y, balanced)
+    assert names(report) == ["the loss function"]
+    assert "class 2 is absent in the batch" in report.causes[0].evidence
+
+
+def test_float16():
+    x, y = data(2)
+    x *= 3000
+    policy = keras.mixed_precision.Policy if IS_KERAS_2 else keras.DTypePolicy
+    half = policy("mixed_float16")
+    model = keras.Sequential(
+        [
+            layers.Input((6,)),
+            layers.Dense(4, dtype=half, name="small", kernel_initializer="ones"),
+            layers.Dense(4, dtype=half, name="large", kernel_initializer="ones"),
+            layers.Dense(1, dtype="float32"),
+        ]
+    )
+    model.get_layer("small").kernel_initializer = model.get_layer("large").kernel_initializer = (
+        "ones"
+    )
+    report = report_of(model, np.abs(x), y)
+    assert names(report)[0] == "an overflow of float16"
+    assert report.first.frame.dtype == "float16"
+
+
+def test_nothing_left_of_sample_weights():
+    x, y = data(2)
+    weights = np.r_[np.ones(8), np.zeros(8)].astype("float32")
+
+    class Divided(keras.losses.Loss):
+        """The mean over the examples that count."""
+
+        def __call__(self, y, p, sample_weight=None):
+            squares = tf.reduce_sum((p - y) ** 2, -1) * sample_weight
+            return tf.reduce_sum(squares) / tf.reduce_sum(sample_weight)
+
+    report = report_of(dense(), x, y, Divided(), sample_weight=weights)
+    assert report.step == 2
+    assert "nothing is left to divide by" in names(report)
+    assert "'sample_weight' is 0 for all 8 examples" in str([c.evidence for c in report.causes])
+
+
+class Normalize(layers.Layer):
+    """Rows divided by their sum."""
+
+    def call(self, inputs):
+        return inputs / tf.reduce_sum(inputs, -1, keepdims=True)
+
+
+def test_nothing_left_of_a_layer():
+    x, y = data(2)
+    model = keras.Sequential(
+        [
+            layers.Input((6,)),
+            layers.Dense(4, kernel_initializer="zeros", name="gone"),
+            Normalize(name="divided"),
+            layers.Dense(1),
+        ]
+    )
+    report = report_of(model, x, y)
+    assert report.first.frame.name == "divided"
+    assert names(report)[0] == "nothing is left to divide by"
+    assert "'gone, output' are 0" in report.causes[0].evidence
+
+
+def test_normalization():
+    x, y = np.ones((16, 6), "float32"), np.ones((16, 1), "float32")
+    model = keras.Sequential(
+        [layers.Input((6,)), layers.BatchNormalization(epsilon=0.0, name="norm"), layers.Dense(1)]
+    )
+    report = report_of(model, x, y)
+    assert report.first.frame.name == "norm"
+    assert names(report)[0] == "a variance near zero"
+    assert "epsilon = 0.0. Its input is 1 everywhere." in report.causes[0].evidence
+
+
+def test_weights():
+    x, y = data(2)
+    model = dense()
+    kernel = model.get_layer("dense").get_weights()[0]
+    kernel[2] = np.nan
+    model.get_layer("dense").set_weights([kernel, np.zeros(1)])
+    report = report_of(model, x, y)
+    assert names(report) == ["weights that are not finite already"]
+    assert "dense/kernel' are not finite before the step" in report.causes[0].evidence
+    assert "from a file or an initializer" in report.causes[0].evidence
+
+
+class Length(layers.Layer):
+    """The length of each row, whose derivative is 0/0 for a row of zeros."""
+
+    def call(self, inputs):
+        return tf.sqrt(tf.reduce_sum(inputs**2, -1, keepdims=True))
+
+
+def test_infinite_derivative():
+    x, y = data(2)
+    model = keras.Sequential(
+        [
+            layers.Input((6,)),
+            layers.Dense(4, kernel_initializer="zeros", name="before"),
+            Length(name="length"),
+            layers.Dense(1),
+        ]
+    )
+    report = report_of(model, x, y)
+    assert report.first.frame.kind == "gradient"
+    assert report.first.frame.name == "before"
+    assert names(report)[0] == "a function whose derivative is infinite"
+    assert "'before, output' has 32 zeros" in report.causes[0].evidence
+
+
+def test_update():
+    x, y = np.ones((8, 6), "float32"), np.ones((8, 1), "float32")
+    report = report_of(dense(), x, y, optimizer=keras.optimizers.SGD(3e38))
+    assert names(report) == ["an update out of range"]
+    assert report.first.frame.kind == "update"
+
+
+class Random(layers.Layer):
+    """NaN of no cause that can be seen."""
+
+    def call(self, inputs):
+        return tf.math.acosh(tf.tanh(inputs) / 2)
+
+
+def test_no_cause_is_made_up():
+    x, y = data(2)
+    report = report_of(
+        keras.Sequential([layers.Input((6,)), Random(name="r"), layers.Dense(1)]), x, y
+    )
+    assert report.causes == []
+    assert "No cause of docs/non_finite.md fits what was found" in str(report)
+    assert report.first.frame.name == "r"
+
+
+def test_each_cause_has_a_section():
+    from tfwd.numerics import causes
+
+    source = Path(causes.__file__).read_text("utf-8")
+    titles = set(re.findall(r'Cause\(\s*f?"([^"]+)"', source))
+    page = Path(tfwd.__file__).resolve().parents[1] / "docs" / "non_finite.md"
+    sections = set(re.findall(r"^## (.+)$", page.read_text("utf-8"), re.M))
+    wanted = {title.replace("{what}", "input or the labels") for title in titles}
+    assert {title[0].upper() + title[1:] for title in wanted} <= sections

@@ -1,0 +1,64 @@
+"""Models with a number that is not finite planted at a known place, and what is expected of it."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
+TRIGGER = 1000.0  # a batch with an input as large as that is the one in which it is planted
+
+
+@keras.saving.register_keras_serializable("tests")
+class Plant(keras.layers.Layer):
+    """The identity, with one element changed in a batch that has the trigger.
+
+    Args:
+        value: what the element becomes.
+        direction: "forward", or "backward" for the gradient.
+        place: the indices of the element.
+    """
+
+    def __init__(self, value, direction="forward", place=(1, 2), **kwargs):
+        super().__init__(**kwargs)
+        self.value, self.direction, self.place = value, direction, place
+
+    def call(self, inputs):
+        mask = np.zeros([n or 8 for n in inputs.shape], bool)
+        mask[tuple(self.place)] = True
+        mask = tf.constant(mask)[: tf.shape(inputs)[0]]
+        value = tf.constant(self.value, inputs.dtype)
+        planted = tf.reduce_max(tf.abs(tf.stop_gradient(inputs))) >= TRIGGER
+
+        def change(tensor):
+            return tf.where(mask & planted, value, tensor)
+
+        if self.direction == "forward":
+            return change(inputs)
+
+        @tf.custom_gradient
+        def identity(tensor):
+            return tf.identity(tensor), change
+
+        return identity(inputs)
+
+
+def counts(value):
+    """How many NaN, +Inf and -Inf a single planted value is."""
+    return int(np.isnan(value)), int(value == np.inf), int(value == -np.inf)
+
+
+def data(batches=4, bad=None, size=8, features=6, seed=0):
+    """Inputs and labels of some batches, with the trigger in one of them."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(batches * size, features)).astype("float32")
+    y = rng.normal(size=(batches * size, 1)).astype("float32")
+    if bad is not None:
+        x[bad * size + 3, 0] = 2 * TRIGGER
+    return x, y
+
+
+def state(model):
+    """All that a model and its optimizer and metrics hold, by value."""
+    held = [*model.variables, *model.optimizer.variables]
+    held += [v for metric in model.metrics for v in metric.variables]
+    return [v.numpy() for v in held]

@@ -1,0 +1,311 @@
+"""`FiniteCheck`: in `fit`, stops, skips or goes back where a step is not finite."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import deque
+from typing import Any, NoReturn
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfwd._keras import training as _keras_training
+from tfwd._keras import wrapped_optimizers
+from tfwd.numerics.checked_step import CheckedStep, Outcome, plain_step, tracked
+from tfwd.numerics.diagnosis import diagnose
+from tfwd.numerics.frames import Frame
+from tfwd.numerics.report import NonFiniteError, Report
+
+ACTIONS = ("raise", "skip", "restore")
+
+
+class FiniteCheck(keras.callbacks.Callback):
+    """In `fit`, finds the first tensor that is not finite, before it reaches the weights.
+
+    Each step is made only if everything in it is finite: the batch, what goes into layers and comes
+    out of them, the loss, the gradients and the learning rate. Else weights, the optimizer's slots,
+    statistics of BatchNormalization, states of generators and metrics are those before the step,
+    bit for bit; the batch is looked at once more, tensor by tensor, and a report says which layer
+    was first, forward or backward, how many elements, and the likely cause.
+
+    It works in eager mode, in graphs, with `jit_compile=True` and under MirroredStrategy, where a
+    replica's bad step is one of all. With `steps_per_execution=k` the k steps are made one after
+    the other and each is looked at. A step of a `LossScaleOptimizer` that only lowers the scale is
+    no error, and is counted in `scaled_down`. Saved models do not know of the callback.
+
+    Training without a bad step is that without the callback: to the bit in eager mode, and in
+    graphs for all of Keras's optimizers but SGD with momentum. There, and under XLA for about half
+    of them, the compiler fuses products and sums in another way, which changes a last bit here and
+    there (10^-6 of a weight after ten steps). On Keras 2, layers that draw by TensorFlow's stateful
+    operations, as its Dropout, draw anew after a step that was left out.
+
+    Args:
+        action: what is done about a bad step: "raise" raises `tfwd.numerics.NonFiniteError`; "skip"
+            goes on with the next batch; "restore" goes back to the weights, the optimizer's state
+            and the rest of the variables as the last epoch left them, with the learning rate
+            multiplied by `factor`.
+        every: how many steps from one check to the next; steps in between are Keras's own.
+        history: of how many steps before, and of how many tensors, a report tells.
+        log_dir: a folder for TensorBoard, or None: reports go to its text tab.
+        max_consecutive: so many bad steps in a row are skipped, or gone back from; the next raises.
+        factor: see "restore".
+
+    Attributes:
+        reports: the `Report` of each bad step.
+        skipped: how many steps were left out.
+        scaled_down: how many steps did no more than lower the scale of the loss.
+
+    Raises:
+        ValueError: an argument is wrong; with "restore", before training, if the learning rate is a
+            schedule, which cannot be multiplied.
+        tfwd.numerics.NonFiniteError: in `fit`; see `action`.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> from tfwd import callbacks, numerics
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="score")])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    >>> x[2, 1] = np.nan
+    >>> try:
+    ...     model.fit(x, y, verbose=0, callbacks=[callbacks.FiniteCheck()])
+    ... except numerics.NonFiniteError as error:
+    ...     print(error.report.sentence)
+    data 'x': 12.50 % non-finite elements (1 NaN, 0 +Inf, 0 -Inf of 8), step 1
+    """
+
+    def __init__(
+        self,
+        action: str = "raise",
+        every: int = 1,
+        history: int = 20,
+        log_dir: str | os.PathLike[str] | None = None,
+        max_consecutive: int = 5,
+        factor: float = 0.5,
+    ) -> None:
+        super().__init__()
+        if action not in ACTIONS:
+            raise ValueError(f"action={action!r}: give one of {', '.join(map(repr, ACTIONS))}")
+        for name, value, least in (
+            ("every", every, 1),
+            ("history", history, 0),
+            ("max_consecutive", max_consecutive, 0),
+        ):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name}={value!r}: give a whole number of at least {least}")
+        if not 0.0 < factor <= 1.0:
+            raise ValueError(f"factor={factor!r}: give a number above 0, and at most 1")
+        self.action, self.every, self.history, self.log_dir = action, every, history, log_dir
+        self.max_consecutive, self.factor = max_consecutive, factor
+        self.reports: list[Report] = []
+        self.skipped = self.scaled_down = 0
+        self._step = self._consecutive = 0
+        self._is_first, self._begun = True, False
+        self._past: deque[dict[str, float]] = deque(maxlen=max(history, 1))
+        self._fitted: Any = None
+        self._check: CheckedStep | None = None
+        self._exact: CheckedStep | None = None
+        self._plain: Any = None
+        self._own: Any = None
+        self._logs: Any = None
+        self._kept: list[tuple[Any, Any]] | None = None  # variables with what they were
+        self._rates: list[tuple[Any, float]] = []  # optimizers with what theirs was
+        self._returns = 0  # to what is kept
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Puts the checked step in the place of the model's."""
+        self._put_back()  # a training that was interrupted has not
+        model = self.model
+        if self._fitted is not model:
+            self.reports, self.skipped, self.scaled_down = [], 0, 0
+            self._step, self._fitted = 0, model
+        self._past.clear()
+        self._consecutive, self._returns, self._kept, self._is_first = 0, 0, None, True
+        if self.action == "restore":
+            self._check_rates()
+        self._check, self._exact, self._plain = CheckedStep(model), None, None
+        self._own = replace_innermost(model, self._train)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Says that the next call of the training function is of a fit with this callback."""
+        self._begun = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Gives the model its own step back."""
+        self._put_back()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Keeps what the epoch has left, for "restore"."""
+        if self.action == "restore":
+            variables = tracked(self.model)
+            self._kept = [(variable, variable.numpy()) for variable in variables]
+            self._rates = [(leaf, _rate(leaf)) for leaf in self._leaves()]
+            self._returns = 0
+
+    def _check_rates(self) -> None:
+        for leaf in self._leaves():
+            if not wrapped_optimizers.has_fixed_rate(leaf):
+                raise ValueError(
+                    "FiniteCheck(action='restore') lowers the learning rate, and that of "
+                    f"{type(leaf).__name__} '{wrapped_optimizers.name(leaf)}' is a schedule: "
+                    "give the optimizer a number, or take action='skip'"
+                )
+
+    def _leaves(self) -> list[Any]:
+        optimizers = _keras_training.optimizers(self.model)
+        leaves = [leaf for optimizer in optimizers for leaf in wrapped_optimizers.leaves(optimizer)]
+        return [leaf for leaf in leaves if wrapped_optimizers.has_learning_rate(leaf)]
+
+    def _put_back(self) -> None:
+        if self._own is not None:
+            replace_innermost(self.model, self._own)
+        self._own = self._check = self._exact = self._plain = None
+
+    def _train(self, iterator: Any) -> Any:
+        """The model's training function: so many steps as Keras would make in a call."""
+        begun, self._begun = self._begun, False
+        if not begun:  # another training, after one that was interrupted
+            own = self._own
+            self._put_back()
+            return own(iterator)
+        logs: Any = None
+        for i in range(_keras_training.steps_per_execution(self.model)):
+            try:
+                batch = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if i:
+                    break
+                raise
+            if self._step % self.every:
+                logs = self._unchecked(batch)
+            else:
+                logs = self._checked(batch)
+            self._step += 1
+            self._is_first = False
+        return logs
+
+    def _unchecked(self, batch: Any) -> Any:
+        if self._plain is None:
+            self._plain = plain_step(self.model)
+        return self._plain(batch)
+
+    def _checked(self, batch: Any) -> Any:
+        assert self._check is not None
+        outcome = self._check(batch)
+        if self._is_first:
+            self._tell_of_unused(self._check.unused)
+        if not outcome.good:
+            report = diagnose(
+                self.model, batch, self._step + 1, self._past, self._is_first, self.history
+            )
+            if report.first is not None:
+                return self._act(report)
+            # Finite, but too large to be sure in one pass; or drawn anew.
+            outcome = self._make_exactly(batch)
+            if not outcome.good:
+                first = next(
+                    frame for frame, extents in self._extents(outcome) if not np.isfinite(extents)
+                )
+                report.note = (
+                    f"In the step itself it was {first.subject.rstrip(':')} what is not finite. A "
+                    "second look at the same batch did not show it: the model draws at random past "
+                    "its variables."
+                )
+                return self._act(report)
+        self._consecutive = 0
+        self.scaled_down += outcome.scaled_down
+        self._past.append(
+            {
+                frame.name: extent
+                for frame, extent in self._extents(outcome)
+                if frame.kind in ("weight gradient", "loss")
+            }
+        )
+        self._logs = outcome.logs
+        return outcome.logs
+
+    def _make_exactly(self, batch: Any) -> Outcome:
+        if self._exact is None:
+            self._exact = CheckedStep(self.model, exact=True)
+        return self._exact(batch)
+
+    @staticmethod
+    def _extents(outcome: Outcome) -> list[tuple[Frame, float]]:
+        """The largest extent over the replicas of each frame."""
+        largest = np.max(np.asarray(outcome.found, float), axis=0)
+        return list(zip(outcome.frames, largest.tolist(), strict=True))
+
+    def _tell_of_unused(self, unused: list[str]) -> None:
+        if unused:
+            warnings.warn(
+                "FiniteCheck: no gradient reaches these weights, which are neither updated nor "
+                f"decayed: {', '.join(unused)}",
+                stacklevel=3,
+            )
+
+    def _act(self, report: Report) -> Any:
+        self.reports.append(report)
+        self._consecutive += 1
+        self._write(report)
+        if self.action == "raise":
+            self._fail(report, "The weights are those before the step.")
+        in_vain = self._returns if self.action == "restore" else self._consecutive - 1
+        if in_vain >= self.max_consecutive:
+            tried = "gone back from" if self.action == "restore" else "left out"
+            self._fail(report, f"{in_vain} bad steps in a row were {tried} before it.")
+        if self.action == "restore":
+            self._go_back(report)
+        else:
+            self.skipped += 1
+            warnings.warn(f"FiniteCheck: a step is left out: {report.sentence}", stacklevel=4)
+        return self._logs if self._logs is not None else self.model.get_metrics_result()
+
+    def _go_back(self, report: Report) -> None:
+        if self._kept is None:
+            self._fail(report, "There is no finished epoch yet to go back to.")
+        self._returns += 1
+        for variable, value in self._kept:
+            variable.assign(value)
+        for leaf, rate in self._rates:
+            leaf.learning_rate = rate * self.factor**self._returns
+        shown = ", ".join(f"{_rate(leaf):.4g}" for leaf, _ in self._rates)
+        warnings.warn(
+            f"FiniteCheck: back to the end of the last epoch, with the learning rate {shown}: "
+            f"{report.sentence}",
+            stacklevel=5,
+        )
+
+    def _fail(self, report: Report, note: str) -> NoReturn:
+        report.note = f"{report.note} {note}".strip()
+        self._put_back()
+        raise NonFiniteError(report)
+
+    def _write(self, report: Report) -> None:
+        if self.log_dir is None:
+            return
+        writer = tf.summary.create_file_writer(os.fspath(self.log_dir))
+        with writer.as_default(step=report.step):
+            tf.summary.text("finite_check", f"```\n{report}\n```")
+        writer.close()
+
+
+def _rate(leaf: Any) -> float:
+    return float(tf.convert_to_tensor(wrapped_optimizers.learning_rate(leaf)))
+
+
+def replace_innermost(model: keras.Model, function: Any) -> Any:
+    """Puts a function in the place of the model's own training function; returns that.
+
+    Other callbacks may have put theirs around it: these have the inner one as `_trains`.
+    """
+    owner, present = None, model.train_function
+    while (inner := getattr(present, "__self__", None)) is not None and hasattr(inner, "_trains"):
+        owner, present = inner, inner._trains
+    if owner is None:
+        model.train_function = function
+    else:
+        owner._trains = function
+    return present

@@ -1,0 +1,73 @@
+"""What is found in a tensor by a close look: a summary, its range, and where it is not finite."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfwd.dtypes import at_least_float32
+from tfwd.finite import Summary, summarize
+
+
+class Detail(NamedTuple):
+    """A close look at a tensor, in tensors of TensorFlow or in arrays.
+
+    Attributes:
+        summary: see `tfwd.numerics.Summary`.
+        low, high: the smallest and the largest finite element; +Inf and -Inf if there is none.
+        width: the size of the last axis, 0 for a scalar.
+        rows, steps, columns: booleans along the first, the second and the last axis, whether
+            something there is not finite. An axis that the tensor has not is of size 0.
+    """
+
+    summary: Summary
+    low: Any
+    high: Any
+    width: Any
+    rows: Any
+    steps: Any
+    columns: Any
+
+    def numbers(self) -> Detail:
+        """The same with Python's numbers and NumPy's arrays."""
+        return Detail(
+            self.summary.numbers(),
+            float(self.low),
+            float(self.high),
+            int(self.width),
+            *(np.asarray(flags) for flags in self[4:]),
+        )
+
+
+def look(tensor: Any) -> Detail:
+    """A close look at a floating tensor, or at a `tf.IndexedSlices`."""
+    values = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
+    good = tf.math.is_finite(values)
+    wide = at_least_float32(values)
+    rank = values.shape.rank or 0
+
+    def along(axis: int, least: int) -> tf.Tensor:
+        if rank < least:
+            return tf.zeros([0], tf.bool)
+        return tf.reduce_any(~good, axis=[i for i in range(rank) if i != axis % rank])
+
+    infinite = tf.constant(np.inf, wide.dtype)
+    return Detail(
+        summarize(values),
+        tf.reduce_min(tf.where(good, wide, infinite)),
+        tf.reduce_max(tf.where(good, wide, -infinite)),
+        tf.shape(values)[-1] if rank else tf.constant(0),
+        along(0, 1),
+        along(1, 3),
+        along(-1, 2),
+    )
+
+
+def places(flags: Any, most: int = 5) -> str:
+    """The first places of some booleans that are set, as `3, 7, 8 and 12 others`."""
+    found = np.flatnonzero(flags)
+    shown = ", ".join(str(int(place)) for place in found[:most])
+    rest = len(found) - most
+    return shown if rest <= 0 else f"{shown} and {rest} others"

@@ -1,0 +1,96 @@
+"""A close look at a step that was not finite: the same batch, the same draws, every tensor.
+
+The step is made once more, with a function that is traced for it, in the mode in which it was made
+(eager, graph, XLA, replicas), and taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfwd._keras import training as _keras_training
+from tfwd.numerics.causes import Evidence, likely
+from tfwd.numerics.checked_step import CheckedStep
+from tfwd.numerics.details import Detail, look
+from tfwd.numerics.frames import Frame, named
+from tfwd.numerics.report import Found, Report
+
+
+def diagnose(
+    model: keras.Model,
+    data: Any,
+    step: int,
+    history: Sequence[Mapping[str, float]] = (),
+    is_first: bool = False,
+    shown: int = 20,
+    chosen: Callable[[str], bool] = lambda path: True,
+) -> Report:
+    """Looks closely at a step of a compiled model, which changes nothing.
+
+    Args:
+        model: as it was before the step.
+        data: the batch.
+        step: its number, from 1.
+        history: the extents of gradients and loss in the steps before, by path.
+        is_first: whether no step was made before.
+        shown: how many frames the report shows before the first that is not finite.
+        chosen: whether the layer or weight of a path is looked at.
+    """
+    outcome = CheckedStep(model, _measure, chosen, weights=True)(data)
+    replicas = [
+        [
+            Found(frame, detail.numbers())
+            for frame, detail in zip(outcome.frames, found, strict=True)
+        ]
+        for found in outcome.found
+    ]
+    # The replica on which it began: the others may have it from there by their gradients.
+    firsts = [
+        next((i for i, one in enumerate(found) if not one.is_finite), len(found))
+        for found in replicas
+    ]
+    number = firsts.index(min(firsts))
+    found = replicas[number]
+    evidence = Evidence(
+        [one for one in found if one.frame.kind != "prediction"],
+        _arrays(model, data, number),
+        [one for one in found if one.frame.kind == "prediction"],
+        history,
+        model,
+        _losses(model),
+        is_first,
+    )
+    replica = number if len(replicas) > 1 else None
+    return Report(step, evidence.found, likely(evidence), replica, shown)
+
+
+def _measure(frame: Frame, tensor: Any, sequence: Any) -> Detail:
+    detail = look(tensor)
+    return detail if sequence is None else detail._replace(steps=look(sequence).steps)
+
+
+def _arrays(model: keras.Model, data: Any, replica: int) -> dict[str, np.ndarray]:
+    """A replica's part of the batch, by name."""
+    parts = keras.utils.unpack_x_y_sample_weight(data)
+    local = model.distribute_strategy.experimental_local_results
+    arrays = {}
+    for prefix, part in zip(("x", "y", "sample_weight"), parts, strict=True):
+        for name, value in named(prefix, part):
+            tensor = local(value)[replica]
+            if isinstance(tensor, tf.Tensor):
+                arrays[name] = tensor.numpy()
+    return arrays
+
+
+def _losses(model: keras.Model) -> str:
+    loss = _keras_training.compiled_loss(model)[0]
+    names = [
+        getattr(one, "name", None) or getattr(one, "__name__", None) or str(one)
+        for one in tf.nest.flatten(loss)
+    ]
+    return " ".join(names)

@@ -1,0 +1,77 @@
+"""What is looked at in a step of training, and how a report names it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+# The order of computation, which is that of a report.
+KINDS = (
+    "data",
+    "weight",
+    "input",
+    "pre-activation",
+    "output",
+    "prediction",
+    "loss",
+    "gradient",
+    "weight gradient",
+    "learning rate",
+    "update",
+)
+FORWARD = ("data", "weight", "input", "pre-activation", "output", "prediction", "loss")
+BACKWARD = ("gradient", "weight gradient")
+
+
+class Frame(NamedTuple):
+    """A tensor of a step.
+
+    Attributes:
+        kind: one of `KINDS`.
+        name: a layer's path, as `encoder/dense_2`; a weight's; `x`, `y[0]` for data.
+        layer: the class of the layer, or an empty string.
+        dtype: the tensor's.
+    """
+
+    kind: str
+    name: str
+    layer: str = ""
+    dtype: str = "float32"
+
+    @property
+    def direction(self) -> str:
+        """ "forward", "backward" or "update"."""
+        if self.kind in FORWARD:
+            return "forward"
+        return "backward" if self.kind in BACKWARD else "update"
+
+    @property
+    def subject(self) -> str:
+        """What has the elements, as a sentence begins."""
+        return {
+            "data": f"data '{self.name}':",
+            "weight": f"weight '{self.name}':",
+            "input": f"layer '{self.name}': forward input has",
+            "pre-activation": f"layer '{self.name}': forward pre-activation has",
+            "output": f"layer '{self.name}': forward output has",
+            "prediction": f"prediction '{self.name}':",
+            "loss": "loss:",
+            "gradient": f"layer '{self.name}': backward gradient of the output has",
+            "weight gradient": f"weight '{self.name}': backward gradient has",
+            "learning rate": "learning rate:",
+            "update": f"weight '{self.name}': update has",
+        }[self.kind]
+
+
+def named(prefix: str, structure: Any) -> list[tuple[str, Any]]:
+    """The tensors of a nested structure with their names: `x`, `x[0]`, `x['ids']`."""
+    if structure is None:
+        return []
+    if isinstance(structure, dict):
+        return [
+            pair for key, value in structure.items() for pair in named(f"{prefix}[{key!r}]", value)
+        ]
+    if isinstance(structure, (list, tuple)):
+        return [
+            pair for i, value in enumerate(structure) for pair in named(f"{prefix}[{i}]", value)
+        ]
+    return [(prefix, structure)]

@@ -1,0 +1,209 @@
+"""What a step that is not finite is reported as: a sentence, a table, causes, and what to do."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tfwd.numerics.details import Detail
+from tfwd.numerics.frames import BACKWARD, KINDS, Frame
+
+WIDTH = 100
+
+
+class Cause(NamedTuple):
+    """Why a step was not finite.
+
+    Attributes:
+        name: the title of its section in `docs/non_finite.md`.
+        evidence: what speaks for it.
+        advice: what to do.
+    """
+
+    name: str
+    evidence: str
+    advice: str
+
+
+class Found(NamedTuple):
+    """What was found in a frame."""
+
+    frame: Frame
+    detail: Detail
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether there is nothing wrong: a learning rate must not be negative either."""
+        if self.frame.kind == "learning rate" and self.detail.low < 0:
+            return False
+        return self.detail.summary.non_finite == 0
+
+    @property
+    def label(self) -> str:
+        """The frame's name in a table."""
+        name, kind = self.frame.name, self.frame.kind
+        return kind if name == kind else f"{name}, {kind}"
+
+
+class Report:
+    """A step of training that was not finite.
+
+    Attributes:
+        step: its number in the training, from 1.
+        found: what was found in each tensor, in the order of computation.
+        causes: the likely causes, the best supported one first.
+        replica: the number of the first replica that was not finite, `None` if there is one only.
+        history: how many frames before the first that is not finite are shown.
+        note: what else is to be said.
+
+    `str(report)` is the text, of at most 100 columns.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        found: Sequence[Found],
+        causes: Sequence[Cause] = (),
+        replica: int | None = None,
+        history: int = 20,
+        note: str = "",
+    ):
+        self.step, self.replica, self.history, self.note = step, replica, history, note
+        # (A stable order: within a kind, that of computation.)
+        ahead = ("data", "weight")
+        self.found = sorted(
+            found,
+            key=lambda one: KINDS.index(one.frame.kind) if one.frame.kind in ahead else len(KINDS),
+        )
+        self.causes = list(causes)
+
+    @property
+    def offenders(self) -> list[Found]:
+        """What is not finite, in the order of computation."""
+        return [one for one in self.found if not one.is_finite]
+
+    @property
+    def first(self) -> Found | None:
+        """The first that is not finite; `None` if a second look found nothing."""
+        return next(iter(self.offenders), None)
+
+    @property
+    def sentence(self) -> str:
+        """The first line: what, where, how much, and when."""
+        when = f"step {self.step}"
+        if self.replica is not None:
+            when += f", replica {self.replica}"
+        first = self.first
+        if first is None:
+            return f"something was not finite that a second look did not find, {when}"
+        return f"{describe(first)}, {when}"
+
+    @property
+    def where(self) -> str:
+        """The first offender in few words, as `layer dense_2`."""
+        first = self.first
+        if first is None:
+            return "an unknown place"
+        kind, name = first.frame.kind, first.frame.name
+        if kind in ("loss", "learning rate"):
+            return f"the {kind}"
+        return f"{'layer' if first.frame.layer else kind} {name}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as numbers, texts, lists and dicts, as JSON has them."""
+        return {
+            "step": self.step,
+            "replica": self.replica,
+            "sentence": self.sentence,
+            "frames": [
+                {
+                    "kind": one.frame.kind,
+                    "direction": one.frame.direction,
+                    "name": one.frame.name,
+                    "layer": one.frame.layer,
+                    "dtype": one.frame.dtype,
+                    **one.detail.summary._asdict(),
+                }
+                for one in self.found
+            ],
+            "causes": [cause._asdict() for cause in self.causes],
+            "note": self.note,
+        }
+
+    def __str__(self) -> str:
+        parts = [textwrap.fill(self.sentence, WIDTH, break_long_words=False)]
+        parts += self._table()
+        parts += self._advice()
+        return "\n".join(parts)
+
+    def _table(self) -> list[str]:
+        first = self.first
+        if first is None:
+            return []
+        end = self.found.index(first) + 1
+        shown = self.found[max(0, end - 1 - self.history) : end]
+        others = [
+            one for one in self.found[end:] if one.frame.direction != "update" and not one.is_finite
+        ]
+        lines = [
+            "",
+            "  abs min   abs max  non-finite  the last frames, in the order of computation",
+        ]
+        lines += [_row(one) for one in shown]
+        if others:
+            backward = sum(one.frame.kind in BACKWARD for one in others)
+            lines.append(
+                f"Not finite after that: {len(others) - backward} forward, {backward} backward."
+            )
+        return lines
+
+    def _advice(self) -> list[str]:
+        lines = [""]
+        if self.note:
+            lines += [textwrap.fill(self.note, WIDTH), ""]
+        if not self.causes:
+            return [*lines, "No cause of docs/non_finite.md fits what was found."]
+        many = len(self.causes) > 1
+        for i, cause in enumerate(self.causes):
+            title = f"Likely cause{f' {i + 1}' if many else ''}: {cause.name}."
+            lines.append(textwrap.fill(f"{title} {cause.evidence}", WIDTH))
+            lines.append(textwrap.fill(f"What to do: {cause.advice}", WIDTH))
+        return lines
+
+
+class NonFiniteError(FloatingPointError):
+    """Training met a number that is not finite.
+
+    Attributes:
+        report: the `Report`.
+    """
+
+    def __init__(self, report: Report, text: str = ""):
+        super().__init__(text or str(report))
+        self.report = report
+
+
+def describe(found: Found) -> str:
+    """What a frame is and what is not finite in it, in a sentence."""
+    frame, detail = found.frame, found.detail
+    summary = detail.summary
+    if frame.kind in ("loss", "learning rate") and summary.size == 1:
+        value = "NaN" if summary.nan else "+Inf" if summary.positive_inf else "-Inf"
+        return f"{frame.subject} {value if summary.non_finite else detail.low}"
+    text = f"{frame.subject} {summary}"
+    if frame.kind in ("input", "pre-activation", "output") and detail.steps.any():
+        recurrent = any(word in frame.layer for word in ("RNN", "LSTM", "GRU", "Bidirectional"))
+        if recurrent:
+            text += f", first at time step {int(detail.steps.argmax())}"
+    return text
+
+
+def _row(found: Found) -> str:
+    summary = found.detail.summary
+    percent = f"{summary.percent:.2f} %" if summary.non_finite else "-"
+    label = found.label
+    room = WIDTH - 33
+    if len(label) > room:
+        label = "..." + label[3 - room :]
+    return f"{summary.abs_min:9.3g} {summary.abs_max:9.3g}  {percent:>10}  {label}"

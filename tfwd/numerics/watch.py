@@ -1,0 +1,237 @@
+"""Looks at the tensors of one step: what goes into layers, what comes out, and its gradients.
+
+For the time of the step, calls of layers are intercepted, so that the model stays as it is. Each
+output goes through an identity whose gradient looks at what comes back. A layer in a loop, in a
+branch or in a function of its own is not looked into: its own inputs and outputs are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras
+from tfwd._keras import calls
+from tfwd.custom_gradient import custom_gradient
+from tfwd.finite import here, is_watched
+from tfwd.numerics.frames import Frame
+
+# What comes out of these is what goes in, which was looked at before.
+MOVES = (
+    *("InputLayer", "Identity", "Flatten", "Reshape", "Permute", "RepeatVector", "Concatenate"),
+    *(f"{kind}{n}D" for kind in ("MaxPooling", "GlobalMaxPooling", "Cropping") for n in (1, 2, 3)),
+    *(f"{kind}{n}D" for kind in ("ZeroPadding", "UpSampling") for n in (1, 2, 3)),
+)
+# TensorFlow's kernels of these may turn NaN into 0, so what goes into them is looked at instead of
+# what comes out. They keep what is finite.
+SWALLOWING = ("relu", "relu6", "leaky_relu")
+
+
+def present() -> Watch | None:
+    """The watch of the present thread, if there is one."""
+    return getattr(here, "watch", None)
+
+
+class Watch:
+    """What is seen in one step on one replica.
+
+    Args:
+        model: its layers are watched, and those in them.
+        record: called with a `Frame` and the tensor for each that is to be looked at; with a third
+            argument, of a recurrent layer that gives its last output alone: its outputs at all
+            time steps, `None` where they are not known.
+        chosen: whether the layer or weight of a path is looked at.
+        inputs, outputs, gradients: what of each layer is.
+        closely: also what can only be finite if what is looked at otherwise is: what layers that
+            move elements give, and the gradients between layers of Keras. These pass on what is not
+            finite, until it is in the gradient of a weight.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        record: Callable[[Frame, Any, Any], None],
+        chosen: Callable[[str], bool] = lambda path: True,
+        *,
+        inputs: bool = True,
+        outputs: bool = True,
+        gradients: bool = True,
+        closely: bool = True,
+    ):
+        self.model, self._record, self._chosen = model, record, chosen
+        self._inputs, self._outputs, self._gradients = inputs, outputs, gradients
+        self._closely = closely
+        self._graph = _keras.present_graph()
+        self._path: list[str] = []
+        self._leaf = 0
+        self._backward = 0
+        self._seen: dict[int, Any] = {}
+        self._layers = _keras.layers.all_layers(model)
+        self._known = {id(layer) for layer in self._layers}
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Watch]:
+        """Watches, in the present thread, what the body does."""
+        before = present()
+        here.watch = self
+        classes = {calls.calls_of(type(layer)) for layer in self._layers}
+        try:
+            with (
+                calls.intercepted(classes, self._call),
+                _keras.patched([(tf.GradientTape, "gradient", _backward)]),
+            ):
+                yield self
+        finally:
+            here.watch = before
+
+    def look(
+        self, kind: str, name: str, tensor: Any, layer: Any = None, sequence: Any = None
+    ) -> None:
+        """Looks at a tensor, if its elements can be other than finite."""
+        if is_watched(tensor):
+            self._remember(tensor)
+            kind_of_layer = "" if layer is None else type(layer).__name__
+            self._record(Frame(kind, name, kind_of_layer, tensor.dtype.name), tensor, sequence)
+
+    def looks_here(self) -> bool:
+        """Whether operations are now added where they can be looked at."""
+        graph = _keras.present_graph()
+        return graph is self._graph
+
+    def _remember(self, tensor: Any) -> None:
+        tensor = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
+        self._seen[id(tensor)] = weakref.ref(tensor)
+
+    def _is_new(self, tensor: Any) -> bool:
+        held = self._seen.get(id(tensor))
+        return held is None or held() is not tensor
+
+    def _call(
+        self, cls: type, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+    ) -> Any:
+        outermost = calls.calls_of(type(layer)) is cls
+        if not outermost or self._leaf or self._backward or not self.looks_here():
+            return own(*args, **kwargs)
+        if layer is self.model or id(layer) not in self._known:  # (as what is in a Sequential)
+            return own(*args, **kwargs)
+        self._path.append(layer.name)
+        path = "/".join(self._path)
+        # A wrapper of tfwd's runs its layer by functions of its own, some of them twice.
+        leaf = isinstance(layer, _keras.layers.NoAutographLayer)
+        self._leaf += leaf
+        try:
+            if not self._chosen(path):
+                return own(*args, **kwargs)
+            tapped = self._gradients and (self._closely or not _is_of_keras(layer))
+            if self._inputs:
+                args, kwargs = tf.nest.map_structure(
+                    lambda value: self._input(path, layer, value, tapped), (args, kwargs)
+                )
+            sequence = self._sequence(layer, own, args, kwargs) if self._closely else None
+            swallows = _is_swallowing(layer)
+            with self._pre_activation(layer, path) if swallows else contextlib.nullcontext():
+                outputs = own(*args, **kwargs)
+        finally:
+            self._leaf -= leaf
+            self._path.pop()
+        moves = type(layer).__name__ in MOVES and _is_of_keras(layer)
+        look = self._outputs and not swallows and not (moves and not self._closely)
+        return tf.nest.map_structure(
+            lambda value: self._output(path, layer, value, look, tapped, sequence), outputs
+        )
+
+    def _sequence(self, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+        """The outputs at all time steps of a recurrent layer that gives the last alone."""
+        recurrent = isinstance(layer, keras.layers.RNN) and not layer.return_sequences
+        draws = any(getattr(layer, name, 0) for name in ("dropout", "recurrent_dropout"))
+        if not recurrent or draws or layer.stateful:  # a second call would not be the same
+            return None
+        object.__setattr__(layer, "return_sequences", True)
+        try:
+            return tf.nest.flatten(own(*args, **kwargs))[0]
+        finally:
+            object.__setattr__(layer, "return_sequences", False)
+
+    def _input(self, path: str, layer: Any, value: Any, tapped: bool) -> Any:
+        if not isinstance(value, tf.Tensor) or not is_watched(value):
+            return value
+        if self._is_new(value):
+            self.look("input", path, value, layer)
+        return value
+
+    def _output(
+        self, path: str, layer: Any, value: Any, look: bool, tapped: bool, sequence: Any
+    ) -> Any:
+        if not isinstance(value, tf.Tensor) or not is_watched(value) or not self._is_new(value):
+            return value
+        if look:
+            self.look("output", path, value, layer, sequence)
+        if tapped:
+            mask = _keras.layers.get_mask(value)
+            value = self._tapped(path, layer, value)
+            if mask is not None:
+                _keras.layers.set_mask(value, mask)
+        self._remember(value)
+        return value
+
+    def _tapped(self, path: str, layer: Any, value: tf.Tensor) -> tf.Tensor:
+        """The tensor, whose gradient is looked at."""
+
+        @custom_gradient
+        def tap(value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+            def backward(upstream: Any) -> Any:
+                if present() is self and self.looks_here():
+                    self.look("gradient", path, upstream, layer)
+                return upstream
+
+            return tf.identity(value), backward
+
+        return tap(value)
+
+    @contextlib.contextmanager
+    def _pre_activation(self, layer: Any, path: str) -> Iterator[None]:
+        own = layer.activation
+
+        def activation(values: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.looks_here():
+                kind = "pre-activation" if self._outputs else "input"
+                self.look(kind, path, values, layer)
+            return own(values, *args, **kwargs)
+
+        held = vars(layer).get("activation")
+        object.__setattr__(layer, "activation", activation)
+        try:
+            yield
+        finally:
+            if held is None:
+                object.__delattr__(layer, "activation")
+            else:
+                object.__setattr__(layer, "activation", held)
+
+
+def _is_of_keras(layer: Any) -> bool:
+    return type(layer).__module__.startswith("keras.")
+
+
+def _is_swallowing(layer: Any) -> bool:
+    name = getattr(getattr(layer, "activation", None), "__name__", "")
+    return name in SWALLOWING and _is_of_keras(layer)
+
+
+def _backward(own: Callable[..., Any]) -> Callable[..., Any]:
+    def gradient(tape: tf.GradientTape, *args: Any, **kwargs: Any) -> Any:
+        watch = present()
+        if watch is None:
+            return own(tape, *args, **kwargs)
+        watch._backward += 1  # layers that are run a second time were seen before
+        try:
+            return own(tape, *args, **kwargs)
+        finally:
+            watch._backward -= 1
+
+    return gradient
