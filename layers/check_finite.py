@@ -127,7 +127,7 @@ class CheckFinite(keras.layers.Layer):
         """
         lines = []
         for way, variable in zip((FORWARD, BACKWARD), self._counts(), strict=False):
-            nan, positive, negative, size = _keras.variables.counted(variable)
+            nan, positive, negative, size = _total(variable)
             summary = Summary(size, nan, positive, negative, 0, 0.0, 0.0)
             if summary.non_finite:
                 lines.append(f"layer '{self.name}': {way} has {summary}")
@@ -136,7 +136,7 @@ class CheckFinite(keras.layers.Layer):
     def reset(self) -> None:
         """Begins to count anew."""
         for variable in self._counts():
-            _keras.variables.set_counter(variable, np.zeros(4, "int64"))
+            _set(variable, np.zeros(4, "int64"))
 
     def _counts(self) -> list[keras.Variable]:
         return [self.forward_counts, self.backward_counts] if self.action == "count" else []
@@ -146,12 +146,12 @@ class CheckFinite(keras.layers.Layer):
         # The file of a model without the layer has none: they stay.
         for number, variable in enumerate(self._counts()):
             if str(number) in store:
-                _keras.variables.set_counter(variable, np.asarray(store[str(number)]))
+                _set(variable, np.asarray(store[str(number)]))
 
     def save_own_variables(self, store: Any) -> None:
         """Saves what was counted, on all replicas together; see Keras."""
         for number, variable in enumerate(self._counts()):
-            store[str(number)] = _keras.variables.counted(variable)
+            store[str(number)] = _total(variable)
 
     def unwrapped(self) -> keras.layers.Layer:
         """A plain Keras layer that does the same: `Identity`."""
@@ -194,10 +194,35 @@ def _counted(tensor: Any, counts: keras.Variable, held: tf.Tensor | None = None)
     summary = summarize(tensor)
     found = tf.stack([summary.nan, summary.positive_inf, summary.negative_inf, summary.size])
     if held is None:
-        _keras.variables.add_to_counter(counts, found)
+        _add(counts, found)
     else:
         tf.raw_ops.AssignAddVariableOp(resource=held, value=found)
     return tensor
+
+
+def _replicas(counts: keras.Variable) -> list[tf.Variable]:
+    """What each replica has counted in."""
+    plain = _keras.variables.tf_variable(counts)
+    return list(getattr(plain, "values", [plain]))
+
+
+def _add(counts: keras.Variable, found: tf.Tensor) -> None:
+    replicas = _replicas(counts)
+    if len(replicas) > 1 and tf.distribute.in_cross_replica_context():
+        replicas[0].assign_add(found)
+    else:
+        _keras.variables.assign(counts, _keras.variables.value(counts) + found)
+
+
+def _total(counts: keras.Variable) -> np.ndarray:
+    return sum(part.numpy() for part in _replicas(counts))
+
+
+def _set(counts: keras.Variable, total: np.ndarray) -> None:
+    first, *others = _replicas(counts)
+    first.assign(total)
+    for part in others:
+        part.assign(np.zeros_like(total))
 
 
 def _in_words(summary: Summary) -> tf.Tensor:

@@ -16,7 +16,7 @@ from tfwd import _graphs, _keras
 from tfwd._keras import updates as _keras_updates
 from tfwd._keras import wrapped_optimizers
 from tfwd.finite import all_finite
-from tfwd.tentative import Tentative
+from tfwd.tentative import Tentative, agreed
 
 
 @keras.saving.register_keras_serializable("tfwd")
@@ -95,7 +95,7 @@ class ApplyIfFinite(_keras.optimizer_wrapper.OptimizerWrapper):
         return int(self._consecutive.numpy()) if self.built else 0
 
     def _apply(self, grads: list[Any], variables: list[Any], make: Callable[[], Any]) -> Any:
-        good = _on_all_replicas(self._is_good(grads))
+        good = agreed(self._is_good(grads))
         consecutive = _keras.variables.value(self._consecutive) + 1
         consecutive = tf.where(good, tf.zeros_like(consecutive), consecutive)
         made = good | (consecutive > self.max_consecutive)
@@ -139,14 +139,6 @@ def _replicas() -> Any:
     """The context of one replica of several, None elsewhere."""
     context = tf.distribute.get_replica_context()
     return context if context is not None and context.num_replicas_in_sync > 1 else None
-
-
-def _on_all_replicas(good: tf.Tensor) -> tf.Tensor:
-    context = _replicas()
-    if context is None:
-        return good
-    bad = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(~good, tf.float32))
-    return bad == 0
 
 
 def _made_if(

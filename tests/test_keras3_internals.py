@@ -87,7 +87,6 @@ MODULES = {
     "keras.src.backend.get_keras_mask",
     "keras.src.backend.in_stateless_scope",
     "keras.src.backend.set_keras_mask",
-    "keras.src.backend.tensorflow.trainer.TensorFlowTrainer",
     "keras.src.backend.tensorflow.trainer.reduce_per_replica",
     "keras.src.layers.layer.CallContext",
     "keras.src.losses.loss.squeeze_or_expand_to_same_rank",

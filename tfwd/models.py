@@ -167,7 +167,7 @@ class ParametrizedModel(keras.Model):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        own = [name for name in _STEPS if not _is_of_keras(type(model), name)]
+        own = [name for name in _STEPS if not _keras.training.is_of_keras(type(model), name)]
         if own:
             kind = type(model).__name__
             warnings.warn(
@@ -222,11 +222,6 @@ class ParametrizedModel(keras.Model):
             inner.share_across_replicas,
             name=config["name"],
         )
-
-
-def _is_of_keras(kind: type, name: str) -> bool:
-    definer = next(cls for cls in kind.__mro__ if name in vars(cls))
-    return definer.__module__.startswith("keras.")
 
 
 def _unwrap(layer: Any, done: dict[int, Any]) -> Any:

@@ -47,7 +47,7 @@ class Tentative:
         with Tentative(known) as step:
             ...                      # in each replica's thread: `with step.joined(): ...`
             step.decide(good)        # from here on, assignments are made if `good`
-        ...                          # if not good: assign what is in `step.before`
+        ...                          # if not good: assign what is in `step.before()`
     """
 
     def __init__(self, known: Iterable[tf.Variable] = ()):
@@ -55,8 +55,8 @@ class Tentative:
         self._good: dict[int, tf.Tensor] = {}
         self._before: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
         self._known = [part for variable in known for part in _parts(variable)]
-        self._assigned: list[tf.Variable] = []
-        self._branches = False  # whether what is assigned in a branch is left alone
+        self._assigned: dict[int, tf.Variable] = {}
+        self._leaves_branches = False
 
     def __enter__(self) -> Tentative:
         self._stack = contextlib.ExitStack()
@@ -86,27 +86,32 @@ class Tentative:
     def decide_after(self, good: tf.Tensor) -> None:
         """As `decide`, for assignments outside of branches: what is in one is made as it is."""
         self.decide(good)
-        self._branches = True
+        self._leaves_branches = True
 
     @property
     def assigned(self) -> list[tf.Variable]:
-        """The variables that something was assigned to."""
-        return self._assigned
+        """The variables that something was assigned to, as far as TensorFlow's methods tell."""
+        return list(self._assigned.values())
 
-    @property
-    def before(self) -> list[tuple[tf.Variable, tf.Tensor]]:
+    def before(self, all_known: bool) -> list[tuple[tf.Variable, tf.Tensor]]:
         """What was assigned to before `decide`, or without it, with what it was.
 
         Whoever runs the step assigns that again after one that was not good. It is not done here:
         XLA would round some of the new values otherwise.
-        """
-        return list(self._before.values())
 
-    def _is_here(self) -> bool:
+        Args:
+            all_known: also the known floating variables that no method has assigned to, where
+                operations may have. Whole numbers, as states of generators, always are among them.
+        """
+        return [
+            (variable, value)
+            for key, (variable, value) in self._before.items()
+            if all_known or key in self._assigned or not variable.dtype.is_floating
+        ]
+
+    def _is_around(self) -> bool:
         """Whether operations are now added to the step's graph or to one inside it."""
         graph = _keras.present_graph()
-        if self._branches and graph is not self._graph:
-            return False
         if self._graph is None:
             # A function is traced once, and would keep the answer of this step.
             return graph is None
@@ -128,13 +133,25 @@ class Tentative:
             self._before[id(variable)] = variable, variable.read_value()
 
     def _note(self, variable: tf.Variable) -> tf.Tensor | None:
-        """Is told of an assignment to come; returns what was decided, if anything was."""
-        if not any(variable is other for other in self._assigned):
-            self._assigned.append(variable)
+        """Is told of an assignment to come; returns what was decided, if that holds for it."""
+        if not self._is_around():
+            return None
+        self._assigned[id(variable)] = variable
         good = self._decision()
         if good is None:
             self._keep(variable)
+        elif self._leaves_branches and _keras.present_graph() is not self._graph:
+            return None
         return good
+
+
+def agreed(good: tf.Tensor) -> tf.Tensor:
+    """Whether all replicas are good; called on each of them, or where there is but one."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return good
+    bad = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(~good, tf.float32))
+    return bad == 0
 
 
 def _parts(variable: Any) -> list[tf.Variable]:
@@ -163,7 +180,7 @@ def _asked(variable: Any) -> tf.Tensor | None:
     decisions = [
         good
         for step in _steps.get(threading.get_ident(), [])
-        if step._is_here() and (good := step._note(variable)) is not None
+        if (good := step._note(variable)) is not None
     ]
     return functools.reduce(tf.logical_and, decisions) if decisions else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +13,20 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 
 from tfwd._keras2.wrapped_optimizers import Legacy, New
-from tfwd._keras_shared.patching import swapped
+from tfwd._keras_shared.training import computed_loss, is_of_keras, is_own_step
+
+__all__ = [
+    "batch",
+    "compiled_loss",
+    "computed_loss",
+    "is_of_keras",
+    "is_own_step",
+    "iterator_from",
+    "optimizers",
+    "reduced",
+    "steps_per_execution",
+    "train_step",
+]
 
 
 def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
@@ -69,31 +81,14 @@ def train_step(model: keras.Model) -> Callable[[Any], Any]:
     return step
 
 
-def is_own_step(model: keras.Model) -> bool:
-    """Whether the training step is Keras's: forward, loss, gradients, one update, metrics."""
-    return type(model).train_step is keras.Model.train_step and "train_step" not in vars(model)
-
-
 def optimizers(model: keras.Model) -> list[Any]:
     """The optimizers that a model has, but not those in them."""
     return [value for value in vars(model).values() if isinstance(value, (New, Legacy))]
 
 
-def computed_loss(
-    model: keras.Model, changed: Callable[[Any, Any], Any]
-) -> contextlib.AbstractContextManager[None]:
-    """Within the body, the loss that a model computes is `changed(loss, predictions)`."""
-
-    def methods(model: Any) -> dict[str, Callable[..., Any]]:
-        own = model.compute_loss
-
-        def compute_loss(*args: Any, **kwargs: Any) -> Any:
-            predictions = kwargs.get("y_pred", args[2] if len(args) > 2 else None)
-            return changed(own(*args, **kwargs), predictions)
-
-        return {"compute_loss": compute_loss}
-
-    return swapped([model], methods, "loss")
+def batch(data: Any) -> Any:
+    """A batch of the data of `fit`."""
+    return data
 
 
 def reduced(model: keras.Model, logs: Any) -> Any:

@@ -22,10 +22,6 @@ from tfwd._keras_shared.patching import swapped
 Step = Callable[[Any, Callable[..., None], Any, tf.Variable, Any], None]
 
 
-# Whether XLA rounds updates as it does without a condition on each assignment.
-MAY_BE_GATED_UNDER_XLA = False
-
-
 def is_overwritten(variable: Any) -> bool:
     """Whether Keras puts the gradient in the variable's place; Keras 2 never does."""
     return False
@@ -176,13 +172,6 @@ def without_warning_of_unused() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(other)
-
-
-def build(optimizer: Any, variables: list[Any]) -> None:
-    """Makes the optimizer's state for the variables, if it has none yet."""
-    if not getattr(optimizer, "built", False):
-        with tf.init_scope():
-            optimizer.build(variables)
 
 
 def entered(

@@ -146,28 +146,3 @@ def add_counter(layer: Any, name: str, shape: tuple[int, ...]) -> None:
         )
     object.__setattr__(layer, name, variable)
     layer._track_trackable(variable, name)
-
-
-def add_to_counter(variable: tf.Variable, counts: tf.Tensor) -> None:
-    """Adds what the present replica has counted."""
-    plain = tf_variable(variable)
-    parts = getattr(plain, "values", None)
-    if parts and tf.distribute.in_cross_replica_context():
-        parts[0].assign_add(counts)
-    else:
-        assign(variable, value(variable) + counts)
-
-
-def counted(variable: tf.Variable) -> np.ndarray:
-    """What all replicas have counted together."""
-    plain = tf_variable(variable)
-    return sum(part.numpy() for part in getattr(plain, "values", [plain]))
-
-
-def set_counter(variable: tf.Variable, counts: np.ndarray) -> None:
-    """Lets what all replicas have counted together be this."""
-    plain = tf_variable(variable)
-    first, *others = getattr(plain, "values", [plain])
-    first.assign(counts)
-    for part in others:
-        part.assign(np.zeros_like(counts))

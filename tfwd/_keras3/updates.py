@@ -23,10 +23,6 @@ from tfwd._keras_shared.patching import swapped
 Step = Callable[[Any, Callable[..., None], Any, tf.Variable, Any], None]
 
 
-# Whether XLA rounds updates as it does without a condition on each assignment.
-MAY_BE_GATED_UNDER_XLA = True
-
-
 def is_overwritten(variable: Any) -> bool:
     """Whether Keras puts the gradient in the variable's place, as it does for float8 scales."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
@@ -93,13 +89,6 @@ def rows_summed(
         return others
 
     return swapped(optimizers, methods, "rows")
-
-
-def build(optimizer: Any, variables: list[Any]) -> None:
-    """Makes the optimizer's state for the variables, if it has none yet."""
-    if not getattr(optimizer, "built", False):
-        with tf.init_scope():
-            optimizer.build(variables)
 
 
 def entered(

@@ -107,28 +107,3 @@ def add_counter(layer: Any, name: str, shape: tuple[int, ...]) -> None:
         variable = keras.Variable(np.zeros(shape, "int64"), **options)
     object.__setattr__(layer, name, variable)
     layer._track_trackable(variable._value, name)
-
-
-def add_to_counter(variable: keras.Variable, counts: tf.Tensor) -> None:
-    """Adds what the present replica has counted."""
-    plain = tf_variable(variable)
-    parts = getattr(plain, "values", None)
-    if parts and tf.distribute.in_cross_replica_context():
-        parts[0].assign_add(counts)
-    else:
-        assign(variable, value(variable) + counts)
-
-
-def counted(variable: keras.Variable) -> np.ndarray:
-    """What all replicas have counted together."""
-    plain = tf_variable(variable)
-    return sum(part.numpy() for part in getattr(plain, "values", [plain]))
-
-
-def set_counter(variable: keras.Variable, counts: np.ndarray) -> None:
-    """Lets what all replicas have counted together be this."""
-    plain = tf_variable(variable)
-    first, *others = getattr(plain, "values", [plain])
-    first.assign(counts)
-    for part in others:
-        part.assign(np.zeros_like(counts))

@@ -6,7 +6,7 @@ The step is made once more, with a function that is traced for it, in the mode i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -28,7 +28,6 @@ def diagnose(
     history: Sequence[Mapping[str, float]] = (),
     is_first: bool = False,
     shown: int = 20,
-    chosen: Callable[[str], bool] = lambda path: True,
 ) -> Report:
     """Looks closely at a step of a compiled model, which changes nothing.
 
@@ -39,9 +38,8 @@ def diagnose(
         history: the extents of gradients and loss in the steps before, by path.
         is_first: whether no step was made before.
         shown: how many frames the report shows before the first that is not finite.
-        chosen: whether the layer or weight of a path is looked at.
     """
-    outcome = CheckedStep(model, _measure, chosen, weights=True)(data)
+    outcome = CheckedStep(model, _measure)(data)
     replicas = [
         [
             Found(frame, detail.numbers())
@@ -76,7 +74,7 @@ def _measure(frame: Frame, tensor: Any, sequence: Any) -> Detail:
 
 def _arrays(model: keras.Model, data: Any, replica: int) -> dict[str, np.ndarray]:
     """A replica's part of the batch, by name."""
-    parts = keras.utils.unpack_x_y_sample_weight(data)
+    parts = keras.utils.unpack_x_y_sample_weight(_keras_training.batch(data))
     local = model.distribute_strategy.experimental_local_results
     arrays = {}
     for prefix, part in zip(("x", "y", "sample_weight"), parts, strict=True):

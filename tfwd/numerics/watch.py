@@ -45,8 +45,6 @@ class Watch:
         record: called with a `Frame` and the tensor for each that is to be looked at; with a third
             argument, of a recurrent layer that gives its last output alone: its outputs at all
             time steps, `None` where they are not known.
-        chosen: whether the layer or weight of a path is looked at.
-        inputs, outputs, gradients: what of each layer is.
         closely: also what can only be finite if what is looked at otherwise is: what layers that
             move elements give, and the gradients between layers of Keras. These pass on what is not
             finite, until it is in the gradient of a weight.
@@ -56,16 +54,9 @@ class Watch:
         self,
         model: keras.Model,
         record: Callable[[Frame, Any, Any], None],
-        chosen: Callable[[str], bool] = lambda path: True,
-        *,
-        inputs: bool = True,
-        outputs: bool = True,
-        gradients: bool = True,
         closely: bool = True,
     ):
-        self.model, self._record, self._chosen = model, record, chosen
-        self._inputs, self._outputs, self._gradients = inputs, outputs, gradients
-        self._closely = closely
+        self.model, self._record, self._closely = model, record, closely
         self._graph = _keras.present_graph()
         self._path: list[str] = []
         self._leaf = 0
@@ -100,8 +91,7 @@ class Watch:
 
     def looks_here(self) -> bool:
         """Whether operations are now added where they can be looked at."""
-        graph = _keras.present_graph()
-        return graph is self._graph
+        return _keras.present_graph() is self._graph
 
     def _remember(self, tensor: Any) -> None:
         tensor = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
@@ -125,13 +115,9 @@ class Watch:
         leaf = isinstance(layer, _keras.layers.NoAutographLayer)
         self._leaf += leaf
         try:
-            if not self._chosen(path):
-                return own(*args, **kwargs)
-            tapped = self._gradients and (self._closely or not _is_of_keras(layer))
-            if self._inputs:
-                args, kwargs = tf.nest.map_structure(
-                    lambda value: self._input(path, layer, value, tapped), (args, kwargs)
-                )
+            # What a user's layer gives back may be lost in the layer before, behind a relu.
+            tapped = self._closely or not _is_of_keras(layer)
+            args, kwargs = self._inputs(path, layer, args, kwargs)
             sequence = self._sequence(layer, own, args, kwargs) if self._closely else None
             swallows = _is_swallowing(layer)
             with self._pre_activation(layer, path) if swallows else contextlib.nullcontext():
@@ -140,10 +126,25 @@ class Watch:
             self._leaf -= leaf
             self._path.pop()
         moves = type(layer).__name__ in MOVES and _is_of_keras(layer)
-        look = self._outputs and not swallows and not (moves and not self._closely)
+        look = not swallows and (self._closely or not moves)
         return tf.nest.map_structure(
             lambda value: self._output(path, layer, value, look, tapped, sequence), outputs
         )
+
+    def _inputs(self, path: str, layer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Looks at inputs that no layer gave; of a user's layer, at their gradients too."""
+
+        def tapped(value: Any) -> Any:
+            if not isinstance(value, tf.Tensor) or not is_watched(value):
+                return value
+            return self._masked_tap(path, layer, value)
+
+        for value in tf.nest.flatten((args, kwargs)):
+            if isinstance(value, tf.Tensor) and self._is_new(value):
+                self.look("input", path, value, layer)
+        if self._closely or _is_of_keras(layer):  # their gradients are those of what was given
+            return args, kwargs
+        return tf.nest.map_structure(tapped, (args, kwargs))
 
     def _sequence(self, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         """The outputs at all time steps of a recurrent layer that gives the last alone."""
@@ -157,13 +158,6 @@ class Watch:
         finally:
             object.__setattr__(layer, "return_sequences", False)
 
-    def _input(self, path: str, layer: Any, value: Any, tapped: bool) -> Any:
-        if not isinstance(value, tf.Tensor) or not is_watched(value):
-            return value
-        if self._is_new(value):
-            self.look("input", path, value, layer)
-        return value
-
     def _output(
         self, path: str, layer: Any, value: Any, look: bool, tapped: bool, sequence: Any
     ) -> Any:
@@ -172,10 +166,16 @@ class Watch:
         if look:
             self.look("output", path, value, layer, sequence)
         if tapped:
-            mask = _keras.layers.get_mask(value)
-            value = self._tapped(path, layer, value)
-            if mask is not None:
-                _keras.layers.set_mask(value, mask)
+            return self._masked_tap(path, layer, value)
+        self._remember(value)
+        return value
+
+    def _masked_tap(self, path: str, layer: Any, value: tf.Tensor) -> tf.Tensor:
+        """The tensor with its mask, whose gradient is looked at; it is known."""
+        mask = _keras.layers.get_mask(value)
+        value = self._tapped(path, layer, value)
+        if mask is not None:
+            _keras.layers.set_mask(value, mask)
         self._remember(value)
         return value
 
@@ -198,9 +198,8 @@ class Watch:
         own = layer.activation
 
         def activation(values: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.looks_here():
-                kind = "pre-activation" if self._outputs else "input"
-                self.look(kind, path, values, layer)
+            if self.looks_here() and self._is_new(values):
+                self.look("pre-activation", path, values, layer)
             return own(values, *args, **kwargs)
 
         held = vars(layer).get("activation")

@@ -1,0 +1,39 @@
+"""A model's training step in `fit`: what is alike on both Kerases."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfwd._keras_shared.patching import swapped
+
+
+def computed_loss(
+    model: keras.Model, changed: Callable[[Any, Any], Any]
+) -> contextlib.AbstractContextManager[None]:
+    """Within the body, the loss that a model computes is `changed(loss, predictions)`."""
+
+    def methods(model: Any) -> dict[str, Callable[..., Any]]:
+        own = model.compute_loss
+
+        def compute_loss(*args: Any, **kwargs: Any) -> Any:
+            predictions = kwargs.get("y_pred", args[2] if len(args) > 2 else None)
+            return changed(own(*args, **kwargs), predictions)
+
+        return {"compute_loss": compute_loss}
+
+    return swapped([model], methods, "loss")
+
+
+def is_of_keras(kind: type, name: str) -> bool:
+    """Whether a method of a class is Keras's own."""
+    definer = next(cls for cls in kind.__mro__ if name in vars(cls))
+    return definer.__module__.startswith("keras.")
+
+
+def is_own_step(model: keras.Model) -> bool:
+    """Whether the training step is Keras's: forward, loss, gradients, one update, metrics."""
+    return is_of_keras(type(model), "train_step") and "train_step" not in vars(model)

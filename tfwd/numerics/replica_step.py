@@ -1,0 +1,203 @@
+"""A watched training step on one replica, while it is traced or run eagerly."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+from tfwd import _graphs, _keras
+from tfwd._keras import steps as _keras_steps
+from tfwd._keras import wrapped_optimizers
+from tfwd.finite import all_finite
+from tfwd.numerics.frames import BACKWARD, FORWARD, Frame, named
+from tfwd.numerics.watch import Watch
+from tfwd.tentative import Tentative, agreed
+
+MODERATE = 1e15  # whose square is a float32 by far
+
+_here = threading.local()  # `step`: the one that the present thread makes
+
+
+class Step(Protocol):
+    """What it is of; see `CheckedStep`."""
+
+    model: keras.Model
+    train_step: Callable[[Any], Any]
+    is_keras_own: bool
+    dry: bool
+    measure: Callable[[Frame, Any, Any], Any]
+    unused: list[str]
+
+
+class ReplicaStep:
+    """The step of a `CheckedStep` on one replica.
+
+    Args:
+        step: whose.
+        tentative: the step's assignments.
+        careful: whether the new values of variables are looked at, too.
+
+    Attributes:
+        frames: what was looked at.
+        structure: what was found in each, if that is no `extent`.
+    """
+
+    def __init__(self, step: Step, tentative: Tentative, careful: bool):
+        self._step, self._tentative, self._careful = step, tentative, careful
+        self.frames: list[Frame] = []
+        self.structure: Any = None
+        self._found: list[Any] = []
+        self._rates: list[tf.Tensor] = []
+        self._scale: tf.Tensor | None = None
+        self._scaled_down = tf.constant(False)
+        self._good: tf.Tensor | None = None
+        self.watch = Watch(step.model, self._record, closely=step.dry)
+
+    def __call__(self, data: Any) -> tuple[Any, list[tf.Tensor]]:
+        """Makes the step; its logs, and whether it is good, with what was found."""
+        _here.step = self
+        try:
+            with self._tentative.joined(), self.watch.open():
+                self._look_at_data(data)
+                logs = self._step.train_step(data)
+                good = self._end(logs)
+        finally:
+            _here.step = None
+        found = self._found
+        if self._step.dry:
+            self.structure, found = found, tf.nest.flatten(found)
+        else:
+            found = [_stacked(found)]
+        return logs, [good, self._scaled_down, *found]
+
+    def _record(self, frame: Frame, tensor: Any, sequence: Any) -> None:
+        self.frames.append(frame)
+        self._found.append(self._step.measure(frame, tensor, sequence))
+
+    def _look_at_data(self, data: Any) -> None:
+        parts = keras.utils.unpack_x_y_sample_weight(data)
+        for prefix, part in zip(("x", "y", "sample_weight"), parts, strict=True):
+            for name, tensor in named(prefix, part):
+                self.watch.look("data", name, tensor)
+        if self._step.dry:
+            self._look_at_weights("weight", self._step.model.weights)
+
+    def _look_at_weights(self, kind: str, variables: Sequence[Any]) -> None:
+        for variable in variables:
+            path = _keras.variables.path(variable)
+            self.watch.look(kind, path, _keras.variables.value(variable))
+
+    def look_at_loss(self, loss: Any, predictions: Any) -> None:
+        """Looks at a loss, and closely at what it is computed of."""
+        for name, tensor in named("y_pred", predictions) if self._step.dry else []:
+            self.watch.look("prediction", name, tensor)
+        self.watch.look("loss", "loss", loss)
+
+    def before_update(
+        self, optimizer: Any, grads: list[Any], variables: list[Any]
+    ) -> tf.Tensor | None:
+        """Looks at gradients and learning rate, and decides whether the update is made.
+
+        Returns:
+            The decision, if it is left to the caller.
+        """
+        first = len(self._found)
+        unused = []
+        for gradient, variable in zip(grads, variables, strict=True):
+            path = _keras.variables.path(variable)
+            if gradient is None:
+                unused.append(path)
+            else:
+                self.watch.look("weight gradient", path, gradient)
+        self._step.unused = unused
+        gradients = self._found[first:]
+        for leaf in wrapped_optimizers.leaves(optimizer):
+            if wrapped_optimizers.has_learning_rate(leaf):
+                rate = tf.convert_to_tensor(wrapped_optimizers.learning_rate(leaf))
+                self._rates.append(tf.cast(rate, tf.float32))
+                self.watch.look("learning rate", "learning rate", self._rates[-1])
+        for held in wrapped_optimizers.chain(optimizer):
+            if _keras_steps.scales_loss(held):
+                self._scale = tf.cast(_keras_steps.loss_scale(held), tf.float32)
+        if self._step.dry or self._careful:
+            return None
+        good = self._is_good()
+        if self._scale is None and gradients:
+            # What optimizers make of a gradient: its square, and its product with the rate.
+            largest = tf.cast(tf.reduce_max(_stacked(gradients)), tf.float32)
+            for factor in (1.0, *self._rates):
+                good &= largest * factor < MODERATE
+        self._good = agreed(good)
+        if tf.distribute.get_strategy().num_replicas_in_sync == 1 and not _graphs.in_xla():
+            # A branch is the fastest way there; but several replicas cannot meet in one.
+            if not optimizer.built:
+                with tf.init_scope():
+                    _keras_steps.build(optimizer, variables)
+            self._tentative.decide_after(self._good)
+            return self._good
+        self._tentative.decide(self._good)
+        return None
+
+    def _end(self, logs: Any) -> tf.Tensor:
+        """Whether the step is good, known when it is over."""
+        if self._step.dry:
+            self._look_at_weights("update", self._step.model.trainable_variables)
+            return tf.constant(False)
+        if self._good is not None:
+            return self._good
+        if not self._step.is_keras_own and isinstance(logs, dict):
+            for name, value in logs.items():
+                if "loss" in name:
+                    self.watch.look("loss", name, value)
+        assigned = [v for v in self._tentative.assigned if v.dtype.is_floating]
+        return agreed(self._is_good() & all_finite([v.read_value() for v in assigned]))
+
+    def _is_good(self) -> tf.Tensor:
+        forward, backward = self._are_finite(FORWARD), self._are_finite(BACKWARD)
+        good = forward
+        for rate in self._rates:
+            good &= tf.math.is_finite(rate) & (rate >= 0)
+        if self._scale is not None:  # the optimizer lowers its scale, and leaves the step out
+            lowers = self._scale > 1.0
+            self._scaled_down = good & ~backward & lowers
+            backward |= lowers
+        return good & backward
+
+    def _are_finite(self, kinds: tuple[str, ...]) -> tf.Tensor:
+        pairs = zip(self.frames, self._found, strict=True)
+        extents = [found for frame, found in pairs if frame.kind in kinds]
+        return tf.reduce_all(tf.math.is_finite(_stacked(extents))) if extents else tf.constant(True)
+
+
+def around_update(
+    optimizer: Any, grads: list[Any], variables: list[Any], make: Callable[[], Any]
+) -> None:
+    """An optimizer's step in the present thread: made by `make`, if it is to be made."""
+    step = getattr(_here, "step", None)
+    good = None if step is None else step.before_update(optimizer, grads, variables)
+
+    def made() -> tf.Tensor:
+        make()
+        return tf.constant(True)
+
+    if good is None:
+        make()
+    else:
+        tf.cond(good, made, lambda: tf.constant(False))
+
+
+def look_at_loss(loss: Any, predictions: Any) -> Any:
+    """Lets the present thread's step look at a loss; returns that."""
+    step = getattr(_here, "step", None)
+    if step is not None and step.watch.looks_here():
+        step.look_at_loss(loss, predictions)
+    return loss
+
+
+def _stacked(extents: list[tf.Tensor]) -> tf.Tensor:
+    double = any(value.dtype == tf.float64 for value in extents)
+    return tf.stack([tf.cast(value, tf.float64) for value in extents] if double else extents)
