@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -41,7 +42,8 @@ def deserialize(value: Any, custom_objects: Any = None) -> Any:
     kind: Any = keras.saving.get_registered_object(registered, custom_objects)
     if kind is None:
         kind = getattr(importlib.import_module(value["module"]), value["class_name"])
-    return kind.from_config(dict(value["config"]))
+    with keras.saving.custom_object_scope(dict(_registered(value["config"]))):
+        return kind.from_config(dict(value["config"]))
 
 
 def keeps_sharing() -> bool:
@@ -53,6 +55,19 @@ def keeps_sharing() -> bool:
 def is_absent(store: Any) -> bool:
     """Whether a file's part for a layer is seen not to be there; else it is a group in the file."""
     return isinstance(store, dict) and not store
+
+
+def _registered(value: Any) -> Iterator[tuple[str, Any]]:
+    """The registered classes in a config with their names, by which Keras's own models ask."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _registered(item)
+    elif isinstance(value, dict):
+        kind = keras.saving.get_registered_object(value.get("registered_name") or "")
+        if kind is not None:
+            yield value["class_name"], kind
+        for item in value.values():
+            yield from _registered(item)
 
 
 def _by_class_name(value: dict[str, Any], custom_objects: Any) -> Any:

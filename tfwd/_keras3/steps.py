@@ -56,8 +56,9 @@ def loss_scale(optimizer: Optimizer) -> tf.Tensor:
 
 
 def build(optimizer: Optimizer, variables: Sequence[Any]) -> None:
-    """Makes the optimizer's state for the variables."""
-    optimizer.build(variables)
+    """Makes the optimizer's state for the variables, if it has none yet."""
+    if not optimizer.built:
+        optimizer.build(variables)
 
 
 def set_learning_rate(optimizer: Optimizer, rate: tf.Tensor) -> None:

@@ -134,9 +134,8 @@ class ReplicaStep:
         self._good = agreed(good)
         if tf.distribute.get_strategy().num_replicas_in_sync == 1 and not _graphs.in_xla():
             # A branch is the fastest way there; but several replicas cannot meet in one.
-            if not optimizer.built:
-                with tf.init_scope():
-                    _keras_steps.build(optimizer, variables)
+            with tf.init_scope():
+                _keras_steps.build(optimizer, variables)
             self._tentative.decide_after(self._good)
             return self._good
         self._tentative.decide(self._good)
