@@ -18,9 +18,12 @@ SHARES = {
     "xla": 1,
     "fit": 3,
     "fit_xla": 1,
+    "fit_checked": 2,  # with FiniteCheck
+    "fit_checked_xla": 1,
     "replicas": 1,
 }
 RUNS = tuple(SHARES)
+FITS = tuple(run for run in RUNS if run.startswith("fit"))
 
 
 @dataclass(frozen=True)

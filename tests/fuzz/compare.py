@@ -74,7 +74,7 @@ def _differences(program, mode):
     if mode.run == "replicas" and _keeps_states(plain):
         raise NoModel("in plain Keras too, replicas do not keep states of their own")
     drops = any(type(layer) is keras.layers.Dropout for layer in flatten(plain))
-    if drops and mode.run in ("xla", "fit_xla", "replicas"):
+    if drops and (mode.run.endswith("xla") or mode.run == "replicas"):
         raise NoModel("Keras's own Dropout draws otherwise there than in eager mode")
     data.forget(plain)
     start = data.weights(plain)

@@ -10,7 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import tfwd
 from fuzz import data
+from fuzz.cases import FITS
 from fuzz.feeding import IS_KERAS_2, states, tensor_of
 
 STEPS = 2
@@ -116,7 +118,7 @@ def run(model, letters, shapes, mode, start=None):
     if start is not None:
         data.set_weights(model, start)
         record.start = values(model.weights)
-    if mode.run in ("fit", "fit_xla"):
+    if mode.run in FITS:
         _fit(model, letters, shapes, mode, record)
     elif mode.run == "loop":
         _loop(model, letters, shapes, mode, record)
@@ -214,14 +216,18 @@ def _fit(model, letters, shapes, mode, record):
     model.compile(
         optimizer=_optimizer(mode),
         loss="mse",
-        jit_compile=mode.run == "fit_xla",
+        jit_compile=mode.run.endswith("xla"),
     )
     given = [data.inputs(letters, n) for n in range(STEPS)]
     wanted = [data.targets(shapes, n) for n in range(STEPS)]
+    check = tfwd.callbacks.FiniteCheck()
+    callbacks = [check] if "checked" in mode.run else []
     for inputs, targets in zip(given, wanted, strict=True):
         x = inputs[0] if isinstance(model, keras.Sequential) else inputs
         y = targets[0] if isinstance(model, keras.Sequential) else targets
-        history = model.fit(x, y, batch_size=data.BATCH, verbose=0, shuffle=False)
+        history = model.fit(
+            x, y, batch_size=data.BATCH, verbose=0, shuffle=False, callbacks=callbacks
+        )
         record.losses.append(float(history.history["loss"][-1]))
         record.note_state(model)
 
