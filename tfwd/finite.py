@@ -102,7 +102,7 @@ def summarize(tensor: Any) -> Summary:
     nan, infinite = tf.math.is_nan(tensor), tf.math.is_inf(tensor)
     magnitude = at_least_float32(tf.abs(tensor))
     finite = ~(nan | infinite)
-    largest = tf.reduce_max(tf.where(finite, magnitude, 0.0 * tf.ones_like(magnitude)))
+    largest = tf.reduce_max(tf.where(finite, magnitude, 0.0))
     counted = finite & (tensor != 0)
     smallest = tf.reduce_min(tf.where(counted, magnitude, magnitude.dtype.max))
     any_counted = tf.reduce_any(counted)
@@ -138,6 +138,13 @@ def extent(tensor: Any) -> tf.Tensor:
     sums = tf.reduce_sum(tensor, axis=-1 if width is not None and width >= 8 else None)
     largest = tf.reduce_max(tf.where(tf.math.is_finite(sums), tf.abs(sums), math.inf))
     return tf.maximum(largest, 0.0)  # of nothing it is -Inf
+
+
+def largest(tensor: Any) -> tf.Tensor:
+    """The largest absolute value that is finite, of floating numbers; a float32, or a float64."""
+    magnitude = at_least_float32(tf.abs(_values(tensor)))
+    found = tf.reduce_max(tf.where(tf.math.is_finite(magnitude), magnitude, 0.0))
+    return tf.maximum(found, 0.0)  # of nothing it is -Inf
 
 
 def is_watched(value: Any) -> bool:

@@ -240,7 +240,9 @@ def test_wrong_arguments(arguments, message):
 
 
 def test_two_replicas_leave_a_step_out_together():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
     x, y = data(5)
     rows = np.r_[0 : 8 * BAD, 8 * (BAD + 1) : 40]
     good = make(strategy=strategy)

@@ -12,10 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd._keras import training as _keras_training
-from tfwd._keras import wrapped_optimizers
-from tfwd.numerics.checked_step import CheckedStep, Outcome, plain_step, tracked
+from tfwd.callbacks.last_epoch import LastEpoch
+from tfwd.callbacks.training_function import replace_innermost
+from tfwd.numerics.checked_step import CheckedStep, Outcome, plain_step
 from tfwd.numerics.diagnosis import diagnose
 from tfwd.numerics.frames import Frame
+from tfwd.numerics.log import Log, check_plot
 from tfwd.numerics.report import NonFiniteError, Report
 
 ACTIONS = ("raise", "skip", "restore")
@@ -48,9 +50,16 @@ class FiniteCheck(keras.callbacks.Callback):
             multiplied by `factor`.
         every: how many steps from one check to the next; steps in between are Keras's own.
         history: of how many steps before, and of how many tensors, a report tells.
-        log_dir: a folder for TensorBoard, or None: reports go to its text tab.
+        log_dir: a folder for TensorBoard, or None. Reports go to its text tab, the plot to its
+            images; and every `log_every` steps the absolute mean of each output, weight and
+            gradient, how many percent of it are 0, and the ratio of update to weight go to its
+            scalars, and histograms. For these the batch is run once more.
+        plot: a file (`.png`, `.svg`, ..), or None: tensors by steps, coloured by log10 of the
+            largest absolute value, at the end of training and after each bad step. It needs
+            matplotlib, and costs each step a further pass over each tensor, as `log_dir` does.
         max_consecutive: so many bad steps in a row are skipped, or gone back from; the next raises.
         factor: see "restore".
+        log_every: see `log_dir`.
 
     Attributes:
         reports: the `Report` of each bad step.
@@ -83,8 +92,10 @@ class FiniteCheck(keras.callbacks.Callback):
         every: int = 1,
         history: int = 20,
         log_dir: str | os.PathLike[str] | None = None,
+        plot: str | os.PathLike[str] | None = None,
         max_consecutive: int = 5,
         factor: float = 0.5,
+        log_every: int = 100,
     ) -> None:
         super().__init__()
         if action not in ACTIONS:
@@ -93,13 +104,17 @@ class FiniteCheck(keras.callbacks.Callback):
             ("every", every, 1),
             ("history", history, 0),
             ("max_consecutive", max_consecutive, 0),
+            ("log_every", log_every, 1),
         ):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name}={value!r}: give a whole number of at least {least}")
         if not 0.0 < factor <= 1.0:
             raise ValueError(f"factor={factor!r}: give a number above 0, and at most 1")
-        self.action, self.every, self.history, self.log_dir = action, every, history, log_dir
+        if plot is not None:
+            check_plot(plot)
+        self.action, self.every, self.history = action, every, history
         self.max_consecutive, self.factor = max_consecutive, factor
+        self.log_dir, self.plot, self.log_every = log_dir, plot, log_every
         self.reports: list[Report] = []
         self.skipped = self.scaled_down = 0
         self._step = self._consecutive = 0
@@ -109,11 +124,11 @@ class FiniteCheck(keras.callbacks.Callback):
         self._check: CheckedStep | None = None
         self._exact: CheckedStep | None = None
         self._plain: Any = None
+        self._log: Log | None = None
         self._own: Any = None
+        self._check_of: Any = None  # the training function that `_check` is for
         self._logs: Any = None
-        self._kept: list[tuple[Any, Any]] | None = None  # variables with what they were
-        self._rates: list[tuple[Any, float]] = []  # optimizers with what theirs was
-        self._returns = 0  # to what is kept
+        self._goes_back: LastEpoch | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Puts the checked step in the place of the model's."""
@@ -123,11 +138,14 @@ class FiniteCheck(keras.callbacks.Callback):
             self.reports, self.skipped, self.scaled_down = [], 0, 0
             self._step, self._fitted = 0, model
         self._past.clear()
-        self._consecutive, self._returns, self._kept, self._is_first = 0, 0, None, True
-        if self.action == "restore":
-            self._check_rates()
-        self._check, self._exact, self._plain = CheckedStep(model), None, None
+        self._consecutive, self._is_first = 0, True
+        self._goes_back = LastEpoch(model, self.factor) if self.action == "restore" else None
+        if self.log_dir is not None or self.plot is not None:
+            self._log = Log(model, self.log_dir, self.plot, self.log_every)
         self._own = replace_innermost(model, self._train)
+        if self._check is None or self._check_of is not self._own:  # new, or compiled anew
+            self._check = CheckedStep(model, tells_largest=self._log is not None)
+            self._exact, self._plain, self._check_of = None, None, self._own
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Says that the next call of the training function is of a fit with this callback."""
@@ -136,33 +154,19 @@ class FiniteCheck(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Gives the model its own step back."""
         self._put_back()
+        self._goes_back = None
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Keeps what the epoch has left, for "restore"."""
-        if self.action == "restore":
-            variables = tracked(self.model)
-            self._kept = [(variable, variable.numpy()) for variable in variables]
-            self._rates = [(leaf, _rate(leaf)) for leaf in self._leaves()]
-            self._returns = 0
-
-    def _check_rates(self) -> None:
-        for leaf in self._leaves():
-            if not wrapped_optimizers.has_fixed_rate(leaf):
-                raise ValueError(
-                    "FiniteCheck(action='restore') lowers the learning rate, and that of "
-                    f"{type(leaf).__name__} '{wrapped_optimizers.name(leaf)}' is a schedule: "
-                    "give the optimizer a number, or take action='skip'"
-                )
-
-    def _leaves(self) -> list[Any]:
-        optimizers = _keras_training.optimizers(self.model)
-        leaves = [leaf for optimizer in optimizers for leaf in wrapped_optimizers.leaves(optimizer)]
-        return [leaf for leaf in leaves if wrapped_optimizers.has_learning_rate(leaf)]
+        if self._goes_back is not None:
+            self._goes_back.keep()
 
     def _put_back(self) -> None:
         if self._own is not None:
             replace_innermost(self.model, self._own)
-        self._own = self._check = self._exact = self._plain = None
+        if self._log is not None:
+            self._log.close(self._step)
+        self._log = self._own = None
 
     def _train(self, iterator: Any) -> Any:
         """The model's training function: so many steps as Keras would make in a call."""
@@ -194,6 +198,8 @@ class FiniteCheck(keras.callbacks.Callback):
 
     def _checked(self, batch: Any) -> Any:
         assert self._check is not None
+        if self._log is not None:
+            self._log.before_step(batch, self._step + 1)
         outcome = self._check(batch)
         if self._is_first:
             self._tell_of_unused(self._check.unused)
@@ -224,12 +230,15 @@ class FiniteCheck(keras.callbacks.Callback):
                 if frame.kind in ("weight gradient", "loss")
             }
         )
+        if self._log is not None and outcome.largest:
+            largest = np.max(np.asarray(outcome.largest, float), axis=0)
+            self._log.step(self._step + 1, zip(outcome.frames, largest.tolist(), strict=True))
         self._logs = outcome.logs
         return outcome.logs
 
     def _make_exactly(self, batch: Any) -> Outcome:
         if self._exact is None:
-            self._exact = CheckedStep(self.model, exact=True)
+            self._exact = CheckedStep(self.model, exact=True, tells_largest=self._log is not None)
         return self._exact(batch)
 
     @staticmethod
@@ -249,63 +258,26 @@ class FiniteCheck(keras.callbacks.Callback):
     def _act(self, report: Report) -> Any:
         self.reports.append(report)
         self._consecutive += 1
-        self._write(report)
+        if self._log is not None:
+            self._log.report(report)
         if self.action == "raise":
             self._fail(report, "The weights are those before the step.")
-        in_vain = self._returns if self.action == "restore" else self._consecutive - 1
+        back = self._goes_back
+        in_vain = self._consecutive - 1 if back is None else back.returns
         if in_vain >= self.max_consecutive:
-            tried = "gone back from" if self.action == "restore" else "left out"
+            tried = "left out" if back is None else "gone back from"
             self._fail(report, f"{in_vain} bad steps in a row were {tried} before it.")
-        if self.action == "restore":
-            self._go_back(report)
-        else:
+        if back is None:
             self.skipped += 1
-            warnings.warn(f"FiniteCheck: a step is left out: {report.sentence}", stacklevel=4)
-        return self._logs if self._logs is not None else self.model.get_metrics_result()
-
-    def _go_back(self, report: Report) -> None:
-        if self._kept is None:
+            what = "a step is left out"
+        elif not back.is_kept:
             self._fail(report, "There is no finished epoch yet to go back to.")
-        self._returns += 1
-        for variable, value in self._kept:
-            variable.assign(value)
-        for leaf, rate in self._rates:
-            leaf.learning_rate = rate * self.factor**self._returns
-        shown = ", ".join(f"{_rate(leaf):.4g}" for leaf, _ in self._rates)
-        warnings.warn(
-            f"FiniteCheck: back to the end of the last epoch, with the learning rate {shown}: "
-            f"{report.sentence}",
-            stacklevel=5,
-        )
+        else:
+            what = f"back to the end of the last epoch, with the learning rate {back.restore()}"
+        warnings.warn(f"FiniteCheck: {what}: {report.sentence}", stacklevel=4)
+        return self._logs if self._logs is not None else self.model.get_metrics_result()
 
     def _fail(self, report: Report, note: str) -> NoReturn:
         report.note = f"{report.note} {note}".strip()
         self._put_back()
         raise NonFiniteError(report)
-
-    def _write(self, report: Report) -> None:
-        if self.log_dir is None:
-            return
-        writer = tf.summary.create_file_writer(os.fspath(self.log_dir))
-        with writer.as_default(step=report.step):
-            tf.summary.text("finite_check", f"```\n{report}\n```")
-        writer.close()
-
-
-def _rate(leaf: Any) -> float:
-    return float(tf.convert_to_tensor(wrapped_optimizers.learning_rate(leaf)))
-
-
-def replace_innermost(model: keras.Model, function: Any) -> Any:
-    """Puts a function in the place of the model's own training function; returns that.
-
-    Other callbacks may have put theirs around it: these have the inner one as `_trains`.
-    """
-    owner, present = None, model.train_function
-    while (inner := getattr(present, "__self__", None)) is not None and hasattr(inner, "_trains"):
-        owner, present = inner, inner._trains
-    if owner is None:
-        model.train_function = function
-    else:
-        owner._trains = function
-    return present

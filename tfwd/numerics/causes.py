@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
 
-import keras
 import numpy as np
 
 from tfwd import _keras
 from tfwd.numerics.details import places
-from tfwd.numerics.report import Cause, Found
+from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.report import Cause
 
 HALF_MAX = 65504.0
 HUGE = 1e15  # whose square is a float32 by far
@@ -20,48 +19,6 @@ NORMALIZING = (
     "GroupNormalization",
     "UnitNormalization",
 )
-
-
-class Evidence(NamedTuple):
-    """What is known of a step.
-
-    Attributes:
-        found: what was found in each tensor, in the order of computation.
-        data: the batch by name, `x`, `y[0]`, in arrays.
-        predictions: what was found in what the loss was given.
-        history: the extent of each weight's gradient by path, and of the loss, in the last steps.
-        model: the model.
-        loss: the names of the model's losses.
-        is_first: whether no step of this training was made before.
-    """
-
-    found: Sequence[Found]
-    data: Mapping[str, np.ndarray]
-    predictions: Sequence[Found]
-    history: Sequence[Mapping[str, float]]
-    model: keras.Model
-    loss: str
-    is_first: bool
-
-    def of(self, *kinds: str) -> list[Found]:
-        """What was found in frames of some kinds."""
-        return [one for one in self.found if one.frame.kind in kinds]
-
-    def bad(self, *kinds: str) -> list[Found]:
-        """Those of them that are not finite."""
-        return [one for one in self.of(*kinds) if not one.is_finite]
-
-    @property
-    def first(self) -> Found:
-        """The first that is not finite."""
-        return next(one for one in self.found if not one.is_finite)
-
-    @property
-    def before(self) -> Found | None:
-        """The layer's tensor just before the first that is not finite."""
-        at = self.found.index(self.first)
-        kinds = ("data", "input", "pre-activation", "output")
-        return next((one for one in reversed(self.found[:at]) if one.frame.kind in kinds), None)
 
 
 def likely(evidence: Evidence) -> list[Cause]:
@@ -94,11 +51,12 @@ def _weights(evidence: Evidence) -> Iterator[Cause]:
         return
     names = ", ".join(f"'{one.frame.name}'" for one in bad[:3])
     more = f" and {len(bad) - 3} others" if len(bad) > 3 else ""
-    when = (
-        "No step of this training was made before: they came so, from a file or an initializer."
-        if evidence.is_first
-        else "They were finite after the step before: something else assigned to them since."
-    )
+    when = {
+        True: "No step of this training was made before: they came so, from a file or an "
+        "initializer.",
+        False: "They were finite after the step before: something else assigned to them since.",
+        None: "They came so, or an earlier step has made them so: look at the first one.",
+    }[evidence.is_first]
     yield Cause(
         "weights that are not finite already",
         f"{names}{more} are not finite before the step. {when}",
@@ -153,8 +111,8 @@ def _nothing_left(evidence: Evidence) -> Iterator[Cause]:
     if summary.size and summary.zeros == summary.size and first.detail.summary.nan:
         yield Cause(
             "nothing is left to divide by",
-            f"All {summary.size} elements of '{before.label}' are 0, and what is computed of them "
-            "is NaN: 0/0.",
+            f"All {summary.size} elements of '{before.frame.label}' are 0, and what is computed of "
+            "them is NaN: 0/0.",
             "look for a mask or a dropout rate that leaves nothing, and for a mean or a norm of "
             "it; add a small number to what is divided by.",
         )
@@ -209,7 +167,8 @@ def _loss(evidence: Evidence) -> Iterator[Cause]:
                 signs.append(f"class {', '.join(map(str, absent[:5]))} is absent in the batch")
         elif values.size and not values.any():
             signs.append(f"'{name}' is 0 for the whole batch")
-    evidence_of = "; ".join(signs) or "nothing in predictions and labels stands out"
+    nothing = "in predictions and labels stands out" if evidence.data else "is known of the labels"
+    evidence_of = "; ".join(signs) or f"nothing {nothing}"
     yield Cause(
         "the loss function",
         f"All that the model computes is finite, and the loss is not: {evidence_of}.",
@@ -230,10 +189,10 @@ def _half_precision(evidence: Evidence) -> Iterator[Cause]:
         return
     largest = max(near, key=lambda one: one.detail.summary.abs_max, default=None)
     seen = (
-        f"'{largest.label}' reaches {largest.detail.summary.abs_max:.4g}, near the largest "
+        f"'{largest.frame.label}' reaches {largest.detail.summary.abs_max:.4g}, near the largest "
         "float16, 65504."
         if largest is not None
-        else f"'{first.label}' is float16, whose largest number is 65504."
+        else f"'{first.frame.label}' is float16, whose largest number is 65504."
     )
     if largest is None and not (
         first.detail.summary.positive_inf + first.detail.summary.negative_inf
@@ -280,8 +239,8 @@ def _blow_up(evidence: Evidence) -> Iterator[Cause]:
         largest = max(huge, key=lambda one: one.detail.summary.abs_max)
         yield Cause(
             "gradients that blow up",
-            f"'{largest.label}' reaches {largest.detail.summary.abs_max:.3g} in this step, before "
-            "anything is infinite.",
+            f"'{largest.frame.label}' reaches {largest.detail.summary.abs_max:.3g} in this step, "
+            "before anything is infinite.",
             "lower the learning rate, or clip gradients (global_clipnorm=1.0 of any Keras "
             "optimizer); if this is the first step, look at initial weights and the scale of the "
             "data.",
@@ -299,7 +258,9 @@ def _backward(evidence: Evidence) -> Iterator[Cause]:
         for one in evidence.of("input", "pre-activation", "output")
         if one.detail.summary.zeros and one.frame.name == first.frame.name
     ]
-    seen = "".join(f" '{one.label}' has {one.detail.summary.zeros} zeros." for one in zeros[:1])
+    seen = "".join(
+        f" '{one.frame.label}' has {one.detail.summary.zeros} zeros." for one in zeros[:1]
+    )
     yield Cause(
         "a function whose derivative is infinite",
         "All is finite forward, loss included, and the gradient is not: what follows "

@@ -44,6 +44,8 @@ class Outcome(NamedTuple):
             its scale of the loss.
         frames: what was looked at, in the order of computation.
         found: for each replica, what was found in each frame.
+        largest: for each replica, the largest absolute value in each frame that is finite, if they
+            were asked for.
     """
 
     logs: Any
@@ -51,6 +53,7 @@ class Outcome(NamedTuple):
     scaled_down: bool
     frames: list[Frame]
     found: list[list[Any]]
+    largest: list[list[float]]
 
 
 class _Trace(NamedTuple):
@@ -81,6 +84,7 @@ class CheckedStep:
             `Watch`'s third; by default its `extent`. With one, the step is only looked at: all
             variables stay as they are.
         exact: looks at each element, also where one pass over a tensor cannot tell.
+        tells_largest: finds the largest absolute value of each tensor, too.
 
     Attributes:
         unused: the paths of the weights that no gradient reached, known after a step.
@@ -91,8 +95,10 @@ class CheckedStep:
         model: keras.Model,
         measure: Callable[[Frame, Any, Any], Any] | None = None,
         exact: bool = False,
+        tells_largest: bool = False,
     ):
         self.model, self.dry = model, measure is not None
+        self.tells_largest = tells_largest
         self.measure = measure or (_flag if exact else _extent)
         self.unused: list[str] = []
         self.strategy = model.distribute_strategy
@@ -110,6 +116,7 @@ class CheckedStep:
         local = self.strategy.experimental_local_results
         replicas = [list(one) for one in zip(*map(local, values), strict=True)]
         good, scaled_down = replicas[0][:2]
+        largest = [one.pop().numpy().tolist() for one in replicas] if self.tells_largest else []
         if not good:
             for variable, value in zip(trace.variables, before, strict=True):
                 variable.assign(value)
@@ -119,6 +126,7 @@ class CheckedStep:
             bool(scaled_down),
             trace.frames,
             [trace.unpacked(one[2:]) for one in replicas],
+            largest,
         )
 
     def _on_batch(self, data: Any) -> Any:

@@ -65,6 +65,28 @@ def look(tensor: Any) -> Detail:
     )
 
 
+PACKED = 11  # numbers in what `packed` returns
+
+
+def packed(tensor: Any) -> tf.Tensor:
+    """A close look at a tensor in a float64 vector, which a variable of one shape can hold."""
+    detail = look(tensor)
+    first = tf.constant(-1, tf.int64)
+    if detail.steps.shape[0] != 0:
+        first = tf.where(tf.reduce_any(detail.steps), tf.argmax(tf.cast(detail.steps, tf.int8)), -1)
+    found = (*detail.summary, detail.low, detail.high, detail.width, first)
+    return tf.stack([tf.cast(one, tf.float64) for one in found])
+
+
+def unpacked(numbers: np.ndarray) -> Detail:
+    """What `packed` holds: of rows and columns nothing, of time steps the first."""
+    first, none = int(numbers[10]), np.zeros(0, bool)
+    steps = np.arange(first + 1) == first
+    summary = Summary(*numbers[:7]).numbers()
+    low, high = numbers[7:9].tolist()
+    return Detail(summary, low, high, int(numbers[9]), none, steps, none)
+
+
 def places(flags: Any, most: int = 5) -> str:
     """The first places of some booleans that are set, as `3, 7, 8 and 12 others`."""
     found = np.flatnonzero(flags)

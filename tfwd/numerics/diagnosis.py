@@ -14,9 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd._keras import training as _keras_training
-from tfwd.numerics.causes import Evidence, likely
+from tfwd.numerics.causes import likely
 from tfwd.numerics.checked_step import CheckedStep
 from tfwd.numerics.details import Detail, look
+from tfwd.numerics.evidence import Evidence
 from tfwd.numerics.frames import Frame, named
 from tfwd.numerics.report import Found, Report
 

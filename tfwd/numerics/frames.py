@@ -45,6 +45,11 @@ class Frame(NamedTuple):
         return "backward" if self.kind in BACKWARD else "update"
 
     @property
+    def label(self) -> str:
+        """The name in a table or a plot."""
+        return self.kind if self.name == self.kind else f"{self.name}, {self.kind}"
+
+    @property
     def subject(self) -> str:
         """What has the elements, as a sentence begins."""
         return {

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfwd import _graphs, _keras
 from tfwd._keras import steps as _keras_steps
 from tfwd._keras import wrapped_optimizers
-from tfwd.finite import all_finite
+from tfwd.finite import all_finite, largest
 from tfwd.numerics.frames import BACKWARD, FORWARD, Frame, named
 from tfwd.numerics.watch import Watch
 from tfwd.tentative import Tentative, agreed
@@ -29,6 +29,7 @@ class Step(Protocol):
     train_step: Callable[[Any], Any]
     is_keras_own: bool
     dry: bool
+    tells_largest: bool
     measure: Callable[[Frame, Any, Any], Any]
     unused: list[str]
 
@@ -51,6 +52,7 @@ class ReplicaStep:
         self.frames: list[Frame] = []
         self.structure: Any = None
         self._found: list[Any] = []
+        self._largest: list[tf.Tensor] = []
         self._rates: list[tf.Tensor] = []
         self._scale: tf.Tensor | None = None
         self._scaled_down = tf.constant(False)
@@ -60,6 +62,7 @@ class ReplicaStep:
     def __call__(self, data: Any) -> tuple[Any, list[tf.Tensor]]:
         """Makes the step; its logs, and whether it is good, with what was found."""
         _here.step = self
+        self._step.unused.clear()
         try:
             with self._tentative.joined(), self.watch.open():
                 self._look_at_data(data)
@@ -72,11 +75,15 @@ class ReplicaStep:
             self.structure, found = found, tf.nest.flatten(found)
         else:
             found = [_stacked(found)]
+        if self._step.tells_largest:
+            found.append(_stacked(self._largest))
         return logs, [good, self._scaled_down, *found]
 
     def _record(self, frame: Frame, tensor: Any, sequence: Any) -> None:
         self.frames.append(frame)
         self._found.append(self._step.measure(frame, tensor, sequence))
+        if self._step.tells_largest:
+            self._largest.append(largest(tensor))
 
     def _look_at_data(self, data: Any) -> None:
         parts = keras.utils.unpack_x_y_sample_weight(data)
@@ -106,14 +113,12 @@ class ReplicaStep:
             The decision, if it is left to the caller.
         """
         first = len(self._found)
-        unused = []
         for gradient, variable in zip(grads, variables, strict=True):
             path = _keras.variables.path(variable)
             if gradient is None:
-                unused.append(path)
+                self._step.unused.append(path)
             else:
                 self.watch.look("weight gradient", path, gradient)
-        self._step.unused = unused
         gradients = self._found[first:]
         for leaf in wrapped_optimizers.leaves(optimizer):
             if wrapped_optimizers.has_learning_rate(leaf):
@@ -128,9 +133,9 @@ class ReplicaStep:
         good = self._is_good()
         if self._scale is None and gradients:
             # What optimizers make of a gradient: its square, and its product with the rate.
-            largest = tf.cast(tf.reduce_max(_stacked(gradients)), tf.float32)
+            most = tf.cast(tf.reduce_max(_stacked(gradients)), tf.float32)
             for factor in (1.0, *self._rates):
-                good &= largest * factor < MODERATE
+                good &= most * factor < MODERATE
         self._good = agreed(good)
         if tf.distribute.get_strategy().num_replicas_in_sync == 1 and not _graphs.in_xla():
             # A branch is the fastest way there; but several replicas cannot meet in one.

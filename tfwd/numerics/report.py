@@ -39,12 +39,6 @@ class Found(NamedTuple):
             return False
         return self.detail.summary.non_finite == 0
 
-    @property
-    def label(self) -> str:
-        """The frame's name in a table."""
-        name, kind = self.frame.name, self.frame.kind
-        return kind if name == kind else f"{name}, {kind}"
-
 
 class Report:
     """A step of training that was not finite.
@@ -85,7 +79,7 @@ class Report:
 
     @property
     def first(self) -> Found | None:
-        """The first that is not finite; `None` if a second look found nothing."""
+        """The first that is not finite; `None` if all that was looked at is finite."""
         return next(iter(self.offenders), None)
 
     @property
@@ -96,7 +90,7 @@ class Report:
             when += f", replica {self.replica}"
         first = self.first
         if first is None:
-            return f"something was not finite that a second look did not find, {when}"
+            return f"all that was looked at is finite: {len(self.found)} tensors, {when}"
         return f"{describe(first)}, {when}"
 
     @property
@@ -139,17 +133,13 @@ class Report:
 
     def _table(self) -> list[str]:
         first = self.first
-        if first is None:
-            return []
-        end = self.found.index(first) + 1
-        shown = self.found[max(0, end - 1 - self.history) : end]
+        end = len(self.found) if first is None else self.found.index(first) + 1
+        shown = self.found[max(0, end - 1 - self.history) if first else 0 : end]
         others = [
             one for one in self.found[end:] if one.frame.direction != "update" and not one.is_finite
         ]
-        lines = [
-            "",
-            "  abs min   abs max  non-finite  the last frames, in the order of computation",
-        ]
+        which = "the last frames" if first else "all frames"
+        lines = ["", f"  abs min   abs max  non-finite  {which}, in the order of computation"]
         lines += [_row(one) for one in shown]
         if others:
             backward = sum(one.frame.kind in BACKWARD for one in others)
@@ -162,6 +152,8 @@ class Report:
         lines = [""]
         if self.note:
             lines += [textwrap.fill(self.note, WIDTH), ""]
+        if not self.causes and self.first is None:
+            return lines[:-1]
         if not self.causes:
             return [*lines, "No cause of docs/non_finite.md fits what was found."]
         many = len(self.causes) > 1
@@ -202,7 +194,7 @@ def describe(found: Found) -> str:
 def _row(found: Found) -> str:
     summary = found.detail.summary
     percent = f"{summary.percent:.2f} %" if summary.non_finite else "-"
-    label = found.label
+    label = found.frame.label
     room = WIDTH - 33
     if len(label) > room:
         label = "..." + label[3 - room :]

@@ -126,7 +126,7 @@ class Watch:
             self._leaf -= leaf
             self._path.pop()
         moves = type(layer).__name__ in MOVES and _is_of_keras(layer)
-        look = not swallows and (self._closely or not moves)
+        look = self._closely or not (swallows or moves)
         return tf.nest.map_structure(
             lambda value: self._output(path, layer, value, look, tapped, sequence), outputs
         )
@@ -193,6 +193,12 @@ class Watch:
 
         return tap(value)
 
+    def _before_gradient(self, target: Any) -> None:
+        """A tape is asked for gradients while this watches."""
+
+    def _after_gradient(self, sources: Any, found: Any) -> None:
+        """A tape has made them."""
+
     @contextlib.contextmanager
     def _pre_activation(self, layer: Any, path: str) -> Iterator[None]:
         own = layer.activation
@@ -223,14 +229,17 @@ def _is_swallowing(layer: Any) -> bool:
 
 
 def _backward(own: Callable[..., Any]) -> Callable[..., Any]:
-    def gradient(tape: tf.GradientTape, *args: Any, **kwargs: Any) -> Any:
+    def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         watch = present()
         if watch is None:
-            return own(tape, *args, **kwargs)
+            return own(tape, target, sources, *args, **kwargs)
+        watch._before_gradient(target)
         watch._backward += 1  # layers that are run a second time were seen before
         try:
-            return own(tape, *args, **kwargs)
+            found = own(tape, target, sources, *args, **kwargs)
         finally:
             watch._backward -= 1
+        watch._after_gradient(sources, found)
+        return found
 
     return gradient

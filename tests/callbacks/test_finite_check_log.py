@@ -1,0 +1,154 @@
+"""What `FiniteCheck` writes: TensorBoard's scalars, histograms and reports, and the plot."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from planting import data
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tfwd.callbacks import FiniteCheck
+from tfwd.numerics import NonFiniteError
+from tfwd.numerics.frames import Frame
+from tfwd.numerics.magnitudes import COLUMNS, Magnitudes
+
+layers = keras.layers
+
+
+def make(jit_compile=False):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            layers.Input((6,)),
+            layers.Dense(5, activation="relu", name="first"),
+            layers.Dense(1, name="last"),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=jit_compile)
+    return model
+
+
+def scalars(folder):
+    """By tag the values by step, and the tags of anything else."""
+    events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
+    found, others = {}, {}
+    for tag in events.Tags()["tensors"]:
+        values = [(e.step, tf.make_ndarray(e.tensor_proto)) for e in events.Tensors(tag)]
+        (found if values[0][1].ndim == 0 and values[0][1].dtype != object else others)[tag] = values
+    return {tag: {step: float(v) for step, v in values} for tag, values in found.items()}, others
+
+
+def fit(model, x, y, check, **kwargs):
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[check], **kwargs)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_numbers_are_those_of_numpy(jit_compile, tmp_path):
+    model = make(jit_compile)
+    x, y = data(4)
+    kernel, bias, last, offset = (w.astype("float64") for w in model.get_weights())
+    fit(model, x, y, FiniteCheck(log_dir=tmp_path, log_every=3))
+    found, others = scalars(tmp_path)
+    assert set(found["abs_mean/output/first"]) == {1, 4}
+
+    hidden = np.maximum(x[:8] @ kernel + bias, 0)
+    output = hidden @ last + offset
+    slope = 2 * (output - y[:8]) / 8
+    gradient = x[:8].T @ ((slope @ last.T) * (hidden > 0))
+
+    def at_first(tag):
+        return found[tag][1]
+
+    close = {"rtol": 1e-5}
+    np.testing.assert_allclose(at_first("abs_mean/output/first"), abs(hidden).mean(), **close)
+    np.testing.assert_allclose(
+        at_first("zeros_percent/output/first"), 100 * (hidden == 0).mean(), **close
+    )
+    np.testing.assert_allclose(at_first("abs_mean/output/last"), abs(output).mean(), **close)
+    np.testing.assert_allclose(at_first("abs_mean/gradient/last"), abs(slope).mean(), **close)
+    paths = [tag for tag in found if tag.endswith("first/kernel")]
+    (tag,) = [t for t in paths if t.startswith("abs_mean/weight")]
+    np.testing.assert_allclose(at_first(tag), abs(kernel).mean(), **close)
+    (tag,) = [t for t in paths if t.startswith("abs_mean/gradient")]
+    np.testing.assert_allclose(at_first(tag), abs(gradient).mean(), **close)
+    (tag,) = [t for t in paths if t.startswith("update_to_weight")]
+    ratio = 0.1 * abs(gradient).mean() / abs(kernel).mean()
+    np.testing.assert_allclose(at_first(tag), ratio, rtol=1e-4)
+    assert sum(values[0][1].shape[-1:] == (3,) for values in others.values()) >= 8  # histograms
+
+
+def test_training_is_the_same_to_the_bit(tmp_path):
+    x, y = data(4)
+    plain, logged = make(), make()
+    plain.fit(x, y, batch_size=8, shuffle=False, verbose=0, epochs=2)
+    check = FiniteCheck(log_dir=tmp_path / "logs", plot=tmp_path / "plot.png", log_every=2)
+    fit(logged, x, y, check, epochs=2)
+    for one, other in zip(logged.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_plot_and_report(tmp_path):
+    x, y = data(4)
+    x[17, 2] = np.nan  # of the third batch
+    check = FiniteCheck("skip", log_dir=tmp_path / "logs", plot=tmp_path / "sub" / "plot.png")
+    with pytest.warns(UserWarning, match="a step is left out"):
+        fit(make(), x, y, check)
+    assert tf.io.decode_png((tmp_path / "sub" / "plot.png").read_bytes()).shape[2] in (3, 4)
+    _, others = scalars(tmp_path / "logs")
+    ((step, text),) = others["finite_check"]
+    assert step == 3
+    assert check.reports[0].sentence in text.item().decode()
+    assert len(others["magnitudes"]) >= 1
+    json.dumps(check.reports[0].to_dict())
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_magnitudes_are_those_of_numpy(jit_compile, tmp_path, monkeypatch):
+    model = make(jit_compile)
+    x, y = data(3)
+    x[8, 0] = np.inf
+    weights = model.get_weights()
+    held = []
+    monkeypatch.setattr(Magnitudes, "write_plot", lambda self, path: held.append(self))
+    with pytest.raises(NonFiniteError):
+        fit(model, x, y, FiniteCheck(plot=tmp_path / "plot.png"))
+    magnitudes = held[-1]
+    assert magnitudes.steps == [1, 2]
+    first, second = magnitudes.columns
+    np.testing.assert_allclose(first["x, data"], abs(x[:8]).max(), rtol=1e-6)
+    before = x[:8] @ weights[0] + weights[1]
+    np.testing.assert_allclose(first["first, pre-activation"], abs(before).max(), rtol=1e-5)
+    assert second["x, data"] == np.inf
+    assert second["y, data"] == abs(y[8:16]).max()
+    assert list(first)[:2] == ["x, data", "y, data"]
+
+
+def test_long_trainings_are_put_together():
+    magnitudes = Magnitudes()
+    for step in range(1, 1000):
+        magnitudes.add(
+            step, [(Frame("output", "a"), float(step % 100)), (Frame("loss", "loss"), 1.0)]
+        )
+    assert len(magnitudes.steps) <= COLUMNS
+    for start, column in zip(magnitudes.steps, magnitudes.columns, strict=True):
+        until = min(start + magnitudes._together, 1000)
+        assert column["a, output"] == max(step % 100 for step in range(start, until))
+
+
+def test_a_log_that_fails_does_not_end_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    model = make()
+    x, y = data(2)
+    with pytest.warns(UserWarning, match="its log ends here"):
+        fit(model, x, y, FiniteCheck(plot=tmp_path / "file" / "plot.png"))
+    assert np.isfinite(model.get_weights()[0]).all()
+
+
+def test_errors(tmp_path):
+    for log_every in (0, 1.5):
+        with pytest.raises(ValueError, match="log_every=.*whole number of at least 1"):
+            FiniteCheck(log_every=log_every)
+    with pytest.raises(ValueError, match=r"plot='plot.txt': give a file that ends in .png"):
+        FiniteCheck(plot="plot.txt")

@@ -1,0 +1,242 @@
+"""`Probes`: what they find in loops of one's own, and what they leave as it was."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from planting import TRIGGER, VALUES, Plant, counts
+
+from tfwd.numerics import Probes
+
+layers = keras.layers
+MODES = {"eager": None, "graph": {"jit_compile": False}, "xla": {"jit_compile": True}}
+
+
+def make(*planted, name="middle"):
+    keras.utils.set_random_seed(5)
+    inner = [layers.Dense(5, activation="tanh", name="first"), *planted]
+    inputs = layers.Input((6,))
+    encoder = keras.Sequential([layers.Input((6,)), *inner], name="encoder")
+    outputs = layers.Dense(1, name="last")(layers.Dropout(0.2, seed=1)(encoder(inputs)))
+    return keras.Model(inputs, outputs)
+
+
+def batch(bad=False):
+    x = np.random.default_rng(2).normal(size=(8, 6)).astype("float32")
+    if bad:
+        x[0, 0] = TRIGGER * 1e3
+    return tf.constant(x), tf.constant(x[:, :1] * 0.5)
+
+
+def trained(model, mode, probes=None, around=False):
+    """A step of a training loop, in one of the modes."""
+    optimizer = keras.optimizers.Adam(0.01)
+
+    def plain(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    def watched(x, y):
+        with probes:
+            return plain(x, y)
+
+    step = plain if probes is None or around else watched
+    if MODES[mode] is not None:
+        step = tf.function(step, **MODES[mode])
+    return watched_around(step, probes) if around else step
+
+
+def watched_around(step, probes):
+    def run(x, y):
+        with probes:
+            return step(x, y)
+
+    return run
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("value", VALUES)
+def test_finds_a_planted_value(mode, direction, value):
+    planted = Plant(VALUES[value], direction, place=(1, 2), name="planted")
+    model = make(planted, layers.Activation("linear", name="behind"))
+    # In `Plant` the trigger is looked for in what comes out of a tanh.
+    model.get_layer("encoder").get_layer("first").activation = keras.activations.linear
+    probes = Probes(model)
+    step = trained(model, mode, probes)
+    step(*batch())
+    assert probes.report().first is None
+    step(*batch(bad=True))
+    report = probes.report()
+    at = "encoder/planted" if direction == "forward" else "encoder/first"
+    kind = "output" if direction == "forward" else "gradient"
+    (first,) = [one for one in report.found if (one.frame.kind, one.frame.name) == (kind, at)]
+    assert report.first is first
+    summary = first.detail.summary
+    found = summary.nan, summary.positive_inf, summary.negative_inf
+    assert found == counts(VALUES[value])
+    assert summary.size == 40
+    assert report.step == 2
+    assert report.sentence.startswith(f"layer '{at}': {direction}")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_numbers_are_those_of_numpy(mode):
+    model = make()
+    probes = Probes(model)
+    step = trained(model, mode, probes)
+    x, y = batch()
+    weights = {v.path if hasattr(v, "path") else v.name[:-2]: v.numpy() for v in model.weights}
+    loss = step(x, y)
+    found = {(one.frame.kind, one.frame.name): one.detail.summary for one in probes.report().found}
+    first = np.tanh(x.numpy() @ model_value(weights, "first/kernel"))
+    output = found["output", "encoder/first"]
+    np.testing.assert_allclose(output.abs_max, abs(first).max(), rtol=1e-5)
+    np.testing.assert_allclose(output.abs_min, abs(first).min(), rtol=1e-4)
+    np.testing.assert_allclose(found["loss", "loss"].abs_max, loss, rtol=1e-6)
+    kernel = next(s for (kind, name), s in found.items() if kind == "weight" and "first/k" in name)
+    assert kernel.abs_max == abs(model_value(weights, "first/kernel")).max()
+    bias = next(s for (kind, name), s in found.items() if kind == "weight" and "first/b" in name)
+    assert (bias.zeros, bias.abs_max, bias.abs_min) == (5, 0.0, 0.0)
+    gradients = [name for kind, name in found if kind == "weight gradient"]
+    assert len(gradients) == len(model.trainable_variables)
+
+
+def model_value(weights, name):
+    (value,) = [value for path, value in weights.items() if path.endswith(name)]
+    return value
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_training_is_the_same_to_the_bit(mode):
+    results = []
+    for look in (False, True):
+        model = make()
+        step = trained(model, mode, Probes(model, every=2) if look else None)
+        losses = [float(step(*batch())) for _ in range(4)]
+        results.append([losses, *[v.numpy() for v in model.weights]])
+    for plain, watched in zip(*results, strict=True):
+        np.testing.assert_array_equal(watched, plain)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every(mode):
+    model = make()
+    probes = Probes(model, every=3)
+    step = trained(model, mode, probes)
+    steps = []
+    for _ in range(5):
+        step(*batch())
+        steps.append(probes.report().step)
+    assert steps == [1, 1, 1, 4, 4]
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_around_the_call_of_a_function(mode):
+    model = make()
+    probes = Probes(model)
+    step = trained(model, mode, probes, around=True)
+    for _ in range(2):
+        step(*batch())
+    report = probes.report()
+    assert (report.step, report.first) == (2, None)
+    assert {one.frame.kind for one in report.found} >= {"weight", "output", "gradient", "loss"}
+
+
+def test_the_trace_that_ran_last():
+    model = make()
+    probes = Probes(model, weights=False)
+    step = trained(model, "graph", probes)
+    x, y = batch()
+    step(x, y)
+    step(x[:3], y[:3])
+    assert probes.report().found[0].detail.summary.size == 3 * 6
+    step(x, y)
+    assert probes.report().found[0].detail.summary.size == 8 * 6
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"include": "first"}, {"encoder/first"}),
+        ({"include": "encoder/.*", "gradients": False}, {"encoder/first", "encoder/behind"}),
+        ({"exclude": "encoder/.*", "gradients": False}, {"encoder", "dropout", "last"}),
+        ({"inputs": False, "outputs": False, "include": "last"}, {"last"}),
+    ],
+)
+def test_what_is_chosen(given, wanted):
+    model = make(layers.Activation("tanh", name="behind"))
+    probes = Probes(model, weights=False, **given)
+    trained(model, "graph", probes)(*batch())
+    names = {one.frame.name for one in probes.report().found if one.frame.kind != "loss"}
+    assert {name.partition("_")[0] for name in names} == wanted
+
+
+def test_replicas():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        model = make()
+    probes = Probes(model)
+
+    def on_replica(x):
+        with probes:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(x))
+            return tape.gradient(loss, model.trainable_variables)[0]
+
+    @tf.function
+    def step(x):
+        return strategy.run(on_replica, args=(x,))
+
+    x = batch()[0].numpy()
+    x[6, 1] = np.nan
+    data = tf.data.Dataset.from_tensor_slices(x).batch(8)
+    for one in strategy.experimental_distribute_dataset(data):
+        step(one)
+    report = probes.report()
+    assert (report.replica, report.step) == (1, 1)
+    assert (report.first.frame.kind, report.first.detail.summary.nan) == ("input", 1)
+
+
+def test_leaves_nothing():
+    model = make()
+    before = [dict(vars(layer)) for layer in model._flatten_layers()]
+    calls = [type(layer).call for layer in model._flatten_layers()]
+    probes = Probes(model)
+    step = trained(model, "graph", probes)
+    step(*batch())
+    assert [type(layer).call for layer in model._flatten_layers()] == calls
+    for layer, had in zip(model._flatten_layers(), before, strict=True):
+        assert set(vars(layer)) - {"_called"} == set(had) - {"_called"}
+    steps = probes.report().step
+    model(batch()[0], training=True)  # not in `with`
+    assert probes.report().step == steps
+
+
+def test_errors():
+    model = make()
+    for every in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="every=.*whole number of at least 1"):
+            Probes(model, every=every)
+    with pytest.raises(ValueError, match="is not built"):
+        Probes(keras.Sequential([layers.Dense(1)]))
+    with pytest.raises(ValueError, match="nothing is to be looked at"):
+        Probes(model, inputs=False, outputs=False, weights=False, gradients=False)
+    with pytest.raises(ValueError, match="'frist' fits no layer and no weight.*encoder/first"):
+        Probes(model, include="frist")
+    with pytest.raises(ValueError, match=r"exclude='\(' is not a regular expression"):
+        Probes(model, exclude="(")
+    probes = Probes(model)
+    with pytest.raises(RuntimeError, match="no step was looked at"):
+        probes.report()
+    step = trained(model, "graph")
+    step(*batch())  # traced before
+    with probes:
+        step(*batch())
+    with pytest.raises(RuntimeError, match="no step was looked at"):
+        probes.report()
+    with probes, pytest.raises(RuntimeError, match="open already"):
+        probes.__enter__()

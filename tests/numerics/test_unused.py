@@ -1,0 +1,91 @@
+"""`unused`: the weights that no gradient reaches, against models in which it is known which."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfwd.numerics import unused
+
+layers = keras.layers
+X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+Y = X[:, :1]
+
+
+class Sided(keras.Model):
+    """A model with a layer that it calls and does not use, and one whose units are all dead."""
+
+    def __init__(self):
+        super().__init__()
+        self.main = layers.Dense(3, name="main")
+        self.side = layers.Dense(2, name="side")
+        self.dead = layers.Dense(
+            3, activation="relu", bias_initializer=keras.initializers.Constant(-1e6), name="dead"
+        )
+        self.last = layers.Dense(1, name="last")
+
+    def call(self, inputs):
+        self.side(inputs)
+        hidden = self.main(inputs)
+        return self.last(hidden + self.dead(hidden))
+
+
+def ends(found):
+    return {"/".join(path.split("/")[-2:]): what for path, what in found.items()}
+
+
+def test_which_weights():
+    model = Sided()
+    model(X)
+    model.compile("sgd", "mse")
+    expected = {
+        "side/kernel": "no gradient",
+        "side/bias": "no gradient",
+        "dead/kernel": "a gradient of zeros",
+        "dead/bias": "a gradient of zeros",
+    }
+    assert ends(unused(model, X, Y)) == expected
+    assert ends(unused(model, X)) == expected
+    assert ends(unused(model, X, Y, keras.losses.MeanAbsoluteError())) == expected
+    assert ends(unused(model, X, Y, lambda y, p: (y - p) ** 2)) == expected
+
+
+def test_a_regulariser_reaches_what_the_loss_does_not():
+    inputs = layers.Input((4,))
+    outputs = layers.Dense(1, kernel_regularizer="l2", name="last")(inputs)
+    model = keras.Model(inputs, outputs)
+    assert ends(unused(model, X, Y, lambda y, p: 0.0 * p)) == {"last/bias": "a gradient of zeros"}
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_several_outputs(named):
+    inputs = layers.Input((4,))
+    one = layers.Dense(1, name="one")(inputs)
+    two = layers.Dense(1, name="two")(inputs)
+    if named:
+        model = keras.Model(inputs, {"a": one, "b": two})
+        model.compile("sgd", {"a": "mse", "b": "mae"})
+        y = {"a": Y, "b": Y}
+    else:
+        model = keras.Model(inputs, [one, two])
+        model.compile("sgd", ["mse", "mae"])
+        y = [Y, Y]
+    assert unused(model, X, y) == {}
+
+
+def test_nothing_is_changed():
+    model = keras.Sequential(
+        [layers.Input((4,)), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(1)]
+    )
+    model.compile("adam", "mse")
+    before = [v.numpy() for v in model.variables]
+    assert unused(model, X, Y) == {}
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="is not built"):
+        unused(keras.Sequential([layers.Dense(1)]), X)
+    model = keras.Sequential([layers.Input((4,)), layers.Dense(1)])
+    with pytest.raises(ValueError, match="has no loss of its own"):
+        unused(model, X, Y)

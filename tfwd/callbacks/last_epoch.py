@@ -1,0 +1,65 @@
+"""A training as its last epoch left it, to go back to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd._keras import training as _keras_training
+from tfwd._keras import wrapped_optimizers
+from tfwd.numerics.checked_step import tracked
+
+
+class LastEpoch:
+    """All variables of a model and its optimizers at the end of an epoch.
+
+    Args:
+        model: compiled.
+        factor: the learning rates are multiplied by it with each return to the same epoch.
+
+    Attributes:
+        is_kept: whether there is something to go back to.
+        returns: how often it was gone back to the epoch that is kept.
+
+    Raises:
+        ValueError: a learning rate is a schedule, which cannot be multiplied.
+    """
+
+    def __init__(self, model: keras.Model, factor: float):
+        self._model, self._factor = model, factor
+        self._values: list[tuple[tf.Variable, Any]] = []
+        self._rates: list[tuple[Any, float]] = []  # optimizers with what theirs was
+        self.is_kept, self.returns = False, 0
+        for leaf in self._leaves():
+            if not wrapped_optimizers.has_fixed_rate(leaf):
+                raise ValueError(
+                    "FiniteCheck(action='restore') lowers the learning rate, and that of "
+                    f"{type(leaf).__name__} '{wrapped_optimizers.name(leaf)}' is a schedule: "
+                    "give the optimizer a number, or take action='skip'"
+                )
+
+    def keep(self) -> None:
+        """Keeps everything as it is now."""
+        self._values = [(variable, variable.numpy()) for variable in tracked(self._model)]
+        self._rates = [(leaf, _rate(leaf)) for leaf in self._leaves()]
+        self.is_kept, self.returns = True, 0
+
+    def restore(self) -> str:
+        """Goes back to what was kept; returns the learning rates, in words."""
+        self.returns += 1
+        for variable, value in self._values:
+            variable.assign(value)
+        for leaf, rate in self._rates:
+            leaf.learning_rate = rate * self._factor**self.returns
+        return ", ".join(f"{_rate(leaf):.4g}" for leaf, _ in self._rates)
+
+    def _leaves(self) -> list[Any]:
+        optimizers = _keras_training.optimizers(self._model)
+        leaves = [leaf for optimizer in optimizers for leaf in wrapped_optimizers.leaves(optimizer)]
+        return [leaf for leaf in leaves if wrapped_optimizers.has_learning_rate(leaf)]
+
+
+def _rate(leaf: Any) -> float:
+    return float(tf.convert_to_tensor(wrapped_optimizers.learning_rate(leaf)))

@@ -1,0 +1,93 @@
+"""Scalars and histograms of a model's tensors for TensorBoard, as Caffe's `debug_info` prints them.
+
+    abs mean of each output, weight and gradient      mean(|t|)
+    share of zeros                                    100 * #(t = 0) / #t
+    ratio of update to weight                         mean(|w' - w|) / mean(|w|)
+
+A batch is run once for it, and the step taken back: training does not change, and nothing of a
+tensor is kept but these numbers and a sample of its elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfwd.dtypes import at_least_float32
+from tfwd.numerics.checked_step import CheckedStep
+from tfwd.numerics.frames import Frame
+
+KINDS = {
+    "output": "output",
+    "weight": "weight",
+    "gradient": "gradient",
+    "weight gradient": "gradient",
+    "update": "update",
+}
+SAMPLE = 4096  # elements of a tensor that a histogram is made of
+
+
+class Measured(NamedTuple):
+    """What is told of a tensor.
+
+    Attributes:
+        abs_mean: the mean of absolute values; of an update that over the weight's.
+        zeros: how many of a hundred elements are 0.
+        sample: elements at even distances.
+    """
+
+    abs_mean: Any
+    zeros: Any
+    sample: Any
+
+
+class DebugInfo:
+    """Writes what is told of a compiled model's tensors, for a batch of training.
+
+    Args:
+        model: compiled, as `fit` has it.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._weights: dict[str, tf.Tensor] = {}
+        self._step = CheckedStep(model, self._measure)
+
+    def write(self, data: Any, writer: Any, step: int) -> None:
+        """Writes for a batch, as the dataset of `fit` gives it.
+
+        Args:
+            data: the batch.
+            writer: a summary writer of TensorFlow.
+            step: the number that they are written for.
+        """
+        outcome = self._step(data)
+        with writer.as_default(step=step):
+            for frame, found in zip(outcome.frames, outcome.found[0], strict=True):
+                kind = KINDS.get(frame.kind)
+                if kind is None:
+                    continue
+                if kind == "update":
+                    tf.summary.scalar(f"update_to_weight/{frame.name}", found.abs_mean)
+                    continue
+                name = f"{kind}/{frame.name}"
+                tf.summary.scalar(f"abs_mean/{name}", found.abs_mean)
+                tf.summary.scalar(f"zeros_percent/{name}", found.zeros)
+                tf.summary.histogram(name, found.sample)
+
+    def _measure(self, frame: Frame, tensor: Any, sequence: Any) -> Measured:
+        values = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
+        size = tf.maximum(tf.size(values), 1)
+        magnitude = at_least_float32(tf.abs(values))
+        mean = tf.reduce_sum(magnitude) / tf.cast(size, magnitude.dtype)
+        if frame.kind == "weight":
+            self._weights[frame.name] = values
+        elif frame.kind == "update":
+            before = self._weights[frame.name]
+            largest = tf.reduce_mean(at_least_float32(tf.abs(before)))
+            change = tf.reduce_mean(at_least_float32(tf.abs(values - before)))
+            mean = tf.math.divide_no_nan(change, largest)
+        zeros = tf.reduce_sum(tf.cast(values == 0, tf.float32)) / tf.cast(size, tf.float32)
+        flat = tf.reshape(values, [-1])
+        return Measured(mean, 100.0 * zeros, flat[:: tf.maximum(size // SAMPLE, 1)])

@@ -1,0 +1,54 @@
+"""What is known of a step that is not finite, which its causes are told by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+from tfwd.numerics.report import Found
+
+
+class Evidence(NamedTuple):
+    """What is known of a step.
+
+    Attributes:
+        found: what was found in each tensor, in the order of computation.
+        data: the batch by name, `x`, `y[0]`, in arrays.
+        predictions: what was found in what the loss was given.
+        history: the extent of each weight's gradient by path, and of the loss, in the last steps.
+        model: the model.
+        loss: the names of the model's losses.
+        is_first: whether no step of this training was made before; `None` if it is not known that
+            the weights were finite after the last one.
+    """
+
+    found: Sequence[Found]
+    data: Mapping[str, np.ndarray]
+    predictions: Sequence[Found]
+    history: Sequence[Mapping[str, float]]
+    model: keras.Model
+    loss: str
+    is_first: bool | None
+
+    def of(self, *kinds: str) -> list[Found]:
+        """What was found in frames of some kinds."""
+        return [one for one in self.found if one.frame.kind in kinds]
+
+    def bad(self, *kinds: str) -> list[Found]:
+        """Those of them that are not finite."""
+        return [one for one in self.of(*kinds) if not one.is_finite]
+
+    @property
+    def first(self) -> Found:
+        """The first that is not finite."""
+        return next(one for one in self.found if not one.is_finite)
+
+    @property
+    def before(self) -> Found | None:
+        """The layer's tensor just before the first that is not finite."""
+        at = self.found.index(self.first)
+        kinds = ("data", "input", "pre-activation", "output")
+        return next((one for one in reversed(self.found[:at]) if one.frame.kind in kinds), None)

@@ -1,0 +1,109 @@
+"""What `FiniteCheck` writes for people to look at: TensorBoard's events, and a plot."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd.numerics.debug_info import DebugInfo
+from tfwd.numerics.frames import Frame
+from tfwd.numerics.magnitudes import Magnitudes
+from tfwd.numerics.report import Report
+
+
+class Log:
+    """The log of one training.
+
+    A disk that is full, or a folder that cannot be written, ends the log with a warning and not the
+    training.
+
+    Args:
+        model: compiled.
+        log_dir: a folder for TensorBoard, or None.
+        plot: a file for the plot of magnitudes, or None.
+        every: of how many steps TensorBoard is told of one, the first among them.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        log_dir: str | os.PathLike[str] | None,
+        plot: str | os.PathLike[str] | None,
+        every: int,
+    ):
+        self.plot, self._every = plot, every
+        self.magnitudes = Magnitudes()
+        self._writer = (
+            None if log_dir is None else tf.summary.create_file_writer(os.fspath(log_dir))
+        )
+        self._info = None if log_dir is None else DebugInfo(model)
+
+    @property
+    def wants_magnitudes(self) -> bool:
+        """Whether `step` is to be told how large tensors are."""
+        return self.plot is not None or self._writer is not None
+
+    def before_step(self, batch: Any, step: int) -> None:
+        """Tells TensorBoard of the model's tensors in the step that is to be made, if it is due."""
+        if self._info is not None and (step - 1) % self._every == 0:
+            info, writer = self._info, self._writer
+            self._safely(lambda: info.write(batch, writer, step))
+
+    def step(self, step: int, largest: Iterable[tuple[Frame, float]]) -> None:
+        """Keeps how large tensors were in a step."""
+        self.magnitudes.add(step, largest)
+
+    def report(self, report: Report) -> None:
+        """Writes a report, and the plot up to it."""
+        known = self.magnitudes.rows
+        self.magnitudes.add(
+            report.step,
+            [
+                (one.frame, one.detail.summary.abs_max if one.is_finite else float("inf"))
+                for one in report.found
+                if not known or one.frame.label in known
+            ],
+        )
+        if self._writer is not None:
+            with self._writer.as_default(step=report.step):
+                self._safely(lambda: tf.summary.text("finite_check", f"```\n{report}\n```"))
+        self._draw(report.step)
+
+    def close(self, step: int) -> None:
+        """Writes the plot, and what is not on the disk yet."""
+        if self.magnitudes.steps:
+            self._draw(step)
+        if self._writer is not None:
+            self._safely(self._writer.close)
+
+    def _draw(self, step: int) -> None:
+        if self.plot is not None:
+            path = self.plot
+            self._safely(lambda: self.magnitudes.write_plot(path))
+        if self._writer is not None:
+            image = tf.io.decode_png(self.magnitudes.png(), channels=3)
+            with self._writer.as_default(step=step):
+                self._safely(lambda: tf.summary.image("magnitudes", image[tf.newaxis]))
+
+    def _safely(self, write: Callable[[], Any]) -> None:
+        try:
+            write()
+        except (OSError, tf.errors.OpError) as error:
+            self._writer = self._info = self.plot = None
+            warnings.warn(f"FiniteCheck: its log ends here: {error}", stacklevel=2)
+
+
+def check_plot(plot: str | os.PathLike[str]) -> None:
+    """Raises a ValueError if a plot cannot be written to a file of that name."""
+    # Not before it is needed.
+    known = importlib.import_module("matplotlib.backend_bases").FigureCanvasBase.filetypes
+    ending = Path(plot).suffix.removeprefix(".").lower()
+    if ending not in known:
+        raise ValueError(f"plot={os.fspath(plot)!r}: give a file that ends in .png, .svg or .pdf")

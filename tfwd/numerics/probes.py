@@ -1,0 +1,294 @@
+"""`Probes`: looks at the tensors of a step in a training loop of one's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+from tfwd import _keras, paths
+from tfwd._keras import calls
+from tfwd.numerics.causes import likely
+from tfwd.numerics.details import PACKED, packed, unpacked
+from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.frames import Frame
+from tfwd.numerics.report import Found, Report
+from tfwd.numerics.watch import Watch
+
+_KINDS = {
+    "inputs": ("input",),
+    "outputs": ("pre-activation", "output"),
+    "weights": ("weight",),
+    "gradients": ("gradient", "weight gradient"),
+}
+
+
+class Probes:
+    """Looks at inputs and outputs of layers, weights and gradients, in a loop of one's own.
+
+    Within `with probes:` each tensor of the model is summarised while the step goes on, in eager
+    mode, in a `tf.function` and under XLA. `report()` then gives the counts of NaN, +Inf and -Inf
+    of the last step, forward and backward, in the order of computation, and how small and how large
+    the rest was. The step itself is not changed: no draw, no weight, no result. The model is as it
+    was once the body of `with` ends, and nothing of it is saved.
+
+    Open it where the step is traced: in the function, around the model's call and the tape's
+    `gradient`. On replicas that is in the function that `strategy.run` is given. Around the call of
+    a function it sees the first call only, which traces.
+
+    Args:
+        model: a built model or layer.
+        every: of how many steps one is looked at, the first among them.
+        inputs: looks at what goes into the model.
+        outputs: looks at what comes out of layers, and at what goes into a relu, which may hide it.
+        weights: looks at the weights before the step.
+        gradients: looks at the gradients of layers' outputs, and of weights.
+        include: a regular expression; only layers and weights are looked at whose path, or a whole
+            end of it, it matches.
+        exclude: a regular expression of those that are not.
+
+    Raises:
+        ValueError: the model is not built; `every` is no whole number of at least 1; nothing is to
+            be looked at; a pattern is no regular expression, or fits no layer and no weight.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="score")])
+    >>> probes = Probes(model, weights=False)
+    >>> @tf.function
+    ... def step(x):
+    ...     with probes:
+    ...         with tf.GradientTape() as tape:
+    ...             loss = tf.reduce_mean(tf.math.log(model(x) * 0.0))
+    ...         return tape.gradient(loss, model.trainable_variables[0])
+    >>> _ = step(tf.ones([4, 2]))
+    >>> print(probes.report().sentence)
+    loss: -Inf, step 1
+
+    References: Hugging Face's `DebugUnderflowOverflow`, which looks forward; Caffe's `debug_info`.
+    """
+
+    def __init__(
+        self,
+        model: keras.layers.Layer,
+        every: int = 1,
+        inputs: bool = True,
+        outputs: bool = True,
+        weights: bool = True,
+        gradients: bool = True,
+        include: str | None = None,
+        exclude: str | None = None,
+    ):
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise ValueError(f"Probes: every={every!r}: give a whole number of at least 1")
+        if not model.built:
+            raise ValueError(
+                f"Probes: model '{model.name}' is not built, so its layers are not known yet: call "
+                "it on a batch before"
+            )
+        asked = {
+            "inputs": inputs,
+            "outputs": outputs,
+            "weights": weights,
+            "gradients": gradients,
+        }
+        if not any(asked.values()):
+            raise ValueError(f"Probes: nothing is to be looked at: set one of {', '.join(asked)}")
+        self.model, self.every = model, every
+        self._kinds = [kind for name, on in asked.items() if on for kind in _KINDS[name]]
+        self._patterns = [
+            (given, paths.compiled(given, f"Probes: {what}={given!r}"))
+            for what, given in (("include", include), ("exclude", exclude))
+            if given is not None
+        ]
+        self._include = include is not None
+        self._check_patterns()
+        self._local = threading.local()
+        self._passes: list[_Pass] = []
+        self._clocks: dict[int, Any] = {}  # by replica, how many steps there were
+
+    def __enter__(self) -> Probes:
+        if getattr(self._local, "open", None) is not None:
+            raise RuntimeError("Probes: these are open already")
+        watch = _ProbingWatch(self)
+        self._local.open = watch.open()
+        self._local.open.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        opened, self._local.open = self._local.open, None
+        opened.__exit__(*exception)
+
+    def report(self) -> Report:
+        """What was found in the last step that was looked at.
+
+        Returns:
+            A `Report`; where all was finite, its table has all tensors and how large they were. Of
+            replicas, that on which the first tensor was not finite, else the first one.
+
+        Raises:
+            RuntimeError: no step was looked at.
+        """
+        last: dict[int, tuple[int, _Pass]] = {}
+        for one in self._passes:
+            step = int(one.step.numpy())
+            if step > last.get(one.replica, (0, one))[0]:
+                last[one.replica] = step, one
+        if not last:
+            raise RuntimeError(
+                "Probes: no step was looked at: open them with `with probes:` in the function that "
+                "is traced, or before it is traced, around the model's call and tape.gradient"
+            )
+        reports = []
+        for replica in sorted(last):
+            step, one = last[replica]
+            found = [
+                Found(frame, unpacked(numbers.numpy()))
+                for frame, numbers in zip(one.frames, one.numbers, strict=True)
+            ]
+            reports.append(Report(step, found, (), replica if len(last) > 1 else None))
+        report = min(reports, key=_place_of_first)
+        evidence = Evidence(report.found, {}, [], [], self.model, "", None)
+        report.causes = likely(evidence)
+        return report
+
+    def _check_patterns(self) -> None:
+        known = [*_layer_paths(self.model), *(_keras.variables.path(v) for v in self.model.weights)]
+        for given, expression in self._patterns:
+            if not any(paths.matches(expression, path) for path in known):
+                raise ValueError(
+                    f"Probes: the pattern {given!r} fits no layer and no weight of model "
+                    f"'{self.model.name}', which has {', '.join(known[:12])}"
+                    f"{' and more' if len(known) > 12 else ''}"
+                )
+
+    def _is_asked_for(self, frame: Frame) -> bool:
+        if frame.kind == "loss":
+            return True
+        if frame.kind not in self._kinds:
+            return False
+        chosen = [paths.matches(expression, frame.name) for _, expression in self._patterns]
+        included = chosen[0] if self._include else True
+        excluded = chosen[-1] if len(chosen) > self._include else False
+        return included and not excluded
+
+    def _begin(self) -> _Pass:
+        """A step begins on this thread: in eager mode each time, in a graph when it is traced."""
+        replica = _replica()
+        if replica not in self._clocks:
+            self._clocks[replica] = _variable(tf.int64, [])
+        clock = self._clocks[replica].assign_add(1)
+        due = (clock - 1) % self.every == 0
+        begun = _Pass(replica, due, _variable(tf.int64, []), [], [])
+        begun.step.assign(tf.where(due, clock, begun.step))
+        if not tf.executing_eagerly():
+            self._passes.append(begun)
+        elif due:
+            self._passes = [one for one in self._passes if one.replica != replica] + [begun]
+        return begun
+
+
+class _Pass(NamedTuple):
+    """A step on a replica, as it was traced.
+
+    Attributes:
+        replica: its number.
+        due: whether the step is looked at.
+        step: the last step that was.
+        frames: what is looked at.
+        numbers: for each a variable with what was found, `packed`.
+    """
+
+    replica: int
+    due: tf.Tensor
+    step: Any
+    frames: list[Frame]
+    numbers: list[Any]
+
+
+class _ProbingWatch(Watch):
+    """A `Watch` whose step begins with the first call of the model, in whatever graph that is."""
+
+    def __init__(self, probes: Probes):
+        super().__init__(probes.model, self._look, closely=True)
+        self._probes = probes
+        self._pass: _Pass | None = None
+
+    def _call(
+        self, cls: type, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+    ) -> Any:
+        outermost = layer is self.model and calls.calls_of(type(layer)) is cls
+        inside = self._path or self._leaf or self._backward
+        if outermost and not inside and (self._pass is None or not self.looks_here()):
+            self._graph = _keras.present_graph()
+            self._pass = self._probes._begin()
+            for variable in self.model.weights:
+                path = _keras.variables.path(variable)
+                self.look("weight", path, _keras.variables.value(variable))
+        return super()._call(cls, layer, own, args, kwargs)
+
+    def _sequence(self, *args: Any) -> None:
+        return None  # a second run of the layer
+
+    def _before_gradient(self, target: Any) -> None:
+        if isinstance(target, tf.Tensor):
+            self.look("loss", "loss", target)
+
+    def _after_gradient(self, sources: Any, found: Any) -> None:
+        known = {
+            id(_keras.variables.tf_variable(v)): _keras.variables.path(v)
+            for v in self.model.trainable_variables
+        }
+        for source, gradient in zip(tf.nest.flatten(sources), tf.nest.flatten(found), strict=True):
+            path = known.get(id(_keras.variables.tf_variable(source)))
+            if path is not None:
+                self.look("weight gradient", path, gradient)
+
+    def _look(self, frame: Frame, tensor: Any, sequence: Any) -> None:
+        present = self._pass
+        if present is None or not self._probes._is_asked_for(frame):
+            return
+        if tf.executing_eagerly() and not present.due:
+            return
+        numbers = _variable(tf.float64, [PACKED])
+        present.frames.append(frame)
+        present.numbers.append(numbers)
+
+        def looked() -> tf.Tensor:
+            numbers.assign(packed(tensor))
+            return tf.constant(True)
+
+        if self._probes.every == 1:
+            looked()
+        else:
+            tf.cond(present.due, looked, lambda: tf.constant(False))
+
+
+def _layer_paths(layer: Any, path: str = "") -> Iterator[str]:
+    for inner in _keras.layers.sublayers(layer):
+        yield path + inner.name
+        yield from _layer_paths(inner, f"{path}{inner.name}/")
+
+
+def _place_of_first(report: Report) -> int:
+    first = report.first
+    return len(report.found) if first is None else report.found.index(first)
+
+
+def _replica() -> int:
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        return 0
+    number = context.replica_id_in_sync_group
+    return int(tf.get_static_value(number) or 0) if isinstance(number, tf.Tensor) else number
+
+
+def _variable(dtype: tf.DType, shape: list[int]) -> Any:
+    """A variable that is one replica's own, made while a function is traced, or eagerly."""
+    with tf.init_scope():
+        return ResourceVariable(tf.zeros(shape, dtype), trainable=False, dtype=dtype)

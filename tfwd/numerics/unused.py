@@ -1,0 +1,93 @@
+"""The weights of a model that no gradient reaches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras
+from tfwd._keras import calls
+from tfwd._keras import training as _keras_training
+from tfwd.numerics.checked_step import tracked
+
+NO_GRADIENT, ZEROS = "no gradient", "a gradient of zeros"
+
+
+def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[str, str]:
+    """Finds the trainable weights that no gradient reaches, or only zeros.
+
+    The model is called once with `training=True` on the examples, and the gradient of its loss is
+    taken, regularizers included. Its states are then as they were.
+
+    Args:
+        model: built.
+        x: a batch of inputs, as `fit` takes it.
+        y: its labels, as `fit` takes them. Without labels and loss, the sum of the squares of all
+            outputs stands for the loss.
+        loss: a Keras loss, or a function `(y_true, y_pred) -> values`; by default `compile`'s.
+
+    Returns:
+        A dict from a weight's path to what is the matter with it: "no gradient", or "a gradient of
+        zeros". Optimizers, and decoupled weight decay, pass over the first kind.
+
+    Raises:
+        ValueError: the model is not built, or has no loss though there are labels.
+
+    Example:
+
+    >>> import keras
+    >>> class TwoHeads(keras.Model):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.head, self.other = keras.layers.Dense(1), keras.layers.Dense(1, name="other")
+    ...     def call(self, inputs):
+    ...         self.other(inputs)
+    ...         return self.head(inputs)
+    >>> model = TwoHeads()
+    >>> _ = model(tf.ones([3, 2]))
+    >>> [(path.split("/")[-2:], what) for path, what in unused(model, tf.ones([3, 2])).items()]
+    [(['other', 'kernel'], 'no gradient'), (['other', 'bias'], 'no gradient')]
+    """
+    if not model.built:
+        raise ValueError(
+            f"model '{model.name}' is not built, and has no weights yet: call it on a batch before"
+        )
+    if loss is None and y is not None:
+        loss = _keras_training.compiled_loss(model)[0]
+        if loss is None:
+            raise ValueError(f"model '{model.name}' has no loss of its own: give unused() one")
+    variables = model.trainable_variables
+    sources = [_keras.variables.tf_variable(variable) for variable in variables]
+    updated = {id(variable) for variable in sources}
+    kept = [(v, v.numpy()) for v in tracked(model) if id(v) not in updated]
+    try:
+        with tf.GradientTape() as tape:
+            outputs = model(x, training=True)
+            value = _objective(model, x, y, outputs, loss)
+        gradients = tape.gradient(value, sources)
+    finally:
+        for variable, value in kept:
+            variable.assign(value)
+    problems = {}
+    for variable, gradient in zip(variables, gradients, strict=True):
+        if gradient is None:
+            problems[_keras.variables.path(variable)] = NO_GRADIENT
+        elif not bool(tf.reduce_any(tf.convert_to_tensor(gradient) != 0)):
+            problems[_keras.variables.path(variable)] = ZEROS
+    return problems
+
+
+def _objective(model: keras.Model, x: Any, y: Any, outputs: Any, loss: Any) -> tf.Tensor:
+    if y is not None and loss is None:
+        return model.compute_loss(x=x, y=y, y_pred=outputs)
+    flat = tf.nest.flatten(outputs)
+    if y is None:
+        values = [tf.reduce_sum(tf.abs(tf.cast(o, tf.float32)) ** 2) for o in flat]
+    else:
+        objects = [calls.loss_object(one) for one in tf.nest.flatten(loss)]
+        objects *= len(flat) if len(objects) == 1 else 1
+        parts = zip(objects, tf.nest.flatten(y), flat, strict=True)
+        values = [tf.reduce_mean(one(target, output)) for one, target, output in parts]
+    return tf.add_n([tf.cast(value, tf.float32) for value in (*values, *model.losses)])
