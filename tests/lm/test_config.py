@@ -53,6 +53,7 @@ WRONG = {
     "training.checkpoint_steps": (-1, "at least 0"),
     "training.keep_checkpoints": (0, "at least 1"),
     "training.log_steps": (0, "at least 1"),
+    "numerics.check": ("stop", "raise or skip or restore or off"),
     "gradients.every": (-1, "at least 0"),
     "sample.tokens": (-1, "at least 0"),
     "sample.temperature": (-0.5, "a number, at least 0"),
@@ -165,7 +166,10 @@ def test_an_unlocked_config_is_checked_for_keys():
         ("data.epochs", "training.epochs"),
         ("model", "model is a group of config keys; its keys are model.embedding_dim, "),
         ("sample.qqq", "those of sample are sample.tokens, sample.temperature"),
-        ("zzz", "the groups are seed, data, model, optimizer, training, gradients, sample"),
+        (
+            "zzz",
+            "the groups are seed, data, model, optimizer, training, numerics, gradients, sample",
+        ),
     ],
 )
 def test_unknown_key(key, words):

@@ -7,6 +7,7 @@ import tensorflow as tf
 from stacks import SLOW_ON_KERAS_2
 
 from tfwd import _keras
+from tfwd.lm import step as train_step
 from tfwd.lm import stream
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.step import TrainStep
@@ -173,6 +174,52 @@ def test_a_step_that_is_not_finite_changes_nothing():
         np.testing.assert_array_equal(old, new)
     failure = step.failure()
     assert failure.step == 2 and np.isnan(failure.loss) and failure.learning_rate == 0.125
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_step_that_is_left_out_is_as_if_it_had_not_been(whole, monkeypatch):
+    """Draws included: the next step is that of a model that never saw the bad window."""
+    own = train_step.token_nats
+    monkeypatch.setattr(
+        train_step,
+        "token_nats",
+        lambda logits, targets: (
+            own(logits, targets) * tf.where(tf.reduce_any(targets == 5), np.inf, 1.0)
+        ),
+    )
+    rates = {"weight_dropout": 0.5, "hidden_dropout": 0.3, "output_dropout": 0.3}
+    skipped, plain = (make(optimizer="adam", model=rates, whole=whole) for _ in range(2))
+    bad = tf.constant([[2, 3, 1, 0], [6, 2, 5, 4]], tf.int32)
+    for step in (skipped, plain):
+        step(INPUTS, TARGETS)
+    skipped(INPUTS, bad)
+    report = skipped.diagnose(INPUTS, bad)
+    assert report.sentence.startswith("loss: +Inf")
+    assert skipped.failure().step == 2
+    skipped.go_on()
+    assert skipped.failure() is None and int(skipped.state.step) == 2
+    for step in (skipped, plain):
+        step(INPUTS, TARGETS)
+    for one, other in zip(weights(skipped), weights(plain), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_unchecked_steps_are_made():
+    step = make(checked=False)
+    step.model.decoder.bias.assign(np.full(7, np.nan))
+    step(INPUTS, TARGETS)
+    assert step.failure() is None and int(step.state.step) == 1
+    assert all(np.isnan(each).any() for each in weights(step))
+
+
+def test_a_learning_rate_that_is_not_finite():
+    step = make()
+    before = weights(step)
+    step.state.learning_rate.assign(np.inf)
+    step(INPUTS, TARGETS)
+    assert step.failure().learning_rate == np.inf
+    for one, other in zip(weights(step), before, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_finite_run_has_no_failure():

@@ -16,7 +16,7 @@ def test_if_no_trial_comes_to_its_end_it_is_an_error_with_the_reason(run):
     more = ["--config.optimizer.name=sgd", "--config.optimizer.clip_norm=0"]
     code, _, err = run('{"optimizer.learning_rate": Choice([1e30])}', 'method="grid"', *more)
     assert code == 1
-    assert err.startswith("error: no trial came to its end; the first one: step ")
+    assert err.startswith("error: no trial came to its end; the first one: diverged at step ")
     assert err.count("\n") == 1
 
 

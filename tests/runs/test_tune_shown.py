@@ -172,12 +172,6 @@ def test_a_sweep_file_that_is_none(run, tmp_path):
     assert code == 1 and "sweep.py, sweeps.py" in err and "plain.py" not in err
 
 
-def test_the_advice_to_clip_is_none_where_nothing_is_clipped(run):
-    more = ["--config.optimizer.name=sgd", "--config.optimizer.clip_norm=0"]
-    code, _, err = run('{"optimizer.learning_rate": Choice([1e30])}', 'method="grid"', *more)
-    assert code == 1 and "or clipping (optimizer.clip_norm is 0: off) may help" in err
-
-
 def trials(space, values, failed=()):
     return [
         Row(

@@ -2,27 +2,36 @@
 
 It is traced once: the window's length is left open in the signature, so that random lengths never
 trace anew. What a step produces stays on the device (`state.RunState`); the host fetches it when
-it has something to print. A step whose loss or gradient is not finite changes nothing, nor does
-any after it, so that the host may notice late and still find the weights as they were.
+it has something to print. A step whose loss, gradient or learning rate is not finite changes
+nothing, nor does any after it, so that the host may notice late and still find all as it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from typing import Any
 
 import keras
 import ml_collections
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd.finite import extent
 from tfwd.lm.losses import activation_penalty, token_nats
 from tfwd.lm.model import LanguageModel
+from tfwd.numerics.checked_step import tracked
+from tfwd.numerics.probes import Probes
+from tfwd.numerics.report import Report
+from tfwd.numerics.watch import Watch
 from tfwd.optimizers import steps
 from tfwd.optimizers.repeated_rows import summed
 from tfwd.runs.errors import UserError
 from tfwd.runs.optimizer import averaging, decaying, make_optimizer
 from tfwd.runs.program import Failure
 from tfwd.runs.state import RunState
+
+NORMS = 8  # of the gradient, of so many steps, a report can tell whether it grew
 
 
 class TrainStep:
@@ -43,6 +52,8 @@ class TrainStep:
         l2: coupled decay. It is added after clipping, as PyTorch's optimizers add theirs, and is
             no part of the norm that is reported.
         sparse: leaves the gradient of a table that is only looked up in as its rows.
+        checked: makes no step that is not finite.
+        whole: looks at what each layer takes and gives, too.
 
     Attributes:
         averaging: the optimizer's `NonMonotonicASGD`, or `None`.
@@ -61,16 +72,22 @@ class TrainStep:
         base_window: int = 0,
         l2: float = 0.0,
         sparse: bool = False,
+        checked: bool = True,
+        whole: bool = False,
     ):
         self.model, self.optimizer, self.state = model, optimizer, state
         self.clip_norm, self.alpha, self.beta = clip_norm, alpha, beta
         self.base_window, self.l2, self.sparse = base_window, l2, sparse
+        self.checked, self.whole = checked, whole
         self.averaging = averaging(optimizer)
         self.unused: list[str] = []
         # Slots made inside the traced function could not be restored before the first step.
         steps.build(optimizer, model.trainable_variables)
         self._failed = tf.Variable(False, trainable=False)
         self._failure = tf.Variable([0.0, 0.0, 0.0], trainable=False)
+        self._norms = tf.Variable(tf.fill([NORMS], -1.0), trainable=False)  # the last ones
+        trained = {id(_keras.variables.tf_variable(v)) for v in model.trainable_variables}
+        self._draws = [v for v in tracked(model) if id(v) not in trained]
         batch = state.carried[0][0].shape[0]
         window = tf.TensorSpec([batch, None], tf.int32)
         self.function = tf.function(self._step, input_signature=[window, window])
@@ -89,11 +106,34 @@ class TrainStep:
         loss, norm, rate = (float(value) for value in self._failure.numpy())
         return Failure(int(self.state.step.numpy()) + 1, loss, norm, rate)
 
-    def _step(self, inputs: tf.Tensor, targets: tf.Tensor) -> None:
+    def diagnose(self, inputs: tf.Tensor, targets: tf.Tensor) -> Report:
+        """Looks closely at the step that failed, on its batch, and changes nothing."""
+        probes = Probes(self.model)
+
+        def look(inputs: tf.Tensor, targets: tf.Tensor) -> None:
+            with probes:
+                self._step(inputs, targets, whole=False)
+
+        tf.function(look)(inputs, targets)
+        norms = [float(norm) for norm in self._norms.numpy() if norm >= 0]
+        return probes.report([{"the gradient of all weights": norm} for norm in norms])
+
+    def go_on(self) -> None:
+        """Makes steps again, as if that one had been made."""
+        self._failed.assign(False)
+        self.state.step.assign_add(1)
+
+    def _step(self, inputs: tf.Tensor, targets: tf.Tensor, whole: bool | None = None) -> None:
         state = self.state
+        extents: list[tf.Tensor] = []
+        watched: Any = contextlib.nullcontext()
+        if self.whole if whole is None else whole:
+            watch = Watch(self.model, lambda _, x, __: extents.append(extent(x)), closely=False)
+            watched = watch.open()
+        draws = [variable.read_value() for variable in self._draws]
         scales_loss = steps.scales_loss(self.optimizer)
         carried = [[tensor.read_value() for tensor in pair] for pair in state.carried]
-        with tf.GradientTape() as tape:
+        with watched, tf.GradientTape() as tape:
             output = self.model(inputs, states=carried, training=True)
             nats = token_nats(output.logits, targets)
             loss = tf.reduce_mean(nats)
@@ -130,9 +170,12 @@ class TrainStep:
             norm = norm / unit  # a norm that is not finite is the scaler's own business
         else:
             finite = finite & tf.math.is_finite(norm)
+        for one in extents:
+            finite = finite & tf.math.is_finite(tf.cast(one, tf.float32))
         rate = state.learning_rate.read_value()
         if self.base_window:
             rate = rate * tf.cast(tf.shape(inputs)[1], tf.float32) / self.base_window
+        finite = finite & tf.math.is_finite(rate)
         total = tf.reduce_sum(tf.cast(nats, tf.float64))
         tokens = tf.cast(tf.size(nats), tf.float64)
 
@@ -146,6 +189,7 @@ class TrainStep:
                     variable.assign(value)
             state.step.assign_add(1)
             state.gradient_norm.assign(norm)
+            self._norms.assign(tf.concat([self._norms[1:], [norm]], 0))
             for nats_sum, count in (
                 (state.epoch_nats, state.epoch_tokens),
                 (state.log_nats, state.log_tokens),
@@ -158,9 +202,14 @@ class TrainStep:
             seen = tf.stack([loss, norm, rate])
             self._failure.assign(tf.where(self._failed, self._failure, seen))
             self._failed.assign(True)
+            for variable, value in zip(self._draws, draws, strict=True):
+                variable.assign(value)
             return tf.constant(False)
 
-        tf.cond(finite & ~self._failed, update, keep)
+        if self.checked:
+            tf.cond(finite & ~self._failed, update, keep)
+        else:
+            update()
 
 
 def make_step(
@@ -198,4 +247,6 @@ def make_step(
         base_window=data.window if scaled else 0,
         l2=l2,
         sparse=optimizer["decay_sparse"] == "rows",
+        checked=config.numerics.check != "off",
+        whole=config.numerics.whole,
     )

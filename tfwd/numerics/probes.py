@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -124,8 +124,12 @@ class Probes:
         opened, self._local.open = self._local.open, None
         opened.__exit__(*exception)
 
-    def report(self) -> Report:
+    def report(self, history: Sequence[Mapping[str, float]] = ()) -> Report:
         """What was found in the last step that was looked at.
+
+        Args:
+            history: for the likely cause, what the norms of gradients were in the steps before: by
+                any names, a dict a step.
 
         Returns:
             A `Report`; where all was finite, its table has all tensors and how large they were. Of
@@ -153,7 +157,7 @@ class Probes:
             ]
             reports.append(Report(step, found, (), replica if len(last) > 1 else None))
         report = min(reports, key=_place_of_first)
-        evidence = Evidence(report.found, {}, [], [], self.model, "", None)
+        evidence = Evidence(report.found, {}, [], history, self.model, "", None)
         report.causes = likely(evidence)
         return report
 

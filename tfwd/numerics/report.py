@@ -94,6 +94,11 @@ class Report:
         return f"{describe(first)}, {when}"
 
     @property
+    def what(self) -> str:
+        """What was first, where and how much: the first line without the step."""
+        return "all is finite" if self.first is None else describe(self.first)
+
+    @property
     def where(self) -> str:
         """The first offender in few words, as `layer dense_2`."""
         first = self.first
@@ -102,7 +107,7 @@ class Report:
         kind, name = first.frame.kind, first.frame.name
         if kind in ("loss", "learning rate"):
             return f"the {kind}"
-        return f"{'layer' if first.frame.layer else kind} {name}"
+        return f"{'layer' if first.frame.layer else 'weight' if 'weight' in kind else kind} {name}"
 
     def to_dict(self) -> dict[str, Any]:
         """The report as numbers, texts, lists and dicts, as JSON has them."""

@@ -116,4 +116,16 @@ TRAINING_KEYS = {
     ),
     "training.tensorboard": Key(True, FLAG, "write a log for TensorBoard", ALWAYS),
     "training.log_steps": Key(20, COUNT, "steps between entries of the logs", ALWAYS),
+    "numerics.check": Key(
+        "raise",
+        one_of("raise", "skip", "restore", "off"),
+        "stop at a step that is not finite, leave it out, or go back",
+        IN_RUNS,
+    ),
+    "numerics.whole": Key(
+        False,
+        FLAG,
+        "look for it in each layer too, not in loss, gradient and rate alone",
+        IN_RUNS,
+    ),
 }

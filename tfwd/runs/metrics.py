@@ -101,6 +101,12 @@ class Metrics:
         except (OSError, tf.errors.OpError) as error:
             raise UserError(f"cannot write {self.path}: {reason(error)}") from error
 
+    def text(self, name: str, text: str, step: int) -> None:
+        """Shows a text in TensorBoard, as it stands."""
+        if self._writer is not None:
+            with self._writer.as_default(step=step):
+                tf.summary.text(name, f"```\n{text}\n```")
+
     def sync(self) -> int:
         """Pushes what was written to the disk; returns the file's length in bytes."""
         try:

@@ -16,6 +16,7 @@ import ml_collections
 from tfwd.runs.config import Schema
 
 if TYPE_CHECKING:
+    from tfwd.numerics.report import Report
     from tfwd.optimizers import NonMonotonicASGD
     from tfwd.runs.display import Display
     from tfwd.runs.folder import RunFolder
@@ -72,12 +73,21 @@ class Data(Protocol):
 
 
 class Failure(NamedTuple):
-    """A step that was not finite: its number from 1, loss, gradient norm and learning rate."""
+    """A step that was not finite, or left a weight that is not.
+
+    Attributes:
+        step: its number, from 1.
+        loss, gradient_norm, learning_rate: the step's.
+        weight: which weight, as "weight lstm/kernel", if that is what is known.
+        found: what is the matter with it.
+    """
 
     step: int
     loss: float
     gradient_norm: float
     learning_rate: float
+    weight: str = ""
+    found: str = ""
 
 
 class Step(Protocol):
@@ -101,6 +111,12 @@ class Step(Protocol):
 
     def failure(self) -> Failure | None:
         """The first step that was not finite, if there was one. Waits for the device."""
+
+    def diagnose(self, *batch: Any) -> Report:
+        """Looks closely at that step, on its batch, and changes nothing."""
+
+    def go_on(self) -> None:
+        """Makes steps again, as if that one had been made."""
 
 
 class Loss(Protocol):

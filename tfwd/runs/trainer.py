@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, NoReturn
 
 import ml_collections
@@ -19,8 +20,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd.finite import summarize
+from tfwd.numerics.report import Report
 from tfwd.runs.display import Display
+from tfwd.runs.divergence import Divergence
 from tfwd.runs.errors import UserError
+from tfwd.runs.files import write_atomically
 from tfwd.runs.folder import RunFolder
 from tfwd.runs.metrics import Metrics
 from tfwd.runs.optimizer import decaying, has_own_decay
@@ -68,6 +73,9 @@ class Trainer(abc.ABC):
         self.progress = folder.restore(self._objects, data, say=display.line)
         self._metrics: Metrics | None = None
         self._throughput = ThroughputMeter(wait=state.step.numpy)
+        self._divergence = Divergence(
+            config.numerics.check, step, state, self._objects.values(), self._tell_of
+        )
         self._loss: float | None = None  # the last one that was logged
         self._saved_at = time.monotonic()
 
@@ -125,13 +133,16 @@ class Trainer(abc.ABC):
 
         Raises:
             Stopped: a signal came; a checkpoint was saved.
-            UserError: a loss was not finite, or the disk is full; earlier checkpoints are kept.
+            Diverged: a step was not finite.
+            UserError: the disk is full; earlier checkpoints are kept.
         """
         self.folder.begin()
         if self._metrics is None:
             logs = self.folder.tensorboard if self.config.training.tensorboard else None
             length = self.progress.metrics_bytes
             self._metrics = Metrics(self.folder.metrics, length, logs, say=self.display.line)
+        if self.progress.step:
+            self._divergence.keep()
         while not self.finished:
             self._epoch()
 
@@ -173,6 +184,8 @@ class Trainer(abc.ABC):
             self._throughput.step(int(sizes[progress.window]))
             progress.window += 1
             progress.step += 1
+            if self._divergence.looks_each_step:
+                self._look()
             if progress.step % self.config.training.log_steps == 0:
                 self._log()
             self._show(sizes)
@@ -225,6 +238,7 @@ class Trainer(abc.ABC):
             if lower < rate:
                 self.state.learning_rate.assign(lower)
                 self.display.line(f"no better for a while: learning rate {rate:.4g} -> {lower:.4g}")
+        self._divergence.keep()
         self._save()
 
     def _averaged(self) -> AbstractContextManager[None]:
@@ -237,29 +251,71 @@ class Trainer(abc.ABC):
         tokens, seconds = self._throughput.end_lap()
         self.progress.tokens += tokens
         self.progress.seconds += seconds
-        failure = self.step.failure()
-        if failure is None and weights and not all(map(math.isfinite, self._norms().values())):
-            # A finite step can still take a weight out of range, which only the next would see.
-            rate = float(self.state.learning_rate.numpy())
-            norm = float(self.state.gradient_norm.numpy())
-            failure = Failure(self.progress.step, math.nan, norm, rate)
-        if failure is not None:
-            self._fail(failure)
+        self._look(weights)
 
-    def _fail(self, failure: Failure) -> NoReturn:
-        norms = self._norms()
-        self._log_record({"kind": "failure", **failure._asdict(), "norms": norms})
+    def _look(self, weights: bool = False) -> None:
+        """Does what is to be done if a step, or a weight, is not finite."""
+        if self._divergence.action == "off":
+            return
+        failure, batch = self.step.failure(), None
+        if failure is not None:
+            late = self.progress.step - failure.step  # steps since, which were not made
+            batch = next(iter(self.epoch_batches(self.progress.window - 1 - late)))
+        elif weights:
+            failure = self._failure_of_weights()
+        if failure is not None:
+            self._divergence.met(failure, batch, self._kept())
+
+    def _failure_of_weights(self) -> Failure | None:
+        """A finite step can still take a weight out of range, which only the next would see."""
+        wrong = [path for path, norm in self._norms().items() if not math.isfinite(norm)]
+        if not wrong:
+            return None
+        (value,) = [
+            v for v in self.model.trainable_variables if _keras.variables.path(v) == wrong[0]
+        ]
+        found = summarize(_keras.variables.value(value)).numbers()
+        what = f"{found}" if found.non_finite else f"its elements reach {found.abs_max:.3g}"
+        return Failure(
+            self.progress.step,
+            math.nan if self._loss is None else self._loss,
+            float(self.state.gradient_norm.numpy()),
+            float(self.state.learning_rate.numpy()),
+            f"weight {wrong[0]}",
+            f"its norm is not finite, {what}",
+        )
+
+    def _kept(self) -> str:
         steps = self.folder.checkpoints.steps()
         kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "no checkpoint yet"
         clips = self.config.optimizer.clip_norm > 0
         clip = "optimizer.clip_norm" if clips else "clipping (optimizer.clip_norm is 0: off)"
-        shown = ", ".join(f"{path} {norm:.4g}" for path, norm in norms.items())
-        raise UserError(
-            f"step {failure.step}: the loss, its gradient or a weight is not finite "
-            f"(loss {failure.loss:.4g}, gradient norm {failure.gradient_norm:.4g}, "
-            f"learning rate {failure.learning_rate:.4g}); norms of the weights: {shown}; "
-            f"{kept}; a lower optimizer.learning_rate or {clip} may help"
+        return (
+            f"a lower optimizer.learning_rate or {clip} may help; {kept}; the report is in "
+            f"{self._report}"
         )
+
+    @property
+    def _report(self) -> Path:
+        return self.folder.report / "non_finite.txt"
+
+    def _tell_of(self, failure: Failure, report: Report | None, done: str) -> None:
+        """Logs and shows a step that was not finite, and keeps its report."""
+        norms = self._norms()
+        numbers = {"loss", "gradient_norm", "learning_rate", "step"}
+        record = {name: value for name, value in failure._asdict().items() if name in numbers}
+        self._log_record({"kind": "failure", **record, "norms": norms})
+        text = (
+            f"{report}\n" if report else f"{failure.weight}: {failure.found}, step {failure.step}\n"
+        )
+        shown = [f"{norm:9.3g}  {path}" for path, norm in norms.items()]
+        text += "\n".join(["", "norms of the weights", *shown, ""])
+        assert self._metrics is not None
+        self._metrics.text("non_finite", text, failure.step)
+        self._report.parent.mkdir(exist_ok=True)
+        write_atomically(self._report, text)
+        if done != "the run ends":
+            self.display.line(f"{report.sentence if report else text}: {done}")
 
     def _log_record(self, record: dict[str, Any]) -> None:
         assert self._metrics is not None  # `train` has made it

@@ -17,7 +17,7 @@ from keras_tuner.engine.trial import Trial, TrialStatus
 from keras_tuner.errors import FailedTrialError, FatalError
 
 from tfwd.runs.config import get
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import Diverged, UserError
 from tfwd.runs.program import Data
 from tfwd.runs.signals import Stopped, StopRequest
 from tfwd.runs.sweeps import hparams
@@ -169,7 +169,8 @@ def _sorted_errors() -> Iterator[None]:
     except UserError as error:
         if _is_of_the_disk(error):
             raise SweepEnd(error) from error
-        raise FailedTrialError(str(error)) from error
+        text = error.short if isinstance(error, Diverged) else str(error)
+        raise FailedTrialError(text) from error
     except OSError as error:
         if error.errno in _DISK:
             raise SweepEnd(UserError(f"cannot write: {error}")) from error

@@ -1,0 +1,109 @@
+"""What a run does about a step that is not finite: stop, leave it out, or go back an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfwd.numerics.report import Report
+from tfwd.runs.errors import Diverged
+from tfwd.runs.program import Failure, Step
+from tfwd.runs.state import RunState
+
+ACTIONS = ("raise", "skip", "restore", "off")
+MAX_CONSECUTIVE = 5  # bad steps that are left out, or gone back from, before the run ends
+FACTOR = 0.5  # of the learning rate, each time that the run goes back
+
+
+class Divergence:
+    """The bad steps of a run.
+
+    Args:
+        action: one of `ACTIONS`.
+        step: the training step.
+        state: has the learning rate.
+        objects: the modules whose variables are gone back to.
+        tell: called with a bad step, its report if there is one, and what is done about it in
+            words.
+    """
+
+    def __init__(
+        self,
+        action: str,
+        step: Step,
+        state: RunState,
+        objects: Iterable[Any],
+        tell: Callable[[Failure, Report | None, str], None],
+    ):
+        self.action, self._step, self._state = action, step, state
+        self._objects, self._tell = list(objects), tell
+        self._last_good = self._in_vain = 0
+        self._kept: list[tuple[tf.Variable, tf.Tensor]] = []
+
+    @property
+    def looks_each_step(self) -> bool:
+        """Whether the host asks after each step, so that the next one can be made."""
+        return self.action in ("skip", "restore")
+
+    def keep(self) -> None:
+        """Keeps what `restore` goes back to: at the end of an epoch, and when a run goes on."""
+        if self.action == "restore":
+            self._in_vain = 0
+            self._kept = [(variable, variable.numpy()) for variable in self._variables()]
+
+    def met(self, failure: Failure, batch: tuple[Any, ...] | None, kept: str) -> None:
+        """Reports a bad step, and goes on after it if that is asked for.
+
+        Args:
+            failure: the step.
+            batch: what it was made on; `None` if the step was finite and a weight is not.
+            kept: what is on the disk, in words.
+
+        Raises:
+            Diverged: the run ends.
+        """
+        report = None
+        if batch is not None:
+            report = self._step.diagnose(*batch)
+            report.step = failure.step
+        why = self._why_it_ends(failure, batch)
+        if why is not None:
+            self._tell(failure, report, "the run ends")
+            raise Diverged(failure, report, f"{why}{kept}")
+        self._in_vain += 1
+        self._last_good = failure.step
+        if self.action == "skip":
+            done = "it is left out"
+        else:
+            number = self._state.step.numpy()
+            for variable, value in self._kept:
+                variable.assign(value)
+            self._state.step.assign(number)
+            rate = self._state.learning_rate.numpy() * FACTOR**self._in_vain
+            self._state.learning_rate.assign(rate)
+            done = f"back to the end of the last epoch, with the learning rate {rate:.4g}"
+        self._tell(failure, report, done)
+        self._step.go_on()
+
+    def _why_it_ends(self, failure: Failure, batch: tuple[Any, ...] | None) -> str | None:
+        if self.action == "raise" or batch is None:
+            return ""
+        if self.action == "restore" and not self._kept:
+            return "there is no finished epoch yet to go back to; "
+        if self.action == "skip" and failure.step != self._last_good + 1:
+            self._in_vain = 0  # there was a good one in between
+        if self._in_vain >= MAX_CONSECUTIVE:
+            what = "left out" if self.action == "skip" else "gone back from"
+            return f"{MAX_CONSECUTIVE} bad steps in a row were {what} before it; "
+        return None
+
+    def _variables(self) -> list[tf.Variable]:
+        found = [
+            variable
+            for one in self._objects
+            for variable in tf.train.TrackableView(one).descendants()
+            if isinstance(variable, tf.Variable)
+        ]
+        return list({id(variable): variable for variable in found}.values())
