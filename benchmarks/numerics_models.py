@@ -16,7 +16,7 @@ SHAPES = {
     LSTM: (32, 35, 200),
     BLOCK: (8, 64, 256),
 }
-DEPTH, FILTERS, UNITS, HEADS, WIDE = 8, (32, 64, 64), 200, 4, 1024
+DEPTH, FILTERS, UNITS, HEADS, WIDE = 8, (32, 64), 200, 4, 1024
 CLASSES = 10
 # So small that no model runs away or comes to rest, however long it is measured.
 LEARNING_RATE = 1e-7
