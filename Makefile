@@ -111,7 +111,8 @@ bench: $(BENCH_STAMP) ## run the benchmarks; writes benchmarks/results.md and pl
 
 # What the others leave out for want of PyTorch.
 test-peers: $(BENCH_STAMP) ## run the tests against PyTorch, in the environment of the benchmarks
-	.venv-bench/bin/pytest tests/test_recurrence.py tests/optimizers/test_peers.py $(ARGS)
+	.venv-bench/bin/pytest tests/test_recurrence.py tests/optimizers/test_peers.py \
+	  tests/benchmarks/test_numerics.py $(ARGS)
 
 clean: ## remove caches and builds; .venv, .venv-addons, .venv-bench and runs stay
 	@[ ! -d .bazel ] || chmod -R u+w .bazel

@@ -60,6 +60,7 @@ setup(
             "opacus>=1.5",
             "optax>=0.2.3",
             "torch>=2.2",
+            "transformers>=4.40",
         ],
         "dev": [
             "build>=1.2",

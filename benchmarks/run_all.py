@@ -30,7 +30,7 @@ from measure import Row
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "results.md"
-PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "torch", "jax", "optax")
+PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "torch", "transformers", "jax", "optax")
 ALLOWED = 120.0  # seconds that a script may take
 LIMIT = 300.0  # seconds after which it is stopped
 

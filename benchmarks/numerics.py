@@ -1,0 +1,199 @@
+"""What a training step costs whose values are held to be finite: tfwd's ways and the others.
+
+    python benchmarks/numerics.py
+
+Four models, each with and without `jit_compile=True`; what is timed is the training function that
+`fit` runs, on a batch. `FiniteCheck` looks at the whole model in each step; `ApplyIfFinite` is
+alone, around the optimizer. Their time and that of `tf.debugging.enable_check_numerics` is over the
+bare step. PyTorch's `detect_anomaly` and `DebugUnderflowOverflow` of Hugging Face's transformers
+are over PyTorch's own bare step of the same model.
+
+Each side is then given a NaN in a weight, and what it does about it is part of its row (for
+`FiniteCheck`, whose diagnosis takes seconds, of one model). Peak memory is that of a large batch,
+each side in a process of its own (see peak.py): what `FiniteCheck` adds, as a share of the bytes of
+one activation.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from typing import Any
+
+import measure
+import memory
+import peak
+from measure import Row, ratio
+from numerics_models import (
+    BARE,
+    CONVOLUTIONS,
+    LSTM,
+    OPTIMIZER,
+    OURS,
+    SHAPES,
+    TENSORFLOW,
+    Side,
+    title,
+)
+
+MODES = {"in a graph": False, "compiled": True}
+LIMITS = {OURS: 1.05, OPTIMIZER: 1.01}
+LSTM_LIMIT = 1.10
+# What is the same for each model and takes seconds is done with this one: FiniteCheck's diagnosis
+# of a NaN, and TensorFlow's checks in a compiled step.
+ONE = LSTM
+# Rounds of the others, whose ratios are far from 1.
+FEW = 8
+LARGE = (CONVOLUTIONS, 128)
+
+
+def step(way: str, compiled: bool) -> Callable[[], Any]:
+    """A step of the model of `LARGE`, made in the child."""
+    measure.equal_threads()
+    import numerics_keras
+
+    return numerics_keras.side(LARGE[0], way, compiled, batch=LARGE[1]).step
+
+
+def times(sides: dict[str, Side], heading: str, **limits: Any) -> dict[str, list[float]]:
+    """The seconds of each side's steps."""
+    steps = {way: side.step for way, side in sides.items()}
+    return measure.alternate(steps, warmup=1, title=heading, **limits)
+
+
+def planted(sides: dict[str, Side], name: str) -> dict[str, str]:
+    """What each side does about a NaN, as far as it is asked."""
+    asked = [way for way in sides if way != BARE and (way != OURS or name == ONE)]
+    found = {way: sides[way].plant() for way in asked}
+    for way, said in found.items():
+        measure.CONSOLE.print(f"{name}: {way}, a planted NaN: {said}", highlight=False)
+    return found
+
+
+def rows_of(
+    heading: str,
+    name: str,
+    found: dict[str, list[float]],
+    said: dict[str, str],
+    unable: dict[str, str] | None = None,
+) -> list[Row]:
+    """A row for each side but the bare one.
+
+    Args:
+        heading: the model and how it runs.
+        name: of the model.
+        found: the seconds of each side.
+        said: what became of a planted NaN.
+        unable: why there are no others.
+    """
+    medians = measure.milliseconds(found)
+    return [
+        Row(
+            f"step with {way}, {heading}" + (f"; a NaN: {said[way]}" if way in said else ""),
+            ratio(found[way], found[BARE]),
+            "time over bare",
+            float(medians[way]),
+            {BARE: medians[BARE], **((unable or {}) if way == OURS else {})},
+            at_most=LSTM_LIMIT if (way, name) == (OURS, LSTM) else LIMITS.get(way),
+        )
+        for way in found
+        if way != BARE
+    ]
+
+
+def by_tensorflow(name: str, mode: str, seconds: float) -> list[Row]:
+    """The rows of a model in TensorFlow in one mode."""
+    import numerics_keras
+
+    heading = f"{title(name)}, {mode}"
+
+    def make(way: str) -> Side:
+        return numerics_keras.side(name, way, MODES[mode])
+
+    sides = {way: make(way) for way in (BARE, OURS, OPTIMIZER)}
+    found = times(sides, heading, seconds=seconds, rounds=100)
+    theirs, beside, unable = {}, {}, {}
+    if name == ONE or not MODES[mode]:
+        try:
+            theirs = {BARE: sides[BARE], TENSORFLOW: make(TENSORFLOW)}
+        except Exception as error:  # of whatever kind: TensorFlow has several
+            unable[TENSORFLOW] = numerics_keras.reason(error)
+            measure.CONSOLE.print(f"{heading}: {TENSORFLOW} {unable[TENSORFLOW]}", style="yellow")
+        else:
+            beside = times(theirs, heading, rounds=FEW)
+    said = planted(sides | theirs, name)
+    return rows_of(heading, name, found, said, unable) + rows_of(heading, name, beside, said)
+
+
+def by_torch(name: str, torch_sides: Callable[[str], dict[str, Side]], seconds: float) -> list[Row]:
+    """The rows of a model in PyTorch."""
+    heading = f"{title(name)}, PyTorch"
+    sides = torch_sides(name)
+    if BARE not in sides:
+        return []
+    found = times(sides, heading, rounds=FEW, seconds=seconds)
+    return rows_of(heading, name, found, planted(sides, name))
+
+
+def by_memory() -> list[Row]:
+    """A row a mode, with what `FiniteCheck` adds to the peak of a step."""
+    import numerics_keras
+
+    name, batch = LARGE
+    largest = numerics_keras.largest_activation(name, batch)
+    configurations = {
+        f"{way}, {mode}": (way, compiled)
+        for mode, compiled in MODES.items()
+        for way in (BARE, OURS)
+    }
+    found = peak.in_children(step, configurations)
+    rows = []
+    for mode in MODES:
+        bare, ours = (found[f"{way}, {mode}"] for way in (BARE, OURS))
+        figure = memory.above(ours, bare, largest)
+        if isinstance(figure, str):
+            measure.CONSOLE.print(f"without memory {mode}: {figure}", style="red")
+            continue
+        rows.append(
+            Row(
+                f"memory of a step with {OURS}, {name}, batch {batch}, {mode}",
+                figure,
+                "extra over bare, share of an activation",
+                measure.Spread.of(ours).median / peak.MIB,
+                {
+                    BARE: measure.Spread.of(bare).median / peak.MIB,
+                    "the activation": largest / peak.MIB,
+                },
+                "MiB",
+                at_most=1.0,
+            )
+        )
+    return rows
+
+
+def main() -> None:
+    """Measures, and reports a row a side."""
+    options = measure.parser(__doc__)
+    options.add_argument("--seconds", type=float, default=2.5, help="time for a group's rounds")
+    options.add_argument(
+        "--models", nargs="+", default=list(SHAPES), choices=SHAPES, help="those alone"
+    )
+    arguments = options.parse_args()
+    measure.equal_threads()
+    memory_rows = by_memory()
+    # PyTorch's threads would spin while they wait for each other, which takes long on busy cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    torch_models = measure.attempt(lambda: __import__("numerics_torch"), "PyTorch")
+    rows = []
+    for name in arguments.models:
+        for mode in MODES:
+            rows += by_tensorflow(name, mode, arguments.seconds)
+            gc.collect()
+        if torch_models:
+            rows += by_torch(name, torch_models.sides, arguments.seconds)
+    measure.report("numerics", rows + memory_rows, method=peak.method())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The four models of numerics.py in numbers, and what a side of it is; no library is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MLP, CONVOLUTIONS, LSTM, BLOCK = "MLP", "convolutions", "LSTM", "transformer block"
+# Of the inputs; the first is the batch.
+SHAPES = {
+    MLP: (128, 512),
+    CONVOLUTIONS: (32, 32, 32, 3),
+    LSTM: (32, 35, 200),
+    BLOCK: (8, 64, 256),
+}
+DEPTH, FILTERS, UNITS, HEADS, WIDE = 8, (32, 64), 200, 4, 1024
+CLASSES = 10
+# So small that no model runs away or comes to rest, however long it is measured.
+LEARNING_RATE = 1e-7
+
+BARE = "bare"
+OURS, OPTIMIZER, TENSORFLOW = "FiniteCheck", "ApplyIfFinite", "enable_check_numerics"
+ANOMALY, UNDERFLOW = "detect_anomaly", "DebugUnderflowOverflow"
+
+
+class Side(NamedTuple):
+    """One way of a model.
+
+    Attributes:
+        step: makes one step, and waits; returns the loss.
+        plant: makes an element of the last layer's kernel NaN, makes a step, and says what came
+            of it. (The last: `relu` after an earlier one makes 0 of NaN in some graphs.)
+    """
+
+    step: Callable[[], float]
+    plant: Callable[[], str]
+
+
+def title(name: str) -> str:
+    """A model for the tables."""
+    batch, *shape = SHAPES[name]
+    return {
+        MLP: f"{DEPTH} Dense {shape[0]}, batch {batch}",
+        CONVOLUTIONS: f"{len(FILTERS)} Conv2D with BatchNormalization, batch {batch}",
+        LSTM: f"LSTM {UNITS}, batch {batch}, {shape[0]} steps",
+        BLOCK: f"transformer block of {shape[-1]}, batch {batch}, {shape[0]} steps",
+    }[name]
+
+
+def data(name: str, batch: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and labels, the same each time; `batch` in place of the usual one."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    shape = (batch or SHAPES[name][0], *SHAPES[name][1:])
+    return rng.normal(size=shape).astype("float32"), rng.integers(0, CLASSES, shape[0])
