@@ -104,7 +104,7 @@ def test_plot_and_report(tmp_path):
     json.dumps(check.reports[0].to_dict())
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_magnitudes_are_those_of_numpy(jit_compile, tmp_path, monkeypatch):
     model = make(jit_compile)
     x, y = data(3)

@@ -176,7 +176,7 @@ def test_a_step_that_is_not_finite_changes_nothing():
     assert failure.step == 2 and np.isnan(failure.loss) and failure.learning_rate == 0.125
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_step_that_is_left_out_is_as_if_it_had_not_been(whole, monkeypatch):
     """Draws included: the next step is that of a model that never saw the bad window."""
     own = train_step.token_nats

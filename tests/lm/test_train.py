@@ -293,6 +293,7 @@ def test_going_back_an_epoch(planted, text, tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_too_many_steps_in_a_row(text, tmp_path, monkeypatch):
     own = step.token_nats
     monkeypatch.setattr(step, "token_nats", lambda *given: own(*given) * np.nan)
@@ -301,6 +302,7 @@ def test_too_many_steps_in_a_row(text, tmp_path, monkeypatch):
     assert error.value.short == "diverged at step 6 in the loss"
 
 
+@pytest.mark.slow
 def test_nothing_is_looked_at(text, tmp_path, monkeypatch):
     own = step.token_nats
     monkeypatch.setattr(step, "token_nats", lambda *given: own(*given) * np.nan)

@@ -15,7 +15,7 @@ from tfwd._keras import training as _keras_training
 from tfwd.callbacks.last_epoch import LastEpoch
 from tfwd.callbacks.training_function import replace_innermost
 from tfwd.numerics.checked_step import CheckedStep, Outcome, plain_step
-from tfwd.numerics.diagnosis import diagnose
+from tfwd.numerics.diagnosis import Diagnosis
 from tfwd.numerics.frames import Frame
 from tfwd.numerics.log import Log, check_plot
 from tfwd.numerics.report import NonFiniteError, Report
@@ -123,6 +123,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self._fitted: Any = None
         self._check: CheckedStep | None = None
         self._exact: CheckedStep | None = None
+        self._diagnosis: Diagnosis | None = None
         self._plain: Any = None
         self._log: Log | None = None
         self._own: Any = None
@@ -145,7 +146,8 @@ class FiniteCheck(keras.callbacks.Callback):
         self._own = replace_innermost(model, self._train)
         if self._check is None or self._check_of is not self._own:  # new, or compiled anew
             self._check = CheckedStep(model, tells_largest=self._log is not None)
-            self._exact, self._plain, self._check_of = None, None, self._own
+            self._exact = self._plain = self._diagnosis = None
+            self._check_of = self._own
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Says that the next call of the training function is of a fit with this callback."""
@@ -204,9 +206,9 @@ class FiniteCheck(keras.callbacks.Callback):
         if self._is_first:
             self._tell_of_unused(self._check.unused)
         if not outcome.good:
-            report = diagnose(
-                self.model, batch, self._step + 1, self._past, self._is_first, self.history
-            )
+            if self._diagnosis is None:
+                self._diagnosis = Diagnosis(self.model, self.history)
+            report = self._diagnosis(batch, self._step + 1, self._past, self._is_first)
             if report.first is not None:
                 return self._act(report)
             # Finite, but too large to be sure in one pass; or drawn anew.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -85,6 +86,7 @@ class TrainStep:
         steps.build(optimizer, model.trainable_variables)
         self._failed = tf.Variable(False, trainable=False)
         self._failure = tf.Variable([0.0, 0.0, 0.0], trainable=False)
+        self._diagnosis: tuple[Probes, Callable[..., None]] | None = None
         self._norms = tf.Variable(tf.fill([NORMS], -1.0), trainable=False)  # the last ones
         trained = {id(_keras.variables.tf_variable(v)) for v in model.trainable_variables}
         self._draws = [v for v in tracked(model) if id(v) not in trained]
@@ -108,13 +110,17 @@ class TrainStep:
 
     def diagnose(self, inputs: tf.Tensor, targets: tf.Tensor) -> Report:
         """Looks closely at the step that failed, on its batch, and changes nothing."""
-        probes = Probes(self.model)
+        if self._diagnosis is None:
+            probes = Probes(self.model)
 
-        def look(inputs: tf.Tensor, targets: tf.Tensor) -> None:
-            with probes:
-                self._step(inputs, targets, whole=False)
+            def look(inputs: tf.Tensor, targets: tf.Tensor) -> None:
+                with probes:
+                    self._step(inputs, targets, whole=False)
 
-        tf.function(look)(inputs, targets)
+            signature = self.function.input_signature
+            self._diagnosis = probes, tf.function(look, input_signature=signature)
+        probes, function = self._diagnosis
+        function(inputs, targets)
         norms = [float(norm) for norm in self._norms.numpy() if norm >= 0]
         return probes.report([{"the gradient of all weights": norm} for norm in norms])
 

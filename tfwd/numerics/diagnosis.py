@@ -1,7 +1,7 @@
 """A close look at a step that was not finite: the same batch, the same draws, every tensor.
 
-The step is made once more, with a function that is traced for it, in the mode in which it was made
-(eager, graph, XLA, replicas), and taken back.
+The step is made once more, by a function of its own, in the mode in which it was made (eager,
+graph, XLA, replicas), and taken back.
 """
 
 from __future__ import annotations
@@ -22,50 +22,59 @@ from tfwd.numerics.frames import Frame, named
 from tfwd.numerics.report import Found, Report
 
 
-def diagnose(
-    model: keras.Model,
-    data: Any,
-    step: int,
-    history: Sequence[Mapping[str, float]] = (),
-    is_first: bool = False,
-    shown: int = 20,
-) -> Report:
-    """Looks closely at a step of a compiled model, which changes nothing.
+class Diagnosis:
+    """Looks closely at steps of a compiled model, which changes nothing.
 
     Args:
-        model: as it was before the step.
-        data: the batch.
-        step: its number, from 1.
-        history: the extents of gradients and loss in the steps before, by path.
-        is_first: whether no step was made before.
-        shown: how many frames the report shows before the first that is not finite.
+        model: compiled.
+        shown: how many frames a report shows before the first that is not finite.
     """
-    outcome = CheckedStep(model, _measure)(data)
-    replicas = [
-        [
-            Found(frame, detail.numbers())
-            for frame, detail in zip(outcome.frames, found, strict=True)
+
+    def __init__(self, model: keras.Model, shown: int = 20):
+        self._model, self._shown = model, shown
+        self._step = CheckedStep(model, _measure)
+
+    def __call__(
+        self,
+        data: Any,
+        step: int,
+        history: Sequence[Mapping[str, float]] = (),
+        is_first: bool = False,
+    ) -> Report:
+        """The report on a step, while the model is as it was before it.
+
+        Args:
+            data: the batch.
+            step: its number, from 1.
+            history: the extents of gradients and loss in the steps before, by path.
+            is_first: whether no step was made before.
+        """
+        outcome, model = self._step(data), self._model
+        replicas = [
+            [
+                Found(frame, detail.numbers())
+                for frame, detail in zip(outcome.frames, found, strict=True)
+            ]
+            for found in outcome.found
         ]
-        for found in outcome.found
-    ]
-    # The replica on which it began: the others may have it from there by their gradients.
-    firsts = [
-        next((i for i, one in enumerate(found) if not one.is_finite), len(found))
-        for found in replicas
-    ]
-    number = firsts.index(min(firsts))
-    found = replicas[number]
-    evidence = Evidence(
-        [one for one in found if one.frame.kind != "prediction"],
-        _arrays(model, data, number),
-        [one for one in found if one.frame.kind == "prediction"],
-        history,
-        model,
-        _losses(model),
-        is_first,
-    )
-    replica = number if len(replicas) > 1 else None
-    return Report(step, evidence.found, likely(evidence), replica, shown)
+        # The replica on which it began: the others may have it from there by their gradients.
+        firsts = [
+            next((i for i, one in enumerate(found) if not one.is_finite), len(found))
+            for found in replicas
+        ]
+        number = firsts.index(min(firsts))
+        found = replicas[number]
+        evidence = Evidence(
+            [one for one in found if one.frame.kind != "prediction"],
+            _arrays(model, data, number),
+            [one for one in found if one.frame.kind == "prediction"],
+            history,
+            model,
+            _losses(model),
+            is_first,
+        )
+        replica = number if len(replicas) > 1 else None
+        return Report(step, evidence.found, likely(evidence), replica, self._shown)
 
 
 def _measure(frame: Frame, tensor: Any, sequence: Any) -> Detail:
