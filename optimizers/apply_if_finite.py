@@ -63,6 +63,9 @@ class ApplyIfFinite(_keras.optimizer_wrapper.OptimizerWrapper):
     >>> weight.numpy(), optimizer.skipped, int(optimizer.iterations)
     (array([3., 6.], dtype=float32), 1, 1)
 
+    Metrics of `fit` are Keras's own: a bad batch makes the epoch's loss NaN, though the weights are
+    safe. `tfwd.callbacks.FiniteCheck` keeps it out of them too.
+
     References:
         DeepMind, Optax, `optax.apply_if_finite`. Departure: it does not look at the learning rate,
         and its `total_notfinite` also counts the bad steps that were made.

@@ -275,7 +275,7 @@ def test_the_input_that_relu_swallows():
     report = caught.value.report
     assert report.first.frame.name == "x"
     assert [one.frame.kind for one in report.offenders[:2]] == ["data", "pre-activation"]
-    assert "rows 1 of the batch, columns 4" in report.causes[0].evidence
+    assert "row 1 of the batch, column 4" in report.causes[0].evidence
 
 
 @pytest.mark.parametrize("return_sequences", [False, True])
@@ -504,4 +504,84 @@ def test_the_report_fits_a_terminal_and_json():
     assert lines[0].startswith("layer 'encoder/plant': forward output has 2.08 % non-finite")
     json.dumps(report.to_dict())
     table = lines[lines.index("") + 2 :]
-    assert table[3].endswith("encoder/plant, output")
+    names = ["x, data", "y, data", "..."]
+    assert [line.endswith(name) for line, name in zip(table, names, strict=False)] == [True] * 3
+    assert table[6].endswith("encoder/plant, output")
+
+
+def test_bad_steps_in_a_row_are_those_without_a_good_one_between():
+    x, y = data(5)
+    x[3] = x[19] = np.nan
+    check = FiniteCheck("skip", max_consecutive=1)
+    with pytest.warns(UserWarning, match=r"left out: data 'x'.*\(NaN or infinity in the input\)"):
+        fit(make(), x, y, check)
+    assert check.skipped == 2
+
+
+def test_what_leaving_out_does_not_help_against():
+    model = make()
+    x, y = data(3)
+    model.get_layer("last").bias.assign([np.nan])
+    with pytest.raises(NonFiniteError, match="does not help against that") as caught:
+        fit(model, x, y, FiniteCheck("skip"))
+    assert caught.value.report.step == 1
+
+
+def test_a_step_that_was_not_looked_at():
+    x, y = data(4)
+    x[9] = np.nan
+    with pytest.raises(NonFiniteError) as caught:
+        fit(make(), x, y, FiniteCheck(every=3))
+    assert caught.value.report.step == 4
+    assert "a step that was not looked at" in caught.value.report.causes[0].evidence
+
+
+def test_metrics_of_an_epoch_that_went_back_are_of_its_good_steps():
+    x, y = data(4)
+
+    def batches(bad):
+        for epoch in range(2):
+            for i in range(4):
+                given = x[8 * i : 8 * i + 8].copy()
+                if bad and (epoch, i) == (1, 3):
+                    given[0] = np.nan
+                yield given, y[8 * i : 8 * i + 8] * (1 + epoch)
+
+    def trained(bad, *callbacks):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
+        history = model.fit(
+            batches(bad),
+            steps_per_epoch=4,
+            epochs=2,
+            verbose=0,
+            shuffle=False,
+            callbacks=list(callbacks),
+        )
+        return model, history.history["loss"]
+
+    with pytest.warns(UserWarning, match="back to the end of the last epoch"):
+        model, losses = trained(True, FiniteCheck("restore"))
+    _, plain = trained(False)
+    assert losses[0] == plain[0]
+    # The weights stay as they are, so an epoch's loss is the mean over its three good batches.
+    assert losses[1] == pytest.approx(model.evaluate(x[:24], 2 * y[:24], verbose=0), rel=1e-5)
+
+
+def test_what_is_excluded():
+    inputs = keras.layers.Input((6,))
+    masked = keras.layers.Lambda(lambda v: tf.where(v > 0, v, -np.inf), name="masked")(inputs)
+    outputs = keras.layers.Dense(1)(keras.layers.Softmax(name="shares")(masked))
+    x, y = data(3)
+    x[:, 0] = 1.0
+    for exclude, raises in ((None, True), ("shares", True), ("masked", False)):
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", "mse", jit_compile=False)
+        if raises:
+            with pytest.raises(NonFiniteError, match="layer 'masked': forward output"):
+                fit(model, x, y, FiniteCheck(exclude=exclude))
+        else:
+            fit(model, x, y, FiniteCheck(exclude=exclude))
+    with pytest.raises(ValueError, match="is not a regular expression"):
+        FiniteCheck(exclude="(")

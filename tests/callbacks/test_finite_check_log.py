@@ -137,12 +137,15 @@ def test_long_trainings_are_put_together():
         assert column["a, output"] == max(step % 100 for step in range(start, until))
 
 
-def test_a_log_that_fails_does_not_end_training(tmp_path):
-    (tmp_path / "file").write_text("")
+def test_a_log_that_fails_does_not_end_training(tmp_path, monkeypatch):
+    def full(self, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Magnitudes, "write_plot", full)
     model = make()
     x, y = data(2)
-    with pytest.warns(UserWarning, match="its log ends here"):
-        fit(model, x, y, FiniteCheck(plot=tmp_path / "file" / "plot.png"))
+    with pytest.warns(UserWarning, match="its log cannot be written and ends here: .*No space"):
+        fit(model, x, y, FiniteCheck(plot=tmp_path / "plot.png"))
     assert np.isfinite(model.get_weights()[0]).all()
 
 
@@ -152,3 +155,9 @@ def test_errors(tmp_path):
             FiniteCheck(log_every=log_every)
     with pytest.raises(ValueError, match=r"plot='plot.txt': give a file that ends in .png"):
         FiniteCheck(plot="plot.txt")
+    for name in ("plot", "log_dir"):
+        with pytest.raises(ValueError, match=f"{name}=3: give a path"):
+            FiniteCheck(**{name: 3})
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ValueError, match=f"{name}='.*' cannot be written"):
+            fit(make(), *data(2), FiniteCheck(**{name: tmp_path / "file" / "x.png"}))

@@ -204,6 +204,13 @@ def test_a_step_that_is_left_out_is_as_if_it_had_not_been(whole, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
+def test_what_is_finite_is_made_however_large():
+    step = make(whole=True)
+    step.model.decoder.bias.assign(np.linspace(-1, 1, 7) * 1e25)
+    step(INPUTS, TARGETS)
+    assert step.failure() is None and int(step.state.step) == 1
+
+
 def test_unchecked_steps_are_made():
     step = make(checked=False)
     step.model.decoder.bias.assign(np.full(7, np.nan))
@@ -218,6 +225,11 @@ def test_a_learning_rate_that_is_not_finite():
     step.state.learning_rate.assign(np.inf)
     step(INPUTS, TARGETS)
     assert step.failure().learning_rate == np.inf
+    report = step.diagnose(INPUTS, TARGETS)
+    assert report.sentence.startswith("learning rate: +Inf")
+    assert [cause.name for cause in report.causes] == [
+        "a learning rate that is not finite or negative"
+    ]
     for one, other in zip(weights(step), before, strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -34,6 +34,7 @@ DISTRIBUTED = ("tests/test_tfwd_distribute.py",)
 DECAY = ("tests/optimizers/test_decoupled_weight_decay.py",)
 AVERAGE = ("tests/optimizers/test_non_monotonic_asgd.py",)
 RULES = "tests/gradients/test_rules.py"
+FINITE = ("tests/callbacks/test_finite_check.py",)
 RECURRENCE = ("tests/test_recurrence.py",)
 
 DEFECTS = [
@@ -307,8 +308,8 @@ DEFECTS = [
     Defect(
         "the states that one window ends with are not those that the next begins with",
         "tfwd/lm/step.py",
-        "variable.assign(value)",
-        "variable.assign(tf.roll(value, 1, 0))",
+        "new, strict=True):\n                    variable.assign(value)",
+        "new, strict=True):\n                    variable.assign(tf.roll(value, 1, 0))",
         ("tests/lm/test_step.py", "-k", "state_is_carried"),
     ),
     Defect(
@@ -326,5 +327,90 @@ DEFECTS = [
         "tf.cast(tf.shape(inputs)[1], tf.float32) / self.base_window",
         "1.0",
         ("tests/lm/test_step.py", "-k", "follows_the_windows"),
+    ),
+    # What is not finite
+    Defect(
+        "infinities of the two signs are taken for each other",
+        "tfwd/finite.py",
+        "_count(infinite & (tensor > 0)),",
+        "_count(infinite & (tensor < 0)),",
+        ("tests/test_finite.py",),
+    ),
+    Defect(
+        "what is not finite reaches the weights",
+        "tfwd/tentative.py",
+        "gated = tf.where(good, new, before)",
+        "gated = new",
+        (*FINITE, "tests/optimizers/test_apply_if_finite.py"),
+    ),
+    Defect(
+        "what was assigned before the decision stays",
+        "tfwd/numerics/checked_step.py",
+        "variable.assign(value)",
+        "pass",
+        (*FINITE, "-k", "before_the_step or without_the_batch"),
+    ),
+    Defect(
+        "a negative learning rate is taken",
+        "tfwd/numerics/replica_step.py",
+        "tf.math.is_finite(rate) & (rate >= 0)",
+        "tf.math.is_finite(rate)",
+        ("tests/numerics/test_causes.py", "-k", "rate"),
+    ),
+    Defect(
+        "what goes into a relu is not looked at",
+        "tfwd/numerics/watch.py",
+        'SWALLOWING = ("relu", "relu6", "leaky_relu")',
+        "SWALLOWING = ()",
+        (*FINITE, "-k", "onednn or relu"),
+    ),
+    Defect(
+        "the first replica is reported, whichever it was",
+        "tfwd/numerics/diagnosis.py",
+        "number = firsts.index(min(firsts))",
+        "number = 0",
+        (*FINITE, "-k", "replicas"),
+    ),
+    Defect(
+        "bad steps in a row are counted over good ones",
+        "tfwd/callbacks/finite_check.py",
+        "        self._consecutive = 0\n        self.scaled_down",
+        "        self.scaled_down",
+        (*FINITE, "-k", "skip or row"),
+    ),
+    Defect(
+        "probes look in each step",
+        "tfwd/numerics/probes.py",
+        "due = (clock - 1) % self.every == 0",
+        "due = (clock - 1) % 1 == 0",
+        ("tests/numerics/test_probes.py", "-k", "every"),
+    ),
+    Defect(
+        "the gradient of zeros is no gradient",
+        "tfwd/numerics/unused.py",
+        "tf.convert_to_tensor(gradient) != 0",
+        "tf.convert_to_tensor(gradient) == 0",
+        ("tests/numerics/test_unused.py",),
+    ),
+    Defect(
+        "a blow-up is lost where steps are put together",
+        "tfwd/numerics/magnitudes.py",
+        "one[label] = max(value, one.get(label, 0.0))",
+        "one[label] = value",
+        ("tests/callbacks/test_finite_check_log.py",),
+    ),
+    Defect(
+        "a window that is left out has drawn",
+        "tfwd/lm/step.py",
+        "draws, strict=True):\n                variable.assign(value)",
+        "draws, strict=True):\n                pass",
+        ("tests/lm/test_step.py", "-k", "left_out"),
+    ),
+    Defect(
+        "a run goes back to weights that it does not have",
+        "tfwd/runs/divergence.py",
+        "                variable.assign(value)",
+        "                pass",
+        ("tests/lm/test_train.py", "-k", "going_back"),
     ),
 ]

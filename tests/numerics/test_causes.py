@@ -56,7 +56,7 @@ def test_labels():
     y[3] = np.inf
     (cause,) = report_of(dense(), x, y).causes
     assert cause.name == "NaN or infinity in the labels"
-    assert "rows 3" in cause.evidence
+    assert "row 3 of the batch" in cause.evidence
 
 
 def test_label_out_of_range():
@@ -68,7 +68,7 @@ def test_label_out_of_range():
     report = report_of(dense(units=4), x, y, loss, jit_compile=True)
     assert names(report) == ["a label out of range"]
     assert (
-        "labels 7 in rows 5 of the batch, and the model has 4 classes" in report.causes[0].evidence
+        "labels 7 in row 5 of the batch, and the model has 4 classes" in report.causes[0].evidence
     )
 
 
@@ -201,6 +201,81 @@ def test_nothing_left_of_a_layer():
     assert "'gone, output' are 0" in report.causes[0].evidence
 
 
+def test_examples_that_are_the_same_throughout():
+    x, y = data(2)
+    x[[10, 13]] = 0.25
+    inputs = layers.Input((6,))
+    deviation = layers.Lambda(
+        lambda v: (v - tf.reduce_mean(v, -1, True)) / tf.math.reduce_std(v, -1, True), name="scaled"
+    )
+    report = report_of(keras.Model(inputs, layers.Dense(1, name="last")(deviation(inputs))), x, y)
+    assert report.first.frame.name == "scaled"
+    assert names(report) == ["nothing is left to divide by"]
+    assert "in rows 2, 5 of the batch, where 'x'" in report.causes[0].evidence
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "kind"),
+    [
+        (tf.sqrt, -2.0, "NaN"),
+        (tf.math.reciprocal, 0.0, "infinity"),
+        (lambda values: tf.exp(20 * values), 7.0, "infinity"),
+    ],
+)
+def test_a_function_outside_its_domain(function, value, kind):
+    x, y = np.full((8, 6), 0.5, "float32"), np.ones((8, 1), "float32")
+    x[:, 1] = 1.0
+    x[3, 2] = value
+    inputs = layers.Input((6,))
+    kernel = keras.initializers.Identity()
+    hidden = layers.Dense(6, kernel_initializer=kernel, name="given")(inputs)
+    outputs = layers.Dense(1, name="last")(layers.Lambda(function, name="odd")(hidden))
+    report = report_of(keras.Model(inputs, outputs), x, y)
+    assert report.first.frame.name == "odd"
+    assert names(report) == ["a function outside its domain"]
+    evidence = report.causes[0].evidence
+    low, high = min(value, 0.5), max(value, 1.0)
+    assert f"'odd' makes {kind} of finite numbers: of 'given, output', {low:g} to {high:g}" in (
+        evidence
+    )
+    assert "in row 3 of the batch" in evidence
+
+
+def test_labels_that_are_too_large():
+    x, y = data(2)
+    report = report_of(dense(), x, y * 1e25)
+    assert names(report) == ["the loss function"]
+    assert "whose square is infinite" in report.causes[0].evidence
+    assert "logarithm" not in report.causes[0].evidence
+
+
+def test_a_mean_of_nothing():
+    x, y = data(2)
+
+    def positive(labels, predictions):
+        return tf.reduce_mean(tf.boolean_mask((predictions - labels) ** 2, labels > 99.0))
+
+    (cause,) = report_of(dense(), abs(x), y, positive).causes
+    assert "a mean or a norm of nothing" in cause.advice
+
+
+def test_the_layer_that_a_gradient_comes_from():
+    x, y = data(2)
+    x[9] = 0.0
+    inputs = layers.Input((6,))
+    hidden = layers.Dense(3, use_bias=False, name="dense")(inputs)
+    norm = layers.Lambda(lambda v: tf.sqrt(tf.reduce_sum(v * v, -1, True)), name="norm")(hidden)
+    report = report_of(keras.Model(inputs, layers.Dense(1, name="last")(norm)), x, y)
+    assert report.sentence.startswith(
+        "layer 'dense': backward gradient of the output, from 'norm', has 12.50 %"
+    )
+    (cause,) = report.causes
+    assert (
+        "that 'norm' gives back to 'dense' is not. 'norm, output' has 1 zero. It is in row 1"
+        in (cause.evidence.replace("'dense, output' has 3 zeros. ", ""))
+    )
+
+
 def test_normalization():
     x, y = np.ones((16, 6), "float32"), np.ones((16, 1), "float32")
     model = keras.Sequential(
@@ -267,15 +342,42 @@ def test_no_cause_is_made_up():
     report = report_of(
         keras.Sequential([layers.Input((6,)), Random(name="r"), layers.Dense(1)]), x, y
     )
-    assert report.causes == []
-    assert "No cause of docs/non_finite.md fits what was found" in str(report)
+    assert names(report) == ["a function outside its domain"]
+    assert "'r' makes NaN of finite numbers: of 'x, data'" in report.causes[0].evidence
     assert report.first.frame.name == "r"
+    report.causes = []
+    assert "No cause of docs/non_finite.md fits what was found" in str(report)
+
+
+class After(keras.Model):
+    """A model that computes something behind its last layer."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.first, self.last = layers.Dense(4, name="first"), layers.Dense(1, name="last")
+        self.between = between
+
+    def call(self, inputs):
+        hidden = self.first(inputs)
+        if self.between:
+            return self.last(tf.sqrt(hidden - 1e3))
+        return tf.sqrt(self.last(hidden) - 1e3)
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_what_a_model_computes_between_its_layers(between):
+    x, y = data(2)
+    (cause,) = report_of(After(between), x, y).causes
+    assert cause.name == "a function outside its domain"
+    where = "between 'first, output' and 'last, input'" if between else "after its last layer"
+    assert where in cause.evidence
 
 
 def test_each_cause_has_a_section():
     from tfwd.numerics import causes
 
-    source = Path(causes.__file__).read_text("utf-8")
+    files = Path(causes.__file__).parent.glob("*causes.py")
+    source = "".join(path.read_text("utf-8") for path in files)
     titles = set(re.findall(r'Cause\(\s*f?"([^"]+)"', source))
     page = Path(tfwd.__file__).resolve().parents[1] / "docs" / "non_finite.md"
     sections = set(re.findall(r"^## (.+)$", page.read_text("utf-8"), re.M))

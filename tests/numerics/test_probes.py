@@ -220,8 +220,20 @@ def test_leaves_nothing():
     assert probes.report().step == steps
 
 
+def test_gradients_that_are_taken_outside_are_said_to_be():
+    model = make()
+    probes = Probes(model)
+    x, y = batch()
+    with tf.GradientTape() as tape, probes:
+        loss = tf.reduce_mean((model(x) - y) ** 2)
+    tape.gradient(loss, model.trainable_variables)
+    assert "No gradient was looked at" in str(probes.report())
+
+
 def test_errors():
     model = make()
+    with pytest.raises(TypeError, match="model='model': give a Keras model or layer"):
+        Probes("model")
     for every in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="every=.*whole number of at least 1"):
             Probes(model, every=every)

@@ -85,6 +85,12 @@ def build(optimizer: Any, variables: Sequence[Any]) -> None:
         optimizer.build(list(variables))
 
 
+def state(optimizer: Any) -> list[Any]:
+    """The optimizer's own variables, as many as there are yet."""
+    found = optimizer.variables
+    return list(found() if callable(found) else found)
+
+
 def set_learning_rate(optimizer: Any, rate: tf.Tensor) -> None:
     """Assigns the learning rate of the next step, where the optimizer has one: COCOB has none."""
     for leaf in leaves(optimizer):

@@ -61,6 +61,11 @@ def build(optimizer: Optimizer, variables: Sequence[Any]) -> None:
         optimizer.build(variables)
 
 
+def state(optimizer: Optimizer) -> list[Any]:
+    """The optimizer's own variables, as many as there are yet."""
+    return list(optimizer.variables)
+
+
 def set_learning_rate(optimizer: Optimizer, rate: tf.Tensor) -> None:
     """Assigns the learning rate of the next step."""
     optimizer.learning_rate.assign(rate)

@@ -11,9 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfwd import _keras, paths
 from tfwd._keras import training as _keras_training
 from tfwd.callbacks.last_epoch import LastEpoch
 from tfwd.callbacks.training_function import replace_innermost
+from tfwd.finite import all_finite
 from tfwd.numerics.checked_step import CheckedStep, Outcome, plain_step
 from tfwd.numerics.diagnosis import Diagnosis
 from tfwd.numerics.frames import Frame
@@ -37,18 +39,23 @@ class FiniteCheck(keras.callbacks.Callback):
     the other and each is looked at. A step of a `LossScaleOptimizer` that only lowers the scale is
     no error, and is counted in `scaled_down`. Saved models do not know of the callback.
 
-    Training without a bad step is that without the callback: to the bit in eager mode, and in
-    graphs for all of Keras's optimizers but SGD with momentum. There, and under XLA for about half
-    of them, the compiler fuses products and sums in another way, which changes a last bit here and
-    there (10^-6 of a weight after ten steps). On Keras 2, layers that draw by TensorFlow's stateful
-    operations, as its Dropout, draw anew after a step that was left out.
+    Training without a bad step is that without the callback: to the bit in eager mode, and in most
+    models in graphs. Exceptions are SGD with momentum, noise that a layer of one's own adds, and a
+    model whose bare step TensorFlow's graph optimizer rewrites where this looks (MobileNetV2); and
+    under XLA about half of Keras's optimizers. There the compiler groups products and sums in
+    another way, which changes last bits. Layers that draw by TensorFlow's stateful operations, as
+    Dropout on Keras 2 or `tf.random.normal`, draw anew after a step that was left out, and in eager
+    mode after one that was logged.
 
     Args:
         action: what is done about a bad step: "raise" raises `tfwd.numerics.NonFiniteError`; "skip"
             goes on with the next batch; "restore" goes back to the weights, the optimizer's state
             and the rest of the variables as the last epoch left them, with the learning rate
-            multiplied by `factor`.
-        every: how many steps from one check to the next; steps in between are Keras's own.
+            multiplied by `factor`, and goes on with the next batch. Metrics stay: those of an epoch
+            are over its good steps. In the first epoch there is nothing to go back to, and a bad
+            step raises.
+        every: how many steps from one check to the next. Steps in between are Keras's own, and
+            nothing keeps them from the weights.
         history: of how many steps before, and of how many tensors, a report tells.
         log_dir: a folder for TensorBoard, or None. Reports go to its text tab, the plot to its
             images; and every `log_every` steps the absolute mean of each output, weight and
@@ -60,6 +67,9 @@ class FiniteCheck(keras.callbacks.Callback):
         max_consecutive: so many bad steps in a row are skipped, or gone back from; the next raises.
         factor: see "restore".
         log_every: see `log_dir`.
+        exclude: a regular expression of layers that may give or take what is not finite, as one
+            that makes a mask of -infinity: matched against the layer's path, or a whole end of it;
+            `x` and `y` stand for the batch.
 
     Attributes:
         reports: the `Report` of each bad step.
@@ -67,8 +77,9 @@ class FiniteCheck(keras.callbacks.Callback):
         scaled_down: how many steps did no more than lower the scale of the loss.
 
     Raises:
-        ValueError: an argument is wrong; with "restore", before training, if the learning rate is a
-            schedule, which cannot be multiplied.
+        ValueError: an argument is wrong; before training, if a file or folder cannot be written,
+            if the learning rate of "restore" is a schedule, which cannot be multiplied, or under
+            ParameterServerStrategy, whose workers make their steps by themselves.
         tfwd.numerics.NonFiniteError: in `fit`; see `action`.
 
     Example:
@@ -96,6 +107,7 @@ class FiniteCheck(keras.callbacks.Callback):
         max_consecutive: int = 5,
         factor: float = 0.5,
         log_every: int = 100,
+        exclude: str | None = None,
     ) -> None:
         super().__init__()
         if action not in ACTIONS:
@@ -108,13 +120,19 @@ class FiniteCheck(keras.callbacks.Callback):
         ):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name}={value!r}: give a whole number of at least {least}")
-        if not 0.0 < factor <= 1.0:
+        if not isinstance(factor, (int, float)) or not 0.0 < factor <= 1.0:
             raise ValueError(f"factor={factor!r}: give a number above 0, and at most 1")
+        for name, path in (("log_dir", log_dir), ("plot", plot)):
+            if path is not None and not isinstance(path, (str, os.PathLike)):
+                raise ValueError(f"{name}={path!r}: give a path")
         if plot is not None:
             check_plot(plot)
+        if exclude is not None:
+            self._excluded = paths.compiled(exclude, f"FiniteCheck: exclude={exclude!r}")
         self.action, self.every, self.history = action, every, history
         self.max_consecutive, self.factor = max_consecutive, factor
         self.log_dir, self.plot, self.log_every = log_dir, plot, log_every
+        self.exclude = exclude
         self.reports: list[Report] = []
         self.skipped = self.scaled_down = 0
         self._step = self._consecutive = 0
@@ -135,6 +153,13 @@ class FiniteCheck(keras.callbacks.Callback):
         """Puts the checked step in the place of the model's."""
         self._put_back()  # a training that was interrupted has not
         model = self.model
+        if isinstance(
+            model.distribute_strategy, tf.distribute.experimental.ParameterServerStrategy
+        ):
+            raise ValueError(
+                "FiniteCheck does not work under ParameterServerStrategy, whose workers make their "
+                "steps by themselves: use tfwd.optimizers.ApplyIfFinite"
+            )
         if self._fitted is not model:
             self.reports, self.skipped, self.scaled_down = [], 0, 0
             self._step, self._fitted = 0, model
@@ -145,7 +170,7 @@ class FiniteCheck(keras.callbacks.Callback):
             self._log = Log(model, self.log_dir, self.plot, self.log_every)
         self._own = replace_innermost(model, self._train)
         if self._check is None or self._check_of is not self._own:  # new, or compiled anew
-            self._check = CheckedStep(model, tells_largest=self._log is not None)
+            self._check = self._checked_step()
             self._exact = self._plain = self._diagnosis = None
             self._check_of = self._own
 
@@ -178,6 +203,7 @@ class FiniteCheck(keras.callbacks.Callback):
             self._put_back()
             return own(iterator)
         logs: Any = None
+        spec = getattr(iterator, "element_spec", None)
         for i in range(_keras_training.steps_per_execution(self.model)):
             try:
                 batch = next(iterator)
@@ -186,41 +212,39 @@ class FiniteCheck(keras.callbacks.Callback):
                     break
                 raise
             if self._step % self.every:
-                logs = self._unchecked(batch)
+                logs = self._unchecked(batch, spec)
             else:
-                logs = self._checked(batch)
+                logs = self._checked(batch, spec)
             self._step += 1
             self._is_first = False
         return logs
 
-    def _unchecked(self, batch: Any) -> Any:
+    def _unchecked(self, batch: Any, spec: Any) -> Any:
         if self._plain is None:
             self._plain = plain_step(self.model)
-        return self._plain(batch)
+        return self._plain(batch, spec)
 
-    def _checked(self, batch: Any) -> Any:
+    def _checked(self, batch: Any, spec: Any) -> Any:
         assert self._check is not None
         if self._log is not None:
             self._log.before_step(batch, self._step + 1)
-        outcome = self._check(batch)
+        if self._is_first and self.model.built and not self._has_finite_weights():
+            return self._act(self._diagnose(batch))  # those that no step looks at included
+        outcome = self._check(batch, spec)
         if self._is_first:
             self._tell_of_unused(self._check.unused)
         if not outcome.good:
-            if self._diagnosis is None:
-                self._diagnosis = Diagnosis(self.model, self.history)
-            report = self._diagnosis(batch, self._step + 1, self._past, self._is_first)
+            report = self._diagnose(batch)
             if report.first is not None:
                 return self._act(report)
             # Finite, but too large to be sure in one pass; or drawn anew.
-            outcome = self._make_exactly(batch)
+            outcome = self._make_exactly(batch, spec)
             if not outcome.good:
-                first = next(
-                    frame for frame, extents in self._extents(outcome) if not np.isfinite(extents)
-                )
+                wrong = [frame for frame, one in self._extents(outcome) if not np.isfinite(one)]
+                first = wrong[0].subject.rstrip(":") if wrong else "a variable of the optimizer"
                 report.note = (
-                    f"In the step itself it was {first.subject.rstrip(':')} what is not finite. A "
-                    "second look at the same batch did not show it: the model draws at random past "
-                    "its variables."
+                    f"In the step itself it was this that is not finite: {first}. A second look at "
+                    "the same batch did not show it: the model draws at random past its variables."
                 )
                 return self._act(report)
         self._consecutive = 0
@@ -238,10 +262,26 @@ class FiniteCheck(keras.callbacks.Callback):
         self._logs = outcome.logs
         return outcome.logs
 
-    def _make_exactly(self, batch: Any) -> Outcome:
+    def _ignores(self, frame: Frame) -> bool:
+        return self.exclude is not None and paths.matches(self._excluded, frame.name)
+
+    def _checked_step(self, exact: bool = False) -> CheckedStep:
+        logs = self._log is not None
+        return CheckedStep(self.model, exact=exact, tells_largest=logs, ignores=self._ignores)
+
+    def _has_finite_weights(self) -> bool:
+        return bool(all_finite([_keras.variables.value(v) for v in self.model.weights]))
+
+    def _diagnose(self, batch: Any) -> Report:
+        if self._diagnosis is None:
+            self._diagnosis = Diagnosis(self.model, self.history, self._ignores)
+        before = self._is_first if self.every == 1 or self._is_first else None
+        return self._diagnosis(batch, self._step + 1, self._past, before)
+
+    def _make_exactly(self, batch: Any, spec: Any) -> Outcome:
         if self._exact is None:
-            self._exact = CheckedStep(self.model, exact=True, tells_largest=self._log is not None)
-        return self._exact(batch)
+            self._exact = self._checked_step(exact=True)
+        return self._exact(batch, spec)
 
     @staticmethod
     def _extents(outcome: Outcome) -> list[tuple[Frame, float]]:
@@ -268,7 +308,10 @@ class FiniteCheck(keras.callbacks.Callback):
         in_vain = self._consecutive - 1 if back is None else back.returns
         if in_vain >= self.max_consecutive:
             tried = "left out" if back is None else "gone back from"
-            self._fail(report, f"{in_vain} bad steps in a row were {tried} before it.")
+            note = f"{in_vain} bad steps in a row were {tried} before it." if in_vain else ""
+            self._fail(report, note)
+        if back is None and report.first is not None and report.first.frame.kind == "weight":
+            self._fail(report, "To leave steps out does not help against that.")
         if back is None:
             self.skipped += 1
             what = "a step is left out"
@@ -276,7 +319,10 @@ class FiniteCheck(keras.callbacks.Callback):
             self._fail(report, "There is no finished epoch yet to go back to.")
         else:
             what = f"back to the end of the last epoch, with the learning rate {back.restore()}"
-        warnings.warn(f"FiniteCheck: {what}: {report.sentence}", stacklevel=4)
+        why = "; ".join(cause.name for cause in report.causes)
+        warnings.warn(
+            f"FiniteCheck: {what}: {report.sentence}{f' ({why})' if why else ''}", stacklevel=4
+        )
         return self._logs if self._logs is not None else self.model.get_metrics_result()
 
     def _fail(self, report: Report, note: str) -> NoReturn:

@@ -7,13 +7,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
 from tfwd.numerics.checked_step import tracked
 
 
 class LastEpoch:
-    """All variables of a model and its optimizers at the end of an epoch.
+    """All variables of a model and its optimizers at the end of an epoch, but those of metrics.
 
     Args:
         model: compiled.
@@ -42,7 +43,13 @@ class LastEpoch:
 
     def keep(self) -> None:
         """Keeps everything as it is now."""
-        self._values = [(variable, variable.numpy()) for variable in tracked(self._model)]
+        metrics = {
+            id(_keras.variables.tf_variable(variable))
+            for metric in self._model.metrics
+            for variable in metric.variables
+        }
+        variables = [v for v in tracked(self._model) if id(v) not in metrics]
+        self._values = [(variable, variable.numpy()) for variable in variables]
         self._rates = [(leaf, _rate(leaf)) for leaf in self._leaves()]
         self.is_kept, self.returns = True, 0
 

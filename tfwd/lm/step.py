@@ -18,12 +18,16 @@ import ml_collections
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.finite import extent
+from tfwd.finite import all_finite
 from tfwd.lm.losses import activation_penalty, token_nats
 from tfwd.lm.model import LanguageModel
+from tfwd.numerics.causes import likely
 from tfwd.numerics.checked_step import tracked
+from tfwd.numerics.details import look
+from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.frames import Frame
 from tfwd.numerics.probes import Probes
-from tfwd.numerics.report import Report
+from tfwd.numerics.report import Found, Report
 from tfwd.numerics.watch import Watch
 from tfwd.optimizers import steps
 from tfwd.optimizers.repeated_rows import summed
@@ -113,16 +117,21 @@ class TrainStep:
         if self._diagnosis is None:
             probes = Probes(self.model)
 
-            def look(inputs: tf.Tensor, targets: tf.Tensor) -> None:
+            def again(inputs: tf.Tensor, targets: tf.Tensor) -> None:
                 with probes:
                     self._step(inputs, targets, whole=False)
 
             signature = self.function.input_signature
-            self._diagnosis = probes, tf.function(look, input_signature=signature)
+            self._diagnosis = probes, tf.function(again, input_signature=signature)
         probes, function = self._diagnosis
         function(inputs, targets)
         norms = [float(norm) for norm in self._norms.numpy() if norm >= 0]
-        return probes.report([{"the gradient of all weights": norm} for norm in norms])
+        report = probes.report([{"the gradient of all weights": norm} for norm in norms])
+        rate = Found(Frame("learning rate", "learning rate"), look(self._failure[2]).numbers())
+        if report.first is None and not rate.is_finite:
+            causes = likely(Evidence([rate], {}, [], [], self.model, "", None))
+            return Report(report.step, [*report.found, rate], causes)
+        return report
 
     def go_on(self) -> None:
         """Makes steps again, as if that one had been made."""
@@ -131,10 +140,10 @@ class TrainStep:
 
     def _step(self, inputs: tf.Tensor, targets: tf.Tensor, whole: bool | None = None) -> None:
         state = self.state
-        extents: list[tf.Tensor] = []
+        looked_at: list[Any] = []
         watched: Any = contextlib.nullcontext()
         if self.whole if whole is None else whole:
-            watch = Watch(self.model, lambda _, x, __: extents.append(extent(x)), closely=False)
+            watch = Watch(self.model, lambda _, x, __: looked_at.append(x), closely=False)
             watched = watch.open()
         draws = [variable.read_value() for variable in self._draws]
         scales_loss = steps.scales_loss(self.optimizer)
@@ -176,8 +185,7 @@ class TrainStep:
             norm = norm / unit  # a norm that is not finite is the scaler's own business
         else:
             finite = finite & tf.math.is_finite(norm)
-        for one in extents:
-            finite = finite & tf.math.is_finite(tf.cast(one, tf.float32))
+        finite = finite & all_finite(looked_at)
         rate = state.learning_rate.read_value()
         if self.base_window:
             rate = rate * tf.cast(tf.shape(inputs)[1], tf.float32) / self.base_window

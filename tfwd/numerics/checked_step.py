@@ -21,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd._keras import steps as _keras_steps
 from tfwd._keras import training as _keras_training
 from tfwd._keras import updates as _keras_updates
 from tfwd._keras import wrapped_optimizers
@@ -85,6 +86,7 @@ class CheckedStep:
             variables stay as they are.
         exact: looks at each element, also where one pass over a tensor cannot tell.
         tells_largest: finds the largest absolute value of each tensor, too.
+        ignores: whether a frame is not to be looked at.
 
     Attributes:
         unused: the paths of the weights that no gradient reached, known after a step.
@@ -96,9 +98,10 @@ class CheckedStep:
         measure: Callable[[Frame, Any, Any], Any] | None = None,
         exact: bool = False,
         tells_largest: bool = False,
+        ignores: Callable[[Frame], bool] = lambda frame: False,
     ):
         self.model, self.dry = model, measure is not None
-        self.tells_largest = tells_largest
+        self.tells_largest, self.ignores = tells_largest, ignores
         self.measure = measure or (_flag if exact else _extent)
         self.unused: list[str] = []
         self.strategy = model.distribute_strategy
@@ -106,11 +109,16 @@ class CheckedStep:
         self.is_keras_own = _keras_training.is_own_step(model)
         self._exact = exact
         self._traces: list[_Trace] = []
-        self._function = _compiled(model, self._on_batch)
+        self._function = _Compiled(model, self._on_batch)
 
-    def __call__(self, data: Any) -> Outcome:
-        """Makes the step on a batch, as the dataset of `fit` gives it."""
-        logs, number, values, before = self._function(_keras_training.batch(data))
+    def __call__(self, data: Any, spec: Any = None) -> Outcome:
+        """Makes the step on a batch.
+
+        Args:
+            data: as the dataset of `fit` gives it.
+            spec: the dataset's `element_spec`, for shapes as `fit` traces with them.
+        """
+        logs, number, values, before = self._function(data, spec)
         trace = self._traces[int(number)]
         # A list for each replica, of what `ReplicaStep.values` returned.
         local = self.strategy.experimental_local_results
@@ -138,7 +146,7 @@ class CheckedStep:
         if not careful:  # what an optimizer updates is not assigned to before it is decided
             updated = [
                 *self.model.trainable_variables,
-                *(v for o in optimizers for v in o.variables),
+                *(v for optimizer in optimizers for v in _keras_steps.state(optimizer)),
             ]
             ids = {id(_keras.variables.tf_variable(variable)) for variable in updated}
             known = [variable for variable in known if id(variable) not in ids]
@@ -162,11 +170,11 @@ class CheckedStep:
         return logs, tf.constant(len(self._traces) - 1), values, [value for _, value in before]
 
 
-def plain_step(model: keras.Model) -> Callable[[Any], Any]:
-    """The training step of a compiled model, on a batch that the host has, and nothing else."""
+def plain_step(model: keras.Model) -> Callable[[Any, Any], Any]:
+    """The training step of a compiled model, on a batch with its spec, and nothing else."""
     step = _keras_training.train_step(model)
-    function = _compiled(model, lambda data: model.distribute_strategy.run(step, args=(data,)))
-    return lambda data: _keras_training.reduced(model, function(_keras_training.batch(data)))
+    function = _Compiled(model, lambda data: model.distribute_strategy.run(step, args=(data,)))
+    return lambda data, spec: _keras_training.reduced(model, function(data, spec))
 
 
 def tracked(model: keras.Model) -> list[tf.Variable]:
@@ -176,12 +184,55 @@ def tracked(model: keras.Model) -> list[tf.Variable]:
     return list({id(v): v for v in map(_keras.variables.tf_variable, found)}.values())
 
 
-def _compiled(model: keras.Model, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    if model.run_eagerly:
-        return function
-    return tf.function(
-        function, reduce_retracing=True, jit_compile=bool(model.jit_compile), autograph=False
-    )
+class _Compiled:
+    """A function of a batch, as a model is compiled: eager, a graph, or by XLA.
+
+    It is traced once for batches of all sizes, as Keras does it. Traced for each size it would draw
+    anew where layers draw by stateful operations.
+    """
+
+    def __init__(self, model: keras.Model, function: Callable[[Any], Any]):
+        self._model, self._function = model, function
+        self._any = self._of_specs(function, None)
+        self._by_spec: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, data: Any, spec: Any = None) -> Any:
+        parts = tf.nest.flatten(data)
+        specs = [] if spec is None else tf.nest.flatten(spec)
+        given = _keras_training.batch(data)
+        plain = len(parts) == len(specs) and all(map(_is_of, parts, specs))
+        if self._model.run_eagerly or not plain:
+            return self._any(given)
+        kept = [i for i, part in enumerate(parts) if isinstance(part, tf.Tensor)]
+        key = (len(parts), *((i, specs[i]) for i in kept))
+        if key not in self._by_spec:
+
+            def of_parts(*tensors: tf.Tensor) -> Any:
+                whole: list[Any] = [None] * len(parts)
+                for i, tensor in zip(kept, tensors, strict=True):
+                    whole[i] = tensor
+                return self._function(tf.nest.pack_sequence_as(given, whole))
+
+            self._by_spec[key] = self._of_specs(of_parts, [specs[i] for i in kept])
+        return self._by_spec[key](*(parts[i] for i in kept))
+
+    def _of_specs(self, function: Callable[..., Any], specs: Any) -> Callable[..., Any]:
+        if self._model.run_eagerly:
+            return function
+        return tf.function(
+            function,
+            input_signature=specs,
+            reduce_retracing=specs is None,
+            jit_compile=bool(self._model.jit_compile),
+            autograph=False,
+        )
+
+
+def _is_of(part: Any, spec: Any) -> bool:
+    """Whether a part of a batch is a tensor of a spec, or one that is absent."""
+    if isinstance(part, tf.Tensor):
+        return isinstance(spec, tf.TensorSpec) and spec.is_compatible_with(part)
+    return isinstance(part, tf.experimental.Optional)
 
 
 def _extent(frame: Frame, tensor: Any, sequence: Any) -> tf.Tensor:

@@ -66,7 +66,7 @@ class DebugInfo:
         with writer.as_default(step=step):
             for frame, found in zip(outcome.frames, outcome.found[0], strict=True):
                 kind = KINDS.get(frame.kind)
-                if kind is None:
+                if kind is None or (kind == "update" and frame.name not in self._weights):
                     continue
                 if kind == "update":
                     tf.summary.scalar(f"update_to_weight/{frame.name}", found.abs_mean)
@@ -84,7 +84,7 @@ class DebugInfo:
         if frame.kind == "weight":
             self._weights[frame.name] = values
         elif frame.kind == "update":
-            before = self._weights[frame.name]
+            before = self._weights.get(frame.name, values)
             largest = tf.reduce_mean(at_least_float32(tf.abs(before)))
             change = tf.reduce_mean(at_least_float32(tf.abs(values - before)))
             mean = tf.math.divide_no_nan(change, largest)

@@ -92,4 +92,9 @@ def places(flags: Any, most: int = 5) -> str:
     found = np.flatnonzero(flags)
     shown = ", ".join(str(int(place)) for place in found[:most])
     rest = len(found) - most
-    return shown if rest <= 0 else f"{shown} and {rest} others"
+    return shown if rest <= 0 else f"{shown} and {rest} other{'s' * (rest > 1)}"
+
+
+def rows_of(flags: Any) -> str:
+    """Rows of a batch in words, as `rows 3, 7 of the batch`."""
+    return f"row{'s' if np.count_nonzero(flags) > 1 else ''} {places(flags)} of the batch"

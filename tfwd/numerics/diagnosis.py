@@ -6,7 +6,7 @@ graph, XLA, replicas), and taken back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -28,18 +28,24 @@ class Diagnosis:
     Args:
         model: compiled.
         shown: how many frames a report shows before the first that is not finite.
+        ignores: whether a frame is not to be looked at.
     """
 
-    def __init__(self, model: keras.Model, shown: int = 20):
+    def __init__(
+        self,
+        model: keras.Model,
+        shown: int = 20,
+        ignores: Callable[[Frame], bool] = lambda frame: False,
+    ):
         self._model, self._shown = model, shown
-        self._step = CheckedStep(model, _measure)
+        self._step = CheckedStep(model, _measure, ignores=ignores)
 
     def __call__(
         self,
         data: Any,
         step: int,
         history: Sequence[Mapping[str, float]] = (),
-        is_first: bool = False,
+        is_first: bool | None = False,
     ) -> Report:
         """The report on a step, while the model is as it was before it.
 
@@ -47,7 +53,7 @@ class Diagnosis:
             data: the batch.
             step: its number, from 1.
             history: the extents of gradients and loss in the steps before, by path.
-            is_first: whether no step was made before.
+            is_first: whether no step was made before; `None` after one that was not looked at.
         """
         outcome, model = self._step(data), self._model
         replicas = [

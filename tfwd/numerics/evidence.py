@@ -51,4 +51,7 @@ class Evidence(NamedTuple):
         """The layer's tensor just before the first that is not finite."""
         at = self.found.index(self.first)
         kinds = ("data", "input", "pre-activation", "output")
-        return next((one for one in reversed(self.found[:at]) if one.frame.kind in kinds), None)
+        given = (one for one in reversed(self.found[:at]) if one.frame.kind in kinds)
+        return next(
+            (one for one in given if one.frame.kind != "data" or one.frame.name[:1] == "x"), None
+        )

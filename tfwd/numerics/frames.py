@@ -30,12 +30,14 @@ class Frame(NamedTuple):
         name: a layer's path, as `encoder/dense_2`; a weight's; `x`, `y[0]` for data.
         layer: the class of the layer, or an empty string.
         dtype: the tensor's.
+        source: of a gradient of a layer's output, the layers that it comes from.
     """
 
     kind: str
     name: str
     layer: str = ""
     dtype: str = "float32"
+    source: tuple[str, ...] = ()
 
     @property
     def direction(self) -> str:
@@ -52,6 +54,7 @@ class Frame(NamedTuple):
     @property
     def subject(self) -> str:
         """What has the elements, as a sentence begins."""
+        source = f", from {' and '.join(map(repr, self.source))}," if self.source else ""
         return {
             "data": f"data '{self.name}':",
             "weight": f"weight '{self.name}':",
@@ -60,7 +63,7 @@ class Frame(NamedTuple):
             "output": f"layer '{self.name}': forward output has",
             "prediction": f"prediction '{self.name}':",
             "loss": "loss:",
-            "gradient": f"layer '{self.name}': backward gradient of the output has",
+            "gradient": f"layer '{self.name}': backward gradient of the output{source} has",
             "weight gradient": f"weight '{self.name}': backward gradient has",
             "learning rate": "learning rate:",
             "update": f"weight '{self.name}': update has",

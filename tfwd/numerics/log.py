@@ -40,9 +40,19 @@ class Log:
     ):
         self.plot, self._every = plot, every
         self.magnitudes = Magnitudes()
-        self._writer = (
-            None if log_dir is None else tf.summary.create_file_writer(os.fspath(log_dir))
-        )
+        if plot is not None:
+            try:
+                Path(plot).parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ValueError(f"plot={os.fspath(plot)!r} cannot be written: {error}") from error
+        self._writer: Any = None
+        if log_dir is not None:
+            try:
+                self._writer = tf.summary.create_file_writer(os.fspath(log_dir))
+            except tf.errors.OpError as error:
+                raise ValueError(
+                    f"log_dir={os.fspath(log_dir)!r} cannot be written: {error.message}"
+                ) from error
         self._info = None if log_dir is None else DebugInfo(model)
 
     @property
@@ -97,7 +107,9 @@ class Log:
             write()
         except (OSError, tf.errors.OpError) as error:
             self._writer = self._info = self.plot = None
-            warnings.warn(f"FiniteCheck: its log ends here: {error}", stacklevel=2)
+            warnings.warn(
+                f"FiniteCheck: its log cannot be written and ends here: {error}", stacklevel=2
+            )
 
 
 def check_plot(plot: str | os.PathLike[str]) -> None:

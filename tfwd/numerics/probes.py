@@ -37,8 +37,8 @@ class Probes:
     was once the body of `with` ends, and nothing of it is saved.
 
     Open it where the step is traced: in the function, around the model's call and the tape's
-    `gradient`. On replicas that is in the function that `strategy.run` is given. Around the call of
-    a function it sees the first call only, which traces.
+    `gradient`. On replicas that is in the function that `strategy.run` is given. It may also stand
+    around the first call of a function, which is traced then, and looks in each later call too.
 
     Args:
         model: a built model or layer.
@@ -86,6 +86,8 @@ class Probes:
     ):
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"Probes: every={every!r}: give a whole number of at least 1")
+        if not isinstance(model, keras.layers.Layer):
+            raise TypeError(f"Probes: model={model!r}: give a Keras model or layer")
         if not model.built:
             raise ValueError(
                 f"Probes: model '{model.name}' is not built, so its layers are not known yet: call "
@@ -159,6 +161,12 @@ class Probes:
         report = min(reports, key=_place_of_first)
         evidence = Evidence(report.found, {}, [], history, self.model, "", None)
         report.causes = likely(evidence)
+        kinds = {one.frame.kind for one in report.found}
+        if "gradient" in self._kinds and not kinds & {"gradient", "weight gradient"}:
+            report.note = (
+                "No gradient was looked at: tape.gradient was called outside of `with probes:`, or "
+                "not at all."
+            )
         return report
 
     def _check_patterns(self) -> None:
@@ -219,7 +227,9 @@ class _ProbingWatch(Watch):
     """A `Watch` whose step begins with the first call of the model, in whatever graph that is."""
 
     def __init__(self, probes: Probes):
-        super().__init__(probes.model, self._look, closely=True)
+        super().__init__(
+            probes.model, self._look, ignores=lambda frame: not probes._is_asked_for(frame)
+        )
         self._probes = probes
         self._pass: _Pass | None = None
 
@@ -255,7 +265,7 @@ class _ProbingWatch(Watch):
 
     def _look(self, frame: Frame, tensor: Any, sequence: Any) -> None:
         present = self._pass
-        if present is None or not self._probes._is_asked_for(frame):
+        if present is None:
             return
         if tf.executing_eagerly() and not present.due:
             return

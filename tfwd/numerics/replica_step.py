@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfwd import _graphs, _keras
 from tfwd._keras import steps as _keras_steps
+from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
 from tfwd.finite import all_finite, largest
 from tfwd.numerics.frames import BACKWARD, FORWARD, Frame, named
@@ -30,6 +31,7 @@ class Step(Protocol):
     is_keras_own: bool
     dry: bool
     tells_largest: bool
+    ignores: Callable[[Frame], bool]
     measure: Callable[[Frame, Any, Any], Any]
     unused: list[str]
 
@@ -57,7 +59,7 @@ class ReplicaStep:
         self._scale: tf.Tensor | None = None
         self._scaled_down = tf.constant(False)
         self._good: tf.Tensor | None = None
-        self.watch = Watch(step.model, self._record, closely=step.dry)
+        self.watch = Watch(step.model, self._record, closely=step.dry, ignores=step.ignores)
 
     def __call__(self, data: Any) -> tuple[Any, list[tf.Tensor]]:
         """Makes the step; its logs, and whether it is good, with what was found."""
@@ -149,7 +151,7 @@ class ReplicaStep:
     def _end(self, logs: Any) -> tf.Tensor:
         """Whether the step is good, known when it is over."""
         if self._step.dry:
-            self._look_at_weights("update", self._step.model.trainable_variables)
+            self._look_at_weights("update", self._updated)
             return tf.constant(False)
         if self._good is not None:
             return self._good
@@ -157,8 +159,19 @@ class ReplicaStep:
             for name, value in logs.items():
                 if "loss" in name:
                     self.watch.look("loss", name, value)
-        assigned = [v for v in self._tentative.assigned if v.dtype.is_floating]
-        return agreed(self._is_good() & all_finite([v.read_value() for v in assigned]))
+        # (A metric may be NaN, and so may what a layer keeps for later.)
+        updated = {id(v) for one in self._updated for v in _keras.variables.tf_variables(one)}
+        assigned = [v for v in self._tentative.assigned if id(v) in updated]
+        values = [v.read_value() for v in assigned if v.dtype.is_floating]
+        return agreed(self._is_good() & all_finite(values))
+
+    @property
+    def _updated(self) -> list[Any]:
+        """What optimizers update: the weights that are trained, and their own variables."""
+        model = self._step.model
+        optimizers = _keras_training.optimizers(model)
+        slots = [v for optimizer in optimizers for v in _keras_steps.state(optimizer)]
+        return [*model.trainable_variables, *slots]
 
     def _is_good(self) -> tf.Tensor:
         forward, backward = self._are_finite(FORWARD), self._are_finite(BACKWARD)

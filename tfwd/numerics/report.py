@@ -139,12 +139,18 @@ class Report:
     def _table(self) -> list[str]:
         first = self.first
         end = len(self.found) if first is None else self.found.index(first) + 1
-        shown = self.found[max(0, end - 1 - self.history) if first else 0 : end]
+        start = max(0, end - 1 - self.history) if first else 0
+        data = [one for one in self.found[:start] if one.frame.kind == "data"]
+        shown = self.found[start:end]
         others = [
             one for one in self.found[end:] if one.frame.direction != "update" and not one.is_finite
         ]
         which = "the last frames" if first else "all frames"
-        lines = ["", f"  abs min   abs max  non-finite  {which}, in the order of computation"]
+        heads = "  abs min   abs max     zeros  non-finite"
+        lines = ["", f"{heads}  {which}, in the order of computation"]
+        lines += [_row(one) for one in data]
+        if start > len(data):
+            lines.append(f"{'...':>9}")
         lines += [_row(one) for one in shown]
         if others:
             backward = sum(one.frame.kind in BACKWARD for one in others)
@@ -200,7 +206,8 @@ def _row(found: Found) -> str:
     summary = found.detail.summary
     percent = f"{summary.percent:.2f} %" if summary.non_finite else "-"
     label = found.frame.label
-    room = WIDTH - 33
+    zeros = f"{summary.zeros}" if summary.zeros else "-"
+    room = WIDTH - 43
     if len(label) > room:
         label = "..." + label[3 - room :]
-    return f"{summary.abs_min:9.3g} {summary.abs_max:9.3g}  {percent:>10}  {label}"
+    return f"{summary.abs_min:9.3g} {summary.abs_max:9.3g} {zeros:>9}  {percent:>10}  {label}"

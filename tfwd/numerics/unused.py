@@ -50,6 +50,8 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
     >>> [(path.split("/")[-2:], what) for path, what in unused(model, tf.ones([3, 2])).items()]
     [(['other', 'kernel'], 'no gradient'), (['other', 'bias'], 'no gradient')]
     """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"unused(): model={model!r}: give a Keras model")
     if not model.built:
         raise ValueError(
             f"model '{model.name}' is not built, and has no weights yet: call it on a batch before"

@@ -45,6 +45,7 @@ class Watch:
         record: called with a `Frame` and the tensor for each that is to be looked at; with a third
             argument, of a recurrent layer that gives its last output alone: its outputs at all
             time steps, `None` where they are not known.
+        ignores: whether a frame is not to be looked at.
         closely: also what can only be finite if what is looked at otherwise is: what layers that
             move elements give, and the gradients between layers of Keras. These pass on what is not
             finite, until it is in the gradient of a weight.
@@ -55,15 +56,21 @@ class Watch:
         model: keras.Model,
         record: Callable[[Frame, Any, Any], None],
         closely: bool = True,
+        ignores: Callable[[Frame], bool] = lambda frame: False,
     ):
         self.model, self._record, self._closely = model, record, closely
+        self._ignores = ignores
         self._graph = _keras.present_graph()
         self._path: list[str] = []
         self._leaf = 0
         self._backward = 0
         self._seen: dict[int, Any] = {}
+        self._given: dict[int, str] = {}  # by a tensor, the layer whose output it is
+        self.followers: dict[str, list[str]] = {}  # by a layer, those that take its output
+        self._before_users: set[str] = set()  # layers whose output a user's layer takes
         self._layers = _keras.layers.all_layers(model)
         self._known = {id(layer) for layer in self._layers}
+        self._has_users = any(not _is_of_keras(x) for x in self._layers if x is not model)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Watch]:
@@ -87,7 +94,16 @@ class Watch:
         if is_watched(tensor):
             self._remember(tensor)
             kind_of_layer = "" if layer is None else type(layer).__name__
-            self._record(Frame(kind, name, kind_of_layer, tensor.dtype.name), tensor, sequence)
+            source = self._followers_of(name) if kind == "gradient" else ()
+            frame = Frame(kind, name, kind_of_layer, tensor.dtype.name, source)
+            if not self._ignores(frame):
+                self._record(frame, tensor, sequence)
+
+    def _followers_of(self, path: str) -> tuple[str, ...]:
+        """The layers that take a layer's output, but not the models that these are in."""
+        found = list(dict.fromkeys(self.followers.get(path, ())))
+        inside = [one for one in found if any(other.startswith(f"{one}/") for other in found)]
+        return tuple(one for one in found if one not in inside)
 
     def looks_here(self) -> bool:
         """Whether operations are now added where they can be looked at."""
@@ -115,9 +131,7 @@ class Watch:
         leaf = isinstance(layer, _keras.layers.NoAutographLayer)
         self._leaf += leaf
         try:
-            # What a user's layer gives back may be lost in the layer before, behind a relu.
-            tapped = self._closely or not _is_of_keras(layer)
-            args, kwargs = self._inputs(path, layer, args, kwargs)
+            self._inputs(path, layer, args, kwargs)
             sequence = self._sequence(layer, own, args, kwargs) if self._closely else None
             swallows = _is_swallowing(layer)
             with self._pre_activation(layer, path) if swallows else contextlib.nullcontext():
@@ -128,23 +142,21 @@ class Watch:
         moves = type(layer).__name__ in MOVES and _is_of_keras(layer)
         look = self._closely or not (swallows or moves)
         return tf.nest.map_structure(
-            lambda value: self._output(path, layer, value, look, tapped, sequence), outputs
+            lambda value: self._output(path, layer, value, look, sequence), outputs
         )
 
-    def _inputs(self, path: str, layer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Looks at inputs that no layer gave; of a user's layer, at their gradients too."""
-
-        def tapped(value: Any) -> Any:
-            if not isinstance(value, tf.Tensor) or not is_watched(value):
-                return value
-            return self._masked_tap(path, layer, value)
-
+    def _inputs(self, path: str, layer: Any, args: tuple, kwargs: dict) -> None:
+        """Looks at inputs that no layer gave, and notes whose output the others are."""
         for value in tf.nest.flatten((args, kwargs)):
-            if isinstance(value, tf.Tensor) and self._is_new(value):
+            if not isinstance(value, tf.Tensor):
+                continue
+            if self._is_new(value):
                 self.look("input", path, value, layer)
-        if self._closely or _is_of_keras(layer):  # their gradients are those of what was given
-            return args, kwargs
-        return tf.nest.map_structure(tapped, (args, kwargs))
+            elif id(value) in self._given:
+                given = self._given[id(value)]
+                self.followers.setdefault(given, []).append(path)
+                if not _is_of_keras(layer):
+                    self._before_users.add(given)
 
     def _sequence(self, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         """The outputs at all time steps of a recurrent layer that gives the last alone."""
@@ -158,16 +170,15 @@ class Watch:
         finally:
             object.__setattr__(layer, "return_sequences", False)
 
-    def _output(
-        self, path: str, layer: Any, value: Any, look: bool, tapped: bool, sequence: Any
-    ) -> Any:
+    def _output(self, path: str, layer: Any, value: Any, look: bool, sequence: Any) -> Any:
         if not isinstance(value, tf.Tensor) or not is_watched(value) or not self._is_new(value):
             return value
         if look:
             self.look("output", path, value, layer, sequence)
-        if tapped:
-            return self._masked_tap(path, layer, value)
+        if self._closely or self._has_users:
+            value = self._masked_tap(path, layer, value)
         self._remember(value)
+        self._given[id(value)] = path
         return value
 
     def _masked_tap(self, path: str, layer: Any, value: tf.Tensor) -> tf.Tensor:
@@ -185,7 +196,9 @@ class Watch:
         @custom_gradient
         def tap(value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
             def backward(upstream: Any) -> Any:
-                if present() is self and self.looks_here():
+                # What a user's layer gives back may be lost in the layer before, behind a relu.
+                wanted = self._closely or not _is_of_keras(layer) or path in self._before_users
+                if wanted and present() is self and self.looks_here():
                     self.look("gradient", path, upstream, layer)
                 return upstream
 

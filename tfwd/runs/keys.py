@@ -125,7 +125,7 @@ TRAINING_KEYS = {
     "numerics.whole": Key(
         False,
         FLAG,
-        "look for it in each layer too, not in loss, gradient and rate alone",
+        "look for it in each layer too, besides loss, gradient and rate",
         IN_RUNS,
     ),
 }

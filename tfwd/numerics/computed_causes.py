@@ -1,0 +1,309 @@
+"""Causes that lie in what a model computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tfwd import _keras
+from tfwd.numerics.details import rows_of
+from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.report import Cause, Found
+
+HALF_MAX = 65504.0
+HUGE = 1e15  # whose square is a float32 by far
+LARGE = 1e3  # beyond what weights are in a training that goes well
+NORMALIZING = (
+    "BatchNormalization",
+    "LayerNormalization",
+    "GroupNormalization",
+    "UnitNormalization",
+)
+
+
+def nothing_left(evidence: Evidence) -> Iterator[Cause]:
+    """0/0: a mask, a rate or a weight that leaves nothing, a deviation or a norm of 0."""
+    name_of = "nothing is left to divide by"
+    for name, values in evidence.data.items():
+        if name.startswith("sample_weight") and values.size and not values.any():
+            yield Cause(
+                name_of,
+                f"'{name}' is 0 for all {len(values)} examples of the batch.",
+                "leave such batches out, or divide by a number that is at least 1.",
+            )
+    before, first = evidence.before, evidence.first
+    if before is None or first.frame.kind not in ("input", "output", "pre-activation", "loss"):
+        return
+    summary, found = before.detail.summary, first.detail.summary
+    if summary.size and summary.zeros == summary.size and found.nan:
+        yield Cause(
+            name_of,
+            f"All {summary.size} elements of '{before.frame.label}' are 0, and what is computed of "
+            "them is NaN: 0/0.",
+            "look for a mask or a dropout rate that leaves nothing, and for a mean or a norm of "
+            "it; add a small number to what is divided by.",
+        )
+        return
+    same = None if first.frame.layer in NORMALIZING else _constant_rows(evidence, first)
+    if found.nan == found.non_finite and same:
+        yield Cause(
+            name_of,
+            f"It is NaN in {same[1]}, where '{same[0]}' has the same number throughout: its "
+            "deviation is 0, and 0/0 is NaN.",
+            "add a small number to what is divided by, or leave these examples out.",
+        )
+
+
+def _constant_rows(evidence: Evidence, first: Found) -> tuple[str, str] | None:
+    """Which input is the same number throughout in each row where a tensor is not finite."""
+    rows = first.detail.rows
+    for name, values in evidence.data.items():
+        plain = name.startswith("x") and np.issubdtype(values.dtype, np.floating)
+        if plain and values.ndim > 1 and values[0].size > 1 and rows.shape == values.shape[:1]:
+            flat = values.reshape(len(values), -1)
+            if rows.any() and (flat[rows] == flat[rows, :1]).all():
+                return name, rows_of(rows)
+    return None
+
+
+def normalization(evidence: Evidence) -> Iterator[Cause]:
+    """A layer that divides by the root of a variance."""
+    first, before = evidence.first, evidence.before
+    kind = first.frame.layer
+    if kind not in NORMALIZING or first.frame.kind not in ("output", "gradient"):
+        return
+    name = first.frame.name.rpartition("/")[2]
+    layer = next((x for x in _keras.layers.all_layers(evidence.model) if x.name == name), None)
+    epsilon = getattr(layer, "epsilon", None)
+    given = ""
+    if before is not None and before.detail.low == before.detail.high:
+        given = f" Its input is {before.detail.low:g} everywhere."
+    yield Cause(
+        "a variance near zero",
+        f"The first that is not finite comes out of a {kind}, which divides by the root of a "
+        f"variance plus epsilon = {epsilon}.{given}",
+        "use a larger epsilon (1e-3; in float16 nothing below 1e-4), a larger batch, and look for "
+        "units before it that are the same for all examples.",
+    )
+
+
+def loss(evidence: Evidence) -> Iterator[Cause]:
+    """The loss is the first: a logarithm of 0, a mean over nothing, labels that are too large."""
+    first = evidence.first
+    if first.frame.kind != "loss" or any(_reaches(one, HUGE) for one in evidence.predictions):
+        return
+    if not all(one.is_finite for one in evidence.predictions):  # made after the last layer
+        return
+    is_nan, named = bool(first.detail.summary.nan), evidence.loss.lower()
+    squares = any(word in named for word in ("squared", "absolute", "huber", "cosh"))
+    entropy = "crossentropy" in named
+    signs, advice = [], []
+    for one in evidence.predictions:
+        low, high = one.detail.low, one.detail.high
+        ends = [end for end, there in (("0", low == 0), ("1", high == 1)) if there]
+        if ends and not squares:
+            signs.append(
+                f"the predictions reach {' and '.join(ends)} exactly, where a logarithm is infinite"
+            )
+            if entropy:
+                advice.append("give the loss logits (from_logits=True) and no probabilities")
+            advice.append("clip what a logarithm is taken of")
+        elif low < 0 and is_nan and not squares and "logits" not in named:
+            signs.append(
+                f"the predictions begin at {low:.3g}, and a logarithm or a root of a negative "
+                "number is NaN"
+            )
+            advice.append("clip what a logarithm or a root is taken of")
+    for name, values in evidence.data.items():
+        if not name.startswith("y") or not np.issubdtype(values.dtype, np.number):
+            continue
+        if values.size and np.abs(values).max() > HUGE:
+            signs.append(f"'{name}' reaches {np.abs(values).max():.3g}, whose square is infinite")
+            advice.append("scale the labels")
+        elif not squares and values.ndim == 2 and values.shape[1] > 1:
+            if (~values.any(1)).any():
+                signs.append(f"'{name}' is 0 throughout in {rows_of(~values.any(1))}")
+            elif (values.min() < 0) or (abs(values.sum(1) - 1) > 1e-3).any():
+                signs.append(f"the rows of '{name}' are no distributions: they do not add up to 1")
+            absent = np.flatnonzero(~values.any(0))
+            if absent.size:
+                signs.append(f"class {', '.join(map(str, absent[:5]))} is absent in the batch")
+        elif values.size and not values.any():
+            signs.append(f"'{name}' is 0 for the whole batch")
+    nothing = "in predictions and labels stands out" if evidence.data else "is known of the labels"
+    if is_nan and not (squares or entropy):
+        advice.append("look for a mean or a norm of nothing, which is 0/0")
+    advice.append("add a small number to what is divided by")
+    yield Cause(
+        "the loss function",
+        f"All that the model computes is finite, and the loss is {'NaN' if is_nan else 'not'}: "
+        f"{'; '.join(signs) or f'nothing {nothing}'}.",
+        "; ".join(dict.fromkeys(advice)) + ".",
+    )
+
+
+def domain(evidence: Evidence) -> Iterator[Cause]:
+    """Finite numbers are made into what is not: a function outside its domain."""
+    first, before = evidence.first, evidence.before
+    what = f"'{first.frame.name}' makes"
+    if first.frame.kind == "input" and before is not None:
+        what = f"What is computed between '{before.frame.label}' and '{first.frame.label}' makes"
+    if first.frame.kind == "loss":
+        bad = [one for one in evidence.predictions if not one.is_finite]
+        first = next(iter(bad), first)
+        what = "What the model computes after its last layer makes"
+    if first.frame.kind not in ("input", "output", "pre-activation", "prediction"):
+        return
+    if before is None:
+        return
+    found, given = first.detail.summary, before.detail
+    infinite = found.positive_inf + found.negative_inf
+    kinds = [word for word, count in (("NaN", found.nan), ("infinity", infinite)) if count]
+    where = f" It is in {rows_of(first.detail.rows)}." if first.detail.rows.any() else ""
+    zeros = f", {given.summary.zeros} of them 0" if given.summary.zeros else ""
+    reasons = []
+    if found.nan:
+        reasons.append("NaN comes of 0/0, infinity minus infinity, a root or a logarithm of a "
+                       "negative number, an arccosine beyond 1")  # fmt: skip
+    if infinite:
+        reasons.append("infinity comes of 1/0, a logarithm of 0, an exponential beyond 88")
+    yield Cause(
+        "a function outside its domain",
+        f"{what} {' and '.join(kinds)} of finite numbers: of "
+        f"'{before.frame.label}', {given.low:.3g} to {given.high:.3g}{zeros}.{where}",
+        f"{'; '.join(reasons)}. Clip what goes in, add a small number to what is divided by, take "
+        "the maximum off before an exponential.",
+    )
+
+
+def _reaches(found: Found, limit: float) -> bool:
+    return found.detail.summary.abs_max > limit
+
+
+def half_precision(evidence: Evidence) -> Iterator[Cause]:
+    """Beyond 65504, the largest float16."""
+    first = evidence.first
+    at = evidence.found.index(first)
+    near = [
+        one
+        for one in evidence.found[max(0, at - 4) : at + 1]
+        if one.frame.dtype == "float16" and one.detail.summary.abs_max > HALF_MAX / 16
+    ]
+    if first.frame.dtype != "float16":
+        return
+    largest = max(near, key=lambda one: one.detail.summary.abs_max, default=None)
+    seen = (
+        f"'{largest.frame.label}' reaches {largest.detail.summary.abs_max:.4g}, near the largest "
+        "float16, 65504."
+        if largest is not None
+        else f"'{first.frame.label}' is float16, whose largest number is 65504."
+    )
+    if largest is None and not (
+        first.detail.summary.positive_inf + first.detail.summary.negative_inf
+    ):
+        return
+    yield Cause(
+        "an overflow of float16",
+        seen,
+        "scale what goes into it, as attention divides its scores by the root of their width; run "
+        "it and what follows it in float32 (dtype='float32'); or use mixed_bfloat16, which has the "
+        "range of float32.",
+    )
+
+
+def blow_up(evidence: Evidence) -> Iterator[Cause]:
+    """Gradients that grew in the last steps, or numbers that are enormous already."""
+    growth: dict[str, tuple[float, float, float]] = {}  # the last, a step, and in all
+    history = list(evidence.history)
+    for name in history[-1] if history else ():
+        values = [past[name] for past in history if past.get(name, 0.0) > 0]
+        values = [value for value in values if np.isfinite(value)][-6:]
+        if len(values) >= 3:
+            whole = values[-1] / values[0]
+            growth[name] = values[-1], whole ** (1 / (len(values) - 1)), whole
+    growth.pop("loss", None)
+    grown = {name: one for name, one in growth.items() if one[1] > 1.5 and one[2] > 10}
+    if grown and 2 * len(grown) >= len(growth):
+        leader = max(grown, key=lambda name: grown[name][1])
+        size, factor, _ = grown[leader]
+        yield Cause(
+            "gradients that blow up",
+            f"In the last steps {len(grown)} of {len(growth)} gradients grew; most that of "
+            f"'{leader}', by a factor of {factor:.3g} a step, to {size:.3g}.",
+            "lower the learning rate, warm it up, or clip gradients (global_clipnorm=1.0 of any "
+            "Keras optimizer).",
+        )
+        return
+    at = evidence.found.index(evidence.first)
+    enormous = [
+        one
+        for one in evidence.found[:at]
+        if one.frame.dtype != "float16"
+        and one.frame.kind not in ("data", "learning rate")
+        and _reaches(one, LARGE if one.frame.kind == "weight" else HUGE)
+    ]
+    if enormous:
+        largest = max(enormous, key=lambda one: one.detail.summary.abs_max)
+        yield Cause(
+            "gradients that blow up",
+            f"'{largest.frame.label}' reaches {largest.detail.summary.abs_max:.3g} in this step, "
+            "before anything is infinite.",
+            "lower the learning rate, or clip gradients (global_clipnorm=1.0 of any Keras "
+            "optimizer); if this is the first step, look at initial weights and the scale of the "
+            "data.",
+        )
+
+
+def backward(evidence: Evidence) -> Iterator[Cause]:
+    """All is finite forward, and a gradient is not."""
+    first = evidence.first
+    if first.frame.kind not in ("gradient", "weight gradient"):
+        return
+    if any(one.frame.kind == "loss" and not one.is_finite for one in evidence.found):
+        return
+    kinds = ("input", "pre-activation", "output")
+    names = [first.frame.name, *first.frame.source]
+    zeros = [
+        one
+        for name in names
+        for one in evidence.of(*kinds)
+        if one.detail.summary.zeros and one.frame.name == name
+    ]
+    seen = "".join(
+        f" '{one.frame.label}' has {_counted(one.detail.summary.zeros, 'zero')}."
+        for one in zeros[:2]
+    )
+    source = " and ".join(f"'{name}'" for name in first.frame.source)
+    where = (
+        f"the gradient that {source} gives back to '{first.frame.name}' is not"
+        if source
+        else f"the gradient is not: what follows '{first.frame.name}' has no finite derivative "
+        "somewhere"
+    )
+    rows = f" It is in {rows_of(first.detail.rows)}." if first.detail.rows.any() else ""
+    yield Cause(
+        "a function whose derivative is infinite",
+        f"All is finite forward, loss included, and {where}.{seen}"
+        f"{rows if first.frame.kind == 'gradient' else ''}",
+        f"look in {source or 'it'} for a root, a norm, a logarithm or a power at 0, and for "
+        "tf.where around one of them: add a small number inside, and give both branches of "
+        "tf.where finite numbers.",
+    )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def update(evidence: Evidence) -> Iterator[Cause]:
+    """Finite gradients, and a new value that is not."""
+    if evidence.first.frame.kind == "update":
+        one = evidence.first
+        yield Cause(
+            "an update out of range",
+            f"Gradient and learning rate are finite, and the new value of '{one.frame.name}' is "
+            "not.",
+            "lower the learning rate; give the optimizer a larger epsilon (in float16 nothing "
+            "below 1e-4), and keep weights in float32.",
+        )

@@ -1,0 +1,96 @@
+"""Causes that are there before the model computes: data, labels, weights, learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfwd._keras import training as _keras_training
+from tfwd.numerics.details import places, rows_of
+from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.report import Cause
+
+
+def data(evidence: Evidence) -> Iterator[Cause]:
+    """NaN or infinities in the batch."""
+    for one in evidence.bad("data"):
+        detail, name = one.detail, one.frame.name
+        what = "labels" if name.startswith("y") else "input" if name.startswith("x") else name
+        where = rows_of(detail.rows) if detail.rows.size else "a scalar"
+        if detail.columns.size:
+            where += f", column{'s' if detail.columns.sum() > 1 else ''} {places(detail.columns)}"
+        yield Cause(
+            f"NaN or infinity in the {what}",
+            f"'{name}' has {detail.summary} in {where}.",
+            "find these examples in the data; leave them out or fill the gaps before training, as "
+            "with numpy.nan_to_num, and look at how they were made.",
+        )
+
+
+def weights(evidence: Evidence) -> Iterator[Cause]:
+    """Weights that were not finite before the step."""
+    bad = evidence.bad("weight")
+    if not bad:
+        return
+    names = ", ".join(f"'{one.frame.name}'" for one in bad[:3])
+    more = f" and {len(bad) - 3} others" if len(bad) > 3 else ""
+    when = {
+        True: "No step of this training was made before: they came so, from a file or an "
+        "initializer.",
+        False: "They were finite after the step before: something else assigned to them since.",
+        None: "They came so, or a step that was not looked at has made them so: look at each.",
+    }[evidence.is_first]
+    yield Cause(
+        "weights that are not finite already",
+        f"{names}{more} are not finite before the step. {when}",
+        "load an earlier checkpoint, and test each file with numpy.isfinite before training.",
+    )
+
+
+def learning_rate(evidence: Evidence) -> Iterator[Cause]:
+    """A learning rate that no step can be made with."""
+    for one in evidence.bad("learning rate"):
+        value = one.detail.low if one.detail.summary.non_finite == 0 else "not finite"
+        yield Cause(
+            "a learning rate that is not finite or negative",
+            f"The learning rate of this step is {value}{_iterations(evidence)}.",
+            "look at the schedule: a division by a number of steps that is 0, a root or a "
+            "logarithm of a negative number, a decay that goes below 0. (A step that is left out "
+            "does not advance the optimizer's iterations.)",
+        )
+        return
+
+
+def labels(evidence: Evidence) -> Iterator[Cause]:
+    """Labels that are no class of the model."""
+    if "sparse" not in evidence.loss.lower() or not evidence.predictions:
+        return
+    classes = evidence.predictions[0].detail.width
+    for name, values in evidence.data.items():
+        if not name.startswith("y") or not np.issubdtype(values.dtype, np.number):
+            continue
+        outside = (values < 0) | (values >= classes)
+        if outside.any():
+            rows = outside.reshape(len(values), -1).any(1) if values.ndim else outside
+            wrong = sorted({int(v) for v in values[outside].ravel()})[:5]
+            yield Cause(
+                "a label out of range",
+                f"'{name}' has the labels {', '.join(map(str, wrong))} in {rows_of(rows)}, "
+                f"and the model has {classes} class{'es' * (classes > 1)}, 0 to {classes - 1}.",
+                "number the labels from 0, or give the last layer as many units as there are "
+                "labels.",
+            )
+
+
+def _iterations(evidence: Evidence) -> str:
+    """How often the optimizer has made a step, which schedules are called with."""
+    if not isinstance(evidence.model, keras.Model):
+        return ""
+    found = {
+        int(tf.convert_to_tensor(optimizer.iterations).numpy())
+        for optimizer in _keras_training.optimizers(evidence.model)
+    }
+    return f", for iterations = {', '.join(map(str, sorted(found)))}" if found else ""
