@@ -6,56 +6,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from finite_fits import BAD, MODES, fit, make, same
 from planting import VALUES, Plant, counts, data, state
-from stacks import IS_KERAS_2, needs_keras3
 from tables import with_slow_rest
 
 import tfwd
 from tfwd.callbacks import FiniteCheck
 from tfwd.numerics import NonFiniteError
-
-BAD = 2  # the number of the bad batch, from 0
-
-MODES = {
-    "graph": {"jit_compile": False},
-    "xla": {"jit_compile": True},
-    "eager": {"run_eagerly": True},
-    "four steps an execution": {"steps_per_execution": 4, "jit_compile": False},
-}
-
-
-def make(mode="graph", optimizer="adam", strategy=None, draws=False, **compiled):
-    """A small model with what has states: BatchNormalization, Dropout, metrics."""
-    keras.utils.set_random_seed(3)
-    layers = keras.layers
-    with (strategy or tf.distribute.get_strategy()).scope():
-        model = keras.Sequential(
-            [
-                layers.Input((6,)),
-                layers.Dense(5, activation="tanh", name="first"),
-                layers.BatchNormalization(name="norm"),
-                # Keras 2's draws anew where a step is made again, or left out.
-                *([] if IS_KERAS_2 and not draws else [layers.Dropout(0.3, seed=1)]),
-                layers.Dense(1, name="last"),
-            ]
-        )
-        optimizer = keras.optimizers.get(optimizer)
-        model.compile(optimizer, "mse", metrics=["mae"], **{**MODES[mode], **compiled})
-    return model
-
-
-def same(ours, theirs, mode="graph"):
-    """Equal to the bit, but where XLA may round in another way."""
-    for one, other in zip(ours, theirs, strict=True):
-        if mode == "xla":
-            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-        else:
-            np.testing.assert_array_equal(one, other)
-
-
-def fit(model, x, y, *callbacks, **kwargs):
-    defaults = {"batch_size": 8, "shuffle": False, "verbose": 0}
-    return model.fit(x, y, callbacks=list(callbacks), **{**defaults, **kwargs})
 
 
 def planted_model(value, direction, mode, place=(3, 2)):
@@ -128,103 +85,6 @@ def test_finite_training_is_the_same_to_the_bit(mode):
 
 
 @pytest.mark.parametrize(
-    "case",
-    with_slow_rest(
-        [f"{mode}, {place}" for mode in ("graph", "xla", "eager") for place in ("data", "labels")],
-        {"graph, labels", "eager, data"},
-    ),
-)
-def test_all_is_as_it_was_before_the_step(case):
-    mode, place = case.split(", ")
-    x, y = data(4)
-    good = make(mode=mode)
-    keras.utils.set_random_seed(4)
-    fit(good, x[: 8 * BAD], y[: 8 * BAD])
-    bad = make(mode=mode)
-    (x if place == "data" else y)[8 * BAD + 5, 0] = np.nan
-    keras.utils.set_random_seed(4)
-    with pytest.raises(NonFiniteError):
-        fit(bad, x, y, FiniteCheck())
-    same(state(bad), state(good), mode)
-
-
-@pytest.mark.parametrize("mode", with_slow_rest(MODES, {"four steps an execution"}))
-def test_skip_is_training_without_the_batch(mode):
-    x, y = data(5)
-    good = make(mode=mode)
-    rows = np.r_[0 : 8 * BAD, 8 * (BAD + 1) : 40]
-    keras.utils.set_random_seed(4)
-    fit(good, x[rows], y[rows])
-    bad = make(mode=mode)
-    x[8 * BAD + 5, 0] = np.inf
-    check = FiniteCheck("skip")
-    keras.utils.set_random_seed(4)
-    with pytest.warns(UserWarning, match="a step is left out: data 'x'"):
-        fit(bad, x, y, check)
-    assert check.skipped == 1
-    same(state(bad), state(good), mode)
-
-
-@pytest.mark.slow
-def test_skip_gives_up():
-    x, y = data(6)
-    x[8:, 0] = np.nan
-    with pytest.warns(UserWarning), pytest.raises(NonFiniteError, match="2 bad steps in a row"):
-        fit(make(), x, y, FiniteCheck("skip", max_consecutive=2))
-
-
-def test_restore_goes_back_to_the_last_epoch():
-    x, y = data(4)
-    good = make(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
-    fit(good, x, y)
-    after = state(good)
-
-    class Breaks(keras.callbacks.Callback):
-        """Makes a weight NaN in the second epoch, and looks at what the check makes of it."""
-
-        def on_train_batch_end(self, batch, logs=None):
-            self.batches.append((len(self.model.history.epoch), batch))
-            if self.batches[-1] == (1, 1) and not self.broken:
-                self.broken = True
-                kernel = self.model.get_layer("last").kernel
-                kernel.assign(kernel * np.nan)
-            elif self.broken and self.seen is None:
-                self.seen = state(self.model)
-
-    breaks = Breaks()
-    breaks.batches, breaks.broken, breaks.seen = [], False, None
-    model = make(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
-    check = FiniteCheck("restore", factor=0.5)
-    with pytest.warns(UserWarning, match="learning rate 0.05"):
-        fit(model, x, y, check, breaks, epochs=2)
-    rate = float(model.optimizer.learning_rate.numpy())
-    assert rate == pytest.approx(0.05)
-    weights = len(model.variables)
-    for ours, theirs in zip(breaks.seen[:weights], after[:weights], strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    assert check.reports[0].causes[0].name == "weights that are not finite already"
-    assert "'last/kernel'" in check.reports[0].causes[0].evidence or not IS_KERAS_2
-
-
-def test_restore_without_a_good_epoch():
-    x, y = data(4)
-    x[5, 0] = np.nan
-    with pytest.raises(NonFiniteError, match="no finished epoch yet to go back to"):
-        fit(make(), x, y, FiniteCheck("restore"))
-
-
-def test_restore_needs_a_rate_that_can_be_lowered():
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
-    model = make(optimizer=keras.optimizers.SGD(schedule))
-    x, y = data(2)
-    before = model.get_weights()
-    with pytest.raises(ValueError, match="is a schedule: give the optimizer a number"):
-        fit(model, x, y, FiniteCheck("restore"))
-    for ours, theirs in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"action": "stop"}, "action='stop': give one of 'raise', 'skip', 'restore'"),
@@ -237,25 +97,6 @@ def test_restore_needs_a_rate_that_can_be_lowered():
 def test_wrong_arguments(arguments, message):
     with pytest.raises(ValueError, match=message.replace("(", "\\(")):
         FiniteCheck(**arguments)
-
-
-def test_two_replicas_leave_a_step_out_together():
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
-    x, y = data(5)
-    rows = np.r_[0 : 8 * BAD, 8 * (BAD + 1) : 40]
-    good = make(strategy=strategy)
-    keras.utils.set_random_seed(4)
-    fit(good, x[rows], y[rows])
-    x[8 * BAD + 6, 0] = np.nan  # on the second replica
-    bad = make(strategy=strategy)
-    check = FiniteCheck("skip")
-    keras.utils.set_random_seed(4)
-    with pytest.warns(UserWarning, match=f"step {BAD + 1}, replica 1"):
-        fit(bad, x, y, check)
-    assert check.reports[0].first.detail.summary.size == 24
-    same(state(bad), state(good))
 
 
 def test_the_input_that_relu_swallows():
@@ -307,139 +148,6 @@ def test_the_first_time_step_is_named(kind, return_sequences):
     assert "first at time step 4" in caught.value.report.sentence
 
 
-def test_a_scale_that_is_lowered_is_no_error():
-    policy = keras.mixed_precision.Policy if IS_KERAS_2 else keras.DTypePolicy
-    policy = policy("mixed_float16")
-    x, y = data(4)
-    models = []
-    for callbacks in ([], [FiniteCheck()]):
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential(
-            [
-                keras.layers.Input((6,)),
-                keras.layers.Dense(8, activation="tanh", dtype=policy),
-                keras.layers.Dense(1, dtype="float32"),
-            ]
-        )
-        if IS_KERAS_2:
-            optimizer = keras.mixed_precision.LossScaleOptimizer(
-                keras.optimizers.SGD(0.01), initial_scale=2.0**30
-            )
-        else:
-            optimizer = keras.optimizers.LossScaleOptimizer(
-                keras.optimizers.SGD(0.01), initial_scale=2.0**30
-            )
-        model.compile(optimizer, "mse", jit_compile=False)
-        fit(model, 100 * x, 100 * y, *callbacks, epochs=5)
-        models.append(model)
-    assert callbacks[0].scaled_down > 3
-    assert callbacks[0].reports == []
-    for ours, theirs in zip(state(models[1]), state(models[0]), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-@pytest.mark.slow
-@needs_keras3("gradient accumulation")
-def test_accumulated_gradients():
-    x, y = data(9)
-    rows = np.r_[0 : 8 * BAD, 8 * (BAD + 1) : 72]
-    optimizer = lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=3)  # noqa: E731
-    good, bad = make(optimizer=optimizer()), make(optimizer=optimizer())
-    keras.utils.set_random_seed(4)
-    fit(good, x[rows], y[rows])
-    x[8 * BAD + 6, 0] = np.nan
-    keras.utils.set_random_seed(4)
-    with pytest.warns(UserWarning, match="left out"):
-        fit(bad, x, y, FiniteCheck("skip"))
-    same(state(bad), state(good))
-
-
-class Careful(keras.Model):
-    """A model with a training step of its own, of two updates."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = keras.layers.Dense(3, name="one"), keras.layers.Dense(1, name="two")
-        self.second = keras.optimizers.SGD(0.1)
-
-    def call(self, x):
-        return self.two(self.one(x))
-
-    def train_step(self, data):
-        x, y = data
-        for layer, optimizer in ((self.one, self.optimizer), (self.two, self.second)):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x) - y) ** 2)
-            weights = layer.trainable_variables
-            gradients = tape.gradient(loss, [tfwd._keras.variables.tf_variable(w) for w in weights])
-            optimizer.apply_gradients(zip(gradients, weights, strict=True))
-            if layer is self.one:  # what the second half meets is not finite
-                x = tf.where(tf.reduce_max(x) > 1000.0, x * np.nan, x)
-        return {"loss": loss}
-
-
-@pytest.mark.parametrize("mode", with_slow_rest(["graph", "xla"], {"graph"}))
-def test_a_training_step_of_ones_own(mode):
-    x, y = data(4)
-    models = [Careful(), Careful()]
-    rows = np.r_[0 : 8 * BAD, 8 * (BAD + 1) : 32]
-    for model in models:
-        keras.utils.set_random_seed(5)
-        model(x[:8])
-        model.compile(keras.optimizers.SGD(0.1), **MODES[mode])
-    models[1].set_weights(models[0].get_weights())
-    fit(models[0], x[rows], y[rows])
-    x[8 * BAD + 1, 0] = 2000.0
-    check = FiniteCheck("skip")
-    with pytest.warns(UserWarning, match="layer 'one': forward input"):
-        fit(models[1], x, y, check)
-    for ours, theirs in zip(models[1].get_weights(), models[0].get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-@pytest.mark.parametrize("mode", with_slow_rest(["graph", "xla"], {"graph"}))
-@pytest.mark.parametrize(
-    ("optimizer", "cause"),
-    [
-        (lambda: keras.optimizers.Adam(0.1, epsilon=0.0), "an update out of range"),
-        (lambda: keras.optimizers.SGD(3e38), "an update out of range"),
-        (lambda: keras.optimizers.SGD(float("nan")), "a learning rate that is not finite"),
-        (lambda: keras.optimizers.SGD(-0.1), "a learning rate that is not finite or negative"),
-    ],
-)
-def test_an_update_that_is_not_finite_changes_nothing(optimizer, cause, mode):
-    x, y = 100 * np.ones((8, 6), "float32"), np.ones((8, 1), "float32")
-    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1), keras.layers.ReLU()])
-    model.set_weights([-np.ones((6, 1)), np.zeros(1)] if "Adam" in cause else model.get_weights())
-    model.layers[0].set_weights([np.full((6, 1), -1.0), np.zeros(1)])
-    if "update" in cause and optimizer().__class__.__name__ == "SGD":
-        model.layers[0].set_weights([np.full((6, 1), 1.0), np.zeros(1)])
-    model.compile(optimizer(), "mse", **MODES[mode])
-    model.optimizer.build(model.trainable_variables)
-    before = state(model)
-    with pytest.raises(NonFiniteError) as caught:
-        fit(model, x, y, FiniteCheck())
-    assert caught.value.report.causes[0].name.startswith(cause)
-    held = len(model.variables) + len(model.optimizer.variables)
-    for ours, theirs in zip(state(model)[:held], before[:held], strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-def test_finite_but_enormous_steps_are_made():
-    """One pass over such tensors cannot tell: they are looked at closely, and the step is made."""
-    x, y = data(3)
-    models = []
-    for callbacks in ([], [FiniteCheck()]):
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1, name="d")])
-        model.compile(keras.optimizers.SGD(1e-36), "mae", jit_compile=False)
-        fit(model, 1e36 * np.abs(x) / np.abs(x).max(), 0 * y, *callbacks)
-        models.append(model)
-    assert callbacks[0].reports == []
-    for ours, theirs in zip(state(models[1]), state(models[0]), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
 def test_weights_that_no_gradient_reaches():
     inputs = keras.Input((6,))
     first = keras.layers.Dense(2, name="used")
@@ -455,19 +163,6 @@ def test_weights_that_no_gradient_reaches():
     assert "unused/kernel, unused/bias" in ours[0]
 
 
-def test_the_model_has_its_own_step_again():
-    x, y = data(3)
-    model = make()
-    fit(model, x, y)
-    own = model.train_function
-    fit(model, x, y, FiniteCheck())
-    assert model.train_function is own
-    x[3] = np.nan
-    with pytest.raises(NonFiniteError):
-        fit(model, x, y, FiniteCheck())
-    assert model.train_function is own
-
-
 @pytest.mark.parametrize("order", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_beside_gradient_squared_mean(order):
     x, y = data(4)
@@ -480,16 +175,6 @@ def test_beside_gradient_squared_mean(order):
     assert [record["step"] for record in moments.records] == [0, 2]
     assert check.skipped == 1
     fit(model, x[:16], y[:16])
-
-
-def test_every_other_step():
-    x, y = data(5)
-    plain, checked = make(), make()
-    keras.utils.set_random_seed(4)
-    fit(plain, x, y)
-    keras.utils.set_random_seed(4)
-    fit(checked, x, y, FiniteCheck(every=2))
-    same(state(checked), state(plain))
 
 
 def test_the_report_fits_a_terminal_and_json():
@@ -509,66 +194,6 @@ def test_the_report_fits_a_terminal_and_json():
     assert table[6].endswith("encoder/plant, output")
 
 
-def test_bad_steps_in_a_row_are_those_without_a_good_one_between():
-    x, y = data(5)
-    x[3] = x[19] = np.nan
-    check = FiniteCheck("skip", max_consecutive=1)
-    with pytest.warns(UserWarning, match=r"left out: data 'x'.*\(NaN or infinity in the input\)"):
-        fit(make(), x, y, check)
-    assert check.skipped == 2
-
-
-def test_what_leaving_out_does_not_help_against():
-    model = make()
-    x, y = data(3)
-    model.get_layer("last").bias.assign([np.nan])
-    with pytest.raises(NonFiniteError, match="does not help against that") as caught:
-        fit(model, x, y, FiniteCheck("skip"))
-    assert caught.value.report.step == 1
-
-
-def test_a_step_that_was_not_looked_at():
-    x, y = data(4)
-    x[9] = np.nan
-    with pytest.raises(NonFiniteError) as caught:
-        fit(make(), x, y, FiniteCheck(every=3))
-    assert caught.value.report.step == 4
-    assert "a step that was not looked at" in caught.value.report.causes[0].evidence
-
-
-def test_metrics_of_an_epoch_that_went_back_are_of_its_good_steps():
-    x, y = data(4)
-
-    def batches(bad):
-        for epoch in range(2):
-            for i in range(4):
-                given = x[8 * i : 8 * i + 8].copy()
-                if bad and (epoch, i) == (1, 3):
-                    given[0] = np.nan
-                yield given, y[8 * i : 8 * i + 8] * (1 + epoch)
-
-    def trained(bad, *callbacks):
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
-        history = model.fit(
-            batches(bad),
-            steps_per_epoch=4,
-            epochs=2,
-            verbose=0,
-            shuffle=False,
-            callbacks=list(callbacks),
-        )
-        return model, history.history["loss"]
-
-    with pytest.warns(UserWarning, match="back to the end of the last epoch"):
-        model, losses = trained(True, FiniteCheck("restore"))
-    _, plain = trained(False)
-    assert losses[0] == plain[0]
-    # The weights stay as they are, so an epoch's loss is the mean over its three good batches.
-    assert losses[1] == pytest.approx(model.evaluate(x[:24], 2 * y[:24], verbose=0), rel=1e-5)
-
-
 def test_what_is_excluded():
     inputs = keras.layers.Input((6,))
     masked = keras.layers.Lambda(lambda v: tf.where(v > 0, v, -np.inf), name="masked")(inputs)
@@ -585,3 +210,5 @@ def test_what_is_excluded():
             fit(model, x, y, FiniteCheck(exclude=exclude))
     with pytest.raises(ValueError, match="is not a regular expression"):
         FiniteCheck(exclude="(")
+    with pytest.raises(ValueError, match="exclude='maks' fits no layer and no weight of model"):
+        fit(model, x, y, FiniteCheck(exclude="maks"))

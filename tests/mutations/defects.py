@@ -34,7 +34,10 @@ DISTRIBUTED = ("tests/test_tfwd_distribute.py",)
 DECAY = ("tests/optimizers/test_decoupled_weight_decay.py",)
 AVERAGE = ("tests/optimizers/test_non_monotonic_asgd.py",)
 RULES = "tests/gradients/test_rules.py"
-FINITE = ("tests/callbacks/test_finite_check.py",)
+FINITE = (
+    "tests/callbacks/test_finite_check.py",
+    "tests/callbacks/test_finite_check_actions.py",
+)
 RECURRENCE = ("tests/test_recurrence.py",)
 
 DEFECTS = [

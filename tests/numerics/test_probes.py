@@ -241,7 +241,9 @@ def test_errors():
         Probes(keras.Sequential([layers.Dense(1)]))
     with pytest.raises(ValueError, match="nothing is to be looked at"):
         Probes(model, inputs=False, outputs=False, weights=False, gradients=False)
-    with pytest.raises(ValueError, match="'frist' fits no layer and no weight.*encoder/first"):
+    with pytest.raises(
+        ValueError, match="include='frist' fits no layer and no weight.*encoder/first"
+    ):
         Probes(model, include="frist")
     with pytest.raises(ValueError, match=r"exclude='\(' is not a regular expression"):
         Probes(model, exclude="(")

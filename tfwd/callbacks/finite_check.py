@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfwd import _keras, paths
+from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd.callbacks.last_epoch import LastEpoch
 from tfwd.callbacks.training_function import replace_innermost
@@ -20,6 +20,7 @@ from tfwd.numerics.checked_step import CheckedStep, Outcome, plain_step
 from tfwd.numerics.diagnosis import Diagnosis
 from tfwd.numerics.frames import Frame
 from tfwd.numerics.log import Log, check_plot
+from tfwd.numerics.patterns import Patterns
 from tfwd.numerics.report import NonFiniteError, Report
 
 ACTIONS = ("raise", "skip", "restore")
@@ -127,8 +128,7 @@ class FiniteCheck(keras.callbacks.Callback):
                 raise ValueError(f"{name}={path!r}: give a path")
         if plot is not None:
             check_plot(plot)
-        if exclude is not None:
-            self._excluded = paths.compiled(exclude, f"FiniteCheck: exclude={exclude!r}")
+        self._patterns = Patterns("FiniteCheck", exclude=exclude)
         self.action, self.every, self.history = action, every, history
         self.max_consecutive, self.factor = max_consecutive, factor
         self.log_dir, self.plot, self.log_every = log_dir, plot, log_every
@@ -153,6 +153,8 @@ class FiniteCheck(keras.callbacks.Callback):
         """Puts the checked step in the place of the model's."""
         self._put_back()  # a training that was interrupted has not
         model = self.model
+        if model.built:
+            self._patterns.check(model, "x", "y", "sample_weight")
         if isinstance(
             model.distribute_strategy, tf.distribute.experimental.ParameterServerStrategy
         ):
@@ -263,7 +265,7 @@ class FiniteCheck(keras.callbacks.Callback):
         return outcome.logs
 
     def _ignores(self, frame: Frame) -> bool:
-        return self.exclude is not None and paths.matches(self._excluded, frame.name)
+        return not self._patterns.choose(frame.name)
 
     def _checked_step(self, exact: bool = False) -> CheckedStep:
         logs = self._log is not None

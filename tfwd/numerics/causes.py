@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tfwd.numerics import computed_causes, given_causes
+from tfwd.numerics import computed_causes, given_causes, loss_causes
 from tfwd.numerics.evidence import Evidence
 from tfwd.numerics.report import Cause
 
@@ -16,7 +16,7 @@ COMPUTED: list[Rule] = [
     computed_causes.normalization,
     computed_causes.half_precision,
     computed_causes.blow_up,
-    computed_causes.loss,
+    loss_causes.loss,
     computed_causes.backward,
     computed_causes.update,
 ]

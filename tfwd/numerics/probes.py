@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from tfwd import _keras, paths
+from tfwd import _keras
 from tfwd._keras import calls
 from tfwd.numerics.causes import likely
 from tfwd.numerics.details import PACKED, packed, unpacked
 from tfwd.numerics.evidence import Evidence
 from tfwd.numerics.frames import Frame
+from tfwd.numerics.patterns import Patterns
 from tfwd.numerics.report import Found, Report
 from tfwd.numerics.watch import Watch
 
@@ -103,13 +104,8 @@ class Probes:
             raise ValueError(f"Probes: nothing is to be looked at: set one of {', '.join(asked)}")
         self.model, self.every = model, every
         self._kinds = [kind for name, on in asked.items() if on for kind in _KINDS[name]]
-        self._patterns = [
-            (given, paths.compiled(given, f"Probes: {what}={given!r}"))
-            for what, given in (("include", include), ("exclude", exclude))
-            if given is not None
-        ]
-        self._include = include is not None
-        self._check_patterns()
+        self._patterns = Patterns("Probes", include, exclude)
+        self._patterns.check(model)
         self._local = threading.local()
         self._passes: list[_Pass] = []
         self._clocks: dict[int, Any] = {}  # by replica, how many steps there were
@@ -169,25 +165,10 @@ class Probes:
             )
         return report
 
-    def _check_patterns(self) -> None:
-        known = [*_layer_paths(self.model), *(_keras.variables.path(v) for v in self.model.weights)]
-        for given, expression in self._patterns:
-            if not any(paths.matches(expression, path) for path in known):
-                raise ValueError(
-                    f"Probes: the pattern {given!r} fits no layer and no weight of model "
-                    f"'{self.model.name}', which has {', '.join(known[:12])}"
-                    f"{' and more' if len(known) > 12 else ''}"
-                )
-
     def _is_asked_for(self, frame: Frame) -> bool:
         if frame.kind == "loss":
             return True
-        if frame.kind not in self._kinds:
-            return False
-        chosen = [paths.matches(expression, frame.name) for _, expression in self._patterns]
-        included = chosen[0] if self._include else True
-        excluded = chosen[-1] if len(chosen) > self._include else False
-        return included and not excluded
+        return frame.kind in self._kinds and self._patterns.choose(frame.name)
 
     def _begin(self) -> _Pass:
         """A step begins on this thread: in eager mode each time, in a graph when it is traced."""
@@ -281,12 +262,6 @@ class _ProbingWatch(Watch):
             looked()
         else:
             tf.cond(present.due, looked, lambda: tf.constant(False))
-
-
-def _layer_paths(layer: Any, path: str = "") -> Iterator[str]:
-    for inner in _keras.layers.sublayers(layer):
-        yield path + inner.name
-        yield from _layer_paths(inner, f"{path}{inner.name}/")
 
 
 def _place_of_first(report: Report) -> int:

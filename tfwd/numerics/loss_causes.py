@@ -1,0 +1,70 @@
+"""The cause that lies in the loss function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tfwd.numerics.details import rows_of
+from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.report import Cause
+
+HUGE = 1e15  # whose square is a float32 by far
+
+
+def loss(evidence: Evidence) -> Iterator[Cause]:
+    """The loss is the first: a logarithm of 0, a mean over nothing, labels that are too large."""
+    first = evidence.first
+    if first.frame.kind != "loss" or any(
+        one.detail.summary.abs_max > HUGE for one in evidence.predictions
+    ):
+        return
+    if not all(one.is_finite for one in evidence.predictions):  # made after the last layer
+        return
+    is_nan, named = bool(first.detail.summary.nan), evidence.loss.lower()
+    squares = any(word in named for word in ("squared", "absolute", "huber", "cosh"))
+    entropy = "crossentropy" in named
+    signs, advice = [], []
+    for one in evidence.predictions:
+        low, high = one.detail.low, one.detail.high
+        ends = [end for end, there in (("0", low == 0), ("1", high == 1)) if there]
+        if ends and not squares:
+            signs.append(
+                f"the predictions reach {' and '.join(ends)} exactly, where a logarithm is infinite"
+            )
+            if entropy:
+                advice.append("give the loss logits (from_logits=True) and no probabilities")
+            advice.append("clip what a logarithm is taken of")
+        elif low < 0 and is_nan and not squares and "logits" not in named:
+            signs.append(
+                f"the predictions begin at {low:.3g}, and a logarithm or a root of a negative "
+                "number is NaN"
+            )
+            advice.append("clip what a logarithm or a root is taken of")
+    for name, values in evidence.data.items():
+        if not name.startswith("y") or not np.issubdtype(values.dtype, np.number):
+            continue
+        if values.size and np.abs(values).max() > HUGE:
+            signs.append(f"'{name}' reaches {np.abs(values).max():.3g}, whose square is infinite")
+            advice.append("scale the labels")
+        elif not squares and values.ndim == 2 and values.shape[1] > 1:
+            if (~values.any(1)).any():
+                signs.append(f"'{name}' is 0 throughout in {rows_of(~values.any(1))}")
+            elif (values.min() < 0) or (abs(values.sum(1) - 1) > 1e-3).any():
+                signs.append(f"the rows of '{name}' are no distributions: they do not add up to 1")
+            absent = np.flatnonzero(~values.any(0))
+            if absent.size:
+                signs.append(f"class {', '.join(map(str, absent[:5]))} is absent in the batch")
+        elif values.size and not values.any():
+            signs.append(f"'{name}' is 0 for the whole batch")
+    nothing = "in predictions and labels stands out" if evidence.data else "is known of the labels"
+    if is_nan and not (squares or entropy):
+        advice.append("look for a mean or a norm of nothing, which is 0/0")
+    advice.append("add a small number to what is divided by")
+    yield Cause(
+        "the loss function",
+        f"All that the model computes is finite, and the loss is {'NaN' if is_nan else 'not'}: "
+        f"{'; '.join(signs) or f'nothing {nothing}'}.",
+        "; ".join(dict.fromkeys(advice)) + ".",
+    )

@@ -1,0 +1,54 @@
+"""Which layers and weights of a model are looked at, by regular expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tfwd import _keras, paths
+
+
+class Patterns:
+    """What is chosen by name.
+
+    Args:
+        who: begins each message.
+        include: a regular expression for the path of a layer or a weight, or a whole end of it;
+            `None` chooses all.
+        exclude: one for those that are not chosen all the same.
+
+    Raises:
+        ValueError: one is no regular expression.
+    """
+
+    def __init__(self, who: str, include: str | None = None, exclude: str | None = None):
+        given = {"include": include, "exclude": exclude}
+        self._who = who
+        self._expressions = {
+            what: paths.compiled(pattern, f"{who}: {what}={pattern!r}")
+            for what, pattern in given.items()
+            if pattern is not None
+        }
+
+    def check(self, model: Any, *others: str) -> None:
+        """Raises a ValueError if a pattern fits no layer and no weight, nor one of other names."""
+        weights = [_keras.variables.path(variable) for variable in model.weights]
+        known = [*_layer_paths(model), *weights]
+        for what, expression in self._expressions.items():
+            if not any(paths.matches(expression, path) for path in (*known, *others)):
+                raise ValueError(
+                    f"{self._who}: {what}={expression.pattern!r} fits no layer and no weight of "
+                    f"model '{model.name}', which has {', '.join(known[:12])}"
+                    f"{' and more' if len(known) > 12 else ''}"
+                )
+
+    def choose(self, name: str) -> bool:
+        """Whether a layer or a weight is chosen."""
+        fits = {what: paths.matches(one, name) for what, one in self._expressions.items()}
+        return fits.get("include", True) and not fits.get("exclude", False)
+
+
+def _layer_paths(layer: Any, path: str = "") -> Iterator[str]:
+    for inner in _keras.layers.sublayers(layer):
+        yield path + inner.name
+        yield from _layer_paths(inner, f"{path}{inner.name}/")
