@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 # What trains for several trials.
-SLOW = {"README.md", "docs/tuning.md"}
+SLOW = {"README.md", "docs/non_finite.md", "docs/optimizers.md", "docs/tuning.md"}
 RUN = """
 import json, sys
 names = {"__name__": "__main__"}

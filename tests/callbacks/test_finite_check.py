@@ -119,7 +119,7 @@ def test_the_input_that_relu_swallows():
     assert "row 1 of the batch, column 4" in report.causes[0].evidence
 
 
-@pytest.mark.parametrize("return_sequences", [False, True])
+@pytest.mark.parametrize("return_sequences", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", with_slow_rest(["LSTM", "GRU", "SimpleRNN"], {"LSTM"}))
 def test_the_first_time_step_is_named(kind, return_sequences):
     rng = np.random.default_rng(0)

@@ -248,6 +248,7 @@ def test_an_update_that_is_not_finite_changes_nothing(optimizer, cause, mode):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_finite_but_enormous_steps_are_made():
     """One pass over such tensors cannot tell: they are looked at closely, and the step is made."""
     x, y = data(3)

@@ -35,7 +35,6 @@ KEPT = (
     "a mask and first states",
     "attention twice on one masked tensor",
     "a vector, and a sublayer built late",
-    "states of two layers made late",
     "a float32 layer in a half one",
 )
 

@@ -209,7 +209,7 @@ def test_mixed_precision_is_summed_in_float32(policy: str) -> None:
     assert_equal(moments, gradients.squared_mean(reference, x, y, "mse"), 3e-2)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_functions(jit_compile: bool) -> None:
     embedding = L.Embedding(6, 3)
     stack = [keras.Input((4,), dtype="int32"), embedding, L.LSTM(3, return_sequences=True),

@@ -41,7 +41,7 @@ def test_the_identity_bit_for_bit(dtype, mode, action):
     assert layer.report() == ""
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
 @pytest.mark.parametrize("place", [0, 63, -1])
 @pytest.mark.parametrize("kind", BAD)
 def test_single_elements_are_counted(kind, place, mode):
@@ -78,7 +78,7 @@ def test_several_kinds_in_every_dtype(dtype, mode):
     assert layer.report() == "\n".join(lines)
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("mode", with_slow_rest(["eager", "graph"], {"graph"}))
 @pytest.mark.parametrize("place", [0, 63, -1])
 @pytest.mark.parametrize("kind", BAD)
 def test_single_elements_stop_the_program(kind, place, mode):

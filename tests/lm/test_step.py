@@ -84,6 +84,7 @@ def test_coupled_decay_is_added_after_clipping():
     assert float(step.state.gradient_norm) == pytest.approx(norm(gradients), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_coupled_decay_under_a_loss_scale():
     steps = [make(rate=1.0, policy=p, l2=0.5) for p in ("float32", "mixed_float16")]
     for step in steps:

@@ -169,6 +169,7 @@ def test_another_text_is_refused(whole, text, tmp_path):
     assert train(make_config(moved), str(workdir), StopRequest()) == whole[0]
 
 
+@pytest.mark.slow
 def test_a_report_that_is_damaged_is_made_again(whole, text, tmp_path, capsys):
     workdir = copy(whole, tmp_path)
     summary = workdir / "report" / "summary.json"
@@ -272,6 +273,7 @@ def test_a_step_that_is_left_out(planted, text, tmp_path, capsys):
     assert "loss: NaN, step 6: it is left out" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_going_back_an_epoch(planted, text, tmp_path, capsys):
     with pytest.raises(Diverged, match="no finished epoch yet to go back to"):
         run(text, tmp_path / "first", "restore")

@@ -44,7 +44,7 @@ BAD = {"nan": math.nan, "+inf": math.inf, "-inf": -math.inf}
 MODES = ("eager", "graph", "xla")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
 @pytest.mark.parametrize("value", BAD)
 def test_a_single_element(value, mode):
     """In the first and the last place of the first and the last weight, each by itself."""

@@ -34,8 +34,9 @@ class Probes:
     Within `with probes:` each tensor of the model is summarised while the step goes on, in eager
     mode, in a `tf.function` and under XLA. `report()` then gives the counts of NaN, +Inf and -Inf
     of the last step, forward and backward, in the order of computation, and how small and how large
-    the rest was. The step itself is not changed: no draw, no weight, no result. The model is as it
-    was once the body of `with` ends, and nothing of it is saved.
+    the rest was. The step itself is not changed: no draw, no weight, no result, but for last bits
+    where XLA compiles it. The model is as it was once the body of `with` ends, and nothing of it is
+    saved.
 
     Open it where the step is traced: in the function, around the model's call and the tape's
     `gradient`. On replicas that is in the function that `strategy.run` is given. It may also stand
