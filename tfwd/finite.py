@@ -16,6 +16,8 @@ import tensorflow as tf
 from tfwd import _graphs
 from tfwd.dtypes import at_least_float32
 
+SQUARED_IS_FINITE = 1e15  # up to here the square of a number is a float32 by far
+
 # `watch`: what looks at the tensors of the step that the present thread runs.
 here = threading.local()
 

@@ -180,8 +180,15 @@ def plain_step(model: keras.Model) -> Callable[[Any, Any], Any]:
 def tracked(model: keras.Model) -> list[tf.Variable]:
     """All variables of a model, of its metrics and optimizers, and of what else it holds."""
     found = [*model.variables, *(v for metric in model.metrics for v in metric.variables)]
-    found += [v for v in tf.train.TrackableView(model).descendants() if isinstance(v, tf.Variable)]
-    return list({id(v): v for v in map(_keras.variables.tf_variable, found)}.values())
+    plain = [_keras.variables.tf_variable(v) for v in [*found, *variables_in(model)]]
+    return list({id(variable): variable for variable in plain}.values())
+
+
+def variables_in(*objects: Any) -> list[tf.Variable]:
+    """All variables that some objects of TensorFlow's track, at any depth."""
+    views = [tf.train.TrackableView(one).descendants() for one in objects]
+    found = [part for view in views for part in view if isinstance(part, tf.Variable)]
+    return list({id(variable): variable for variable in found}.values())
 
 
 class _Compiled:

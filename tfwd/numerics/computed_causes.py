@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from tfwd import _keras
+from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.details import rows_of
 from tfwd.numerics.evidence import Evidence
 from tfwd.numerics.report import Cause, Found
 
 HALF_MAX = 65504.0
-HUGE = 1e15  # whose square is a float32 by far
 LARGE = 1e3  # beyond what weights are in a training that goes well
 NORMALIZING = (
     "BatchNormalization",
@@ -186,7 +186,7 @@ def blow_up(evidence: Evidence) -> Iterator[Cause]:
         for one in evidence.found[:at]
         if one.frame.dtype != "float16"
         and one.frame.kind not in ("data", "learning rate")
-        and _reaches(one, LARGE if one.frame.kind == "weight" else HUGE)
+        and _reaches(one, LARGE if one.frame.kind == "weight" else SQUARED_IS_FINITE)
     ]
     if enormous:
         largest = max(enormous, key=lambda one: one.detail.summary.abs_max)

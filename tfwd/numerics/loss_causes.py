@@ -6,18 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.details import rows_of
 from tfwd.numerics.evidence import Evidence
 from tfwd.numerics.report import Cause
-
-HUGE = 1e15  # whose square is a float32 by far
 
 
 def loss(evidence: Evidence) -> Iterator[Cause]:
     """The loss is the first: a logarithm of 0, a mean over nothing, labels that are too large."""
     first = evidence.first
     if first.frame.kind != "loss" or any(
-        one.detail.summary.abs_max > HUGE for one in evidence.predictions
+        one.detail.summary.abs_max > SQUARED_IS_FINITE for one in evidence.predictions
     ):
         return
     if not all(one.is_finite for one in evidence.predictions):  # made after the last layer
@@ -45,7 +44,7 @@ def loss(evidence: Evidence) -> Iterator[Cause]:
     for name, values in evidence.data.items():
         if not name.startswith("y") or not np.issubdtype(values.dtype, np.number):
             continue
-        if values.size and np.abs(values).max() > HUGE:
+        if values.size and np.abs(values).max() > SQUARED_IS_FINITE:
             signs.append(f"'{name}' reaches {np.abs(values).max():.3g}, whose square is infinite")
             advice.append("scale the labels")
         elif not squares and values.ndim == 2 and values.shape[1] > 1:

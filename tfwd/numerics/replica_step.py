@@ -13,12 +13,10 @@ from tfwd import _graphs, _keras
 from tfwd._keras import steps as _keras_steps
 from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
-from tfwd.finite import all_finite, largest
+from tfwd.finite import SQUARED_IS_FINITE, all_finite, largest
 from tfwd.numerics.frames import BACKWARD, FORWARD, Frame, named
 from tfwd.numerics.watch import Watch
 from tfwd.tentative import Tentative, agreed
-
-MODERATE = 1e15  # whose square is a float32 by far
 
 _here = threading.local()  # `step`: the one that the present thread makes
 
@@ -137,7 +135,7 @@ class ReplicaStep:
             # What optimizers make of a gradient: its square, and its product with the rate.
             most = tf.cast(tf.reduce_max(_stacked(gradients)), tf.float32)
             for factor in (1.0, *self._rates):
-                good &= most * factor < MODERATE
+                good &= most * factor < SQUARED_IS_FINITE
         self._good = agreed(good)
         if tf.distribute.get_strategy().num_replicas_in_sync == 1 and not _graphs.in_xla():
             # A branch is the fastest way there; but several replicas cannot meet in one.

@@ -176,22 +176,13 @@ class Watch:
         if look:
             self.look("output", path, value, layer, sequence)
         if self._closely or self._has_users:
-            value = self._masked_tap(path, layer, value)
+            value = self._tapped(path, layer, value)
         self._remember(value)
         self._given[id(value)] = path
         return value
 
-    def _masked_tap(self, path: str, layer: Any, value: tf.Tensor) -> tf.Tensor:
-        """The tensor with its mask, whose gradient is looked at; it is known."""
-        mask = _keras.layers.get_mask(value)
-        value = self._tapped(path, layer, value)
-        if mask is not None:
-            _keras.layers.set_mask(value, mask)
-        self._remember(value)
-        return value
-
     def _tapped(self, path: str, layer: Any, value: tf.Tensor) -> tf.Tensor:
-        """The tensor, whose gradient is looked at."""
+        """The tensor with its mask, whose gradient is looked at."""
 
         @custom_gradient
         def tap(value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
@@ -204,7 +195,10 @@ class Watch:
 
             return tf.identity(value), backward
 
-        return tap(value)
+        tapped, mask = tap(value), _keras.layers.get_mask(value)
+        if mask is not None:
+            _keras.layers.set_mask(tapped, mask)
+        return tapped
 
     def _before_gradient(self, target: Any) -> None:
         """A tape is asked for gradients while this watches."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfwd.numerics.checked_step import variables_in
 from tfwd.numerics.report import Report
 from tfwd.runs.errors import Diverged
 from tfwd.runs.program import Failure, Step
 from tfwd.runs.state import RunState
 
-ACTIONS = ("raise", "skip", "restore", "off")
 MAX_CONSECUTIVE = 5  # bad steps that are left out, or gone back from, before the run ends
 FACTOR = 0.5  # of the learning rate, each time that the run goes back
 
@@ -21,7 +21,7 @@ class Divergence:
     """The bad steps of a run.
 
     Args:
-        action: one of `ACTIONS`.
+        action: "raise", "skip", "restore" or "off".
         step: the training step.
         state: has the learning rate.
         objects: the modules whose variables are gone back to.
@@ -51,7 +51,7 @@ class Divergence:
         """Keeps what `restore` goes back to: at the end of an epoch, and when a run goes on."""
         if self.action == "restore":
             self._in_vain = 0
-            self._kept = [(variable, variable.numpy()) for variable in self._variables()]
+            self._kept = [(variable, variable.numpy()) for variable in variables_in(*self._objects)]
 
     def met(self, failure: Failure, batch: tuple[Any, ...] | None, kept: str) -> None:
         """Reports a bad step, and goes on after it if that is asked for.
@@ -98,12 +98,3 @@ class Divergence:
             what = "left out" if self.action == "skip" else "gone back from"
             return f"{MAX_CONSECUTIVE} bad steps in a row were {what} before it; "
         return None
-
-    def _variables(self) -> list[tf.Variable]:
-        found = [
-            variable
-            for one in self._objects
-            for variable in tf.train.TrackableView(one).descendants()
-            if isinstance(variable, tf.Variable)
-        ]
-        return list({id(variable): variable for variable in found}.values())
