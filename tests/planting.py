@@ -6,6 +6,7 @@ import tensorflow as tf
 
 VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
 TRIGGER = 1000.0  # a batch with an input as large as that is the one in which it is planted
+TRIGGERS = {"nan": 1.2e3, "inf": 4e3, "-inf": 1.6e4}  # and which number, where none is given
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -13,12 +14,12 @@ class Plant(keras.layers.Layer):
     """The identity, with one element changed in a batch that has the trigger.
 
     Args:
-        value: what the element becomes.
+        value: what the element becomes; None: what `TRIGGERS` has for the batch.
         direction: "forward", or "backward" for the gradient.
         place: the indices of the element.
     """
 
-    def __init__(self, value, direction="forward", place=(1, 2), **kwargs):
+    def __init__(self, value=None, direction="forward", place=(1, 2), **kwargs):
         super().__init__(**kwargs)
         self.value, self.direction, self.place = value, direction, place
 
@@ -26,8 +27,13 @@ class Plant(keras.layers.Layer):
         mask = np.zeros([n or 8 for n in inputs.shape], bool)
         mask[tuple(self.place)] = True
         mask = tf.constant(mask)[: tf.shape(inputs)[0]]
-        value = tf.constant(self.value, inputs.dtype)
-        planted = tf.reduce_max(tf.abs(tf.stop_gradient(inputs))) >= TRIGGER
+        most = tf.reduce_max(tf.abs(tf.stop_gradient(inputs)))
+        planted = most >= TRIGGER
+        if self.value is None:
+            value = tf.where(most >= 1e4, -np.inf, tf.where(most >= 3e3, np.inf, np.nan))
+            value = tf.cast(value, inputs.dtype)
+        else:
+            value = tf.constant(self.value, inputs.dtype)
 
         def change(tensor):
             return tf.where(mask & planted, value, tensor)

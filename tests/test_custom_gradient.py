@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, once
 from tables import with_slow_rest
 
 import tfwd
@@ -122,6 +122,7 @@ def test_models_that_were_dropped_leave_nothing(way):
 
 
 @pytest.mark.slow
+@once
 def test_fifty_models_leave_nothing():
     """By the most common way; three models of each other one show the same."""
     assert not any(grown(WAYS["fit"], 50).values())

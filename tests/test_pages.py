@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from stacks import once
 
 ROOT = Path(__file__).resolve().parents[1]
 # What trains for several trials.
@@ -52,7 +53,13 @@ def test_there_are_pages() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in pages()]
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow, *[once] * (page != "README.md")])
+        if page in SLOW
+        else page
+        for page in pages()
+    ],
 )
 def test_a_page_runs_from_its_top_to_its_end(page: str, tmp_path: Path) -> None:
     printed = run(page, tmp_path)

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import once
 
 from tfwd import gru, lstm, substitute
 
@@ -210,7 +211,7 @@ def test_a_masked_step_that_overflows_harms_nothing(kind: Kind) -> None:
     [
         pytest.param(True, id="graph", marks=pytest.mark.slow),
         pytest.param(False, id="eager"),
-        pytest.param("compiled", id="compiled", marks=pytest.mark.slow),
+        pytest.param("compiled", id="compiled", marks=[pytest.mark.slow, once]),
     ],
 )
 def test_second_derivatives_are_those_of_keras(kind: Kind, graph: bool | str) -> None:

@@ -44,7 +44,7 @@ def fit(model, x, y, check, **kwargs):
     model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[check], **kwargs)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_numbers_are_those_of_numpy(jit_compile, tmp_path):
     model = make(jit_compile)
     x, y = data(4)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2
+from stacks import SLOW_ON_KERAS_2, once
 
 from tfwd import gradients
 
@@ -81,6 +81,7 @@ class Scaled(L.Layer):
 
 
 @pytest.mark.slow
+@once
 @pytest.mark.parametrize("chunk_size", [None, 2])
 def test_a_batch_that_turns_out_to_be_empty_has_moments_of_zero(chunk_size: int | None) -> None:
     """Also where computing on no examples, or on made-up ones, gives NaN or an error."""

@@ -26,8 +26,11 @@ ROUND_TRIPS = {
 }
 
 
-@pytest.mark.parametrize("again", ROUND_TRIPS.values(), ids=ROUND_TRIPS)
-@pytest.mark.parametrize("inner", [keras.layers.Dense, keras.layers.GRU])
+@pytest.mark.parametrize(
+    ("again", "inner"),
+    [*zip(ROUND_TRIPS.values(), [keras.layers.Dense, keras.layers.GRU] * 2, strict=True)],
+    ids=ROUND_TRIPS,
+)
 def test_a_wrapped_wrapper_that_was_never_called(inner: type, again: Callable) -> None:
     layer = layers.WeightDropout(layers.VariationalNoise(inner(3), 0.1, seed=1), 0.5, seed=2)
     other = again(layer)

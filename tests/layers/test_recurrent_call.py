@@ -1,7 +1,6 @@
 """The faster loops of LSTM and GRU compute what Keras's do, and are taken where they can be."""
 
 import functools
-import itertools
 from typing import Any
 
 import keras
@@ -146,8 +145,7 @@ def test_a_loop_of_ones_own_is_kept(kind: str) -> None:
     assert not recurrent_call._applies(layer, X)
 
 
-_KINDS = ("LSTM", "GRU", "WeightDropLSTM")
-# Either value of either, for each kind; the rest, and all on Keras 2, where there is more time.
+# Either value of either, and each kind.
 _FLAGS = [
     ("LSTM", True, True),
     ("LSTM", False, False),
@@ -159,8 +157,8 @@ _FLAGS = [
 @pytest.mark.parametrize(
     ("kind", "recompute", "attached"),
     [
-        pytest.param(*case, marks=[pytest.mark.slow] * (IS_KERAS_2 or case not in _FLAGS))
-        for case in itertools.product(_KINDS, (True, False), (True, False))
+        pytest.param(*case, marks=[pytest.mark.slow] * (IS_KERAS_2 or case in _FLAGS[2:]))
+        for case in _FLAGS
     ],
 )
 def test_a_mask_where_the_training_flag_is_a_tensor(

@@ -90,9 +90,9 @@ def test_decoupled_decay_comes_before_the_step(name):
 
 
 @needs_addons
-@pytest.mark.parametrize("decay", [0.0, DECAY])
 @pytest.mark.parametrize("name", with_slow_rest(WITH_RATE, KINDS))
-def test_the_rate_of_the_run_is_the_optimizers(name, decay):
+def test_the_rate_of_the_run_is_the_optimizers(name):
+    decay = DECAY * (WITH_RATE.index(name) % 2)
     step = make(make_optimizer(name, RATE, weight_decay=decay))
     step(INPUTS, TARGETS)
     step.state.learning_rate.assign(RATE / 4)

@@ -1,6 +1,6 @@
 """Calls with something wrong in each, and none ends in a traceback.
 
-Here each eleventh of them; `python tests/lm/malformed_calls.py` makes all.
+Here each 31st of them; `python tests/lm/malformed_calls.py` makes all.
 """
 
 import re
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, once]
 @pytest.mark.parametrize("program", ["train", "tune", "evaluate", "generate"])
 def test_every_call_is_served_or_refused_in_one_line(processes, program):
     code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import malformed_calls as calls; "
-    code += f"sys.exit(calls.main([{program + ' '!r}], every=11))"
+    code += f"sys.exit(calls.main([{program + ' '!r}], every=31))"
     ended, said = finish(processes.python(code))
     assert ended == 0, said
-    assert int(re.search(r"^0 of (\d+) calls are wrong", said, re.MULTILINE)[1]) > 10, said
+    assert int(re.search(r"^0 of (\d+) calls are wrong", said, re.MULTILINE)[1]) > 3, said

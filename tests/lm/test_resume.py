@@ -103,6 +103,7 @@ def is_mid_epoch(checkpoints, epoch):
     return progress["epoch"] == epoch and progress["window"] > 0
 
 
+@once
 def test_killed_twice_ends_as_if_never_stopped(config, whole, tmp_path, processes):
     workdir = tmp_path / "run"
     checkpoints = Checkpoints(workdir / "checkpoints")
@@ -151,6 +152,7 @@ def test_a_truncated_checkpoint_is_passed_over(config, whole, tmp_path, processe
     assert_same_run(workdir, whole)
 
 
+@once
 def test_a_finished_run_prints_its_report_again(config, whole, processes):
     log = (whole / "metrics.jsonl").read_bytes()
     code, output = finish(start(processes, config, whole))

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2
+from stacks import SLOW_ON_KERAS_2, once
 
 from tfwd import _keras
 from tfwd.lm import step as train_step
@@ -177,7 +177,9 @@ def test_a_step_that_is_not_finite_changes_nothing():
     assert failure.step == 2 and np.isnan(failure.loss) and failure.learning_rate == 0.125
 
 
-@pytest.mark.parametrize("whole", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@once
+@pytest.mark.parametrize("whole", [False, True])
 def test_a_step_that_is_left_out_is_as_if_it_had_not_been(whole, monkeypatch):
     """Draws included: the next step is that of a model that never saw the bad window."""
     own = train_step.token_nats

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from stacks import IS_KERAS_2, SLOW_ON_KERAS_2
+from stacks import IS_KERAS_2, SLOW_ON_KERAS_2, once
 from training_tools import StopAfter, log, make_config, model_options, write_text
 
 from tfwd.lm.model import LanguageModel
@@ -23,6 +23,7 @@ def text(tmp_path_factory):
 
 
 @pytest.mark.slow
+@once
 def test_averages_are_evaluated_and_kept_and_training_goes_on_from_the_raw_weights(
     text, tmp_path, monkeypatch
 ):
@@ -97,7 +98,7 @@ class WithPooler(LanguageModel):
         self.pooler = self.add_weight(shape=(3,), name="pooler", initializer="ones")
 
 
-@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("asked", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_unused_weights_are_listed_once(text, tmp_path, capsys, monkeypatch, asked):
     monkeypatch.setattr("tfwd.lm.model.LanguageModel", WithPooler)
     config = make_config(

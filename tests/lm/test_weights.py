@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, once
 
 from tfwd.lm.model import LanguageModel, make_model, named_weights
 from tfwd.lm.program import PROGRAM, load
@@ -190,6 +190,7 @@ def test_best_weights_of_before_there_was_such_a_file(make_run):
 
 
 @pytest.mark.slow
+@once
 @pytest.mark.parametrize("program", ["evaluate", "generate"])
 def test_programs_of_the_other_stack(make_run, root, program):
     """A run's folder, evaluated here and by the other stack, where that is set up."""

@@ -407,13 +407,13 @@ DEFECTS = [
         "tfwd/lm/step.py",
         "draws, strict=True):\n                variable.assign(value)",
         "draws, strict=True):\n                pass",
-        ("tests/lm/test_step.py", "-k", "left_out"),
+        ("tests/lm/test_step.py", "-k", "left_out", "-m", ""),
     ),
     Defect(
         "a run goes back to weights that it does not have",
         "tfwd/runs/divergence.py",
         "                variable.assign(value)",
         "                pass",
-        ("tests/lm/test_train.py", "-k", "going_back", "-m", ""),
+        ("tests/lm/test_divergence.py", "-k", "going_back", "-m", ""),
     ),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +46,16 @@ class Detail(NamedTuple):
 def look(tensor: Any) -> Detail:
     """A close look at a floating tensor, or at a `tf.IndexedSlices`."""
     values = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
+    return _traced(values.dtype, values.shape.rank or 0)(values)
+
+
+@functools.cache
+def _traced(dtype: tf.DType, rank: int) -> Callable[[tf.Tensor], Detail]:
+    """`_look` as a function that is traced once, and not for each tensor of a model."""
+    return tf.function(_look, input_signature=[tf.TensorSpec([None] * rank, dtype)])
+
+
+def _look(values: tf.Tensor) -> Detail:
     good = tf.math.is_finite(values)
     wide = at_least_float32(values)
     rank = values.shape.rank or 0
@@ -72,7 +84,8 @@ def packed(tensor: Any) -> tf.Tensor:
     """A close look at a tensor in a float64 vector, which a variable of one shape can hold."""
     detail = look(tensor)
     first = tf.constant(-1, tf.int64)
-    if detail.steps.shape[0] != 0:
+    rank = (tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor).shape.rank or 0
+    if rank >= 3:
         first = tf.where(tf.reduce_any(detail.steps), tf.argmax(tf.cast(detail.steps, tf.int8)), -1)
     found = (*detail.summary, detail.low, detail.high, detail.width, first)
     return tf.stack([tf.cast(one, tf.float64) for one in found])

@@ -1,0 +1,168 @@
+"""tfwd-train where training diverges: what it says, leaves out, and goes back to."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from stacks import SLOW_ON_KERAS_2, once
+from training_tools import log, make_config, write_text
+
+from tfwd.lm import step
+from tfwd.lm.text import load_splits, tokenize
+from tfwd.lm.train import train
+from tfwd.lm.trainer import Trainer
+from tfwd.lm.vocabulary import Vocabulary
+from tfwd.runs.checkpoint import Checkpoints
+from tfwd.runs.errors import Diverged, UserError
+from tfwd.runs.signals import StopRequest
+
+pytestmark = SLOW_ON_KERAS_2
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+@once
+def test_a_loss_that_is_not_finite(text, tmp_path):
+    config = make_config(
+        text,
+        optimizer__name="sgd",
+        optimizer__learning_rate=1e30,
+        optimizer__clip_norm=0.0,
+        data__random_windows=False,
+    )
+    with pytest.raises(UserError) as error:
+        train(config, str(tmp_path), StopRequest())
+    message = str(error.value)
+    assert "\n" not in message
+    failure = log(tmp_path)[-1]
+    for part in (
+        f"diverged at step {failure['step']} in weight language_model/embedding/embeddings: its "
+        "norm is not finite",
+        "loss ",
+        "gradient norm",
+        "learning rate 1e+30",
+        "or clipping (optimizer.clip_norm is 0: off) may help",
+        "no checkpoint",
+        f"the report is in {tmp_path}/report/non_finite.txt",
+    ):
+        assert part in message
+    report = (tmp_path / "report" / "non_finite.txt").read_text()
+    for name in ("embeddings", "recurrent_kernel", "decoder/bias"):
+        assert re.search(rf"inf  language_model/.*{name}\n", report)
+    assert failure["kind"] == "failure" and failure["norms"]
+
+
+@pytest.fixture
+def planted(text, monkeypatch):
+    """A NaN in the loss of the sixth window of an epoch, while `armed` is true.
+
+    The window is known by its first two targets, which no other one of the text has.
+    """
+    config = make_config(text, data__random_windows=False)
+    tokens = tokenize(load_splits(str(text)).train, "word")
+    ids = Vocabulary.from_tokens(tokens, "word", config.data.min_count).encode(tokens)
+    columns = ids[: len(ids) // 4 * 4].reshape(4, -1)
+    own, armed = step.token_nats, tf.Variable(True)
+    marks = columns[:, 10 * 5 + 1]
+    firsts = columns[:, 1::10]
+    assert [n for n, each in enumerate(firsts.T) if (each == marks).all()] == [5]
+
+    def nats(logits, targets):
+        bad = armed & tf.reduce_all(targets[:, 0] == marks)
+        return own(logits, targets) * tf.where(bad, np.nan, 1.0)
+
+    monkeypatch.setattr(step, "token_nats", nats)
+    return armed
+
+
+def run(text, folder, check, **changes):
+    config = make_config(text, data__random_windows=False, numerics__check=check, **changes)
+    summary = train(config, str(folder), StopRequest())
+    records = log(folder)
+    failures = [r["step"] for r in records if r["kind"] == "failure"]
+    return summary, [r for r in records if r["kind"] == "valid"], failures
+
+
+@once
+def test_a_step_that_is_not_finite_ends_the_run(planted, text, tmp_path):
+    with pytest.raises(Diverged) as error:
+        run(text, tmp_path, "raise")
+    assert error.value.short == "diverged at step 6 in the loss"
+    assert "no checkpoint yet" in str(error.value)
+    report = (tmp_path / "report" / "non_finite.txt").read_text()
+    assert report.startswith("loss: NaN, step 6\n")
+    assert "Likely cause: the loss function." in report
+
+
+def test_a_step_that_is_left_out(planted, text, tmp_path, capsys):
+    summary, valid, failures = run(text, tmp_path, "skip")
+    each = valid[0]["step"]
+    assert failures == [6, 6 + each] and summary["step"] == 2 * each
+    assert np.isfinite(summary["texts"]["valid"]["nats"])
+    assert "loss: NaN, step 6: it is left out" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@once
+def test_going_back_an_epoch(planted, text, tmp_path, capsys):
+    with pytest.raises(Diverged, match="no finished epoch yet to go back to"):
+        run(text, tmp_path / "first", "restore")
+    planted.assign(False)
+    whole = Trainer._end_epoch
+
+    def then_arm(self, title):
+        whole(self, title)
+        planted.assign(True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_end_epoch", then_arm)
+        summary, valid, failures = run(text, tmp_path / "second", "restore")
+    each = valid[0]["step"]
+    assert failures == [6 + each] and summary["step"] == 2 * each
+    assert [r["learning_rate"] for r in valid] == pytest.approx([0.01, 0.005])
+    assert "back to the end of the last epoch, with the learning rate 0.005" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.slow
+@once
+def test_too_many_steps_in_a_row(text, tmp_path, monkeypatch):
+    own = step.token_nats
+    monkeypatch.setattr(step, "token_nats", lambda *given: own(*given) * np.nan)
+    with pytest.raises(Diverged, match="5 bad steps in a row were left out before it") as error:
+        run(text, tmp_path, "skip")
+    assert error.value.short == "diverged at step 6 in the loss"
+
+
+@pytest.mark.slow
+@once
+def test_nothing_is_looked_at(text, tmp_path, monkeypatch):
+    own = step.token_nats
+    monkeypatch.setattr(step, "token_nats", lambda *given: own(*given) * np.nan)
+    _, valid, failures = run(text, tmp_path, "off", training__epochs=1)
+    assert failures == [] and valid[0]["train_loss"] is None
+
+
+@once
+@pytest.mark.parametrize(
+    ("every", "step", "kept"), [pytest.param(2, 4, 2, marks=pytest.mark.slow), (3, 5, 3)]
+)
+def test_a_weight_that_is_not_finite_is_never_saved(text, tmp_path, monkeypatch, every, step, kept):
+    """After step 4: seen before it is saved, or in step 5, which is told of after step 6."""
+
+    def spoil(self, lengths):
+        if self.progress.step == 4:
+            self.model.decoder.bias.assign(np.full(self.model.vocabulary_size, np.inf))
+
+    monkeypatch.setattr(Trainer, "_show", spoil)
+    config = make_config(text, training__checkpoint_steps=every)
+    with pytest.raises(
+        UserError, match=rf"step {step} in weight .*decoder/bias: .*step {kept} is kept"
+    ):
+        train(config, str(tmp_path), StopRequest())
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [kept]
