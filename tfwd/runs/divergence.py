@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -98,3 +98,10 @@ class Divergence:
             what = "left out" if self.action == "skip" else "gone back from"
             return f"{MAX_CONSECUTIVE} bad steps in a row were {what} before it; "
         return None
+
+
+def report_of(failure: Failure, report: Report | None, norms: Mapping[str, float]) -> str:
+    """What is kept of a bad step: its report, or what is wrong with a weight; and the norms."""
+    text = f"{report}\n" if report else f"{failure.weight}: {failure.found}, step {failure.step}\n"
+    shown = [f"{norm:9.3g}  {path}" for path, norm in norms.items()]
+    return text + "\n".join(["", "norms of the weights", *shown, ""])

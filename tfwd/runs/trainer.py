@@ -8,7 +8,6 @@ disk, then the checkpoint is saved that knows of both; only then is anything old
 from __future__ import annotations
 
 import abc
-import math
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,13 +16,11 @@ from typing import Any, NoReturn
 
 import ml_collections
 import numpy as np
-import tensorflow as tf
 
-from tfwd import _keras
-from tfwd.finite import summarize
 from tfwd.numerics.report import Report
+from tfwd.runs import weight_norms
 from tfwd.runs.display import Display
-from tfwd.runs.divergence import Divergence
+from tfwd.runs.divergence import Divergence, report_of
 from tfwd.runs.errors import UserError
 from tfwd.runs.files import write_atomically
 from tfwd.runs.folder import RunFolder
@@ -262,28 +259,9 @@ class Trainer(abc.ABC):
             late = self.progress.step - failure.step  # steps since, which were not made
             batch = next(iter(self.epoch_batches(self.progress.window - 1 - late)))
         elif weights:
-            failure = self._failure_of_weights()
+            failure = weight_norms.failure(self.model, self.state, self.progress.step, self._loss)
         if failure is not None:
             self._divergence.met(failure, batch, self._kept())
-
-    def _failure_of_weights(self) -> Failure | None:
-        """A finite step can still take a weight out of range, which only the next would see."""
-        wrong = [path for path, norm in self._norms().items() if not math.isfinite(norm)]
-        if not wrong:
-            return None
-        (value,) = [
-            v for v in self.model.trainable_variables if _keras.variables.path(v) == wrong[0]
-        ]
-        found = summarize(_keras.variables.value(value)).numbers()
-        what = f"{found}" if found.non_finite else f"its elements reach {found.abs_max:.3g}"
-        return Failure(
-            self.progress.step,
-            math.nan if self._loss is None else self._loss,
-            float(self.state.gradient_norm.numpy()),
-            float(self.state.learning_rate.numpy()),
-            f"weight {wrong[0]}",
-            f"its norm is not finite, {what}",
-        )
 
     def _kept(self) -> str:
         steps = self.folder.checkpoints.steps()
@@ -301,15 +279,11 @@ class Trainer(abc.ABC):
 
     def _tell_of(self, failure: Failure, report: Report | None, done: str) -> None:
         """Logs and shows a step that was not finite, and keeps its report."""
-        norms = self._norms()
+        norms = weight_norms.norms(self.model)
         numbers = {"loss", "gradient_norm", "learning_rate", "step"}
         record = {name: value for name, value in failure._asdict().items() if name in numbers}
         self._log_record({"kind": "failure", **record, "norms": norms})
-        text = (
-            f"{report}\n" if report else f"{failure.weight}: {failure.found}, step {failure.step}\n"
-        )
-        shown = [f"{norm:9.3g}  {path}" for path, norm in norms.items()]
-        text += "\n".join(["", "norms of the weights", *shown, ""])
+        text = report_of(failure, report, norms)
         assert self._metrics is not None
         self._metrics.text("non_finite", text, failure.step)
         self._report.parent.mkdir(exist_ok=True)
@@ -334,16 +308,10 @@ class Trainer(abc.ABC):
                 "learning_rate": float(self.state.learning_rate.numpy()),
                 "gradient_norm": float(self.state.gradient_norm.numpy()),
                 "tokens_per_second": self._throughput.tokens_per_second,
-                "norms": self._norms(),
+                "norms": weight_norms.norms(self.model),
             }
         )
         self._throughput.step(0)
-
-    def _norms(self) -> dict[str, float]:
-        return {
-            _keras.variables.path(v): float(tf.norm(_keras.variables.value(v)).numpy())
-            for v in self.model.trainable_variables
-        }
 
     def _show(self, sizes: np.ndarray) -> None:
         speed, left = self._throughput.tokens_per_second, None
