@@ -7,40 +7,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from diagnoses import dense, names, report_of
 from planting import data
 from stacks import IS_KERAS_2
 
 import tfwd
-from tfwd.callbacks import FiniteCheck
-from tfwd.numerics import NonFiniteError
 
 layers = keras.layers
-
-
-def report_of(model, x, y, loss="mse", optimizer="sgd", epochs=1, **fitted):
-    model.compile(optimizer, loss, jit_compile=fitted.pop("jit_compile", False))
-    with pytest.raises(NonFiniteError) as caught:
-        model.fit(
-            x,
-            y,
-            batch_size=8,
-            shuffle=False,
-            verbose=0,
-            epochs=epochs,
-            callbacks=[FiniteCheck()],
-            **fitted,
-        )
-    return caught.value.report
-
-
-def dense(*others, units=1, **kwargs):
-    return keras.Sequential(
-        [layers.Input((6,)), layers.Dense(units, name="dense", **kwargs), *others]
-    )
-
-
-def names(report):
-    return [cause.name for cause in report.causes]
 
 
 def test_input():
@@ -199,19 +172,6 @@ def test_nothing_left_of_a_layer():
     assert report.first.frame.name == "divided"
     assert names(report)[0] == "nothing is left to divide by"
     assert "'gone, output' are 0" in report.causes[0].evidence
-
-
-def test_examples_that_are_the_same_throughout():
-    x, y = data(2)
-    x[[10, 13]] = 0.25
-    inputs = layers.Input((6,))
-    deviation = layers.Lambda(
-        lambda v: (v - tf.reduce_mean(v, -1, True)) / tf.math.reduce_std(v, -1, True), name="scaled"
-    )
-    report = report_of(keras.Model(inputs, layers.Dense(1, name="last")(deviation(inputs))), x, y)
-    assert report.first.frame.name == "scaled"
-    assert names(report) == ["nothing is left to divide by"]
-    assert "in rows 2, 5 of the batch, where 'x'" in report.causes[0].evidence
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tfwd.numerics import computed_causes, given_causes, loss_causes
+from tfwd.numerics import computed_causes, division_causes, given_causes, loss_causes
 from tfwd.numerics.evidence import Evidence
 from tfwd.numerics.report import Cause
 
@@ -12,7 +12,8 @@ Rule = Callable[[Evidence], Iterator[Cause]]
 
 GIVEN: list[Rule] = [given_causes.data, given_causes.weights, given_causes.labels]
 COMPUTED: list[Rule] = [
-    computed_causes.nothing_left,
+    computed_causes.over_time,
+    division_causes.nothing_left,
     computed_causes.normalization,
     computed_causes.half_precision,
     computed_causes.blow_up,

@@ -10,9 +10,10 @@ from tfwd import _keras
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.details import rows_of
 from tfwd.numerics.evidence import Evidence
-from tfwd.numerics.report import Cause, Found
+from tfwd.numerics.report import Cause, Found, is_recurrent
 
 HALF_MAX = 65504.0
+UNSCALED = 100.0  # data that layers are given are about 1
 LARGE = 1e3  # beyond what weights are in a training that goes well
 NORMALIZING = (
     "BatchNormalization",
@@ -20,51 +21,6 @@ NORMALIZING = (
     "GroupNormalization",
     "UnitNormalization",
 )
-
-
-def nothing_left(evidence: Evidence) -> Iterator[Cause]:
-    """0/0: a mask, a rate or a weight that leaves nothing, a deviation or a norm of 0."""
-    name_of = "nothing is left to divide by"
-    for name, values in evidence.data.items():
-        if name.startswith("sample_weight") and values.size and not values.any():
-            yield Cause(
-                name_of,
-                f"'{name}' is 0 for all {len(values)} examples of the batch.",
-                "leave such batches out, or divide by a number that is at least 1.",
-            )
-    before, first = evidence.before, evidence.first
-    if before is None or first.frame.kind not in ("input", "output", "pre-activation", "loss"):
-        return
-    summary, found = before.detail.summary, first.detail.summary
-    if summary.size and summary.zeros == summary.size and found.nan:
-        yield Cause(
-            name_of,
-            f"All {summary.size} elements of '{before.frame.label}' are 0, and what is computed of "
-            "them is NaN: 0/0.",
-            "look for a mask or a dropout rate that leaves nothing, and for a mean or a norm of "
-            "it; add a small number to what is divided by.",
-        )
-        return
-    same = None if first.frame.layer in NORMALIZING else _constant_rows(evidence, first)
-    if found.nan == found.non_finite and same:
-        yield Cause(
-            name_of,
-            f"It is NaN in {same[1]}, where '{same[0]}' has the same number throughout: its "
-            "deviation is 0, and 0/0 is NaN.",
-            "add a small number to what is divided by, or leave these examples out.",
-        )
-
-
-def _constant_rows(evidence: Evidence, first: Found) -> tuple[str, str] | None:
-    """Which input is the same number throughout in each row where a tensor is not finite."""
-    rows = first.detail.rows
-    for name, values in evidence.data.items():
-        plain = name.startswith("x") and np.issubdtype(values.dtype, np.floating)
-        if plain and values.ndim > 1 and values[0].size > 1 and rows.shape == values.shape[:1]:
-            flat = values.reshape(len(values), -1)
-            if rows.any() and (flat[rows] == flat[rows, :1]).all():
-                return name, rows_of(rows)
-    return None
 
 
 def normalization(evidence: Evidence) -> Iterator[Cause]:
@@ -88,6 +44,23 @@ def normalization(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
+def over_time(evidence: Evidence) -> Iterator[Cause]:
+    """A recurrent layer whose state is finite at first, and then is not."""
+    first = evidence.first
+    steps = first.detail.steps
+    if first.frame.kind != "output" or not is_recurrent(first.frame) or not steps.any():
+        return
+    step = int(steps.argmax())
+    if step:
+        yield Cause(
+            "a state that grows from step to step",
+            f"What '{first.frame.name}' is given is finite, its state too up to time step "
+            f"{step - 1}, and at step {step} it is not.",
+            "use a bounded activation (tanh) or gates (LSTM, GRU), begin with a recurrent kernel "
+            "that is orthogonal, or normalize inside the cell; shorter sequences only hide it.",
+        )
+
+
 def domain(evidence: Evidence) -> Iterator[Cause]:
     """Finite numbers are made into what is not: a function outside its domain."""
     first, before = evidence.first, evidence.before
@@ -107,6 +80,12 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     kinds = [word for word, count in (("NaN", found.nan), ("infinity", infinite)) if count]
     where = f" It is in {rows_of(first.detail.rows)}." if first.detail.rows.any() else ""
     zeros = f", {given.summary.zeros} of them 0" if given.summary.zeros else ""
+    wide = [one for one in evidence.of("data") if one.detail.summary.abs_max > UNSCALED]
+    scale = "".join(
+        f" '{one.frame.name}' reaches {one.detail.summary.abs_max:.3g}."
+        for one in wide
+        if one.frame.name.startswith("x")
+    )
     reasons = []
     if found.nan:
         reasons.append("NaN comes of 0/0, infinity minus infinity, a root or a logarithm of a "
@@ -116,9 +95,9 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     yield Cause(
         "a function outside its domain",
         f"{what} {' and '.join(kinds)} of finite numbers: of "
-        f"'{before.frame.label}', {given.low:.3g} to {given.high:.3g}{zeros}.{where}",
+        f"'{before.frame.label}', {given.low:.3g} to {given.high:.3g}{zeros}.{where}{scale}",
         f"{'; '.join(reasons)}. Clip what goes in, add a small number to what is divided by, take "
-        "the maximum off before an exponential.",
+        f"the maximum off before an exponential{', scale the data' if scale else ''}.",
     )
 
 

@@ -22,6 +22,8 @@ class Detail(NamedTuple):
         width: the size of the last axis, 0 for a scalar.
         rows, steps, columns: booleans along the first, the second and the last axis, whether
             something there is not finite. An axis that the tensor has not is of size 0.
+        same, zero: booleans along the first axis, whether all there is one number, or 0.
+        values: the tensor itself, where it is wanted.
     """
 
     summary: Summary
@@ -31,6 +33,9 @@ class Detail(NamedTuple):
     rows: Any
     steps: Any
     columns: Any
+    same: Any
+    zero: Any
+    values: Any = ()
 
     def numbers(self) -> Detail:
         """The same with Python's numbers and NumPy's arrays."""
@@ -60,10 +65,18 @@ def _look(values: tf.Tensor) -> Detail:
     wide = at_least_float32(values)
     rank = values.shape.rank or 0
 
+    none = tf.zeros([0], tf.bool)
+
     def along(axis: int, least: int) -> tf.Tensor:
         if rank < least:
-            return tf.zeros([0], tf.bool)
+            return none
         return tf.reduce_any(~good, axis=[i for i in range(rank) if i != axis % rank])
+
+    inner = list(range(1, rank))
+    same = zero = none
+    if rank >= 2:
+        same = tf.reduce_all(values == values[(slice(None), *[slice(1)] * len(inner))], inner)
+        zero = tf.reduce_all(values == 0, inner)
 
     infinite = tf.constant(np.inf, wide.dtype)
     return Detail(
@@ -74,6 +87,8 @@ def _look(values: tf.Tensor) -> Detail:
         along(0, 1),
         along(1, 3),
         along(-1, 2),
+        same,
+        zero,
     )
 
 
@@ -97,7 +112,7 @@ def unpacked(numbers: np.ndarray) -> Detail:
     steps = np.arange(first + 1) == first
     summary = Summary(*numbers[:7]).numbers()
     low, high = numbers[7:9].tolist()
-    return Detail(summary, low, high, int(numbers[9]), none, steps, none)
+    return Detail(summary, low, high, int(numbers[9]), none, steps, none, none, none)
 
 
 def places(flags: Any, most: int = 5) -> str:

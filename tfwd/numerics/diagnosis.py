@@ -85,6 +85,8 @@ class Diagnosis:
 
 def _measure(frame: Frame, tensor: Any, sequence: Any) -> Detail:
     detail = look(tensor)
+    if frame.kind == "prediction":  # which the loss is computed of again, row by row
+        detail = detail._replace(values=tensor)
     return detail if sequence is None else detail._replace(steps=look(sequence).steps)
 
 

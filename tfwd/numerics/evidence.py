@@ -48,10 +48,15 @@ class Evidence(NamedTuple):
 
     @property
     def before(self) -> Found | None:
-        """The layer's tensor just before the first that is not finite."""
-        at = self.found.index(self.first)
+        """The layer's tensor just before the first that is not finite, and none inside of it."""
+        first = self.first
+        at = self.found.index(first)
         kinds = ("data", "input", "pre-activation", "output")
-        given = (one for one in reversed(self.found[:at]) if one.frame.kind in kinds)
+        given = (
+            one
+            for one in reversed(self.found[:at])
+            if one.frame.kind in kinds and not one.frame.name.startswith(f"{first.frame.name}/")
+        )
         return next(
             (one for one in given if one.frame.kind != "data" or one.frame.name[:1] == "x"), None
         )

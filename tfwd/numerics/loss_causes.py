@@ -9,6 +9,7 @@ import numpy as np
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.details import rows_of
 from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.loss_rows import bad_rows, reasons
 from tfwd.numerics.report import Cause
 
 
@@ -24,8 +25,15 @@ def loss(evidence: Evidence) -> Iterator[Cause]:
     is_nan, named = bool(first.detail.summary.nan), evidence.loss.lower()
     squares = any(word in named for word in ("squared", "absolute", "huber", "cosh"))
     entropy = "crossentropy" in named
+    bad = bad_rows(evidence)
+    exactly = reasons(evidence, bad) if bad.any() else []
     signs, advice = [], []
-    for one in evidence.predictions:
+    if exactly:
+        signs.append(f"it is so in {rows_of(bad)}, and just there {' and '.join(exactly)}")
+        advice.append("clip what a logarithm or a root is taken of, and what is divided by")
+    elif bad.any() and not bad.all():
+        signs.append(f"it is so in {rows_of(bad)} alone")
+    for one in evidence.predictions if not exactly else ():
         low, high = one.detail.low, one.detail.high
         ends = [end for end, there in (("0", low == 0), ("1", high == 1)) if there]
         if ends and not squares:

@@ -195,11 +195,15 @@ def describe(found: Found) -> str:
         value = "NaN" if summary.nan else "+Inf" if summary.positive_inf else "-Inf"
         return f"{frame.subject} {value if summary.non_finite else detail.low}"
     text = f"{frame.subject} {summary}"
-    if frame.kind in ("input", "pre-activation", "output") and detail.steps.any():
-        recurrent = any(word in frame.layer for word in ("RNN", "LSTM", "GRU", "Bidirectional"))
-        if recurrent:
-            text += f", first at time step {int(detail.steps.argmax())}"
+    is_state = frame.kind in ("input", "pre-activation", "output") and is_recurrent(frame)
+    if is_state and detail.steps.any():
+        text += f", first at time step {int(detail.steps.argmax())}"
     return text
+
+
+def is_recurrent(frame: Frame) -> bool:
+    """Whether the second axis of what a layer gives is time."""
+    return any(word in frame.layer for word in ("RNN", "LSTM", "GRU", "Bidirectional"))
 
 
 def _row(found: Found) -> str:

@@ -231,7 +231,8 @@ def _is_of_keras(layer: Any) -> bool:
 
 
 def _is_swallowing(layer: Any) -> bool:
-    name = getattr(getattr(layer, "activation", None), "__name__", "")
+    # (That of a recurrent layer is its cell's, which is a layer itself.)
+    name = getattr(vars(layer).get("activation"), "__name__", "")
     return name in SWALLOWING and _is_of_keras(layer)
 
 

@@ -1,0 +1,35 @@
+"""Reports of small models that are fitted to data until something is not finite."""
+
+import keras
+import pytest
+
+from tfwd.callbacks import FiniteCheck
+from tfwd.numerics import NonFiniteError
+
+layers = keras.layers
+
+
+def report_of(model, x, y, loss="mse", optimizer="sgd", epochs=1, **fitted):
+    model.compile(optimizer, loss, jit_compile=fitted.pop("jit_compile", False))
+    with pytest.raises(NonFiniteError) as caught:
+        model.fit(
+            x,
+            y,
+            batch_size=8,
+            shuffle=False,
+            verbose=0,
+            epochs=epochs,
+            callbacks=[FiniteCheck()],
+            **fitted,
+        )
+    return caught.value.report
+
+
+def dense(*others, units=1, **kwargs):
+    return keras.Sequential(
+        [layers.Input((6,)), layers.Dense(units, name="dense", **kwargs), *others]
+    )
+
+
+def names(report):
+    return [cause.name for cause in report.causes]

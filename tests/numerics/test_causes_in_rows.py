@@ -1,0 +1,122 @@
+"""Causes that are told by the examples in which a tensor is not finite."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from diagnoses import names, report_of
+from planting import data
+
+layers = keras.layers
+
+
+def test_examples_that_are_the_same_throughout():
+    x, y = data(2)
+    x[[10, 13]] = 0.25
+    inputs = layers.Input((6,))
+    deviation = layers.Lambda(
+        lambda v: (v - tf.reduce_mean(v, -1, True)) / tf.math.reduce_std(v, -1, True), name="scaled"
+    )
+    report = report_of(keras.Model(inputs, layers.Dense(1, name="last")(deviation(inputs))), x, y)
+    assert report.first.frame.name == "scaled"
+    assert names(report) == ["nothing is left to divide by"]
+    assert "in rows 2, 5 of the batch, where 'x'" in report.causes[0].evidence
+
+
+def test_a_vector_that_is_all_zeros_is_divided_by_its_norm():
+    x, y = data(2)
+    x[[10, 13]] = 0.0
+    inputs = layers.Input((6,))
+    hidden = layers.Dense(4, use_bias=False, name="hidden")(inputs)
+    unit = layers.Lambda(lambda v: v / tf.norm(v, axis=-1, keepdims=True), name="unit")(hidden)
+    report = report_of(keras.Model(inputs, layers.Dense(1, name="last")(unit)), x, y)
+    assert report.first.frame.name == "unit"
+    assert names(report) == ["nothing is left to divide by"]
+    for part in ("rows 2, 5 of the batch", "'hidden, output' is 0 throughout", "'x' is 0 through"):
+        assert part in report.causes[0].evidence
+
+
+def test_a_text_of_padding_alone():
+    words = np.random.default_rng(0).integers(1, 9, (16, 5))
+    words[11] = 0
+    inputs = layers.Input((5,), dtype="int32")
+    vectors = layers.Embedding(9, 3, name="words")(inputs)
+
+    class Pool(layers.Layer):
+        def call(self, vectors, words):
+            scores = tf.where(tf.not_equal(words, 0), vectors[..., 0], -np.inf)
+            return tf.einsum("bt,btd->bd", tf.nn.softmax(scores), vectors)
+
+    outputs = layers.Dense(1, name="last")(Pool(name="pool")(vectors, inputs))
+    report = report_of(keras.Model(inputs, outputs), words, np.ones((16, 1), "float32"))
+    assert report.first.frame.name == "pool"
+    assert names(report) == ["nothing is left to divide by"]
+    assert "in row 3 of the batch, where 'x' is 0 throughout" in report.causes[0].evidence
+
+
+def gaussian(y, p):
+    return tf.math.log(p[:, 1:]) + tf.square((y - p[:, :1]) / p[:, 1:])
+
+
+def squared_root(y, p):
+    return tf.square(tf.sqrt(p[:, :1]) - y) + p[:, 1:]
+
+
+@pytest.mark.parametrize(
+    ("loss", "column", "what"),
+    [(gaussian, 1, "is 0"), (squared_root, 0, "is negative")],
+)
+def test_examples_whose_loss_is_not_finite(loss, column, what):
+    """The other column has zeros, or negative numbers, in other rows."""
+    x, y = data(1)
+    x[:, :2] = [[2, 1], [-1, 1], [1, 2], [3, 0], [-2, 1], [1, 0], [1, -1], [1, 3]]
+    x[:, 1] += loss is squared_root
+    x[:, 0] *= 1.0 if loss is squared_root else -1.0
+    model = keras.Sequential(
+        [
+            layers.Input((6,)),
+            layers.Dense(2, use_bias=False, kernel_initializer="identity", name="out"),
+        ]
+    )
+    if loss is gaussian:
+        model.add(layers.Lambda(lambda v: tf.stack([v[:, 0], tf.nn.relu(v[:, 1])], 1)))
+    bad = np.flatnonzero(x[:, 1] <= 0 if loss is gaussian else x[:, 0] < 0)
+    report = report_of(model, x, y, loss)
+    assert names(report) == ["the loss function"]
+    rows = ", ".join(map(str, bad))
+    expected = f"it is so in rows {rows} of the batch, and just there column {column} of the "
+    assert f"{expected}predictions {what}." in report.causes[0].evidence
+
+
+def test_a_state_that_grows():
+    x = np.ones((8, 150, 2), "float32")
+    grows = keras.initializers.Identity(2.0)
+    rnn = layers.SimpleRNN(3, activation="relu", recurrent_initializer=grows, name="rnn")
+    model = keras.Sequential([layers.Input((150, 2)), rnn, layers.Dense(1, name="last")])
+    rnn.set_weights([np.ones((2, 3)), 2 * np.eye(3), np.zeros(3)])
+    report = report_of(model, x, np.ones((8, 1), "float32"))
+    # 2 (2^(t + 1) - 1) is beyond float32 from t = 126 on.
+    assert report.first.frame.name == "rnn"
+    assert "first at time step 127" in report.sentence or "time step 126" in report.sentence
+    assert names(report)[0] == "a state that grows from step to step"
+
+
+@pytest.mark.parametrize("kind", ["SimpleRNN", "LSTM", "GRU"])
+def test_recurrent_layers_with_a_relu(kind):
+    """Their activation is their cell's, and cannot be set."""
+    x = np.random.default_rng(0).normal(size=(8, 4, 2)).astype("float32")
+    x[3, 2, 1] = np.nan
+    rnn = getattr(layers, kind)(3, activation="relu", name="rnn")
+    model = keras.Sequential([layers.Input((4, 2)), rnn, layers.Dense(1, name="last")])
+    report = report_of(model, x, np.ones((8, 1), "float32"))
+    assert report.first.frame.name == "x"
+
+
+def test_data_that_are_not_scaled():
+    x, y = data(1)
+    x[:, 0] = 2000.0
+    inputs = layers.Input((6,))
+    power = layers.Lambda(tf.exp, name="power")(inputs)
+    report = report_of(keras.Model(inputs, layers.Dense(1, name="last")(power)), x, y)
+    assert names(report) == ["a function outside its domain"]
+    assert "'x' reaches 2e+03." in report.causes[0].evidence

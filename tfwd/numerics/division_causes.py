@@ -1,0 +1,75 @@
+"""The cause that nothing is left to divide by: 0/0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tfwd.numerics.computed_causes import NORMALIZING
+from tfwd.numerics.details import rows_of
+from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.report import Cause, Found, is_recurrent
+
+
+def nothing_left(evidence: Evidence) -> Iterator[Cause]:
+    """0/0: a mask, a rate or a weight that leaves nothing, a deviation or a norm of 0."""
+    name_of = "nothing is left to divide by"
+    for name, values in evidence.data.items():
+        if name.startswith("sample_weight") and values.size and not values.any():
+            yield Cause(
+                name_of,
+                f"'{name}' is 0 for all {len(values)} examples of the batch.",
+                "leave such batches out, or divide by a number that is at least 1.",
+            )
+    before, first = evidence.before, evidence.first
+    if before is None or first.frame.kind not in ("input", "output", "pre-activation", "loss"):
+        return
+    summary, found = before.detail.summary, first.detail.summary
+    if summary.size and summary.zeros == summary.size and found.nan:
+        yield Cause(
+            name_of,
+            f"All {summary.size} elements of '{before.frame.label}' are 0, and what is computed of "
+            "them is NaN: 0/0.",
+            "look for a mask or a dropout rate that leaves nothing, and for a mean or a norm of "
+            "it; add a small number to what is divided by.",
+        )
+        return
+    if found.nan != found.non_finite or first.frame.layer in NORMALIZING:
+        return
+    if is_recurrent(first.frame) and not first.detail.steps[:1].any():
+        return  # it is finite at first
+    seen = list(_seen_in_rows(before, first)) + list(_seen_in_data(evidence, first))
+    if seen:
+        yield Cause(
+            name_of,
+            f"It is NaN in {rows_of(first.detail.rows)}, where {' and '.join(seen)}: 0/0.",
+            "add a small number to what is divided by, see to it that a mask leaves something, or "
+            "leave these examples out.",
+        )
+
+
+def _seen_in_rows(before: Found, first: Found) -> Iterator[str]:
+    """What a layer was given in each row in which it makes NaN."""
+    rows = first.detail.rows
+    if not rows.any() or rows.shape != before.detail.zero.shape or before.frame.kind == "data":
+        return
+    if before.detail.zero[rows].all():
+        yield f"'{before.frame.label}' is 0 throughout, and so a norm or a sum of it"
+    elif before.detail.same[rows].all() and before.detail.width > 1:
+        yield f"'{before.frame.label}' is one number throughout, and its deviation 0"
+
+
+def _seen_in_data(evidence: Evidence, first: Found) -> Iterator[str]:
+    """Which inputs are one number throughout in each row where a tensor is not finite."""
+    rows = first.detail.rows
+    for name, values in evidence.data.items():
+        if not name.startswith("x") or not np.issubdtype(values.dtype, np.number):
+            continue
+        if values.ndim > 1 and values[0].size > 1 and rows.shape == values.shape[:1]:
+            flat = values.reshape(len(values), -1)
+            if rows.any() and (flat[rows] == flat[rows, :1]).all():
+                if not flat[rows].any():
+                    yield f"'{name}' is 0 throughout"
+                else:
+                    yield f"'{name}' is one number throughout, and its deviation 0"

@@ -1,0 +1,60 @@
+"""For which examples of a batch the loss is not finite, found by computing it for each alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfwd._keras import calls
+from tfwd._keras import training as _keras_training
+from tfwd.numerics.evidence import Evidence
+
+MOST = 512  # examples, which take about a millisecond each
+
+
+def bad_rows(evidence: Evidence) -> np.ndarray:
+    """Whether the loss of each example is not finite.
+
+    Returns:
+        Booleans along the batch; empty if it cannot be said: where the model has several outputs,
+        or a loss that is none of Keras's and cannot be computed of one example.
+    """
+    loss = _keras_training.compiled_loss(evidence.model)[0]
+    labels = [values for name, values in evidence.data.items() if name.startswith("y")]
+    none = np.zeros(0, bool)
+    if loss is None or len(labels) != 1 or len(evidence.predictions) != 1:
+        return none
+    (losses,) = [tf.nest.flatten(loss)]
+    predictions = np.asarray(evidence.predictions[0].detail.values)
+    if len(losses) != 1 or not predictions.shape or len(predictions) != len(labels[0]):
+        return none
+    if len(predictions) > MOST:
+        return none
+    try:
+        return np.array(
+            [
+                not np.isfinite(_loss(losses[0], labels[0][i : i + 1], predictions[i : i + 1]))
+                for i in range(len(predictions))
+            ]
+        )
+    except Exception:  # it is the user's, and may ask for what one example has not
+        return none
+
+
+def _loss(loss: Any, label: np.ndarray, prediction: np.ndarray) -> float:
+    return float(calls.loss_object(loss)(tf.constant(label), tf.constant(prediction)))
+
+
+def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:
+    """What the predictions have in just those examples, a sentence's part each."""
+    one = evidence.predictions[0]
+    values = np.asarray(one.detail.values).reshape(len(bad), -1)
+    if not bad.any() or values.shape[1] > 64:
+        return []
+    found = []
+    for what, holds in (("is 0", values == 0), ("is negative", values < 0)):
+        whole = holds[bad].all(0) & ~holds[~bad].any(0)
+        found += [f"column {column} of the predictions {what}" for column in np.flatnonzero(whole)]
+    return found
