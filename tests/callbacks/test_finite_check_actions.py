@@ -58,6 +58,17 @@ def test_skip_gives_up():
         fit(make(), x, y, FiniteCheck("skip", max_consecutive=2))
 
 
+def test_an_epoch_whose_steps_are_all_left_out_has_no_loss():
+    x, y = data(4)
+    x[:16, 0] = np.nan
+    with pytest.warns(UserWarning, match="left out"):
+        history = fit(make(), x[:16], y[:16], FiniteCheck("skip"), epochs=2).history
+    assert all(np.isnan(value) for values in history.values() for value in values)
+    with pytest.warns(UserWarning, match="left out"):
+        history = fit(make(), x, y, FiniteCheck("skip"), epochs=1).history
+    assert np.isfinite(history["loss"]).all()
+
+
 def test_restore_goes_back_to_the_last_epoch():
     x, y = data(4)
     good = make(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))

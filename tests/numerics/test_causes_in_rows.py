@@ -7,6 +7,8 @@ import tensorflow as tf
 from diagnoses import names, report_of
 from planting import data
 
+from tfwd import _keras
+
 layers = keras.layers
 
 
@@ -120,3 +122,36 @@ def test_data_that_are_not_scaled():
     report = report_of(keras.Model(inputs, layers.Dense(1, name="last")(power)), x, y)
     assert names(report) == ["a function outside its domain"]
     assert "'x' reaches 2e+03." in report.causes[0].evidence
+
+
+class Overflowing(keras.Model):
+    """A training step of its own, whose loss is infinite and its predictions are not."""
+
+    def __init__(self, added):
+        super().__init__()
+        self.dense, self.added = layers.Dense(1, name="d"), added
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            p = self(x, training=True)
+            loss = tf.reduce_mean((p - y) ** 2) + self.added(p)
+        gradients = tape.gradient(
+            loss, list(map(_keras.variables.tf_variable, self.trainable_variables))
+        )
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    "added", [lambda p: tf.reduce_sum(tf.exp(p + 100.0)), lambda p: tf.constant(np.inf)]
+)
+def test_a_loss_of_ones_own_step(added):
+    x, y = data(1)
+    report = report_of(Overflowing(added), x, y, None)
+    assert report.first.frame.kind == "loss"
+    assert report.sentence.startswith("loss: +Inf")
+    assert names(report) == ["the loss function"]

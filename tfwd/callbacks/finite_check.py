@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections import deque
@@ -124,7 +125,7 @@ class FiniteCheck(keras.callbacks.Callback):
         if not isinstance(factor, (int, float)) or not 0.0 < factor <= 1.0:
             raise ValueError(f"factor={factor!r}: give a number above 0, and at most 1")
         for name, path in (("log_dir", log_dir), ("plot", plot)):
-            if path is not None and not isinstance(path, (str, os.PathLike)):
+            if path is not None and (not isinstance(path, (str, os.PathLike)) or not str(path)):
                 raise ValueError(f"{name}={path!r}: give a path")
         if plot is not None:
             check_plot(plot)
@@ -136,6 +137,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self.reports: list[Report] = []
         self.skipped = self.scaled_down = 0
         self._step = self._consecutive = 0
+        self._epoch = 0, 0  # the steps before it, and those of them that were left out
         self._is_first, self._begun = True, False
         self._past: deque[dict[str, float]] = deque(maxlen=max(history, 1))
         self._fitted: Any = None
@@ -185,10 +187,20 @@ class FiniteCheck(keras.callbacks.Callback):
         self._put_back()
         self._goes_back = None
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes where the epoch begins."""
+        self._epoch = self._step, self.skipped
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Keeps what the epoch has left, for "restore"."""
+        """Keeps what the epoch has left, for "restore".
+
+        An epoch whose steps are all left out has no loss: Keras's would be 0, the best there is.
+        """
         if self._goes_back is not None:
             self._goes_back.keep()
+        steps, skipped = self._step - self._epoch[0], self.skipped - self._epoch[1]
+        if logs and skipped and skipped == steps:
+            logs.update({key: math.nan for key in logs if not key.startswith("val_")})
 
     def _put_back(self) -> None:
         if self._own is not None:

@@ -75,7 +75,8 @@ def _look(values: tf.Tensor) -> Detail:
     inner = list(range(1, rank))
     same = zero = none
     if rank >= 2:
-        same = tf.reduce_all(values == values[(slice(None), *[slice(1)] * len(inner))], inner)
+        corner = (slice(None), *(slice(1) for _ in inner))
+        same = tf.reduce_all(values == values[corner], inner)
         zero = tf.reduce_all(values == 0, inner)
 
     infinite = tf.constant(np.inf, wide.dtype)

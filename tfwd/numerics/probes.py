@@ -231,11 +231,8 @@ class _ProbingWatch(Watch):
     def _sequence(self, *args: Any) -> None:
         return None  # a second run of the layer
 
-    def _before_gradient(self, target: Any) -> None:
-        if isinstance(target, tf.Tensor):
-            self.look("loss", "loss", target)
-
     def _after_gradient(self, sources: Any, found: Any) -> None:
+        super()._after_gradient(sources, found)
         known = {
             id(_keras.variables.tf_variable(v)): _keras.variables.path(v)
             for v in self.model.trainable_variables

@@ -148,15 +148,16 @@ class ReplicaStep:
 
     def _end(self, logs: Any) -> tf.Tensor:
         """Whether the step is good, known when it is over."""
+        looked = any(frame.kind == "loss" for frame in self.frames)
+        if self._good is None and not looked and isinstance(logs, dict):
+            for name, value in logs.items():
+                if "loss" in name:
+                    self.watch.look("loss", name, value)
         if self._step.dry:
             self._look_at_weights("update", self._updated)
             return tf.constant(False)
         if self._good is not None:
             return self._good
-        if not self._step.is_keras_own and isinstance(logs, dict):
-            for name, value in logs.items():
-                if "loss" in name:
-                    self.watch.look("loss", name, value)
         # (A metric may be NaN, and so may what a layer keeps for later.)
         updated = {id(v) for one in self._updated for v in _keras.variables.tf_variables(one)}
         assigned = [v for v in self._tentative.assigned if id(v) in updated]

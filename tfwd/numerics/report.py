@@ -214,4 +214,7 @@ def _row(found: Found) -> str:
     room = WIDTH - 43
     if len(label) > room:
         label = "..." + label[3 - room :]
-    return f"{summary.abs_min:9.3g} {summary.abs_max:9.3g} {zeros:>9}  {percent:>10}  {label}"
+    least, most = f"{summary.abs_min:.3g}", f"{summary.abs_max:.3g}"
+    if summary.non_finite == summary.size:
+        least = most = "-"
+    return f"{least:>9} {most:>9} {zeros:>9}  {percent:>10}  {label}"

@@ -64,6 +64,7 @@ class Watch:
         self._path: list[str] = []
         self._leaf = 0
         self._backward = 0
+        self._has_loss = False  # since gradients were made last
         self._seen: dict[int, Any] = {}
         self._given: dict[int, str] = {}  # by a tensor, the layer whose output it is
         self.followers: dict[str, list[str]] = {}  # by a layer, those that take its output
@@ -91,6 +92,7 @@ class Watch:
         self, kind: str, name: str, tensor: Any, layer: Any = None, sequence: Any = None
     ) -> None:
         """Looks at a tensor, if its elements can be other than finite."""
+        self._has_loss |= kind == "loss"
         if is_watched(tensor):
             self._remember(tensor)
             kind_of_layer = "" if layer is None else type(layer).__name__
@@ -201,10 +203,15 @@ class Watch:
         return tapped
 
     def _before_gradient(self, target: Any) -> None:
-        """A tape is asked for gradients while this watches."""
+        """A tape is asked for gradients: of a loss, which the user's own step may have computed."""
+        for one in tf.nest.flatten(target):
+            is_loss = isinstance(one, tf.Tensor) and one.shape.rank == 0
+            if is_loss and not self._has_loss and not self._path and self.looks_here():
+                self.look("loss", "loss", one)
 
     def _after_gradient(self, sources: Any, found: Any) -> None:
         """A tape has made them."""
+        self._has_loss = False
 
     @contextlib.contextmanager
     def _pre_activation(self, layer: Any, path: str) -> Iterator[None]:
