@@ -8,23 +8,30 @@ from conformance import harness
 from conformance.table import CASES, FURTHER, NATURES, NOT_NOISE, Case
 from tfwd import _keras, random_masks
 
-pytestmark = pytest.mark.usefixtures("size")
-
 STEPS = 2
+SIZES = ("small", "large")
+
+
+def _sizes(case: Case, number: int) -> tuple[str, ...]:
+    """Both for a layer of each nature, and for the others one by turns."""
+    return SIZES if case in NATURES else (SIZES[number % 2],)
 
 
 # Without recomputation all cases are what test_recomputation_changes_nothing compares with.
 _BOTH = [
-    pytest.param(case, recompute, id=f"{case.name}, {'recompute' if recompute else 'keep'}")
-    for case in [*CASES, *FURTHER]
+    pytest.param(
+        case, recompute, size, id=f"{case.name}, {'recompute' if recompute else 'keep'}, {size}"
+    )
+    for number, case in enumerate([*CASES, *FURTHER])
     for recompute in (True, False)
     if recompute or case in NATURES
+    for size in _sizes(case, number)
 ]
 
 
-@pytest.mark.parametrize(("case", "recompute"), _BOTH)
+@pytest.mark.parametrize(("case", "recompute", "size"), _BOTH, indirect=["size"])
 def test_gradient_is_that_of_the_plain_layer_times_mask_over_keep(
-    case: Case, recompute: bool
+    case: Case, recompute: bool, size: str
 ) -> None:
     wrapped = harness.built(case, recompute=recompute)
     harness.run(wrapped, case, training=True)
@@ -153,21 +160,23 @@ _RECOMPUTED = [
     pytest.param(
         case,
         mode,
-        id=f"{case.name}, {mode}",
+        size,
+        id=f"{case.name}, {mode}, {size}",
         marks=[pytest.mark.slow] * (case not in NATURES and number % 8 not in _FAST),
     )
     for number, case in enumerate(NOT_NOISE)
     for mode in _MODES
     if case in NATURES or mode == _KEPT[number % 2]
+    for size in _sizes(case, number // 2)
 ]
 
 
-@pytest.mark.parametrize(("case", "mode"), _RECOMPUTED)
-def test_recomputation_changes_nothing(case: Case, mode: str) -> None:
+@pytest.mark.parametrize(("case", "mode", "size"), _RECOMPUTED, indirect=["size"])
+def test_recomputation_changes_nothing(case: Case, mode: str, size: str) -> None:
     harness.assert_close(_train(case, mode, recompute=True), _expected(case), what=mode)
 
 
-@pytest.mark.parametrize("mode", _KEPT)
+@pytest.mark.parametrize(("mode", "size"), [*zip(_KEPT, SIZES, strict=True)], indirect=["size"])
 @harness.each(NATURES)
-def test_modes_without_recomputation(case: Case, mode: str) -> None:
+def test_modes_without_recomputation(case: Case, mode: str, size: str) -> None:
     harness.assert_close(_train(case, mode, recompute=False), _expected(case), what=mode)

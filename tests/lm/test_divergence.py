@@ -25,6 +25,7 @@ def text(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("text") / "text.txt")
 
 
+@pytest.mark.slow
 @once
 def test_a_loss_that_is_not_finite(text, tmp_path):
     config = make_config(

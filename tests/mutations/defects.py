@@ -416,4 +416,25 @@ DEFECTS = [
         "                pass",
         ("tests/lm/test_divergence.py", "-k", "going_back", "-m", ""),
     ),
+    Defect(
+        "the activation of a recurrent layer is set, which is its cell's",
+        "tfwd/numerics/watch.py",
+        'getattr(vars(layer).get("activation"), "__name__", "")',
+        'getattr(getattr(layer, "activation", None), "__name__", "")',
+        ("tests/numerics/test_causes_in_rows.py", "-k", "with_a_relu"),
+    ),
+    Defect(
+        "the loss of a training step of one's own is not looked at",
+        "tfwd/numerics/watch.py",
+        'self.look("loss", "loss", one)',
+        "pass",
+        ("tests/numerics/test_causes_in_rows.py", "-k", "own_step"),
+    ),
+    Defect(
+        "an epoch whose steps are all left out has a loss of 0",
+        "tfwd/callbacks/finite_check.py",
+        "if logs and skipped and skipped == steps:",
+        "if logs and skipped > steps:",
+        ("tests/callbacks/test_finite_check_actions.py", "-k", "all_left_out"),
+    ),
 ]

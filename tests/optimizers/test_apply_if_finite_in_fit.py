@@ -54,8 +54,15 @@ def assert_close(found, expected):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("name", with_slow_rest(["Adam", "averaged", "decay"], {"decay"}))
+@pytest.mark.parametrize(
+    ("name", "compiled"),
+    [
+        ("decay", False),
+        pytest.param("averaged", False, marks=pytest.mark.slow),
+        pytest.param("Adam", True, marks=pytest.mark.slow),
+        pytest.param("decay", True, marks=pytest.mark.slow),
+    ],
+)
 def test_fit(name, compiled):
     """As on the good batches alone."""
 
@@ -78,7 +85,7 @@ def test_fit(name, compiled):
     assert (optimizer.skipped, optimizer.consecutive) == (4, 0)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_finite_steps_are_as_without(compiled):
     def train(wrap):
         net = model()
