@@ -155,3 +155,39 @@ def test_a_loss_of_ones_own_step(added):
     assert report.first.frame.kind == "loss"
     assert report.sentence.startswith("loss: +Inf")
     assert names(report) == ["the loss function"]
+
+
+def test_a_batch_of_one():
+    x, y = data(3)
+    norm = layers.BatchNormalization(epsilon=0.0, name="norm")
+    model = keras.Sequential([layers.Input((6,)), norm, layers.Dense(1, name="last")])
+    report = report_of(model, x[:17], y[:17])
+    assert report.step == 3
+    assert names(report)[0] == "a variance near zero"
+    assert "The batch has 1 example, so the variance of each unit is 0." in (
+        report.causes[0].evidence
+    )
+
+
+def test_the_number_that_a_function_was_given():
+    x, y = data(1)
+    x = np.abs(x)
+    x[5, 2] = -1.0
+    inputs = layers.Input((6,))
+    logs = layers.Lambda(lambda v: tf.math.log(v + 1.0), name="logs")(inputs)
+    report = report_of(keras.Model(inputs, layers.Dense(1, name="last")(logs)), x, y)
+    assert "It is in row 5 of the batch. In column 2 of it 'x' is -1." in report.causes[0].evidence
+
+
+def test_the_prediction_for_which_a_loss_has_no_derivative():
+    x, y = data(1)
+    x, y = np.abs(x) + 0.5, np.abs(y)
+    x[6], y[6] = 0.0, 2.5
+    model = keras.Sequential(
+        [layers.Input((6,)), layers.Dense(1, use_bias=False, kernel_initializer="ones", name="d")]
+    )
+    report = report_of(model, x, y, lambda y, p: tf.reduce_mean(tf.sqrt(p), -1))
+    assert names(report) == ["a function whose derivative is infinite"]
+    evidence = report.causes[0].evidence
+    assert "what follows 'd', which is no layer but the loss function" in evidence
+    assert "In row 6 the prediction is 0 and the label 2.5." in evidence

@@ -33,14 +33,23 @@ def normalization(evidence: Evidence) -> Iterator[Cause]:
     layer = next((x for x in _keras.layers.all_layers(evidence.model) if x.name == name), None)
     epsilon = getattr(layer, "epsilon", None)
     given = ""
+    advice = (
+        "use a larger epsilon (1e-3; in float16 nothing below 1e-4), a larger batch, and look for "
+        "units before it that are the same for all examples."
+    )
     if before is not None and before.detail.low == before.detail.high:
         given = f" Its input is {before.detail.low:g} everywhere."
+    if kind == "BatchNormalization" and evidence.batch_size == 1:
+        given = " The batch has 1 example, so the variance of each unit is 0."
+        advice = (
+            "use a larger epsilon (1e-3), and leave such batches out (drop_remainder=True) or "
+            "choose a batch size that leaves no last batch of 1."
+        )
     yield Cause(
         "a variance near zero",
         f"The first that is not finite comes out of a {kind}, which divides by the root of a "
         f"variance plus epsilon = {epsilon}.{given}",
-        "use a larger epsilon (1e-3; in float16 nothing below 1e-4), a larger batch, and look for "
-        "units before it that are the same for all examples.",
+        advice,
     )
 
 
@@ -80,6 +89,7 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     kinds = [word for word, count in (("NaN", found.nan), ("infinity", infinite)) if count]
     where = f" It is in {rows_of(first.detail.rows)}." if first.detail.rows.any() else ""
     zeros = f", {given.summary.zeros} of them 0" if given.summary.zeros else ""
+    where += _given_there(evidence, first, before)
     wide = [one for one in evidence.of("data") if one.detail.summary.abs_max > UNSCALED]
     scale = "".join(
         f" '{one.frame.name}' reaches {one.detail.summary.abs_max:.3g}."
@@ -99,6 +109,18 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
         f"{'; '.join(reasons)}. Clip what goes in, add a small number to what is divided by, take "
         f"the maximum off before an exponential{', scale the data' if scale else ''}.",
     )
+
+
+def _given_there(evidence: Evidence, first: Found, before: Found) -> str:
+    """What a function of each element was given in the one place that is not finite."""
+    values = evidence.data.get(before.frame.name) if before.frame.kind == "data" else None
+    rows, columns = (np.flatnonzero(one) for one in (first.detail.rows, first.detail.columns))
+    if values is None or values.ndim != 2 or len(rows) != 1 or len(columns) != 1:
+        return ""
+    if first.detail.width != values.shape[1]:
+        return ""
+    value = values[rows[0], columns[0]]
+    return f" In column {columns[0]} of it '{before.frame.name}' is {value:.3g}."
 
 
 def _reaches(found: Found, limit: float) -> bool:
@@ -123,6 +145,13 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
         if largest is not None
         else f"'{first.frame.label}' is float16, whose largest number is 65504."
     )
+    if evidence.before is not None and first.frame.kind == "output":
+        given, made = evidence.before.detail.summary.abs_max, first.detail.summary.abs_max
+        if largest is None and max(given, made) < HALF_MAX / 16:
+            seen += (
+                f" It is given at most {given:.3g}, and what is finite of it is at most "
+                f"{made:.3g}: something in between is larger, as a sum of many or a square."
+            )
     if largest is None and not (
         first.detail.summary.positive_inf + first.detail.summary.negative_inf
     ):
@@ -130,9 +159,9 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
     yield Cause(
         "an overflow of float16",
         seen,
-        "scale what goes into it, as attention divides its scores by the root of their width; run "
-        "it and what follows it in float32 (dtype='float32'); or use mixed_bfloat16, which has the "
-        "range of float32.",
+        "divide before a sum or a product and not after it, as attention divides by the root of "
+        "the width; run this layer in float32 (dtype='float32'); or use mixed_bfloat16, which has "
+        "the range of float32.",
     )
 
 
@@ -169,13 +198,17 @@ def blow_up(evidence: Evidence) -> Iterator[Cause]:
     ]
     if enormous:
         largest = max(enormous, key=lambda one: one.detail.summary.abs_max)
+        wide = [one for one in evidence.of("data") if one.detail.summary.abs_max > UNSCALED]
+        scale = "".join(
+            f" '{one.frame.name}' reaches {one.detail.summary.abs_max:.3g}." for one in wide
+        )
         yield Cause(
             "gradients that blow up",
             f"'{largest.frame.label}' reaches {largest.detail.summary.abs_max:.3g} in this step, "
-            "before anything is infinite.",
-            "lower the learning rate, or clip gradients (global_clipnorm=1.0 of any Keras "
-            "optimizer); if this is the first step, look at initial weights and the scale of the "
-            "data.",
+            f"before anything is infinite.{scale}",
+            f"{'scale the data, labels too; ' if scale else ''}lower the learning rate, or clip "
+            "gradients (global_clipnorm=1.0 of any Keras optimizer); if it is among the first "
+            "steps, look at initial weights and the scale of the data.",
         )
 
 
@@ -202,10 +235,12 @@ def backward(evidence: Evidence) -> Iterator[Cause]:
     where = (
         f"the gradient that {source} gives back to '{first.frame.name}' is not"
         if source
-        else f"the gradient is not: what follows '{first.frame.name}' has no finite derivative "
-        "somewhere"
+        else f"the gradient is not: what follows '{first.frame.name}', which is no layer but the "
+        "loss function or what is computed before it, has no finite derivative somewhere"
     )
     rows = f" It is in {rows_of(first.detail.rows)}." if first.detail.rows.any() else ""
+    if not source:
+        rows += _prediction_there(evidence, first)
     yield Cause(
         "a function whose derivative is infinite",
         f"All is finite forward, loss included, and {where}.{seen}"
@@ -214,6 +249,19 @@ def backward(evidence: Evidence) -> Iterator[Cause]:
         "tf.where around one of them: add a small number inside, and give both branches of "
         "tf.where finite numbers.",
     )
+
+
+def _prediction_there(evidence: Evidence, first: Found) -> str:
+    """What the loss was given in the first row in which a gradient is not finite."""
+    labels = [values for name, values in evidence.data.items() if name.startswith("y")]
+    rows = np.flatnonzero(first.detail.rows)
+    if len(evidence.predictions) != 1 or len(labels) != 1 or not rows.size:
+        return ""
+    given = [np.asarray(evidence.predictions[0].detail.values), labels[0]]
+    if any(len(one) != len(first.detail.rows) or one[0].size > 4 for one in given):
+        return ""
+    shown = [", ".join(f"{x:.3g}" for x in np.ravel(one[rows[0]])) for one in given]
+    return f" In row {rows[0]} the prediction is {shown[0]} and the label {shown[1]}."
 
 
 def _counted(number: int, what: str) -> str:

@@ -42,6 +42,11 @@ class Evidence(NamedTuple):
         return [one for one in self.of(*kinds) if not one.is_finite]
 
     @property
+    def batch_size(self) -> int:
+        """How many examples there are; 0 if it is not known."""
+        return next((len(values) for values in self.data.values() if values.ndim), 0)
+
+    @property
     def first(self) -> Found:
         """The first that is not finite."""
         return next(one for one in self.found if not one.is_finite)
