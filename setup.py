@@ -42,6 +42,7 @@ setup(
         "ml-collections>=1.1",
         "numpy>=1.26",
         "rich>=13",
+        "safetensors>=0.8",
         "tensorboard>=2.15",
     ],
     # TensorFlow comes in two builds with one import name. Naming either in install_requires would
@@ -78,6 +79,7 @@ setup(
         "console_scripts": [
             "tfwd-evaluate = tfwd_programs:evaluate",
             "tfwd-generate = tfwd_programs:generate",
+            "tfwd-pretrained = tfwd_programs:pretrained",
             "tfwd-train = tfwd_programs:train",
             "tfwd-tune = tfwd_programs:tune",
         ]

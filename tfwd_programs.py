@@ -16,29 +16,34 @@ from collections.abc import Iterator
 
 def train() -> None:
     """The console script `tfwd-train`."""
-    _run("train")
+    _run("lm.train")
 
 
 def tune() -> None:
     """The console script `tfwd-tune`."""
-    _run("tune")
+    _run("lm.tune")
 
 
 def evaluate() -> None:
     """The console script `tfwd-evaluate`."""
-    _run("evaluate")
+    _run("lm.evaluate")
 
 
 def generate() -> None:
     """The console script `tfwd-generate`."""
-    _run("generate")
+    _run("lm.generate")
+
+
+def pretrained() -> None:
+    """The console script `tfwd-pretrained`."""
+    _run("conversion.program")
 
 
 def _run(program: str) -> None:
     try:
         open_closed_streams()
         quiet_tensorflow()
-        module = importlib.import_module(f"tfwd.lm.{program}")
+        module = importlib.import_module(f"tfwd.{program}")
     except KeyboardInterrupt:  # the program itself knows what to do with it
         print("stopped", file=sys.stderr)
         sys.exit(130)

@@ -74,7 +74,10 @@ def program(name, function):
         name = name,
         srcs = [name + ".py"],
         visibility = ["//visibility:public"],
-        deps = ["//:lm"],
+        deps = [
+            "//:conversion",
+            "//:lm",
+        ],
     )
 
 def tests(name, files, deps = ["//:tfwd"], data = [], more = {}, fast = [], manual = {}):

@@ -131,7 +131,13 @@ def test_console_scripts_point_at_functions(installed: Path) -> None:
         for entry in distribution(installed).entry_points
         if entry.group == "console_scripts"
     }
-    assert set(scripts) == {"tfwd-train", "tfwd-tune", "tfwd-evaluate", "tfwd-generate"}
+    assert set(scripts) == {
+        "tfwd-evaluate",
+        "tfwd-generate",
+        "tfwd-pretrained",
+        "tfwd-train",
+        "tfwd-tune",
+    }
     for entry in scripts.values():
         source = installed.joinpath(*entry.module.split(".")).with_suffix(".py")
         functions = [node for node in ast.parse(source.read_text("utf-8")).body]

@@ -6,8 +6,8 @@
     model = tfwd.parametrize(model, {"recurrent_kernel": P.Dropout(0.5)})
 
 `tfwd.layers` has the Keras layers, `tfwd.parametrizations` the maps from a weight to the weight
-that a layer computes with, `tfwd.gradients` moments of per-example gradients, `tfwd.lm` the
-language model.
+that a layer computes with, `tfwd.gradients` moments of per-example gradients, `tfwd.pretrained`
+weights of published models, `tfwd.lm` the language model.
 """
 
 from pathlib import Path
@@ -36,6 +36,7 @@ from tfwd import (
     numerics,
     optimizers,
     parametrizations,
+    pretrained,
 )
 from tfwd.models import parametrize, unwrap
 
@@ -49,5 +50,6 @@ __all__ = [
     "optimizers",
     "parametrizations",
     "parametrize",
+    "pretrained",
     "unwrap",
 ]

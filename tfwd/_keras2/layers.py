@@ -113,7 +113,7 @@ def build(layer: Any, *args: Any, **kwargs: Any) -> None:
     """Builds a layer by its own `build`, in the layer's name, as a call of it would."""
     with tf.name_scope(layer.name):
         layer.build(*args, **kwargs)
-    keras.layers.Layer.build(layer, *args, **kwargs)  # which notes the shape, for files
+    keras.layers.Layer.build(layer, *args[:1], **kwargs)  # which notes the shape, for files
 
 
 def build_from_config(layer: Any, config: dict[str, Any]) -> None:
@@ -179,6 +179,11 @@ def add_loss(layer: Any, loss: tf.Tensor) -> None:
 def own_weights(layer: Any) -> list[tf.Variable]:
     """The weights that a layer holds itself and that were made to be trained, frozen or not."""
     return list(layer._trainable_weights)
+
+
+def held_weights(layer: Any) -> list[tf.Variable]:
+    """All weights that a layer holds itself."""
+    return [*layer._trainable_weights, *layer._non_trainable_weights]
 
 
 def is_altered(layer: Any) -> bool:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 add = tf.add
 einsum = tf.einsum
+not_equal = tf.not_equal
 shape = tf.shape
 
 

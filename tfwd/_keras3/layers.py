@@ -157,6 +157,11 @@ def own_weights(layer: keras.Layer) -> list[keras.Variable]:
     return list(layer._trainable_variables)
 
 
+def held_weights(layer: keras.Layer) -> list[keras.Variable]:
+    """All weights that a layer holds itself."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
 def is_altered(layer: keras.Layer) -> bool:
     """Whether a call does more than the layer's `call` on its weights.
 

@@ -1,0 +1,36 @@
+"""Layers of transformers, alone or from the weights of published models.
+
+Imported as `from tfwd.layers import transformer as T`.
+"""
+
+from tfwd.layers.transformer.attention import Attention, SelfAttention
+from tfwd.layers.transformer.bert import Bert
+from tfwd.layers.transformer.bimodal import BiModalEncoder, Connection
+from tfwd.layers.transformer.embeddings import Embeddings
+from tfwd.layers.transformer.layer import TransformerLayer
+from tfwd.layers.transformer.pooler import Pooler
+from tfwd.layers.transformer.published import mapping
+from tfwd.layers.transformer.relative_positions import RelativePositions
+from tfwd.layers.transformer.rms_normalization import RMSNormalization
+from tfwd.layers.transformer.stack import TransformerStack
+from tfwd.layers.transformer.t5 import T5
+from tfwd.layers.transformer.t5_layer import T5Layer
+from tfwd.layers.transformer.t5_stack import T5Stack
+
+__all__ = [
+    "T5",
+    "Attention",
+    "Bert",
+    "BiModalEncoder",
+    "Connection",
+    "Embeddings",
+    "Pooler",
+    "RMSNormalization",
+    "RelativePositions",
+    "SelfAttention",
+    "T5Layer",
+    "T5Stack",
+    "TransformerLayer",
+    "TransformerStack",
+    "mapping",
+]

@@ -1,0 +1,167 @@
+"""`Bert`: a whole encoder, of any of the families that are built like BERT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras
+from tfwd.layers.transformer import composite
+from tfwd.layers.transformer.composite import Composite, built
+from tfwd.layers.transformer.embeddings import Embeddings
+from tfwd.layers.transformer.pooler import Pooler
+from tfwd.layers.transformer.published import Published
+from tfwd.layers.transformer.stack import TransformerStack
+
+
+@keras.saving.register_keras_serializable("tfwd.transformer")
+class Bert(Published):
+    """Embeddings, a stack of transformer layers, and a pooler if it is wanted.
+
+    Formula: `h_0 = embeddings(ids)`, `h_i = layer_i(h_(i-1))`, `pooled = tanh(h_n[:, 0] W + b)`.
+
+    `Bert.from_pretrained(folder)` makes one of a published model: BERT, RoBERTa, DistilBERT,
+    ELECTRA or ALBERT, as the config's `model_type` says.
+
+    Args:
+        vocabulary_size, max_length, type_vocabulary_size, embedding_size, padding_id,
+            padding_position: as in `Embeddings`.
+        hidden_size, num_layers, num_heads, intermediate_size, activation, dropout,
+            attention_dropout, epsilon, initializer, num_shared: as in `TransformerStack`.
+        add_pooler: whether there is a pooler; without it there are no weights for one.
+        return_all: whether all hidden states are returned.
+        **kwargs: as for any layer.
+
+    Call: `bert(ids, type_ids=None, mask=None, position_ids=None, training=None)`, each of integers,
+    `[batch, places]`; `mask` is what tokenizers call the attention mask: 1 where there is text. By
+    default it is `ids != padding_id`.
+
+    Output: the last hidden state, `[batch, places, hidden_size]`. With `add_pooler` or `return_all`
+    a dict: "last_hidden_state"; "pooler_output", `[batch, hidden_size]`; "hidden_states", a list
+    of `num_layers + 1`.
+
+    The layers that it holds are `embeddings`, `stack` and `pooler`.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from tfwd.layers import transformer as T
+    >>> bert = T.Bert(100, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16)
+    >>> bert(tf.constant([[2, 7, 3, 0]])).shape
+    TensorShape([1, 4, 8])
+
+    References: Devlin et al., "BERT" (2019); Liu et al., "RoBERTa" (2019); Sanh et al.,
+    "DistilBERT" (2019); Clark et al., "ELECTRA" (2020); Lan et al., "ALBERT" (2020). Without a mask
+    Hugging Face's classes attend to padding, with a warning; this layer does not.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        hidden_size: int,
+        num_layers: int,
+        num_heads: int,
+        intermediate_size: int,
+        max_length: int = 512,
+        type_vocabulary_size: int = 2,
+        embedding_size: int | None = None,
+        padding_id: int | None = 0,
+        padding_position: int | None = None,
+        activation: str = "gelu",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        epsilon: float = 1e-12,
+        initializer: Any = 0.02,
+        num_shared: int | None = None,
+        add_pooler: bool = False,
+        return_all: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.vocabulary_size = vocabulary_size
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.num_heads = num_heads
+        self.intermediate_size = intermediate_size
+        self.max_length = max_length
+        self.type_vocabulary_size = type_vocabulary_size
+        self.embedding_size = embedding_size
+        self.padding_id = padding_id
+        self.padding_position = padding_position
+        self.activation = activation
+        self.dropout = dropout
+        self.attention_dropout = attention_dropout
+        self.epsilon = epsilon
+        self.initializer = composite.initializer(initializer)
+        self.num_shared = num_shared
+        self.add_pooler = add_pooler
+        self.return_all = return_all
+        self.embeddings = self._part(Embeddings, "embeddings")
+        self.stack = self._part(TransformerStack, "stack", return_all=True)
+        self.pooler = self._part(Pooler, "pooler") if add_pooler else None
+
+    def build(self, input_shape: Any) -> None:
+        hidden = (*input_shape, self.hidden_size)
+        built(self.embeddings, *input_shape)
+        built(self.stack, *hidden)
+        if self.pooler is not None:
+            built(self.pooler, *hidden)
+        self.built = True
+
+    def call(
+        self,
+        inputs: tf.Tensor,
+        type_ids: Any = None,
+        mask: Any = None,
+        position_ids: Any = None,
+        training: Any = None,
+    ) -> Any:
+        if mask is None:
+            mask = self.embeddings.compute_mask(inputs)
+        embedded = self.embeddings(inputs, type_ids, position_ids, training=training)
+        states = self.stack(embedded, mask=mask, training=training)
+        if mask is not None:  # also one that was given, which Keras does not hand on by itself
+            for state in states:
+                _keras.layers.set_mask(state, mask)
+        if not self.add_pooler and not self.return_all:
+            return states[-1]
+        outputs = {"last_hidden_state": states[-1]}
+        if self.pooler is not None:
+            outputs["pooler_output"] = self.pooler(states[-1])
+        if self.return_all:
+            outputs["hidden_states"] = states
+        return outputs
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """True where a token is no padding."""
+        if mask is None:
+            mask = self.embeddings.compute_mask(inputs)
+        if not self.add_pooler and not self.return_all:
+            return mask
+        masks: dict[str, Any] = {"last_hidden_state": mask}
+        if self.add_pooler:
+            masks["pooler_output"] = None
+        if self.return_all:
+            masks["hidden_states"] = [mask] * (self.num_layers + 1)
+        return masks
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        hidden = (*input_shape, self.hidden_size)
+        if not self.add_pooler and not self.return_all:
+            return hidden
+        shapes: dict[str, Any] = {"last_hidden_state": hidden}
+        if self.add_pooler:
+            shapes["pooler_output"] = (input_shape[0], self.hidden_size)
+        if self.return_all:
+            shapes["hidden_states"] = [hidden] * (self.num_layers + 1)
+        return shapes
+
+    def any_input_shape(self) -> tuple:
+        return (None, None)
+
+    def _part(self, kind: type[Composite], name: str, **further: Any) -> Any:
+        """A part, of those of this layer's arguments that it has too."""
+        given = {key: getattr(self, key) for key in kind.arguments() if hasattr(self, key)}
+        return self.inner(kind, **{**given, **further}, name=name)

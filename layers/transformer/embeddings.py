@@ -1,0 +1,147 @@
+"""`Embeddings`: of words, positions and kinds of text, summed, normalized and dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras
+from tfwd.layers.transformer import composite
+from tfwd.layers.transformer.composite import built
+from tfwd.layers.transformer.published import Published
+
+
+@keras.saving.register_keras_serializable("tfwd.transformer")
+class Embeddings(Published):
+    """What a transformer's first layer reads, of token ids.
+
+    Formula: `e = dropout(LayerNorm(words[id] + positions[place] + types[type]))`, and `e P + p` if
+    `hidden_size` is another width than `embedding_size`.
+
+    Args:
+        vocabulary_size: the number of token ids.
+        hidden_size: the width of the output.
+        max_length: the number of places.
+        type_vocabulary_size: the number of kinds of text; 0 for none.
+        embedding_size: the width of the three tables; None for `hidden_size`.
+        padding_id: the id of tokens that are no text, for the mask; None for no mask.
+        padding_position: where places are counted from. None: the first token has place 0, and each
+            the next one. A number n, as RoBERTa has it: tokens that are no padding have the places
+            n + 1, n + 2, ..., and padding has place n.
+        dropout: the rate at which the sum is dropped while training.
+        epsilon: the normalization's.
+        initializer: of the tables; a float is the deviation of a truncated normal distribution.
+        **kwargs: as for any layer.
+
+    Call: `layer(ids, type_ids=None, position_ids=None, training=None)`, each of integers, `[batch,
+    places]`. Without `type_ids` all are 0. Output: `[batch, places, hidden_size]`, with the mask
+    `ids != padding_id`.
+
+    The layers that it holds are `words`, `positions`, `types` (each an `Embedding`), `LayerNorm`
+    and `projection` (a `Dense`).
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from tfwd.layers import transformer as T
+    >>> embeddings = T.Embeddings(vocabulary_size=100, hidden_size=8, max_length=16)
+    >>> embeddings(tf.constant([[2, 7, 3]])).shape
+    TensorShape([1, 3, 8])
+
+    References: Devlin et al., "BERT" (2019); Liu et al., "RoBERTa" (2019), for `padding_position`;
+    Lan et al., "ALBERT" (2020), for `embedding_size`.
+    """
+
+    part = "embeddings"
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        hidden_size: int,
+        max_length: int = 512,
+        type_vocabulary_size: int = 2,
+        embedding_size: int | None = None,
+        padding_id: int | None = 0,
+        padding_position: int | None = None,
+        dropout: float = 0.0,
+        epsilon: float = 1e-12,
+        initializer: Any = 0.02,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.vocabulary_size = vocabulary_size
+        self.hidden_size = hidden_size
+        self.max_length = max_length
+        self.type_vocabulary_size = type_vocabulary_size
+        self.embedding_size = embedding_size
+        self.padding_id = padding_id
+        self.padding_position = padding_position
+        self.dropout = dropout
+        self.epsilon = epsilon
+        self.initializer = composite.initializer(initializer)
+        self._width = embedding_size or hidden_size
+        self.words = self._table(vocabulary_size, "words")
+        self.positions = self._table(max_length, "positions")
+        self.types = self._table(type_vocabulary_size, "types") if type_vocabulary_size else None
+        self.layer_norm = self.norm("LayerNorm")
+        self.dropped = self.inner(keras.layers.Dropout, dropout, name="dropout")
+        self.projection = None
+        if self._width != hidden_size:
+            self.projection = self.dense(hidden_size, "projection")
+
+    def build(self, input_shape: Any) -> None:
+        for table in (self.words, self.positions, self.types):
+            if table is not None:
+                built(table, *input_shape)
+        built(self.layer_norm, *input_shape, self._width)
+        if self.projection is not None:
+            built(self.projection, *input_shape, self._width)
+        self.built = True
+
+    def call(
+        self,
+        inputs: tf.Tensor,
+        type_ids: Any = None,
+        position_ids: Any = None,
+        training: Any = None,
+    ) -> tf.Tensor:
+        length = inputs.shape[1]
+        if length is not None and position_ids is None and length > self._longest():
+            raise ValueError(
+                f"Embeddings '{self.name}' has places for {self._longest()} tokens, and got "
+                f"{length}: cut the texts, or give another max_length"
+            )
+        total = self.words(inputs)
+        total += self.positions(self._places(inputs) if position_ids is None else position_ids)
+        if self.types is not None:
+            total += self.types(tf.zeros_like(inputs) if type_ids is None else type_ids)
+        total = self.dropped(self.layer_norm(total), training=training)
+        return total if self.projection is None else self.projection(total)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """True where a token is no padding."""
+        return mask if self.padding_id is None else _keras.ops.not_equal(inputs, self.padding_id)
+
+    def compute_output_shape(self, input_shape: Any) -> tuple:
+        return (*input_shape, self.hidden_size)
+
+    def any_input_shape(self) -> tuple:
+        return (None, None)
+
+    def _table(self, rows: int, name: str) -> keras.layers.Embedding:
+        start = keras.initializers.get(keras.initializers.serialize(self.initializer))
+        return self.inner(
+            keras.layers.Embedding, rows, self._width, embeddings_initializer=start, name=name
+        )
+
+    def _longest(self) -> int:
+        return self.max_length - (0 if self.padding_position is None else self.padding_position + 1)
+
+    def _places(self, inputs: tf.Tensor) -> tf.Tensor:
+        if self.padding_position is None:
+            return tf.range(tf.shape(inputs)[1])[None]
+        padding = -1 if self.padding_id is None else self.padding_id
+        is_text = tf.cast(tf.not_equal(inputs, padding), tf.int32)
+        return tf.cumsum(is_text, axis=1) * is_text + self.padding_position

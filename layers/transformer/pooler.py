@@ -1,0 +1,57 @@
+"""`Pooler`: one vector of a sequence, made of its first place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd.layers.transformer import composite
+from tfwd.layers.transformer.composite import built
+from tfwd.layers.transformer.published import Published
+
+
+@keras.saving.register_keras_serializable("tfwd.transformer")
+class Pooler(Published):
+    """A product on the first place of a sequence.
+
+    Formula: `y = tanh(x[:, 0] W + b)`.
+
+    Args:
+        hidden_size: the width of input and output.
+        initializer: of the kernel; a float is the deviation of a truncated normal distribution.
+        **kwargs: as for any layer.
+
+    Input: `[batch, places, hidden_size]`. Output: `[batch, hidden_size]`. It holds `dense`.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from tfwd.layers import transformer as T
+    >>> T.Pooler(8)(tf.ones([2, 5, 8])).shape
+    TensorShape([2, 8])
+
+    References: Devlin et al., "BERT" (2019).
+    """
+
+    part = "pooler"
+
+    def __init__(self, hidden_size: int, initializer: Any = 0.02, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.hidden_size = hidden_size
+        self.initializer = composite.initializer(initializer)
+        self.product = self.dense(hidden_size, "dense")
+
+    def build(self, input_shape: Any) -> None:
+        built(self.product, input_shape[0], input_shape[-1])
+        self.built = True
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return tf.tanh(self.product(inputs[:, 0]))
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> None:
+        """The one vector has no places that could be left out."""
+
+    def compute_output_shape(self, input_shape: Any) -> tuple:
+        return (input_shape[0], self.hidden_size)

@@ -1,0 +1,209 @@
+"""`Published`: layers made from a published model's config, and filled from its file."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from tfwd import _keras, pretrained
+from tfwd.layers.transformer.composite import Composite
+from tfwd.layers.transformer.configuration import Configuration, is_published, read_config
+from tfwd.pretrained.targets import targets_of
+
+
+class Published(Composite):
+    """Adds `from_config` and `from_pretrained` to a layer that is a part of a published model.
+
+    Attributes:
+        part: where it stands in `T.Bert`: "stack"; "" for all of it.
+    """
+
+    part = ""
+    hidden_size: int
+
+    @classmethod
+    def from_config(cls, config: Any, layers: Iterable[int] | None = None, **overrides: Any) -> Any:
+        """A layer as the config of a published model says; or as that of a Keras layer.
+
+        Args:
+            config: a folder with a `config.json`, that file, or a dict that was read from one. A
+                dict without `model_type` is a Keras layer's own config.
+            layers: the numbers of the model's layers that are wanted, from 0; any, in any order,
+                also several times. By default all.
+            **overrides: arguments of the layer that are not to be the config's, as `dropout`; and
+                what any layer takes, as `name`.
+
+        Raises:
+            ValueError: there is no such file, its `model_type` is not here, or a number is out of
+                range.
+        """
+        if not is_published(config):
+            return cls(**{**config, **overrides})
+        read = read_config(config, overrides)
+        arguments = {k: v for k, v in read.arguments().items() if k in cls.arguments()}
+        if cls.part_of(overrides) == "decoder":
+            arguments["num_layers"] = read.count("decoder/")
+        if "num_layers" in arguments and layers is not None:
+            layers = list(layers)
+            read.numbers(layers, read.count(f"{cls.part_of(overrides)}/layer_{{}}"))
+            arguments["num_layers"] = len(layers)
+        if unknown := set(overrides) - set(cls.arguments()) - _ANY_LAYER:
+            raise TypeError(
+                f"{cls.__name__}.from_config: {', '.join(sorted(unknown))}: there are "
+                f"{', '.join(cls.arguments())}"
+            )
+        return cls(**{**arguments, **overrides})
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | os.PathLike[str],
+        layers: Iterable[int] | None = None,
+        prefix: str | None = None,
+        mapping: Mapping[str, Any] | None = None,
+        ignore: str | Sequence[str] = (),
+        allow_missing: str | Sequence[str] = (),
+        strict: bool = True,
+        load_weights: bool = True,
+        **overrides: Any,
+    ) -> Any:
+        """A built layer with the weights of a published model.
+
+        Its variables are made once, without random numbers, and filled from the file tensor by
+        tensor.
+
+        Args:
+            source: a folder with `config.json` and weights, or the file of weights beside one.
+            layers: as in `from_config`. The others are not unexpected.
+            prefix, ignore, allow_missing, strict: as in `tfwd.pretrained.plan`.
+            mapping: as there, for what the family's own does not say; it comes first.
+            load_weights: False for fresh weights.
+            **overrides: as in `from_config`.
+
+        Raises:
+            ValueError: as in `from_config`.
+            tfwd.pretrained.PlanError: something is missing, unexpected or of another shape.
+            tfwd.pretrained.SourceError: the file is not there, or not whole.
+        """
+        if load_weights and "num_layers" in overrides:
+            raise ValueError(
+                f"num_layers={overrides['num_layers']!r}: say which of the published layers are "
+                "wanted, as layers=range(4)"
+            )
+        read, layers = read_config(source, overrides), None if layers is None else list(layers)
+        layer = cls.from_config(source, layers, **overrides)
+        shape = layer.any_input_shape()
+        if not load_weights:
+            _keras.layers.build(layer, shape)
+            return layer
+        with unfilled(layer):
+            _keras.layers.build(layer, shape)
+        plan = pretrained.plan(
+            layer,
+            source,
+            mapping=mapping,
+            prefix=prefix,
+            ignore=ignore,
+            allow_missing=allow_missing,
+            strict=strict,
+            known=known_of(read, cls.part_of(overrides), layers),
+        )
+        plan.apply()
+        fill(layer, [*plan.missing])
+        return layer
+
+    @classmethod
+    def part_of(cls, overrides: Mapping[str, Any]) -> str:
+        """Where a layer with some arguments stands in its family's whole model."""
+        return cls.part
+
+    def any_input_shape(self) -> tuple:
+        """A shape of inputs by which it can be built."""
+        return (None, None, self.hidden_size)
+
+
+_ANY_LAYER = {"name", "dtype", "trainable"}
+
+
+def known_of(
+    read: Configuration, part: str = "", layers: Iterable[int] | None = None, at: str = ""
+) -> pretrained.Known:
+    """What is known of the files of a config's family: which keys are whose, and the others.
+
+    Args:
+        read: the config.
+        part: the part of `T.Bert` that is wanted, as "stack"; "" for all.
+        layers: the numbers of the layers that are wanted; by default all.
+        at: the path of that part in the model that is filled.
+    """
+    front, mapping, left_out = f"{part}/" if part else "", {}, [*read.family.beside]
+    for path, rule in read.rules().items():
+        key = rule if isinstance(rule, pretrained.Key) else pretrained.Key(rule)
+        count = read.count(path) if "{}" in path else 1
+        wanted = []
+        if path.startswith(front):
+            wanted = read.numbers(layers, count) if "{}" in path else [0]
+        for i, number in enumerate(wanted):
+            pattern = re.escape(at + path.removeprefix(front).format(i))
+            mapping[pattern] = dataclasses.replace(
+                key, name=key.name.format(number), repeated=wanted.count(number) > 1
+            )
+        others = (key.name.format(number) for number in range(count) if number not in wanted)
+        left_out += [rf"{re.escape(other)}\..*" for other in others]
+        if not wanted:
+            left_out += [re.escape(copy) for copy in key.copies]
+    return pretrained.Known(mapping, tuple(left_out))
+
+
+def mapping(
+    source: Any, part: str = "stack", at: str = "", layers: Iterable[int] | None = None
+) -> dict[str, pretrained.Key]:
+    """Which layers of a model have their weights under which keys of a published model's file.
+
+    For `tfwd.pretrained.plan` and `load`, where `from_pretrained` is not enough: for a stack inside
+    of another layer, or two that are filled alike.
+
+    Args:
+        source: a folder with a `config.json`, that file, or a dict that was read from one.
+        part: the part of the published model: "embeddings", "stack", "pooler"; of T5 "encoder" or
+            "decoder"; "" for all.
+        at: the path of that part in the model that is to be filled, as "first".
+        layers: the numbers of the published layers that are wanted; by default all.
+
+    Raises:
+        ValueError: there is no such config, or a number is out of range.
+    """
+    known = known_of(read_config(source), part, layers, f"{at}/" if at else "")
+    return {
+        pattern: dataclasses.replace(key, repeated=True) for pattern, key in known.mapping.items()
+    }
+
+
+@contextlib.contextmanager
+def unfilled(layer: keras.layers.Layer) -> Iterator[None]:
+    """Variables that are made in it begin as zeros: random numbers would be thrown away."""
+    kept: list[tuple[Any, str, Any]] = []
+    for inner in _keras.layers.all_layers(layer):
+        for name, value in list(vars(inner).items()):
+            if isinstance(value, keras.initializers.Initializer):
+                kept.append((inner, name, value))
+                setattr(inner, name, keras.initializers.Zeros())
+    try:
+        yield
+    finally:
+        for inner, name, value in kept:
+            setattr(inner, name, value)
+
+
+def fill(layer: keras.layers.Layer, paths: Sequence[str]) -> None:
+    """Gives the variables of some paths what their initializers give."""
+    for target in targets_of(layer):
+        if target.path in paths:
+            start = getattr(target.owner, f"{target.name}_initializer")
+            target.variable.assign(start(target.shape, dtype=target.dtype))

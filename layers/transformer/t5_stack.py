@@ -1,0 +1,160 @@
+"""`T5Stack`: T5's encoder or decoder, on embedded tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras
+from tfwd.layers.transformer import composite
+from tfwd.layers.transformer.composite import built
+from tfwd.layers.transformer.published import Published
+from tfwd.layers.transformer.relative_positions import RelativePositions
+from tfwd.layers.transformer.rms_normalization import RMSNormalization
+from tfwd.layers.transformer.t5_layer import T5Layer
+
+
+@keras.saving.register_keras_serializable("tfwd.transformer")
+class T5Stack(Published):
+    """The layers of T5's encoder or decoder, with one bias for positions that all of them add.
+
+    Formula: `h_0 = dropout(x)`, `h_i = layer_i(h_(i-1), bias)`; the output is
+    `dropout(norm(h_n))`.
+
+    Args:
+        num_layers: the number of layers.
+        num_heads, head_size, hidden_size, intermediate_size, activation, gated, dropout, epsilon,
+            initializer: as in `T5Layer`.
+        is_decoder: whether a place sees only those before it, and the layers a context.
+        num_buckets, max_distance: as in `RelativePositions`.
+        return_all: whether to return all hidden states: `h_0` to `h_(n-1)`, and the output.
+        **kwargs: as for any layer.
+
+    Call: `stack(x, context=None, mask=None, context_mask=None, training=None)`, `x` and `context`
+    `[batch, places, hidden_size]`, masks `[batch, places]`.
+
+    The layers that it holds are `relative_positions`, `layer_0`, `layer_1`, ..., `final_norm`.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from tfwd.layers import transformer as T
+    >>> encoder = T.T5Stack(2, num_heads=2, head_size=4, hidden_size=8, intermediate_size=16)
+    >>> encoder(tf.ones([1, 3, 8])).shape
+    TensorShape([1, 3, 8])
+
+    References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020).
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_heads: int,
+        head_size: int,
+        hidden_size: int,
+        intermediate_size: int,
+        is_decoder: bool = False,
+        activation: str = "relu",
+        gated: bool = False,
+        dropout: float = 0.0,
+        epsilon: float = 1e-6,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        initializer: Any = 0.05,
+        return_all: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.num_layers = num_layers
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.hidden_size = hidden_size
+        self.intermediate_size = intermediate_size
+        self.is_decoder = is_decoder
+        self.activation = activation
+        self.gated = gated
+        self.dropout = dropout
+        self.epsilon = epsilon
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.initializer = composite.initializer(initializer)
+        self.return_all = return_all
+        self.relative_positions = self.inner(
+            RelativePositions,
+            num_heads,
+            num_buckets,
+            max_distance,
+            bidirectional=not is_decoder,
+            initializer=self.initializer,
+            name="relative_positions",
+        )
+        self.layers = [
+            self.inner(
+                T5Layer,
+                num_heads,
+                head_size,
+                hidden_size,
+                intermediate_size,
+                is_decoder=is_decoder,
+                activation=activation,
+                gated=gated,
+                dropout=dropout,
+                epsilon=epsilon,
+                initializer=self.initializer,
+                name=f"layer_{i}",
+            )
+            for i in range(num_layers)
+        ]
+        self.final_norm = self.inner(RMSNormalization, epsilon=epsilon, name="final_norm")
+        self.dropped = self.inner(keras.layers.Dropout, dropout, name="dropout")
+
+    @classmethod
+    def part_of(cls, overrides: Mapping[str, Any]) -> str:
+        return "decoder" if overrides.get("is_decoder") else "encoder"
+
+    def build(self, inputs_shape: Any, context_shape: Any = None) -> None:
+        hidden = (*inputs_shape[:-1], self.hidden_size)
+        built(self.relative_positions, *hidden)
+        for layer in self.layers:
+            built(layer, *hidden)
+        built(self.final_norm, *hidden)
+        self.built = True
+
+    def call(
+        self,
+        inputs: tf.Tensor,
+        context: Any = None,
+        mask: Any = None,
+        context_mask: Any = None,
+        training: Any = None,
+    ) -> Any:
+        if mask is None:
+            mask = _keras.layers.get_mask(inputs)
+        if context_mask is None and context is not None:
+            context_mask = _keras.layers.get_mask(context)
+        seen = self._seen(inputs, mask)
+        bias = self.relative_positions(inputs, inputs)
+        states = [self.dropped(inputs, training=training)]
+        options = {"mask": seen, "context_mask": context_mask, "position_bias": bias}
+        for layer in self.layers:
+            states.append(layer(states[-1], context=context, training=training, **options))
+        states[-1] = self.dropped(self.final_norm(states[-1]), training=training)
+        return states if self.return_all else states[-1]
+
+    def compute_output_shape(self, inputs_shape: Any, context_shape: Any = None) -> Any:
+        return [inputs_shape] * (self.num_layers + 1) if self.return_all else inputs_shape
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        mask = mask[0] if isinstance(mask, (list, tuple)) else mask
+        return [mask] * (self.num_layers + 1) if self.return_all else mask
+
+    def _seen(self, inputs: tf.Tensor, mask: Any) -> Any:
+        """What each place sees of the same sequence."""
+        if not self.is_decoder:
+            return mask
+        places = tf.range(tf.shape(inputs)[1])
+        before = (places[None, :] <= places[:, None])[None]
+        return before if mask is None else before & tf.cast(mask, tf.bool)[:, None, :]

@@ -1,0 +1,1 @@
+"""`tfwd-pretrained`: looks at published weights from the command line, and converts them."""

@@ -1,0 +1,102 @@
+"""Weights in NumPy's `.npz` files."""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import IO
+
+import numpy as np
+
+from tfwd.pretrained.sources import Entry, Source, SourceError, readable, rows_at_once
+
+_ERRORS = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError)
+_HEADER = "header"  # in files of tfwd's own programs, JSON about the rest
+
+
+class ArchiveSource(Source):
+    """An `.npz` file, as `numpy.savez` and tfwd's programs write them.
+
+    Args:
+        path: the file.
+
+    Raises:
+        SourceError: it is not there or not whole, or has an array of objects.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.entries, self._fortran = {}, {}
+        with readable(path, *_ERRORS):
+            self._zip = zipfile.ZipFile(path)
+            for info in self._zip.infolist():
+                key = info.filename.removesuffix(".npy")
+                if key in self.entries:
+                    raise SourceError(f"{path} has '{key}' twice")
+                with self._zip.open(info) as member:
+                    shape, fortran, dtype = _header(member)
+                    if dtype.hasobject:
+                        raise SourceError(
+                            f"{path}: '{key}' is an array of Python objects, which are not read"
+                        )
+                    rest = info.file_size - member.tell()
+                    if math.prod(shape) * dtype.itemsize != rest:
+                        raise SourceError(
+                            f"{path} is damaged: '{key}' should be {shape}, and has {rest:,} bytes"
+                        )
+                if key != _HEADER or not self._is_own_header(info):
+                    self.entries[key] = Entry(tuple(shape), dtype.name)
+                    self._fortran[key] = fortran
+
+    def blocks(self, key: str) -> Iterator[np.ndarray]:
+        entry = self.entries[key]
+        with readable(self.path, *_ERRORS), self._zip.open(f"{key}.npy") as member:
+            _, _, dtype = _header(member)
+            if self._fortran[key] or not entry.shape:
+                values = _read(member, dtype, math.prod(entry.shape))
+                yield values.reshape(entry.shape, order="F" if self._fortran[key] else "C")
+                _finish(member)
+                return
+            step, rest = rows_at_once(entry), entry.shape[1:]
+            for start in range(0, entry.shape[0], step):
+                rows = min(step, entry.shape[0] - start)
+                yield _read(member, dtype, rows * math.prod(rest)).reshape(rows, *rest)
+            _finish(member)
+
+    def close(self) -> None:
+        self._zip.close()
+
+    def _is_own_header(self, info: zipfile.ZipInfo) -> bool:
+        with self._zip.open(info) as member:
+            shape, _, dtype = _header(member)
+            if dtype != np.uint8 or len(shape) != 1 or shape[0] > 1 << 20:
+                return False
+            try:
+                said = json.loads(member.read(shape[0]))
+            except ValueError:
+                return False
+        return isinstance(said, dict) and str(said.get("format", "")).startswith("tfwd ")
+
+
+def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """The shape of an array, whether its first axis is the fastest, and its dtype."""
+    version = np.lib.format.read_magic(member)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(member)
+    return np.lib.format.read_array_header_2_0(member)
+
+
+def _read(member: IO[bytes], dtype: np.dtype, count: int) -> np.ndarray:
+    data = member.read(count * dtype.itemsize)
+    if len(data) != count * dtype.itemsize:
+        raise EOFError("it ends too early")
+    return np.frombuffer(data, dtype)
+
+
+def _finish(member: IO[bytes]) -> None:
+    """Reads to the end, where the archive's checksum is compared."""
+    if member.read(1):
+        raise EOFError("an array is longer than its header says")

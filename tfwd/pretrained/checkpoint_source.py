@@ -1,0 +1,46 @@
+"""Weights in TensorFlow's checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tfwd.pretrained.sources import Entry, Source, readable
+
+_OF_OBJECTS = "/.ATTRIBUTES/VARIABLE_VALUE"
+_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
+_NOT_TENSORS = ("_CHECKPOINTABLE_OBJECT_GRAPH",)
+
+
+class CheckpointSource(Source):
+    """A checkpoint of TensorFlow, by names or by objects.
+
+    Args:
+        path: its prefix: the path without `.index`.
+
+    Raises:
+        SourceError: it is not there or not whole.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with readable(path, *_ERRORS):
+            self._reader = tf.train.load_checkpoint(path)
+            shapes = self._reader.get_variable_to_shape_map()
+            dtypes = self._reader.get_variable_to_dtype_map()
+        self._names = {
+            name.removesuffix(_OF_OBJECTS): name for name in shapes if name not in _NOT_TENSORS
+        }
+        self.entries = {
+            key: Entry(tuple(shapes[name]), dtypes[name].name)
+            for key, name in sorted(self._names.items())
+        }
+
+    def blocks(self, key: str) -> Iterator[np.ndarray]:
+        with readable(self.path, *_ERRORS):
+            yield np.asarray(self._reader.get_tensor(self._names[key]))
+
+    def close(self) -> None:
+        del self._reader

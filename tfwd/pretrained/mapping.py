@@ -1,0 +1,153 @@
+"""Which key of a file is which variable's: rules, the names of weights, the prefix of keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+
+from tfwd.paths import compiled
+from tfwd.pretrained.targets import Target
+
+# Keras's names of weights, and what they are called elsewhere; and whether that is PyTorch's.
+LEAVES = {
+    "kernel": {"weight": True, "kernel": False},
+    "embeddings": {"weight": True, "embeddings": False, "": False},
+    "gamma": {"weight": True, "gamma": False},
+    "beta": {"bias": True, "beta": False},
+    "bias": {"bias": True},
+    "scale": {"weight": True, "scale": False},
+    "moving_mean": {"running_mean": True, "moving_mean": False},
+    "moving_variance": {"running_var": True, "moving_variance": False},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """The key of a variable, or of a layer, with what is to be said of it.
+
+    Attributes:
+        name: the key, in which `\\1`, `\\2`, ... stand for the groups of the pattern.
+        repeated: whether other variables may have the same key too.
+        copies: keys that hold the same once more, as those of tied weights: each must be absent, or
+            equal.
+        transposed: whether the kernel has the outputs first, as in PyTorch; None: as the key's last
+            part and the kind of file say.
+    """
+
+    name: str
+    repeated: bool = False
+    copies: tuple[str, ...] = ()
+    transposed: bool | None = None
+
+
+Mapped = Mapping[str, "str | Key"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What is known of a family's files.
+
+    Attributes:
+        mapping: as of `plan`, for what its own mapping does not say; patterns may fit nothing.
+        left_out: patterns of keys of parts that are not wanted.
+    """
+
+    mapping: Mapping[str, Key]
+    left_out: tuple[str, ...] = ()
+
+
+class Rules:
+    """Patterns on paths of variables, or of layers, and the keys that they stand for.
+
+    Args:
+        mapping: dict from a regular expression, which must match a whole path or an end of it that
+            follows a `/`, to a key or a `Key`. Where it is the path of a layer, the key lacks its
+            last part, "weight" or "bias".
+    """
+
+    def __init__(self, mapping: Mapped) -> None:
+        self._rules = [
+            (pattern, compiled(pattern, f"mapping={pattern!r}"), _key(pattern, key))
+            for pattern, key in mapping.items()
+        ]
+        self.used: set[str] = set()
+
+    def keys(self, target: Target) -> list[tuple[str, Key, bool]]:
+        """What may be the key of a variable: for each rule that fits it, and each known name.
+
+        Returns:
+            For each rule's pattern, a `Key` without groups, and whether it names the layer.
+        """
+        found = []
+        layer_path = target.path.rpartition("/")[0]
+        for pattern, expression, key in self._rules:
+            for path, is_layer in ((target.path, False), (layer_path, True)):
+                if match := _match(expression, path):
+                    self.used.add(pattern)
+                    copies = tuple(match.expand(copy) for copy in key.copies)
+                    name = match.expand(key.name)
+                    found.append(
+                        (pattern, dataclasses.replace(key, name=name, copies=copies), is_layer)
+                    )
+                    break
+        return found
+
+    def unused(self) -> list[str]:
+        """The patterns that have fitted no variable."""
+        return [pattern for pattern, _, _ in self._rules if pattern not in self.used]
+
+    def unused_keys(self) -> list[str]:
+        """Patterns of the keys that belong to patterns which have fitted no variable."""
+        return [
+            rf"{re.escape(key.name)}(\..*)?"
+            for pattern, _, key in self._rules
+            if pattern not in self.used
+        ]
+
+
+def candidates(target: Target, key: Key, is_layer: bool) -> dict[str, bool | None]:
+    """The keys that may be meant, and whether each says that its kernel is as PyTorch's."""
+    if not is_layer:
+        last = re.split(r"[./]", key.name)[-1]
+        return {key.name: LEAVES.get(target.name, {}).get(last)}
+    joint = "/" if "/" in key.name and "." not in key.name else "."
+    leaves = LEAVES.get(target.name, {target.name: None})
+    return {f"{key.name}{joint}{leaf}" if leaf else key.name: says for leaf, says in leaves.items()}
+
+
+def find_prefix(wanted: Iterable[Iterable[str]], keys: Iterable[str]) -> list[str]:
+    """The prefixes of keys under which most of what is wanted is there; several if they fit alike.
+
+    Args:
+        wanted: for each variable the keys that it may have, without prefix.
+        keys: the keys that there are.
+    """
+    wanted = [set(group) for group in wanted]
+    alone = {name for group in wanted for name in group}
+    prefixes = {""}
+    for key in keys:
+        for at in (i + 1 for i, character in enumerate(key) if character in "./"):
+            if key[at:] in alone:
+                prefixes.add(key[:at])
+    there = set(keys)
+    fits = {
+        prefix: sum(any(prefix + name in there for name in group) for group in wanted)
+        for prefix in prefixes
+    }
+    most = max(fits.values(), default=0)
+    return sorted(prefix for prefix, count in fits.items() if count == most and most > 0)
+
+
+def _match(expression: re.Pattern[str], path: str) -> re.Match[str] | None:
+    parts = path.split("/")
+    ends = ("/".join(parts[i:]) for i in range(len(parts)))
+    return next((match for end in ends if end and (match := expression.fullmatch(end))), None)
+
+
+def _key(pattern: str, key: str | Key) -> Key:
+    if isinstance(key, str):
+        return Key(key)
+    if isinstance(key, Key):
+        return key
+    raise TypeError(f"mapping[{pattern!r}]={key!r}: give a key's name, or a tfwd.pretrained.Key")

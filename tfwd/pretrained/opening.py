@@ -1,0 +1,82 @@
+"""Finds out what kind of source of weights a path is."""
+
+from __future__ import annotations
+
+import glob
+import os
+
+import tensorflow as tf
+
+from tfwd.pretrained.archive_source import ArchiveSource
+from tfwd.pretrained.checkpoint_source import CheckpointSource
+from tfwd.pretrained.safetensors_source import (
+    INDEX,
+    SafetensorsSource,
+    ShardedSource,
+    check_inside,
+)
+from tfwd.pretrained.sources import Source, SourceError
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+CONVERT = (
+    "is a pickle, which can run any program when it is read, and is not read here. Convert it "
+    "where PyTorch is: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
+    "'model.safetensors')"
+)
+
+
+def open_source(path: str | os.PathLike[str]) -> Source:
+    """Opens a source of weights, of which only names, shapes and dtypes are read.
+
+    Args:
+        path: a `.safetensors` file, the `.safetensors.index.json` of several, an `.npz` file, a
+            checkpoint of TensorFlow (with or without `.index`), or a folder with one of these.
+
+    Raises:
+        SourceError: nothing is there, or nothing that can be read.
+    """
+    path = os.fspath(path)
+    if os.path.isdir(path):
+        path = _in_folder(path)
+    if path.endswith(INDEX):
+        return ShardedSource(path)
+    if path.endswith(".safetensors"):
+        return SafetensorsSource(path)
+    if path.endswith(".npz"):
+        return ArchiveSource(path)
+    if path.endswith(PICKLES) and not os.path.exists(f"{path}.index"):
+        raise SourceError(f"{path} {CONVERT}")
+    if path.endswith((".h5", ".keras")):
+        raise SourceError(f"{path} is a file of Keras's: read it with model.load_weights")
+    prefix = path.removesuffix(".index")
+    if os.path.exists(f"{prefix}.index"):
+        return CheckpointSource(prefix)
+    if not os.path.exists(path):
+        raise SourceError(f"{path} is not there")
+    raise SourceError(
+        f"{path} is none of .safetensors, .safetensors.index.json, .npz, or a checkpoint's .index"
+    )
+
+
+def _in_folder(folder: str) -> str:
+    """The one file of weights in a folder."""
+    for name in (f"model{INDEX}", "model.safetensors"):
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            check_inside(path)
+            return path
+    for pattern in (f"*{INDEX}", "*.safetensors", "*.npz"):
+        found = sorted(glob.glob(os.path.join(glob.escape(folder), pattern)))
+        if len(found) > 1:
+            names = ", ".join(os.path.basename(one) for one in found)
+            raise SourceError(f"{folder} has several files of weights: name one of {names}")
+        if found:
+            check_inside(found[0])
+            return found[0]
+    if checkpoint := tf.train.latest_checkpoint(folder):
+        return f"{checkpoint}.index"
+    if pickled := [name for name in sorted(os.listdir(folder)) if name.endswith(PICKLES)]:
+        raise SourceError(f"{os.path.join(folder, pickled[0])} {CONVERT}")
+    raise SourceError(
+        f"{folder} has no weights: a .safetensors or .npz file, or a checkpoint of TensorFlow"
+    )

@@ -1,0 +1,160 @@
+"""Weights in safetensors files: one, or several with an index."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from tfwd.pretrained.sources import ITEM_SIZES, Entry, Source, SourceError, readable, rows_at_once
+
+INDEX = ".safetensors.index.json"
+
+_DTYPES = {
+    **{"BOOL": "bool", "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+}
+_LONGEST_HEADER = 100 << 20  # as the library has it
+
+
+class SafetensorsSource(Source):
+    """A safetensors file.
+
+    Args:
+        path: the file.
+
+    Raises:
+        SourceError: it is not there or not whole, or a name is in it twice.
+    """
+
+    transposed = True
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with readable(path, SafetensorError, ValueError):
+            _check_header(path)
+            # Not mapped into memory, where all that was read once would stay.
+            self._file: Any = safe_open(path, framework="numpy", backend="pread")
+            slices = {key: self._file.get_slice(key) for key in self._file.keys()}  # noqa: SIM118
+            self.entries = {
+                key: Entry(tuple(part.get_shape()), _dtype(part.get_dtype()))
+                for key, part in slices.items()
+            }
+
+    def blocks(self, key: str) -> Iterator[np.ndarray]:
+        entry = self.entries[key]
+        with readable(self.path, SafetensorError, ValueError):
+            if not entry.shape:
+                yield self._file.get_tensor(key)
+                return
+            part, step = self._file.get_slice(key), rows_at_once(entry)
+            for start in range(0, entry.shape[0], step):
+                yield part[start : min(start + step, entry.shape[0])]
+
+    def close(self) -> None:
+        self._file = None
+
+
+class ShardedSource(Source):
+    """Several safetensors files, with an index that says which tensor is in which.
+
+    Args:
+        path: the index, a JSON file.
+
+    Raises:
+        SourceError: a file is not there or not whole, stands elsewhere, or has other tensors than
+            the index says.
+    """
+
+    transposed = True
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with readable(path, ValueError), open(path, encoding="utf-8") as file:
+            index = json.load(file, object_pairs_hook=unique)
+            files = index.get("weight_map") if isinstance(index, dict) else None
+            if not isinstance(files, dict) or not all(isinstance(f, str) for f in files.values()):
+                raise SourceError(f"{path} is no index of shards: it has no 'weight_map'")
+        folder = os.path.dirname(path) or "."
+        self._shards = {name: _shard(folder, name) for name in sorted(set(files.values()))}
+        self._shard_of = files
+        self.entries = {}
+        for key, name in files.items():
+            if key not in self._shards[name].entries:
+                raise SourceError(f"{path} says that '{key}' is in {name}, which does not have it")
+            self.entries[key] = self._shards[name].entries[key]
+        for name, shard in self._shards.items():
+            if more := [key for key in shard.entries if files.get(key) != name]:
+                raise SourceError(
+                    f"{shard.path} has '{more[0]}', of which {os.path.basename(path)} says that it "
+                    f"is in {files.get(more[0], 'no file')}"
+                )
+
+    def blocks(self, key: str) -> Iterator[np.ndarray]:
+        yield from self._shards[self._shard_of[key]].blocks(key)
+
+    def close(self) -> None:
+        for shard in self._shards.values():
+            shard.close()
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object as a dict, for `json`; a name that stands in it twice is an error."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise SourceError(f"the name '{name}' stands there twice")
+        found[name] = value
+    return found
+
+
+def _shard(folder: str, name: str) -> SafetensorsSource:
+    path = os.path.join(folder, name)
+    if os.path.basename(name) != name or name in ("", ".", ".."):
+        raise SourceError(f"{folder}: the index names {name!r}, which is no file of that folder")
+    check_inside(path)
+    return SafetensorsSource(path)
+
+
+def check_inside(path: str) -> None:
+    """Raises if a file is a link to somewhere else than its folder.
+
+    But for the cache of the Hugging Face hub, where `snapshots/REVISION/` has links to `blobs/`.
+    """
+    folder, real = os.path.realpath(os.path.dirname(path) or "."), os.path.realpath(path)
+    cache = os.path.dirname(os.path.dirname(folder))
+    blobs = os.path.join(cache, "blobs")
+    if os.path.dirname(real) not in (folder, blobs):
+        raise SourceError(
+            f"{path} is a link out of its folder, to {real}: put the file itself there"
+        )
+
+
+def _check_header(path: str) -> None:
+    """Raises if a tensor is named twice: the library takes the last."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        first = file.read(8)
+        if len(first) < 8:
+            raise SourceError(f"{path} is damaged: it has {size} bytes, which is no header")
+        (length,) = struct.unpack("<Q", first)
+        if length > min(size - 8, _LONGEST_HEADER):
+            raise SourceError(
+                f"{path} is damaged, or was not copied whole: its header has {length:,} bytes, and "
+                f"the file {size:,}"
+            )
+        try:
+            json.loads(file.read(length), object_pairs_hook=unique)
+        except SourceError as error:
+            raise SourceError(f"{path} is damaged: {error}") from error
+
+
+def _dtype(code: str) -> str:
+    name = _DTYPES.get(code, code.lower())
+    return name if name in ITEM_SIZES else code.lower()
