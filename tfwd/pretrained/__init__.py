@@ -8,7 +8,8 @@
 
 from tfwd.pretrained.mapping import Key, Known
 from tfwd.pretrained.opening import open_source
-from tfwd.pretrained.plan import Plan, PlanError, load, plan
+from tfwd.pretrained.plan import Plan, PlanError
+from tfwd.pretrained.planning import load, plan
 from tfwd.pretrained.sources import SourceError
 
 __all__ = ["Key", "Known", "Plan", "PlanError", "SourceError", "load", "open_source", "plan"]

@@ -1,0 +1,265 @@
+"""`plan` and `load`: finds which tensor of a file becomes which variable, before any is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfwd.paths import compiled, matches
+from tfwd.pretrained.layouts import layout_of
+from tfwd.pretrained.mapping import Key, Known, Mapped, Rules, candidates, find_prefix
+from tfwd.pretrained.opening import open_source
+from tfwd.pretrained.plan import Plan, Step, nearest
+from tfwd.pretrained.sources import Source
+from tfwd.pretrained.targets import Target, targets_of
+
+
+def plan(
+    model: keras.layers.Layer,
+    source: str | os.PathLike[str],
+    mapping: Mapped | None = None,
+    prefix: str | None = None,
+    ignore: str | Sequence[str] = (),
+    allow_missing: str | Sequence[str] = (),
+    strict: bool = True,
+    known: Known | None = None,
+) -> Plan:
+    """Finds which tensors of a file become a model's weights; reads names, shapes and dtypes only.
+
+    Args:
+        model: a built Keras model or layer.
+        source: a `.safetensors` file, the index of several, an `.npz` file, a checkpoint of
+            TensorFlow, or a folder with one of these.
+        mapping: dict from a regular expression on paths of variables, or of layers, to the key; see
+            `Key` for what more can be said. Without a mapping keys are the paths themselves.
+        prefix: what all keys begin with; by default the one with which most are found.
+        ignore: regular expressions on keys that are not wanted.
+        allow_missing: regular expressions on paths of variables that may be missing. They stay as
+            they are.
+        strict: whether what is missing or unexpected is an error.
+        known: what is known of the file's family, for layers of `tfwd.layers.transformer`.
+
+    Returns:
+        A `Plan`, with all that is wrong in its `problems()`.
+
+    Raises:
+        SourceError: the file is not there, or not whole.
+        ValueError: the model is not built, or a pattern is no regular expression.
+
+    Patterns on paths match whole ones or ends that follow a `/`, as everywhere in tfwd; patterns on
+    keys match whole keys, with or without the prefix.
+
+    Example:
+
+    >>> import keras, numpy as np, os, tempfile
+    >>> file = os.path.join(tempfile.mkdtemp(), "weights.npz")
+    >>> arrays = {"out.kernel": np.ones((3, 2), "float32"), "out.bias": np.zeros(2, "float32")}
+    >>> np.savez(file, **arrays)
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="head")])
+    >>> found = plan(model, file, mapping={"head": "out"})
+    >>> [(step.target.path, step.key, step.layout.words) for step in found.steps]
+    [('head/kernel', 'out.kernel', 'as it is'), ('head/bias', 'out.bias', 'as it is')]
+    >>> _ = found.apply()
+    >>> float(keras.ops.sum(model(np.ones((1, 3)))))
+    6.0
+    """
+    targets = targets_of(model)
+    with open_source(source) as opened:
+        planning = _Planning(model, opened, targets, mapping, prefix, known)
+        return planning.plan(_listed(ignore), _listed(allow_missing), strict)
+
+
+def load(model: keras.layers.Layer, source: str | os.PathLike[str], **options: Any) -> Plan:
+    """Loads weights into a built model: `plan(model, source, ...).apply()`.
+
+    Args:
+        model, source: as in `plan`.
+        **options: the others of `plan`.
+
+    Returns:
+        The plan that was applied.
+
+    Raises:
+        PlanError: something is missing, unexpected or of another shape; nothing is loaded then.
+        SourceError: the file is not there, or not whole.
+    """
+    return plan(model, source, **options).apply()
+
+
+class _Planning:
+    """Looks for the key of each variable."""
+
+    def __init__(
+        self,
+        model: keras.layers.Layer,
+        source: Source,
+        targets: list[Target],
+        mapping: Mapped | None,
+        prefix: str | None,
+        known: Known | None,
+    ) -> None:
+        self._model, self._source, self._targets = model, source, targets
+        self._mistakes: list[str] = []
+        self._choices: dict[str, tuple[Key, dict[str, bool | None]]] = {}
+        rules = Rules(mapping or {})
+        family = Rules(known.mapping if known else {})
+        for target in targets:
+            found = rules.keys(target) or family.keys(target)
+            if mapping is None and known is None:
+                found = [("", Key(target.path), False)]
+            keys = {(key.name, is_layer) for _, key, is_layer in found}
+            if len(keys) > 1:
+                given = " and ".join(f"'{name}'" for name in sorted(name for name, _ in keys))
+                self._mistakes.append(f"'{target.path}' is given two keys by the mapping: {given}")
+            if found:
+                _, key, is_layer = found[0]
+                self._choices[target.path] = key, candidates(target, key, is_layer)
+        self._left_out = [*(known.left_out if known else ()), *family.unused_keys()]
+        paths = {end for target in targets for end in (target.path, _layer(target.path))}
+        self._mistakes += [
+            f"mapping: {pattern!r} fits no variable and no layer{nearest(pattern, paths)}"
+            for pattern in rules.unused()
+        ]
+        self._prefix = self._find_prefix() if prefix is None else prefix
+        if prefix and not any(key.startswith(prefix) for key in source.entries):
+            self._mistakes.append(
+                f"prefix={prefix!r}: no key begins so{nearest(prefix, source.entries)}"
+            )
+
+    def plan(self, ignore: list[str], allow_missing: list[str], strict: bool) -> Plan:
+        steps: list[Step] = []
+        missing: dict[str, str] = {}
+        for target in self._targets:
+            step = self._step(target)
+            if step is None:
+                missing[target.path] = self._looked_for(target)
+            else:
+                steps.append(step)
+        self._check_claims(steps)
+        claimed = {key for step in steps for key in (step.key, *step.copies)}
+        rest = [key for key in self._source.entries if key not in claimed]
+        ignored = self._matching(ignore, rest, "ignore")
+        known = {key for key in rest if self._is_one(key, self._left_out)}
+        paths = [target.path for target in self._targets]
+        allowed = [path for path in missing if _any(allow_missing, path)]
+        for pattern in allow_missing:
+            if not _any([pattern], *paths):
+                self._mistakes.append(
+                    f"allow_missing: {pattern!r} fits no variable{nearest(pattern, paths)}"
+                )
+        return Plan(
+            model=self._model,
+            source=self._source.path,
+            steps=steps,
+            missing=missing,
+            allowed=allowed,
+            unexpected=[key for key in rest if key not in ignored and key not in known],
+            left_out=[key for key in rest if key in ignored or key in known],
+            mistakes=self._mistakes,
+            strict=strict,
+        )
+
+    def _step(self, target: Target) -> Step | None:
+        """What a variable gets; None if there is nothing, or nothing that fits."""
+        if target.path not in self._choices:
+            return None
+        key, names = self._choices[target.path]
+        there = {self._prefix + name: says for name, says in names.items()}
+        found = [name for name in there if name in self._source.entries]
+        copies = [self._prefix + copy for copy in key.copies]
+        copies = [copy for copy in copies if copy in self._source.entries]
+        if not found and copies:
+            found = [copies.pop(0)]
+        if not found:
+            return None
+        if len(found) > 1:
+            self._mistakes.append(
+                f"'{target.path}' has two keys in the file: '{found[0]}' and '{found[1]}'"
+            )
+        name = found[0]
+        transposed = key.transposed
+        if transposed is None:
+            transposed = there.get(name)
+        if transposed is None:
+            transposed = self._source.transposed
+        entry, layout = self._source.entries[name], layout_of(target, transposed)
+        if entry.shape != layout.shape:
+            how = "" if layout.shape == target.shape else f", {layout.words} to {target.shape}"
+            self._mistakes.append(
+                f"'{target.path}' takes {layout.shape}{how}, and key '{name}' is {entry.shape}"
+            )
+        elif not _castable(entry.dtype, target.dtype):
+            self._mistakes.append(
+                f"'{target.path}' is {target.dtype}, and key '{name}' is {entry.dtype}"
+            )
+        return Step(target, name, entry, layout, tuple(copies))
+
+    def _looked_for(self, target: Target) -> str:
+        """What is said of a variable that the file does not have."""
+        if target.path not in self._choices:
+            return "is given no key by the mapping"
+        name = self._prefix + next(iter(self._choices[target.path][1]))
+        return f"has no key '{name}' in the file{nearest(name, self._source.entries)}"
+
+    def _check_claims(self, steps: list[Step]) -> None:
+        """Notes keys that two variables take, unless both may."""
+        owners: dict[str, list[str]] = {}
+        for step in steps:
+            if not self._choices[step.target.path][0].repeated:
+                owners.setdefault(step.key, []).append(step.target.path)
+        for key, paths in owners.items():
+            if len(paths) > 1:
+                both = " and ".join(f"'{path}'" for path in paths[:2])
+                more = f" and {len(paths) - 2} more" if len(paths) > 2 else ""
+                self._mistakes.append(f"key '{key}' is taken twice, by {both}{more}")
+
+    def _find_prefix(self) -> str:
+        wanted = [names for _, names in self._choices.values()]
+        found = find_prefix(wanted, self._source.entries)
+        if len(found) > 1:
+            self._mistakes.append(
+                f"the keys fit as well with the prefix {found[0]!r} as with {found[1]!r}: give one "
+                "of them as prefix"
+            )
+        return found[0] if found else ""
+
+    def _matching(self, patterns: list[str], keys: list[str], what: str) -> set[str]:
+        """The keys that are meant; a pattern that means none is noted."""
+        found: set[str] = set()
+        for pattern in patterns:
+            meant = {key for key in keys if self._is_one(key, [pattern])}
+            if not meant:
+                self._mistakes.append(f"{what}: {pattern!r} fits no key{nearest(pattern, keys)}")
+            found |= meant
+        return found
+
+    def _is_one(self, key: str, patterns: list[str]) -> bool:
+        """Whether a key, with or without the prefix, is what a pattern means."""
+        for pattern in patterns:
+            expression = compiled(pattern, f"{pattern!r}, for keys,")
+            if expression.fullmatch(key) or expression.fullmatch(key.removeprefix(self._prefix)):
+                return True
+        return False
+
+
+def _any(patterns: list[str], *paths: str) -> bool:
+    expressions = [compiled(p, f"{p!r}, for paths of variables,") for p in patterns]
+    return any(matches(expression, path) for expression in expressions for path in paths)
+
+
+def _layer(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _listed(patterns: str | Sequence[str]) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def _castable(there: str, here: str) -> bool:
+    """Whether numbers of one dtype can become those of another."""
+    if "float" in here:
+        return there in ("float16", "bfloat16", "float32", "float64")
+    return there == here
