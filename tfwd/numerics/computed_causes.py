@@ -90,12 +90,7 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     where = f" It is in {rows_of(first.detail.rows)}." if first.detail.rows.any() else ""
     zeros = f", {given.summary.zeros} of them 0" if given.summary.zeros else ""
     where += _given_there(evidence, first, before)
-    wide = [one for one in evidence.of("data") if one.detail.summary.abs_max > UNSCALED]
-    scale = "".join(
-        f" '{one.frame.name}' reaches {one.detail.summary.abs_max:.3g}."
-        for one in wide
-        if one.frame.name.startswith("x")
-    )
+    scale = _unscaled(evidence, "x")
     reasons = []
     if found.nan:
         reasons.append("NaN comes of 0/0, infinity minus infinity, a root or a logarithm of a "
@@ -108,6 +103,15 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
         f"'{before.frame.label}', {given.low:.3g} to {given.high:.3g}{zeros}.{where}{scale}",
         f"{'; '.join(reasons)}. Clip what goes in, add a small number to what is divided by, take "
         f"the maximum off before an exponential{', scale the data' if scale else ''}.",
+    )
+
+
+def _unscaled(evidence: Evidence, prefix: str) -> str:
+    """What is far from 1 of the data whose names begin so, a sentence each."""
+    return "".join(
+        f" '{one.frame.name}' reaches {one.detail.summary.abs_max:.3g}."
+        for one in evidence.of("data")
+        if one.frame.name.startswith(prefix) and one.detail.summary.abs_max > UNSCALED
     )
 
 
@@ -198,10 +202,7 @@ def blow_up(evidence: Evidence) -> Iterator[Cause]:
     ]
     if enormous:
         largest = max(enormous, key=lambda one: one.detail.summary.abs_max)
-        wide = [one for one in evidence.of("data") if one.detail.summary.abs_max > UNSCALED]
-        scale = "".join(
-            f" '{one.frame.name}' reaches {one.detail.summary.abs_max:.3g}." for one in wide
-        )
+        scale = _unscaled(evidence, "")
         yield Cause(
             "gradients that blow up",
             f"'{largest.frame.label}' reaches {largest.detail.summary.abs_max:.3g} in this step, "
@@ -258,8 +259,11 @@ def _prediction_there(evidence: Evidence, first: Found) -> str:
     if len(evidence.predictions) != 1 or len(labels) != 1 or not rows.size:
         return ""
     given = [np.asarray(evidence.predictions[0].detail.values), labels[0]]
-    if any(len(one) != len(first.detail.rows) or one[0].size > 4 for one in given):
-        return ""
+    for one in given:
+        if not one.shape or len(one) != len(first.detail.rows) or one[0].size > 4:
+            return ""
+        if not np.issubdtype(one.dtype, np.number):
+            return ""
     shown = [", ".join(f"{x:.3g}" for x in np.ravel(one[rows[0]])) for one in given]
     return f" In row {rows[0]} the prediction is {shown[0]} and the label {shown[1]}."
 

@@ -26,9 +26,9 @@ def bad_rows(evidence: Evidence) -> np.ndarray:
     none = np.zeros(0, bool)
     if loss is None or len(labels) != 1 or len(evidence.predictions) != 1:
         return none
-    (losses,) = [tf.nest.flatten(loss)]
+    losses = tf.nest.flatten(loss)
     predictions = np.asarray(evidence.predictions[0].detail.values)
-    if len(losses) != 1 or not predictions.shape or len(predictions) != len(labels[0]):
+    if len(losses) != 1 or not predictions.shape or predictions.shape[:1] != labels[0].shape[:1]:
         return none
     if len(predictions) > MOST:
         return none
