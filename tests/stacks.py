@@ -25,3 +25,7 @@ once = pytest.mark.skipif(IS_KERAS_2, reason="the tests on Keras 3 have it")
 # For files of tests that hardly ask which Keras it is: `make test` runs them on Keras 3, and
 # `make test-slow` on Keras 2 too.
 SLOW_ON_KERAS_2 = [pytest.mark.slow] if IS_KERAS_2 else []
+
+# For what repeats in more combinations what other tests show: `make soak` runs it, before a release
+# and when what it is about has changed.
+soak = pytest.mark.soak

@@ -1,14 +1,23 @@
-"""Tables of cases, of which the suite takes some and `make test-slow` the rest."""
+"""Tables of cases, of which the suite takes some and `make test-slow` or `make soak` the rest."""
 
 from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
+from stacks import IS_KERAS_2, soak
 
 
-def with_slow_rest(cases: Iterable[str], kept: Container[str]) -> list[Any]:
-    """Parameters for each case by its name; those that are not kept are slow."""
-    return [
-        pytest.param(case, marks=[] if case in kept else [pytest.mark.slow], id=case)
-        for case in cases
-    ]
+def with_slow_rest(
+    cases: Iterable[str], kept: Container[str], soaked: Container[str] = ()
+) -> list[Any]:
+    """Parameters for each case by its name.
+
+    Those that are not kept are slow, and with Keras 2, or where so given, for `make soak`.
+    """
+    return [pytest.param(case, marks=_marks(case, kept, soaked), id=case) for case in cases]
+
+
+def _marks(case: str, kept: Container[str], soaked: Container[str]) -> list[Any]:
+    if case in kept:
+        return []
+    return [soak] if IS_KERAS_2 or case in soaked else [pytest.mark.slow]

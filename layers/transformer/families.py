@@ -76,10 +76,8 @@ _BERT_LAYER = {
 
 _POOLER = {"pooler/dense": "pooler.dense"}
 
-# Buffers of indices; heads of training and of tasks.
+# Heads of training and of tasks.
 _BESIDE = (
-    r"embeddings\.position_ids",
-    r"embeddings\.token_type_ids",
     r"(cls|lm_head|classifier|qa_outputs|predictions|sop_classifier)\..*",
     r"(generator|discriminator)_(lm_head|predictions)\..*",
     r"vocab_(transform|layer_norm|projector)\..*|pre_classifier\..*",

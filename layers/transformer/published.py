@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfwd import _keras, pretrained
 from tfwd.layers.transformer.composite import Composite
@@ -187,18 +189,33 @@ def mapping(
 
 @contextlib.contextmanager
 def unfilled(layer: keras.layers.Layer) -> Iterator[None]:
-    """Variables that are made in it begin as zeros: random numbers would be thrown away."""
+    """Variables that are made in it begin as zeros: random numbers would be thrown away.
+
+    Those of a shape share their zeros, so that no memory is filled that an assignment gives back.
+    """
+    zeros = functools.cache(lambda shape, dtype: tf.zeros(shape, dtype))
     kept: list[tuple[Any, str, Any]] = []
     for inner in _keras.layers.all_layers(layer):
         for name, value in list(vars(inner).items()):
             if isinstance(value, keras.initializers.Initializer):
                 kept.append((inner, name, value))
-                setattr(inner, name, keras.initializers.Zeros())
+                setattr(inner, name, _Shared(zeros))
     try:
         yield
     finally:
         for inner, name, value in kept:
             setattr(inner, name, value)
+
+
+class _Shared(keras.initializers.Initializer):
+    """Gives the same tensor for the same shape."""
+
+    def __init__(self, made: Callable[[tuple, tf.DType], tf.Tensor]) -> None:
+        self._made = made
+
+    def __call__(self, shape: Any, dtype: Any = None, **kwargs: Any) -> tf.Tensor:
+        with tf.init_scope():
+            return self._made(tuple(shape), tf.as_dtype(dtype or keras.config.floatx()))
 
 
 def fill(layer: keras.layers.Layer, paths: Sequence[str]) -> None:

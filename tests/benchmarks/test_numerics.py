@@ -23,6 +23,7 @@ def helper(name: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return importlib.import_module(name)
 
 
+@pytest.mark.slow
 def test_sides_make_the_same_step_and_do_about_a_nan_what_they_say(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

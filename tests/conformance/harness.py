@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import IS_KERAS_2, soak
 
 from conformance.table import SEED, Case
 from tfwd import _keras
@@ -17,6 +18,17 @@ from tfwd import _keras
 def each(cases: Sequence[Case]) -> Any:
     """Parametrizes a test over cases, which are named in the test's id."""
     return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+def each_or_half(cases: Sequence[Case]) -> Any:
+    """The same, but that with Keras 2 every other case is for `make soak`."""
+    return pytest.mark.parametrize(
+        "case",
+        [
+            pytest.param(case, id=case.name, marks=[soak] * (IS_KERAS_2 and number % 2))
+            for number, case in enumerate(cases)
+        ],
+    )
 
 
 def randomize(layer: keras.Layer) -> None:

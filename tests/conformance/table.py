@@ -20,6 +20,7 @@ import tfwd
 from conformance.row import Row, floats, given
 from tfwd import layers
 from tfwd import parametrizations as P
+from tfwd.layers import transformer as T
 
 SEED = 11
 STDDEV = 0.3
@@ -212,6 +213,26 @@ ROWS = [
         lambda: K.GRU(3),
         given(floats(2, 4, 3), mask=tf.constant([[True] * 4, [True, True, False, False]])),
         ("recurrent_kernel",),
+    ),
+    Row(
+        "Bert",
+        lambda: T.Bert(7, 4, 1, 2, 3, max_length=3),
+        given(tf.constant([[1, 2, 2], [6, 3, 0]])),
+        (
+            *(f"{table}/embeddings" for table in ("words", "positions", "types")),
+            *(f"{part}/kernel" for part in ("query", "key", "value", "attention/output")),
+            *(f"{part}/kernel" for part in ("intermediate", "layer_0/output")),
+        ),
+    ),
+    Row(
+        "T5Stack",
+        lambda: T.T5Stack(1, 2, 3, 4, 5, gated=True),
+        given(floats(2, 3, 4)),
+        (
+            "embeddings",
+            *(f"{part}/kernel" for part in ("query", "key", "value", "attention/output")),
+            *(f"{part}/kernel" for part in ("intermediate", "gate", "layer_0/output")),
+        ),
     ),
     Row(
         "TiedDense",

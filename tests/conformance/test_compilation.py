@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, soak
 
 from conformance import harness
 from conformance.table import DROPOUT, NOISE, OWN, Case
@@ -18,8 +18,17 @@ _KERNELS = {
     "WeightDropLSTM",
     "DropoutEmbedding",
 }
+_FAST = {"Dense, dropout", "MultiHeadAttention, dropout", "DropoutEmbedding"}
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    if name in _FAST:
+        return []
+    return [pytest.mark.slow if name in _KERNELS else soak]
+
+
 _COMPILED = [
-    pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case.name not in _KERNELS))
+    pytest.param(case, id=case.name, marks=_marks(case.name))
     for number, case in enumerate((*DROPOUT, *OWN))
     if (case in DROPOUT and number % 2 == IS_KERAS_2) or case.name in _KERNELS
 ]
@@ -34,8 +43,13 @@ _EACH_TYPE = {
 }
 # TensorFlow's orthogonal initializer, which recurrent kernels have, does not know bfloat16.
 _POLICIES = [
-    pytest.param(case, policy, id=f"{case.name}, {policy}")
-    for case in (*DROPOUT, *OWN)
+    pytest.param(
+        case,
+        policy,
+        id=f"{case.name}, {policy}",
+        marks=[soak] * (case.name not in _EACH_TYPE and number % 2),
+    )
+    for number, case in enumerate((*DROPOUT, *OWN))
     for policy in ("mixed_float16", *(_TYPES if case.name in _EACH_TYPE else ()))
     if policy != "bfloat16" or not any("recurrent" in name for name in case.rates)
 ]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import soak
 
 from conformance import harness
 from conformance.table import CASES, FURTHER, NATURES, NOT_NOISE, Case
@@ -154,15 +155,15 @@ _MODES = {
 }
 _KEPT = ("loop, tensor flag", "tensor flag, tape outside")
 # Every mode for a layer of each nature, and for the others one of the two that contain all the
-# rest, by turns; a fourth of those where there is little time.
-_FAST = (0, 5)
+# rest, by turns; an eighth of those where there is little time.
+_FAST = (5,)
 _RECOMPUTED = [
     pytest.param(
         case,
         mode,
         size,
         id=f"{case.name}, {mode}, {size}",
-        marks=[pytest.mark.slow] * (case not in NATURES and number % 8 not in _FAST),
+        marks=[soak] * (case not in NATURES and number % 8 not in _FAST),
     )
     for number, case in enumerate(NOT_NOISE)
     for mode in _MODES

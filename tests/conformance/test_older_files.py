@@ -5,7 +5,7 @@ from pathlib import Path
 import keras
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, soak
 
 from conformance import harness
 from conformance.table import DROPOUT, Case
@@ -22,11 +22,9 @@ CELLS = {"MinimalCell", "LayerNormLSTMCell", "NASCell", "ESNCell"}
 NOT_IN_H5 = {"subclassed model"}
 
 
-# Each layer in one format, by turns; a fourth of them where there is little time.
+# Each layer in one format, by turns; an eighth of them where there is little time.
 _FILES = [
-    pytest.param(
-        case, file, id=f"{case.name}, {file}", marks=[pytest.mark.slow] * (number % 8 not in (0, 5))
-    )
+    pytest.param(case, file, id=f"{case.name}, {file}", marks=[soak] * (number % 8 != 5))
     for number, case in enumerate(DROPOUT)
     for file in (("folder", "file.h5")[number % 2],)
 ]
@@ -57,6 +55,7 @@ def test_whole_model(case: Case, file: str, tmp_path: Path) -> None:
     assert [p.calls for p in harness.perturbing(loaded)] == [0 if file == "file.h5" else 1]
 
 
+@pytest.mark.slow
 def test_saved_training_function_has_gradients(tmp_path: Path) -> None:
     """As it is read without tfwd, whose gradients by hand TensorFlow could not save."""
     inputs = keras.Input((5, 3))

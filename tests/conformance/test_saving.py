@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, soak
 
 import tfwd
 from conformance import harness
@@ -39,7 +39,7 @@ def test_config_round_trip(case: Case) -> None:
 
 
 _WAYS = ("clone", "deepcopy", "keras file", "weight file", "checkpoint")
-# Every way for a layer of each nature, and for the others two by turns; the rest is slow. Keras
+# Every way for a layer of each nature, and for the others two by turns; the rest soaks. Keras
 # pickles a model as it copies one.
 _EVERY_WAY = {
     "Dense, dropout": ("pickle",),
@@ -61,7 +61,7 @@ def _kept() -> Iterator[Any]:
         rest = tuple(way for way in (*_WAYS, "pickle") if way not in some)
         slow = [pytest.mark.slow] * (IS_KERAS_2 and number % 2 == 1)
         yield pytest.param(case, tuple(sorted(some)), id=case.name, marks=slow)
-        yield pytest.param(case, rest, id=f"{case.name}, the rest", marks=pytest.mark.slow)
+        yield pytest.param(case, rest, id=f"{case.name}, the rest", marks=soak)
 
 
 @pytest.mark.parametrize(("case", "ways"), [*_kept()])
@@ -135,7 +135,7 @@ def _restored(checkpoint: str, case: Case) -> keras.Model:
     return harness.model_of(other, case)
 
 
-@harness.each(SAVED)
+@harness.each_or_half(SAVED)
 def test_unwrapped_model_reads_and_writes_the_plain_models_weight_file(
     case: Case, tmp_path: Path
 ) -> None:

@@ -125,8 +125,7 @@ def test_a_layer_sees_what_the_one_before_it_has_left(second: str) -> None:
     np.testing.assert_allclose(wrapped(ids, training=True), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("state", [False, True], ids=["", "state"])
-@pytest.mark.parametrize("kind", ["wrapped", "own class"])
+@pytest.mark.parametrize(("kind", "state"), [("wrapped", True), ("own class", False)])
 def test_a_flag_that_is_a_tensor_changes_no_mask(kind: str, state: bool) -> None:
     if kind == "wrapped":
         layer: Any = keras.layers.LSTM(4, return_sequences=True)

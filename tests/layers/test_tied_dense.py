@@ -120,3 +120,19 @@ def test_unwrapped_it_is_saved_loaded_and_cloned(
     clone.layers[1].set_weights([matrix, np.ones(9)][: 1 + bias])
     for other in (clone, keras.saving.load_model(tmp_path / "model.keras")):
         np.testing.assert_allclose(other(ids), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_padding_is_left_out_of_the_loss() -> None:
+    embedding = keras.layers.Embedding(9, 4, mask_zero=True, embeddings_initializer="uniform")
+    model = keras.Sequential(
+        [keras.Input((4,), dtype="int32"), embedding, layers.TiedDense(embedding)]
+    )
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    ids = np.array([[1, 2, 3, 4], [5, 0, 0, 0]])
+    targets = np.array([[2, 3, 4, 5], [6, 8, 8, 8]])
+    matrix = np.asarray(embedding.embeddings, np.float64)
+    logits = matrix[ids] @ matrix.T
+    logarithms = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    losses = -np.take_along_axis(logarithms, targets[..., None], -1)[..., 0]
+    expected = losses[ids > 0].mean()
+    np.testing.assert_allclose(model.evaluate(ids, targets, verbose=0), expected, rtol=1e-5)

@@ -99,6 +99,7 @@ def test_a_step_that_is_not_finite_ends_the_run(planted, text, tmp_path):
     assert "Likely cause: the loss function." in report
 
 
+@pytest.mark.slow
 def test_a_step_that_is_left_out(planted, text, tmp_path, capsys):
     summary, valid, failures = run(text, tmp_path, "skip")
     each = valid[0]["step"]

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from processes import finish
 from stacks import once
+from tables import with_slow_rest
 
 HERE = Path(__file__).parent
 
-pytestmark = [pytest.mark.slow, once]
+PROGRAMS = ["train", "tune", "evaluate", "generate"]
 
 
-@pytest.mark.parametrize("program", ["train", "tune", "evaluate", "generate"])
+@once
+@pytest.mark.parametrize("program", with_slow_rest(PROGRAMS, (), {"tune", "generate"}))
 def test_every_call_is_served_or_refused_in_one_line(processes, program):
     code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import malformed_calls as calls; "
     code += f"sys.exit(calls.main([{program + ' '!r}], every=31))"

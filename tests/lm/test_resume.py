@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from processes import SIGNAL_AT, WATCHDOG, Processes, finish
-from stacks import once
+from stacks import once, soak
 
 from tfwd.runs.checkpoint import Checkpoints
 
@@ -160,6 +160,7 @@ def test_a_finished_run_prints_its_report_again(config, whole, processes):
     assert (whole / "metrics.jsonl").read_bytes() == log
 
 
+@soak
 @once
 def test_output_that_nobody_reads_any_more_is_a_stop(config, whole, tmp_path, processes):
     """As in `tfwd-train ... | head -1`: what was trained is saved, and the rest follows."""

@@ -9,10 +9,11 @@ import pytest
 import tensorflow as tf
 from diagnoses import dense, names, report_of
 from planting import data
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, SLOW_ON_KERAS_2
 
 import tfwd
 
+pytestmark = SLOW_ON_KERAS_2
 layers = keras.layers
 
 
@@ -67,6 +68,7 @@ def test_learning_rate(value):
     assert report.first.frame.kind == "learning rate"
 
 
+@pytest.mark.slow
 def test_blow_up():
     x, y = data(60)
     model = dense(layers.Dense(4, name="middle"), layers.Dense(1, name="last"), units=4)
@@ -178,7 +180,7 @@ def test_nothing_left_of_a_layer():
     ("function", "value", "kind"),
     [
         (tf.sqrt, -2.0, "NaN"),
-        (tf.math.reciprocal, 0.0, "infinity"),
+        pytest.param(tf.math.reciprocal, 0.0, "infinity", marks=pytest.mark.slow),
         (lambda values: tf.exp(20 * values), 7.0, "infinity"),
     ],
 )

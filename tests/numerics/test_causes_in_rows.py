@@ -6,9 +6,12 @@ import pytest
 import tensorflow as tf
 from diagnoses import names, report_of
 from planting import data
+from stacks import SLOW_ON_KERAS_2
+from tables import with_slow_rest
 
 from tfwd import _keras
 
+pytestmark = SLOW_ON_KERAS_2
 layers = keras.layers
 
 
@@ -103,7 +106,7 @@ def test_a_state_that_grows():
     assert names(report)[0] == "a state that grows from step to step"
 
 
-@pytest.mark.parametrize("kind", ["SimpleRNN", "LSTM", "GRU"])
+@pytest.mark.parametrize("kind", with_slow_rest(["SimpleRNN", "LSTM", "GRU"], {"SimpleRNN"}))
 def test_recurrent_layers_with_a_relu(kind):
     """Their activation is their cell's, and cannot be set."""
     x = np.random.default_rng(0).normal(size=(8, 4, 2)).astype("float32")

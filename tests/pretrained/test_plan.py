@@ -1,5 +1,7 @@
 """Plans: all that is wrong is said at once, before anything is assigned."""
 
+import tracemalloc
+
 import keras
 import numpy as np
 import pytest
@@ -107,6 +109,13 @@ def test_all_errors_come_at_once(folder):
 def test_as_many_elements_in_another_shape(folder):
     rewrite(folder, **{"out.weight": np.zeros((3, 2), "float32")})
     refused(model_of(), folder, "'head/kernel' takes (2, 3), transposed to (3, 2)", "is (3, 2)")
+
+
+def test_buffers_of_indices_are_no_weights(folder):
+    rewrite(folder, **{"enc.position_ids": np.arange(4)[None]})
+    assert load(model_of(), folder, mapping=MAPPING).left_out == ["enc.position_ids"]
+    rewrite(folder, **{"enc.position_ids": np.arange(4.0)[None]})
+    refused(model_of(), folder, "key 'enc.position_ids' is no variable's")
 
 
 def test_missing_and_unexpected_as_is_said(folder):
@@ -244,6 +253,24 @@ def test_each_variable_is_assigned_once_and_only_the_file_is_read(folder, monkey
     monkeypatch.setattr(SafetensorsSource, "blocks", blocks)
     load(model_of(), folder, mapping=MAPPING)
     assert seen == list(tensors_of())
+
+
+def test_one_tensor_at_a_time_is_held(tmp_path):
+    size = 512 * 1024 * 4
+    shapes = {f"part.{i}.weight": (1024, 512) for i in range(8)}
+    tensors = {key: np.ones(shape, "float32") for key, shape in shapes.items()}
+    save_file(tensors, tmp_path / "f.safetensors")
+    layers = [keras.layers.Dense(1024, use_bias=False, name=f"part_{i}") for i in range(8)]
+    inputs = keras.Input((512,))
+    model = keras.Model(inputs, [layer(inputs) for layer in layers])
+    tracemalloc.start()
+    try:
+        load(model, tmp_path / "f.safetensors", mapping={r"part_(\d+)": r"part.\1"})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * size + 1.5 * size  # what becomes the model's, and a part of one tensor
+    assert all(np.asarray(layer.kernel).all() for layer in layers)
 
 
 def test_blocks_are_put_where_they_belong(folder, monkeypatch):

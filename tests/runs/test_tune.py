@@ -27,6 +27,7 @@ pytestmark = SLOW_ON_KERAS_2
 SPACE = sweep_tools.SPACE
 
 
+@pytest.mark.slow
 def test_what_a_sweep_leaves(run, tmp_path, capsys):
     space = """{
         "model.weight_dropout": Choice([0.0, 0.4]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from tfwd.pretrained.sources import Source, SourceError
 
 if TYPE_CHECKING:
     from tfwd.pretrained.plan import Step
+
+_ALIGNMENT = 64  # bytes, of TensorFlow's tensors
 
 
 def differences(source: Source, steps: Sequence[Step], allow_overflow: bool) -> list[str]:
@@ -40,29 +43,60 @@ def assign(source: Source, steps: Sequence[Step]) -> None:
     """Gives each variable its numbers."""
     for step in steps:
         variable = _keras.variables.tf_variable(step.target.variable)
-        dtype = tf.as_dtype(step.target.dtype).as_numpy_dtype
-        axis = step.layout.axis
-        if axis is None or not _takes_slices(variable):
-            values = np.concatenate([np.atleast_1d(b) for b in _blocks(source, step)])
-            values = values.reshape(step.entry.shape)
-            variable.assign(_cast(_whole(step, values), dtype))
-            continue
+        variable.assign(_tensor(whole(source, step)))
+
+
+def whole(source: Source, step: Step) -> np.ndarray:
+    """The value that a variable gets.
+
+    Raises:
+        SourceError: the tensor cannot be read, or is not whole.
+    """
+    dtype = tf.as_dtype(step.target.dtype).as_numpy_dtype
+    layout, axis = step.layout, step.layout.axis
+    if axis is None or not step.entry.shape:
+        read = _aligned(step.entry.shape or (1,), tf.as_dtype(step.entry.dtype).as_numpy_dtype)
         start = 0
         for block in _blocks(source, step):
-            part = np.ascontiguousarray(_cast(step.layout.apply(block), dtype))
-            place = (slice(None),) * axis + (slice(start, start + len(block)),)
-            variable[place].assign(part)
-            start += len(block)
+            rows = np.atleast_1d(block)
+            read[start : start + len(rows)] = rows
+            start += len(rows)
+        values = _aligned(step.target.shape, dtype)
+        _copy(values, layout.apply(read.reshape(step.entry.shape)).reshape(step.target.shape))
+        return values
+    values = _aligned(step.target.shape, dtype)
+    start = 0
+    for block in _blocks(source, step):
+        place = (slice(None),) * axis + (slice(start, start + len(block)),)
+        _copy(values[place], layout.apply(block))
+        start += len(block)
+    return values
+
+
+def _tensor(values: np.ndarray) -> tf.Tensor:
+    """A tensor in the array's own memory, which the variable takes over; else a copy."""
+    try:
+        return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
+    except (BufferError, TypeError, ValueError, tf.errors.OpError):  # a dtype that it does not know
+        return tf.convert_to_tensor(values)
+
+
+def _aligned(shape: Sequence[int], dtype: type) -> np.ndarray:
+    """An array that begins where TensorFlow takes it as it is."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def _copy(place: np.ndarray, values: np.ndarray) -> None:
+    with np.errstate(over="ignore"):  # which was looked for before, or is allowed
+        np.copyto(place, values, casting="unsafe")
 
 
 def _cast(values: np.ndarray, dtype: type) -> np.ndarray:
-    with np.errstate(over="ignore"):  # which was looked for before, or is allowed
+    with np.errstate(over="ignore"):
         return values.astype(dtype, copy=False)
-
-
-def _whole(step: Step, values: np.ndarray) -> np.ndarray:
-    layout = step.layout
-    return np.ascontiguousarray(layout.apply(values)).reshape(step.target.shape)
 
 
 def _blocks(source: Source, step: Step) -> Iterator[np.ndarray]:
@@ -72,11 +106,6 @@ def _blocks(source: Source, step: Step) -> Iterator[np.ndarray]:
         yield block
     if step.entry.shape and rows != step.entry.shape[0]:
         raise SourceError(f"{source.path}: '{step.key}' ended after {rows} rows")
-
-
-def _takes_slices(variable: tf.Variable) -> bool:
-    """Whether a part of the variable can be assigned; not of one that replicas have copies of."""
-    return not hasattr(variable, "values") and len(variable.shape) > 0
 
 
 def _equal(source: Source, key: str, copy: str) -> bool:

@@ -16,6 +16,9 @@ from tfwd.pretrained.plan import Plan, Step, nearest
 from tfwd.pretrained.sources import Source
 from tfwd.pretrained.targets import Target, targets_of
 
+# Indices that PyTorch keeps beside the weights.
+_BUFFERS = ("position_ids", "token_type_ids")
+
 
 def plan(
     model: keras.layers.Layer,
@@ -50,7 +53,8 @@ def plan(
         ValueError: the model is not built, or a pattern is no regular expression.
 
     Patterns on paths match whole ones or ends that follow a `/`, as everywhere in tfwd; patterns on
-    keys match whole keys, with or without the prefix.
+    keys match whole keys, with or without the prefix. PyTorch's buffers of indices, which are whole
+    numbers named `position_ids` or `token_type_ids`, are no weights and never unexpected.
 
     Example:
 
@@ -142,7 +146,7 @@ class _Planning:
         claimed = {key for step in steps for key in (step.key, *step.copies)}
         rest = [key for key in self._source.entries if key not in claimed]
         ignored = self._matching(ignore, rest, "ignore")
-        known = {key for key in rest if self._is_one(key, self._left_out)}
+        known = {key for key in rest if self._is_one(key, self._left_out) or self._is_buffer(key)}
         paths = [target.path for target in self._targets]
         allowed = [path for path in missing if _any(allow_missing, path)]
         for pattern in allow_missing:
@@ -196,6 +200,10 @@ class _Planning:
                 f"'{target.path}' is {target.dtype}, and key '{name}' is {entry.dtype}"
             )
         return Step(target, name, entry, layout, tuple(copies))
+
+    def _is_buffer(self, key: str) -> bool:
+        name = key.rpartition(".")[2]
+        return name in _BUFFERS and "int" in self._source.entries[key].dtype
 
     def _looked_for(self, target: Target) -> str:
         """What is said of a variable that the file does not have."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from safetensors import SafetensorError, safe_open
 
 from tfwd.pretrained.sources import ITEM_SIZES, Entry, Source, SourceError, readable, rows_at_once
@@ -38,27 +39,34 @@ class SafetensorsSource(Source):
     def __init__(self, path: str) -> None:
         self.path = path
         with readable(path, SafetensorError, ValueError):
-            _check_header(path)
-            # Not mapped into memory, where all that was read once would stay.
-            self._file: Any = safe_open(path, framework="numpy", backend="pread")
-            slices = {key: self._file.get_slice(key) for key in self._file.keys()}  # noqa: SIM118
+            begin, header = _read_header(path)
+            # The library says whether the file is whole.
+            file: Any = safe_open(path, framework="numpy", backend="pread")
+            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
             self.entries = {
                 key: Entry(tuple(part.get_shape()), _dtype(part.get_dtype()))
                 for key, part in slices.items()
             }
+            self._places = {key: begin + header[key]["data_offsets"][0] for key in slices}
 
     def blocks(self, key: str) -> Iterator[np.ndarray]:
         entry = self.entries[key]
-        with readable(self.path, SafetensorError, ValueError):
-            if not entry.shape:
-                yield self._file.get_tensor(key)
-                return
-            part, step = self._file.get_slice(key), rows_at_once(entry)
-            for start in range(0, entry.shape[0], step):
-                yield part[start : min(start + step, entry.shape[0])]
+        if not entry.shape:
+            entry = Entry((1,), entry.dtype)
+        shape, step = entry.shape, rows_at_once(entry)
+        row = entry.nbytes // shape[0] if shape[0] else 0
+        # One buffer, since memory that was never touched costs more than what is read into it.
+        buffer = np.empty((min(step, shape[0]), row), np.uint8)
+        dtype = tf.as_dtype(entry.dtype).as_numpy_dtype
+        with readable(self.path, ValueError), open(self.path, "rb", buffering=0) as file:
+            file.seek(self._places[key])
+            for start in range(0, shape[0], step):
+                block = buffer[: min(step, shape[0] - start)]
+                _fill(file, block)
+                yield block.reshape(-1).view(dtype).reshape(len(block), *shape[1:])
 
     def close(self) -> None:
-        self._file = None
+        pass
 
 
 class ShardedSource(Source):
@@ -136,8 +144,21 @@ def check_inside(path: str) -> None:
         )
 
 
-def _check_header(path: str) -> None:
-    """Raises if a tensor is named twice: the library takes the last."""
+def _fill(file: Any, block: np.ndarray) -> None:
+    """Reads as many bytes as the block has."""
+    rest = block.reshape(-1).data
+    while rest:
+        count = file.readinto(rest)
+        if not count:
+            raise ValueError(f"it ends {len(rest):,} bytes too early")
+        rest = rest[count:]
+
+
+def _read_header(path: str) -> tuple[int, dict[str, Any]]:
+    """Where the data begin, and what the header says of each tensor.
+
+    Raises if one is named twice, of which the library takes the last.
+    """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         first = file.read(8)
@@ -150,7 +171,7 @@ def _check_header(path: str) -> None:
                 f"the file {size:,}"
             )
         try:
-            json.loads(file.read(length), object_pairs_hook=unique)
+            return 8 + length, json.loads(file.read(length), object_pairs_hook=unique)
         except SourceError as error:
             raise SourceError(f"{path} is damaged: {error}") from error
 

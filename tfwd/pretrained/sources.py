@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-BLOCK = 8 << 20  # bytes that are read at once
+BLOCK = 4 << 20  # bytes that are read at once
 
 ITEM_SIZES = {
     **{"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4},
@@ -58,6 +58,8 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def blocks(self, key: str) -> Iterator[np.ndarray]:
         """The rows of a tensor (along its first axis), some at a time, from the first on.
+
+        A block may be in memory that the next one is read into.
 
         Raises:
             SourceError: they cannot be read.

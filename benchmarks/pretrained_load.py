@@ -1,0 +1,281 @@
+"""Loading the weights of a published model: peak memory above the model, and time.
+
+    python benchmarks/pretrained_load.py
+
+The file is random, of BERT-large's shapes (1.25 GiB), once alone and once in five shards. tfwd and
+Hugging Face's transformers (PyTorch) make the model and fill it, as does keras-hub's converter;
+safetensors' `load_file` gives arrays and no model.
+
+Each weight is summed once after it is loaded: transformers maps the file, and reads it only then.
+
+Memory is that of a call in a process of its own, less the bytes of the weights (see peak.py): pages
+of a file that is mapped count as long as they stay in the process. Times are of calls by turns in
+one process, the file being in the system's cache.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import measure
+import peak
+from measure import Row, Spread
+
+MIB = 1 << 20
+OURS, FILL = "tfwd", "tfwd, into a model that is there"
+TORCH, HUB, ARRAYS = "transformers", "keras-hub", "load_file"
+SINGLE, SHARDS = "one file", "five shards"
+CONFIG = {
+    "model_type": "bert",
+    "architectures": ["BertModel"],
+    "vocab_size": 30522,
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+}
+LARGEST = CONFIG["vocab_size"] * CONFIG["hidden_size"] * 4  # bytes: the words
+MORE = 64 * MIB
+
+
+def shapes() -> dict[str, tuple[int, ...]]:
+    """The tensors of a `BertModel` with that config, by name."""
+    width, wide = CONFIG["hidden_size"], CONFIG["intermediate_size"]
+    found: dict[str, tuple[int, ...]] = {}
+
+    def norm(name: str) -> None:
+        found[f"{name}.weight"] = found[f"{name}.bias"] = (width,)
+
+    def dense(name: str, into: int, out: int) -> None:
+        found[f"{name}.weight"], found[f"{name}.bias"] = (out, into), (out,)
+
+    found["embeddings.word_embeddings.weight"] = (CONFIG["vocab_size"], width)
+    found["embeddings.position_embeddings.weight"] = (CONFIG["max_position_embeddings"], width)
+    found["embeddings.token_type_embeddings.weight"] = (CONFIG["type_vocab_size"], width)
+    norm("embeddings.LayerNorm")
+    for i in range(CONFIG["num_hidden_layers"]):
+        layer = f"encoder.layer.{i}"
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            dense(f"{layer}.attention.{part}", width, width)
+        norm(f"{layer}.attention.output.LayerNorm")
+        dense(f"{layer}.intermediate.dense", width, wide)
+        dense(f"{layer}.output.dense", wide, width)
+        norm(f"{layer}.output.LayerNorm")
+    dense("pooler.dense", width, width)
+    return found
+
+
+def write(folder: Path, files: int) -> int:
+    """Writes the model in a number of files; returns the bytes of its weights."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    there, size, weight_map = list(shapes().items()), 0, {}
+    share = -(-len(there) // files)
+    for i in range(files):
+        name = "model.safetensors"
+        if files > 1:
+            name = f"model-{i + 1:05}-of-{files:05}.safetensors"
+        tensors = {}
+        for key, shape in there[i * share : (i + 1) * share]:
+            tensors[key] = rng.standard_normal(shape, "float32")
+            tensors[key] *= 0.02
+            weight_map[key] = name
+            size += tensors[key].nbytes
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+    if files > 1:
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return size
+
+
+def ours(folder: str) -> Callable[[], Any]:
+    """A model by `from_pretrained`."""
+    measure.equal_threads()
+    from tfwd.layers import transformer
+
+    return lambda: _summed(transformer.Bert.from_pretrained(folder, add_pooler=True))
+
+
+def fill(folder: str) -> Callable[[], Any]:
+    """A plan for a model that is built, and its `apply`."""
+    measure.equal_threads()
+    import tfwd
+    from tfwd.layers import transformer
+
+    model = transformer.Bert.from_pretrained(folder, add_pooler=True, load_weights=False)
+    mapping = transformer.mapping(folder, "")
+
+    def load() -> Any:
+        tfwd.pretrained.load(model, folder, mapping=mapping)
+        return _summed(model)
+
+    return load
+
+
+def torch(folder: str) -> Callable[[], Any]:
+    """Hugging Face's, for PyTorch."""
+    import transformers
+
+    measure.equal_threads()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+
+    def load() -> Any:
+        model = transformers.BertModel.from_pretrained(folder)
+        return model, [parameter.sum().item() for parameter in model.parameters()]
+
+    return load
+
+
+def hub(folder: str) -> Callable[[], Any]:
+    """keras-hub's converter."""
+    measure.equal_threads()
+    import keras_hub
+
+    return lambda: _summed(keras_hub.models.BertBackbone.from_preset(folder))
+
+
+def arrays(folder: str) -> Callable[[], Any]:
+    """All tensors as NumPy arrays."""
+    from safetensors.numpy import load_file
+
+    def read() -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for path in sorted(Path(folder).glob("*.safetensors")):
+            found |= load_file(path)
+        return found, [array.sum() for array in found.values()]
+
+    return read
+
+
+def _summed(model: Any) -> Any:
+    import tensorflow as tf
+
+    return model, [tf.reduce_sum(weight.value).numpy() for weight in model.weights]
+
+
+SIDES = {OURS: ours, FILL: fill, TORCH: torch, HUB: hub, ARRAYS: arrays}
+PRELOAD = ("tensorflow", "keras", "tfwd.layers.transformer")
+
+
+def once(way: str, folder: str) -> Callable[[], list[int]]:
+    """Measures the peak of one call, the first, in the child."""
+    call = SIDES[way](folder)
+    kept: list[Any] = []  # as whoever loads a model does
+    return lambda: peak.peaks(lambda: kept.append(call()), 1, warmup=0)
+
+
+def above(found: Any, size: int) -> float | str:
+    """MiB of a peak above the weights, or why there is no figure."""
+    return found if isinstance(found, str) else (found[0] - size) / MIB
+
+
+def by_memory(folders: dict[str, str], size: int) -> list[Row]:
+    """The peaks above the weights, over the largest tensor and 64 MiB."""
+    # keras-hub's converter does not read shards that are on a disk.
+    cases = {
+        (way, files): (way, folder)
+        for files, folder in folders.items()
+        for way in SIDES
+        if not (files == SHARDS and way == HUB)
+    }
+    named = {f"{way}, {files}": case for (way, files), case in cases.items()}
+    found = peak.in_children(once, named, steps=None, at_once=1, preload=PRELOAD)
+    rows = []
+    for files in folders:
+        found_here = {
+            way: above(found[f"{way}, {files}"], 0 if way == FILL else size)
+            for way in SIDES
+            if f"{way}, {files}" in found
+        }
+        for way in (OURS, FILL):
+            mine = found_here[way]
+            if isinstance(mine, str):
+                measure.CONSOLE.print(f"without {way}: {mine}", style="red")
+                continue
+            rows.append(
+                Row(
+                    f"memory above the weights, {files}: {way}",
+                    Spread.of([mine * MIB / (LARGEST + MORE)]),
+                    "over the largest tensor + 64 MiB",
+                    mine,
+                    {w: v for w, v in found_here.items() if w not in (OURS, FILL)},
+                    "MiB",
+                    at_most=1.0,
+                )
+            )
+    return rows
+
+
+def by_time(folders: dict[str, str], seconds: float) -> list[Row]:
+    """A row for the file and one for the shards."""
+    rows = []
+    for files, folder in folders.items():
+        made = {
+            way: measure.attempt(lambda way=way, folder=folder: SIDES[way](folder), way)
+            for way in (OURS, TORCH, HUB, ARRAYS)
+            if not (files == SHARDS and way == HUB)
+        }
+        calls = {way: _freed(call) for way, call in made.items() if call is not None}
+        found = measure.alternate(
+            calls, warmup=1, least=3, seconds=seconds, title=f"load from {files}"
+        )
+        medians = measure.milliseconds(found)
+        for way in (TORCH, HUB, ARRAYS):
+            if way not in found:
+                continue
+            rows.append(
+                Row(
+                    f"time to load a model from {files}: tfwd over {way}",
+                    measure.ratio(found[OURS], found[way]),
+                    f"time over {way}",
+                    float(medians[OURS]),
+                    {way: medians[way]},
+                    no_more=1.0 if way == TORCH else None,
+                )
+            )
+    return rows
+
+
+def _freed(call: Callable[[], Any]) -> Callable[[], None]:
+    """A call, after what the one before left was given back."""
+
+    def run() -> None:
+        call()
+        gc.collect()
+
+    return run
+
+
+def main() -> None:
+    """Measures, and reports."""
+    options = measure.parser(__doc__)
+    options.add_argument("--seconds", type=float, default=20.0, help="of timing, for each kind")
+    seconds = options.parse_args().seconds
+    with tempfile.TemporaryDirectory() as place:
+        folders = {SINGLE: f"{place}/single", SHARDS: f"{place}/shards"}
+        size = write(Path(folders[SINGLE]), 1)
+        write(Path(folders[SHARDS]), 5)
+        rows = by_memory(folders, size) + by_time(folders, seconds)
+    measure.report("pretrained_load", rows, method=peak.method())
+
+
+if __name__ == "__main__":
+    main()

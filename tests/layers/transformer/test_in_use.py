@@ -1,0 +1,45 @@
+"""Transformer layers in an exported model, and on replicas."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from stacks import IS_KERAS_2
+
+from tfwd.layers import transformer as T
+
+IDS = np.array([[2, 5, 9, 4], [7, 3, 0, 0], [6, 2, 8, 0], [1, 0, 0, 0]])
+Y = np.array([[1.0], [0.0], [2.0], [-1.0]], "float32")
+
+
+def classifier(dropout=0.0, **options):
+    keras.utils.set_random_seed(3)
+    ids = keras.Input((None,), dtype="int32")
+    hidden = T.Bert(11, 6, 2, 2, 8, max_length=7, dropout=dropout, name="bert")(ids)
+    return keras.Model(ids, keras.layers.Dense(1, name="out")(hidden[:, 0]), **options)
+
+
+def test_an_exported_model_leaves_padding_out_too(tmp_path):
+    model = classifier()
+    model.export(str(tmp_path / "model"), **({} if IS_KERAS_2 else {"verbose": False}))
+    loaded = tf.saved_model.load(str(tmp_path / "model"))
+    ids = tf.constant(IDS, tf.int32)
+    np.testing.assert_allclose(loaded.serve(ids), model(ids), rtol=1e-5, atol=1e-6)
+    longer = tf.pad(ids, [[0, 0], [0, 3]])
+    np.testing.assert_allclose(loaded.serve(longer), model(ids), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_two_replicas_train_as_one_process():
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+    trained = []
+    for scope in (tf.distribute.get_strategy(), strategy):
+        with scope.scope():
+            model = classifier()
+            model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        model.fit(IDS, Y, batch_size=4, epochs=3, verbose=0)
+        trained.append(model.get_weights())
+    for one, two in zip(*trained, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
