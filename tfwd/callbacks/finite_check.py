@@ -190,6 +190,7 @@ class FiniteCheck(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes where the epoch begins."""
         self._epoch = self._step, self.skipped
+        self._epoch_number = epoch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Keeps what the epoch has left, for "restore".
@@ -312,6 +313,7 @@ class FiniteCheck(keras.callbacks.Callback):
             )
 
     def _act(self, report: Report) -> Any:
+        report.place = f"epoch {self._epoch_number}, batch {self._step - self._epoch[0] + 1}"
         self.reports.append(report)
         self._consecutive += 1
         if self._log is not None:
@@ -334,9 +336,8 @@ class FiniteCheck(keras.callbacks.Callback):
         else:
             what = f"back to the end of the last epoch, with the learning rate {back.restore()}"
         why = "; ".join(cause.name for cause in report.causes)
-        warnings.warn(
-            f"FiniteCheck: {what}: {report.sentence}{f' ({why})' if why else ''}", stacklevel=4
-        )
+        why = f" ({why}). {report.causes[0].evidence}" if why else ""
+        warnings.warn(f"FiniteCheck: {what}: {report.sentence}{why}", stacklevel=4)
         return self._logs if self._logs is not None else self.model.get_metrics_result()
 
     def _fail(self, report: Report, note: str) -> NoReturn:

@@ -95,8 +95,10 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     if found.nan:
         reasons.append("NaN comes of 0/0, infinity minus infinity, a root or a logarithm of a "
                        "negative number, an arccosine beyond 1")  # fmt: skip
-    if infinite:
-        reasons.append("infinity comes of 1/0, a logarithm of 0, an exponential beyond 88")
+    if found.positive_inf:
+        reasons.append("+infinity comes of 1/0, an exponential beyond 88, minus a logarithm of 0")
+    if found.negative_inf:
+        reasons.append("-infinity comes of a logarithm of 0, or of -1/0")
     yield Cause(
         "a function outside its domain",
         f"{what} {' and '.join(kinds)} of finite numbers: of "

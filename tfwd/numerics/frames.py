@@ -31,6 +31,7 @@ class Frame(NamedTuple):
         layer: the class of the layer, or an empty string.
         dtype: the tensor's.
         source: of a gradient of a layer's output, the layers that it comes from.
+        call: of a layer that is called several times in a step, which call it is, from 1.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Frame(NamedTuple):
     layer: str = ""
     dtype: str = "float32"
     source: tuple[str, ...] = ()
+    call: int = 1
 
     @property
     def direction(self) -> str:
@@ -49,21 +51,26 @@ class Frame(NamedTuple):
     @property
     def label(self) -> str:
         """The name in a table or a plot."""
-        return self.kind if self.name == self.kind else f"{self.name}, {self.kind}"
+        return self.kind if self.name == self.kind else f"{self.name}{self._which}, {self.kind}"
+
+    @property
+    def _which(self) -> str:
+        return f" (call {self.call})" if self.call > 1 else ""
 
     @property
     def subject(self) -> str:
         """What has the elements, as a sentence begins."""
         source = f", from {' and '.join(map(repr, self.source))}," if self.source else ""
+        layer = f"layer '{self.name}'{self._which}:"
         return {
             "data": f"data '{self.name}':",
             "weight": f"weight '{self.name}':",
-            "input": f"layer '{self.name}': forward input has",
-            "pre-activation": f"layer '{self.name}': forward pre-activation has",
-            "output": f"layer '{self.name}': forward output has",
+            "input": f"{layer} forward input has",
+            "pre-activation": f"{layer} forward pre-activation has",
+            "output": f"{layer} forward output has",
             "prediction": f"prediction '{self.name}':",
             "loss": "loss:",
-            "gradient": f"layer '{self.name}': backward gradient of the output{source} has",
+            "gradient": f"{layer} backward gradient of the output{source} has",
             "weight gradient": f"weight '{self.name}': backward gradient has",
             "learning rate": "learning rate:",
             "update": f"weight '{self.name}': update has",

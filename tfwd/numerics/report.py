@@ -50,6 +50,7 @@ class Report:
         replica: the number of the first replica that was not finite, `None` if there is one only.
         history: how many frames before the first that is not finite are shown.
         note: what else is to be said.
+        place: where the step is in the training, as "epoch 2, batch 9".
 
     `str(report)` is the text, of at most 100 columns.
     """
@@ -62,8 +63,10 @@ class Report:
         replica: int | None = None,
         history: int = 20,
         note: str = "",
+        place: str = "",
     ):
         self.step, self.replica, self.history, self.note = step, replica, history, note
+        self.place = place
         # (A stable order: within a kind, that of computation.)
         ahead = ("data", "weight")
         self.found = sorted(
@@ -88,6 +91,8 @@ class Report:
         when = f"step {self.step}"
         if self.replica is not None:
             when += f", replica {self.replica}"
+        if self.place:
+            when += f" ({self.place})"
         first = self.first
         if first is None:
             return f"all that was looked at is finite: {len(self.found)} tensors, {when}"
@@ -114,6 +119,7 @@ class Report:
         return {
             "step": self.step,
             "replica": self.replica,
+            "place": self.place,
             "sentence": self.sentence,
             "frames": [
                 {
@@ -121,6 +127,7 @@ class Report:
                     "direction": one.frame.direction,
                     "name": one.frame.name,
                     "layer": one.frame.layer,
+                    "call": one.frame.call,
                     "dtype": one.frame.dtype,
                     **one.detail.summary._asdict(),
                 }

@@ -67,6 +67,7 @@ class Watch:
         self._has_loss = False  # since gradients were made last
         self._seen: dict[int, Any] = {}
         self._given: dict[int, str] = {}  # by a tensor, the layer whose output it is
+        self._calls: dict[str, int] = {}  # by a layer, how many there were
         self.followers: dict[str, list[str]] = {}  # by a layer, those that take its output
         self._before_users: set[str] = set()  # layers whose output a user's layer takes
         self._layers = _keras.layers.all_layers(model)
@@ -89,15 +90,25 @@ class Watch:
             here.watch = before
 
     def look(
-        self, kind: str, name: str, tensor: Any, layer: Any = None, sequence: Any = None
+        self,
+        kind: str,
+        name: str,
+        tensor: Any,
+        layer: Any = None,
+        sequence: Any = None,
+        call: int | None = None,
     ) -> None:
-        """Looks at a tensor, if its elements can be other than finite."""
+        """Looks at a tensor, if its elements can be other than finite.
+
+        Without its number, the call of a layer is the last.
+        """
         self._has_loss |= kind == "loss"
         if is_watched(tensor):
             self._remember(tensor)
             kind_of_layer = "" if layer is None else type(layer).__name__
             source = self._followers_of(name) if kind == "gradient" else ()
-            frame = Frame(kind, name, kind_of_layer, tensor.dtype.name, source)
+            call = self._calls.get(name, 1) if call is None else call
+            frame = Frame(kind, name, kind_of_layer, tensor.dtype.name, source, call)
             if not self._ignores(frame):
                 self._record(frame, tensor, sequence)
 
@@ -129,6 +140,7 @@ class Watch:
             return own(*args, **kwargs)
         self._path.append(layer.name)
         path = "/".join(self._path)
+        self._calls[path] = self._calls.get(path, 0) + 1
         # A wrapper of tfwd's runs its layer by functions of its own, some of them twice.
         leaf = isinstance(layer, _keras.layers.NoAutographLayer)
         self._leaf += leaf
@@ -185,6 +197,7 @@ class Watch:
 
     def _tapped(self, path: str, layer: Any, value: tf.Tensor) -> tf.Tensor:
         """The tensor with its mask, whose gradient is looked at."""
+        call = self._calls[path]
 
         @custom_gradient
         def tap(value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
@@ -192,7 +205,7 @@ class Watch:
                 # What a user's layer gives back may be lost in the layer before, behind a relu.
                 wanted = self._closely or not _is_of_keras(layer) or path in self._before_users
                 if wanted and present() is self and self.looks_here():
-                    self.look("gradient", path, upstream, layer)
+                    self.look("gradient", path, upstream, layer, call=call)
                 return upstream
 
             return tf.identity(value), backward
