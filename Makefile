@@ -3,12 +3,12 @@
 # the checkout was moved.
 
 PYTHON ?= python3
-# The build of TensorFlow is one of the extras: EXTRAS=tf,tune,dev takes the one for GPUs.
-EXTRAS ?= cpu,tune,dev
+# The build of TensorFlow is one of the extras: EXTRAS=tf,tune,finetune,dev takes the one for GPUs.
+EXTRAS ?= cpu,tune,finetune,dev
 # The other stack: TensorFlow 2.15 with Keras 2.15 and tensorflow-addons, on Python 3.10 or 3.11, in
 # .venv-addons. make train STACK=addons and make sweep STACK=addons use it.
 STACK ?= current
-ADDONS_EXTRAS ?= addons-cpu,tune,dev
+ADDONS_EXTRAS ?= addons-cpu,tune,finetune,dev
 ADDONS_PYTHON := $(firstword $(foreach p,$(PYTHON) python3.11 python3.10,$(shell $(p) -c \
   'import sys; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)))' 2>/dev/null && echo $(p))))
 # The benchmarks' own, with the libraries that they compare with.

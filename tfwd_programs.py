@@ -29,6 +29,16 @@ def evaluate() -> None:
     _run("lm.evaluate")
 
 
+def finetune() -> None:
+    """The console script `tfwd-finetune`."""
+    _run("finetune.train")
+
+
+def classify() -> None:
+    """The console script `tfwd-classify`."""
+    _run("finetune.classify")
+
+
 def generate() -> None:
     """The console script `tfwd-generate`."""
     _run("lm.generate")

@@ -88,8 +88,8 @@ def train(
                 program.show(summary, folder, display)
                 return summary
             display.line(
-                f"{data.name}: {data.size} to train on, vocabulary of {len(data.vocabulary):,}; "
-                f"model of {trainer.parameters:,} weights; run in {folder.path}"
+                f"{data.name}: {data.size} to train on, "
+                f"{program.counted.format(len(data.vocabulary))}; model of {trainer.parameters:,} weights; run in {folder.path}"
             )
             progress = trainer.progress
             if progress.step:

@@ -92,6 +92,14 @@ class Trainer(abc.ABC):
         """What is to be logged of a batch before the step on it, if anything."""
         return None
 
+    def numbers(self, found: Loss) -> dict[str, float]:
+        """What is to be logged and shown of an evaluation besides its loss, as an accuracy."""
+        return {}
+
+    def learning_rate(self) -> float:
+        """The learning rate, as it is logged."""
+        return float(self.state.learning_rate.numpy())
+
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to train."""
@@ -196,9 +204,10 @@ class Trainer(abc.ABC):
         self._settle(weights=True)
         try:
             with self._averaged():
-                valid = self.evaluated("valid").nats
+                found = self.evaluated("valid")
         except Stopped:
             self._save_and_stop()  # all windows done, no validation: it is made on the way back
+        valid, further = found.nats, self.numbers(found)
         train_loss = self.state.take_epoch()
         rate = float(self.state.learning_rate.numpy())
         best = self.progress.end_epoch(valid)
@@ -214,7 +223,8 @@ class Trainer(abc.ABC):
                 name: of_loss(valid),
                 "train_loss": train_loss,
                 f"train_{name}": of_loss(train_loss),
-                "learning_rate": rate,
+                **further,
+                "learning_rate": self.learning_rate(),
                 "best": best,
                 **({} if averaging is None else {"averaged": averaged}),
             }
@@ -222,6 +232,7 @@ class Trainer(abc.ABC):
         self.display.line(
             f"{title}  {name}: train {of_loss(train_loss):.2f}, "
             f"valid {of_loss(valid):.2f}{' (averaged)' if averaged else ''}"
+            f"{''.join(f', {name} {value:.1%}' for name, value in further.items())}"
             f"{' (best)' if best else ''}"
         )
         if best:
@@ -305,7 +316,7 @@ class Trainer(abc.ABC):
                 "epoch": self.progress.epoch + 1,
                 "loss": self._loss,
                 self.score.name: self.score.of_loss(self._loss),
-                "learning_rate": float(self.state.learning_rate.numpy()),
+                "learning_rate": self.learning_rate(),
                 "gradient_norm": float(self.state.gradient_norm.numpy()),
                 "tokens_per_second": self._throughput.tokens_per_second,
                 "norms": weight_norms.norms(self.model),
