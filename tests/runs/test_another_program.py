@@ -111,7 +111,10 @@ class Step:
 class LineTrainer(Trainer):
     def __init__(self, program, config, data, folder, display, stop):
         self.points = data
-        model, state = program.make_model(config, data.vocabulary), RunState([], config.optimizer.learning_rate)
+        model, state = (
+            program.make_model(config, data.vocabulary),
+            RunState([], config.optimizer.learning_rate),
+        )
         optimizer = make_optimizer(config.optimizer.name, config.optimizer.learning_rate)
         step = Step(model, state, optimizer)
         fingerprint = data.fingerprint()

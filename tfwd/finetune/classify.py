@@ -119,9 +119,7 @@ class Labeller:
                 raise UserError(f"{where}: the model gives no finite numbers for this text")
             shares = np.exp(log_probabilities(row)).tolist()
             best = int(row.argmax())
-            yield Labelled(
-                text, labels[best], shares[best], dict(zip(labels, shares, strict=True))
-            )
+            yield Labelled(text, labels[best], shares[best], dict(zip(labels, shares, strict=True)))
 
 
 def numbered(lines: Iterable[str], source: str, one: bool = False) -> Iterator[tuple[str, str]]:

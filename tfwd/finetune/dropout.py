@@ -42,7 +42,6 @@ class Dropout(keras.layers.Layer):
             return inputs
         (seed,) = self.draws.seeds_of(self.draws.next(True), [0])
         shape, dtype = tf.shape(inputs), inputs.dtype
-        # Of 16 bits, as many as a mask of activations needs, though of float16 the draws are coarse.
         drawn = tf.random.stateless_uniform(shape, seed, dtype=tf.float32)
         kept = tf.cast(drawn >= self.rate, dtype) * tf.constant(1 / (1 - self.rate), dtype)
         outputs = inputs * kept

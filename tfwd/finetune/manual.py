@@ -95,5 +95,7 @@ def _files(library: str, modules: list[str]) -> Iterator[str]:
         if os.path.isfile(f"{path}.py"):
             yield f"{path}.py"
         for folder, inner, files in os.walk(path):
-            inner[:] = sorted(name for name in inner if name not in ("test", "tests", "__pycache__"))
+            inner[:] = sorted(
+                name for name in inner if name not in ("test", "tests", "__pycache__")
+            )
             yield from (os.path.join(folder, name) for name in sorted(files) if name[-3:] == ".py")

@@ -21,9 +21,7 @@ def read_folder(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     if not path:
         raise UserError(f"model.pretrained is missing: give a folder with {FILES}")
     if not os.path.isdir(path):
-        raise UserError(
-            f"model.pretrained={path}: there is no such folder; give one with {FILES}"
-        )
+        raise UserError(f"model.pretrained={path}: there is no such folder; give one with {FILES}")
     for name in ("config.json", "tokenizer.json"):
         if not os.path.exists(os.path.join(path, name)):
             there = ", ".join(sorted(os.listdir(path))[:8]) or "nothing"

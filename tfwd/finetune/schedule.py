@@ -21,7 +21,7 @@ def factor(step: Any, steps: int, warmup: int, linear: bool = True) -> tf.Tensor
         (k + 1) / W           for k < W,
         (T - k) / (T - W)     from then on, but not below 0; 1 if not `linear`.
 
-    So the rate is highest in step W - 1 and in step W, and no step is made with a rate of 0. Hugging
+    So the rate is highest in steps W - 1 and W, and no step is made with a rate of 0. Hugging
     Face's linear schedule has k / W in the place of (k + 1) / W, whose first step changes nothing.
 
     Args:

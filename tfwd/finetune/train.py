@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from absl import flags
 
 from tfwd.finetune.program import PROGRAM
-from tfwd.runs import app
+from tfwd.runs import app, seeds
 from tfwd.runs import train as training
 
 ABOUT = """
@@ -34,8 +37,34 @@ def run() -> None:
 def define(values: flags.FlagValues) -> None:
     """Defines the flags."""
     training.define(values)
+    seeds.define(values)
 
 
 def main(values: flags.FlagValues) -> int:
     """Trains; returns the exit code."""
-    return training.main(PROGRAM, values)
+    if values.seeds == 1:
+        return training.main(PROGRAM, values)
+    config, workdir, count = values.config, values.workdir, values.seeds
+    return training.main(
+        PROGRAM,
+        values,
+        lambda stop: seeds.train(PROGRAM, config, workdir, count, stop, compared),
+    )
+
+
+def compared(summary: dict[str, Any]) -> tuple[dict[str, float], str]:
+    """What is compared of runs with several seeds, and why a run failed, "" if it did not.
+
+    A run has failed if its best weights are not more often right on the validation texts than who
+    always says the most frequent class.
+    """
+    found = {
+        f"{part} {name}": summary["texts"][part][key]
+        for part in ("valid", "test")
+        for name, key in (("accuracy", "accuracy"), ("macro F1", "macro_f1"), ("loss", "loss"))
+    }
+    valid = summary["texts"]["valid"]
+    failed = (
+        "" if valid["accuracy"] > valid["majority"] else "no better than the most frequent class"
+    )
+    return {k: math.nan if v is None else v for k, v in found.items()}, failed

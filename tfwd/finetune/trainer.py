@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from tfwd.finetune.model import classifier_of, make_model, reinitialize
 from tfwd.finetune.scores import LOSS
 from tfwd.finetune.step import make_step
 from tfwd.finetune.vocabulary import Corpus
+from tfwd.optimizers import DecoupledWeightDecay
+from tfwd.optimizers.decay_rules import DecayRow, DecayTable
 from tfwd.runs import trainer
 from tfwd.runs.display import Display
 from tfwd.runs.folder import RunFolder
@@ -85,6 +88,17 @@ class Trainer(trainer.Trainer):
 
     def learning_rate(self) -> float:
         return super().learning_rate() * float(self._schedule.factor())
+
+    def decay_table(self, decay: DecoupledWeightDecay) -> DecayTable:
+        """What is decayed, alike weights of several layers in one row, of the first of them.
+
+        The decay is that at `optimizer.learning_rate`, before the factors of schedule and layers.
+        """
+        first: dict[tuple, DecayRow] = {}
+        for row in super().decay_table(decay):
+            path = re.sub(r"layer_\d+", "layer_*", row.path)
+            first.setdefault((path, row.decay, row.reason), row._replace(path=path))
+        return DecayTable(first.values())
 
     def evaluate_best(self) -> dict[str, Evaluation]:
         """Reads the best weights and evaluates them on the three parts, without dropout.

@@ -13,7 +13,7 @@ import keras
 
 from tfwd import layers
 from tfwd import parametrizations as P
-from tfwd.runs.draws import seeds as seeds  # noqa: PLC0414 (under this name too)
+from tfwd.runs.draws import seeds as seeds
 
 
 def uniform(limit: float, row: Iterator[int]) -> keras.initializers.Initializer:

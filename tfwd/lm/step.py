@@ -16,7 +16,7 @@ from tfwd.lm.losses import activation_penalty, token_nats
 from tfwd.lm.model import LanguageModel
 from tfwd.runs import step
 from tfwd.runs.state import RunState
-from tfwd.runs.step import NORMS as NORMS  # noqa: PLC0414 (under this name too)
+from tfwd.runs.step import NORMS as NORMS
 
 
 class TrainStep(step.TrainStep):

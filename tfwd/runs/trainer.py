@@ -18,6 +18,7 @@ import ml_collections
 import numpy as np
 
 from tfwd.numerics.report import Report
+from tfwd.optimizers import DecoupledWeightDecay
 from tfwd.runs import weight_norms
 from tfwd.runs.display import Display
 from tfwd.runs.divergence import Divergence, report_of
@@ -111,11 +112,15 @@ class Trainer(abc.ABC):
         """The number of trained weights."""
         return sum(int(np.prod(v.shape)) for v in self.model.trainable_variables)
 
+    def decay_table(self, decay: DecoupledWeightDecay) -> Any:
+        """What is shown of the weights' decay."""
+        return decay.decay_table(self.model)
+
     def describe_optimizer(self) -> None:
         """Shows what is decayed, by how much and why, and the weights that no gradient reaches."""
         decay = decaying(self.step.optimizer)
         if decay is not None:
-            self.display.line(str(decay.decay_table(self.model)))
+            self.display.line(str(self.decay_table(decay)))
         elif has_own_decay(self.config.optimizer.name):
             name = self.config.optimizer.name
             self.display.line(f"{name} decays nothing: optimizer.weight_decay is 0")
@@ -229,10 +234,11 @@ class Trainer(abc.ABC):
                 **({} if averaging is None else {"averaged": averaged}),
             }
         )
+        shown = [f", {what.replace('_', ' ')} {value:.1%}" for what, value in further.items()]
         self.display.line(
             f"{title}  {name}: train {of_loss(train_loss):.2f}, "
             f"valid {of_loss(valid):.2f}{' (averaged)' if averaged else ''}"
-            f"{''.join(f', {name} {value:.1%}' for name, value in further.items())}"
+            f"{''.join(shown)}"
             f"{' (best)' if best else ''}"
         )
         if best:
