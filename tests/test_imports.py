@@ -51,7 +51,15 @@ HEIGHTS = {
 HEIGHT = {name: height for height, names in HEIGHTS.items() for name in names}
 
 # What only the programs need; who imports the library does not wait for it.
-PROGRAMS_ONLY = {"absl", "keras_tuner", "matplotlib", "ml_collections", "rich", "tensorboard", "tokenizers"}
+PROGRAMS_ONLY = {
+    "absl",
+    "keras_tuner",
+    "matplotlib",
+    "ml_collections",
+    "rich",
+    "tensorboard",
+    "tokenizers",
+}
 
 
 def sources() -> dict[str, ast.Module]:

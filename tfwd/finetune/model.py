@@ -120,6 +120,7 @@ def make_model(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> Any
         attention_dropout=options.attention_dropout,
         add_pooler=options.pooling == "pooler",
         dtype=options.dtype_policy,
+        name="encoder",
     )
     layers = encoder.stack.layers
     for name in ("freeze_layers", "reinitialize_layers"):
@@ -138,7 +139,6 @@ def make_model(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> Any
     chosen = parametrization(options)
     if chosen is None:
         return model
-    patterns = {f"encoder/{p}": chosen for p in options.regularized.split()}
     patterns = {p: chosen for p in options.regularized.split()}
     try:
         return tfwd.parametrize(model, patterns, seed=draws, recompute=options.recompute)
