@@ -20,8 +20,16 @@ def train() -> None:
 
 
 def tune() -> None:
-    """The console script `tfwd-tune`."""
-    _run("lm.tune")
+    """The console script `tfwd-tune`: of `tfwd-train`, or with `--program=finetune` of that one."""
+    programs = {"train": "lm.tune", "finetune": "finetune.tune"}
+    name = "train"
+    for argument in [a for a in sys.argv[1:] if a.startswith(("--program=", "-program="))]:
+        sys.argv.remove(argument)
+        name = argument.partition("=")[2]
+    if name not in programs:
+        print(f"error: --program={name[:200]}: give train or finetune", file=sys.stderr)
+        sys.exit(1)
+    _run(programs[name])
 
 
 def evaluate() -> None:

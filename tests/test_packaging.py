@@ -23,7 +23,7 @@ MOVED = {"layers": "tfwd/layers", "optimizers": "tfwd/optimizers"}
 
 IMPORT_ALL = """
 import importlib, importlib.util, json, sys
-names = ["tfwd", "tfwd.layers", "tfwd.optimizers", "tfwd.runs", "tfwd.lm"]
+names = ["tfwd", "tfwd.layers", "tfwd.optimizers", "tfwd.runs", "tfwd.lm", "tfwd.finetune"]
 files = {name: importlib.import_module(name).__file__ for name in names}
 bare = [name for name in ("layers", "optimizers") if importlib.util.find_spec(name)]
 json.dump({"files": files, "bare": bare}, sys.stdout)
@@ -132,7 +132,9 @@ def test_console_scripts_point_at_functions(installed: Path) -> None:
         if entry.group == "console_scripts"
     }
     assert set(scripts) == {
+        "tfwd-classify",
         "tfwd-evaluate",
+        "tfwd-finetune",
         "tfwd-generate",
         "tfwd-pretrained",
         "tfwd-train",

@@ -58,8 +58,15 @@ EVERYTHING = {
 }
 
 
-def test_a_run_that_is_stopped_goes_on_as_if_it_was_not(data, pretrained, tmp_path):
-    config = make_config(data, pretrained, **EVERYTHING)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__dropout": 0.1, "model__attention_dropout": 0.1, "optimizer__layer_decay": 0.8},
+        pytest.param(EVERYTHING, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_is_stopped_goes_on_as_if_it_was_not(data, pretrained, tmp_path, changes):
+    config = make_config(data, pretrained, **changes)
     run(config, tmp_path / "whole")
     with pytest.raises(Stopped):
         run(config, tmp_path / "again", StopAfter(2))  # within the first epoch
@@ -115,6 +122,7 @@ def test_several_seeds_in_truth(data, pretrained, tmp_path, capsys):
         seeds.train(PROGRAM, config, f"{workdir}/seed-0", 2, StopRequest(), compared)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_finite_ends_in_one_line(data, pretrained, tmp_path):
     config = make_config(data, pretrained, optimizer__learning_rate=1e38, optimizer__name="sgd")
     config.optimizer.clip_norm = 0.0

@@ -44,6 +44,8 @@ class Classifier(keras.Model):
     The head's kernel begins as the encoder's `initializer` says, its bias at 0.
     """
 
+    built: bool  # of keras.Model
+
     def __init__(
         self, encoder: T.Bert, classes: int, pooling: str, dropout: float = 0.0, seed: int = 0
     ):
@@ -60,9 +62,7 @@ class Classifier(keras.Model):
             name="head",
             dtype=encoder.dtype_policy,
         )
-        # tf.train.Checkpoint follows the attributes of a Keras model, and not what is in a list.
-        for number, layer in enumerate(encoder.stack.layers):
-            setattr(self, f"layer_{number}", layer)
+        _keras.variables.checkpoint_list(encoder.stack, "layers")
         with unfilled(encoder):  # of random numbers most would be thrown away
             _keras.layers.build(encoder, (None, None))
         _keras.layers.build(self, (None, None))
@@ -156,19 +156,19 @@ def parametrization(options: ml_collections.ConfigDict) -> P.Parametrization | N
     """
     parts: list[P.Parametrization] = []
     if options.noise and options.noise_scale == "deviation":
-        parts.append(_make("noise", lambda: P.GaussianNoise(options.noise, scale="deviation")))
+        parts.append(_make("noise", "GaussianNoise", options.noise, scale="deviation"))
     elif options.noise:
         parts.append(P.GaussianNoise(options.noise))
     if options.weight_dropout:
         parts.append(P.Dropout(options.weight_dropout))
     if options.mixout:
-        parts.append(_make("mixout", lambda: P.Mixout(options.mixout, towards="start")))
+        parts.append(_make("mixout", "Mixout", options.mixout, towards="start"))
     return P.Chain(parts) if len(parts) > 1 else parts[0] if parts else None
 
 
-def _make(key: str, make: Any) -> P.Parametrization:
+def _make(key: str, name: str, *args: Any, **kwargs: Any) -> P.Parametrization:
     try:
-        return make()
+        return getattr(P, name)(*args, **kwargs)
     except (AttributeError, TypeError) as error:
         raise UserError(f"model.{key}: this tfwd has no parametrization for it") from error
 

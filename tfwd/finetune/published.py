@@ -70,10 +70,10 @@ def check_tokenizer(tokenizer: Any, arguments: dict[str, Any], where: str) -> No
             f"{where}: the tokenizer is of another vocabulary: it has {size:,} tokens, and the "
             f"encoder {wanted:,}; put the model's own tokenizer.json there"
         )
-    padding = tokenizer.padding
-    numbers = [padding["pad_id"]] if padding else []
-    numbers += [tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>")]
-    numbers = [number for number in numbers if number is not None]
+    named = [tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>")]
+    numbers = [number for number in named if number is not None]
+    if not numbers and tokenizer.padding:
+        numbers = [tokenizer.padding["pad_id"]]
     if numbers and arguments["padding_id"] not in numbers:
         raise UserError(
             f"{where}: the tokenizer is of another vocabulary: it pads with {numbers[0]}, and the "
@@ -99,9 +99,10 @@ def load_weights(encoder: Any, config: dict[str, Any], path: str) -> list[str]:
     from tfwd.layers.transformer.configuration import read_config
     from tfwd.layers.transformer.published import known_of
 
-    pooler = {"allow_missing": "pooler/.*"} if encoder.add_pooler else {}
+    missing = "pooler/.*" if encoder.add_pooler else ()
     try:
-        plan = pretrained.plan(encoder, path, known=known_of(read_config(config)), **pooler)
+        known = known_of(read_config(config))
+        plan = pretrained.plan(encoder, path, allow_missing=missing, known=known)
         plan.apply()
     except (pretrained.PlanError, pretrained.SourceError, ValueError) as error:
         reason = " ".join(str(error).split())

@@ -91,7 +91,7 @@ def train(
     claim = Claim(folder, f"another process is training in the workdir {folder}")
     begun = False
     try:
-        outcomes = []
+        outcomes: list[Outcome] = []
         for seed in range(config.seed, config.seed + count):
             own = config.copy_and_resolve_references()
             own.seed = seed
@@ -111,10 +111,10 @@ def train(
         content = {"runs": [o._asdict() for o in outcomes], "together": together(outcomes)}
         write_atomically(folder / "seeds.json", json.dumps(content, indent=2) + "\n")
         output.print(table(outcomes))
-        failed = [str(outcome.seed) for outcome in outcomes if outcome.failed]
-        which = f": seed {', '.join(failed)}" if failed else ""
+        wrong = [str(outcome.seed) for outcome in outcomes if outcome.failed]
+        which = f": seed {', '.join(wrong)}" if wrong else ""
         output.print(
-            f"{len(failed)} of {count} runs failed{which}; the report is {folder / 'seeds.json'}",
+            f"{len(wrong)} of {count} runs failed{which}; the report is {folder / 'seeds.json'}",
             highlight=False,
             soft_wrap=True,
         )
