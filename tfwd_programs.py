@@ -22,10 +22,15 @@ def train() -> None:
 def tune() -> None:
     """The console script `tfwd-tune`: of `tfwd-train`, or with `--program=finetune` of that one."""
     programs = {"train": "lm.tune", "finetune": "finetune.tune"}
-    name = "train"
-    for argument in [a for a in sys.argv[1:] if a.startswith(("--program=", "-program="))]:
-        sys.argv.remove(argument)
-        name = argument.partition("=")[2]
+    name, rest = "train", sys.argv[:1]
+    arguments = iter(sys.argv[1:])
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if flag not in ("--program", "-program"):
+            rest.append(argument)
+        else:
+            name = value if equals else next(arguments, "")
+    sys.argv = rest
     if name not in programs:
         print(f"error: --program={name[:200]}: give train or finetune", file=sys.stderr)
         sys.exit(1)

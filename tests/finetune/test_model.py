@@ -6,6 +6,7 @@ import tensorflow as tf
 from finetune_tools import BERT, make_config
 
 from tfwd import _keras
+from tfwd import parametrizations as P
 from tfwd.finetune import batches, published
 from tfwd.finetune.dropout import Dropout
 from tfwd.finetune.model import (
@@ -97,6 +98,15 @@ def test_what_is_done_to_weights(data, pretrained):
     options.update({"noise": 0.1, "noise_scale": "absolute"})
     noise, dropout = parametrization(options).parametrizations
     assert (noise.stddev, dropout.rate) == (0.1, 0.25)
+
+
+@pytest.mark.parametrize("key", ["mixout", "noise"])
+def test_what_this_tfwd_has_not(data, pretrained, monkeypatch, key):
+    monkeypatch.delattr(P, "Mixout", raising=False)
+    monkeypatch.delattr(P, "GaussianNoise")
+    options = make_config(data, pretrained, **{f"model__{key}": 0.5}).model
+    with pytest.raises(UserError, match=rf"model\.{key}: this tfwd has no parametrization for it"):
+        parametrization(options)
 
 
 def test_dropout_is_a_function_of_seed_and_call():

@@ -331,6 +331,28 @@ DEFECTS = [
         "1.0",
         ("tests/lm/test_step.py", "-k", "follows_the_windows"),
     ),
+    # Fine-tuning
+    Defect(
+        "a lower layer has a higher rate",
+        "tfwd/finetune/schedule.py",
+        "below = layers - int(found[1]) if found else 0",
+        "below = 1 + int(found[1]) if found else 0",
+        ("tests/finetune/test_schedule.py",),
+    ),
+    Defect(
+        "the mean is taken over the padding too",
+        "tfwd/finetune/model.py",
+        "if mask is None:",
+        "if True:",
+        ("tests/finetune/test_model.py", "-k", "formula"),
+    ),
+    Defect(
+        "the order of texts does not change from epoch to epoch",
+        "tfwd/finetune/batches.py",
+        "default_rng([seed, epoch])",
+        "default_rng([seed, 0])",
+        ("tests/finetune/test_model.py", "-k", "batches"),
+    ),
     # What is not finite
     Defect(
         "infinities of the two signs are taken for each other",

@@ -1,7 +1,7 @@
 """`Dropout`: dropout on activations whose draws go on after a restart.
 
-Keras's own draws of a state that TensorFlow's checkpoints do not save on Keras 3, and that nothing
-can save on Keras 2.
+Keras's own draws from a state that TensorFlow's checkpoints do not save on Keras 3, and that
+nothing can save on Keras 2.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Dropout(keras.layers.Layer):
         self.rate, self.seed = rate, seed
         self.draws = SeedStream(seed)
         self.supports_masking = True
+        self.built = True  # there is nothing to build
 
     def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
         if not training or not self.rate:

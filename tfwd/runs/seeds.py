@@ -79,7 +79,6 @@ def train(
             single run.
     """
     from tfwd.runs.display import Output
-    from tfwd.runs.sweeps.trial import tidy_up
 
     folder = Path(workdir)
     if (folder / "config.json").exists():
@@ -105,7 +104,7 @@ def train(
                 numbers, failed = {}, error.short
                 output.print(f"failed: {error}", markup=False, highlight=False, soft_wrap=True)
             finally:
-                tidy_up()
+                training.tidy_up()
             begun = True
             outcomes.append(Outcome(seed, numbers, failed))
         content = {"runs": [o._asdict() for o in outcomes], "together": together(outcomes)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -146,3 +147,14 @@ def finished_before(
     except Exception:  # any form that the table is not made for
         say(f"{path} is no summary of a run; it is made again")
     return None
+
+
+def tidy_up() -> None:
+    """Gives back what a run held, so that the next one finds the memory as this one did.
+
+    The model, its functions and the trainer hold each other; Keras keeps a graph and names.
+    """
+    import keras
+
+    keras.backend.clear_session()
+    gc.collect()

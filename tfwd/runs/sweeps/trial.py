@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from tfwd.runs.display import Display
 from tfwd.runs.folder import RunFolder
 from tfwd.runs.program import Data, Program, Score
 from tfwd.runs.signals import StopRequest
+from tfwd.runs.train import tidy_up as tidy_up  # noqa: PLC0414 (under this name too)
 from tfwd.tuning import stopwatch
 from tfwd.tuning.stopwatch import Stopwatch
 
@@ -75,15 +75,6 @@ def run(
         with contextlib.suppress(OSError):  # a full disk has been reported already
             watch.save()
         run_folder.close()
-
-
-def tidy_up() -> None:
-    """Gives back what a run held, so that the next one finds the memory as this one did.
-
-    The model, its functions and the trainer hold each other; Keras keeps a graph and names.
-    """
-    keras.backend.clear_session()
-    gc.collect()
 
 
 def promote(parent: Path, folder: Path) -> None:
