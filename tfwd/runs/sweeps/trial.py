@@ -16,7 +16,6 @@ from tfwd.runs.display import Display
 from tfwd.runs.folder import RunFolder
 from tfwd.runs.program import Data, Program, Score
 from tfwd.runs.signals import StopRequest
-from tfwd.runs.train import tidy_up as tidy_up  # noqa: PLC0414 (under this name too)
 from tfwd.tuning import stopwatch
 from tfwd.tuning.stopwatch import Stopwatch
 
