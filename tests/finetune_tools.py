@@ -77,6 +77,16 @@ def make_config(data, pretrained, **changes):
     return config
 
 
+LEARNT = {
+    "model__dropout": 0.05,
+    "model__attention_dropout": 0.05,
+    "model__head_dropout": 0.05,
+    "optimizer__layer_decay": 0.9,
+    "training__epochs": 15,
+    "training__tensorboard": True,
+}
+
+
 def log(workdir):
     """A run's log, without what depends on the clock."""
     found = read_metrics(Path(workdir) / "metrics.jsonl")

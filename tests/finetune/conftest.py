@@ -1,7 +1,7 @@
 """Fixtures: a tiny pretrained folder, data, and one run that learnt them."""
 
 import pytest
-from finetune_tools import make_config, write_data, write_pretrained
+from finetune_tools import LEARNT, make_config, write_data, write_pretrained
 
 from tfwd.finetune.program import PROGRAM
 from tfwd.runs import train
@@ -24,6 +24,6 @@ def data(tmp_path_factory):
 def learnt(pretrained, data, tmp_path_factory):
     """The folder of a run that learnt the toy task, which is only read."""
     workdir = tmp_path_factory.mktemp("runs") / "learnt"
-    config = make_config(data, pretrained, training__epochs=15, training__tensorboard=True)
+    config = make_config(data, pretrained, **LEARNT)
     train.train(PROGRAM, config, str(workdir), StopRequest())
     return workdir

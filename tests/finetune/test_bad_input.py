@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from finetune_tools import (
     BERT,
+    LEARNT,
     TOKENS,
     make_config,
     write_data,
@@ -31,7 +32,7 @@ def refused(tmp_path, data, pretrained, capsys):
         config = tmp_path / "config.py"
         config.write_text(
             f"{CONFIG}    config = default_config()\n"
-            f"    config.update({make_config(data, pretrained).to_dict()!r})\n    return config\n"
+            f"    config.update({make_config(data, pretrained, **LEARNT).to_dict()!r})\n    return config\n"
         )
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(SystemExit) as ended:

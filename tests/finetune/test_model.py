@@ -147,3 +147,29 @@ def test_every_weight_has_one_name(data, pretrained, vocabulary):
     assert len(named) == len(model.weights) == 41
     layers = {_keras.variables.path(v).split("/")[0] for v in model.weights}
     assert layers == {"encoder", "classifier"}
+
+
+@pytest.mark.slow
+def test_recomputed_calls_draw_the_same(data, pretrained, vocabulary):
+    """With masks on activations too, losses and gradients are those without recomputation."""
+    config = make_config(data, pretrained, model__weight_dropout=0.4)
+    config.model.update({"dropout": 0.3, "attention_dropout": 0.3, "head_dropout": 0.3})
+    found = []
+    for recompute in (True, False):
+        config.model.recompute = recompute
+        model, _ = filled(config, vocabulary)
+        variables = [_keras.variables.tf_variable(v) for v in model.trainable_variables]
+
+        @tf.function
+        def step(model=model, variables=variables):
+            with tf.GradientTape() as tape:
+                logits = model(IDS, training=True)
+                loss = tf.reduce_sum(tf.nn.log_softmax(10 * logits)[:, 0])
+            return [loss, *map(tf.convert_to_tensor, tape.gradient(loss, variables))]
+
+        steps = [[part.numpy() for part in step()] for _ in range(2)]
+        assert steps[0][0] != steps[1][0]
+        assert classifier_of(model).dropped.draws.calls == 2
+        found.append([part for one in steps for part in one])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from finetune_tools import log, make_config, summary
+from finetune_tools import LEARNT, log, make_config, summary
 from training_tools import StopAfter
 
 from tfwd.finetune import program
@@ -36,7 +36,7 @@ def test_a_separable_task_is_learnt(learnt):
 
 def test_a_finished_run_is_shown_again(learnt, data, pretrained, capsys):
     before = (learnt / "report" / "summary.json").read_bytes()
-    config = make_config(data, pretrained, training__epochs=15, training__tensorboard=True)
+    config = make_config(data, pretrained, **LEARNT)
     run(config, learnt)
     out = capsys.readouterr().out
     assert "is finished; this is its report" in out and "100.00%" in out
@@ -58,25 +58,30 @@ EVERYTHING = {
 }
 
 
+@pytest.fixture
+def whole(request, data, pretrained, tmp_path):
+    """The changes to a config, and the folder of a run with it that was never stopped."""
+    if request.param == "learnt":
+        return LEARNT, request.getfixturevalue("learnt")
+    run(make_config(data, pretrained, **EVERYTHING), tmp_path / "whole")
+    return EVERYTHING, tmp_path / "whole"
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"model__dropout": 0.1, "model__attention_dropout": 0.1, "optimizer__layer_decay": 0.8},
-        pytest.param(EVERYTHING, marks=pytest.mark.slow),
-    ],
+    "whole", ["learnt", pytest.param("everything", marks=pytest.mark.slow)], indirect=True
 )
-def test_a_run_that_is_stopped_goes_on_as_if_it_was_not(data, pretrained, tmp_path, changes):
+def test_a_run_that_is_stopped_goes_on_as_if_it_was_not(whole, data, pretrained, tmp_path):
+    changes, undisturbed = whole
     config = make_config(data, pretrained, **changes)
-    run(config, tmp_path / "whole")
     with pytest.raises(Stopped):
         run(config, tmp_path / "again", StopAfter(2))  # within the first epoch
-    assert run(config, tmp_path / "again")["step"] == 8
-    assert log(tmp_path / "again") == log(tmp_path / "whole")
-    assert summary(tmp_path / "again") == summary(tmp_path / "whole")
+    assert run(config, tmp_path / "again")["step"] == 4 * config.training.epochs
+    assert log(tmp_path / "again") == log(undisturbed)
+    assert summary(tmp_path / "again") == summary(undisturbed)
     for checkpoint in ("best", "last"):
         one, other = (
-            PROGRAM.named_weights(program.load(tmp_path / name, checkpoint).model)
-            for name in ("whole", "again")
+            PROGRAM.named_weights(program.load(folder, checkpoint).model)
+            for folder in (undisturbed, tmp_path / "again")
         )
         assert list(one) == list(other)
         for name in one:
@@ -142,3 +147,12 @@ def test_norms_have_the_frozen_parts_not(data, pretrained, tmp_path):
     config.model.freeze_layers = 3
     with pytest.raises(UserError, match=r"model\.freeze_layers=3: the encoder has 2 layers"):
         make_model(config, corpus.vocabulary)
+
+
+@pytest.mark.slow
+def test_half_precision(data, pretrained, tmp_path):
+    config = make_config(data, pretrained, training__epochs=12)
+    config.model.dtype_policy = "mixed_float16"
+    config.optimizer.layer_decay = 0.9
+    found = run(config, tmp_path / "run")["texts"]["train"]
+    assert found["accuracy"] > 0.9 and found["loss"] < 0.5
