@@ -30,9 +30,10 @@ def refused(tmp_path, data, pretrained, capsys):
 
     def start(*flags, workdir="run"):
         config = tmp_path / "config.py"
+        values = make_config(data, pretrained, **LEARNT).to_dict()
         config.write_text(
             f"{CONFIG}    config = default_config()\n"
-            f"    config.update({make_config(data, pretrained, **LEARNT).to_dict()!r})\n    return config\n"
+            f"    config.update({values!r})\n    return config\n"
         )
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(SystemExit) as ended:
