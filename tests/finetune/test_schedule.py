@@ -39,9 +39,6 @@ def test_layer_factors():
     np.testing.assert_allclose(found, 0.9 ** np.array([13, 13, *range(12, 0, -1), 0, 0]))
 
 
-OPTIMIZERS = {"sgd": {}, "adam": {}, "adamw": {}, "rmsprop": {}}
-
-
 @pytest.fixture(scope="module")
 def vocabulary(data, pretrained):
     return PROGRAM.read_data(make_config(data, pretrained)).vocabulary

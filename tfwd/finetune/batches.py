@@ -21,7 +21,7 @@ def padded_length(longest: int, most: int) -> int:
     [16, 16, 32, 96, 300, 300]
     """
     step = next(step for end, step in _STEPS if longest <= end)
-    return max(longest, min(most, -(-longest // step) * step))
+    return max(longest, min(most, -(-longest // step) * step), 1)
 
 
 def pad(texts: Sequence[np.ndarray], padding_id: int, most: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import ml_collections
 import numpy as np
 
+from tfwd.runs.command_line import is_utf8
 from tfwd.runs.errors import UserError
 from tfwd.runs.files import read_text
 
@@ -95,6 +96,8 @@ def read_examples(
         for what, found in zip(("text", "label"), example, strict=True):
             if not found.strip():
                 raise UserError(f"{path}, line {line}: the {what} is empty; give one")
+            if not is_utf8(found):  # JSON can name half a character
+                raise UserError(f"{path}, line {line}: the {what} is no text of UTF-8")
         examples.append(Example(example.text.strip(), example.label.strip()))
     if not examples:
         raise UserError(f"{path} has no examples; give lines of text and label")

@@ -114,14 +114,17 @@ def make_model(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> Any
             weight.
     """
     options, row = config.model, seeds(config.seed)
-    encoder = T.Bert.from_config(
-        vocabulary.encoder,
-        dropout=options.dropout,
-        attention_dropout=options.attention_dropout,
-        add_pooler=options.pooling == "pooler",
-        dtype=options.dtype_policy,
-        name="encoder",
-    )
+    try:
+        encoder = T.Bert.from_config(
+            vocabulary.encoder,
+            dropout=options.dropout,
+            attention_dropout=options.attention_dropout,
+            add_pooler=options.pooling == "pooler",
+            dtype=options.dtype_policy,
+            name="encoder",
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(f"the config of the pretrained model: {error}") from error
     layers = encoder.stack.layers
     for name in ("freeze_layers", "reinitialize_layers"):
         if options[name] > len(layers):

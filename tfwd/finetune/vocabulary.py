@@ -67,6 +67,12 @@ class Vocabulary:
             raise UserError(
                 f"data.max_length={max_length}: the encoder has places for {most} tokens"
             )
+        own = self._tokenizer.num_special_tokens_to_add(False)
+        if max_length <= own:
+            raise UserError(
+                f"data.max_length={max_length}: {own} tokens of each text are the tokenizer's own: "
+                "give more"
+            )
         self._tokenizer.enable_truncation(max_length)
         return [np.array(e.ids, np.int32) for e in self._tokenizer.encode_batch(list(texts))]
 
