@@ -36,3 +36,32 @@ def test_the_text_of_python(monkeypatch):
     monkeypatch.setattr(manual, "AREAS", {"nothing": "no_such_module"})
     with pytest.raises(UserError, match="too few sources of Python's own library"):
         manual.load_manual()
+
+
+@pytest.mark.parametrize(
+    ("given", "module"),
+    [
+        ([], "lm.tune"),
+        (["--program=train"], "lm.tune"),
+        (["--program=finetune"], "finetune.tune"),
+        (["--program", "finetune"], "finetune.tune"),
+    ],
+)
+def test_which_program_is_tuned(monkeypatch, given, module):
+    import tfwd_programs
+
+    found = []
+    monkeypatch.setattr(tfwd_programs, "_run", found.append)
+    monkeypatch.setattr("sys.argv", ["tfwd-tune", "--dry_run", *given, "--sweep=a"])
+    tfwd_programs.tune()
+    assert found == [module] and tfwd_programs.sys.argv == ["tfwd-tune", "--dry_run", "--sweep=a"]
+
+
+def test_no_such_program_is_tuned(monkeypatch, capsys):
+    import tfwd_programs
+
+    monkeypatch.setattr("sys.argv", ["tfwd-tune", "--program=lm"])
+    with pytest.raises(SystemExit) as ended:
+        tfwd_programs.tune()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "error: --program=lm: give train or finetune\n"
