@@ -108,8 +108,8 @@ def test_an_installed_wheel_imports_in_the_checkout_too(
     )
     found = {name: Path(file).resolve().parent for name, file in seen["files"].items()}
     if folder == ".":
-        places = {"tfwd": root / "tfwd", "tfwd.lm": root / "tfwd" / "lm"}
-        places["tfwd.runs"] = root / "tfwd" / "runs"
+        places = {"tfwd": root / "tfwd"}
+        places |= {f"tfwd.{name}": root / "tfwd" / name for name in ("runs", "lm", "finetune")}
         places |= {f"tfwd.{name}": root / name for name in MOVED}
     else:
         places = {name: installed.joinpath(*name.split(".")) for name in found}
