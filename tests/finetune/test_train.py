@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from finetune_tools import LEARNT, log, make_config, summary
+from stacks import SLOW_ON_KERAS_2
 from training_tools import StopAfter
 
 from tfwd.finetune import program
@@ -11,6 +12,8 @@ from tfwd.runs import seeds, train
 from tfwd.runs.errors import UserError
 from tfwd.runs.signals import Stopped, StopRequest
 from tfwd.runs.weight_norms import norms
+
+pytestmark = SLOW_ON_KERAS_2
 
 
 def run(config, workdir, stop=None):
