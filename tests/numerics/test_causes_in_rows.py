@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from diagnoses import names, report_of
+from diagnoses import dense, names, report_of
 from planting import data
 from stacks import SLOW_ON_KERAS_2
 from tables import with_slow_rest
@@ -91,6 +91,19 @@ def test_examples_whose_loss_is_not_finite(loss, column, what):
     rows = ", ".join(map(str, bad))
     expected = f"it is so in rows {rows} of the batch, and just there column {column} of the "
     assert f"{expected}predictions {what}." in report.causes[0].evidence
+
+
+def deviance(y, p):
+    """Of counts; in float64 by NumPy it is finite but where a count is 0."""
+    return 2 * tf.reduce_mean(y * tf.math.log(y / p) - (y - p), axis=-1)
+
+
+def test_labels_at_which_a_loss_is_not_finite():
+    x, _ = data(1)
+    counts = np.array([3, 0, 1, 2, 0, 5, 1, 4], "float32")[:, None]
+    report = report_of(dense(activation="softplus"), x, counts, deviance)
+    wanted = "it is so in rows 1, 4 of the batch, and just there the label is 0."
+    assert wanted in report.causes[0].evidence
 
 
 def test_a_state_that_grows():
