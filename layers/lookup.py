@@ -55,7 +55,7 @@ def rows(call: SubstitutedCall, layer: keras.layers.Embedding, ids: Any) -> tf.T
         (bound,) = call.chains(training, call.seeds)
         if not all(e.by_rows for b in bound for e in b.parametrization.elements()):
             return _keras.ops.take(chain.apply(raw, bound), ids, axis=0)
-        return chain.apply(taken, bound, places, tuple(raw.shape))
+        return chain.apply(taken, bound, places, raw)
 
     found = _keras.variables.cast_as_read(variable, training_flag.each(call.training, perturbed))
     result = tf.cast(found, layer.compute_dtype)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -22,6 +22,7 @@ import tensorflow as tf
 from tfwd import _keras, random_masks, rates, recompute, substitute, training_flag
 from tfwd.layers import packing
 from tfwd.layers.attributes import Attributes
+from tfwd.layers.references import References
 from tfwd.layers.seed_stream import SeedStream
 from tfwd.layers.weight_selection import TargetedWeights
 from tfwd.parametrizations import chain
@@ -34,18 +35,20 @@ class OuterWrapper(NamedTuple):
     raw: dict[int, tf.Tensor]
     bound: dict[int, BoundParametrization]
     taken: dict[int, keras.Variable]  # whose raw value a wrapper inside has asked for
+    references: dict[int, tf.Tensor]  # values of references, of its own and of wrappers inside
 
 
 _local = threading.local()
 
 
-def _outer_wrappers() -> list[OuterWrapper]:
+def outer_wrappers() -> list[OuterWrapper]:
+    """Those around the present call, the outermost first."""
     return getattr(_local, "wrappers", [])
 
 
 @contextlib.contextmanager
 def _within(wrappers: list[OuterWrapper]) -> Iterator[None]:
-    before = _outer_wrappers()
+    before = outer_wrappers()
     _local.wrappers = wrappers
     try:
         yield
@@ -89,12 +92,27 @@ class SubstitutedCall:
         args: tuple,
         kwargs: Mapping[str, Any],
         training: bool | tf.Tensor,
+        references: References | None = None,
+        held: Sequence[tf.Variable] = (),
     ) -> None:
+        """`function(*args, training=training, **kwargs)` on effective weights.
+
+        Args:
+            name: the layer's name, for messages.
+            draws: counts the call.
+            function: the layer's call.
+            variables: what the layer says that it reads.
+            targeted: the parametrized weights.
+            args, kwargs, training: the arguments.
+            references: those of the parametrized weights, if any has one.
+            held: all references that the layer and wrappers inside it have.
+        """
         self.name = name
+        self._own = [references.of(t, p) if references else [] for t, p in targeted]
         self.function = function
         self.training = training
         self.variables = list(variables)
-        self.wrappers = _outer_wrappers()
+        self.wrappers = outer_wrappers()
         self._state = _keras.layers.CallState()
         self._given = args, kwargs
         self._arguments = packing.Arguments(args, dict(kwargs))
@@ -112,6 +130,7 @@ class SubstitutedCall:
         # wrapper inside this one may still ask for their raw values.
         self._raw = {id(t.variable): self.raw(t.variable) for t, _ in targeted}
         self._carried = [v for v in variables if id(v) not in self._raw and self._wrapper_of(v)]
+        self._references = {id(v): self._reference(v) for v in held}
 
     @functools.cached_property
     def tensors(self) -> list[tf.Tensor]:
@@ -121,6 +140,7 @@ class SubstitutedCall:
             *self._arguments.tensors,
             *(self.raw(v) for v in self._carried),
             *(raw[id(v)] if id(v) in raw else read(v) for v in self.variables),
+            *self._references.values(),
         ]
 
     def extend(self, variables: list[keras.Variable]) -> None:
@@ -153,8 +173,10 @@ class SubstitutedCall:
 
     def run_once(self, training: bool) -> substitute.Result:
         """Makes the call as it stands: updates are made, and effective weights are kept."""
-        weights = self._effective(self._raw, training, self.seeds)
-        return self._call(*self._given, training, self.seeds, dict(self._raw), weights, [])
+        references = self._references
+        weights = self._effective(self._raw, training, self.seeds, references)
+        raw = dict(self._raw)
+        return self._call(*self._given, training, self.seeds, raw, references, weights, [])
 
     def run(
         self, analysis: CallAnalysis, recomputed: bool, before: Attributes | None
@@ -191,26 +213,57 @@ class SubstitutedCall:
 
     def weights(self, training: bool, tensors: list, seeds: list) -> list[tf.Tensor]:
         """The effective values of the parametrized weights, from raw values and seeds."""
-        return self._effective(self._values(tensors), training, seeds)
+        references = self._references_in(tensors)
+        return self._effective(self._values(tensors), training, seeds, references)
 
-    def _effective(self, raw: dict[int, tf.Tensor], training: bool, seeds: list) -> list[tf.Tensor]:
+    def _effective(
+        self,
+        raw: dict[int, tf.Tensor],
+        training: bool,
+        seeds: list,
+        references: dict[int, tf.Tensor],
+    ) -> list[tf.Tensor]:
+        chains = self.chains(training, seeds, references)
         return [
             chain.apply(raw[id(target.variable)], bound)
-            for (target, _), bound in zip(self.targeted, self.chains(training, seeds), strict=True)
+            for (target, _), bound in zip(self.targeted, chains, strict=True)
         ]
 
-    def chains(self, training: bool, seeds: list) -> list[list[BoundParametrization]]:
-        """What is done to each of the parametrized weights, here and by wrappers around."""
+    def chains(
+        self, training: bool, seeds: list, references: dict[int, tf.Tensor] | None = None
+    ) -> list[list[BoundParametrization]]:
+        """What is done to each of the parametrized weights, here and by wrappers around.
+
+        Args:
+            training: the training flag.
+            seeds: a seed for each weight.
+            references: the values of the references by the variables' ids, as they are by default.
+        """
         chains = []
-        for (target, p), seed in zip(self.targeted, seeds, strict=True):
+        bound = self._bound(training, seeds, self._references if references is None else references)
+        for (target, _), own in zip(self.targeted, bound, strict=True):
             key = id(target.variable)
             around = [w.bound[key] for w in reversed(self.wrappers) if key in w.bound]
-            chains.append([BoundParametrization(p, seed, training), *around])
+            chains.append([own, *around])
         return chains
+
+    def _bound(
+        self, training: bool, seeds: list, references: dict[int, tf.Tensor]
+    ) -> list[BoundParametrization]:
+        """What is done here to each of the parametrized weights."""
+        return [
+            BoundParametrization(p, seed, training, [references[id(v)] for v in own])
+            for (_, p), seed, own in zip(self.targeted, seeds, self._own, strict=True)
+        ]
 
     def _values(self, tensors: list) -> dict[int, tf.Tensor]:
         after = len(self._arguments.tensors) + len(self._carried)
-        return {id(v): t for v, t in zip(self.variables, tensors[after:], strict=True)}
+        values = tensors[after : after + len(self.variables)]
+        return {id(v): t for v, t in zip(self.variables, values, strict=True)}
+
+    def _references_in(self, tensors: list) -> dict[int, tf.Tensor]:
+        last = tensors[len(tensors) - len(self._references) :]
+        return dict(zip(self._references, last, strict=True))
 
     def evaluate(
         self, training: bool, tensors: list, seeds: list, weights: list, capture: bool
@@ -223,7 +276,8 @@ class SubstitutedCall:
         raw |= {key: values[key] for key in self._raw}
         # Without capture the other variables are left as they are, to be updated in place.
         others = [(v, values[id(v)]) for v in self.variables if capture and id(v) not in self._raw]
-        return self._call(args, kwargs, training, seeds, raw, weights, others, capture)
+        references = self._references_in(tensors)
+        return self._call(args, kwargs, training, seeds, raw, references, weights, others, capture)
 
     def _call(
         self,
@@ -232,15 +286,14 @@ class SubstitutedCall:
         training: bool,
         seeds: list,
         raw: dict[int, tf.Tensor],
+        references: dict[int, tf.Tensor],
         weights: list,
         others: list[tuple[keras.Variable, tf.Tensor]],
         capture: bool = False,
     ) -> substitute.Result:
-        bound = {
-            id(target.variable): BoundParametrization(p, seed, training)
-            for (target, p), seed in zip(self.targeted, seeds, strict=True)
-        }
-        wrapper = OuterWrapper(raw, bound, {})
+        links = zip(self.targeted, self._bound(training, seeds, references), strict=True)
+        bound = {id(target.variable): link for (target, _), link in links}
+        wrapper = OuterWrapper(raw, bound, {}, references)
         effective = zip((target.variable for target, _ in self.targeted), weights, strict=True)
         with _within([*self.wrappers, wrapper]), self._state.restored(training):
             result = substitute.call(
@@ -249,6 +302,12 @@ class SubstitutedCall:
                 capture,
             )
         return result._replace(read=result.read | wrapper.taken)
+
+    def _reference(self, variable: tf.Variable) -> tf.Tensor:
+        """The value of a reference, as a wrapper around this call has it if there is one."""
+        found = (w.references[id(variable)] for w in self.wrappers if id(variable) in w.references)
+        known = next(found, None)
+        return variable.read_value() if known is None else known
 
     def _wrapper_of(self, variable: keras.Variable) -> OuterWrapper | None:
         return next((w for w in reversed(self.wrappers) if id(variable) in w.raw), None)

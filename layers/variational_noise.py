@@ -26,6 +26,8 @@ class VariationalNoise(Parametrized):
         weights: a pattern or a list of patterns, or None for the default, as in `WeightDropout`.
         start_step: the number of the layer's first training call that is noisy, from 0.
         seed, recompute, share_across_replicas, **kwargs: as in `Parametrized`.
+        scale: "absolute", or "deviation" for multiples of each weight's own standard deviation, as
+            in `parametrizations.GaussianNoise`.
 
     Raises:
         ValueError: as `Parametrized`.
@@ -52,9 +54,10 @@ class VariationalNoise(Parametrized):
         seed: int | None = None,
         recompute: bool = True,
         share_across_replicas: bool = False,
+        scale: str = "absolute",
         **kwargs: Any,
     ) -> None:
-        parametrization = GaussianNoise(stddev, start_step)
+        parametrization = GaussianNoise(stddev, start_step, scale)
         chosen = weight_selection.of_weights(layer, parametrization, weights)
         super().__init__(layer, chosen, seed, recompute, share_across_replicas, **kwargs)
         self.parametrization = parametrization

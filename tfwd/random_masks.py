@@ -142,19 +142,58 @@ def dropout(
     if _graphs.in_branch():
         return _run(_dropout, tensor, tf.stop_gradient(keep), seed, rows, noise_shape)
 
+    return _linear(tensor, keep, seed, rows, noise_shape)
+
+
+def mix(
+    tensor: tf.Tensor,
+    reference: tf.Tensor,
+    rate: float | tf.Tensor,
+    seed: tf.Tensor,
+    noise_shape: xxh32.Shape | None = None,
+    rows: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """`reference + dropout(tensor - reference, ...)`, in one pass and rounded once.
+
+    Its gradient for the tensor is that of `dropout`; the reference has none.
+
+    Args:
+        tensor: a floating tensor.
+        reference: a floating tensor of the same shape.
+        rate, seed, noise_shape, rows: as in `dropout`.
+
+    Returns:
+        A tensor of the first argument's shape and dtype. Where the rate is 0 it is the tensor, bit
+        for bit.
+
+    Example:
+
+    >>> mixed = mix(tf.fill([4], 3.0), tf.ones([4]), 0.5, tf.constant([1, 2]))
+    >>> sorted(set(mixed.numpy().tolist()))
+    [1.0, 5.0]
+    """
+    shape = tensor.shape if noise_shape is None else noise_shape
+    reference = tf.stop_gradient(reference)
+    if is_small(shape):
+        keep = keep_probability(rate)
+        kept = _of_rows(_small_kept(shape, keep, seed), rows)
+        wide = dtypes.wide(tensor.dtype)
+        start = tf.cast(reference, wide)
+        moved = start + _small_drop(tf.cast(tensor, wide) - start, kept, keep)
+        result = tf.cast(moved, tensor.dtype)
+        return result if isinstance(keep, float) else tf.where(keep < 1.0, result, tensor)
+    keep = tf.cast(keep_probability(rate), tf.float32)
+    if _graphs.in_branch():
+        return _run(_mix, tensor, tf.stop_gradient(keep), seed, rows, noise_shape, reference)
+
     @custom_gradient
-    def linear(tensor: tf.Tensor, keep: tf.Tensor, seed: tf.Tensor) -> Any:
+    def mixed(tensor: tf.Tensor, reference: tf.Tensor, keep: tf.Tensor, seed: tf.Tensor) -> Any:
         def backward(upstream: Any) -> tuple:
-            upstream = tf.convert_to_tensor(upstream)
-            late = seed
-            if not _is_compiled(upstream, rows, noise_shape):
-                (late,) = seeding.after([seed], [upstream])  # or the mask would be kept
-            return linear(upstream, keep, late), None, None
+            return _linear_backward(upstream, keep, seed, rows, noise_shape), None, None, None
 
-        result = _run(_dropout, tensor, keep, seed, rows, noise_shape)
-        return result, backward
+        return _run(_mix, tensor, keep, seed, rows, noise_shape, reference), backward
 
-    return linear(tensor, keep, seed)
+    return mixed(tensor, reference, keep, seed)
 
 
 def noise(
@@ -297,6 +336,56 @@ def _dropout(
     return _drop(tensor, _kept(xxh32.counters(shape, rows), keep, seed), keep)
 
 
+def _linear(
+    tensor: tf.Tensor,
+    keep: tf.Tensor,
+    seed: tf.Tensor,
+    rows: tf.Tensor | None,
+    noise_shape: xxh32.Shape | None,
+) -> tf.Tensor:
+    """`_dropout` with a gradient that draws again."""
+
+    @custom_gradient
+    def linear(tensor: tf.Tensor, keep: tf.Tensor, seed: tf.Tensor) -> Any:
+        def backward(upstream: Any) -> tuple:
+            return _linear_backward(upstream, keep, seed, rows, noise_shape), None, None
+
+        return _run(_dropout, tensor, keep, seed, rows, noise_shape), backward
+
+    return linear(tensor, keep, seed)
+
+
+def _linear_backward(
+    upstream: Any,
+    keep: tf.Tensor,
+    seed: tf.Tensor,
+    rows: tf.Tensor | None,
+    noise_shape: xxh32.Shape | None,
+) -> tf.Tensor:
+    upstream = tf.convert_to_tensor(upstream)
+    late = seed
+    if not _is_compiled(upstream, rows, noise_shape):
+        (late,) = seeding.after([seed], [upstream])  # or the mask would be kept
+    return _linear(upstream, keep, late, rows, noise_shape)
+
+
+def _mix(
+    tensor: tf.Tensor,
+    keep: tf.Tensor,
+    seed: tf.Tensor,
+    rows: tf.Tensor | None,
+    shape: xxh32.Shape | None,
+    reference: tf.Tensor,
+) -> tf.Tensor:
+    shape = _shape_of(tensor, rows) if shape is None else shape
+    kept = _kept(xxh32.counters(shape, rows), keep, seed)
+    wide = dtypes.wide(tensor.dtype)
+    start = tf.cast(reference, wide)
+    moved = start + (tf.cast(tensor, wide) - start) * _scale(keep, wide)
+    mixed = tf.cast(tf.where(kept, moved, start), tensor.dtype)
+    return tf.where(keep < 1.0, mixed, tensor)
+
+
 def _noise(
     tensor: tf.Tensor,
     stddev: tf.Tensor,
@@ -331,6 +420,7 @@ def _run(
     seed: tf.Tensor,
     rows: tf.Tensor | None,
     shape: xxh32.Shape | None,
+    *others: tf.Tensor,
 ) -> tf.Tensor:
     """The function's result, from one compiled loop where that is worth it.
 
@@ -341,13 +431,15 @@ def _run(
     """
     if _is_compiled(tensor, rows, shape):
         if shape is not None:
-            return _compiled[function](tensor, number, seed, rows, shape)
+            return _compiled[function](tensor, number, seed, rows, shape, *others)
         # Flat: entries are numbered in that order, and all of one size share a compiled loop.
-        flat = _compiled[function](tf.reshape(tensor, [-1]), number, seed, None, None)
+        flat, *rest = (tf.reshape(entries, [-1]) for entries in (tensor, *others))
+        flat = _compiled[function](flat, number, seed, None, None, *rest)
         return tf.reshape(flat, tensor.shape)
     if rows is not None or shape is not None or _graphs.in_branch():
-        return function(tensor, number, seed, rows, shape)
-    result = _traced(function, tensor.dtype, number.dtype)(tensor, number, seed)
+        return function(tensor, number, seed, rows, shape, *others)
+    dtypes = [entries.dtype for entries in (tensor, *others)]
+    result = _traced(function, number.dtype, *dtypes)(number, seed, tensor, *others)
     result.set_shape(tensor.shape)
     return result
 
@@ -360,20 +452,21 @@ def _is_compiled(tensor: tf.Tensor, rows: tf.Tensor | None, shape: xxh32.Shape |
 
 _compiled = {
     function: tf.function(function, jit_compile=True, autograph=False)
-    for function in (_dropout, _noise)
+    for function in (_dropout, _mix, _noise)
 }
 
 
 @functools.cache
-def _traced(function: Callable[..., tf.Tensor], *dtypes: tf.DType) -> Callable[..., tf.Tensor]:
-    """The function for tensors of all shapes."""
-    tensor, number = dtypes
+def _traced(
+    function: Callable[..., tf.Tensor], number: tf.DType, *tensors: tf.DType
+) -> Callable[..., tf.Tensor]:
+    """The function for tensors of all shapes, which are its last arguments here."""
     return tf.function(
-        lambda tensor, number, seed: function(tensor, number, seed, None, None),
+        lambda number, seed, tensor, *others: function(tensor, number, seed, None, None, *others),
         autograph=False,
         input_signature=[
-            tf.TensorSpec(None, tensor),
             tf.TensorSpec([], number),
             tf.TensorSpec([2], tf.int32),
+            *(tf.TensorSpec(None, dtype) for dtype in tensors),
         ],
     )

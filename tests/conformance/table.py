@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 from stacks import HAS_ADDONS, IS_KERAS_2
 
@@ -108,6 +109,7 @@ class Case(NamedTuple):
         make: builds the layer from `seed` and `recompute`.
         rates: the drop rate of each parametrized weight by its name; None: noise of `STDDEV`.
         mask_shape: the shape of one mask by the shape of the weight.
+        config_is_all: whether a config says all that is computed; references are in files alone.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Case(NamedTuple):
     make: Callable[..., keras.Layer]
     rates: dict[str, float | None]
     mask_shape: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda shape: shape
+    config_is_all: bool = True
 
 
 def _functional() -> keras.Model:
@@ -280,6 +283,18 @@ def _noise_case(row: Row) -> Case:
     return Case(f"{row.name}, noise", row, make, dict.fromkeys(row.default, None))
 
 
+def _mixout_case(name: str, shape: tuple[int, ...]) -> Case:
+    """Mixout towards zero, which drops as dropout does."""
+    row = ROW[name]
+    (weight,) = row.default
+    start = {weight: np.zeros(shape, "float32")}
+
+    def make(**options: Any) -> keras.Layer:
+        return layers.Mixout(row.make(), 0.5, towards=start, **options)
+
+    return Case(f"{name}, mixout", row, make, {weight: 0.5}, config_is_all=False)
+
+
 def _pattern_case(name: str, parametrizations: dict[str, P.Parametrization], **rates: Any) -> Case:
     def make(**options: Any) -> keras.Layer:
         return layers.Parametrized(ROW[name].make(), parametrizations, **options)
@@ -306,6 +321,11 @@ def _parametrized_model(**options: Any) -> keras.Model:
 DROPOUT = [_dropout_case(row) for row in ROWS]
 # What noise does is the same for all layers, but those that look rows up, or have a loop or two.
 NOISE = [_noise_case(ROW[name]) for name in ("Dense", "Embedding", "LSTM", "Bidirectional")]
+MIXOUT = [
+    _mixout_case("Dense", (5, 3)),
+    _mixout_case("LSTM", (3, 12)),
+    _mixout_case("Embedding", (7, 3)),
+]
 OWN = [
     _pattern_case(
         "Dense",
@@ -344,7 +364,7 @@ OWN = [
         dict.fromkeys(ROW["functional model"].default, 0.5),
     ),
 ]
-CASES = [*DROPOUT, *NOISE, *OWN]
+CASES = [*DROPOUT, *NOISE, *MIXOUT, *OWN]
 # A layer of each nature, for what is the same for others of its nature.
 NATURES = [
     case
@@ -353,4 +373,4 @@ NATURES = [
 ]
 FURTHER = [_dropout_case(row) for row in OTHER_DIMENSIONS]
 # For what cannot depend on the parametrization.
-NOT_NOISE = [*DROPOUT, *OWN]
+NOT_NOISE = [*DROPOUT, *MIXOUT, *OWN]

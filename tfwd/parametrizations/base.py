@@ -43,6 +43,7 @@ class Parametrization:
     stochastic = True
     elementwise = False
     by_rows = False  # whether there is an `of_rows`
+    has_reference = False  # whether there is a `towards_tensor`, which layers call; see `Mixout`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -89,6 +90,23 @@ class Parametrization:
 
         Args:
             call: int64 scalar, the number of the training call, from 0.
+        """
+        return self
+
+    def towards_tensor(self, reference: tf.Tensor) -> Parametrization:
+        """The same with a reference, a tensor beside the weight, if it `has_reference`.
+
+        Args:
+            reference: of the weight's shape; for `of_rows` the rows of it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no reference")
+
+    def of_weight(self, raw: tf.Tensor) -> Parametrization:
+        """The same with what it needs to know of a whole weight, before it is applied to it.
+
+        Args:
+            raw: the raw weight, also where other elements of a chain come before this one, and
+                where only rows are wanted.
         """
         return self
 

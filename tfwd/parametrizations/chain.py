@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -84,18 +84,20 @@ class BoundParametrization(NamedTuple):
         parametrization: what is applied.
         seed: int32 `[2]`, or None if nothing of it is stochastic.
         training: whether its stochastic elements act.
+        references: the tensors of those of its elements that have one, in their order.
     """
 
     parametrization: Parametrization
     seed: tf.Tensor | None
     training: bool = True
+    references: Sequence[tf.Tensor] = ()
 
 
 def apply(
     weight: tf.Tensor,
     chain: Sequence[BoundParametrization],
     places: tf.Tensor | None = None,
-    shape: tuple[int, ...] = (),
+    whole: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Applies the links of a chain one after the other.
 
@@ -107,7 +109,7 @@ def apply(
         chain: the links, the first applied first.
         places: integers, if `weight` is not a whole weight but those rows of one; every element of
             the chain must then be `by_rows`.
-        shape: the shape of the whole weight, if `places` is given.
+        whole: the whole raw weight, if `places` is given.
 
     Returns:
         The effective weight, or those rows of it.
@@ -115,17 +117,22 @@ def apply(
     Raises:
         ValueError: if an element does not keep shape and dtype.
     """
-    elements = [(element, link) for link in chain for element in link.parametrization.elements()]
-    for index, (element, link) in enumerate(elements):
+    raw = weight if whole is None else whole
+    elements = [(*pair, link) for link in chain for pair in _with_references(link)]
+    for index, (element, reference, link) in enumerate(elements):
         if element.is_identity or (element.stochastic and not link.training):
             continue
+        if reference is not None:
+            reference = reference if places is None else tf.gather(reference, places)
+            element = element.towards_tensor(reference)
+        element = element.of_weight(raw)
         seed = link.seed
         if index and element.stochastic:
             seed = seeds.fold(seed, 0, index)
         if places is None:
             effective = element(weight, seed)
         else:
-            effective = element.of_rows(weight, seed, places, shape)
+            effective = element.of_rows(weight, seed, places, tuple(raw.shape))
         if not tf.is_tensor(effective):
             raise ValueError(f"{element!r} made a {type(effective).__name__} that is no tensor")
         if effective.dtype != weight.dtype or not effective.shape.is_compatible_with(weight.shape):
@@ -135,3 +142,12 @@ def apply(
             )
         weight = effective
     return weight
+
+
+def _with_references(
+    link: BoundParametrization,
+) -> Iterator[tuple[Parametrization, tf.Tensor | None]]:
+    """The elements of a link, each with its reference if it has one."""
+    given = iter(link.references)
+    for element in link.parametrization.elements():
+        yield element, next(given, None) if element.has_reference else None

@@ -8,16 +8,25 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import random_masks, rates
+from tfwd import dtypes, random_masks, rates
 from tfwd.parametrizations.base import Parametrization, changed
+
+SCALES = ("absolute", "deviation")
 
 
 @keras.saving.register_keras_serializable("tfwd")
 class GaussianNoise(Parametrization):
     """Variational noise: independent Gaussian noise on every entry.
 
-    Formula: `w' = w + stddev * e` with `e ~ N(0, I)`, from training call `start_step` on; before,
-    and where `stddev` is 0, `w' = w` bit for bit.
+    Formula: `w' = w + stddev * s * e` with `e ~ N(0, I)`, from training call `start_step` on;
+    before, and where `stddev` is 0, `w' = w` bit for bit. With `scale="absolute"` s is 1. With
+    "deviation" it is the weight's own standard deviation,
+
+        s = sqrt(mean((w - mean(w))^2)),
+
+    over all entries of the raw weight, also where other parametrizations come before this one and
+    where an embedding looks up a few rows. The gradient takes it for a constant: `dw'/dw = 1`. A
+    weight whose entries are all equal gets no noise then.
 
     Args:
         stddev: the standard deviation, at least 0: a float, a schedule or a variable, as the rate
@@ -25,9 +34,10 @@ class GaussianNoise(Parametrization):
         start_step: the number of the first training call, counted from 0, that adds noise. Calls
             are counted by the layer that is wrapped, so that a layer called twice in a training
             step counts two.
+        scale: "absolute" or "deviation", what `stddev` is a multiple of.
 
     Raises:
-        ValueError: when it is applied, if `stddev` is negative or not finite.
+        ValueError: scale is neither; when it is applied, `stddev` is negative or not finite.
 
     Example:
 
@@ -36,25 +46,53 @@ class GaussianNoise(Parametrization):
     0.1
 
     References: Graves, "Practical Variational Inference for Neural Networks" (2011). One fixed
-    deviation is used for all entries, as in speech recognition since; it is not learnt.
+    deviation is used for all entries, as in speech recognition since; it is not learnt. Wu et al.,
+    "NoisyTune: A Little Noise Can Help You Finetune Pretrained Language Models Better" (2022), for
+    the weight's own deviation. Departures: theirs is uniform noise, added once before training;
+    here it is Gaussian, and drawn in each call.
     """
 
     elementwise = True
 
-    def __init__(self, stddev: rates.Scalar, start_step: int = 0) -> None:
+    def __init__(self, stddev: rates.Scalar, start_step: int = 0, scale: str = "absolute") -> None:
+        if scale not in SCALES:
+            raise ValueError(f"GaussianNoise: scale={scale!r}: give one of {', '.join(SCALES)}")
         self.stddev = rates.constant(stddev)
         self.start_step = start_step
+        self.scale = scale
+        self._deviation: tf.Tensor | None = None  # of a weight
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         self.check("GaussianNoise")
         if self.is_identity:
             return weight
-        return random_masks.noise(weight, self.stddev, seed)
+        return random_masks.noise(weight, self._stddev(weight), seed)
 
     def of_rows(
         self, rows: tf.Tensor, seed: tf.Tensor, places: tf.Tensor, shape: tuple[int, ...]
     ) -> tf.Tensor:
-        return random_masks.noise(rows, self.stddev, seed, places, shape)
+        return random_masks.noise(rows, self._stddev(None), seed, places, shape)
+
+    def of_weight(self, raw: tf.Tensor) -> GaussianNoise:
+        if self.scale == "absolute" or self.is_identity:
+            return self
+        wide = tf.cast(tf.stop_gradient(raw), dtypes.wide(raw.dtype))
+        return changed(self, _deviation=tf.math.reduce_std(wide))
+
+    def _stddev(self, weight: tf.Tensor | None) -> rates.Scalar:
+        """The deviation of the noise."""
+        if self.scale == "absolute":
+            return self.stddev
+        if self._deviation is None:
+            if weight is None:
+                raise ValueError(
+                    f"{self!r}: rows do not tell the deviation of their weight: "
+                    "of_weight(weight) first"
+                )
+            return self.of_weight(weight)._stddev(None)
+        if rates.is_number(self.stddev):
+            return self.stddev * self._deviation
+        return tf.cast(self.stddev, self._deviation.dtype) * self._deviation
 
     def at(self, call: tf.Tensor) -> GaussianNoise:
         stddev = rates.read(self.stddev, call, below=math.inf)
@@ -75,4 +113,14 @@ class GaussianNoise(Parametrization):
         return rates.is_number(self.stddev) and float(self.stddev) == 0.0
 
     def get_config(self) -> dict[str, Any]:
-        return {"stddev": rates.serialized(self.stddev), "start_step": self.start_step}
+        return {
+            "stddev": rates.serialized(self.stddev),
+            "start_step": self.start_step,
+            "scale": self.scale,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"GaussianNoise(stddev={self.stddev!r}, start_step={self.start_step!r}, "
+            f"scale={self.scale!r})"
+        )

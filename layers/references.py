@@ -1,0 +1,204 @@
+"""`References`: what the weights of a layer are mixed with, a copy of each.
+
+As `SeedStream`, it is a layer of its own without weights, that stands inside the layer which mixes:
+so files that were written by a plain layer still load, and no optimizer sees the copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfwd import _keras, pretrained
+from tfwd.layers.weight_selection import Target, TargetedWeights
+from tfwd.parametrizations import Parametrization
+
+
+class _Held(NamedTuple):
+    value: tf.Variable
+    taken: tf.Variable  # whether there is a value yet
+
+
+class References(keras.layers.Layer):
+    """Holds the references of a layer's weights, and takes them in its first training call.
+
+    Args:
+        owner: the name of the layer that mixes, for messages.
+    """
+
+    def __init__(self, owner: str) -> None:
+        super().__init__(name="references")
+        self._owner = owner
+        # By the position of the weight and of the element in its chain. Keras is not to see them.
+        object.__setattr__(self, "_held", {})
+        object.__setattr__(self, "_starts", {})  # the weights that are taken as they are at first
+        self.built = True
+
+    def make(self, targeted: TargetedWeights) -> None:
+        """Makes the copies that there are none of yet; those that come from a source are read.
+
+        Raises:
+            ValueError: a source has nothing for a weight, or something of another shape.
+        """
+        found = []
+        for target, parametrization in targeted:
+            for name, element in _places(target, parametrization):
+                if name not in self._held:
+                    start = isinstance(element.towards, str) and element.towards == "start"
+                    read = None if start else _read(self._owner, target, element.towards)
+                    found.append((name, target.variable, element.reference_dtype, read))
+        for name, variable, dtype, read in found:
+            dtype = dtype or _keras.variables.dtype_name(variable)
+            value = np.zeros(tuple(variable.shape), "bool") if read is None else read
+            self._held[name] = _Held(
+                self._variable(name, value, dtype),
+                self._variable(f"{name}_taken", np.asarray(read is not None), "bool"),
+            )
+            if read is None:
+                self._starts[name] = variable
+
+    def of(self, target: Target, parametrization: Parametrization) -> list[tf.Variable]:
+        """The references of one weight, in the order of the elements that have one."""
+        return [self._held[name].value for name, _ in _places(target, parametrization)]
+
+    @property
+    def all(self) -> list[tf.Variable]:
+        """All references."""
+        return [held.value for held in self._held.values()]
+
+    def begin(self, training: bool | tf.Tensor) -> None:
+        """Takes the weights as they are now, in the first call that is a training call."""
+        if not self._starts or training is False:
+            return
+        taken = [self._held[name].taken.read_value() for name in self._starts]
+        due = tf.logical_and(tf.logical_not(tf.reduce_all(taken)), training)
+        if not tf.executing_eagerly():
+            tf.cond(due, self._take, lambda: None)
+        elif due:
+            self._take()
+
+    def _take(self) -> None:
+        for name, variable in self._starts.items():
+            held = self._held[name]
+            now = tf.cast(_keras.variables.value(variable), held.value.dtype)
+            # Others may have been made by a later call, or come out of a file.
+            held.value.assign(tf.where(held.taken.read_value(), held.value.read_value(), now))
+            held.taken.assign(True)
+
+    def looked_up(self, target: Target, parametrization: Parametrization) -> list[tf.Tensor]:
+        """The references of one weight; before the first training call, what they would become."""
+        found = []
+        for name, _ in _places(target, parametrization):
+            held = self._held[name]
+            now = tf.cast(_keras.variables.value(target.variable), held.value.dtype)
+            found.append(tf.where(held.taken.read_value(), held.value.read_value(), now))
+        return found
+
+    def _variable(self, name: str, value: np.ndarray, dtype: str) -> tf.Variable:
+        with tf.init_scope():
+            variable = tf.Variable(
+                tf.cast(value, dtype),
+                trainable=False,
+                name=f"{self._owner}/references/{name}",
+                # Each replica has its own, as of a weight, and all the same.
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+        self._track_trackable(variable, name)
+        return variable
+
+    def save_own_variables(self, store: Any) -> None:
+        for name, held in self._held.items():
+            value = tf.convert_to_tensor(held.value)
+            # Half precision is no dtype of every file.
+            half = value.dtype in (tf.bfloat16, tf.float16)
+            store[name] = (tf.cast(value, tf.float32) if half else value).numpy()
+            store[f"{name}_taken"] = tf.convert_to_tensor(held.taken).numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        absent = [name for name in self._held if name not in store]
+        if absent:
+            raise ValueError(
+                f"the file has no references of layer '{self._owner}', which mixes its weights "
+                "with them: a file that a model without Mixout wrote is read by "
+                "tfwd.unwrap(model).load_weights(file), into the same variables"
+            )
+        for name, held in self._held.items():
+            held.value.assign(tf.cast(np.asarray(store[name]), held.value.dtype))
+            held.taken.assign(bool(np.asarray(store[f"{name}_taken"])))
+
+
+def begin(layer: keras.layers.Layer, training: bool | tf.Tensor) -> None:
+    """Has a layer, and all in it, take the references that are due."""
+    for inner in _keras.layers.all_layers(layer):
+        if isinstance(inner, References):
+            inner.begin(training)
+
+
+def variables(layer: keras.layers.Layer) -> list[tf.Variable]:
+    """All references of a layer, and of all in it."""
+    inside = [x for x in _keras.layers.all_layers(layer) if isinstance(x, References)]
+    return [variable for references in inside for variable in references.all]
+
+
+def _places(target: Target, parametrization: Parametrization) -> list[tuple[str, Any]]:
+    """The elements with a reference, each with the name of it."""
+    return [
+        (f"{target.position}_{i}", element)
+        for i, element in enumerate(parametrization.elements())
+        if element.has_reference
+    ]
+
+
+def _read(layer: str, target: Target, source: Any) -> np.ndarray:
+    """What a source has for a weight."""
+    where = f"weight '{target.name}' of layer '{layer}': Mixout"
+    if isinstance(source, pretrained.Plan):
+        return _of_plan(where, target, source)
+    if isinstance(source, Mapping):
+        return _of_keys(where, target, list(source), lambda key: np.asarray(source[key]))
+    try:
+        with pretrained.open_source(source) as file:
+            return _of_keys(where, target, list(file.entries), file.read)
+    except pretrained.SourceError as error:
+        raise ValueError(f"{where} cannot read its reference: {error}") from error
+
+
+def _of_plan(where: str, target: Target, plan: pretrained.Plan) -> np.ndarray:
+    try:
+        plan.check()
+        value = plan.value_of(target.variable)
+    except (pretrained.PlanError, pretrained.SourceError) as error:
+        raise ValueError(f"{where} cannot use its plan: {error}") from error
+    if value is None:
+        raise ValueError(
+            f"{where} finds no '{target.path}' in its plan, which is for {plan.source}: make the "
+            "plan of the model that has this very variable"
+        )
+    return value
+
+
+def _of_keys(
+    where: str, target: Target, keys: list[str], read: Callable[[str], np.ndarray]
+) -> np.ndarray:
+    """What there is under the key that is the weight's path, or an end of it, or ends in it."""
+    path = f"/{target.path}"
+    found = [key for key in keys if path.endswith(f"/{key}") or f"/{key}".endswith(path)]
+    if len(found) != 1:
+        there = f"{', '.join(sorted(found or keys)[:5])}{', ...' if len(found or keys) > 5 else ''}"
+        what = "more than one key" if found else "no key"
+        raise ValueError(
+            f"{where} finds {what} for '{target.path}' in its source, which has {there or 'none'}: "
+            "one must be the weight's path, or an end of it"
+        )
+    value = read(found[0])
+    if value.shape != tuple(target.variable.shape):
+        raise ValueError(
+            f"{where} needs a reference of shape {tuple(target.variable.shape)}, and '{found[0]}' "
+            f"in its source is of shape {value.shape}"
+        )
+    return value
