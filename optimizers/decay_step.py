@@ -1,4 +1,4 @@
-"""The decay of one variable: w <- w - f*w, as exactly as its dtype allows."""
+"""The decay of one variable, w <- w - f*(w - start), as exactly as its dtype allows."""
 
 from __future__ import annotations
 
@@ -14,37 +14,43 @@ from tfwd.dtypes import wide
 _LARGE = 2**18
 
 
-def decay(variable: tf.Variable, fraction: Any) -> Any:
-    """w <- w - f*w, rounded to the variable's dtype once.
+def decay(variable: tf.Variable, fraction: Any, start: Any = None) -> Any:
+    """w <- w - f*(w - start), rounded to the variable's dtype once.
 
     Args:
         variable: any floating dtype.
         fraction: f, a scalar of dtype `wide(variable.dtype)`.
+        start: a variable of the same shape and dtype, or None for zero.
 
     Returns:
         The operation.
     """
     if wide(variable.dtype) == variable.dtype:
-        return variable.assign_sub(fraction * variable)
+        return variable.assign_sub(fraction * _distance(variable, start))
     value = tf.cast(variable, wide(variable.dtype))
-    return variable.assign(tf.cast(value - fraction * value, variable.dtype))
+    value -= fraction * _distance(value, start)
+    return variable.assign(tf.cast(value, variable.dtype))
 
 
-def decay_rows(variable: tf.Variable, rows: tf.Tensor, fraction: Any) -> Any:
+def decay_rows(variable: tf.Variable, rows: tf.Tensor, fraction: Any, start: Any = None) -> Any:
     """The same for some rows, each once however often it is named.
 
     Args:
         variable: of rank 1 at least.
         rows: int `[n]`, with repetitions or without.
-        fraction: as for `decay`.
+        fraction, start: as for `decay`.
 
     Returns:
         The operation.
     """
     value = tf.cast(tf.gather(variable, rows), wide(variable.dtype))
+    value -= fraction * _distance(value, None if start is None else tf.gather(start, rows))
     # Assigned and not subtracted: a row that is named twice gets the same value twice.
-    decayed = tf.cast(value - fraction * value, variable.dtype)
-    return variable.scatter_update(tf.IndexedSlices(decayed, rows))
+    return variable.scatter_update(tf.IndexedSlices(tf.cast(value, variable.dtype), rows))
+
+
+def _distance(value: Any, start: Any) -> Any:
+    return value if start is None else value - tf.cast(start, value.dtype)
 
 
 class FusedSteps:
@@ -75,13 +81,14 @@ class FusedSteps:
         variable: tf.Variable,
         rate: Any,
         fraction: tf.Tensor,
+        start: Any = None,
     ) -> None:
-        """`decay(variable, fraction)`, then `own(gradient, variable, rate)`."""
+        """`decay(variable, fraction, start)`, then `own(gradient, variable, rate)`."""
         if id(variable) not in self._functions:
 
             @tf.function(jit_compile=True, autograph=False)
             def both(gradient: tf.Tensor, rate: tf.Tensor, fraction: tf.Tensor) -> None:
-                decay(variable, fraction)
+                decay(variable, fraction, start)
                 own(gradient, variable, rate)
 
             self._functions[id(variable)] = both

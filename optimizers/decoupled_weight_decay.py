@@ -18,7 +18,7 @@ from tfwd import _keras
 from tfwd._keras import updates as _keras_updates
 from tfwd._keras import wrapped_optimizers
 from tfwd.dtypes import wide
-from tfwd.optimizers.decay_parts import FirstUpdates, NamedRows
+from tfwd.optimizers.decay_parts import FirstUpdates, NamedRows, Starts
 from tfwd.optimizers.decay_rate import DecayRate
 from tfwd.optimizers.decay_rules import Choice, DecayRow, DecayRules, DecayTable
 from tfwd.optimizers.decay_step import FusedSteps, decay, decay_rows
@@ -27,6 +27,7 @@ from tfwd.optimizers.replicas import on_every_replica
 
 Own = Callable[..., None]  # an optimizer's own update_step
 SPARSE = ("table", "rows")
+TOWARDS = ("zero", "start")
 
 
 @keras.saving.register_keras_serializable("tfwd")
@@ -35,19 +36,20 @@ class DecoupledWeightDecay(SumsRows):
 
     In each update, for each variable that is decayed, first
 
-        w <- w - d * m * s * w
+        w <- w - d * m * s * (w - w0)
 
     and then the wrapped optimizer's step, which sees the decayed weight. d is `weight_decay`, m
-    the variable's multiplier, and s
+    the variable's multiplier, w0 zero, or with `towards="start"` the weight of the start, and s
 
     - 1 with `scale="absolute"` (Caffe's `W = W*(1 - d)`, tensorflow-addons),
     - the current learning rate with `"learning_rate"` (PyTorch, Keras),
     - the current learning rate over the initial one with `"schedule"` (Loshchilov and Hutter).
 
-    It adds no state: variables, learning rate and step counter are the wrapped optimizer's. With
-    `weight_decay=0` it is the wrapped optimizer, bit for bit, but for one departure: a row that
-    stands more than once in a sparse gradient is added up first, as it is in the dense gradient.
-    Keras 3's optimizers, all but SGD and Lion, take each part for the row's whole gradient.
+    It adds no state, but for w0: variables, learning rate and step counter are the wrapped
+    optimizer's. With `weight_decay=0` it is the wrapped optimizer, bit for bit, but for one
+    departure: a row that stands more than once in a sparse gradient is added up first, as it is in
+    the dense gradient. Keras 3's optimizers, all but SGD and Lion, take each part for the row's
+    whole gradient.
 
     On Keras 2 the optimizer may also be a legacy one (`keras.optimizers.legacy`) or one of
     tensorflow-addons. Around such a one this is a legacy optimizer itself, and stands inside and
@@ -74,6 +76,9 @@ class DecoupledWeightDecay(SumsRows):
         name: the optimizer's name.
         sum_repeated_rows: whether a row that stands more than once in a sparse gradient is added
             up before clipping and before the step; False for what Keras does.
+        towards: "zero", or "start" for what the variables are when the optimizer is built, which is
+            at its first step at the latest. The optimizer has a copy of each variable that is
+            decayed, in the variable's dtype, and it is saved and restored with the optimizer.
 
     Raises:
         TypeError: the optimizer is not a Keras optimizer, or weight_decay not one of its kinds.
@@ -94,6 +99,9 @@ class DecoupledWeightDecay(SumsRows):
         Departure: the paper subtracts decay and step from the same old weight. The two are equal
         for optimizers whose step does not read the weight; LAMB, Adafactor, Ftrl and the
         schedule-free ones do read it, and here they see the decayed one.
+        Li, Grandvalet and Davoine, "Explicit Inductive Bias for Transfer Learning with
+        Convolutional Networks", arXiv:1802.01483, for the decay towards the start, L2-SP.
+        Departure: theirs is a term of the loss.
     """
 
     def __init__(
@@ -108,6 +116,7 @@ class DecoupledWeightDecay(SumsRows):
         decay_unused: bool = False,
         name: str | None = None,
         sum_repeated_rows: bool = True,
+        towards: str = "zero",
     ) -> None:
         kind = type(self).__name__
         decay_rate = DecayRate(kind, weight_decay, scale)
@@ -116,12 +125,15 @@ class DecoupledWeightDecay(SumsRows):
             decay_rate.check_share(factor)
         if sparse not in SPARSE:
             raise ValueError(f"{kind}: sparse={sparse!r}: give one of {', '.join(SPARSE)}")
+        if towards not in TOWARDS:
+            raise ValueError(f"{kind}: towards={towards!r}: give one of {', '.join(TOWARDS)}")
         super().__init__(optimizer, sum_repeated_rows, name)
         for held in wrapped_optimizers.chain(self.optimizer):
             _check_no_decay(kind, held)
         self._decay_rate = decay_rate
         self._rules: Any = rules
-        self.sparse, self.decay_unused = sparse, bool(decay_unused)
+        self.sparse, self.decay_unused, self.towards = sparse, bool(decay_unused), towards
+        self._starts: Any = Starts()
         self._decay_rate.note_initial(wrapped_optimizers.leaves(self.optimizer))
         self._fused = FusedSteps()
         self._unused_known = False
@@ -212,6 +224,19 @@ class DecoupledWeightDecay(SumsRows):
         for leaf in leaves:
             _check_no_decay(type(self).__name__, leaf)
         self._decay_rate.note_initial(leaves)
+        if self.towards == "start":
+            self._hold_starts(variables)
+
+    def _hold_starts(self, variables: list[keras.Variable]) -> None:
+        for variable in variables:
+            key = wrapped_optimizers.key(self, variable)
+            if self._rules.chosen[key].multiplier and not self._starts.has(key):
+                name = f"{_keras.variables.path(variable)}_start".replace("/", "_")
+                dtype = _keras.variables.dtype_name(variable)
+                self._starts.hold(key, self._add_variable(name, dtype, None, like=variable))
+
+    def _start(self, variable: tf.Variable) -> tf.Variable | None:
+        return self._starts.of(wrapped_optimizers.key(self, variable))
 
     def _apply(self, grads: list[Any], variables: list[Any], make: Callable[[], Any]) -> Any:
         if self._decay_rate.is_zero:
@@ -229,12 +254,12 @@ class DecoupledWeightDecay(SumsRows):
             named = rows(leaf, gradient, variable) if rows else None
             done = None
             if fraction is not None and named is not None:
-                done = decay_rows(variable, named, fraction)
+                done = decay_rows(variable, named, fraction, self._start(variable))
             elif fraction is not None and self._fused.takes(leaf, gradient, variable):
-                self._fused(own, gradient, variable, rate, fraction)
+                self._fused(own, gradient, variable, rate, fraction, self._start(variable))
                 return
             elif fraction is not None:
-                done = decay(variable, fraction)
+                done = decay(variable, fraction, self._start(variable))
             with _keras_updates.after(leaf, done):
                 own(gradient, variable, rate)
 
@@ -264,7 +289,7 @@ class DecoupledWeightDecay(SumsRows):
     def _decay_unused(self, leaf: Any, variable: tf.Variable) -> None:
         fraction = self._fraction(leaf, variable, wrapped_optimizers.learning_rate(leaf))
         if fraction is not None:
-            decay(variable, fraction)
+            decay(variable, fraction, self._start(variable))
 
     def _fraction(self, leaf: Any, variable: tf.Variable, rate: Any) -> tf.Tensor | None:
         """d * m * s of this update, `None` for a variable that is not decayed."""
@@ -287,6 +312,7 @@ class DecoupledWeightDecay(SumsRows):
             "multipliers": self.multipliers,
             "sparse": self.sparse,
             "decay_unused": self.decay_unused,
+            "towards": self.towards,
         }
 
     @classmethod

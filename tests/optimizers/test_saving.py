@@ -18,6 +18,9 @@ OPTIMIZERS = {
     "momentum, scaled": lambda: DecoupledWeightDecay(
         make("SGD", Schedule(0.1, 2, 0.5), momentum=0.9), 0.03, "schedule", multipliers={"bias": 2}
     ),
+    "towards the start": lambda: DecoupledWeightDecay(
+        make("Adam"), 0.03, exclude="bias", towards="start"
+    ),
     "loss scale around": lambda: LossScale(DecoupledWeightDecay(make("Adam"), 0.03)),
     "loss scale inside": lambda: DecoupledWeightDecay(LossScale(make("Adam")), 0.03),
     "averaged": lambda: NonMonotonicASGD(DecoupledWeightDecay(make("Adam"), 0.03), 1),
