@@ -65,9 +65,8 @@ class References(keras.layers.Layer):
         """The references of one weight, in the order of the elements that have one."""
         return [self._held[name].value for name, _ in _places(target, parametrization)]
 
-    @property
     def all(self) -> list[tf.Variable]:
-        """All references."""
+        """All references. (Of a property, Keras 2 would see stand-ins in a wrapper's call.)"""
         return [held.value for held in self._held.values()]
 
     def begin(self, training: bool | tf.Tensor) -> None:
@@ -142,7 +141,7 @@ def begin(layer: keras.layers.Layer, training: bool | tf.Tensor) -> None:
 def variables(layer: keras.layers.Layer) -> list[tf.Variable]:
     """All references of a layer, and of all in it."""
     inside = [x for x in _keras.layers.all_layers(layer) if isinstance(x, References)]
-    return [variable for references in inside for variable in references.all]
+    return [variable for references in inside for variable in references.all()]
 
 
 def _places(target: Target, parametrization: Parametrization) -> list[tuple[str, Any]]:

@@ -22,19 +22,22 @@ X = tf.random.stateless_normal([2, 6], [3, 2])
 
 def stack(recomputed: bool, depth: int = 3, kind: str = "dense") -> keras.Sequential:
     def layer(index: int) -> keras.Layer:
-        if kind == "dense":
-            inner = keras.layers.Dense(N, activation="tanh", use_bias=False)
-        else:
+        if kind == "rnn":
             inner = keras.layers.SimpleRNN(N, return_sequences=True)
+        else:
+            inner = keras.layers.Dense(N, activation="tanh", use_bias=False)
+        if kind == "mixout":  # whose references are held in another dtype than they are used in
+            options = {"reference_dtype": "bfloat16", "seed": index, "recompute": recomputed}
+            return layers.Mixout(inner, 0.5, **options)
         return layers.WeightDropout(inner, 0.5, seed=index, recompute=recomputed)
 
     model = keras.Sequential([layer(i) for i in range(depth)])
-    model.build((4, N) if kind == "dense" else (4, 3, N))
+    model.build((4, 3, N) if kind == "rnn" else (4, N))
     return model
 
 
 def inputs(kind: str = "dense") -> tf.Tensor:
-    shape = [4, N] if kind == "dense" else [4, 3, N]
+    shape = [4, 3, N] if kind == "rnn" else [4, N]
     return tf.random.stateless_normal(shape, [1, 2])
 
 
@@ -56,7 +59,7 @@ def _kept(model: keras.Model, x: tf.Tensor) -> list[tf.Tensor]:
 _RAW = {"ReadVariableOp", "Placeholder"}
 
 
-@pytest.mark.parametrize("kind", ["dense", "rnn"])
+@pytest.mark.parametrize("kind", ["dense", "rnn", "mixout"])
 def test_no_effective_weight_and_no_mask_is_kept_for_backward(kind: str) -> None:
     """With the tape outside, forward hands backward raw weights and inputs, no drawn tensor."""
 
@@ -69,9 +72,12 @@ def test_no_effective_weight_and_no_mask_is_kept_for_backward(kind: str) -> None
     assert len(drawn(recomputed=False)) >= 3  # so that this test can see them
 
 
-def test_nothing_that_grows_with_the_weights_but_the_weights_is_kept() -> None:
+@pytest.mark.parametrize("kind", ["dense", "mixout"])
+def test_nothing_that_grows_with_the_weights_but_the_weights_is_kept(kind: str) -> None:
     """Whatever its shape: a mask may be laid flat, or packed."""
-    large = [t for t in _kept(stack(True), inputs()) if t.shape.num_elements() >= N * N // 32]
+    large = [
+        t for t in _kept(stack(True, kind=kind), inputs()) if t.shape.num_elements() >= N * N // 32
+    ]
     assert {_source(t) for t in large if t.shape != [4, N]} <= _RAW
 
 

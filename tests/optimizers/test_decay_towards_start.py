@@ -169,7 +169,9 @@ def test_the_config_and_wrong_values():
 
 def test_replicas_decay_towards_one_start():
     keras.config.set_floatx("float32")
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
     found = []
     for scope in (strategy.scope, tf.init_scope):
         with scope():

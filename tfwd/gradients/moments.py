@@ -14,6 +14,7 @@ from tfwd.gradients.data import Data
 from tfwd.gradients.job import Job
 from tfwd.gradients.losses import Losses
 from tfwd.gradients.per_example_gradients import scaled
+from tfwd.layers import references
 
 Parts = tuple[list[Any], list[Any], list[Any]]  # as Job.means gives them
 
@@ -131,6 +132,7 @@ def _squared_mean(
     data = given.never_empty()
     checks.build(model, data.x)
     checks.batch_normalization(model, bool(training))
+    references.begin(model, bool(training))  # before other weights are tried
     found = independence.report(model, data, bool(training))
     job = Job(model, losses, data, bool(training), found)
     parts = job.means(chunk_size)

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, training_flag
-from tfwd.layers import references, weight_selection
+from tfwd.layers import weight_selection
 from tfwd.layers.weight_perturbation import WeightPerturbationMixin
 
 # For each variable its effective weight, and the derivative of that by the raw weight, entry by
@@ -47,7 +47,6 @@ class Perturbations:
         self._calls[id(layer)] = index + 1
         key = id(layer), index
         if key not in self._numbers:
-            references.begin(layer, True)
             self._numbers[key] = layer.calls
             self._found[key] = _effective(layer, self._numbers[key])
             layer.draws.next(True)
