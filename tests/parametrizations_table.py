@@ -1,18 +1,39 @@
 """One row for each parametrization, or for each option that changes what it computes."""
 
+from typing import Any
+
+import tensorflow as tf
+
 from tfwd import parametrizations as P
 
 # Those whose gradient is not the derivative of their formula, such as straight-through rounding: it
 # is held against finite differences for the others alone, and has a test of its own.
-SURROGATE: list[P.Parametrization] = []
+SURROGATE: list[P.Parametrization] = [P.GaussianNoise(0.3, scale="deviation")]
 ALL = [
     P.Dropout(0.5),
     P.Dropout(0.25, noise_shape=(None, 1)),
     P.GaussianNoise(0.3),
     P.GaussianNoise(0.3, start_step=2),
+    P.Mixout(0.5),
+    P.Mixout(0.25, noise_shape=(None, 1), reference_dtype="bfloat16"),
     P.WeightNorm(),
     P.WeightNorm(axis=0, epsilon=1e-3),
     P.Chain([P.GaussianNoise(0.3), P.Dropout(0.5)]),
     P.Chain([P.Chain([P.Dropout(0.5)]), P.WeightNorm()]),
     *SURROGATE,
 ]
+
+
+def in_call(p: P.Parametrization, weight: tf.Tensor, places: Any = None) -> P.Parametrization:
+    """The parametrization of call number 5, with what a layer tells it of its weight.
+
+    Args:
+        p: one of the table.
+        weight: the raw weight.
+        places: which rows of it are to be computed, if not all.
+    """
+    p = p.at(tf.constant(5, tf.int64)).of_weight(weight)
+    if not p.has_reference:
+        return p
+    reference = 0.5 - 2 * weight
+    return p.towards_tensor(reference if places is None else tf.gather(reference, places))

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from parametrizations_table import ALL, SURROGATE
+from parametrizations_table import ALL, SURROGATE, in_call
 
 from tfwd import parametrizations as P
 from tfwd import random_masks, seeds
@@ -25,16 +25,17 @@ def weight(dtype: str = "float32", shape: tuple[int, ...] = (30, 40)) -> tf.Tens
 @pytest.mark.parametrize("p", ALL, ids=repr)
 def test_shape_type_and_purity(p: P.Parametrization, dtype: str) -> None:
     w = weight(dtype)
-    found = p.at(tf.constant(5, tf.int64))(w, SEED)
+    p = in_call(p, w)
+    found = p(w, SEED)
     assert (found.shape, found.dtype) == (w.shape, w.dtype)
-    again = tf.function(lambda: p.at(tf.constant(5, tf.int64))(w, SEED))()
+    again = tf.function(lambda: p(w, SEED))()
     np.testing.assert_allclose(
         tf.cast(found, tf.float64),
         tf.cast(again, tf.float64),
         rtol=1e-6 if "16" not in dtype else 0.02,
         atol=1e-6,
     )
-    changed = not np.array_equal(found, p.at(tf.constant(5, tf.int64))(w, SEED + 1))
+    changed = not np.array_equal(found, p(w, SEED + 1))
     assert changed == p.stochastic
 
 
@@ -42,21 +43,22 @@ def test_shape_type_and_purity(p: P.Parametrization, dtype: str) -> None:
 def test_config_round_trip(p: P.Parametrization) -> None:
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(p))
     assert again.get_config() == p.get_config()
-    call = tf.constant(5, tf.int64)
-    np.testing.assert_array_equal(again.at(call)(weight(), SEED), p.at(call)(weight(), SEED))
+    w = weight()
+    np.testing.assert_array_equal(in_call(again, w)(w, SEED), in_call(p, w)(w, SEED))
 
 
 @pytest.mark.parametrize("p", [p for p in ALL if p.by_rows], ids=repr)
 def test_rows_are_those_of_the_whole(p: P.Parametrization) -> None:
-    w, p, places = weight(), p.at(tf.constant(5, tf.int64)), tf.constant([[3, 29], [3, 0]])
-    found = p.of_rows(tf.gather(w, places), SEED, places, tuple(w.shape))
-    np.testing.assert_allclose(found, tf.gather(p(w, SEED), places), rtol=1e-6)
+    w, places = weight(), tf.constant([[3, 29], [3, 0]])
+    found = in_call(p, w, places).of_rows(tf.gather(w, places), SEED, places, tuple(w.shape))
+    whole = in_call(p, w)(w, SEED)
+    np.testing.assert_allclose(found, tf.gather(whole, places), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("p", [p for p in ALL if p not in SURROGATE], ids=repr)
 def test_the_gradient_is_that_of_finite_differences(p: P.Parametrization) -> None:
     w = weight("float64", (4, 5))
-    p = p.at(tf.constant(5, tf.int64))
+    p = in_call(p, w)
     scale = tf.constant(np.cos(np.arange(20.0)).reshape(4, 5))
 
     def loss(w: tf.Tensor) -> tf.Tensor:
@@ -152,6 +154,45 @@ def test_noise_before_its_start_adds_exactly_nothing() -> None:
         found = p.at(tf.constant(call, tf.int64))(w, SEED)
         same = np.array_equal(found.numpy().view(np.int32), w.numpy().view(np.int32))
         assert same == (call < 3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_noise_in_multiples_of_the_weights_own_deviation(dtype: str) -> None:
+    raw = (5.0 + 0.25 * np.sin(np.arange(40000.0))).reshape(200, 200)
+    w, p = tf.constant(raw, dtype), P.GaussianNoise(0.1, scale="deviation")
+    held = np.array(w).astype(np.float64)
+    deviation = np.sqrt(np.mean((held - held.mean()) ** 2))
+    with tf.GradientTape() as tape:
+        tape.watch(w)
+        noisy = p(w, SEED)
+    # The very noise of the absolute deviation, which has the same seed; half precision is coarse.
+    expected = P.GaussianNoise(0.1 * deviation)(w, SEED)
+    exact = {"float16": 2e-2, "float32": 1e-6, "float64": 1e-12}[dtype]
+    np.testing.assert_allclose(
+        tf.cast(noisy, tf.float64), tf.cast(expected, tf.float64), rtol=0, atol=exact
+    )
+    found = np.std(np.array(noisy).astype(np.float64) - held)
+    assert abs(found / (0.1 * deviation) - 1) < (
+        5 / math.sqrt(80000) if dtype != "float16" else 0.1
+    )
+    # The deviation is a constant to the gradient.
+    np.testing.assert_array_equal(tape.gradient(noisy, w), np.ones([200, 200], dtype))
+
+
+def test_the_deviation_is_that_of_the_whole_raw_weight() -> None:
+    w, seed = weight(), SEED
+    deviation = float(np.std(w.numpy()))
+    # In a chain that of what it began with, and not of what dropout has made of it.
+    found = P.Chain([P.Dropout(0.5), P.GaussianNoise(0.1, scale="deviation")])(w, seed)
+    expected = P.Chain([P.Dropout(0.5), P.GaussianNoise(0.1 * deviation)])(w, seed)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    constant = tf.fill([30], 2.0)
+    np.testing.assert_array_equal(P.GaussianNoise(0.1, 0, "deviation")(constant, seed), constant)
+    schedule = P.GaussianNoise(lambda call: 0.02 * tf.cast(call, tf.float32), scale="deviation")
+    found = schedule.at(tf.constant(5, tf.int64))(w, seed)
+    np.testing.assert_allclose(found, P.GaussianNoise(0.1 * deviation)(w, seed), rtol=1e-5)
+    with pytest.raises(ValueError, match="scale='relative': give one of absolute, deviation"):
+        P.GaussianNoise(0.1, scale="relative")
 
 
 def test_noise_is_normal_of_the_deviation() -> None:

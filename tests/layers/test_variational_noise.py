@@ -56,3 +56,21 @@ def test_arguments_are_attributes_and_in_the_config() -> None:
     }
     assert {key: config[key] for key in expected} == expected
     assert layer.stddev == 0.25
+
+
+def test_in_multiples_of_the_deviation_of_the_whole_table() -> None:
+    """Also where an embedding looks a few rows up, or the config is read back."""
+    plain = keras.layers.Embedding(40, 3)
+    layer = layers.VariationalNoise(plain, 0.5, seed=1, scale="deviation")
+    layer = layers.VariationalNoise.from_config(layer.get_config())
+    ids = tf.constant([[3, 30, 3]])
+    layer(ids)
+    raw = np.array(layer.get_weights()[0])
+    absolute = layers.VariationalNoise(keras.layers.Embedding(40, 3), 0.5 * raw.std(), seed=1)
+    absolute(ids)
+    absolute.set_weights([raw])
+    found = layer(ids, training=True)
+    np.testing.assert_allclose(found, absolute(ids, training=True), rtol=1e-5, atol=1e-7)
+    assert not np.allclose(found, raw[ids.numpy()])
+    expected = absolute.effective_weights(1)["embeddings"]
+    np.testing.assert_allclose(layer.effective_weights(1)["embeddings"], expected, rtol=1e-5)
