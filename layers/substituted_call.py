@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -89,8 +89,10 @@ class SubstitutedCall:
         args: tuple,
         kwargs: Mapping[str, Any],
         training: bool | tf.Tensor,
+        references: Sequence[Sequence[tf.Tensor]] | None = None,
     ) -> None:
         self.name = name
+        self._references = references or [()] * len(targeted)
         self.function = function
         self.training = training
         self.variables = list(variables)
@@ -202,11 +204,16 @@ class SubstitutedCall:
     def chains(self, training: bool, seeds: list) -> list[list[BoundParametrization]]:
         """What is done to each of the parametrized weights, here and by wrappers around."""
         chains = []
-        for (target, p), seed in zip(self.targeted, seeds, strict=True):
+        for (target, _), own in zip(self.targeted, self._bound(training, seeds), strict=True):
             key = id(target.variable)
             around = [w.bound[key] for w in reversed(self.wrappers) if key in w.bound]
-            chains.append([BoundParametrization(p, seed, training), *around])
+            chains.append([own, *around])
         return chains
+
+    def _bound(self, training: bool, seeds: list) -> list[BoundParametrization]:
+        """What is done here to each of the parametrized weights."""
+        links = zip(self.targeted, seeds, self._references, strict=True)
+        return [BoundParametrization(p, seed, training, held) for (_, p), seed, held in links]
 
     def _values(self, tensors: list) -> dict[int, tf.Tensor]:
         after = len(self._arguments.tensors) + len(self._carried)
@@ -236,10 +243,8 @@ class SubstitutedCall:
         others: list[tuple[keras.Variable, tf.Tensor]],
         capture: bool = False,
     ) -> substitute.Result:
-        bound = {
-            id(target.variable): BoundParametrization(p, seed, training)
-            for (target, p), seed in zip(self.targeted, seeds, strict=True)
-        }
+        links = zip(self.targeted, self._bound(training, seeds), strict=True)
+        bound = {id(target.variable): link for (target, _), link in links}
         wrapper = OuterWrapper(raw, bound, {})
         effective = zip((target.variable for target, _ in self.targeted), weights, strict=True)
         with _within([*self.wrappers, wrapper]), self._state.restored(training):

@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfwd import _graphs, _keras, custom_gradient, substitute, training_flag
 from tfwd.layers import call_analysis, lookup, overriding, provable, reads, weight_selection
 from tfwd.layers.attributes import Attributes
+from tfwd.layers.references import References
 from tfwd.layers.seed_stream import SeedStream, checked_seed
 from tfwd.layers.substituted_call import CallAnalysis, SubstitutedCall
 from tfwd.layers.weight_selection import Parametrizations, TargetedWeights
@@ -28,7 +29,9 @@ from tfwd.parametrizations import Parametrization, chain
 from tfwd.parametrizations.chain import BoundParametrization
 
 # Attributes that a plain layer on the same variables does not have.
-PERTURBATION_ATTRIBUTES = frozenset({"draws", "parametrizations", "recompute", "seed", "_known"})
+PERTURBATION_ATTRIBUTES = frozenset(
+    {"draws", "references", "parametrizations", "recompute", "seed", "_known"}
+)
 
 
 class _Known:
@@ -77,6 +80,9 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         self.parametrizations = parametrizations
         self._known = _Known()
         layer = self._subject()
+        self.references: References | None = None
+        if any(p.has_reference for p in weight_selection.elements(parametrizations)):
+            self.references = References(self.name)  # type: ignore[attr-defined]
         has_weights = _keras.layers.has_weights(layer)
         weight_selection.check_parametrizations(layer, parametrizations, rates=not has_weights)
         if has_weights:
@@ -104,6 +110,8 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             for target, parametrization in targeted:
                 where = f"weight '{target.name}' of layer '{layer.name}'"
                 parametrization.check(where, tuple(target.variable.shape))
+            if self.references is not None:
+                self.references.make(targeted)
             known.targeted, known.targeted_from = targeted, weights
         return known.targeted
 
@@ -140,7 +148,10 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             own = id(self.draws.state)
             variables = [v for v in subject.variables if id(v) != own]
         name = self.name  # type: ignore[attr-defined]
-        call = SubstitutedCall(name, self.draws, function, variables, targeted, args, kwargs, flag)
+        held = self.references.of(targeted, flag) if self.references is not None else None
+        call = SubstitutedCall(
+            name, self.draws, function, variables, targeted, args, kwargs, flag, held
+        )
         return lookup.rows(call, subject, ids) if looks_up else self._perturbed_run(call)
 
     def _perturbed_run(self, call: SubstitutedCall) -> Any:
@@ -243,5 +254,9 @@ def _bound(
         for target, parametrization in layer._targeted():
             if target.variable is variable and not parametrization.is_identity:
                 seed = layer.draws.seed_at(number, target.position)
-                found.append(BoundParametrization(parametrization.at(number), seed))
+                held = layer.references
+                references = held.looked_up(target, parametrization) if held is not None else ()
+                found.append(
+                    BoundParametrization(parametrization.at(number), seed, True, references)
+                )
     return found

@@ -11,12 +11,14 @@ from tfwd.parametrizations.base import Parametrization
 from tfwd.parametrizations.chain import Chain
 from tfwd.parametrizations.dropout import Dropout
 from tfwd.parametrizations.gaussian_noise import GaussianNoise
+from tfwd.parametrizations.mixout import Mixout
 from tfwd.parametrizations.weight_norm import WeightNorm
 
 __all__ = [
     "Chain",
     "Dropout",
     "GaussianNoise",
+    "Mixout",
     "Parametrization",
     "WeightNorm",
 ]

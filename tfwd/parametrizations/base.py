@@ -43,6 +43,7 @@ class Parametrization:
     stochastic = True
     elementwise = False
     by_rows = False  # whether there is an `of_rows`
+    has_reference = False  # whether a layer gives it a tensor beside the weight, by `towards_tensor`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -91,6 +92,14 @@ class Parametrization:
             call: int64 scalar, the number of the training call, from 0.
         """
         return self
+
+    def towards_tensor(self, reference: tf.Tensor) -> Parametrization:
+        """The same with its reference, if it `has_reference`; see `Mixout`.
+
+        Args:
+            reference: of the weight's shape; for `of_rows` the rows of it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no reference")
 
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
         """Raises a ValueError that begins with `where` if the arguments cannot be used.

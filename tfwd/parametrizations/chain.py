@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -84,11 +84,13 @@ class BoundParametrization(NamedTuple):
         parametrization: what is applied.
         seed: int32 `[2]`, or None if nothing of it is stochastic.
         training: whether its stochastic elements act.
+        references: the tensors of those of its elements that have one, in their order.
     """
 
     parametrization: Parametrization
     seed: tf.Tensor | None
     training: bool = True
+    references: Sequence[tf.Tensor] = ()
 
 
 def apply(
@@ -115,10 +117,18 @@ def apply(
     Raises:
         ValueError: if an element does not keep shape and dtype.
     """
-    elements = [(element, link) for link in chain for element in link.parametrization.elements()]
-    for index, (element, link) in enumerate(elements):
+    elements = [
+        (element, link, reference)
+        for link in chain
+        for element, reference in _with_references(link)
+    ]
+    for index, (element, link, reference) in enumerate(elements):
         if element.is_identity or (element.stochastic and not link.training):
             continue
+        if reference is not None:
+            element = element.towards_tensor(
+                reference if places is None else tf.gather(reference, places)
+            )
         seed = link.seed
         if index and element.stochastic:
             seed = seeds.fold(seed, 0, index)
@@ -135,3 +145,11 @@ def apply(
             )
         weight = effective
     return weight
+
+
+def _with_references(
+    link: BoundParametrization,
+) -> Iterator[tuple[Parametrization, tf.Tensor | None]]:
+    given = iter(link.references)
+    for element in link.parametrization.elements():
+        yield element, next(given, None) if element.has_reference else None

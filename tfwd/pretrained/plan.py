@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
+import numpy as np
 
 from tfwd.pretrained import assignment
 from tfwd.pretrained.layouts import Layout
@@ -127,6 +128,18 @@ class Plan:
                 raise PlanError(f"{self.source}: nothing was loaded.{lines}")
             assignment.assign(source, self.steps)
         return self
+
+    def value_of(self, variable: keras.Variable) -> np.ndarray | None:
+        """What a variable of the model would get; None if the file has nothing for it.
+
+        Raises:
+            SourceError: the file cannot be read.
+        """
+        for step in self.steps:
+            if step.target.variable is variable:
+                with open_source(self.source) as source:
+                    return assignment.whole(source, step)
+        return None
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as lists and dicts, for JSON."""

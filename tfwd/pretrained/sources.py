@@ -65,6 +65,19 @@ class Source(abc.ABC):
             SourceError: they cannot be read.
         """
 
+    def read(self, key: str) -> np.ndarray:
+        """A whole tensor.
+
+        Raises:
+            SourceError: it cannot be read, or is not whole.
+        """
+        shape = self.entries[key].shape
+        blocks = [np.array(block, ndmin=1) for block in self.blocks(key)]
+        values = np.concatenate(blocks) if blocks else np.zeros(0)
+        if values.size != math.prod(shape):
+            raise SourceError(f"{self.path}: '{key}' ended after {values.size:,} numbers")
+        return values.reshape(shape)
+
     @abc.abstractmethod
     def close(self) -> None:
         """Closes what is open."""
