@@ -1,7 +1,7 @@
 """Keras layers that perturb their weights while they train: imported as ``tfwd.layers``.
 
-- `Parametrized`: any layer, on functions of its weights; `WeightDropout` and `VariationalNoise` are
-  the two common ones.
+- `Parametrized`: any layer, on functions of its weights; `WeightDropout`, `VariationalNoise` and
+  `Mixout` are the common ones.
 - `WeightDropLSTM`: a `keras.layers.LSTM` with a dropped recurrent kernel.
 - `LockedDropout`, `DropoutEmbedding`, `TiedDense`: what else the AWD-LSTM is made of.
 - `CheckFinite`: looks for NaN and infinities in what passes it, forward and backward.
@@ -20,6 +20,7 @@ if __name__ != "tfwd.layers":
 from tfwd.layers.check_finite import CheckFinite
 from tfwd.layers.dropout_embedding import DropoutEmbedding
 from tfwd.layers.locked_dropout import LockedDropout
+from tfwd.layers.mixout import Mixout
 from tfwd.layers.parametrized import Parametrized
 from tfwd.layers.tied_dense import TiedDense
 from tfwd.layers.variational_noise import VariationalNoise
@@ -30,6 +31,7 @@ __all__ = [
     "CheckFinite",
     "DropoutEmbedding",
     "LockedDropout",
+    "Mixout",
     "Parametrized",
     "TiedDense",
     "VariationalNoise",

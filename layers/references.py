@@ -92,10 +92,11 @@ class References(keras.layers.Layer):
         dtype = tf.as_dtype(_keras.variables.dtype_name(target.variable))
         return tf.cast(self._held[name].read_value(), dtype)
 
-    def _start(self, starts: list[tuple[tf.Variable, keras.Variable]]) -> None:
+    def _start(self, starts: list[tuple[tf.Variable, keras.Variable]]) -> tf.Operation | None:
         for held, variable in starts:
             held.assign(tf.cast(_keras.variables.value(variable), held.dtype))
         self._held["started"].assign(True)
+        return tf.no_op()
 
     def _hold(self, name: str, value: np.ndarray, dtype: str) -> None:
         with tf.init_scope():
@@ -111,7 +112,6 @@ class References(keras.layers.Layer):
         self._track_trackable(variable, name)
 
     def save_own_variables(self, store: Any) -> None:
-        store["started"] = np.asarray(self._held["started"])
         for name, variable in self._held.items():
             # Half precision is no dtype of every file.
             store[name] = np.asarray(tf.cast(variable, _in_files(variable.dtype)))

@@ -43,7 +43,7 @@ class Parametrization:
     stochastic = True
     elementwise = False
     by_rows = False  # whether there is an `of_rows`
-    has_reference = False  # whether a layer gives it a tensor beside the weight, by `towards_tensor`
+    has_reference = False  # whether its layer gives it a tensor by `towards_tensor`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
