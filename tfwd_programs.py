@@ -20,13 +20,36 @@ def train() -> None:
 
 
 def tune() -> None:
-    """The console script `tfwd-tune`."""
-    _run("lm.tune")
+    """The console script `tfwd-tune`: of `tfwd-train`, or with `--program=finetune` of that one."""
+    programs = {"train": "lm.tune", "finetune": "finetune.tune"}
+    name, rest = "train", sys.argv[:1]
+    arguments = iter(sys.argv[1:])
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if flag not in ("--program", "-program"):
+            rest.append(argument)
+        else:
+            name = value if equals else next(arguments, "")
+    sys.argv = rest
+    if name not in programs:
+        print(f"error: --program={name[:200]}: give train or finetune", file=sys.stderr)
+        sys.exit(1)
+    _run(programs[name])
 
 
 def evaluate() -> None:
     """The console script `tfwd-evaluate`."""
     _run("lm.evaluate")
+
+
+def finetune() -> None:
+    """The console script `tfwd-finetune`."""
+    _run("finetune.train")
+
+
+def classify() -> None:
+    """The console script `tfwd-classify`."""
+    _run("finetune.classify")
 
 
 def generate() -> None:

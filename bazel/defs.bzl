@@ -76,6 +76,7 @@ def program(name, function):
         visibility = ["//visibility:public"],
         deps = [
             "//:conversion",
+            "//:finetune",
             "//:lm",
         ],
     )

@@ -23,7 +23,7 @@ MOVED = {"layers": "tfwd/layers", "optimizers": "tfwd/optimizers"}
 
 IMPORT_ALL = """
 import importlib, importlib.util, json, sys
-names = ["tfwd", "tfwd.layers", "tfwd.optimizers", "tfwd.runs", "tfwd.lm"]
+names = ["tfwd", "tfwd.layers", "tfwd.optimizers", "tfwd.runs", "tfwd.lm", "tfwd.finetune"]
 files = {name: importlib.import_module(name).__file__ for name in names}
 bare = [name for name in ("layers", "optimizers") if importlib.util.find_spec(name)]
 json.dump({"files": files, "bare": bare}, sys.stdout)
@@ -108,8 +108,8 @@ def test_an_installed_wheel_imports_in_the_checkout_too(
     )
     found = {name: Path(file).resolve().parent for name, file in seen["files"].items()}
     if folder == ".":
-        places = {"tfwd": root / "tfwd", "tfwd.lm": root / "tfwd" / "lm"}
-        places["tfwd.runs"] = root / "tfwd" / "runs"
+        places = {"tfwd": root / "tfwd"}
+        places |= {f"tfwd.{name}": root / "tfwd" / name for name in ("runs", "lm", "finetune")}
         places |= {f"tfwd.{name}": root / name for name in MOVED}
     else:
         places = {name: installed.joinpath(*name.split(".")) for name in found}
@@ -132,7 +132,9 @@ def test_console_scripts_point_at_functions(installed: Path) -> None:
         if entry.group == "console_scripts"
     }
     assert set(scripts) == {
+        "tfwd-classify",
         "tfwd-evaluate",
+        "tfwd-finetune",
         "tfwd-generate",
         "tfwd-pretrained",
         "tfwd-train",

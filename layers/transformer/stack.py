@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.layer import TransformerLayer
@@ -98,6 +99,7 @@ class TransformerStack(Published):
             )
             for i in range(num_shared or num_layers)
         ]
+        _keras.variables.checkpoint_list(self, "layers")
 
     def build(self, input_shape: Any) -> None:
         for layer in self.layers:

@@ -310,7 +310,7 @@ DEFECTS = [
     # The language model
     Defect(
         "the states that one window ends with are not those that the next begins with",
-        "tfwd/lm/step.py",
+        "tfwd/runs/step.py",
         "new, strict=True):\n                    variable.assign(value)",
         "new, strict=True):\n                    variable.assign(tf.roll(value, 1, 0))",
         ("tests/lm/test_step.py", "-k", "state_is_carried"),
@@ -327,9 +327,31 @@ DEFECTS = [
     Defect(
         "the rate is not scaled by the length of the window",
         "tfwd/lm/step.py",
-        "tf.cast(tf.shape(inputs)[1], tf.float32) / self.base_window",
+        "tf.cast(tf.shape(batch[0])[1], tf.float32) / self.base_window",
         "1.0",
         ("tests/lm/test_step.py", "-k", "follows_the_windows"),
+    ),
+    # Fine-tuning
+    Defect(
+        "a lower layer has a higher rate",
+        "tfwd/finetune/schedule.py",
+        "below = layers - int(found[1]) if found else 0",
+        "below = 1 + int(found[1]) if found else 0",
+        ("tests/finetune/test_schedule.py",),
+    ),
+    Defect(
+        "the mean is taken over the padding too",
+        "tfwd/finetune/model.py",
+        "if mask is None:",
+        "if True:",
+        ("tests/finetune/test_model.py", "-k", "formula"),
+    ),
+    Defect(
+        "the order of texts does not change from epoch to epoch",
+        "tfwd/finetune/batches.py",
+        "default_rng([seed, epoch])",
+        "default_rng([seed, 0])",
+        ("tests/finetune/test_model.py", "-k", "batches"),
     ),
     # What is not finite
     Defect(
@@ -404,7 +426,7 @@ DEFECTS = [
     ),
     Defect(
         "a window that is left out has drawn",
-        "tfwd/lm/step.py",
+        "tfwd/runs/step.py",
         "draws, strict=True):\n                variable.assign(value)",
         "draws, strict=True):\n                pass",
         ("tests/lm/test_step.py", "-k", "left_out", "-m", ""),

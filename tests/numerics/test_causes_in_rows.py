@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from diagnoses import names, report_of
+from diagnoses import dense, names, report_of
 from planting import data
 from stacks import SLOW_ON_KERAS_2
 from tables import with_slow_rest
@@ -91,6 +91,19 @@ def test_examples_whose_loss_is_not_finite(loss, column, what):
     rows = ", ".join(map(str, bad))
     expected = f"it is so in rows {rows} of the batch, and just there column {column} of the "
     assert f"{expected}predictions {what}." in report.causes[0].evidence
+
+
+def deviance(y, p):
+    """Of counts; in float64 by NumPy it is finite but where a count is 0."""
+    return 2 * tf.reduce_mean(y * tf.math.log(y / p) - (y - p), axis=-1)
+
+
+def test_labels_at_which_a_loss_is_not_finite():
+    x, _ = data(1)
+    counts = np.array([3, 0, 1, 2, 0, 5, 1, 4], "float32")[:, None]
+    report = report_of(dense(activation="softplus"), x, counts, deviance)
+    wanted = "it is so in rows 1, 4 of the batch, and just there the label is 0."
+    assert wanted in report.causes[0].evidence
 
 
 def test_a_state_that_grows():
@@ -194,3 +207,36 @@ def test_the_prediction_for_which_a_loss_has_no_derivative():
     evidence = report.causes[0].evidence
     assert "what follows 'd', which is no layer but the loss function" in evidence
     assert "In row 6 the prediction is 0 and the label 2.5." in evidence
+
+
+class OfTexts(keras.Model):
+    """A model whose labels are text, with a step of its own; or whose prediction is one number."""
+
+    def __init__(self, scalar):
+        super().__init__()
+        self.dense, self.scalar = layers.Dense(1, name="dense"), scalar
+
+    def call(self, x):
+        predicted = self.dense(x)
+        return tf.reduce_mean(predicted) if self.scalar else predicted
+
+    def train_step(self, data):
+        x, texts = data
+        y = tf.strings.to_number(texts) if texts.dtype == tf.string else texts
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = tf.reduce_mean(tf.math.log(predicted - y))
+        gradients = tape.gradient(loss, [_keras.variables.tf_variable(w) for w in self.weights])
+        self.optimizer.apply_gradients(zip(gradients, self.weights, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("scalar", [True, False])
+def test_labels_that_are_text_and_predictions_that_are_one_number(scalar):
+    x, y = data(2)
+    model = OfTexts(scalar)
+    model(x)
+    labels = 0 * y + 100.0 if scalar else tf.fill(y.shape, "100.0")
+    report = report_of(model, x, labels)
+    assert report.first.frame.kind == "loss"
+    assert report.first.detail.summary.nan == 1

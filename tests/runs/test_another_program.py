@@ -111,7 +111,10 @@ class Step:
 class LineTrainer(Trainer):
     def __init__(self, program, config, data, folder, display, stop):
         self.points = data
-        model, state = program.make_model(config, 1), RunState([], config.optimizer.learning_rate)
+        model, state = (
+            program.make_model(config, data.vocabulary),
+            RunState([], config.optimizer.learning_rate),
+        )
         optimizer = make_optimizer(config.optimizer.name, config.optimizer.learning_rate)
         step = Step(model, state, optimizer)
         fingerprint = data.fingerprint()
@@ -149,9 +152,9 @@ class Line(Program):
     def load_vocabulary(self, path, config=None):
         return Names(json.loads(path.read_text()))
 
-    def make_model(self, config, vocabulary_size):
+    def make_model(self, config, vocabulary):
         keras.utils.set_random_seed(config.seed)
-        model = keras.Sequential([keras.layers.Dense(vocabulary_size)])
+        model = keras.Sequential([keras.layers.Dense(len(vocabulary))])
         model.build((None, 1))
         return model
 

@@ -45,6 +45,42 @@ def intercepted(
     return swapped(optimizers, lambda leaf: _methods(leaf, step, before))
 
 
+def rates_scaled(
+    optimizers: Sequence[Any], factor: Callable[[tf.Variable], float]
+) -> contextlib.AbstractContextManager[None]:
+    """While open, each variable is updated with its own multiple of the learning rate.
+
+    A decay that goes by the learning rate (`intercepted`) goes by that one. An update reads the
+    rate from a variable, which has the multiple meanwhile.
+
+    Args:
+        optimizers: as `leaves` returns them; none is a legacy one.
+        factor: the multiple of a variable.
+    """
+
+    def methods(leaf: Any) -> dict[str, Callable]:
+        own, compiled = leaf.update_step, leaf._update_step_xla
+
+        def scaled(make: Callable[[], Any], variable: Any) -> Any:
+            rate = tf.identity(leaf.learning_rate)
+            leaf.learning_rate.assign(rate * factor(variable))
+            made = make()
+            leaf.learning_rate.assign(rate)
+            return made
+
+        return {
+            "update_step": lambda g, v: scaled(lambda: own(g, v), v),
+            "_update_step_xla": lambda g, v, key: scaled(lambda: compiled(g, v, key), v),
+        }
+
+    def around(optimizer: Any, _: Any, __: Any, make: Callable[[], Any]) -> Any:
+        # Within the step, so that it stands around what others have put around updates.
+        with swapped([optimizer], methods, "rates"):
+            return make()
+
+    return entered(optimizers, around)
+
+
 def rows_summed(
     optimizers: Sequence[Any], summed: Callable[[Any], Any]
 ) -> contextlib.AbstractContextManager[None]:

@@ -106,6 +106,10 @@ def checkpoint(layer: Any, generator: SeedState) -> None:
     """Lets TensorFlow's checkpoints of a layer save a seed state; they do."""
 
 
+def checkpoint_list(layer: Any, name: str) -> None:
+    """Lets TensorFlow's checkpoints save the layers in a list; on Keras 2 they do by themselves."""
+
+
 def paths(layer: Any) -> list[str]:
     """The path of each of a built layer's weights, in their order.
 

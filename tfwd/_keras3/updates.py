@@ -55,6 +55,34 @@ def intercepted(
     return swapped(optimizers, methods)
 
 
+def rates_scaled(
+    optimizers: Sequence[Optimizer], factor: Callable[[tf.Variable], float]
+) -> contextlib.AbstractContextManager[None]:
+    """While open, each variable is updated with its own multiple of the learning rate.
+
+    A decay that goes by the learning rate (`intercepted`) goes by that one.
+
+    Args:
+        optimizers: as `leaves` returns them.
+        factor: the multiple of a variable.
+    """
+
+    def methods(leaf: Optimizer) -> dict[str, Callable[..., Any]]:
+        own = leaf.update_step
+
+        def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+            own(gradient, variable, learning_rate * factor(variable))
+
+        return {"update_step": update_step}
+
+    def around(optimizer: Any, _: Any, __: Any, make: Callable[[], Any]) -> Any:
+        # Within the step, so that it stands around what others have put around updates.
+        with swapped([optimizer], methods, "rates"):
+            return make()
+
+    return entered(optimizers, around)
+
+
 def rows_summed(
     optimizers: Sequence[Optimizer], summed: Callable[[Any], Any]
 ) -> contextlib.AbstractContextManager[None]:

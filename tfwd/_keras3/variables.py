@@ -85,6 +85,15 @@ def checkpoint(layer: Any, generator: keras.random.SeedGenerator) -> None:
     layer.tf_state = tf_variable(generator.state)
 
 
+def checkpoint_list(layer: Any, name: str) -> None:
+    """Lets TensorFlow's checkpoints save the layers in a list that a layer has as an attribute.
+
+    They go by attributes, and would leave out what is in the list without a word.
+    """
+    for number, held in enumerate(getattr(layer, name)):
+        layer._track_trackable(held, f"{name}_{number}", overwrite=True)
+
+
 def paths(layer: keras.Layer) -> list[str]:
     """The path of each of a built layer's weights, in their order."""
     return [variable.path for variable in layer.weights]

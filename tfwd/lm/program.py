@@ -47,10 +47,10 @@ class LanguageModelProgram(Program):
             )
         return vocabulary
 
-    def make_model(self, config: ml_collections.ConfigDict, vocabulary_size: int) -> Any:
+    def make_model(self, config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> Any:
         from tfwd.lm.model import make_model
 
-        return make_model(config, vocabulary_size)
+        return make_model(config, len(vocabulary))
 
     def named_weights(self, model: Any) -> dict[str, Any]:
         from tfwd.lm.model import named_weights

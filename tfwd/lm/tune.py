@@ -23,6 +23,7 @@ The sweep file says what is varied:
     def get_sweep():
         return Sweep({"model.weight_dropout": Float(0, 0.7, step=0.1)}, method="grid")
 
+With --program=finetune the runs are those of tfwd-finetune: tfwd-tune --program=finetune --help.
 A sweep that was stopped goes on when the same command is given again. Several machines share one by
 KERASTUNER_TUNER_ID, KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT: see docs/tuning.md.
 """

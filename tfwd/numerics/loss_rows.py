@@ -48,13 +48,20 @@ def _loss(loss: Any, label: np.ndarray, prediction: np.ndarray) -> float:
 
 
 def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:
-    """What the predictions have in just those examples, a sentence's part each."""
-    one = evidence.predictions[0]
-    values = np.asarray(one.detail.values).reshape(len(bad), -1)
-    if not bad.any() or values.shape[1] > 64:
-        return []
+    """What predictions and labels have in just those examples, a sentence's part each.
+
+    For what `bad_rows` has found, if there are any.
+    """
+    (labels,) = [values for name, values in evidence.data.items() if name.startswith("y")]
+    given = {"prediction": np.asarray(evidence.predictions[0].detail.values), "label": labels}
     found = []
-    for what, holds in (("is 0", values == 0), ("is negative", values < 0)):
-        whole = holds[bad].all(0) & ~holds[~bad].any(0)
-        found += [f"column {column} of the predictions {what}" for column in np.flatnonzero(whole)]
+    for name, values in given.items():
+        rows = values.reshape(len(bad), -1)
+        if rows.shape[1] > 64 or not np.issubdtype(rows.dtype, np.number):
+            continue
+        for what, holds in (("is 0", rows == 0), ("is negative", rows < 0)):
+            for column in np.flatnonzero(holds[bad].all(0) & ~holds[~bad].any(0)):
+                single = name == "label" and rows.shape[1] == 1
+                where = "the label" if single else f"column {column} of the {name}s"
+                found.append(f"{where} {what}")
     return found

@@ -179,9 +179,11 @@ class Watch:
         if not recurrent or draws or layer.stateful:  # a second call would not be the same
             return None
         object.__setattr__(layer, "return_sequences", True)
+        self._leaf += 1  # what is in it is seen in the call itself
         try:
             return tf.nest.flatten(own(*args, **kwargs))[0]
         finally:
+            self._leaf -= 1
             object.__setattr__(layer, "return_sequences", False)
 
     def _output(self, path: str, layer: Any, value: Any, look: bool, sequence: Any) -> Any:

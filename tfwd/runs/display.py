@@ -95,7 +95,8 @@ class Display:
         """Shows how far the epoch is, and the last known numbers."""
         facts = []
         if loss is not None:
-            facts.append(f"loss {loss:.3f}  {self._score.name} {self._score.of_loss(loss):.2f}")
+            shown = f"{self._score.name} {self._score.of_loss(loss):.2f}"
+            facts.append(f"loss {loss:.3f}" + (f"  {shown}" if self._score.name != "loss" else ""))
         if tokens_per_second is not None:
             facts.append(f"{int(tokens_per_second):,} {self._score.unit}s/s")
         if seconds_left is not None:

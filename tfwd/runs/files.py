@@ -52,6 +52,33 @@ def read_bytes(path: str | os.PathLike[str], what: str = "") -> bytes:
         raise UserError(f"cannot read {name}: {reason}") from error
 
 
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Reads a UTF-8 text file; line ends become a line feed, a byte-order mark is dropped.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The text, which has at least one character that is not white space.
+
+    Raises:
+        UserError: no such file, a folder, a pipe, unreadable, empty, or not UTF-8; the last with
+            the offset of the first wrong byte, counted from 0.
+    """
+    content = read_bytes(path, "the text")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8: byte 0x{content[error.start]:02x} at offset {error.start} "
+            f"({error.reason}); convert it to UTF-8"
+        ) from error
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    if not text.strip():
+        raise UserError(f"the text {path} is empty")
+    return text
+
+
 def read_json(path: str | os.PathLike[str], what: str = "file") -> Any:
     """What a file of JSON holds.
 

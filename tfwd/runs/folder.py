@@ -112,7 +112,7 @@ class RunFolder:
         if before.fingerprint() != vocabulary.fingerprint():
             raise UserError(
                 f"the workdir {self.path} holds a run with another vocabulary: "
-                f"{len(before)} tokens there, {len(vocabulary)} in this text. "
+                f"{len(before)} {self.program.entries} there, {len(vocabulary)} in this text. "
                 "Give another --workdir, or the same text"
             )
 

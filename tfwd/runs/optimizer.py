@@ -108,6 +108,7 @@ def make_optimizer(
     decay_multipliers: str = "",
     decay_sparse: str = "table",
     decay_unused: bool = False,
+    decay_towards: str = "zero",
     non_monotone_interval: int = 0,
     kwargs: dict[str, Any] | None = None,
     dtype_policy: str = "float32",
@@ -120,6 +121,7 @@ def make_optimizer(
         weight_decay: of `DecoupledWeightDecay`; 0 leaves it out. An optimizer that has a decay of
             its own (AdamW) has this one in its place.
         decay_scale, decay_sparse, decay_unused: its `scale`, `sparse` and `decay_unused`.
+        decay_towards: "zero", or "start" for the weights' values when they are first updated.
         decay_include, decay_exclude: its patterns, with spaces between; "" is `None`.
         decay_multipliers: pattern=factor, with spaces between.
         non_monotone_interval: of `NonMonotonicASGD`; 0 leaves it out.
@@ -153,6 +155,9 @@ def make_optimizer(
                 "optimizer.weight_decay too"
             )
     rate = {"learning_rate": learning_rate} if has_rate else {}
+    towards: dict[str, Any] = {} if decay_towards == "zero" else {"towards": decay_towards}
+    if towards and "towards" not in inspect.signature(DecoupledWeightDecay).parameters:
+        raise UserError(f"optimizer.decay_towards={decay_towards}: this tfwd has no such decay")
     if kwargs:
         _try(lambda: kind(**rate, **arguments), f"optimizer.kwargs of {name}, {kwargs}")
     try:
@@ -167,6 +172,7 @@ def make_optimizer(
                 multipliers=multipliers(decay_multipliers) or None,
                 sparse=decay_sparse,
                 decay_unused=decay_unused,
+                **towards,
                 sum_repeated_rows=False,  # the step does it, before it takes the norm
             )
         if non_monotone_interval:

@@ -138,6 +138,8 @@ class Program(abc.ABC):
         data_keys: the config keys that `read_data` depends on.
         vocabulary_file: its name in a run's folder.
         model_name: what messages and files of weights call the model, as "language model".
+        entries: what a vocabulary has, for messages.
+        counted: how much is in a vocabulary, in words, with a place for the number.
     """
 
     command: str
@@ -147,6 +149,8 @@ class Program(abc.ABC):
     data_keys: tuple[str, ...]
     vocabulary_file: str
     model_name: str
+    entries: str = "tokens"
+    counted: str = "vocabulary of {:,}"
 
     @abc.abstractmethod
     def read_data(self, config: ml_collections.ConfigDict) -> Data:
@@ -171,8 +175,8 @@ class Program(abc.ABC):
         """
 
     @abc.abstractmethod
-    def make_model(self, config: ml_collections.ConfigDict, vocabulary_size: int) -> Any:
-        """A new model, with its weights made."""
+    def make_model(self, config: ml_collections.ConfigDict, vocabulary: Any) -> Any:
+        """A new model, with its weights made, for what `Data.vocabulary` is."""
 
     @abc.abstractmethod
     def named_weights(self, model: Any) -> dict[str, Any]:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import (
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    PercentFormatter,
+)
 
 from tfwd.runs.program import Score
 
@@ -18,7 +25,13 @@ _STEP = ("loss", "learning_rate")
 TRAIN, VALID, QUIET = "#4477aa", "#cc6677", "#777777"  # told apart by the colour-blind too
 
 
-def curves(records: Records, path: str | os.PathLike[str], score: Score, title: str = "") -> None:
+def curves(
+    records: Records,
+    path: str | os.PathLike[str],
+    score: Score,
+    title: str = "",
+    shares: Mapping[str, str] | None = None,
+) -> None:
     """Draws the learning curves: the score by epoch, and loss and learning rate by step.
 
     Args:
@@ -26,13 +39,19 @@ def curves(records: Records, path: str | os.PathLike[str], score: Score, title: 
         path: the PNG file.
         score: how losses are shown.
         title: above the picture.
+        shares: further numbers from 0 to 1 of the validations, by their names in the log, with what
+            they are called; they are drawn beside the score.
     """
     names = (f"train_{score.name}", score.name)
     epochs = [r for r in records if r["kind"] == "valid" and _has(r, "epoch", *names)]
     steps = [r for r in records if r["kind"] == "train" and _has(r, *_STEP)]
     figure = Figure(figsize=(9, 7), dpi=120, layout="constrained")
     grid = figure.add_gridspec(2, 2, height_ratios=[3, 2])
-    _by_epoch(figure.add_subplot(grid[0, :]), epochs, score.name)
+    if shares:
+        _by_epoch(figure.add_subplot(grid[0, 0]), epochs, score.name)
+        _shares(figure.add_subplot(grid[0, 1]), epochs, shares)
+    else:
+        _by_epoch(figure.add_subplot(grid[0, :]), epochs, score.name)
     _by_step(figure.add_subplot(grid[1, 0]), steps, "loss", f"training loss, nats a {score.unit}")
     rates = figure.add_subplot(grid[1, 1])
     _by_step(rates, steps, "learning_rate", "learning rate")
@@ -65,6 +84,19 @@ def _by_epoch(axes: Axes, epochs: Records, score: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("epoch")
     axes.set_ylabel(score)
+    _plain(axes)
+    if epochs:
+        axes.legend(frameon=False)
+
+
+def _shares(axes: Axes, epochs: Records, shares: Mapping[str, str]) -> None:
+    for (name, label), color in zip(shares.items(), (VALID, TRAIN, QUIET), strict=False):
+        found = [(r["epoch"], r[name]) for r in epochs if _has(r, name)]
+        x, y = [epoch for epoch, _ in found], [_value(value) for _, value in found]
+        axes.plot(x, y, color=color, marker="o", ms=3.5, label=f"valid {label}")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("epoch")
     _plain(axes)
     if epochs:
         axes.legend(frameon=False)

@@ -61,7 +61,7 @@ def load(
         raise UserError(f"there is no run in {folder.path}: it has no {folder.config.name}")
     config = program.schema.load(folder.config, to_train=False)
     vocabulary = program.load_vocabulary(folder.vocabulary, config)
-    model = program.make_model(config, len(vocabulary))
+    model = program.make_model(config, vocabulary)
     if checkpoint == "best":
         progress = folder.restore_best(model, say=say)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -28,13 +29,26 @@ def define(values: flags.FlagValues) -> None:
     )
 
 
-def main(program: Program, values: flags.FlagValues) -> int:
-    """Trains; returns the exit code."""
+def main(
+    program: Program,
+    values: flags.FlagValues,
+    work: Callable[[StopRequest], object] | None = None,
+) -> int:
+    """Trains; returns the exit code.
+
+    Args:
+        program: what is trained.
+        values: the flags.
+        work: trains in another way than `train` does.
+    """
     if not values.workdir:
         raise UserError("give a folder for the run, as --workdir=runs/quickstart")
     with StopRequest() as stop:
         try:
-            train(program, values.config, values.workdir, stop)
+            if work is None:
+                train(program, values.config, values.workdir, stop)
+            else:
+                work(stop)
         except Stopped as stopped:
             lost = stopped.signal_number == signal.SIGPIPE
             with contextlib.suppress(BrokenPipeError):  # as after `2>&1 | head`
@@ -87,9 +101,10 @@ def train(
                 display.line(f"the run in {folder.path} is finished; this is its report")
                 program.show(summary, folder, display)
                 return summary
+            counted = program.counted.format(len(data.vocabulary))
             display.line(
-                f"{data.name}: {data.size} to train on, vocabulary of {len(data.vocabulary):,}; "
-                f"model of {trainer.parameters:,} weights; run in {folder.path}"
+                f"{data.name}: {data.size} to train on, {counted}; model of "
+                f"{trainer.parameters:,} weights; run in {folder.path}"
             )
             progress = trainer.progress
             if progress.step:
@@ -132,3 +147,14 @@ def finished_before(
     except Exception:  # any form that the table is not made for
         say(f"{path} is no summary of a run; it is made again")
     return None
+
+
+def tidy_up() -> None:
+    """Gives back what a run held, so that the next one finds the memory as this one did.
+
+    The model, its functions and the trainer hold each other; Keras keeps a graph and names.
+    """
+    import keras
+
+    keras.backend.clear_session()
+    gc.collect()

@@ -18,6 +18,7 @@ import ml_collections
 import numpy as np
 
 from tfwd.numerics.report import Report
+from tfwd.optimizers import DecoupledWeightDecay
 from tfwd.runs import weight_norms
 from tfwd.runs.display import Display
 from tfwd.runs.divergence import Divergence, report_of
@@ -92,6 +93,14 @@ class Trainer(abc.ABC):
         """What is to be logged of a batch before the step on it, if anything."""
         return None
 
+    def numbers(self, found: Loss) -> dict[str, float]:
+        """What is to be logged and shown of an evaluation besides its loss, as an accuracy."""
+        return {}
+
+    def learning_rate(self) -> float:
+        """The learning rate, as it is logged."""
+        return float(self.state.learning_rate.numpy())
+
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to train."""
@@ -103,11 +112,15 @@ class Trainer(abc.ABC):
         """The number of trained weights."""
         return sum(int(np.prod(v.shape)) for v in self.model.trainable_variables)
 
+    def decay_table(self, decay: DecoupledWeightDecay) -> Any:
+        """What is shown of the weights' decay."""
+        return decay.decay_table(self.model)
+
     def describe_optimizer(self) -> None:
         """Shows what is decayed, by how much and why, and the weights that no gradient reaches."""
         decay = decaying(self.step.optimizer)
         if decay is not None:
-            self.display.line(str(decay.decay_table(self.model)))
+            self.display.line(str(self.decay_table(decay)))
         elif has_own_decay(self.config.optimizer.name):
             name = self.config.optimizer.name
             self.display.line(f"{name} decays nothing: optimizer.weight_decay is 0")
@@ -196,9 +209,10 @@ class Trainer(abc.ABC):
         self._settle(weights=True)
         try:
             with self._averaged():
-                valid = self.evaluated("valid").nats
+                found = self.evaluated("valid")
         except Stopped:
             self._save_and_stop()  # all windows done, no validation: it is made on the way back
+        valid, further = found.nats, self.numbers(found)
         train_loss = self.state.take_epoch()
         rate = float(self.state.learning_rate.numpy())
         best = self.progress.end_epoch(valid)
@@ -214,14 +228,17 @@ class Trainer(abc.ABC):
                 name: of_loss(valid),
                 "train_loss": train_loss,
                 f"train_{name}": of_loss(train_loss),
-                "learning_rate": rate,
+                **further,
+                "learning_rate": self.learning_rate(),
                 "best": best,
                 **({} if averaging is None else {"averaged": averaged}),
             }
         )
+        shown = [f", {what.replace('_', ' ')} {value:.1%}" for what, value in further.items()]
         self.display.line(
             f"{title}  {name}: train {of_loss(train_loss):.2f}, "
             f"valid {of_loss(valid):.2f}{' (averaged)' if averaged else ''}"
+            f"{''.join(shown)}"
             f"{' (best)' if best else ''}"
         )
         if best:
@@ -305,7 +322,7 @@ class Trainer(abc.ABC):
                 "epoch": self.progress.epoch + 1,
                 "loss": self._loss,
                 self.score.name: self.score.of_loss(self._loss),
-                "learning_rate": float(self.state.learning_rate.numpy()),
+                "learning_rate": self.learning_rate(),
                 "gradient_norm": float(self.state.gradient_norm.numpy()),
                 "tokens_per_second": self._throughput.tokens_per_second,
                 "norms": weight_norms.norms(self.model),

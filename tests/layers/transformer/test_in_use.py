@@ -29,6 +29,30 @@ def test_an_exported_model_leaves_padding_out_too(tmp_path):
     np.testing.assert_allclose(loaded.serve(longer), model(ids), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["bert", "t5", "two streams"])
+def test_a_checkpoint_has_every_weight(kind, tmp_path):
+    def made():
+        if kind == "bert":
+            layer = T.Bert(11, 6, 2, 2, 8, max_length=7)
+            layer(IDS)
+        elif kind == "t5":
+            layer = T.T5(11, 2, 2, 2, 4, 6, tied=False)
+            layer(IDS, IDS)
+        else:
+            stacks = [T.TransformerStack(2, 2, 6, 8, name=name) for name in ("first", "second")]
+            layer = T.BiModalEncoder(*stacks, connections=[(1, 1)])
+            layer(tf.ones([1, 3, 6]), tf.ones([1, 3, 6]))
+        return layer
+
+    layer, other = made(), made()
+    rng = np.random.default_rng(0)
+    layer.set_weights([rng.normal(size=w.shape) for w in layer.weights])
+    path = tf.train.Checkpoint(layer=layer).write(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(layer=other).read(path).assert_existing_objects_matched()
+    for ours, theirs in zip(other.get_weights(), layer.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.slow
 def test_two_replicas_train_as_one_process():
     strategy = tf.distribute.MirroredStrategy(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -75,15 +74,6 @@ def run(
         with contextlib.suppress(OSError):  # a full disk has been reported already
             watch.save()
         run_folder.close()
-
-
-def tidy_up() -> None:
-    """Gives back what a run held, so that the next one finds the memory as this one did.
-
-    The model, its functions and the trainer hold each other; Keras keeps a graph and names.
-    """
-    keras.backend.clear_session()
-    gc.collect()
 
 
 def promote(parent: Path, folder: Path) -> None:

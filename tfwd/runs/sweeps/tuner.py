@@ -25,7 +25,8 @@ from tfwd.runs.sweeps.board import Board
 from tfwd.runs.sweeps.folder import SweepFolder
 from tfwd.runs.sweeps.rows import OBJECTIVE
 from tfwd.runs.sweeps.sweep import Sweep, apply
-from tfwd.runs.sweeps.trial import promote, run, tidy_up
+from tfwd.runs.sweeps.trial import promote, run
+from tfwd.runs.train import tidy_up
 from tfwd.tuning.space import read
 from tfwd.tuning.workers import FaultTolerantTuner
 

@@ -1,0 +1,161 @@
+"""Whole runs on a toy task: what is learnt, what is written, and that a stop changes nothing."""
+
+import numpy as np
+import pytest
+from finetune_tools import LEARNT, log, make_config, summary
+from stacks import SLOW_ON_KERAS_2
+from training_tools import StopAfter
+
+from tfwd.finetune import program
+from tfwd.finetune.program import PROGRAM
+from tfwd.runs import seeds, train
+from tfwd.runs.errors import UserError
+from tfwd.runs.signals import Stopped, StopRequest
+from tfwd.runs.weight_norms import norms
+
+pytestmark = SLOW_ON_KERAS_2
+
+
+def run(config, workdir, stop=None):
+    return train.train(PROGRAM, config, str(workdir), StopRequest() if stop is None else stop)
+
+
+def test_a_separable_task_is_learnt(learnt):
+    found = summary(learnt)
+    for part in ("train", "valid", "test"):
+        scores = found["texts"][part]
+        assert scores["accuracy"] == scores["macro_f1"] == 1.0
+        assert scores["loss"] < 0.1 and scores["majority"] == 0.5
+    assert found["classes"] == ["neg", "pos"] and found["confusion"] == [[4, 0], [0, 4]]
+    valid = [record for record in log(learnt) if record["kind"] == "valid"]
+    assert valid[0]["accuracy"] < 1 and valid[-1]["accuracy"] == 1
+    assert valid[-1]["train_loss"] < valid[0]["train_loss"] / 3
+    for name in ("curves.png", "confusion.png"):
+        assert (learnt / "report" / name).read_bytes().startswith(b"\x89PNG")
+    assert list((learnt / "tensorboard").glob("events.*"))
+    examples = (learnt / "report" / "examples.txt").read_text().splitlines()
+    assert len(examples) == 5 and "(it is" not in "".join(examples)
+
+
+def test_a_finished_run_is_shown_again(learnt, data, pretrained, capsys):
+    before = (learnt / "report" / "summary.json").read_bytes()
+    config = make_config(data, pretrained, **LEARNT)
+    run(config, learnt)
+    out = capsys.readouterr().out
+    assert "is finished; this is its report" in out and "100.00%" in out
+    assert (learnt / "report" / "summary.json").read_bytes() == before
+
+
+EVERYTHING = {
+    "model__dropout": 0.1,
+    "model__attention_dropout": 0.1,
+    "model__head_dropout": 0.1,
+    "model__weight_dropout": 0.2,
+    "model__noise": 0.01,
+    "model__noise_scale": "absolute",
+    "model__pooling": "pooler",
+    "model__reinitialize_layers": 1,
+    "model__freeze_embeddings": True,
+    "optimizer__weight_decay": 0.01,
+    "optimizer__layer_decay": 0.8,
+}
+
+
+@pytest.fixture
+def whole(request, data, pretrained, tmp_path):
+    """The changes to a config, and the folder of a run with it that was never stopped."""
+    if request.param == "learnt":
+        return LEARNT, request.getfixturevalue("learnt")
+    run(make_config(data, pretrained, **EVERYTHING), tmp_path / "whole")
+    return EVERYTHING, tmp_path / "whole"
+
+
+@pytest.mark.parametrize(
+    "whole", ["learnt", pytest.param("everything", marks=pytest.mark.slow)], indirect=True
+)
+def test_a_run_that_is_stopped_goes_on_as_if_it_was_not(whole, data, pretrained, tmp_path):
+    changes, undisturbed = whole
+    config = make_config(data, pretrained, **changes)
+    with pytest.raises(Stopped):
+        run(config, tmp_path / "again", StopAfter(2))  # within the first epoch
+    assert run(config, tmp_path / "again")["step"] == 4 * config.training.epochs
+    assert log(tmp_path / "again") == log(undisturbed)
+    assert summary(tmp_path / "again") == summary(undisturbed)
+    for checkpoint in ("best", "last"):
+        one, other = (
+            PROGRAM.named_weights(program.load(folder, checkpoint).model)
+            for folder in (undisturbed, tmp_path / "again")
+        )
+        assert list(one) == list(other)
+        for name in one:
+            np.testing.assert_array_equal(one[name].numpy(), other[name].numpy(), err_msg=name)
+
+
+def test_several_seeds(data, pretrained, tmp_path, capsys, monkeypatch):
+    config = make_config(data, pretrained, training__epochs=1)
+    found = iter([(0.5, 0.5), (0.75, 0.5), (1.0, 0.5)])
+
+    def made(program, own, workdir, stop):
+        accuracy, majority = next(found)
+        scores = {"accuracy": accuracy, "macro_f1": 0.5, "loss": None, "majority": majority}
+        return {"texts": {"valid": scores, "test": {**scores, "loss": float(own.seed)}}}
+
+    from tfwd.finetune.train import compared
+
+    monkeypatch.setattr(train, "train", made)
+    outcomes = seeds.train(PROGRAM, config, str(tmp_path / "many"), 3, StopRequest(), compared)
+    assert [outcome.seed for outcome in outcomes] == [0, 1, 2] and config.seed == 0
+    assert [bool(outcome.failed) for outcome in outcomes] == [True, False, False]
+    of_all = seeds.together(outcomes)
+    assert of_all["valid accuracy"] == {"mean": 0.75, "spread": 0.25, "least": 0.5, "most": 1.0}
+    assert of_all["test loss"]["mean"] == 1.0 and "valid loss" not in of_all
+    out = capsys.readouterr().out
+    assert "1 of 3 runs failed: seed 0" in out and "mean" in out and "0.7500" in out
+    assert (tmp_path / "many" / "seeds.json").exists()
+
+
+@pytest.mark.slow
+def test_several_seeds_in_truth(data, pretrained, tmp_path, capsys):
+    config = make_config(data, pretrained, training__epochs=1)
+    from tfwd.finetune.train import compared
+
+    workdir = str(tmp_path / "two")
+    outcomes = seeds.train(PROGRAM, config, workdir, 2, StopRequest(), compared)
+    assert outcomes[0].numbers != outcomes[1].numbers
+    assert summary(tmp_path / "two" / "seed-1") != summary(tmp_path / "two" / "seed-0")
+    capsys.readouterr()
+    assert seeds.train(PROGRAM, config, workdir, 2, StopRequest(), compared) == outcomes
+    assert capsys.readouterr().out.count("is finished; this is its report") == 2
+    with pytest.raises(UserError, match="holds a single run"):
+        seeds.train(PROGRAM, config, f"{workdir}/seed-0", 2, StopRequest(), compared)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_not_finite_ends_in_one_line(data, pretrained, tmp_path):
+    config = make_config(data, pretrained, optimizer__learning_rate=1e38, optimizer__name="sgd")
+    config.optimizer.clip_norm = 0.0
+    with pytest.raises(UserError, match="diverged at step"):
+        run(config, tmp_path / "run")
+
+
+def test_norms_have_the_frozen_parts_not(data, pretrained, tmp_path):
+    from tfwd.finetune.model import make_model
+
+    corpus = PROGRAM.read_data(make_config(data, pretrained))
+    config = make_config(data, pretrained, model__freeze_embeddings=True, model__freeze_layers=1)
+    model = make_model(config, corpus.vocabulary)
+    trained = " ".join(norms(model))
+    assert "layer_1/output/kernel" in trained and "head" in trained
+    assert "layer_0" not in trained and "embeddings" not in trained
+    config.model.freeze_layers = 3
+    with pytest.raises(UserError, match=r"model\.freeze_layers=3: the encoder has 2 layers"):
+        make_model(config, corpus.vocabulary)
+
+
+@pytest.mark.slow
+def test_half_precision(data, pretrained, tmp_path):
+    config = make_config(data, pretrained, training__epochs=12)
+    config.model.dtype_policy = "mixed_float16"
+    config.optimizer.layer_decay = 0.9
+    found = run(config, tmp_path / "run")["texts"]["train"]
+    assert found["accuracy"] > 0.9 and found["loss"] < 0.5

@@ -1,0 +1,57 @@
+"""Batches of texts of different lengths, in an order that the seed and the epoch say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+# Lengths that batches are padded to: few, so that what is made for a shape is made a few times.
+_STEPS = ((64, 16), (256, 32), (1 << 30, 128))
+
+
+def padded_length(longest: int, most: int) -> int:
+    """The length that a batch with this longest text is padded to.
+
+    Up to 64 a multiple of 16, up to 256 of 32, then of 128; but no more than `most`.
+
+    Example:
+
+    >>> [padded_length(n, 300) for n in (3, 16, 17, 65, 257, 300)]
+    [16, 16, 32, 96, 300, 300]
+    """
+    step = next(step for end, step in _STEPS if longest <= end)
+    return max(longest, min(most, -(-longest // step) * step), 1)
+
+
+def pad(texts: Sequence[np.ndarray], padding_id: int, most: int) -> np.ndarray:
+    """Texts in numbers as int32 `[texts, padded_length]`."""
+    length = padded_length(max(map(len, texts)), most)
+    batch = np.full((len(texts), length), padding_id, np.int32)
+    for row, text in zip(batch, texts, strict=True):
+        row[: len(text)] = text
+    return batch
+
+
+def sizes(count: int, batch_size: int) -> np.ndarray:
+    """The sizes of the batches of so many texts; the last one has what is left.
+
+    Example:
+
+    >>> sizes(10, 4).tolist()
+    [4, 4, 2]
+    """
+    whole, rest = divmod(count, batch_size)
+    return np.array([batch_size] * whole + [rest] * bool(rest))
+
+
+def order(count: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of so many texts in an epoch, whatever was trained before."""
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+def by_length(texts: Sequence[np.ndarray], batch_size: int) -> Iterator[np.ndarray]:
+    """The numbers of texts in batches of texts of about one length, the longest first."""
+    numbers = np.argsort([-len(text) for text in texts], kind="stable")
+    for start in range(0, len(numbers), batch_size):
+        yield numbers[start : start + batch_size]

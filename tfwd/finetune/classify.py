@@ -1,0 +1,179 @@
+"""tfwd-classify: labels texts by the classifier in the folder of a run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from absl import flags
+
+from tfwd.runs import app
+from tfwd.runs.errors import UserError
+from tfwd.runs.files import read_text
+
+if TYPE_CHECKING:
+    from tfwd.runs.saved import Saved
+
+ABOUT = """
+Labels texts by a classifier that tfwd-finetune has trained: lines in; label, probability and text
+out, with tabs between.
+
+    tfwd-classify --workdir=runs/finetune --text="Opens a connection to the given host."
+    tfwd-classify --workdir=runs/finetune --file=letters.txt > labelled.tsv
+    some-program | tfwd-classify --workdir=runs/finetune --json
+
+Without --text and --file the lines of standard input are read, and each is answered with the next
+ones as they come. A line without a text is an error, which says its number. With --json each line
+is an object, with the probabilities of all classes.
+"""
+LINES = 64  # of a pipe that are labelled together
+
+
+class Labelled(NamedTuple):
+    """What was found of a text.
+
+    Attributes:
+        text: the text.
+        label: the most probable class.
+        probability: of that class.
+        probabilities: of each class.
+    """
+
+    text: str
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+
+def run() -> None:
+    """The console script."""
+    app.run(main, define, ABOUT)
+
+
+def define(values: flags.FlagValues) -> None:
+    """Defines the flags."""
+    flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
+    flags.mark_flag_as_required("workdir", values)
+    flags.DEFINE_string("text", None, "one text to label", flag_values=values)
+    flags.DEFINE_string("file", "", "text file, a text a line", flag_values=values)
+    flags.DEFINE_string("checkpoint", "best", "best or last", flag_values=values)
+    flags.DEFINE_bool("json", False, "print lines of JSON", flag_values=values)
+
+
+def main(values: flags.FlagValues) -> None:
+    """Labels, and prints what was found."""
+    if values.text is not None and values.file:
+        raise UserError("--text and --file: give one of them")
+    given: list[tuple[str, str]] | None = None
+    if values.text is not None:
+        given = list(numbered([values.text.replace("\n", " ")], "--text", one=True))
+    elif values.file:
+        given = list(numbered(read_text(values.file).rstrip("\n").split("\n"), values.file))
+    from tfwd.finetune.program import load
+
+    saved = load(values.workdir, values.checkpoint)
+    label = Labeller(saved)
+    if given is not None:
+        _print(label(given), values.json)
+        return
+    for together in _chunks(numbered(_standard_input(), "standard input")):
+        _print(label(together), values.json)
+
+
+class Labeller:
+    """Labels texts.
+
+    Args:
+        saved: the run.
+    """
+
+    def __init__(self, saved: Saved):
+        from tfwd.finetune.evaluation import Predictor
+
+        data = saved.config.data
+        self._vocabulary, self._most = saved.vocabulary, data.max_length
+        self._predict = Predictor(
+            saved.model, saved.vocabulary.padding_id, data.eval_batch_size, data.max_length
+        )
+
+    def __call__(self, texts: list[tuple[str, str]]) -> Iterator[Labelled]:
+        """What is found of some texts, each with where it is from.
+
+        Raises:
+            UserError: the model gives no finite numbers.
+        """
+        import numpy as np
+
+        from tfwd.finetune.evaluation import log_probabilities
+
+        if not texts:
+            return
+        labels = self._vocabulary.labels
+        ids = self._vocabulary.encode([text for _, text in texts], self._most)
+        logits = self._predict(ids)
+        assert logits is not None  # nothing ends it
+        for (where, text), row in zip(texts, logits, strict=True):
+            if not np.isfinite(row).all():
+                raise UserError(f"{where}: the model gives no finite numbers for this text")
+            shares = np.exp(log_probabilities(row)).tolist()
+            best = int(row.argmax())
+            yield Labelled(text, labels[best], shares[best], dict(zip(labels, shares, strict=True)))
+
+
+def numbered(lines: Iterable[str], source: str, one: bool = False) -> Iterator[tuple[str, str]]:
+    """Lines with where they are from.
+
+    Args:
+        lines: the texts.
+        source: the file's name, or the like.
+        one: whether there is one only, which has no number.
+
+    Raises:
+        UserError: one has no text.
+    """
+    for number, line in enumerate(lines, 1):
+        where = source if one else f"{source}, line {number}"
+        if not line.strip():
+            raise UserError(f"{where}: the text is empty; give one")
+        yield where, line.strip()
+
+
+def _standard_input() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"standard input, line {number} is not UTF-8: byte 0x{line[error.start]:02x} at "
+                f"offset {error.start}; convert it to UTF-8"
+            ) from error
+
+
+def _chunks(texts: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Texts together, so that not each is waited for; what came before an error comes first."""
+    if sys.stdin.isatty():  # who types waits for each
+        yield from ([text] for text in texts)
+        return
+    together: list[tuple[str, str]] = []
+    try:
+        for text in texts:
+            together.append(text)
+            if len(together) == LINES:
+                yield together
+                together = []
+    except UserError:
+        yield together
+        raise
+    yield together
+
+
+def _print(found: Iterable[Labelled], as_json: bool) -> None:
+    for one in found:
+        if as_json:
+            facts: dict[str, Any] = one._asdict()
+            print(json.dumps(facts, ensure_ascii=False))
+        else:
+            print(f"{one.label}\t{one.probability:.4f}\t{one.text}")
+    sys.stdout.flush()

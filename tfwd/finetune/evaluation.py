@@ -1,0 +1,94 @@
+"""Runs a classifier on texts, without dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfwd.finetune import scores
+from tfwd.finetune.batches import by_length, pad
+from tfwd.finetune.vocabulary import Encoded
+
+
+class Evaluation(NamedTuple):
+    """What a classifier found on labelled texts.
+
+    Attributes:
+        nats: the mean loss.
+        confusion: as `scores.confusion` counts.
+        probabilities: float64 `[texts, classes]`.
+    """
+
+    nats: float
+    confusion: np.ndarray
+    probabilities: np.ndarray
+
+    @property
+    def accuracy(self) -> float:
+        """The share that was found right."""
+        return scores.accuracy(self.confusion)
+
+    @property
+    def macro_f1(self) -> float:
+        """The mean of the classes' F1."""
+        return scores.macro_f1(self.confusion)
+
+
+class Predictor:
+    """The logits of a classifier, for texts of any lengths; traced once.
+
+    Args:
+        model: the model; it runs with `training=False`.
+        padding_id: the token that is none.
+        batch_size: texts at a time, those of about one length together.
+        most: the longest text that there may be.
+    """
+
+    def __init__(self, model: Any, padding_id: int, batch_size: int, most: int):
+        self._model, self._padding = model, padding_id
+        self._batch_size, self._most = batch_size, most
+        signature = [tf.TensorSpec([None, None], tf.int32)]
+        self._function = tf.function(
+            lambda ids: model(ids, training=False), input_signature=signature
+        )
+
+    def __call__(
+        self, texts: Sequence[np.ndarray], stop: Callable[[], bool] = lambda: False
+    ) -> np.ndarray | None:
+        """The logits, float64 `[texts, classes]`; `None` if it was ended.
+
+        Args:
+            texts: in numbers, at least one.
+            stop: asked after each batch; `True` ends it.
+        """
+        found: dict[int, np.ndarray] = {}
+        for numbers in by_length(texts, self._batch_size):
+            batch = pad([texts[number] for number in numbers], self._padding, self._most)
+            logits = self._function(tf.constant(batch)).numpy()
+            found.update(zip(numbers.tolist(), logits.astype(np.float64), strict=True))
+            if stop():
+                return None
+        return np.stack([found[number] for number in range(len(texts))])
+
+
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    """log softmax over the last axis, in float64."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def evaluate(
+    predict: Predictor, data: Encoded, stop: Callable[[], bool] = lambda: False
+) -> Evaluation | None:
+    """A classifier's scores on labelled texts; `None` if it was ended."""
+    logits = predict(data.ids, stop)
+    if logits is None:
+        return None
+    with np.errstate(invalid="ignore"):  # of a run that diverges, the loss says so
+        logs = log_probabilities(logits)
+    nats = -logs[np.arange(len(logs)), data.labels].mean()
+    table = scores.confusion(data.labels, logits.argmax(1), logits.shape[1])
+    return Evaluation(float(nats), table, np.exp(logs))

@@ -1,0 +1,230 @@
+"""A classifier of texts: a pretrained encoder, one vector of its output, and a softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import ml_collections
+import numpy as np
+import tensorflow as tf
+
+import tfwd
+from tfwd import _keras
+from tfwd import parametrizations as P
+from tfwd.dtypes import at_least_float32
+from tfwd.finetune.dropout import Dropout
+from tfwd.finetune.vocabulary import Vocabulary
+from tfwd.layers import transformer as T
+from tfwd.layers.transformer.published import fill, unfilled
+from tfwd.pretrained.targets import targets_of
+from tfwd.runs.draws import seeds
+from tfwd.runs.errors import UserError
+
+
+class Classifier(keras.Model):
+    """An encoder with a head for classes.
+
+    Formula: `logits = dropout(p) W + b`, where p is of the encoder's last hidden states h
+
+    - "cls": `h[0]`, the first place;
+    - "pooler": `tanh(h[0] V + v)`;
+    - "mean": the mean of h over the places that are no padding.
+
+    Args:
+        encoder: a `T.Bert`, with a pooler if that is what the head reads; it is built here.
+        classes: how many.
+        pooling: "cls", "pooler" or "mean".
+        dropout: the rate at which p is dropped while training.
+        seed: of the head's weights and of its draws.
+
+    Call: `model(ids, training=None)`, int32 `[batch, places]`. Output: `[batch, classes]`, float32
+    at least.
+
+    The head's kernel begins as the encoder's `initializer` says, its bias at 0.
+    """
+
+    built: bool  # of keras.Model
+
+    def __init__(
+        self, encoder: T.Bert, classes: int, pooling: str, dropout: float = 0.0, seed: int = 0
+    ):
+        super().__init__(name="classifier", dtype=encoder.dtype_policy)
+        self.pooling = pooling
+        row = seeds(seed)
+        self.encoder = encoder
+        self.dropped = Dropout(dropout, next(row), name="dropout", dtype=encoder.dtype_policy)
+        self.head = keras.layers.Dense(
+            classes,
+            kernel_initializer=keras.initializers.TruncatedNormal(
+                stddev=_deviation(encoder), seed=next(row)
+            ),
+            name="head",
+            dtype=encoder.dtype_policy,
+        )
+        with unfilled(encoder):  # of random numbers most would be thrown away
+            _keras.layers.build(encoder, (None, None))
+        _keras.layers.build(self, (None, None))
+
+    def build(self, input_shape: Any = None) -> None:
+        if self.built:
+            return
+        _keras.layers.build(self.head, (None, self.encoder.hidden_size))
+        self.built = True
+
+    def call(self, ids: tf.Tensor, training: Any = None) -> tf.Tensor:
+        found = self.encoder(ids, training=training)
+        if self.pooling == "pooler":
+            read = found["pooler_output"]
+        elif self.pooling == "cls":
+            read = found[:, 0]
+        else:
+            read = _mean(found, self.encoder.embeddings.compute_mask(ids))
+        return at_least_float32(self.head(self.dropped(read, training=training)))
+
+
+def _mean(hidden: tf.Tensor, mask: Any) -> tf.Tensor:
+    """The mean over the places where the mask is true, each at least one; all without a mask."""
+    wide = at_least_float32(hidden)
+    if mask is None:
+        return tf.cast(tf.reduce_mean(wide, 1), hidden.dtype)
+    weights = tf.cast(mask, wide.dtype)[:, :, None]
+    total = tf.reduce_sum(wide * weights, 1)
+    return tf.cast(total / tf.maximum(tf.reduce_sum(weights, 1), 1.0), hidden.dtype)
+
+
+def _deviation(encoder: T.Bert) -> float:
+    return float(getattr(encoder.initializer, "stddev", 0.02))
+
+
+def make_model(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> Any:
+    """A model as `config` describes it, its encoder's weights all zero until they are read.
+
+    Args:
+        config: the whole configuration; its `model` and `seed` are used.
+        vocabulary: the classes, and the encoder's config.
+
+    Returns:
+        A `Classifier`, within a `ParametrizedModel` if its weights are dropped, mixed or have
+        noise.
+
+    Raises:
+        UserError: more layers are frozen, or begun anew, than there are; or a pattern fits no
+            weight.
+    """
+    options, row = config.model, seeds(config.seed)
+    try:
+        encoder = T.Bert.from_config(
+            vocabulary.encoder,
+            dropout=options.dropout,
+            attention_dropout=options.attention_dropout,
+            add_pooler=options.pooling == "pooler",
+            dtype=options.dtype_policy,
+            name="encoder",
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(f"the config of the pretrained model: {error}") from error
+    layers = encoder.stack.layers
+    for name in ("freeze_layers", "reinitialize_layers"):
+        if options[name] > len(layers):
+            raise UserError(
+                f"model.{name}={options[name]}: the encoder has {len(layers)} layers of its own"
+            )
+    _reseed(encoder, row)
+    model = Classifier(
+        encoder, len(vocabulary), options.pooling, options.head_dropout, seed=next(row)
+    )
+    encoder.embeddings.trainable = not options.freeze_embeddings
+    for layer in layers[: options.freeze_layers]:
+        layer.trainable = False
+    draws = next(row)
+    chosen = parametrization(options)
+    if chosen is None:
+        return model
+    patterns = {p: chosen for p in options.regularized.split()}
+    try:
+        return tfwd.parametrize(model, patterns, seed=draws, recompute=options.recompute)
+    except ValueError as error:
+        raise UserError(f"model.regularized={options.regularized}: {error}") from error
+
+
+def parametrization(options: ml_collections.ConfigDict) -> P.Parametrization | None:
+    """What the keys under `model.` say is done to the weights, `None` for nothing.
+
+    Noise comes first, so that what is dropped is exactly 0, and what is mixed exactly as it was.
+
+    Raises:
+        UserError: it is not here.
+    """
+    parts: list[P.Parametrization] = []
+    if options.noise and options.noise_scale == "deviation":
+        parts.append(_make("noise", "GaussianNoise", options.noise, scale="deviation"))
+    elif options.noise:
+        parts.append(P.GaussianNoise(options.noise))
+    if options.weight_dropout:
+        parts.append(P.Dropout(options.weight_dropout))
+    if options.mixout:
+        parts.append(_make("mixout", "Mixout", options.mixout, towards="start"))
+    return P.Chain(parts) if len(parts) > 1 else parts[0] if parts else None
+
+
+def _make(key: str, name: str, *args: Any, **kwargs: Any) -> P.Parametrization:
+    try:
+        return getattr(P, name)(*args, **kwargs)
+    except (AttributeError, TypeError) as error:
+        raise UserError(f"model.{key}: this tfwd has no parametrization for it") from error
+
+
+def classifier_of(model: Any) -> Classifier:
+    """The `Classifier` that `make_model` made, below what is around it."""
+    return model if isinstance(model, Classifier) else model.parametrized.layer
+
+
+def named_weights(model: Any) -> dict[str, Any]:
+    """The classifier's variables by names that are the same on both Kerases, in a fixed order."""
+    plain = classifier_of(model)
+    found = {f"encoder/{target.path}": target.variable for target in targets_of(plain.encoder)}
+    for variable in plain.head.weights:
+        found[f"head/{_keras.variables.name(variable)}"] = variable
+    return found
+
+
+def reinitialize(model: Any, layers: int, missing: list[str], seed: int) -> None:
+    """Begins weights of the encoder anew, drawn by the seed alone.
+
+    Args:
+        model: as `make_model` made it.
+        layers: so many of the last layers; and the pooler, if it is one or more.
+        missing: paths of further variables, for which the folder had nothing.
+        seed: of the draws.
+    """
+    encoder = classifier_of(model).encoder
+    count = len(encoder.stack.layers)
+    starts = [f"stack/layer_{number}/" for number in range(count - layers, count)]
+    if layers:
+        starts.append("pooler/")
+    chosen = [
+        target
+        for target in targets_of(encoder)
+        if target.path.startswith(tuple(starts)) or target.path in missing
+    ]
+    generator, deviation = np.random.default_rng(seed), _deviation(encoder)
+    for target in chosen:
+        if target.name == "kernel":
+            values = generator.normal(size=target.shape)
+            while (far := np.abs(values) > 2).any():
+                values[far] = generator.normal(size=int(far.sum()))
+            target.variable.assign(deviation * values)
+        else:
+            fill(encoder, [target.path])
+
+
+def _reseed(encoder: T.Bert, row: Any) -> None:
+    """Puts dropout whose draws go on after a restart in the place of Keras's."""
+    holders = [encoder.embeddings]
+    for layer in encoder.stack.layers:
+        holders += [layer.attention, layer]
+    for holder in holders:
+        rate = holder.dropped.rate
+        del holder.dropped
+        holder.dropped = Dropout(rate, next(row), name="dropout", dtype=encoder.dtype_policy)

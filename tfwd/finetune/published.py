@@ -1,0 +1,124 @@
+"""The folder of a pretrained model: its config, its tokenizer, and its weights."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tfwd.runs.errors import UserError
+from tfwd.runs.files import read_json
+from tfwd.runs.validators import whole
+
+FILES = "config.json, model.safetensors and tokenizer.json"
+_SIZES = (
+    "vocabulary_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "intermediate_size",
+    "max_length",
+)
+_ROUNDED = 1024  # to a multiple of at most so much are tables of tokens made longer
+
+
+def read_folder(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config and the tokenizer in a pretrained folder.
+
+    Raises:
+        UserError: it is no such folder, its encoder is not one that is here, or a file is missing.
+    """
+    if not path:
+        raise UserError(f"model.pretrained is missing: give a folder with {FILES}")
+    if not os.path.isdir(path):
+        raise UserError(f"model.pretrained={path}: there is no such folder; give one with {FILES}")
+    for name in ("config.json", "tokenizer.json"):
+        if not os.path.exists(os.path.join(path, name)):
+            there = ", ".join(sorted(os.listdir(path))[:8]) or "nothing"
+            raise UserError(
+                f"model.pretrained={path} has no {name}: give a folder with {FILES}; it has {there}"
+            )
+    config = read_json(os.path.join(path, "config.json"), "config")
+    if not isinstance(config, dict):
+        raise UserError(f"{os.path.join(path, 'config.json')} is no config of a model")
+    tokenizer = read_json(os.path.join(path, "tokenizer.json"), "tokenizer")
+    if not isinstance(tokenizer, dict):
+        raise UserError(f"{os.path.join(path, 'tokenizer.json')} is no tokenizer")
+    return config, tokenizer
+
+
+def encoder_arguments(config: dict[str, Any], where: str) -> dict[str, Any]:
+    """What a published config says of the encoder, as arguments of `T.Bert`.
+
+    Raises:
+        UserError: it is of a family, or a kind, that is not here.
+    """
+    from tfwd.layers.transformer.configuration import read_config
+
+    try:
+        read = read_config(config)
+    except ValueError as error:
+        raise UserError(f"{where}: {str(error).removeprefix('the config: ')}") from error
+    if read.model_type == "t5":
+        raise UserError(f"{where}: model_type='t5' is no encoder alone; give one as BERT's")
+    arguments = read.arguments()
+    for name in _SIZES:
+        value = arguments.get(name)
+        if not whole(value, 1):
+            raise UserError(f"{where}: its config has {value!r} for {name}: no size of a model")
+    return arguments
+
+
+def check_tokenizer(tokenizer: Any, arguments: dict[str, Any], where: str) -> None:
+    """Verifies that a tokenizer is of the encoder's vocabulary.
+
+    A table of tokens may be a little longer than the vocabulary, rounded up to a multiple of 1,024
+    at most, but not shorter; and padding has to be the number that the encoder masks.
+
+    Raises:
+        UserError: it is not.
+    """
+    size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    wanted = arguments["vocabulary_size"]
+    if not size <= wanted < size + _ROUNDED:
+        raise UserError(
+            f"{where}: the tokenizer is of another vocabulary: it has {size:,} tokens, and the "
+            f"encoder {wanted:,}; put the model's own tokenizer.json there"
+        )
+    named = [tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>")]
+    numbers = [number for number in named if number is not None]
+    if not numbers and tokenizer.padding:
+        numbers = [tokenizer.padding["pad_id"]]
+    if numbers and arguments["padding_id"] not in numbers:
+        raise UserError(
+            f"{where}: the tokenizer is of another vocabulary: it pads with {numbers[0]}, and the "
+            f"encoder with {arguments['padding_id']}; put the model's own tokenizer.json there"
+        )
+
+
+def load_weights(encoder: Any, config: dict[str, Any], path: str) -> list[str]:
+    """Fills an encoder from a pretrained folder, tensor by tensor.
+
+    Args:
+        encoder: a `T.Bert`, built.
+        config: the folder's.
+        path: the folder.
+
+    Returns:
+        The paths of the variables that the folder has no weights for: those of a pooler, at most.
+
+    Raises:
+        UserError: the weights are missing, damaged, or of another model; nothing was assigned.
+    """
+    from tfwd import pretrained
+    from tfwd.layers.transformer.configuration import read_config
+    from tfwd.layers.transformer.published import known_of
+
+    missing = "pooler/.*" if encoder.add_pooler else ()
+    try:
+        known = known_of(read_config(config))
+        plan = pretrained.plan(encoder, path, allow_missing=missing, known=known)
+        plan.apply()
+    except (pretrained.PlanError, pretrained.SourceError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"model.pretrained={path}: {reason[:600]}") from error
+    return [*plan.missing]

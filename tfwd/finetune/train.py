@@ -1,0 +1,70 @@
+"""tfwd-finetune: trains a classifier of texts on a pretrained encoder, or goes on with a run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from absl import flags
+
+from tfwd.finetune.program import PROGRAM
+from tfwd.runs import app, seeds
+from tfwd.runs import train as training
+
+ABOUT = """
+Trains a pretrained encoder, of the BERT family, to classify texts, and shows what came out.
+
+    tfwd-finetune --config=configs/finetune.py --workdir=runs/finetune
+    tfwd-finetune --config=configs/finetune.py --workdir=runs/mine --config.data.path=FOLDER
+    tfwd-finetune --config=configs/finetune.py --workdir=runs/five --seeds=5
+    tfwd-classify --workdir=runs/mine --text="a text to label"
+
+FOLDER has train.tsv, valid.tsv and test.tsv: lines of text, a tab, and the label. The same as .csv
+or .jsonl has names of columns, which data.text and data.label say. --config.model.pretrained names
+the folder of the pretrained model: config.json, model.safetensors and tokenizer.json, as Hugging
+Face has them.
+
+A run that was stopped, by Ctrl-C or by anything else, goes on where its last checkpoint stood
+when the same command is given again.
+"""
+
+
+def run() -> None:
+    """The console script."""
+    app.run(main, define, ABOUT, schema=PROGRAM.schema)
+
+
+def define(values: flags.FlagValues) -> None:
+    """Defines the flags."""
+    training.define(values)
+    seeds.define(values)
+
+
+def main(values: flags.FlagValues) -> int:
+    """Trains; returns the exit code."""
+    if values.seeds == 1:
+        return training.main(PROGRAM, values)
+    config, workdir, count = values.config, values.workdir, values.seeds
+    return training.main(
+        PROGRAM,
+        values,
+        lambda stop: seeds.train(PROGRAM, config, workdir, count, stop, compared),
+    )
+
+
+def compared(summary: dict[str, Any]) -> tuple[dict[str, float], str]:
+    """What is compared of runs with several seeds, and why a run failed, "" if it did not.
+
+    A run has failed if its best weights are not more often right on the validation texts than who
+    always says the most frequent class.
+    """
+    found = {
+        f"{part} {name}": summary["texts"][part][key]
+        for part in ("valid", "test")
+        for name, key in (("accuracy", "accuracy"), ("macro F1", "macro_f1"), ("loss", "loss"))
+    }
+    valid = summary["texts"]["valid"]
+    failed = (
+        "" if valid["accuracy"] > valid["majority"] else "no better than the most frequent class"
+    )
+    return {k: math.nan if v is None else v for k, v in found.items()}, failed

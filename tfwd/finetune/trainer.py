@@ -1,0 +1,111 @@
+"""The trainer of a classifier: batches of texts, validation, scores."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import ml_collections
+import numpy as np
+import tensorflow as tf
+
+from tfwd.finetune import batches, published
+from tfwd.finetune.evaluation import Evaluation, Predictor, evaluate
+from tfwd.finetune.model import classifier_of, make_model, reinitialize
+from tfwd.finetune.scores import LOSS
+from tfwd.finetune.step import make_step
+from tfwd.finetune.vocabulary import Corpus
+from tfwd.optimizers import DecoupledWeightDecay
+from tfwd.optimizers.decay_rules import DecayRow, DecayTable
+from tfwd.runs import trainer
+from tfwd.runs.display import Display
+from tfwd.runs.folder import RunFolder
+from tfwd.runs.signals import StopRequest
+from tfwd.runs.state import RunState
+
+
+class Trainer(trainer.Trainer):
+    """Trains one classifier in one folder; what the folder holds is gone on with.
+
+    The pretrained weights are read at the start of a run alone: after it they are in the folder.
+
+    Args:
+        config: the whole configuration, checked.
+        data: the texts.
+        folder: opened.
+        display: shows the run.
+        stop: looked at after every batch.
+
+    Raises:
+        UserError: the weights do not fit, or the folder's checkpoints do not, or are all broken.
+    """
+
+    def __init__(
+        self,
+        config: ml_collections.ConfigDict,
+        data: Corpus,
+        folder: RunFolder,
+        display: Display,
+        stop: StopRequest,
+    ):
+        self._data = data
+        train, vocabulary = data.encoded["train"], data.vocabulary
+        self._sizes = batches.sizes(len(train.ids), config.data.batch_size)
+        model = make_model(config, vocabulary)
+        if not folder.checkpoints.steps():
+            encoder, path = classifier_of(model).encoder, config.model.pretrained
+            missing = published.load_weights(encoder, vocabulary.encoder, path)
+            reinitialize(model, config.model.reinitialize_layers, missing, config.seed)
+        state = RunState([], config.optimizer.learning_rate)
+        step = make_step(config, model, state, len(self._sizes))
+        self._schedule = step
+        self._predict = Predictor(
+            model, vocabulary.padding_id, config.data.eval_batch_size, config.data.max_length
+        )
+        super().__init__(
+            config, model, state, step, data.fingerprint(), folder, display, stop, LOSS
+        )
+
+    def epoch_sizes(self, epoch: int) -> np.ndarray:
+        self._now = epoch
+        return self._sizes
+
+    def epoch_batches(self, first: int) -> Iterator[tuple[tf.Tensor, ...]]:
+        train, data = self._data.encoded["train"], self.config.data
+        order = batches.order(len(train.ids), self.config.seed, self._now)
+        padding = self._data.vocabulary.padding_id
+        for start in range(first * data.batch_size, len(order), data.batch_size):
+            chosen = order[start : start + data.batch_size]
+            ids = batches.pad([train.ids[n] for n in chosen], padding, data.max_length)
+            yield tf.constant(ids), tf.constant(train.labels[chosen])
+
+    def evaluate(self, name: str) -> Evaluation | None:
+        return evaluate(self._predict, self._data.encoded[name], stop=lambda: bool(self.stop))
+
+    def numbers(self, found: Any) -> dict[str, float]:
+        return {"accuracy": found.accuracy, "macro_f1": found.macro_f1}
+
+    def learning_rate(self) -> float:
+        return super().learning_rate() * float(self._schedule.factor())
+
+    def decay_table(self, decay: DecoupledWeightDecay) -> DecayTable:
+        """What is decayed, alike weights of several layers in one row, of the first of them.
+
+        The decay is that at `optimizer.learning_rate`, before the factors of schedule and layers.
+        """
+        first: dict[tuple, DecayRow] = {}
+        for row in super().decay_table(decay):
+            path = re.sub(r"layer_\d+", "layer_*", row.path)
+            first.setdefault((path, row.decay, row.reason), row._replace(path=path))
+        return DecayTable(first.values())
+
+    def evaluate_best(self) -> dict[str, Evaluation]:
+        """Reads the best weights and evaluates them on the three parts, without dropout.
+
+        Raises:
+            Stopped: a signal came.
+            UserError: the best weights cannot be read.
+        """
+        self.read_best()
+        return {name: self.evaluated(name) for name in self._data.encoded}

@@ -1,0 +1,41 @@
+"""tfwd-tune --program=finetune: sweeps over the keys of a fine-tuning configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from absl import flags
+
+from tfwd.finetune.program import PROGRAM
+from tfwd.runs import app, tune
+from tfwd.runs.tune import define
+
+ABOUT = """
+Searches for the best values of config keys, each trial a run of tfwd-finetune.
+
+    tfwd-tune --program=finetune --config=configs/finetune.py --workdir=runs/rates
+      --sweep=configs/sweeps/finetune.py
+
+The sweep file says what is varied:
+
+    from tfwd.runs.sweeps.sweep import Sweep
+    from tfwd.tuning import Float
+
+    def get_sweep():
+        return Sweep({"optimizer.learning_rate": Float(1e-5, 1e-4, log=True)}, max_trials=5)
+
+A sweep that was stopped goes on when the same command is given again. For hyperband give
+optimizer.schedule_epochs, so that the schedule does not follow the epochs of a trial. Without
+--program it is tfwd-train that is run. See docs/tuning.md.
+"""
+
+
+def run(argv: Sequence[str] | None = None) -> None:
+    """The console script; `argv` as in `app.run`."""
+    # The keys must go together in each trial, and not in the config that trials change.
+    app.run(main, define, ABOUT, schema=PROGRAM.schema, together=False, argv=argv)
+
+
+def main(values: flags.FlagValues) -> int:
+    """Searches; returns the exit code."""
+    return tune.main(PROGRAM, values)

@@ -1,0 +1,168 @@
+"""The same run with several seeds, and what came of them together: mean, spread, failed runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_collections
+from absl import flags
+from rich import box
+from rich.table import Table
+
+from tfwd.runs import train as training
+from tfwd.runs.errors import Diverged, UserError
+from tfwd.runs.files import Claim, write_atomically
+from tfwd.runs.program import Program
+from tfwd.runs.signals import StopRequest
+
+
+class Outcome(NamedTuple):
+    """What came of the run with one seed.
+
+    Attributes:
+        seed: the seed.
+        numbers: from the run's summary, by name; none if it did not come to its end.
+        failed: why it failed, "" if it did not.
+    """
+
+    seed: int
+    numbers: dict[str, float]
+    failed: str
+
+
+# From a summary: the numbers that are compared, and why the run failed ("" if it did not).
+Read = Callable[[dict[str, Any]], tuple[dict[str, float], str]]
+
+
+def define(values: flags.FlagValues) -> None:
+    """Defines the flag."""
+    flags.DEFINE_integer(
+        "seeds",
+        1,
+        "runs with so many seeds, from the config's on, each in its own folder of the workdir",
+        lower_bound=1,
+        upper_bound=1000,
+        flag_values=values,
+    )
+
+
+def train(
+    program: Program,
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    count: int,
+    stop: StopRequest,
+    read: Read,
+) -> list[Outcome]:
+    """Trains with `count` seeds from `config.seed` on, and reports on all together.
+
+    Each run has a folder `seed-N` in the workdir, and is a run as any other: one that was stopped
+    is gone on with, one that is finished is not made again. A run that diverges is counted as
+    failed, and the next one begins. The report is `seeds.json` in the workdir.
+
+    Args:
+        program: what is trained.
+        config: the configuration, checked.
+        workdir: the folder.
+        count: how many.
+        stop: as in `training.train`.
+        read: what is compared.
+
+    Raises:
+        Stopped: a signal came.
+        UserError: as in `training.train`, but for a run that diverges; or the workdir is that of a
+            single run.
+    """
+    from tfwd.runs.display import Output
+
+    folder = Path(workdir)
+    if (folder / "config.json").exists():
+        raise UserError(
+            f"the workdir {folder} holds a single run: give another --workdir for --seeds={count}"
+        )
+    output = Output()
+    output.gone = stop.output_is_gone
+    claim = Claim(folder, f"another process is training in the workdir {folder}")
+    begun = False
+    try:
+        outcomes: list[Outcome] = []
+        for seed in range(config.seed, config.seed + count):
+            own = config.copy_and_resolve_references()
+            own.seed = seed
+            program.schema.lock(own)
+            output.print(f"seed {seed}, {len(outcomes) + 1} of {count}", highlight=False)
+            try:
+                numbers, failed = read(
+                    training.train(program, own, str(folder / f"seed-{seed}"), stop)
+                )
+            except Diverged as error:
+                numbers, failed = {}, error.short
+                output.print(f"failed: {error}", markup=False, highlight=False, soft_wrap=True)
+            finally:
+                training.tidy_up()
+            begun = True
+            outcomes.append(Outcome(seed, numbers, failed))
+        content = {"runs": [o._asdict() for o in outcomes], "together": together(outcomes)}
+        write_atomically(folder / "seeds.json", json.dumps(content, indent=2) + "\n")
+        output.print(table(outcomes))
+        wrong = [str(outcome.seed) for outcome in outcomes if outcome.failed]
+        which = f": seed {', '.join(wrong)}" if wrong else ""
+        output.print(
+            f"{len(wrong)} of {count} runs failed{which}; the report is {folder / 'seeds.json'}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return outcomes
+    finally:
+        claim.release(used=begun or any(folder.glob("seed-*")))
+
+
+def together(outcomes: list[Outcome]) -> dict[str, dict[str, float | None]]:
+    """Mean, spread, least and most of each number, over the runs that came to their end.
+
+    The spread is the standard deviation of a sample, with n - 1; None for a single run.
+
+    Example:
+
+    >>> runs = [Outcome(0, {"accuracy": 0.5}, ""), Outcome(1, {"accuracy": 0.75}, "")]
+    >>> together(runs)["accuracy"]["mean"]
+    0.625
+    """
+    found = {}
+    for name in dict.fromkeys(name for outcome in outcomes for name in outcome.numbers):
+        values = [o.numbers[name] for o in outcomes if math.isfinite(o.numbers.get(name, math.nan))]
+        if values:
+            found[name] = {
+                "mean": statistics.fmean(values),
+                "spread": statistics.stdev(values) if len(values) > 1 else None,
+                "least": min(values),
+                "most": max(values),
+            }
+    return found
+
+
+def table(outcomes: list[Outcome]) -> Table:
+    """A line a seed, and the mean and the spread under them."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    made.add_column("seed")
+    of_all = together(outcomes)
+    for name in of_all:
+        made.add_column(name, justify="right")
+    made.add_column("")
+    for outcome in outcomes:
+        shown = [_number(outcome.numbers.get(name)) for name in of_all]
+        remark = f"failed: {outcome.failed}" if outcome.failed else ""
+        made.add_row(str(outcome.seed), *shown, remark)
+    made.add_section()
+    for row in ("mean", "spread"):
+        made.add_row(row, *[_number(numbers[row]) for numbers in of_all.values()], "")
+    return made
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{value:.4f}"
