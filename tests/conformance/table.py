@@ -9,10 +9,14 @@ that each code path is met; `make test-slow` has what costs too much of the rest
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 from stacks import HAS_ADDONS, IS_KERAS_2
 
@@ -293,6 +297,22 @@ def _weight_drop_lstm(**options: Any) -> keras.Layer:
     )
 
 
+@functools.cache
+def _zeros() -> str:
+    """A file towards which Mixout is dropout."""
+    shapes = {"kernel": (5, 3), "embeddings": (7, 3), "recurrent_kernel": (3, 12)}
+    file = Path(tempfile.mkdtemp()) / "zeros.npz"
+    np.savez(file, **{name: np.zeros(shape, "float32") for name, shape in shapes.items()})
+    return str(file)
+
+
+def _mixout_case(name: str) -> Case:
+    def make(**options: Any) -> keras.Layer:
+        return layers.Mixout(ROW[name].make(), 0.5, towards=_zeros(), **options)
+
+    return Case(f"{name}, mixout", ROW[name], make, dict.fromkeys(ROW[name].default, 0.5))
+
+
 def _nested(**options: Any) -> keras.Layer:
     noisy = layers.VariationalNoise(ROW["Dense"].make(), STDDEV, seed=5, recompute=False)
     return layers.WeightDropout(noisy, 0.5, **options)
@@ -319,6 +339,7 @@ OWN = [
         kernel=None,
         recurrent_kernel=0.75,
     ),
+    *map(_mixout_case, ("Dense", "Embedding", "LSTM")),
     Case("WeightDropLSTM", ROW["LSTM"], _weight_drop_lstm, {"recurrent_kernel": 0.5}),
     Case(
         "Bidirectional of WeightDropLSTM",
