@@ -25,6 +25,7 @@ class VariationalNoise(Parametrized):
             `parametrizations.GaussianNoise`.
         weights: a pattern or a list of patterns, or None for the default, as in `WeightDropout`.
         start_step: the number of the layer's first training call that is noisy, from 0.
+        scale: "absolute", or "deviation" for noise in proportion to the weight's own deviation.
         seed, recompute, share_across_replicas, **kwargs: as in `Parametrized`.
 
     Raises:
@@ -52,9 +53,10 @@ class VariationalNoise(Parametrized):
         seed: int | None = None,
         recompute: bool = True,
         share_across_replicas: bool = False,
+        scale: str = "absolute",
         **kwargs: Any,
     ) -> None:
-        parametrization = GaussianNoise(stddev, start_step)
+        parametrization = GaussianNoise(stddev, start_step, scale)
         chosen = weight_selection.of_weights(layer, parametrization, weights)
         super().__init__(layer, chosen, seed, recompute, share_across_replicas, **kwargs)
         self.parametrization = parametrization

@@ -4,7 +4,7 @@ from tfwd import parametrizations as P
 
 # Those whose gradient is not the derivative of their formula, such as straight-through rounding: it
 # is held against finite differences for the others alone, and has a test of its own.
-SURROGATE: list[P.Parametrization] = []
+SURROGATE: list[P.Parametrization] = [P.GaussianNoise(0.3, scale="deviation")]
 ALL = [
     P.Dropout(0.5),
     P.Dropout(0.25, noise_shape=(None, 1)),

@@ -38,6 +38,20 @@ def test_shape_type_and_purity(p: P.Parametrization, dtype: str) -> None:
     assert changed == p.stochastic
 
 
+def test_noise_in_proportion_to_the_weights_deviation() -> None:
+    """The same draw, times NumPy's deviation; of which the gradient knows nothing."""
+    w = weight("float64")
+    e = (P.GaussianNoise(1.0)(tf.zeros_like(w), SEED)).numpy()
+    with tf.GradientTape() as tape:
+        tape.watch(w)
+        found = P.GaussianNoise(0.3, scale="deviation")(w, SEED)
+    np.testing.assert_allclose(found, w.numpy() + 0.3 * np.std(w.numpy()) * e, rtol=1e-6)
+    np.testing.assert_array_equal(tape.gradient(found, w), np.ones_like(w))
+    assert not P.GaussianNoise(0.3, scale="deviation").by_rows and P.GaussianNoise(0.3).by_rows
+    with pytest.raises(ValueError, match="scale='relative': give 'absolute', or 'deviation'"):
+        P.GaussianNoise(0.3, scale="relative")
+
+
 @pytest.mark.parametrize("p", ALL, ids=repr)
 def test_config_round_trip(p: P.Parametrization) -> None:
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(p))
