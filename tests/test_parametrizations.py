@@ -45,7 +45,7 @@ def test_noise_in_proportion_to_the_weights_deviation() -> None:
     with tf.GradientTape() as tape:
         tape.watch(w)
         found = P.GaussianNoise(0.3, scale="deviation")(w, SEED)
-    np.testing.assert_allclose(found, w.numpy() + 0.3 * np.std(w.numpy()) * e, rtol=1e-6)
+    np.testing.assert_allclose(found, w.numpy() + 0.3 * np.std(w.numpy()) * e, atol=1e-6)
     np.testing.assert_array_equal(tape.gradient(found, w), np.ones_like(w))
     assert not P.GaussianNoise(0.3, scale="deviation").by_rows and P.GaussianNoise(0.3).by_rows
     with pytest.raises(ValueError, match="scale='relative': give 'absolute', or 'deviation'"):
