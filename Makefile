@@ -75,11 +75,9 @@ sweep: $(USED)/.installed ## search for two dropout rates of a short run, into r
 	$(USED)/bin/tfwd-tune --config=configs/quickstart.py --config.training.epochs=2 \
 	  --sweep=configs/sweeps/small.py --workdir=runs/sweep $(ARGS)
 
-# A worker more than there are cores, since tests wait for processes and files, but no more than four: each
-# holds a TensorFlow of its own. Each begins with a run of files, so that few of them make what the tests of
-# a file share, and who is done takes from others.
-CORES := $(or $(shell getconf _NPROCESSORS_ONLN 2>/dev/null),1)
-PYTEST := -n $(shell expr $(CORES) + 1) --maxprocesses 4 --dist worksteal
+# A worker for each core, but no more than four: each holds a TensorFlow of its own. Each begins with a
+# run of files, so that few of them make what the tests of a file share, and who is done takes from others.
+PYTEST := -n auto --maxprocesses 4 --dist worksteal
 HAS_ADDONS := $(if $(ADDONS_PYTHON),$(ADDONS_STAMP),no-addons)
 
 test: $(STAMP) ## run the tests

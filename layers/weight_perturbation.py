@@ -88,11 +88,11 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         self.parametrizations = parametrizations
         self._known = _Known()
         layer = self._subject()
+        has_weights = _keras.layers.has_weights(layer)
+        weight_selection.check_parametrizations(layer, parametrizations, rates=not has_weights)
         self.references: References | None = None
         if any(p.has_reference for p in weight_selection.elements(parametrizations)):
             self.references = References(self.name)  # type: ignore[attr-defined]
-        has_weights = _keras.layers.has_weights(layer)
-        weight_selection.check_parametrizations(layer, parametrizations, rates=not has_weights)
         if has_weights:
             self._targeted()
 

@@ -26,6 +26,10 @@ once = pytest.mark.skipif(IS_KERAS_2, reason="the tests on Keras 3 have it")
 # `make test-slow` on Keras 2 too.
 SLOW_ON_KERAS_2 = [pytest.mark.slow] if IS_KERAS_2 else []
 
+# For files of which each test provokes one thing by a training of its own: `make test-slow` runs
+# them on Keras 3, `make soak` on Keras 2.
+EACH_BY_A_TRAINING = [pytest.mark.soak] if IS_KERAS_2 else [pytest.mark.slow]
+
 # For what repeats in more combinations what other tests show: `make soak` runs it, before a release
 # and when what it is about has changed.
 soak = pytest.mark.soak

@@ -112,6 +112,10 @@ def read_config(source: Any, overrides: Mapping[str, Any] | None = None) -> Conf
 
 
 def _read(path: str) -> tuple[str, Mapping[str, Any]]:
+    if not os.path.exists(path):
+        raise ValueError(
+            f"{path} is not there: give the folder of a published model, or a file in it"
+        )
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     file = path if path.endswith("config.json") else os.path.join(folder, "config.json")
     try:

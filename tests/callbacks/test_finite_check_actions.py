@@ -69,6 +69,7 @@ def test_an_epoch_whose_steps_are_all_left_out_has_no_loss():
     assert np.isfinite(history["loss"]).all()
 
 
+@pytest.mark.slow
 def test_restore_goes_back_to_the_last_epoch():
     x, y = data(4)
     good = make(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
@@ -275,6 +276,7 @@ def test_finite_but_enormous_steps_are_made():
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_the_model_has_its_own_step_again():
     x, y = data(3)
     model = make()
@@ -288,6 +290,7 @@ def test_the_model_has_its_own_step_again():
     assert model.train_function is own
 
 
+@pytest.mark.slow
 def test_every_other_step():
     x, y = data(5)
     plain, checked = make(), make()

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from stacks import IS_KERAS_2, soak
 
-from conformance.table import SEED, Case
+from conformance.table import NATURES, SEED, Case
 from tfwd import _keras
 
 
@@ -21,11 +21,18 @@ def each(cases: Sequence[Case]) -> Any:
 
 
 def each_or_half(cases: Sequence[Case]) -> Any:
-    """The same, but that with Keras 2 every other case is for `make soak`."""
+    """The same, but that every other case is for `make soak`: with Keras 2 the others.
+
+    For what is the same code for layers of a nature, of which there are several.
+    """
     return pytest.mark.parametrize(
         "case",
         [
-            pytest.param(case, id=case.name, marks=[soak] * (IS_KERAS_2 and number % 2))
+            pytest.param(
+                case,
+                id=case.name,
+                marks=[soak] * (case not in NATURES and number % 2 == IS_KERAS_2),
+            )
             for number, case in enumerate(cases)
         ],
     )

@@ -46,7 +46,7 @@ def test_traced_evaluation_is_bit_for_bit_the_plain_layer(case: Case) -> None:
     assert operations[0] == operations[1]
 
 
-@harness.each(NOT_NOISE)
+@harness.each_or_half(NOT_NOISE)
 def test_variables_are_those_of_the_plain_layer_in_the_same_order(case: Case) -> None:
     wrapped, plain = harness.built(case), harness.plain(case)
 
@@ -59,7 +59,7 @@ def test_variables_are_those_of_the_plain_layer_in_the_same_order(case: Case) ->
     assert len(harness.states(wrapped)) == len(harness.states(plain))
 
 
-@harness.each(NOT_NOISE)
+@harness.each_or_half(NOT_NOISE)
 def test_set_weights_works_both_ways(case: Case) -> None:
     wrapped, plain = harness.built(case), harness.plain(case)
     values = [np.asarray(w) + 1 for w in plain.weights]
@@ -71,7 +71,7 @@ def test_set_weights_works_both_ways(case: Case) -> None:
     harness.assert_same(plain.get_weights(), [value - 3 for value in values])
 
 
-@harness.each(NOT_NOISE)
+@harness.each_or_half(NOT_NOISE)
 def test_unwrap_gives_the_plain_layer_on_the_same_variables(case: Case) -> None:
     wrapped, plain = harness.built(case), harness.plain(case)
     harness.run(wrapped, case, training=True)
@@ -109,7 +109,7 @@ def test_the_default_weights(row) -> None:
     assert tuple(names) == row.default
 
 
-@harness.each(DROPOUT)
+@harness.each_or_half(DROPOUT)
 def test_output_spec_is_that_of_the_plain_layer(case: Case) -> None:
     wrapped, plain = harness.model_of(harness.built(case), case), case.row
     expected = harness.model_of(plain.make(), case)

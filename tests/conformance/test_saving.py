@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:TiedDense .* is made from a conf
 SAVED = NOT_NOISE
 
 
-@harness.each([case for case in CASES if case.config_is_all])
+@harness.each_or_half([case for case in CASES if case.config_is_all])
 def test_config_round_trip(case: Case) -> None:
     wrapped = harness.built(case)
     config = wrapped.get_config()

@@ -99,7 +99,7 @@ def test_convert_to_safetensors(run, tmp_path):
     [
         ([], "give plan or convert, as tfwd-pretrained plan --source=FOLDER"),
         (["paln", "--source=x"], "'paln' is no command: give plan or convert"),
-        (["plan", "--source=nowhere"], "config.json is not there"),
+        (["plan", "--source=nowhere"], "nowhere is not there: give the folder of a"),
         (
             ["plan", "--source={bert}", "--model=encoder"],
             "a bert has all, embeddings, stack, pooler",

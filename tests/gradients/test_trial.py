@@ -133,6 +133,7 @@ class Positions(keras.Model):
         return tf.reshape(self.dense(tf.reshape(hidden, [-1, 4])), [batch, length, 3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "methods"),
     [
@@ -305,6 +306,7 @@ class Penalty(L.Layer):
         return x * self.scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "chunk_size"), [(1, None), (4, None), (4, 1), (4, 3), (6, None), (6, 4)]
 )

@@ -151,6 +151,7 @@ def test_nothing_is_looked_at(text, tmp_path, monkeypatch):
 
 
 @once
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "step", "kept"), [pytest.param(2, 4, 2, marks=pytest.mark.slow), (3, 5, 3)]
 )

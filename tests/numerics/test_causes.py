@@ -33,6 +33,7 @@ def test_labels():
     assert "row 3 of the batch" in cause.evidence
 
 
+@pytest.mark.slow
 def test_label_out_of_range():
     """Under XLA, where it makes NaN; elsewhere TensorFlow refuses it on a CPU by itself."""
     x, _ = data(2)
@@ -91,6 +92,7 @@ def test_logarithm_of_zero():
     assert "exactly, where a logarithm is infinite" in report.causes[0].evidence
 
 
+@pytest.mark.slow
 def test_targets_that_are_no_distributions():
     x, _ = data(2)
     y = np.eye(3, dtype="float32")[np.arange(16) % 3] - 0.5
@@ -103,6 +105,7 @@ def test_targets_that_are_no_distributions():
     assert "'y' are no distributions" in report.causes[0].evidence
 
 
+@pytest.mark.slow
 def test_absent_class():
     x, _ = data(2)
     y = np.eye(3, dtype="float32")[np.arange(16) % 2]  # never class 2
@@ -136,6 +139,7 @@ def test_float16():
     assert report.first.frame.dtype == "float16"
 
 
+@pytest.mark.slow
 def test_nothing_left_of_sample_weights():
     x, y = data(2)
     weights = np.r_[np.ones(8), np.zeros(8)].astype("float32")
@@ -176,6 +180,7 @@ def test_nothing_left_of_a_layer():
     assert "'gone, output' are 0" in report.causes[0].evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "value", "kind"),
     [
@@ -203,6 +208,7 @@ def test_a_function_outside_its_domain(function, value, kind):
     assert "in row 3 of the batch" in evidence
 
 
+@pytest.mark.slow
 def test_labels_that_are_too_large():
     x, y = data(2)
     report = report_of(dense(), x, y * 1e25)
@@ -211,6 +217,7 @@ def test_labels_that_are_too_large():
     assert "logarithm" not in report.causes[0].evidence
 
 
+@pytest.mark.slow
 def test_a_mean_of_nothing():
     x, y = data(2)
 
@@ -221,6 +228,7 @@ def test_a_mean_of_nothing():
     assert "a mean or a norm of nothing" in cause.advice
 
 
+@pytest.mark.slow
 def test_the_layer_that_a_gradient_comes_from():
     x, y = data(2)
     x[9] = 0.0
@@ -238,6 +246,7 @@ def test_the_layer_that_a_gradient_comes_from():
     )
 
 
+@pytest.mark.slow
 def test_normalization():
     x, y = np.ones((16, 6), "float32"), np.ones((16, 1), "float32")
     model = keras.Sequential(
@@ -285,6 +294,7 @@ def test_infinite_derivative():
     assert "'before, output' has 32 zeros" in report.causes[0].evidence
 
 
+@pytest.mark.slow
 def test_update():
     x, y = np.ones((8, 6), "float32"), np.ones((8, 1), "float32")
     report = report_of(dense(), x, y, optimizer=keras.optimizers.SGD(3e38))
@@ -326,6 +336,7 @@ class After(keras.Model):
         return tf.sqrt(self.last(hidden) - 1e3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("between", [True, False])
 def test_what_a_model_computes_between_its_layers(between):
     x, y = data(2)

@@ -6,12 +6,12 @@ import pytest
 import tensorflow as tf
 from diagnoses import dense, names, report_of
 from planting import data
-from stacks import SLOW_ON_KERAS_2
+from stacks import EACH_BY_A_TRAINING
 from tables import with_slow_rest
 
 from tfwd import _keras
 
-pytestmark = SLOW_ON_KERAS_2
+pytestmark = EACH_BY_A_TRAINING
 layers = keras.layers
 
 

@@ -173,7 +173,9 @@ def test_prefixes(folder):
     done = load(model_of(), folder, mapping=MAPPING, ignore="head.x")
     assert done.steps[0].key == "net.enc.0.weight"
     load(model_of(), folder, mapping=MAPPING, prefix="net.", ignore="head.x")
-    refused(model_of(), folder, "prefix='nett.': no key begins so; nearest: net.", prefix="nett.")
+    wrong = "prefix='nett.': no key begins so; what is wanted is found with prefix='net.'"
+    said = refused(model_of(), folder, wrong, prefix="nett.", ignore="head.x")
+    assert said.count("\n- ") == 1
     both = {**under, **{f"ema.{key}": value for key, value in tensors_of().items()}}
     save_file(both, folder / "model.safetensors")
     refused(model_of(), folder, "fit as well with the prefix 'ema.' as with 'net.': give one")

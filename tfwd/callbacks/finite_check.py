@@ -96,7 +96,7 @@ class FiniteCheck(keras.callbacks.Callback):
     ...     model.fit(x, y, verbose=0, callbacks=[callbacks.FiniteCheck()])
     ... except numerics.NonFiniteError as error:
     ...     print(error.report.sentence)
-    data 'x': 12.50 % non-finite elements (1 NaN, 0 +Inf, 0 -Inf of 8), step 1
+    data 'x': 12.50 % non-finite elements (1 NaN, 0 +Inf, 0 -Inf of 8), step 1 (epoch 1, batch 1)
     """
 
     def __init__(

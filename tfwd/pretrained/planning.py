@@ -127,11 +127,14 @@ class _Planning:
             f"mapping: {pattern!r} fits no variable and no layer{nearest(pattern, paths)}"
             for pattern in rules.unused()
         ]
-        self._prefix = self._find_prefix() if prefix is None else prefix
         if prefix and not any(key.startswith(prefix) for key in source.entries):
+            self._prefix = self._find_prefix()  # else every variable would be missing too
             self._mistakes.append(
-                f"prefix={prefix!r}: no key begins so{nearest(prefix, source.entries)}"
+                f"prefix={prefix!r}: no key begins so; what is wanted is found with "
+                f"prefix={self._prefix!r}"
             )
+        else:
+            self._prefix = self._find_prefix() if prefix is None else prefix
 
     def plan(self, ignore: list[str], allow_missing: list[str], strict: bool) -> Plan:
         steps: list[Step] = []

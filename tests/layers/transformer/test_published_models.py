@@ -175,6 +175,8 @@ def test_configs_that_are_not_built(tmp_path, change, message):
 
 
 def test_configs_that_cannot_be_read(tmp_path):
+    with pytest.raises(ValueError, match="nowhere is not there: give the folder of a published"):
+        T.Bert.from_pretrained(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="config.json is not there: a published model has its"):
         T.Bert.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("{")
