@@ -1,4 +1,4 @@
-"""The decay of one variable: w <- w - f*w, as exactly as its dtype allows."""
+"""The decay of one variable: w <- w - f*(w - w0), as exactly as its dtype allows."""
 
 from __future__ import annotations
 
@@ -14,36 +14,42 @@ from tfwd.dtypes import wide
 _LARGE = 2**18
 
 
-def decay(variable: tf.Variable, fraction: Any) -> Any:
-    """w <- w - f*w, rounded to the variable's dtype once.
+def decay(variable: tf.Variable, fraction: Any, start: tf.Tensor | None = None) -> Any:
+    """w <- w - f*w, or w <- w - f*(w - w0), rounded to the variable's dtype once.
 
     Args:
         variable: any floating dtype.
         fraction: f, a scalar of dtype `wide(variable.dtype)`.
+        start: w0, of the variable's shape and dtype; None for 0.
 
     Returns:
         The operation.
     """
     if wide(variable.dtype) == variable.dtype:
-        return variable.assign_sub(fraction * variable)
+        away = variable if start is None else variable - start
+        return variable.assign_sub(fraction * away)
     value = tf.cast(variable, wide(variable.dtype))
-    return variable.assign(tf.cast(value - fraction * value, variable.dtype))
+    away = value if start is None else value - tf.cast(start, value.dtype)
+    return variable.assign(tf.cast(value - fraction * away, variable.dtype))
 
 
-def decay_rows(variable: tf.Variable, rows: tf.Tensor, fraction: Any) -> Any:
+def decay_rows(
+    variable: tf.Variable, rows: tf.Tensor, fraction: Any, start: tf.Tensor | None = None
+) -> Any:
     """The same for some rows, each once however often it is named.
 
     Args:
         variable: of rank 1 at least.
         rows: int `[n]`, with repetitions or without.
-        fraction: as for `decay`.
+        fraction, start: as for `decay`.
 
     Returns:
         The operation.
     """
     value = tf.cast(tf.gather(variable, rows), wide(variable.dtype))
     # Assigned and not subtracted: a row that is named twice gets the same value twice.
-    decayed = tf.cast(value - fraction * value, variable.dtype)
+    away = value if start is None else value - tf.cast(tf.gather(start, rows), value.dtype)
+    decayed = tf.cast(value - fraction * away, variable.dtype)
     return variable.scatter_update(tf.IndexedSlices(decayed, rows))
 
 
@@ -75,14 +81,17 @@ class FusedSteps:
         variable: tf.Variable,
         rate: Any,
         fraction: tf.Tensor,
+        start: tf.Tensor | None = None,
     ) -> None:
-        """`decay(variable, fraction)`, then `own(gradient, variable, rate)`."""
+        """`decay(variable, fraction, start)`, then `own(gradient, variable, rate)`."""
         if id(variable) not in self._functions:
 
             @tf.function(jit_compile=True, autograph=False)
-            def both(gradient: tf.Tensor, rate: tf.Tensor, fraction: tf.Tensor) -> None:
-                decay(variable, fraction)
+            def both(
+                gradient: tf.Tensor, rate: tf.Tensor, fraction: tf.Tensor, start: tf.Tensor | None
+            ) -> None:
+                decay(variable, fraction, start)
                 own(gradient, variable, rate)
 
             self._functions[id(variable)] = both
-        self._functions[id(variable)](gradient, tf.convert_to_tensor(rate), fraction)
+        self._functions[id(variable)](gradient, tf.convert_to_tensor(rate), fraction, start)

@@ -27,6 +27,7 @@ from tfwd.optimizers.replicas import on_every_replica
 
 Own = Callable[..., None]  # an optimizer's own update_step
 SPARSE = ("table", "rows")
+TOWARDS = ("zero", "start")
 
 
 @keras.saving.register_keras_serializable("tfwd")
@@ -44,10 +45,11 @@ class DecoupledWeightDecay(SumsRows):
     - the current learning rate with `"learning_rate"` (PyTorch, Keras),
     - the current learning rate over the initial one with `"schedule"` (Loshchilov and Hutter).
 
-    It adds no state: variables, learning rate and step counter are the wrapped optimizer's. With
-    `weight_decay=0` it is the wrapped optimizer, bit for bit, but for one departure: a row that
-    stands more than once in a sparse gradient is added up first, as it is in the dense gradient.
-    Keras 3's optimizers, all but SGD and Lion, take each part for the row's whole gradient.
+    It adds no state, but for `towards="start"`: variables, learning rate and step counter are the
+    wrapped optimizer's. With `weight_decay=0` it is the wrapped optimizer, bit for bit, but for one
+    departure: a row that stands more than once in a sparse gradient is added up first, as it is in
+    the dense gradient. Keras 3's optimizers, all but SGD and Lion, take each part for the row's
+    whole gradient.
 
     On Keras 2 the optimizer may also be a legacy one (`keras.optimizers.legacy`) or one of
     tensorflow-addons. Around such a one this is a legacy optimizer itself, and stands inside and
@@ -74,6 +76,9 @@ class DecoupledWeightDecay(SumsRows):
         name: the optimizer's name.
         sum_repeated_rows: whether a row that stands more than once in a sparse gradient is added
             up before clipping and before the step; False for what Keras does.
+        towards: "zero", or "start" for `w <- w - d * m * s * (w - w0)`, with w0 what the variable
+            was when the optimizer was built, which `fit` does before its first step (L2-SP, as a
+            decay). A copy of each decayed variable is kept, and saved with the optimizer.
 
     Raises:
         TypeError: the optimizer is not a Keras optimizer, or weight_decay not one of its kinds.
@@ -94,6 +99,8 @@ class DecoupledWeightDecay(SumsRows):
         Departure: the paper subtracts decay and step from the same old weight. The two are equal
         for optimizers whose step does not read the weight; LAMB, Adafactor, Ftrl and the
         schedule-free ones do read it, and here they see the decayed one.
+        Li, Grandvalet and Davoine, "Explicit Inductive Bias for Transfer Learning with
+        Convolutional Networks" (2018), for "start". Departure: theirs is part of the loss.
     """
 
     def __init__(
@@ -108,6 +115,7 @@ class DecoupledWeightDecay(SumsRows):
         decay_unused: bool = False,
         name: str | None = None,
         sum_repeated_rows: bool = True,
+        towards: str = "zero",
     ) -> None:
         kind = type(self).__name__
         decay_rate = DecayRate(kind, weight_decay, scale)
@@ -116,12 +124,15 @@ class DecoupledWeightDecay(SumsRows):
             decay_rate.check_share(factor)
         if sparse not in SPARSE:
             raise ValueError(f"{kind}: sparse={sparse!r}: give one of {', '.join(SPARSE)}")
+        if towards not in TOWARDS:
+            raise ValueError(f"{kind}: towards={towards!r}: give one of {', '.join(TOWARDS)}")
         super().__init__(optimizer, sum_repeated_rows, name)
         for held in wrapped_optimizers.chain(self.optimizer):
             _check_no_decay(kind, held)
         self._decay_rate = decay_rate
         self._rules: Any = rules
-        self.sparse, self.decay_unused = sparse, bool(decay_unused)
+        self.sparse, self.decay_unused, self.towards = sparse, bool(decay_unused), towards
+        self._starts: Any = Starts()
         self._decay_rate.note_initial(wrapped_optimizers.leaves(self.optimizer))
         self._fused = FusedSteps()
         self._unused_known = False
@@ -212,6 +223,17 @@ class DecoupledWeightDecay(SumsRows):
         for leaf in leaves:
             _check_no_decay(type(self).__name__, leaf)
         self._decay_rate.note_initial(leaves)
+        if self.towards == "start":
+            decayed = [v for v in variables if self._multiplier(v)]
+            for number, variable in enumerate(decayed):
+                dtype = _keras.variables.dtype_name(variable)
+                start = self._add_variable(f"start_{number}", dtype, None, like=variable)
+                self._starts.held[wrapped_optimizers.key(self, variable)] = start
+
+    def _start(self, variable: Any) -> tf.Tensor | None:
+        """w0 of a variable that is decayed; None for 0."""
+        start = self._starts.held.get(wrapped_optimizers.key(self, variable))
+        return None if start is None else _keras.variables.value(start)
 
     def _apply(self, grads: list[Any], variables: list[Any], make: Callable[[], Any]) -> Any:
         if self._decay_rate.is_zero:
@@ -229,12 +251,12 @@ class DecoupledWeightDecay(SumsRows):
             named = rows(leaf, gradient, variable) if rows else None
             done = None
             if fraction is not None and named is not None:
-                done = decay_rows(variable, named, fraction)
+                done = decay_rows(variable, named, fraction, self._start(variable))
             elif fraction is not None and self._fused.takes(leaf, gradient, variable):
-                self._fused(own, gradient, variable, rate, fraction)
+                self._fused(own, gradient, variable, rate, fraction, self._start(variable))
                 return
             elif fraction is not None:
-                done = decay(variable, fraction)
+                done = decay(variable, fraction, self._start(variable))
             with _keras_updates.after(leaf, done):
                 own(gradient, variable, rate)
 
@@ -264,7 +286,7 @@ class DecoupledWeightDecay(SumsRows):
     def _decay_unused(self, leaf: Any, variable: tf.Variable) -> None:
         fraction = self._fraction(leaf, variable, wrapped_optimizers.learning_rate(leaf))
         if fraction is not None:
-            decay(variable, fraction)
+            decay(variable, fraction, self._start(variable))
 
     def _fraction(self, leaf: Any, variable: tf.Variable, rate: Any) -> tf.Tensor | None:
         """d * m * s of this update, `None` for a variable that is not decayed."""
@@ -287,6 +309,7 @@ class DecoupledWeightDecay(SumsRows):
             "multipliers": self.multipliers,
             "sparse": self.sparse,
             "decay_unused": self.decay_unused,
+            "towards": self.towards,
         }
 
     @classmethod
@@ -297,6 +320,16 @@ class DecoupledWeightDecay(SumsRows):
         if rates is not None:
             made._decay_rate.initial = list(rates)
         return made
+
+
+class Starts:
+    """What decayed variables were when the optimizer was built, by the variable.
+
+    Keras's classes take no dict of variables as an attribute.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[Any, Any] = {}
 
 
 def _check_no_decay(kind: str, optimizer: Any) -> None:

@@ -109,16 +109,21 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
         Args:
             name: its name.
             dtype: its dtype.
-            value: what all of it is at first.
+            value: what all of it is at first; None: what `like` is now.
             like: a variable of a layer whose shape and place it takes; without one it is the same
                 on all replicas.
             shape: its shape, without `like`.
         """
-        initial = keras.initializers.Constant(value)
+        initial: Any = keras.initializers.Constant(value)
         if like is None:
             first = "only_first_replica"
             return self.add_variable(shape, initial, dtype, aggregation=first, name=name)
-        with tf.distribute.get_strategy().extended.colocate_vars_with(like.value):
+        held = getattr(like, "_value", like)  # which may be a variable of TensorFlow
+        if value is None:
+            with tf.init_scope():
+                now = tf.cast(held, dtype)
+            initial = lambda shape, dtype: now  # noqa: E731
+        with tf.distribute.get_strategy().extended.colocate_vars_with(held):
             return self.add_variable(like.shape, initial, dtype, name=name)
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
