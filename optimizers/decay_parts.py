@@ -1,4 +1,4 @@
-"""Which variables and embedding rows a step decays, and towards what."""
+"""Which variables and embedding rows a step decays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd import _keras
 from tfwd._keras import wrapped_optimizers
 
 
@@ -52,26 +51,3 @@ class FirstUpdates:
         known = id(variable) in self._seen
         self._seen.add(id(variable))
         return not known
-
-
-class Starts:
-    """What variables are decayed towards: a variable of the optimizer for each, or nothing.
-
-    A class of its own, since Keras would look through a dict that an optimizer has.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[Any, Any] = {}
-
-    def hold(self, key: Any, start: Any) -> None:
-        """Sets what the variable of this key is decayed towards."""
-        self._held[key] = start
-
-    def has(self, key: Any) -> bool:
-        """Whether it is known for the variable of this key."""
-        return key in self._held
-
-    def of(self, key: Any) -> tf.Variable | None:
-        """What the variable of this key is decayed towards; None for zero."""
-        start = self._held.get(key)
-        return None if start is None else _keras.variables.tf_variable(start)

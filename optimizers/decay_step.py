@@ -1,4 +1,4 @@
-"""The decay of one variable, w <- w - f*(w - start), as exactly as its dtype allows."""
+"""The decay of one variable: w <- w - f*(w - w0), as exactly as its dtype allows."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from tfwd.dtypes import wide
 _LARGE = 2**18
 
 
-def decay(variable: tf.Variable, fraction: Any, start: Any = None) -> Any:
-    """w <- w - f*(w - start), rounded to the variable's dtype once.
+def decay(variable: tf.Variable, fraction: Any, start: tf.Tensor | None = None) -> Any:
+    """w <- w - f*w, or w <- w - f*(w - w0), rounded to the variable's dtype once.
 
     Args:
         variable: any floating dtype.
         fraction: f, a scalar of dtype `wide(variable.dtype)`.
-        start: a variable of the same shape and dtype, or None for zero.
+        start: w0, of the variable's shape and dtype; None for 0.
 
     Returns:
         The operation.
     """
     if wide(variable.dtype) == variable.dtype:
-        return variable.assign_sub(fraction * _distance(variable, start))
+        away = variable if start is None else variable - start
+        return variable.assign_sub(fraction * away)
     value = tf.cast(variable, wide(variable.dtype))
-    value -= fraction * _distance(value, start)
-    return variable.assign(tf.cast(value, variable.dtype))
+    away = value if start is None else value - tf.cast(start, value.dtype)
+    return variable.assign(tf.cast(value - fraction * away, variable.dtype))
 
 
-def decay_rows(variable: tf.Variable, rows: tf.Tensor, fraction: Any, start: Any = None) -> Any:
+def decay_rows(
+    variable: tf.Variable, rows: tf.Tensor, fraction: Any, start: tf.Tensor | None = None
+) -> Any:
     """The same for some rows, each once however often it is named.
 
     Args:
@@ -44,13 +47,10 @@ def decay_rows(variable: tf.Variable, rows: tf.Tensor, fraction: Any, start: Any
         The operation.
     """
     value = tf.cast(tf.gather(variable, rows), wide(variable.dtype))
-    value -= fraction * _distance(value, None if start is None else tf.gather(start, rows))
     # Assigned and not subtracted: a row that is named twice gets the same value twice.
-    return variable.scatter_update(tf.IndexedSlices(tf.cast(value, variable.dtype), rows))
-
-
-def _distance(value: Any, start: Any) -> Any:
-    return value if start is None else value - tf.cast(start, value.dtype)
+    away = value if start is None else value - tf.cast(tf.gather(start, rows), value.dtype)
+    decayed = tf.cast(value - fraction * away, variable.dtype)
+    return variable.scatter_update(tf.IndexedSlices(decayed, rows))
 
 
 class FusedSteps:
@@ -81,15 +81,17 @@ class FusedSteps:
         variable: tf.Variable,
         rate: Any,
         fraction: tf.Tensor,
-        start: Any = None,
+        start: tf.Tensor | None = None,
     ) -> None:
         """`decay(variable, fraction, start)`, then `own(gradient, variable, rate)`."""
         if id(variable) not in self._functions:
 
             @tf.function(jit_compile=True, autograph=False)
-            def both(gradient: tf.Tensor, rate: tf.Tensor, fraction: tf.Tensor) -> None:
+            def both(
+                gradient: tf.Tensor, rate: tf.Tensor, fraction: tf.Tensor, start: tf.Tensor | None
+            ) -> None:
                 decay(variable, fraction, start)
                 own(gradient, variable, rate)
 
             self._functions[id(variable)] = both
-        self._functions[id(variable)](gradient, tf.convert_to_tensor(rate), fraction)
+        self._functions[id(variable)](gradient, tf.convert_to_tensor(rate), fraction, start)

@@ -18,7 +18,7 @@ from tfwd import _keras
 from tfwd._keras import updates as _keras_updates
 from tfwd._keras import wrapped_optimizers
 from tfwd.dtypes import wide
-from tfwd.optimizers.decay_parts import FirstUpdates, NamedRows, Starts
+from tfwd.optimizers.decay_parts import FirstUpdates, NamedRows
 from tfwd.optimizers.decay_rate import DecayRate
 from tfwd.optimizers.decay_rules import Choice, DecayRow, DecayRules, DecayTable
 from tfwd.optimizers.decay_step import FusedSteps, decay, decay_rows
@@ -36,17 +36,17 @@ class DecoupledWeightDecay(SumsRows):
 
     In each update, for each variable that is decayed, first
 
-        w <- w - d * m * s * (w - w0)
+        w <- w - d * m * s * w
 
     and then the wrapped optimizer's step, which sees the decayed weight. d is `weight_decay`, m
-    the variable's multiplier, w0 zero, or with `towards="start"` the weight of the start, and s
+    the variable's multiplier, and s
 
     - 1 with `scale="absolute"` (Caffe's `W = W*(1 - d)`, tensorflow-addons),
     - the current learning rate with `"learning_rate"` (PyTorch, Keras),
     - the current learning rate over the initial one with `"schedule"` (Loshchilov and Hutter).
 
-    It adds no state, but for w0: variables, learning rate and step counter are the wrapped
-    optimizer's. With `weight_decay=0` it is the wrapped optimizer, bit for bit, but for one
+    It adds no state, but for `towards="start"`: variables, learning rate and step counter are the
+    wrapped optimizer's. With `weight_decay=0` it is the wrapped optimizer, bit for bit, but for one
     departure: a row that stands more than once in a sparse gradient is added up first, as it is in
     the dense gradient. Keras 3's optimizers, all but SGD and Lion, take each part for the row's
     whole gradient.
@@ -76,9 +76,9 @@ class DecoupledWeightDecay(SumsRows):
         name: the optimizer's name.
         sum_repeated_rows: whether a row that stands more than once in a sparse gradient is added
             up before clipping and before the step; False for what Keras does.
-        towards: "zero", or "start" for what the variables are when the optimizer is built, which is
-            at its first step at the latest. The optimizer has a copy of each variable that is
-            decayed, in the variable's dtype, and it is saved and restored with the optimizer.
+        towards: "zero", or "start" for `w <- w - d * m * s * (w - w0)`, with w0 what the variable
+            was when the optimizer was built, which `fit` does before its first step (L2-SP, as a
+            decay). A copy of each decayed variable is kept, and saved with the optimizer.
 
     Raises:
         TypeError: the optimizer is not a Keras optimizer, or weight_decay not one of its kinds.
@@ -100,8 +100,7 @@ class DecoupledWeightDecay(SumsRows):
         for optimizers whose step does not read the weight; LAMB, Adafactor, Ftrl and the
         schedule-free ones do read it, and here they see the decayed one.
         Li, Grandvalet and Davoine, "Explicit Inductive Bias for Transfer Learning with
-        Convolutional Networks", arXiv:1802.01483, for the decay towards the start, L2-SP.
-        Departure: theirs is a term of the loss.
+        Convolutional Networks" (2018), for "start". Departure: theirs is part of the loss.
     """
 
     def __init__(
@@ -225,18 +224,16 @@ class DecoupledWeightDecay(SumsRows):
             _check_no_decay(type(self).__name__, leaf)
         self._decay_rate.note_initial(leaves)
         if self.towards == "start":
-            self._hold_starts(variables)
-
-    def _hold_starts(self, variables: list[keras.Variable]) -> None:
-        for variable in variables:
-            key = wrapped_optimizers.key(self, variable)
-            if self._rules.chosen[key].multiplier and not self._starts.has(key):
-                name = f"{_keras.variables.path(variable)}_start".replace("/", "_")
+            decayed = [v for v in variables if self._multiplier(v)]
+            for number, variable in enumerate(decayed):
                 dtype = _keras.variables.dtype_name(variable)
-                self._starts.hold(key, self._add_variable(name, dtype, None, like=variable))
+                start = self._add_variable(f"start_{number}", dtype, None, like=variable)
+                self._starts.held[wrapped_optimizers.key(self, variable)] = start
 
-    def _start(self, variable: tf.Variable) -> tf.Variable | None:
-        return self._starts.of(wrapped_optimizers.key(self, variable))
+    def _start(self, variable: Any) -> tf.Tensor | None:
+        """w0 of a variable that is decayed; None for 0."""
+        start = self._starts.held.get(wrapped_optimizers.key(self, variable))
+        return None if start is None else _keras.variables.value(start)
 
     def _apply(self, grads: list[Any], variables: list[Any], make: Callable[[], Any]) -> Any:
         if self._decay_rate.is_zero:
@@ -323,6 +320,16 @@ class DecoupledWeightDecay(SumsRows):
         if rates is not None:
             made._decay_rate.initial = list(rates)
         return made
+
+
+class Starts:
+    """What decayed variables were when the optimizer was built, by the variable.
+
+    Keras's classes take no dict of variables as an attribute.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[Any, Any] = {}
 
 
 def _check_no_decay(kind: str, optimizer: Any) -> None:

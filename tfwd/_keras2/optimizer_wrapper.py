@@ -120,7 +120,7 @@ class OptimizerWrapper(Holder, metaclass=Kinds):
         Args:
             name: its name.
             dtype: its dtype.
-            value: what all of it is at first; None for what `like` is now.
+            value: what all of it is at first; None: what `like` is now.
             like: a variable of a layer whose shape and place it takes; without one it is the same
                 on all replicas.
             shape: its shape, without `like`.
@@ -137,10 +137,11 @@ class OptimizerWrapper(Holder, metaclass=Kinds):
                 )
             else:
                 with strategy.extended.colocate_vars_with(like):
-                    if value is None:
-                        initial = tf.identity(tf.cast(like, dtype))
-                    else:
-                        initial = tf.fill(like.shape, tf.cast(value, dtype))
+                    initial = (
+                        tf.cast(like, dtype)
+                        if value is None
+                        else tf.fill(like.shape, tf.cast(value, dtype))
+                    )
                     variable = tf.Variable(initial, trainable=False, name=name)
         self._variables.append(variable)
         return variable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import warnings
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from keras.optimizers import Optimizer
 from keras.src.utils import tracking
 
 from tfwd._keras3.configs import deserialize
-from tfwd._keras3.variables import value as value_now
 from tfwd._keras3.wrapped_optimizers import LossScale, Multi, chain, key, leaves
 from tfwd._keras_shared.holding import Holder, SavesOwn
 
@@ -111,18 +109,21 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
         Args:
             name: its name.
             dtype: its dtype.
-            value: what all of it is at first; None for what `like` is now.
+            value: what all of it is at first; None: what `like` is now.
             like: a variable of a layer whose shape and place it takes; without one it is the same
                 on all replicas.
             shape: its shape, without `like`.
         """
         initial: Any = keras.initializers.Constant(value)
-        if value is None:
-            initial = functools.partial(_value_of, like)
         if like is None:
             first = "only_first_replica"
             return self.add_variable(shape, initial, dtype, aggregation=first, name=name)
-        with tf.distribute.get_strategy().extended.colocate_vars_with(like.value):
+        held = getattr(like, "_value", like)  # which may be a variable of TensorFlow
+        if value is None:
+            with tf.init_scope():
+                now = tf.cast(held, dtype)
+            initial = lambda shape, dtype: now  # noqa: E731
+        with tf.distribute.get_strategy().extended.colocate_vars_with(held):
             return self.add_variable(like.shape, initial, dtype, name=name)
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
@@ -177,7 +178,3 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
 
     def finalize_variable_values(self, var_list: Any) -> None:
         self.inner.finalize_variable_values(var_list)
-
-
-def _value_of(variable: keras.Variable, shape: Any, dtype: str | None = None) -> tf.Tensor:
-    return tf.identity(tf.cast(value_now(variable), dtype))

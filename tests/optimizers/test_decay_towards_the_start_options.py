@@ -1,13 +1,13 @@
-"""Decay towards the weights of the start, against NumPy in float64."""
+"""Decay towards the start under each option, of SGD and Adam, against NumPy in float64."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import fit, gradients, make, model, tf_variable, values, variables
+from optimizers_table import gradients, make, tf_variable, values, variables
 from stacks import IS_KERAS_2
 
-from tfwd.optimizers import DecoupledWeightDecay, decay_step
+from tfwd.optimizers import DecoupledWeightDecay
 
 D, RATE = 0.03, 0.125
 
@@ -116,28 +116,6 @@ def test_sparse_steps(kind, which):
     assert_close(found, expected, kind)
 
 
-def test_the_compiled_step_of_large_weights(monkeypatch):
-    monkeypatch.setattr(decay_step, "_LARGE", 1)
-    weights, optimizer = variables(), decayed("SGD")
-    starts = values(weights)
-    found = []
-    for t in range(3):
-        optimizer.apply(gradients(t), weights)
-        found.append(values(weights))
-    grads = [[g.numpy() for g in gradients(t)] for t in range(3)]
-    assert_close(found, numpy_steps("SGD", starts, grads, (D, D)))
-
-
-def test_unused_variables_are_decayed_towards_the_start():
-    weights, optimizer = variables(), decayed("SGD", decay_unused=True)
-    start = values(weights)[1]
-    optimizer.build(weights)
-    weights[1].assign(start + 1.0)
-    for _ in range(2):
-        optimizer.apply([gradients(0)[0], None], weights)
-    np.testing.assert_allclose(weights[1].numpy(), start + (1 - D) ** 2, rtol=1e-13)
-
-
 def test_half_precision_is_rounded_once():
     weight = keras.Variable(np.array([1.0, 1.0]), dtype="float16", name="w")
     optimizer = decayed("SGD")
@@ -151,38 +129,10 @@ def test_the_start_is_that_of_the_build_and_only_what_is_decayed_has_one():
     weights, optimizer = variables(), decayed("SGD", exclude="bias")
     weights[0].assign(np.ones([3, 2]))  # as weights that are loaded
     optimizer.build(weights)
-    own = [v for v in optimizer.variables if v.name.partition(":")[0].endswith("start")]
+    own = [v for v in optimizer.variables if "start" in v.name]
     assert len(own) == 1 and np.all(np.asarray(own[0]) == 1.0)
     weights[0].assign_add(np.ones([3, 2]))
     assert np.all(np.asarray(own[0]) == 1.0)
-
-
-def test_the_config_and_wrong_values():
-    optimizer = decayed("SGD")
-    assert optimizer.get_config()["towards"] == "start"
-    assert DecoupledWeightDecay.from_config(optimizer.get_config()).towards == "start"
-    assert DecoupledWeightDecay("sgd", D).get_config()["towards"] == "zero"
-    for wrong in ("end", None, 0):
-        with pytest.raises(ValueError, match=f"towards={wrong!r}: give one of zero, start"):
-            DecoupledWeightDecay("sgd", D, towards=wrong)
-
-
-def test_replicas_decay_towards_one_start():
-    keras.config.set_floatx("float32")
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
-    found = []
-    for scope in (strategy.scope, tf.init_scope):
-        with scope():
-            net = model()
-            net.compile(DecoupledWeightDecay(make("SGD", RATE), D, towards="start"), "mse")
-        fit(net, epochs=2)
-        found.append(net.get_weights())
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    start = model().get_weights()
-    assert not np.allclose(found[0][0], start[0])
 
 
 @pytest.mark.skipif(not IS_KERAS_2, reason="Keras 3 has no legacy optimizers")
