@@ -73,8 +73,8 @@ DEFECTS = [
     Defect(
         "the gradient of dropout also reaches dropped entries",
         "tfwd/random_masks.py",
-        "return linear(upstream, keep, late), None, None",
-        "return upstream / tf.cast(keep, upstream.dtype), None, None",
+        "return _linear(upstream, keep, late, rows, noise_shape)",
+        "return upstream / tf.cast(keep, upstream.dtype)",
         conformance("gradients", "times_mask and Dense and dropout"),
     ),
     Defect(
@@ -94,8 +94,8 @@ DEFECTS = [
     Defect(
         "the outer wrapper of two is applied first",
         "tfwd/parametrizations/chain.py",
-        "        for link in chain\n",
-        "        for link in reversed(chain)\n",
+        "for link in chain for pair",
+        "for link in reversed(chain) for pair",
         ("tests/layers/test_nested_wrappers.py",),
     ),
     Defect(
@@ -238,12 +238,12 @@ DEFECTS = [
     Defect(
         "the decay comes after the step",
         "optimizers/decoupled_weight_decay.py",
-        """                done = decay(variable, fraction)
+        """                done = decay(variable, fraction, self._start(variable))
             with _keras_updates.after(leaf, done):
                 own(gradient, variable, rate)
 """,
         """                own(gradient, variable, rate)
-                decay(variable, fraction)
+                decay(variable, fraction, self._start(variable))
                 return
             with _keras_updates.after(leaf, done):
                 own(gradient, variable, rate)
