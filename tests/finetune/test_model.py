@@ -97,17 +97,11 @@ def test_what_is_done_to_weights(data, pretrained):
     assert parametrization(options).rate == 0.25
     options.update({"noise": 0.1, "noise_scale": "absolute"})
     noise, dropout = parametrization(options).parametrizations
-    assert (noise.stddev, dropout.rate) == (0.1, 0.25)
-
-
-@pytest.mark.parametrize("key", ["mixout", "noise"])
-def test_what_this_tfwd_has_not(data, pretrained, monkeypatch, key):
-    monkeypatch.delattr(P, "Mixout", raising=False)
-    monkeypatch.delattr(P, "GaussianNoise")
-    given = {f"model__{key}": 0.5, "model__noise_scale": "deviation"}
-    options = make_config(data, pretrained, **given).model
-    with pytest.raises(UserError, match=rf"model\.{key}: this tfwd has no parametrization for it"):
-        parametrization(options)
+    assert (noise.stddev, noise.scale, dropout.rate) == (0.1, "absolute", 0.25)
+    options.update({"weight_dropout": 0.0, "mixout": 0.75, "noise_scale": "deviation"})
+    noise, mixout = parametrization(options).parametrizations
+    assert (noise.stddev, noise.scale, mixout.rate) == (0.1, "deviation", 0.75)
+    assert isinstance(mixout, P.Mixout) and mixout.towards == "start"
 
 
 def test_dropout_is_a_function_of_seed_and_call():

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 from finetune_tools import LEARNT, log, make_config, summary
+from safetensors.numpy import load_file
 from stacks import SLOW_ON_KERAS_2
 from training_tools import StopAfter
 
 from tfwd.finetune import program
 from tfwd.finetune.program import PROGRAM
+from tfwd.layers.references import variables
 from tfwd.runs import seeds, train
 from tfwd.runs.errors import UserError
 from tfwd.runs.signals import Stopped, StopRequest
@@ -50,13 +52,14 @@ EVERYTHING = {
     "model__dropout": 0.1,
     "model__attention_dropout": 0.1,
     "model__head_dropout": 0.1,
-    "model__weight_dropout": 0.2,
-    "model__noise": 0.01,
-    "model__noise_scale": "absolute",
+    "model__mixout": 0.3,
+    "model__noise": 0.1,
+    "model__noise_scale": "deviation",
     "model__pooling": "pooler",
     "model__reinitialize_layers": 1,
     "model__freeze_embeddings": True,
     "optimizer__weight_decay": 0.01,
+    "optimizer__decay_towards": "start",
     "optimizer__layer_decay": 0.8,
 }
 
@@ -89,6 +92,27 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_was_not(whole, data, pretrained,
         assert list(one) == list(other)
         for name in one:
             np.testing.assert_array_equal(one[name].numpy(), other[name].numpy(), err_msg=name)
+
+
+def test_weights_are_held_to_the_pretrained_ones(data, pretrained, tmp_path):
+    """With a rate of next to nothing, and a decay that takes most of what was gone."""
+    held = {"optimizer__weight_decay": 0.9, "optimizer__decay_scale": "absolute"}
+    held |= {"optimizer__decay_towards": "start", "optimizer__decay_include": "stack/.*kernel"}
+    changes = {**held, "model__mixout": 0.5, "optimizer__learning_rate": 1e-4}
+    run(make_config(data, pretrained, **changes, training__epochs=1), tmp_path / "run")
+    loaded = program.load(tmp_path / "run", "last").model
+    published = load_file(pretrained / "model.safetensors")
+    query = "encoder.layer.1.attention.self.query.weight"
+    (kernel,) = (
+        v.numpy()
+        for k, v in PROGRAM.named_weights(loaded).items()
+        if "1/attention/q" in k and k.endswith("kernel")
+    )
+    (there,) = (v.T for k, v in published.items() if k.endswith(query))
+    # Of each earlier step of Adam, at most the rate, a tenth is left at each later one.
+    assert 0 < np.abs(kernel - there).max() < 2e-4
+    references = [v.numpy() for v in variables(loaded) if v.shape == there.shape]
+    assert any((reference == there).all() for reference in references)
 
 
 def test_several_seeds(data, pretrained, tmp_path, capsys, monkeypatch):

@@ -152,27 +152,15 @@ def parametrization(options: ml_collections.ConfigDict) -> P.Parametrization | N
     """What the keys under `model.` say is done to the weights, `None` for nothing.
 
     Noise comes first, so that what is dropped is exactly 0, and what is mixed exactly as it was.
-
-    Raises:
-        UserError: it is not here.
     """
     parts: list[P.Parametrization] = []
-    if options.noise and options.noise_scale == "deviation":
-        parts.append(_make("noise", "GaussianNoise", options.noise, scale="deviation"))
-    elif options.noise:
-        parts.append(P.GaussianNoise(options.noise))
+    if options.noise:
+        parts.append(P.GaussianNoise(options.noise, scale=options.noise_scale))
     if options.weight_dropout:
         parts.append(P.Dropout(options.weight_dropout))
     if options.mixout:
-        parts.append(_make("mixout", "Mixout", options.mixout, towards="start"))
+        parts.append(P.Mixout(options.mixout))
     return P.Chain(parts) if len(parts) > 1 else parts[0] if parts else None
-
-
-def _make(key: str, name: str, *args: Any, **kwargs: Any) -> P.Parametrization:
-    try:
-        return getattr(P, name)(*args, **kwargs)
-    except (AttributeError, TypeError) as error:
-        raise UserError(f"model.{key}: this tfwd has no parametrization for it") from error
 
 
 def classifier_of(model: Any) -> Classifier:

@@ -155,9 +155,6 @@ def make_optimizer(
                 "optimizer.weight_decay too"
             )
     rate = {"learning_rate": learning_rate} if has_rate else {}
-    towards: dict[str, Any] = {} if decay_towards == "zero" else {"towards": decay_towards}
-    if towards and "towards" not in inspect.signature(DecoupledWeightDecay).parameters:
-        raise UserError(f"optimizer.decay_towards={decay_towards}: this tfwd has no such decay")
     if kwargs:
         _try(lambda: kind(**rate, **arguments), f"optimizer.kwargs of {name}, {kwargs}")
     try:
@@ -172,7 +169,7 @@ def make_optimizer(
                 multipliers=multipliers(decay_multipliers) or None,
                 sparse=decay_sparse,
                 decay_unused=decay_unused,
-                **towards,
+                towards=decay_towards,
                 sum_repeated_rows=False,  # the step does it, before it takes the norm
             )
         if non_monotone_interval:
