@@ -64,17 +64,24 @@ def folder(runs: Path, kind: str, seed: int) -> Path:
     return runs / f"{kind.replace(' ', '_').replace('/', '_')}-{seed}"
 
 
-def train(experiment: Experiment, given: argparse.Namespace, kind: str, seed: int) -> dict:
-    """One run, or what it left if it has been made; its perplexities at the best epoch."""
-    place = folder(Path(given.runs).resolve(), kind, seed)
+def finished(program: str, config: str, place: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes a run, or goes on with it, in one thread of its own; its summary.
+
+    Args:
+        program: as "tfwd-train".
+        config: a file in `configs/`.
+        place: the run's folder; what the program prints goes to a file beside it.
+        flags: config key -> value.
+
+    Raises:
+        CalledProcessError: the run failed; that file says why.
+    """
     place.parent.mkdir(parents=True, exist_ok=True)
-    flags = {"data.path": Path(given.data).resolve(), **experiment.variants[kind], "seed": seed}
     command = [
-        str(Path(sys.executable).with_name("tfwd-train")),
-        f"--config={experiment.config}",
+        str(Path(sys.executable).with_name(program)),
+        f"--config={config}",
         f"--workdir={place}",
         *(f"--config.{key}={value}" for key, value in flags.items()),
-        *(f"--config.{pair}" for pair in given.set),
     ]
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     with open(f"{place}.log", "a") as log:
@@ -87,7 +94,15 @@ def train(experiment: Experiment, given: argparse.Namespace, kind: str, seed: in
             stderr=log,
             check=True,
         )
-    summary = json.loads((place / "report" / "summary.json").read_text())
+    return json.loads((place / "report" / "summary.json").read_text())
+
+
+def train(experiment: Experiment, given: argparse.Namespace, kind: str, seed: int) -> dict:
+    """One run, or what it left if it has been made; its perplexities at the best epoch."""
+    place = folder(Path(given.runs).resolve(), kind, seed)
+    flags = {"data.path": Path(given.data).resolve(), **experiment.variants[kind], "seed": seed}
+    flags.update(pair.split("=", 1) for pair in given.set)
+    summary = finished("tfwd-train", experiment.config, place, flags)
     result = {text: summary["texts"][text]["perplexity"] for text in ("train", "valid", "test")}
     print(f"{place.name}: test perplexity {result['test']:.2f}", flush=True)
     return result

@@ -33,3 +33,7 @@ EACH_BY_A_TRAINING = [pytest.mark.soak] if IS_KERAS_2 else [pytest.mark.slow]
 # For what repeats in more combinations what other tests show: `make soak` runs it, before a release
 # and when what it is about has changed.
 soak = pytest.mark.soak
+
+# For what differs little from what is kept: `make test-slow` runs it on Keras 3, `make soak` on
+# Keras 2.
+rest = soak if IS_KERAS_2 else pytest.mark.slow

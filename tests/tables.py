@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
-from stacks import IS_KERAS_2, soak
+from stacks import rest, soak
 
 
 def with_slow_rest(
@@ -20,4 +20,4 @@ def with_slow_rest(
 def _marks(case: str, kept: Container[str], soaked: Container[str]) -> list[Any]:
     if case in kept:
         return []
-    return [soak] if IS_KERAS_2 or case in soaked else [pytest.mark.slow]
+    return [soak] if case in soaked else [rest]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import soak
+from stacks import rest, soak
 
 from conformance import harness
 from conformance.table import CASES, FURTHER, NATURES, NOT_NOISE, Case
@@ -21,7 +21,11 @@ def _sizes(case: Case, number: int) -> tuple[str, ...]:
 # Without recomputation all cases are what test_recomputation_changes_nothing compares with.
 _BOTH = [
     pytest.param(
-        case, recompute, size, id=f"{case.name}, {'recompute' if recompute else 'keep'}, {size}"
+        case,
+        recompute,
+        size,
+        id=f"{case.name}, {'recompute' if recompute else 'keep'}, {size}",
+        marks=[rest] * (case not in NATURES and number % 2 == 1),
     )
     for number, case in enumerate([*CASES, *FURTHER])
     for recompute in (True, False)
@@ -154,8 +158,8 @@ _MODES = {
     "tensor flag, tape outside": _tape_outside,
 }
 _KEPT = ("loop, tensor flag", "tensor flag, tape outside")
-# Every mode for a layer of each nature, and for the others one of the two that contain all the
-# rest, by turns; an eighth of those where there is little time.
+# Every mode for a layer of each nature (two of them are slow, which others contain), and for the
+# others one of the two that contain all the rest, by turns; an eighth of those in little time.
 _FAST = (5,)
 _RECOMPUTED = [
     pytest.param(
@@ -163,7 +167,8 @@ _RECOMPUTED = [
         mode,
         size,
         id=f"{case.name}, {mode}, {size}",
-        marks=[soak] * (case not in NATURES and number % 8 not in _FAST),
+        marks=[soak] * (case not in NATURES and number % 8 not in _FAST)
+        + [rest] * (case in NATURES and mode in ("function", "loop")),
     )
     for number, case in enumerate(NOT_NOISE)
     for mode in _MODES

@@ -191,6 +191,7 @@ def test_values_that_do_not_go_together():
         SCHEMA.check(config)
 
 
+@pytest.mark.slow
 def test_folders_of_another_run(refused, tmp_path, learnt):
     shutil.copytree(learnt, tmp_path / "run")
     (tmp_path / "run" / ".lock").unlink(missing_ok=True)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mask_table import CASES, SIZE, Kernel, Two, carried
+from stacks import rest
 
 from tfwd import layers
 
@@ -69,7 +70,9 @@ def pair(make: Any, call: Any, masked: bool) -> tuple[Any, Any]:
 
 # Those that are called in a graph too, with two masks: one for each way to treat a mask.
 TRACED = ("lstm states", "heads of three", "two and mask", "two masks", "list", "takes", "puts")
-SETTINGS = [(case, False) for case in CASES] + [(case, True) for case in TRACED]
+SETTINGS = [(case, False) for case in CASES] + [
+    pytest.param(case, True, marks=rest) for case in TRACED
+]
 
 
 @pytest.mark.parametrize(("case", "traced"), SETTINGS)

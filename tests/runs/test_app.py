@@ -109,6 +109,7 @@ tfwd.runs.app.run(main, lambda values: None, "A program.")
 """
 
 
+@pytest.mark.slow
 def test_closed_pipe_is_no_error(tmp_path):
     """As in `program | head`."""
     file = tmp_path / "program.py"
