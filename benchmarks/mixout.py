@@ -1,10 +1,10 @@
-"""A fine-tuning step with Mixout on all kernels, over the plain step: tfwd, and PyTorch.
+"""A fine-tuning step, and with Mixout on all kernels over the plain one: tfwd and PyTorch.
 
     python benchmarks/mixout.py
 
 Time is that of a whole step with Adam, of BERT in MiniLM's shape (6 layers of 384) at 32 texts of
 64 places. PyTorch's way is that of Mixout's authors: each linear layer mixes its weight in each
-call, and keeps the mask until backward.
+call, and keeps the mask until backward. The plain step is over PyTorch's and keras-hub's too.
 
 Memory is what the process holds at most within a step, over the plain one, in copies of the mixed
 weights, of BERT-base's shape (12 layers of 768) at 8 texts of 64 places; a process for each side
@@ -37,9 +37,27 @@ def mixed_bytes(shape: tuple[int, int, int, int]) -> int:
     return layers * (4 * width * width + 2 * width * wide) * 4
 
 
+def _step(call: Callable[[], Any], weights: list[Any]) -> Callable[[], Any]:
+    """A step with Keras's Adam; the loss is the mean square of what comes out."""
+    import keras
+    import tensorflow as tf
+
+    optimizer = keras.optimizers.Adam(1e-5)
+    optimizer.build(weights)
+    sources = [weight.value for weight in weights]
+
+    @tf.function
+    def step() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(call()))
+        optimizer.apply(tape.gradient(loss, sources), weights)
+        return loss
+
+    return lambda: step().numpy()
+
+
 def ours(way: str, shape: tuple[int, int, int, int], texts: tuple[int, int]) -> Callable[[], Any]:
     """A step of tfwd's BERT."""
-    import keras
     import tensorflow as tf
     import transformer_step
 
@@ -58,20 +76,25 @@ def ours(way: str, shape: tuple[int, int, int, int], texts: tuple[int, int]) -> 
     if way != PLAIN:
         model = layers.Parametrized(bert, {"stack/.*/kernel": ways[way]}, seed=1)
         assert len(model.effective_weights(0)) == 6 * count
-    optimizer = keras.optimizers.Adam(1e-5)
-    weights = bert.trainable_variables
-    optimizer.build(weights)
-    sources = [weight.value for weight in weights]
+    return _step(
+        lambda: model(ids, mask=mask, training=True)["last_hidden_state"], bert.trainable_variables
+    )
 
-    @tf.function
-    def step() -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            found = model(ids, mask=mask, training=True)
-            loss = tf.reduce_mean(tf.square(found["last_hidden_state"]))
-        optimizer.apply(tape.gradient(loss, sources), weights)
-        return loss
 
-    return lambda: step().numpy()
+def hub(way: str, shape: tuple[int, int, int, int], texts: tuple[int, int]) -> Callable[[], Any]:
+    """A step of keras-hub's BERT, plain."""
+    import keras_hub
+    import tensorflow as tf
+    import transformer_step
+
+    assert way == PLAIN
+    ids, mask = map(tf.constant, transformer_step.data(texts))
+    count, width, heads, wide = shape
+    model = keras_hub.models.BertBackbone(
+        VOCABULARY, count, heads, width, wide, dropout=0.0, max_sequence_length=LONGEST
+    )
+    given = {"token_ids": ids, "padding_mask": mask, "segment_ids": tf.zeros_like(ids)}
+    return _step(lambda: model(given, training=True)["sequence_output"], model.trainable_variables)
 
 
 def torch(way: str, shape: tuple[int, int, int, int], texts: tuple[int, int]) -> Callable[[], Any]:
@@ -179,23 +202,42 @@ def by_memory(sides: list[str]) -> list[Row]:
 
 
 def by_time(sides: list[str], seconds: float) -> list[Row]:
-    """A row for each side and way."""
-    made = {f"{side}, {way}": SIDES[side](way, *SMALL) for side in sides for way in WAYS}
+    """A row for each side and way, and the plain step over those of the others."""
+    made: dict[str, Any] = {
+        f"{side}, {way}": SIDES[side](way, *SMALL) for side in sides for way in WAYS
+    }
+    theirs = measure.attempt(lambda: hub(PLAIN, *SMALL), "keras-hub")
+    if theirs:
+        made[f"keras-hub, {PLAIN}"] = theirs
     found = measure.alternate(made, seconds=seconds, title="MiniLM's shape, 32 x 64")
     medians = measure.milliseconds(found)
-    return [
-        Row(
-            f"step with {way} on all kernels, MiniLM's shape, 32 x 64: {side}",
-            measure.ratio(found[f"{side}, {way}"], found[f"{side}, {PLAIN}"]),
-            "time over plain",
-            float(medians[f"{side}, {way}"]),
-            {f"{side}, {PLAIN}": medians[f"{side}, {PLAIN}"]},
-            at_most=TIME if (side, way) == ("tfwd", MIXOUT) else None,
+
+    def row(name: str, one: str, other: str, limit: float | None) -> Row:
+        return Row(
+            f"{name}, MiniLM's shape, 32 x 64",
+            measure.ratio(found[one], found[other]),
+            f"time over {other}",
+            float(medians[one]),
+            {other: medians[other]},
+            at_most=limit,
+        )
+
+    rows = [
+        row(
+            f"step with {way} on all kernels, {side}",
+            f"{side}, {way}",
+            f"{side}, {PLAIN}",
+            TIME if (side, way) == ("tfwd", MIXOUT) else None,
         )
         for side in sides
         for way in WAYS
         if way != PLAIN
     ]
+    mine = f"tfwd, {PLAIN}"
+    for other, limit in ((f"PyTorch, {PLAIN}", 1.0), (f"keras-hub, {PLAIN}", 1 / 1.2)):
+        if other in found:
+            rows.append(row("plain step", mine, other, limit))
+    return rows
 
 
 def main() -> None:
