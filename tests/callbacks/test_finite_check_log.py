@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from planting import data
-from stacks import SLOW_ON_KERAS_2
+from stacks import SOAK_ON_KERAS_2
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tfwd.callbacks import FiniteCheck
@@ -15,7 +15,7 @@ from tfwd.numerics import NonFiniteError
 from tfwd.numerics.frames import Frame
 from tfwd.numerics.magnitudes import COLUMNS, Magnitudes
 
-pytestmark = SLOW_ON_KERAS_2
+pytestmark = SOAK_ON_KERAS_2
 layers = keras.layers
 
 

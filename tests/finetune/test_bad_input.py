@@ -14,7 +14,7 @@ from finetune_tools import (
     write_pretrained,
     write_tokenizer,
 )
-from stacks import SLOW_ON_KERAS_2
+from stacks import SOAK_ON_KERAS_2
 
 from tfwd.finetune import classify, examples
 from tfwd.finetune import train as program
@@ -22,7 +22,7 @@ from tfwd.finetune.config import SCHEMA, default_config
 from tfwd.runs import app
 from tfwd.runs.errors import UserError
 
-pytestmark = SLOW_ON_KERAS_2
+pytestmark = SOAK_ON_KERAS_2
 
 CONFIG = "from tfwd.finetune.config import default_config\ndef get_config():\n"
 

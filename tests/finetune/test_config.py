@@ -4,14 +4,14 @@ import collections
 import importlib.util
 
 import pytest
-from stacks import SLOW_ON_KERAS_2
+from stacks import SOAK_ON_KERAS_2
 
 from tfwd.finetune import manual
 from tfwd.finetune.config import SCHEMA
 from tfwd.runs.errors import UserError
 from tfwd.runs.sweeps.sweep import check, load_sweep
 
-pytestmark = SLOW_ON_KERAS_2
+pytestmark = SOAK_ON_KERAS_2
 
 
 def test_config_and_sweep_files(root):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from finetune_tools import LEARNT, log, make_config, summary
 from safetensors.numpy import load_file
-from stacks import SLOW_ON_KERAS_2
+from stacks import SLOW_ON_KERAS_2, rest
 from training_tools import StopAfter
 
 from tfwd.finetune import program
@@ -73,9 +73,7 @@ def whole(request, data, pretrained, tmp_path):
     return EVERYTHING, tmp_path / "whole"
 
 
-@pytest.mark.parametrize(
-    "whole", ["learnt", pytest.param("everything", marks=pytest.mark.slow)], indirect=True
-)
+@pytest.mark.parametrize("whole", ["learnt", pytest.param("everything", marks=rest)], indirect=True)
 def test_a_run_that_is_stopped_goes_on_as_if_it_was_not(whole, data, pretrained, tmp_path):
     changes, undisturbed = whole
     config = make_config(data, pretrained, **changes)
@@ -138,7 +136,7 @@ def test_several_seeds(data, pretrained, tmp_path, capsys, monkeypatch):
     assert (tmp_path / "many" / "seeds.json").exists()
 
 
-@pytest.mark.slow
+@rest
 def test_several_seeds_in_truth(data, pretrained, tmp_path, capsys):
     config = make_config(data, pretrained, training__epochs=1)
     from tfwd.finetune.train import compared
@@ -154,7 +152,7 @@ def test_several_seeds_in_truth(data, pretrained, tmp_path, capsys):
         seeds.train(PROGRAM, config, f"{workdir}/seed-0", 2, StopRequest(), compared)
 
 
-@pytest.mark.slow
+@rest
 def test_a_run_that_is_not_finite_ends_in_one_line(data, pretrained, tmp_path):
     config = make_config(data, pretrained, optimizer__learning_rate=1e38, optimizer__name="sgd")
     config.optimizer.clip_norm = 0.0
@@ -176,7 +174,7 @@ def test_norms_have_the_frozen_parts_not(data, pretrained, tmp_path):
         make_model(config, corpus.vocabulary)
 
 
-@pytest.mark.slow
+@rest
 def test_half_precision(data, pretrained, tmp_path):
     config = make_config(data, pretrained, training__epochs=12)
     config.model.dtype_policy = "mixed_float16"

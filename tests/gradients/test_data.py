@@ -7,11 +7,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, once
+from stacks import SOAK_ON_KERAS_2, once
 
 from tfwd import gradients
 
-pytestmark = SLOW_ON_KERAS_2
+pytestmark = SOAK_ON_KERAS_2
 
 L = keras.layers
 X = np.random.default_rng(0).normal(size=(3, 4)).astype("f")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gradients.brute import assert_moments, per_example, randomized
-from stacks import SLOW_ON_KERAS_2, needs_keras3
+from stacks import SOAK_ON_KERAS_2, needs_keras3
 
 from tfwd import _keras, gradients, layers
 
-pytestmark = SLOW_ON_KERAS_2
+pytestmark = SOAK_ON_KERAS_2
 
 L = keras.layers
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gradients.brute import assert_moments, general, per_example, randomized
-from stacks import SLOW_ON_KERAS_2
+from stacks import SOAK_ON_KERAS_2
 
 from tfwd import gradients
 
-pytestmark = SLOW_ON_KERAS_2
+pytestmark = SOAK_ON_KERAS_2
 
 L = keras.layers
 

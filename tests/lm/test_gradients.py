@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2
+from stacks import SOAK_ON_KERAS_2
 
 from tfwd import _keras
 from tfwd.lm.gradients import GradientMeter
@@ -11,7 +11,7 @@ from tfwd.lm.losses import token_nats
 from tfwd.lm.model import LanguageModel
 from tfwd.runs.state import RunState
 
-pytestmark = SLOW_ON_KERAS_2
+pytestmark = SOAK_ON_KERAS_2
 
 
 def make(**kwargs: float) -> tuple[LanguageModel, RunState]:

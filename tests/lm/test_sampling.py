@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
-from stacks import SLOW_ON_KERAS_2
+from stacks import SOAK_ON_KERAS_2
 
 from tfwd.lm.generate import choose, draw, generate
 from tfwd.lm.model import LanguageModel
@@ -16,7 +16,7 @@ from tfwd.lm.text import tokenize
 from tfwd.lm.vocabulary import Vocabulary
 from tfwd.runs.errors import UserError
 
-pytestmark = SLOW_ON_KERAS_2
+pytestmark = SOAK_ON_KERAS_2
 
 LOGITS = st.lists(st.floats(-50, 50), min_size=3, max_size=12).map(np.array)
 

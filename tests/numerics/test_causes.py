@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 from diagnoses import dense, names, report_of
 from planting import data
-from stacks import IS_KERAS_2, SLOW_ON_KERAS_2
+from stacks import IS_KERAS_2, SOAK_ON_KERAS_2
 
 import tfwd
 
-pytestmark = SLOW_ON_KERAS_2
+pytestmark = SOAK_ON_KERAS_2
 layers = keras.layers
 
 

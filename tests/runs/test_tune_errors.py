@@ -2,12 +2,12 @@
 
 import pytest
 import sweep_tools
-from stacks import SLOW_ON_KERAS_2
+from stacks import SOAK_ON_KERAS_2
 
 from tfwd.lm.program import PROGRAM
 from tfwd.runs.sweeps.folder import SweepFolder
 
-pytestmark = SLOW_ON_KERAS_2
+pytestmark = SOAK_ON_KERAS_2
 
 SPACE = sweep_tools.SPACE
 
