@@ -15,7 +15,7 @@ from optimizers_table import (
     values,
     variables,
 )
-from stacks import IS_KERAS_2, needs_keras3
+from stacks import IS_KERAS_2, needs_keras3, rest
 
 from tfwd.optimizers import DecoupledWeightDecay
 
@@ -265,7 +265,7 @@ def strategy():
     )
 
 
-@pytest.mark.parametrize("scaled", [None, "around", "inside"])
+@pytest.mark.parametrize("scaled", [None, "around", pytest.param("inside", marks=rest)])
 def test_fit_on_two_replicas(plain, strategy, scaled):
     with strategy.scope():
         net = model()

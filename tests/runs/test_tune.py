@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sweep_tools
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, once
+from stacks import SLOW_ON_KERAS_2, once, rest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
@@ -184,6 +184,7 @@ def test_a_sweep_that_was_stopped_again_and_again_goes_on(run, tmp_path, monkeyp
     assert [row["status"] for row in sweep_tools.table(tmp_path / "sweep")] == ["done"] * 3
 
 
+@rest
 def test_trials_that_diverge_or_crash_are_failed_and_the_sweep_goes_on(run, tmp_path, monkeypatch):
     whole = Trainer._end_epoch
 
