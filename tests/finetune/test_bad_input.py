@@ -172,6 +172,7 @@ CONFIGS = {
     "model.pooling=last": "model.pooling=last: give cls or pooler or mean",
     "model.freeze_layers=3": "model.freeze_layers=3: the encoder has 2 layers",
     "model.regularized=wings": "",
+    "model.whole_inputs=True": "of no use without model.mixout or model.weight_dropout",
     "optimizer.decay_towards=start": "optimizer.decay_towards=start is of no use without a decay",
     "optimizer.layer_decay=0": "give a factor above 0",
     "data.windows=3": "there is no config key data.windows",

@@ -85,6 +85,11 @@ def test_weights_are_dropped_by_pattern(data, pretrained, vocabulary):
     assert {name.rpartition("layer_")[2][0] for name in effective} == {"0", "1"}
     kernel = next(iter(effective.values())).numpy()
     assert 0.2 < (kernel == 0).mean() < 0.8
+    config.model.whole_inputs = True
+    model, _ = filled(config, vocabulary)
+    for kernel in model.effective_weights(0).values():
+        zero = kernel.numpy() == 0
+        assert (zero == zero[:, :1]).all() and 0 < zero.mean() < 1
     config.model.regularized = "no_such/kernel"
     with pytest.raises(UserError, match=r"model\.regularized=no_such/kernel"):
         make_model(config, vocabulary)

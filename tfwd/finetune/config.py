@@ -80,6 +80,9 @@ KEYS = {
     "model.regularized": Key(
         "stack/.*/kernel", PATTERNS, "weights that are dropped, mixed or have noise"
     ),
+    "model.whole_inputs": Key(
+        False, FLAG, "drop, or mix, all weights of an input of a kernel at once"
+    ),
     "model.recompute": Key(True, FLAG, "draw masks again in the backward pass, keep only seeds"),
     "model.dtype_policy": Key("float32", one_of(*DTYPE_POLICIES), "Keras's dtype policy"),
     **{
@@ -129,6 +132,11 @@ def _check_together(config: ml_collections.ConfigDict, to_train: bool) -> None:
         raise UserError(
             f"model.mixout={model.mixout} with model.weight_dropout={model.weight_dropout}: both "
             "replace a weight at random, by the pretrained one and by 0; give one of them"
+        )
+    if model.whole_inputs and not (model.weight_dropout or model.mixout):
+        raise UserError(
+            "model.whole_inputs=True is of no use without model.mixout or model.weight_dropout: "
+            "give one of them too"
         )
     if optimizer.decay_towards == "start" and not optimizer.weight_decay:
         raise UserError(

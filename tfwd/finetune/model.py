@@ -156,10 +156,11 @@ def parametrization(options: ml_collections.ConfigDict) -> P.Parametrization | N
     parts: list[P.Parametrization] = []
     if options.noise:
         parts.append(P.GaussianNoise(options.noise, scale=options.noise_scale))
+    shape = (None, 1) if options.whole_inputs else None
     if options.weight_dropout:
-        parts.append(P.Dropout(options.weight_dropout))
+        parts.append(P.Dropout(options.weight_dropout, noise_shape=shape))
     if options.mixout:
-        parts.append(P.Mixout(options.mixout))
+        parts.append(P.Mixout(options.mixout, noise_shape=shape))
     return P.Chain(parts) if len(parts) > 1 else parts[0] if parts else None
 
 
