@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import once
+from stacks import once, soak
 
 from tfwd import gru, lstm, substitute
 
@@ -211,7 +211,7 @@ def test_a_masked_step_that_overflows_harms_nothing(kind: Kind) -> None:
     [
         pytest.param(True, id="graph", marks=pytest.mark.slow),
         pytest.param(False, id="eager"),
-        pytest.param("compiled", id="compiled", marks=[pytest.mark.slow, once]),
+        pytest.param("compiled", id="compiled", marks=soak),
     ],
 )
 def test_second_derivatives_are_those_of_keras(kind: Kind, graph: bool | str) -> None:

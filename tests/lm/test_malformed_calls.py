@@ -17,7 +17,7 @@ PROGRAMS = ["train", "tune", "evaluate", "generate"]
 
 
 @once
-@pytest.mark.parametrize("program", with_slow_rest(PROGRAMS, (), {"tune", "generate"}))
+@pytest.mark.parametrize("program", with_slow_rest(PROGRAMS, (), {"train", "tune", "generate"}))
 def test_every_call_is_served_or_refused_in_one_line(processes, program):
     code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import malformed_calls as calls; "
     code += f"sys.exit(calls.main([{program + ' '!r}], every=31))"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sweep_tools
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, once, rest
+from stacks import SLOW_ON_KERAS_2, once, rest, soak
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
@@ -102,7 +102,7 @@ def hparams_are_seen(folder: Path, rows: list[dict[str, str]]) -> None:
 
 
 @once
-@pytest.mark.slow
+@soak
 def test_hyperband_goes_on_as_if_a_trial_had_not_been_stopped(run, tmp_path, root):
     """The promoted trial's losses are, bit for bit, those of a run of all epochs."""
     space = '{"model.weight_dropout": Float(0.2, 0.6)}'
