@@ -121,7 +121,7 @@ def by_tensorflow(name: str, mode: str, seconds: float) -> list[Row]:
             unable[TENSORFLOW] = numerics_keras.reason(error)
             measure.CONSOLE.print(f"{heading}: {TENSORFLOW} {unable[TENSORFLOW]}", style="yellow")
         else:
-            beside = times(theirs, heading, rounds=FEW)
+            beside = times(theirs, heading, rounds=FEW, seconds=seconds)
     said = planted(sides | theirs, name)
     return rows_of(heading, name, found, said, unable) + rows_of(heading, name, beside, said)
 
@@ -175,7 +175,7 @@ def by_memory() -> list[Row]:
 def main() -> None:
     """Measures, and reports a row a side."""
     options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=2.5, help="time for a group's rounds")
+    options.add_argument("--seconds", type=float, default=1.0, help="time for a group's rounds")
     options.add_argument(
         "--models", nargs="+", default=list(SHAPES), choices=SHAPES, help="those alone"
     )

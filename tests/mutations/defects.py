@@ -37,6 +37,7 @@ RULES = "tests/gradients/test_rules.py"
 FINITE = (
     "tests/callbacks/test_finite_check.py",
     "tests/callbacks/test_finite_check_actions.py",
+    "tests/callbacks/test_finite_check_restore.py",
 )
 RECURRENCE = ("tests/test_recurrence.py",)
 

@@ -89,6 +89,7 @@ def test_logarithm_of_zero():
     model = dense(activation="sigmoid", kernel_initializer=keras.initializers.Constant(80.0))
     report = report_of(model, x, (y > 0).astype("float32"), log_loss)
     assert names(report) == ["the loss function"]
+    assert report.sentence.startswith("loss 'log_loss': ")
     assert "exactly, where a logarithm is infinite" in report.causes[0].evidence
 
 
@@ -237,7 +238,7 @@ def test_the_layer_that_a_gradient_comes_from():
     norm = layers.Lambda(lambda v: tf.sqrt(tf.reduce_sum(v * v, -1, True)), name="norm")(hidden)
     report = report_of(keras.Model(inputs, layers.Dense(1, name="last")(norm)), x, y)
     assert report.sentence.startswith(
-        "layer 'dense': backward gradient of the output, from 'norm', has 12.50 %"
+        "layer 'norm': backward gradient for the output of 'dense' has 12.50 %"
     )
     (cause,) = report.causes
     assert (

@@ -55,8 +55,11 @@ def test_a_text_of_padding_alone():
     outputs = layers.Dense(1, name="last")(Pool(name="pool")(vectors, inputs))
     report = report_of(keras.Model(inputs, outputs), words, np.ones((16, 1), "float32"))
     assert report.first.frame.name == "pool"
-    assert names(report) == ["nothing is left to divide by"]
-    assert "in row 3 of the batch, where 'x' is 0 throughout" in report.causes[0].evidence
+    assert names(report) == ["a softmax over nothing but -infinity"]
+    assert "NaN in row 3 of the batch, and just there 'x' is 0" in report.causes[0].evidence
+    assert "small number" not in report.causes[0].advice
+    (tokens,) = [one for one in report.found if one.frame.name == "x"]  # in the table of ranges
+    assert (tokens.frame.dtype, tokens.detail.high) == ("int64", words[8:16].max())
 
 
 def gaussian(y, p):
@@ -117,6 +120,7 @@ def test_a_state_that_grows():
     assert report.first.frame.name == "rnn"
     assert "first at time step 127" in report.sentence or "time step 126" in report.sentence
     assert names(report)[0] == "a state that grows from step to step"
+    assert 'activation="relu"' in report.causes[0].evidence
 
 
 @pytest.mark.parametrize("kind", with_slow_rest(["SimpleRNN", "LSTM", "GRU"], {"SimpleRNN"}))

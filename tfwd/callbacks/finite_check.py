@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd.callbacks.last_epoch import LastEpoch
+from tfwd.callbacks.left_out import why_in_vain
 from tfwd.callbacks.training_function import replace_innermost
 from tfwd.finite import all_finite
 from tfwd.numerics.checked_step import CheckedStep, Outcome, plain_step
@@ -138,6 +139,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self.skipped = self.scaled_down = 0
         self._step = self._consecutive = 0
         self._epoch = 0, 0  # the steps before it, and those of them that were left out
+        self._epoch_number = 1
         self._is_first, self._begun = True, False
         self._past: deque[dict[str, float]] = deque(maxlen=max(history, 1))
         self._fitted: Any = None
@@ -202,6 +204,11 @@ class FiniteCheck(keras.callbacks.Callback):
         steps, skipped = self._step - self._epoch[0], self.skipped - self._epoch[1]
         if logs and skipped and skipped == steps:
             logs.update({key: math.nan for key in logs if not key.startswith("val_")})
+            warnings.warn(
+                f"FiniteCheck: no step of epoch {epoch + 1} was made. As the {steps} left out "
+                "changed no weight, the same batches will be left out again",
+                stacklevel=2,
+            )
 
     def _put_back(self) -> None:
         if self._own is not None:
@@ -325,9 +332,14 @@ class FiniteCheck(keras.callbacks.Callback):
         if in_vain >= self.max_consecutive:
             tried = "left out" if back is None else "gone back from"
             note = f"{in_vain} bad steps in a row were {tried} before it." if in_vain else ""
-            self._fail(report, note)
+            self._fail(
+                report, f"{note} {why_in_vain(self.reports, in_vain)}" if back is None else note
+            )
         if back is None and report.first is not None and report.first.frame.kind == "weight":
-            self._fail(report, "To leave steps out does not help against that.")
+            self._fail(
+                report,
+                "To leave steps out does not help against that: it changes no weight.",
+            )
         if back is None:
             self.skipped += 1
             what = "a step is left out"

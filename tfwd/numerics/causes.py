@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tfwd.numerics import computed_causes, division_causes, given_causes, loss_causes
+from tfwd.numerics import (
+    computed_causes,
+    division_causes,
+    given_causes,
+    loss_causes,
+    overflow_causes,
+    recurrent_causes,
+    softmax_causes,
+)
 from tfwd.numerics.evidence import Evidence
 from tfwd.numerics.report import Cause
 
 Rule = Callable[[Evidence], Iterator[Cause]]
 
+STATE, BLOW_UP = "a state that grows from step to step", "gradients that blow up"
+
 GIVEN: list[Rule] = [given_causes.data, given_causes.weights, given_causes.labels]
 COMPUTED: list[Rule] = [
-    computed_causes.over_time,
+    recurrent_causes.over_time,
+    softmax_causes.all_masked,
     division_causes.nothing_left,
     computed_causes.normalization,
-    computed_causes.half_precision,
-    computed_causes.blow_up,
+    overflow_causes.half_precision,
+    overflow_causes.blow_up,
     loss_causes.loss,
     computed_causes.backward,
     computed_causes.update,
@@ -35,5 +46,8 @@ def likely(evidence: Evidence) -> list[Cause]:
         if found and alone:
             return found
     causes = [cause for rule in COMPUTED for cause in rule(evidence)]
+    if not evidence.is_first and any(cause.name == STATE for cause in causes):
+        # The weights were trained until the state grew: a lower rate or clipping comes first.
+        causes.sort(key=lambda cause: cause.name != BLOW_UP)
     causes += given_causes.learning_rate(evidence)
     return causes or list(computed_causes.domain(evidence))

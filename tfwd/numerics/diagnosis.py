@@ -21,6 +21,8 @@ from tfwd.numerics.evidence import Evidence
 from tfwd.numerics.frames import Frame, named
 from tfwd.numerics.report import Found, Report
 
+NOT_SHOWN = ("data", "prediction")  # data have their own place
+
 
 class Diagnosis:
     """Looks closely at steps of a compiled model, which changes nothing.
@@ -70,13 +72,18 @@ class Diagnosis:
         ]
         number = firsts.index(min(firsts))
         found = replicas[number]
+        arrays, losses = _arrays(model, data, number), _losses(model)
+        found = _with_sources(found)
         evidence = Evidence(
-            [one for one in found if one.frame.kind != "prediction"],
-            _arrays(model, data, number),
+            [
+                *_with_integers([one for one in found if one.frame.kind == "data"], arrays),
+                *(_with_name(one, losses) for one in found if one.frame.kind not in NOT_SHOWN),
+            ],
+            arrays,
             [one for one in found if one.frame.kind == "prediction"],
             history,
             model,
-            _losses(model),
+            " ".join(losses),
             is_first,
         )
         replica = number if len(replicas) > 1 else None
@@ -103,10 +110,42 @@ def _arrays(model: keras.Model, data: Any, replica: int) -> dict[str, np.ndarray
     return arrays
 
 
-def _losses(model: keras.Model) -> str:
+def _with_integers(found: list[Found], arrays: dict[str, np.ndarray]) -> list[Found]:
+    """What was found in a batch, with its integers and booleans, which are always finite."""
+    known = {one.frame.name: one for one in found}
+    for name, values in arrays.items():
+        if name not in known and (values.dtype == bool or np.issubdtype(values.dtype, np.integer)):
+            detail = look(tf.constant(values, tf.float64)).numbers()
+            known[name] = Found(Frame("data", name, dtype=values.dtype.name), detail)
+    return [*(known.pop(name) for name in arrays if name in known), *known.values()]
+
+
+def _with_sources(found: list[Found]) -> list[Found]:
+    """Names where a gradient comes from through a cast, as with mixed precision.
+
+    That is the layer whose gradient was before it, if its input was no layer's own output.
+    """
+    cast = {one.frame.name for one in found if one.frame.kind == "input"}
+    named, last = [], ""
+    for one in found:
+        if one.frame.kind == "gradient":
+            if not one.frame.source and last in cast:
+                one = Found(one.frame._replace(source=(last,)), one.detail)
+            last = one.frame.name
+        named.append(one)
+    return named
+
+
+def _with_name(found: Found, losses: list[str]) -> Found:
+    if found.frame.kind != "loss":
+        return found
+    return Found(found.frame._replace(source=tuple(losses)), found.detail)
+
+
+def _losses(model: keras.Model) -> list[str]:
     loss = _keras_training.compiled_loss(model)[0]
-    names = [
+    return [
         getattr(one, "name", None) or getattr(one, "__name__", None) or str(one)
         for one in tf.nest.flatten(loss)
+        if one is not None
     ]
-    return " ".join(names)

@@ -10,6 +10,7 @@ from tfwd.numerics.computed_causes import NORMALIZING
 from tfwd.numerics.details import rows_of
 from tfwd.numerics.evidence import Evidence
 from tfwd.numerics.report import Cause, Found, is_recurrent
+from tfwd.numerics.softmax_causes import all_masked
 
 
 def nothing_left(evidence: Evidence) -> Iterator[Cause]:
@@ -40,11 +41,12 @@ def nothing_left(evidence: Evidence) -> Iterator[Cause]:
     if is_recurrent(first.frame) and not first.detail.steps[:1].any():
         return  # it is finite at first
     seen = list(_seen_in_rows(before, first)) + list(_seen_in_data(evidence, first))
-    if seen:
+    if seen and not any(True for _ in all_masked(evidence)):
         yield Cause(
             name_of,
             f"It is NaN in {rows_of(first.detail.rows)}, where {' and '.join(seen)}: 0/0.",
-            "add a small number to what is divided by, see to it that a mask leaves something, or "
+            "see to it that a mask leaves something (a softmax over nothing but -infinity is NaN "
+            "too); else add a small number to the sum, norm or deviation that is divided by, or "
             "leave these examples out.",
         )
 

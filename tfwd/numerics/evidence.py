@@ -52,6 +52,22 @@ class Evidence(NamedTuple):
         return next(one for one in self.found if not one.is_finite)
 
     @property
+    def leading(self) -> list[Found]:
+        """What leads to the first that is not finite, the nearest last.
+
+        The outputs of layers inside of it, of those whose output it takes, and what was before it.
+        """
+        first = self.first
+        at = self.found.index(first)
+        givers = {
+            one.frame.name for one in self.of("gradient") if first.frame.name in one.frame.source
+        }
+        outputs = [one for one in self.found[:at] if one.frame.kind in ("input", "output")]
+        inside = [one for one in outputs if one.frame.name.startswith(f"{first.frame.name}/")]
+        given = [one for one in outputs if one.frame.name in givers]
+        return [*([] if self.before is None else [self.before]), *given, *inside]
+
+    @property
     def before(self) -> Found | None:
         """The layer's tensor just before the first that is not finite, and none inside of it."""
         first = self.first

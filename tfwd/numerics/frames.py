@@ -30,7 +30,8 @@ class Frame(NamedTuple):
         name: a layer's path, as `encoder/dense_2`; a weight's; `x`, `y[0]` for data.
         layer: the class of the layer, or an empty string.
         dtype: the tensor's.
-        source: of a gradient of a layer's output, the layers that it comes from.
+        source: of a gradient of a layer's output, the layers that it comes from; of a loss, the
+            names of the loss functions.
         call: of a layer that is called several times in a step, which call it is, from 1.
     """
 
@@ -58,10 +59,19 @@ class Frame(NamedTuple):
         return f" (call {self.call})" if self.call > 1 else ""
 
     @property
+    def _giver(self) -> str:
+        """Of a gradient, what gives it back to which layer."""
+        to = f"'{self.name}'{self._which}"
+        if not self.source:
+            return f"what follows layer {to} (the loss, or no layer): backward gradient"
+        sources = f"layer{'s' * (len(self.source) > 1)} {' and '.join(map(repr, self.source))}"
+        return f"{sources}: backward gradient for the output of {to}"
+
+    @property
     def subject(self) -> str:
         """What has the elements, as a sentence begins."""
-        source = f", from {' and '.join(map(repr, self.source))}," if self.source else ""
         layer = f"layer '{self.name}'{self._which}:"
+        sources = " and ".join(map(repr, self.source))
         return {
             "data": f"data '{self.name}':",
             "weight": f"weight '{self.name}':",
@@ -69,8 +79,8 @@ class Frame(NamedTuple):
             "pre-activation": f"{layer} forward pre-activation has",
             "output": f"{layer} forward output has",
             "prediction": f"prediction '{self.name}':",
-            "loss": "loss:",
-            "gradient": f"{layer} backward gradient of the output{source} has",
+            "loss": f"loss {sources}:" if self.source else "loss:",
+            "gradient": f"{self._giver} has",
             "weight gradient": f"weight '{self.name}': backward gradient has",
             "learning rate": "learning rate:",
             "update": f"weight '{self.name}': update has",

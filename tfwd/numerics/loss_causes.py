@@ -9,6 +9,7 @@ import numpy as np
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.details import rows_of
 from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.exponentials import exp_limit, is_beyond_exp
 from tfwd.numerics.loss_rows import bad_rows, reasons
 from tfwd.numerics.report import Cause
 
@@ -27,7 +28,7 @@ def loss(evidence: Evidence) -> Iterator[Cause]:
     entropy = "crossentropy" in named
     bad = bad_rows(evidence)
     exactly = reasons(evidence, bad) if bad.any() else []
-    signs, advice = [], []
+    signs, advice, ends_reached = [], [], False
     if exactly:
         signs.append(f"it is so in {rows_of(bad)}, and just there {' and '.join(exactly)}")
         advice.append("clip what a logarithm or a root is taken of, and what is divided by")
@@ -37,12 +38,13 @@ def loss(evidence: Evidence) -> Iterator[Cause]:
         low, high = one.detail.low, one.detail.high
         ends = [end for end, there in (("0", low == 0), ("1", high == 1)) if there]
         if ends and not squares:
+            ends_reached = True
             signs.append(
                 f"the predictions reach {' and '.join(ends)} exactly, where a logarithm is infinite"
             )
             if entropy:
                 advice.append("give the loss logits (from_logits=True) and no probabilities")
-            advice.append("clip what a logarithm is taken of")
+            advice.append("clip what a logarithm is taken of (tf.clip_by_value(p, 1e-7, 1 - 1e-7))")
         elif low < 0 and is_nan and not squares and "logits" not in named:
             signs.append(
                 f"the predictions begin at {low:.3g}, and a logarithm or a root of a negative "
@@ -65,13 +67,25 @@ def loss(evidence: Evidence) -> Iterator[Cause]:
                 signs.append(f"class {', '.join(map(str, absent[:5]))} is absent in the batch")
         elif values.size and not values.any():
             signs.append(f"'{name}' is 0 for the whole batch")
+    if not is_nan and not signs:
+        outputs = [one for one in evidence.of("output") if is_beyond_exp(one)]
+        if outputs:
+            least = min(outputs, key=lambda one: one.detail.high)
+            signs.append(
+                f"'{least.frame.label}' reaches {least.detail.high:.3g}, and an exponential of "
+                f"more than {exp_limit(least):.3g} is infinite"
+            )
+            advice.append("clip what an exponential is taken of")
     nothing = "in predictions and labels stands out" if evidence.data else "is known of the labels"
-    if is_nan and not (squares or entropy):
+    if is_nan and not (squares or entropy or ends_reached):
         advice.append("look for a mean or a norm of nothing, which is 0/0")
-    advice.append("add a small number to what is divided by")
+    if not advice or not ends_reached:
+        advice.append("add a small number to what is divided by")
+    name = "".join(f" '{one}'" for one in first.frame.source[:1])
     yield Cause(
         "the loss function",
-        f"All that the model computes is finite, and the loss is {'NaN' if is_nan else 'not'}: "
+        f"All that the model computes is finite, and the loss{name} is "
+        f"{'NaN' if is_nan else 'not'}: "
         f"{'; '.join(signs) or f'nothing {nothing}'}.",
         "; ".join(dict.fromkeys(advice)) + ".",
     )

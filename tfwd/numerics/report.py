@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,11 @@ from tfwd.numerics.details import Detail
 from tfwd.numerics.frames import BACKWARD, KINDS, Frame
 
 WIDTH = 100
+COUNTED = "Rows, columns and time steps are counted from 0; steps, epochs and batches from 1."
+AGAIN = (
+    " To find rows again, give fit shuffle=False: then row r of batch b is example "
+    "(b - 1) * batch_size + r of an array."
+)
 
 
 class Cause(NamedTuple):
@@ -110,6 +116,8 @@ class Report:
         if first is None:
             return "an unknown place"
         kind, name = first.frame.kind, first.frame.name
+        if kind == "gradient" and first.frame.source:
+            name = first.frame.source[0]
         if kind in ("loss", "learning rate"):
             return f"the {kind}"
         return f"{'layer' if first.frame.layer else 'weight' if 'weight' in kind else kind} {name}"
@@ -138,7 +146,7 @@ class Report:
         }
 
     def __str__(self) -> str:
-        parts = [textwrap.fill(self.sentence, WIDTH, break_long_words=False)]
+        parts = [_filled(self.sentence)]
         parts += self._table()
         parts += self._advice()
         return "\n".join(parts)
@@ -169,7 +177,7 @@ class Report:
     def _advice(self) -> list[str]:
         lines = [""]
         if self.note:
-            lines += [textwrap.fill(self.note, WIDTH), ""]
+            lines += [_filled(self.note), ""]
         if not self.causes and self.first is None:
             return lines[:-1]
         if not self.causes:
@@ -177,8 +185,14 @@ class Report:
         many = len(self.causes) > 1
         for i, cause in enumerate(self.causes):
             title = f"Likely cause{f' {i + 1}' if many else ''}: {cause.name}."
-            lines.append(textwrap.fill(f"{title} {cause.evidence}", WIDTH))
-            lines.append(textwrap.fill(f"What to do: {cause.advice}", WIDTH))
+            lines.append(_filled(f"{title} {cause.evidence}"))
+            lines.append(_filled(f"What to do: {cause.advice}"))
+        if many:
+            lines.append("The causes may be there together, and what is advised may be combined.")
+        said = f"{self.what} {' '.join(cause.evidence for cause in self.causes)}"
+        if re.search(r"\b(rows?|columns?|time step) \d", said):
+            rows = bool(self.place) and re.search(r"\brows? \d", said)
+            lines += ["", _filled(COUNTED + AGAIN * bool(rows))]
         return lines
 
 
@@ -211,6 +225,13 @@ def describe(found: Found) -> str:
 def is_recurrent(frame: Frame) -> bool:
     """Whether the second axis of what a layer gives is time."""
     return any(word in frame.layer for word in ("RNN", "LSTM", "GRU", "Bidirectional"))
+
+
+def _filled(text: str) -> str:
+    """Lines of at most 100 columns, none of which ends between a word and its number."""
+    held = re.sub(r"\b(step|epoch|batch|row|rows|column|replica) (?=\d)", "\\1\xa0", text)
+    held = re.sub(r"(?<=\d) %", "\xa0%", held)
+    return textwrap.fill(held, WIDTH, break_long_words=False).replace("\xa0", " ")
 
 
 def _row(found: Found) -> str:

@@ -1,0 +1,157 @@
+"""Causes that numbers are too large: float16, gradients that blow up, a forward pass that does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tfwd import _keras
+from tfwd.finite import SQUARED_IS_FINITE
+from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.report import Cause, Found
+
+HALF_MAX = 65504.0
+UNSCALED = 100.0  # data that layers are given are about 1
+LARGE = 1e3  # beyond what weights are in a training that goes well
+
+
+def half_precision(evidence: Evidence) -> Iterator[Cause]:
+    """Beyond 65504, the largest float16."""
+    first = evidence.first
+    at = evidence.found.index(first)
+    near = [
+        one
+        for one in evidence.found[max(0, at - 4) : at + 1]
+        if one.frame.dtype == "float16" and one.detail.summary.abs_max > HALF_MAX / 16
+    ]
+    if first.frame.dtype != "float16":
+        return
+    largest = max(near, key=lambda one: one.detail.summary.abs_max, default=None)
+    seen = (
+        f"'{largest.frame.label}' reaches {largest.detail.summary.abs_max:.4g}, near the largest "
+        "float16, 65504."
+        if largest is not None
+        else f"'{first.frame.label}' is float16, whose largest number is 65504."
+    )
+    if evidence.before is not None and first.frame.kind == "output":
+        given, made = evidence.before.detail.summary.abs_max, first.detail.summary.abs_max
+        if largest is None and max(given, made) < HALF_MAX / 16:
+            seen += (
+                f" It is given at most {given:.3g}, and what is finite of it is at most "
+                f"{made:.3g}: something in between is larger, as a sum of many or a square."
+            )
+    if largest is None and not (
+        first.detail.summary.positive_inf + first.detail.summary.negative_inf
+    ):
+        return
+    backward = first.frame.direction == "backward"
+    yield Cause(
+        "an overflow of float16",
+        seen,
+        "make the loss smaller (scale the labels, take a mean in the place of a sum), and use a "
+        "LossScaleOptimizer, which lowers its scale until gradients fit (fit has one with "
+        "mixed_float16; a training step of your own calls optimizer.scale_loss); or use "
+        "mixed_bfloat16, which has the range of float32."
+        if backward
+        else "divide before a sum or a product and not after it, as attention divides by the root "
+        "of the width; run this layer in float32 (dtype='float32'); or use mixed_bfloat16, which "
+        "has the range of float32.",
+    )
+
+
+def overflows_half(evidence: Evidence) -> bool:
+    """Whether the first that is not finite is beyond float16, and what is left is near it."""
+    summary = evidence.first.detail.summary
+    infinite = summary.positive_inf + summary.negative_inf
+    return (
+        evidence.first.frame.dtype == "float16" and infinite > 0 and summary.abs_max > HALF_MAX / 16
+    )
+
+
+def blow_up(evidence: Evidence) -> Iterator[Cause]:
+    """Gradients that grew in the last steps, or numbers that are enormous already."""
+    growth: dict[str, tuple[float, float, float]] = {}  # the last, a step, and in all
+    history = list(evidence.history)
+    for name in history[-1] if history else ():
+        values = [past[name] for past in history if past.get(name, 0.0) > 0]
+        values = [value for value in values if np.isfinite(value)][-6:]
+        if len(values) >= 3:
+            whole = values[-1] / values[0]
+            growth[name] = values[-1], whole ** (1 / (len(values) - 1)), whole
+    growth.pop("loss", None)
+    grown = {name: one for name, one in growth.items() if one[1] > 1.5 and one[2] > 10}
+    if grown and 2 * len(grown) >= len(growth):
+        leader = max(grown, key=lambda name: grown[name][1])
+        size, factor, _ = grown[leader]
+        yield Cause(
+            "gradients that blow up",
+            f"In the last steps {len(grown)} of {len(growth)} gradients grew; most that of "
+            f"'{leader}', by a factor of {factor:.3g} a step, to {size:.3g}.",
+            "lower the learning rate, warm it up, or clip gradients (global_clipnorm=1.0 of any "
+            "Keras optimizer).",
+        )
+        return
+    at = evidence.found.index(evidence.first)
+    enormous = [
+        one
+        for one in evidence.found[:at]
+        if one.frame.dtype != "float16"
+        and one.frame.kind not in ("data", "learning rate")
+        and _reaches(one, LARGE if one.frame.kind == "weight" else SQUARED_IS_FINITE)
+    ]
+    if enormous:
+        largest = max(enormous, key=lambda one: one.detail.summary.abs_max)
+        scale = unscaled(evidence, "")
+        forward = evidence.first.frame.direction == "forward"
+        grown_weights = any(one.frame.kind == "weight" for one in enormous)
+        if forward and (evidence.is_first or not (grown_weights or evidence.history)):
+            yield _at_first(evidence, largest, scale)
+            return
+        first_steps = (
+            ""
+            if grown_weights and not evidence.is_first
+            else "; if it is among the first steps, look at initial weights and the scale of data"
+        )
+        yield Cause(
+            "gradients that blow up",
+            f"'{largest.frame.label}' reaches {largest.detail.summary.abs_max:.3g} in this step, "
+            f"before anything is infinite.{scale}",
+            f"{'scale the data, labels too; ' if scale else ''}lower the learning rate, or clip "
+            f"gradients (global_clipnorm=1.0 of any Keras optimizer){first_steps}.",
+        )
+
+
+def _at_first(evidence: Evidence, largest: Found, scale: str) -> Cause:
+    """The forward pass of a first step, before which no gradient changed anything."""
+    when = (
+        "No step of this training was made before: neither gradients nor the learning rate are why."
+        if evidence.is_first
+        else "Gradients were moderate before."
+    )
+    return Cause(
+        "numbers that overflow on the way forward",
+        f"'{largest.frame.label}' reaches {largest.detail.summary.abs_max:.3g}, before anything is "
+        f"infinite.{scale} {when}",
+        f"{'scale the data (mean 0, deviation 1); ' if scale else ''}make initial weights smaller, "
+        "as the initializers glorot_uniform and he_normal do, or normalize between layers "
+        "(LayerNormalization, BatchNormalization).",
+    )
+
+
+def unscaled(evidence: Evidence, prefix: str) -> str:
+    """What is far from 1 of the data whose names begin so, a sentence each."""
+    embeds = any(
+        "Embedding" in type(one).__name__ for one in _keras.layers.all_layers(evidence.model)
+    )
+    classes = "sparse" in evidence.loss.lower()
+    return "".join(
+        f" '{one.frame.name}' reaches {one.detail.summary.abs_max:.3g}."
+        for one in evidence.of("data")
+        if "float" in one.frame.dtype or not (embeds if one.frame.name[:1] == "x" else classes)
+        if one.frame.name.startswith(prefix) and one.detail.summary.abs_max > UNSCALED
+    )
+
+
+def _reaches(found: Found, limit: float) -> bool:
+    return found.detail.summary.abs_max > limit

@@ -1,0 +1,50 @@
+"""The cause that a recurrent layer's state grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tfwd import _keras
+from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.report import Cause, is_recurrent
+
+BOUNDED = ("tanh", "sigmoid", "softsign", "hard_sigmoid", "hard_tanh")
+
+
+def over_time(evidence: Evidence) -> Iterator[Cause]:
+    """A recurrent layer whose state is finite at first, and then is not."""
+    first = evidence.first
+    steps = first.detail.steps
+    if first.frame.kind != "output" or not is_recurrent(first.frame) or not steps.any():
+        return
+    step = int(steps.argmax())
+    if not step:
+        return
+    name = first.frame.name.rpartition("/")[2]
+    layer = next((x for x in _keras.layers.all_layers(evidence.model) if x.name == name), None)
+    activation = getattr(getattr(layer, "activation", None), "__name__", "")
+    unbounded = bool(activation) and activation not in BOUNDED
+    said = (
+        f' Its activation="{activation}" has no bound, so the state can grow each time step.'
+        if unbounded
+        else ""
+    )
+    advice = (
+        f"give '{first.frame.name}' activation=\"tanh\", Keras's default, in the place of "
+        f'"{activation}"'
+        if unbounded
+        else "use a bounded activation (tanh)"
+    )
+    if "GRU" not in first.frame.layer and "LSTM" not in first.frame.layer:
+        advice += (
+            "; or a layer with gates (LSTM, GRU), a recurrent kernel that begins orthogonal, or a "
+            "normalization inside the cell"
+        )
+    if not evidence.is_first:
+        advice = f"lower the learning rate or clip gradients (global_clipnorm=1.0); {advice}"
+    yield Cause(
+        "a state that grows from step to step",
+        f"What '{first.frame.name}' is given is finite, its state too up to time step {step - 1}, "
+        f"and at time step {step} it is not.{said}",
+        f"{advice}. Shorter sequences only hide it.",
+    )

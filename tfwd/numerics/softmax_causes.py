@@ -1,0 +1,86 @@
+"""The cause that a softmax is given nothing but -infinity, as by a mask over all keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tfwd.numerics.computed_causes import NORMALIZING
+from tfwd.numerics.details import rows_of
+from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.report import Cause, Found
+
+NAMES = ("softmax", "attention", "attend")
+MASKS = (*NAMES, "mask")
+
+
+def all_masked(evidence: Evidence) -> Iterator[Cause]:
+    """NaN of a softmax whose inputs are all -infinity, or a mask of -infinity before one."""
+    first = evidence.first
+    if first.frame.kind not in ("input", "output", "pre-activation"):
+        return
+    if first.frame.layer in NORMALIZING:
+        return
+    found = first.detail.summary
+    if found.negative_inf and found.negative_inf == found.non_finite:
+        after = [one for one in evidence.bad("output") if one.detail.summary.nan]
+        if not (_is(first, MASKS) or (after and _is(after[0], NAMES))):
+            return
+        then = f" NaN follows in '{after[0].frame.label}'." if after else ""
+        yield Cause(
+            "a softmax over nothing but -infinity",
+            f"'{first.frame.name}' makes {found.negative_inf} elements -infinity, as a mask does."
+            f"{then} A softmax of which all inputs are -infinity is NaN.",
+            "see to it that the mask leaves at least one key to each query, and has the right sign "
+            "(True where a key is kept); or mask by a large negative number, -1e9 (in float16 "
+            "-6e4), in the place of -infinity. If only some inputs of each softmax are -infinity, "
+            f"it is well: leave the layer out by FiniteCheck(exclude={first.frame.name!r}).",
+        )
+        return
+    if not found.nan or found.nan != found.non_finite:
+        return
+    masked = [*_masked_rows(evidence, first)]
+    if not masked and not _is(first, NAMES):
+        return
+    if masked:
+        seen = (
+            f"'{first.frame.name}' is NaN in {rows_of(first.detail.rows)}, and just there "
+            f"{' and '.join(masked)}: if that is padding, no key is left."
+        )
+    elif first.detail.steps.any() and not first.detail.steps.all():
+        steps = ", ".join(str(i) for i in np.flatnonzero(first.detail.steps)[:5])
+        seen = f"'{first.frame.name}' is NaN at time step {steps} alone: a mask may leave no key."
+    else:
+        seen = f"'{first.frame.name}' makes NaN of finite numbers."
+    yield Cause(
+        "a softmax over nothing but -infinity",
+        f"{seen} A softmax is 0/0 if all that it is given is -infinity.",
+        "see to it that the mask leaves at least one key to each query (of an example that is all "
+        "padding, leave one, or leave the example out), and has the right sign (True where a key "
+        "is kept); or mask by a large negative number, -1e9 (in float16 -6e4), in the place of "
+        "-infinity. If there is no softmax, look at a division by a sum of nothing.",
+    )
+
+
+def _is(found: Found, words: tuple[str, ...]) -> bool:
+    named = f"{found.frame.layer} {found.frame.name.rpartition('/')[2]}".lower()
+    return any(word in named for word in words)
+
+
+def _masked_rows(evidence: Evidence, first: Found) -> Iterator[str]:
+    """Tokens or masks that are one value throughout in the examples that are NaN, and no others."""
+    rows = first.detail.rows
+    for name, values in evidence.data.items():
+        counted = values.dtype == bool or np.issubdtype(values.dtype, np.integer)
+        if not name.startswith("x") or values.ndim < 2 or rows.shape != values.shape[:1]:
+            continue
+        flat = values.reshape(len(values), -1)
+        if flat.shape[1] < 2 or not rows.any() or not (counted or np.isin(flat, (0, 1)).all()):
+            continue
+        same = (flat == flat[:, :1]).all(1)
+        value = flat[rows][0, 0]
+        if rows.all() and value:  # nothing to compare with
+            continue
+        if same[rows].all() and not same[~rows].any():
+            yield f"'{name}' is {value.item()} throughout"
