@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import once, soak
+from stacks import soak
 
 from tfwd import gru, lstm, substitute
 
