@@ -252,6 +252,7 @@ def test_import_brings_no_program_libraries(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     added = set(json.loads(done.stdout.splitlines()[-1]))
     assert "tfwd.layers" in added
+    assert "tfwd.layers.transformer.t5" in added  # so that files with its layers can be loaded
     assert not added & (PROGRAMS_ONLY | {"tfwd.lm", "tfwd.runs", "tfwd.tuning"})
 
 

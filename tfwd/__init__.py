@@ -38,6 +38,7 @@ from tfwd import (
     parametrizations,
     pretrained,
 )
+from tfwd.layers import transformer  # noqa: F401, registers their classes
 from tfwd.models import parametrize, unwrap
 
 __all__ = [

@@ -11,6 +11,7 @@ from typing import Any
 from tfwd.layers.transformer.families import FAMILIES, Family
 from tfwd.layers.transformer.t5_family import T5
 from tfwd.pretrained import Key
+from tfwd.pretrained.opening import of_the_net
 
 ALL = {**FAMILIES, "t5": T5}
 
@@ -115,6 +116,7 @@ def _read(path: str) -> tuple[str, Mapping[str, Any]]:
     if not os.path.exists(path):
         raise ValueError(
             f"{path} is not there: give the folder of a published model, or a file in it"
+            f"{of_the_net(path)}"
         )
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     file = path if path.endswith("config.json") else os.path.join(folder, "config.json")

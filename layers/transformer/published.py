@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfwd import _keras, pretrained
 from tfwd.layers.transformer.composite import Composite
 from tfwd.layers.transformer.configuration import Configuration, is_published, read_config
+from tfwd.layers.transformer.families import FAMILIES
 from tfwd.pretrained.targets import targets_of
 
 
@@ -24,9 +25,11 @@ class Published(Composite):
 
     Attributes:
         part: where it stands in `T.Bert`: "stack"; "" for all of it.
+        families: of which families.
     """
 
     part = ""
+    families: tuple[str, ...] = tuple(FAMILIES)
     hidden_size: int
 
     @classmethod
@@ -37,7 +40,8 @@ class Published(Composite):
             config: a folder with a `config.json`, that file, or a dict that was read from one. A
                 dict without `model_type` is a Keras layer's own config.
             layers: the numbers of the model's layers that are wanted, from 0; any, in any order,
-                also several times. By default all.
+                also several times. By default all. Here they are numbered anew: with `range(8, 12)`
+                `layer_0` is the model's layer 8.
             **overrides: arguments of the layer that are not to be the config's, as `dropout`; and
                 what any layer takes, as `name`.
 
@@ -48,11 +52,17 @@ class Published(Composite):
         if not is_published(config):
             return cls(**{**config, **overrides})
         read = read_config(config, overrides)
+        if read.model_type not in cls.families:
+            other = "T5 and T5Stack" if read.model_type == "t5" else "Bert and its parts"
+            raise ValueError(
+                f"{read.name}: model_type={read.model_type!r} is for {other}; {cls.__name__} is "
+                f"for {', '.join(cls.families)}"
+            )
+        layers = listed(layers)
         arguments = {k: v for k, v in read.arguments().items() if k in cls.arguments()}
         if cls.part_of(overrides) == "decoder":
             arguments["num_layers"] = read.count("decoder/")
         if "num_layers" in arguments and layers is not None:
-            layers = list(layers)
             read.numbers(layers, read.count(f"{cls.part_of(overrides)}/layer_{{}}"))
             arguments["num_layers"] = len(layers)
         if unknown := set(overrides) - set(cls.arguments()) - _ANY_LAYER:
@@ -98,7 +108,7 @@ class Published(Composite):
                 f"num_layers={overrides['num_layers']!r}: say which of the published layers are "
                 "wanted, as layers=range(4)"
             )
-        read, layers = read_config(source, overrides), None if layers is None else list(layers)
+        read, layers = read_config(source, overrides), listed(layers)
         layer = cls.from_config(source, layers, **overrides)
         shape = layer.any_input_shape()
         if not load_weights:
@@ -133,6 +143,19 @@ class Published(Composite):
 _ANY_LAYER = {"name", "dtype", "trainable"}
 
 
+def listed(layers: Iterable[int] | None) -> list[int] | None:
+    """The numbers of layers as a list.
+
+    Raises:
+        ValueError: they are no numbers.
+    """
+    if layers is None:
+        return None
+    if isinstance(layers, str) or not isinstance(layers, Iterable):
+        raise ValueError(f"layers={layers!r}: give their numbers, as range(8, 12) or [0, 2]")
+    return list(layers)
+
+
 def known_of(
     read: Configuration, part: str = "", layers: Iterable[int] | None = None, at: str = ""
 ) -> pretrained.Known:
@@ -145,12 +168,18 @@ def known_of(
         at: the path of that part in the model that is filled.
     """
     front, mapping, left_out = f"{part}/" if part else "", {}, [*read.family.beside]
+    counts, notes = {}, []
     for path, rule in read.rules().items():
         key = rule if isinstance(rule, pretrained.Key) else pretrained.Key(rule)
         count = read.count(path) if "{}" in path else 1
         wanted = []
         if path.startswith(front):
             wanted = read.numbers(layers, count) if "{}" in path else [0]
+            if "{}" in path:
+                counts[key.name] = count
+                if wanted != list(range(len(wanted))):
+                    here = at + path.removeprefix(front).partition("{}")[0]
+                    notes.append(_numbered(here, wanted))
         for i, number in enumerate(wanted):
             pattern = re.escape(at + path.removeprefix(front).format(i))
             mapping[pattern] = dataclasses.replace(
@@ -160,7 +189,13 @@ def known_of(
         left_out += [rf"{re.escape(other)}\..*" for other in others]
         if not wanted:
             left_out += [re.escape(copy) for copy in key.copies]
-    return pretrained.Known(mapping, tuple(left_out))
+    return pretrained.Known(mapping, tuple(left_out), counts, tuple(dict.fromkeys(notes)))
+
+
+def _numbered(here: str, wanted: list[int]) -> str:
+    """Which layer of a file is which one here."""
+    pairs = [f"{here}{i} is the file's layer {number}" for i, number in enumerate(wanted)]
+    return f"layers are numbered anew: {', '.join(pairs[:2])}{', ...' if len(pairs) > 2 else ''}"
 
 
 def mapping(

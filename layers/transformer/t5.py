@@ -58,6 +58,8 @@ class T5(Published):
     References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020).
     """
 
+    families = ("t5",)
+
     def __init__(
         self,
         vocabulary_size: int,

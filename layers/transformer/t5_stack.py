@@ -49,6 +49,8 @@ class T5Stack(Published):
     References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020).
     """
 
+    families = ("t5",)
+
     def __init__(
         self,
         num_layers: int,

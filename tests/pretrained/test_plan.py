@@ -93,7 +93,9 @@ def test_all_errors_come_at_once(folder):
     refused(
         model_of(),
         folder,
-        "'layer_0/kernel' takes (3, 4), transposed to (4, 3), and key 'enc.0.weight' is (4, 3)",
+        "'layer_0/kernel' is (4, 3), for which the file must have (3, 4) (transposed when it is "
+        "read); but there 'enc.0.weight' is (4, 3): if it stands there as Keras has it, map to "
+        "Key('enc.0.weight', transposed=False)",
         "'layer_1/bias' has no key 'enc.1.bias' in the file; nearest: enc.",
         "key 'more' is no variable's",
         "key 'enc.2.bias' is no variable's",
@@ -106,9 +108,20 @@ def test_all_errors_come_at_once(folder):
     )
 
 
+def test_a_mapping_that_fits_nothing_of_a_layer_without_a_path(folder):
+    layer = layers.Dense(2, use_bias=False)
+    layer.build((None, 3))
+    refused(
+        layer,
+        folder,
+        "'zzz' fits no variable and no layer; there are kernel",
+        mapping={"zzz": "out"},
+    )
+
+
 def test_as_many_elements_in_another_shape(folder):
     rewrite(folder, **{"out.weight": np.zeros((3, 2), "float32")})
-    refused(model_of(), folder, "'head/kernel' takes (2, 3), transposed to (3, 2)", "is (3, 2)")
+    refused(model_of(), folder, "'head/kernel' is (3, 2), for which the file must have (2, 3)")
 
 
 def test_buffers_of_indices_are_no_weights(folder):
@@ -128,7 +141,7 @@ def test_missing_and_unexpected_as_is_said(folder):
     done = load(model, folder, mapping=MAPPING, strict=False)
     assert ([*done.missing], done.unexpected) == (["layer_1/bias"], ["more"])
     rewrite(folder, **{"out.weight": np.zeros((3, 2), "float32")})
-    refused(model, folder, "takes (2, 3)", strict=False)
+    refused(model, folder, "the file must have (2, 3)", strict=False)
 
 
 def test_two_keys_for_one_variable(folder):

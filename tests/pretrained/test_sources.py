@@ -124,6 +124,15 @@ def test_a_file_that_was_cut_anywhere_is_one_error(kind, tmp_path):
         assert "\n" not in str(caught.value)
 
 
+def test_a_file_cut_in_its_data_says_where_it_ends(tmp_path):
+    path = safetensors(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    said = rf"is not whole: it ends within '.*', after {len(whole) - 1:,} of {len(whole):,} bytes"
+    with pytest.raises(SourceError, match=said):
+        open_source(path)
+
+
 def test_a_checkpoint_that_was_cut_is_one_error(tmp_path):
     index = checkpoint(tmp_path)
     data = tmp_path / "model.data-00000-of-00001"
@@ -170,7 +179,8 @@ def with_entry(name, **said):
 def test_headers_that_are_wrong(change, tmp_path):
     path = safetensors(tmp_path)
     rewritten(path, change)
-    with pytest.raises(SourceError, match=f"^{path} is damaged"), open_source(path) as source:
+    said = f"^{path} is (damaged|not whole)"
+    with pytest.raises(SourceError, match=said), open_source(path) as source:
         all_of(source)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,9 @@ def define(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE_string("out", "", "file to write: .keras or .safetensors", flag_values=values)
+    flags.DEFINE_bool(
+        "overwrite", False, "write --out also where there is a file", flag_values=values
+    )
     flags.DEFINE_bool("json", False, "print the plan as one line of JSON", flag_values=values)
 
 
@@ -83,14 +87,17 @@ def main(command: str, values: flags.FlagValues) -> int:
         raise UserError(
             f"{given}give {' or '.join(COMMANDS)}, as tfwd-pretrained plan --source=FOLDER"
         )
-    if command == "convert" and not values.out.endswith((".keras", ".safetensors")):
-        raise UserError(f"--out={values.out}: give a file that ends in .keras or .safetensors")
+    if command == "convert":
+        _check_out(values)
     from tfwd.pretrained import SourceError
+    from tfwd.pretrained.table import table
 
     try:
         plan = make_plan(values)
         if command == "plan":
-            print(json.dumps(plan.as_dict()) if values.json else plan)
+            # In a file nothing is cut.
+            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+            print(json.dumps(plan.as_dict()) if values.json else table(plan, width))
             for problem in plan.problems():
                 print(f"error: {problem}", file=sys.stderr)
             return int(bool(plan.problems()))
@@ -98,6 +105,18 @@ def main(command: str, values: flags.FlagValues) -> int:
     except SourceError as error:
         raise UserError(str(error)) from error
     return 0
+
+
+def _check_out(values: flags.FlagValues) -> None:
+    """Raises where the file could not be written in the end."""
+    out = values.out
+    if not out.endswith((".keras", ".safetensors")):
+        raise UserError(f"--out={out}: give a file that ends in .keras or .safetensors")
+    folder = os.path.dirname(out) or "."
+    if not os.path.isdir(folder):
+        raise UserError(f"--out={out}: there is no folder {folder}")
+    if os.path.exists(out) and not values.overwrite:
+        raise UserError(f"--out={out} is there already: give another name, or --overwrite")
 
 
 def make_plan(values: flags.FlagValues) -> Plan:

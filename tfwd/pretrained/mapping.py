@@ -51,10 +51,14 @@ class Known:
     Attributes:
         mapping: as of `plan`, for what its own mapping does not say; patterns may fit nothing.
         left_out: patterns of keys of parts that are not wanted.
+        counts: for keys with `{}` for the number of a layer, how many layers the config tells of.
+        notes: what explains what is missing or unexpected, a sentence each.
     """
 
     mapping: Mapping[str, Key]
     left_out: tuple[str, ...] = ()
+    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class Rules:

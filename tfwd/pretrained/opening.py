@@ -52,9 +52,19 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     if os.path.exists(f"{prefix}.index"):
         return CheckpointSource(prefix)
     if not os.path.exists(path):
-        raise SourceError(f"{path} is not there")
+        raise SourceError(f"{path} is not there{of_the_net(path)}")
     raise SourceError(
         f"{path} is none of .safetensors, .safetensors.index.json, .npz, or a checkpoint's .index"
+    )
+
+
+def of_the_net(path: str) -> str:
+    """What is to be said besides of a path that is not there, if it could be a published name."""
+    if path.count("/") > 1 or path.startswith((".", "/", "~")) or "." in os.path.basename(path):
+        return ""
+    return (
+        "; only folders and files are read, nothing is loaded from the network: for a model of the "
+        f"Hugging Face hub, hf download {path} --local-dir FOLDER"
     )
 
 

@@ -59,6 +59,7 @@ class Plan:
         left_out: keys that are of parts the model does not have, or are ignored.
         mistakes: what else is wrong, a sentence each.
         strict: whether missing and unexpected ones are errors.
+        notes: what explains what is missing or unexpected, a sentence each.
     """
 
     model: keras.layers.Layer
@@ -70,6 +71,7 @@ class Plan:
     left_out: list[str]
     mistakes: list[str]
     strict: bool
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     def problems(self) -> list[str]:
         """All reasons for which it cannot be applied, a sentence each."""
@@ -84,12 +86,17 @@ class Plan:
         for group in groups:
             lines += group[:SHOWN]
             if len(group) > SHOWN:
-                lines.append(f"and {len(group) - SHOWN} more such; print(plan) shows them")
+                lines.append(
+                    f"and {len(group) - SHOWN} more such: plan.problems() has them all, and "
+                    "tfwd-pretrained plan prints them"
+                )
         hint = ""
-        if self.strict and (self.unexpected or self.missing):
+        if any(groups[1:]):
+            lines = [*self.notes, *lines]
             hint = (
-                "\nWhat may be missing is said by allow_missing=[patterns of paths], what is not "
-                "wanted by ignore=[patterns of keys]."
+                "\nIs the file whole, and of this model? Variables that may be missing are said by "
+                "allow_missing=[patterns of paths], and keep what they begin with; what is not "
+                "wanted, by ignore=[patterns of keys]."
             )
         text = "".join(f"\n- {line}" for line in lines)
         raise PlanError(f"{self.source}: nothing was loaded.{text}{hint}")
@@ -154,7 +161,7 @@ class Plan:
             }
             for step in self.steps
         ]
-        names = ("source", "missing", "allowed", "unexpected", "left_out", "strict")
+        names = ("source", "missing", "allowed", "unexpected", "left_out", "strict", "notes")
         rest = {name: getattr(self, name) for name in names}
         return {**rest, "steps": steps, "problems": self.problems()}
 

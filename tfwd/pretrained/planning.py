@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from tfwd.paths import compiled, matches
-from tfwd.pretrained.layouts import layout_of
+from tfwd.pretrained.layouts import Layout, layout_of
 from tfwd.pretrained.mapping import Key, Known, Mapped, Rules, candidates, find_prefix
 from tfwd.pretrained.opening import open_source
 from tfwd.pretrained.plan import Plan, Step, nearest
-from tfwd.pretrained.sources import Source
+from tfwd.pretrained.sources import Entry, Source
 from tfwd.pretrained.targets import Target, targets_of
 
 # Indices that PyTorch keeps beside the weights.
@@ -122,9 +123,11 @@ class _Planning:
                 _, key, is_layer = found[0]
                 self._choices[target.path] = key, candidates(target, key, is_layer)
         self._left_out = [*(known.left_out if known else ()), *family.unused_keys()]
+        self._known = known
         paths = {end for target in targets for end in (target.path, _layer(target.path))}
         self._mistakes += [
-            f"mapping: {pattern!r} fits no variable and no layer{nearest(pattern, paths)}"
+            f"mapping: {pattern!r} fits no variable and no layer"
+            f"{nearest(pattern, paths) or _there(targets)}"
             for pattern in rules.unused()
         ]
         if prefix and not any(key.startswith(prefix) for key in source.entries):
@@ -167,7 +170,26 @@ class _Planning:
             left_out=[key for key in rest if key in ignored or key in known],
             mistakes=self._mistakes,
             strict=strict,
+            notes=self._notes(),
         )
+
+    def _notes(self) -> list[str]:
+        """What explains what is missing or unexpected in a file of a family."""
+        if not self._known:
+            return []
+        found: list[str] = []
+        for template, count in self._known.counts.items():
+            before, _, after = (
+                re.escape(part) for part in (self._prefix + template).partition("{}")
+            )
+            expression = re.compile(rf"{before}(\d+){after}\.")
+            numbers = {int(m[1]) for key in self._source.entries if (m := expression.match(key))}
+            if numbers and max(numbers) + 1 != count:
+                found.append(
+                    f"the config tells of {count} layers, and the file has {max(numbers) + 1} "
+                    f"({self._prefix}{template}): are they of the same model?"
+                )
+        return [*found[:1], *self._known.notes]
 
     def _step(self, target: Target) -> Step | None:
         """What a variable gets; None if there is nothing, or nothing that fits."""
@@ -194,10 +216,7 @@ class _Planning:
             transposed = self._source.transposed
         entry, layout = self._source.entries[name], layout_of(target, transposed)
         if entry.shape != layout.shape:
-            how = "" if layout.shape == target.shape else f", {layout.words} to {target.shape}"
-            self._mistakes.append(
-                f"'{target.path}' takes {layout.shape}{how}, and key '{name}' is {entry.shape}"
-            )
+            self._mistakes.append(_other_shape(target, layout, name, entry))
         elif not _castable(entry.dtype, target.dtype):
             self._mistakes.append(
                 f"'{target.path}' is {target.dtype}, and key '{name}' is {entry.dtype}"
@@ -256,9 +275,26 @@ class _Planning:
         return False
 
 
+def _other_shape(target: Target, layout: Layout, key: str, entry: Entry) -> str:
+    """What is said of a tensor that does not fit."""
+    said = f"'{target.path}' is {target.shape}"
+    if layout.shape != target.shape:
+        said += f", for which the file must have {layout.shape} ({layout.words} when it is read)"
+    said += f"; but there '{key}' is {entry.shape}"
+    if entry.shape == target.shape:
+        said += f": if it stands there as Keras has it, map to Key({key!r}, transposed=False)"
+    return said
+
+
 def _any(patterns: list[str], *paths: str) -> bool:
     expressions = [compiled(p, f"{p!r}, for paths of variables,") for p in patterns]
     return any(matches(expression, path) for expression in expressions for path in paths)
+
+
+def _there(targets: list[Target]) -> str:
+    """Some of the variables that there are, for a message."""
+    paths = [target.path for target in targets]
+    return f"; there are {', '.join(paths[:5])}{', ...' if len(paths) > 5 else ''}"
 
 
 def _layer(path: str) -> str:

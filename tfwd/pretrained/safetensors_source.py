@@ -40,6 +40,7 @@ class SafetensorsSource(Source):
         self.path = path
         with readable(path, SafetensorError, ValueError):
             begin, header = _read_header(path)
+            _check_size(path, begin, header)
             # The library says whether the file is whole.
             file: Any = safe_open(path, framework="numpy", backend="pread")
             slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
@@ -174,6 +175,27 @@ def _read_header(path: str) -> tuple[int, dict[str, Any]]:
             return 8 + length, json.loads(file.read(length), object_pairs_hook=unique)
         except SourceError as error:
             raise SourceError(f"{path} is damaged: {error}") from error
+
+
+def _check_size(path: str, begin: int, header: Any) -> None:
+    """Raises if the file ends before the last tensor does; what else is wrong the library says."""
+    ends = {
+        name: entry["data_offsets"][1]
+        for name, entry in (header.items() if isinstance(header, dict) else ())
+        if isinstance(entry, dict) and _are_offsets(entry.get("data_offsets"))
+    }
+    size = os.path.getsize(path) - begin
+    cut = sorted((end, name) for name, end in ends.items() if end > size)
+    if cut:
+        wanted = begin + max(end for end, _ in cut)
+        raise SourceError(
+            f"{path} is not whole: it ends within '{cut[0][1]}', after {begin + size:,} of "
+            f"{wanted:,} bytes; get it again"
+        )
+
+
+def _are_offsets(found: Any) -> bool:
+    return isinstance(found, list) and len(found) == 2 and all(type(n) is int for n in found)
 
 
 def _dtype(code: str) -> str:

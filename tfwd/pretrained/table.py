@@ -8,10 +8,11 @@ if TYPE_CHECKING:
     from tfwd.pretrained.plan import Plan
 
 WIDTH = 100
+SHOWN = 20  # names of a kind; a plan's attributes have them all
 
 
-def table(plan: Plan, width: int = WIDTH) -> str:
-    """The plan in lines of at most `width` characters."""
+def table(plan: Plan, width: int | None = WIDTH) -> str:
+    """The plan in lines of at most `width` characters; of any length if that is None."""
     rows: list[tuple[str, ...]] = [
         (
             step.target.path,
@@ -31,6 +32,7 @@ def table(plan: Plan, width: int = WIDTH) -> str:
     if not dtypes:
         head, rows = (*head[:3], head[4]), [(*row[:3], row[4]) for row in rows]
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    width = width or sum(widths) + 2 * len(head) + 10_000
     room = max(width - sum(widths[2:]) - 2 * (len(head) - 1), 20)
     if widths[0] + widths[1] > room:
         share = room * widths[0] // (widths[0] + widths[1])
@@ -42,8 +44,11 @@ def table(plan: Plan, width: int = WIDTH) -> str:
     allowed = [path for path in plan.missing if path in plan.allowed]
     lines += _list("left out", plan.left_out, width)
     lines += _list("missing, as allowed", allowed, width)
-    lines += _list("missing", [path for path in plan.missing if path not in allowed], width)
+    missing = [f"{path} {what}" for path, what in plan.missing.items() if path not in allowed]
+    lines += _list("missing", missing, width)
     lines += _list("unexpected", plan.unexpected, width)
+    if plan.unexpected or missing:
+        lines += [f"note: {note}" for note in plan.notes]
     lines += [f"wrong: {mistake}" for mistake in plan.mistakes]
     return "\n".join(lines)
 
@@ -67,6 +72,6 @@ def _list(title: str, names: list[str], width: int) -> list[str]:
     """Names below their title, of which there may be many."""
     if not names:
         return []
-    shown = [f"  {_shortened(name, width - 2)}" for name in names[:20]]
-    more = [f"  and {len(names) - 20} more"] if len(names) > 20 else []
+    shown = [f"  {_shortened(name, width - 2)}" for name in names[:SHOWN]]
+    more = [f"  and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
     return [f"{title} ({len(names)}):", *shown, *more]

@@ -146,8 +146,13 @@ def test_what_may_be_missing_begins_as_its_initializer_says(tmp_path):
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     config["num_hidden_layers"] = 3
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(PlanError, match="'layer_2/attention/query/kernel' has no key"):
+    with pytest.raises(PlanError, match="'layer_2/attention/query/kernel' has no key") as caught:
         T.TransformerStack.from_pretrained(tmp_path / "model")
+    first, second = str(caught.value).splitlines()[1:3]
+    assert first.startswith("- the config tells of 3 layers, and the file has 2")
+    assert "'layer_2/" in second and "Is the file whole" in str(caught.value)
+    with pytest.raises(PlanError, match="layer_0 is the file's layer 1, layer_1 is the file's lay"):
+        T.TransformerStack.from_pretrained(tmp_path / "model", layers=[1, 2])
     stack = T.TransformerStack.from_pretrained(tmp_path / "model", allow_missing="layer_2/.*")
     fresh = stack.layers[2]
     assert 0.005 < float(np.std(fresh.attention.query.kernel)) < 0.05
@@ -185,6 +190,20 @@ def test_configs_that_cannot_be_read(tmp_path):
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="config.json is no config: it holds a list"):
         T.Bert.from_pretrained(tmp_path)
+
+
+def test_what_is_no_folder_of_this_kind():
+    with pytest.raises(ValueError, match="from the network: .* hf download bert-base-uncased --lo"):
+        T.Bert.from_pretrained("bert-base-uncased")
+    with pytest.raises(ValueError, match="model_type='bert' is for Bert and its parts; T5 is for"):
+        T.T5.from_pretrained(FOLDER / "bert")
+    with pytest.raises(ValueError, match="model_type='t5' is for T5 and T5Stack; Pooler is for"):
+        T.Pooler.from_pretrained(FOLDER / "t5")
+    for layers in (4, "8-11"):
+        with pytest.raises(ValueError, match=f"layers={layers!r}: give their numbers, as range"):
+            T.TransformerStack.from_pretrained(FOLDER / "bert", layers=layers)
+    with pytest.raises(ValueError, match=r"layers=\[\]: .* has 2 layers, of the numbers 0 to 1"):
+        T.TransformerStack.from_pretrained(FOLDER / "bert", layers=[])
 
 
 def test_from_config_takes_a_folder_a_file_and_a_dict():
