@@ -143,7 +143,7 @@ class Published(Composite):
 _ANY_LAYER = {"name", "dtype", "trainable"}
 
 
-def listed(layers: Iterable[int] | None) -> list[int] | None:
+def listed(layers: Any) -> list[int] | None:
     """The numbers of layers as a list.
 
     Raises:

@@ -94,7 +94,8 @@ def test_finds_planted_values(case):
         assert found == counts(VALUES[value])
         assert summary.size == 40
         assert report.step == 2 * i + 2
-        assert report.sentence.startswith(f"layer '{at}': {direction}")
+        assert report.sentence.startswith(f"layer 'encoder/planted': {direction}")
+        assert f"'{at}'" in report.sentence  # backward, what is not finite is of its output
 
 
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
