@@ -101,8 +101,10 @@ def read_config(source: Any, overrides: Mapping[str, Any] | None = None) -> Conf
     """
     if isinstance(source, Mapping):
         name, values = "the config", source
-    else:
+    elif isinstance(source, (str, os.PathLike)):
         name, values = _read(os.fspath(source))
+    else:
+        raise ValueError(f"{source!r} is no path: give the folder of a published model")
     model_type = values.get("model_type")
     if model_type not in ALL:
         raise ValueError(f"{name}: model_type={model_type!r}; there are {', '.join(sorted(ALL))}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -151,9 +152,16 @@ def listed(layers: Any) -> list[int] | None:
     """
     if layers is None:
         return None
-    if isinstance(layers, str) or not isinstance(layers, Iterable):
-        raise ValueError(f"layers={layers!r}: give their numbers, as range(8, 12) or [0, 2]")
-    return list(layers)
+    try:
+        if isinstance(layers, str):
+            raise TypeError
+        found = list(layers)
+        if any(isinstance(number, bool) for number in found):
+            raise TypeError
+        return [operator.index(number) for number in found]
+    except TypeError:
+        wrong = f"layers={layers!r}: give their numbers, as range(8, 12) or [0, 2]"
+        raise ValueError(wrong) from None
 
 
 def known_of(

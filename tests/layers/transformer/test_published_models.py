@@ -1,6 +1,7 @@
 """Published models: what Hugging Face's classes compute, from files of a few kB that they wrote."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -199,11 +200,14 @@ def test_what_is_no_folder_of_this_kind():
         T.T5.from_pretrained(FOLDER / "bert")
     with pytest.raises(ValueError, match="model_type='t5' is for T5 and T5Stack; Pooler is for"):
         T.Pooler.from_pretrained(FOLDER / "t5")
-    for layers in (4, "8-11"):
-        with pytest.raises(ValueError, match=f"layers={layers!r}: give their numbers, as range"):
+    for layers in (4, "8-11", [True]):
+        with pytest.raises(ValueError, match=f"{re.escape(repr(layers))}: give their numbers"):
             T.TransformerStack.from_pretrained(FOLDER / "bert", layers=layers)
     with pytest.raises(ValueError, match=r"layers=\[\]: .* has 2 layers, of the numbers 0 to 1"):
         T.TransformerStack.from_pretrained(FOLDER / "bert", layers=[])
+    with pytest.raises(ValueError, match="None is no path: give the folder of a published model"):
+        T.Bert.from_pretrained(None)
+    assert T.TransformerStack.from_config(FOLDER / "bert", layers=np.arange(1)).num_layers == 1
 
 
 def test_from_config_takes_a_folder_a_file_and_a_dict():
