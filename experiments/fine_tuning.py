@@ -27,15 +27,16 @@ import os
 import shutil
 import statistics
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import runs
+from fine_tuning_table import Row, plot, table
 
-RATES = (1e-4, 2e-4, 4e-4)
+RATES = (5e-5, 1e-4, 2e-4, 4e-4)
 TRIALS = 2  # seeds by which a rate or a strength is chosen
 EPOCHS = {300: 5, 1000: 4, 0: 3}  # by the number of texts to train on; 0 is all
 VALID = 300  # texts of validation
@@ -255,16 +256,6 @@ def runs_at(made: Runs, cases: list[Case], seeds: int, rate: Any) -> list[Run]:
     ]
 
 
-class Row(NamedTuple):
-    """A way's runs at one rate."""
-
-    way: str
-    rate: float
-    valid: list[float]
-    test: dict[int, float]  # by the seed
-    failed: int
-
-
 def rows(made: Runs, case: Case, seeds: int, best: bool) -> list[Row]:
     """What came of each way, at the common rate or at its best."""
     choice, found = choose(made, case), []
@@ -284,63 +275,6 @@ def rows(made: Runs, case: Case, seeds: int, best: bool) -> list[Row]:
         if row.test:
             found.append(row._replace(failed=failed))
     return found
-
-
-def change(row: Row, plain: Row) -> tuple[float, float | None]:
-    """The mean difference to the plain way with the same seeds, and its standard error."""
-    pairs = [row.test[seed] - plain.test[seed] for seed in row.test if seed in plain.test]
-    error = statistics.stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
-    return statistics.mean(pairs), error
-
-
-def table(found: list[Row]) -> str:
-    """The rows in Markdown."""
-    heads = ["way", "rate", "seeds", "valid", "test, mean ± deviation", "worst", "failed"]
-    lines = [f"| {' | '.join([*heads, 'against plain'])} |", "|---" * (len(heads) + 1) + "|"]
-    for row in found:
-        test = list(row.test.values())
-        spread = f" ± {statistics.stdev(test):.2f}" if len(test) > 1 else ""
-        mean, error = change(row, found[0])
-        against = f"{mean:+.2f}" + (f" ± {error:.2f}" if error is not None else "")
-        lines.append(
-            f"| {row.way} | {row.rate:g} | {len(test)} | {statistics.mean(row.valid):.1f} "
-            f"| {statistics.mean(test):.2f}{spread} | {min(test):.1f} | {row.failed} "
-            f"| {'' if row is found[0] else against} |"
-        )
-    return "\n".join(lines)
-
-
-def plot(found: Mapping[Case, tuple[list[Row], list[Row]]], path: Path) -> None:
-    """The test accuracy of every seed: a column a way, a panel a case."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(
-        len(found), 1, figsize=(8, 0.4 + 3.0 * len(found)), squeeze=False, sharex=False
-    )
-    for axes, (case, both) in zip(panels[:, 0], found.items(), strict=True):
-        for shift, colour, label, of_rate in zip(
-            (-0.15, 0.15), runs.COLOURS[1:], ("common rate", "each way's best"), both, strict=False
-        ):
-            for place, row in enumerate(of_rate):
-                test = list(row.test.values())
-                axes.scatter([place + shift] * len(test), test, s=14, color=colour, alpha=0.5)
-                ends = place + shift - 0.12, place + shift + 0.12
-                axes.hlines(statistics.mean(test), *ends, color=colour, lw=2)
-            axes.scatter([], [], s=14, color=colour, label=label)
-        names = [row.way for row in both[0]]
-        axes.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize=8)
-        axes.set(title=str(case), ylabel="test accuracy, %")
-        axes.axhline(
-            statistics.mean(both[0][0].test.values()), color=runs.COLOURS[0], lw=0.8, ls="--"
-        )
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", alpha=0.3)
-    panels[0, 0].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
 
 
 def options() -> argparse.Namespace:
@@ -372,14 +306,14 @@ def main() -> None:
     for case in cases:
         both = tuple(rows(made, case, given.seeds, best) for best in (False, True))
         if both[0]:
-            found[case] = both
+            found[str(case)] = both
     for case, (common, best) in found.items():
         print(f"\n{case}, one rate for all:\n\n{table(common)}")
         print(f"\n{case}, each way's best rate:\n\n{table(best)}")
     if found:
         plot(found, Path(given.plot))
     line = {
-        str(case): {row.way: {"rate": row.rate, "test": row.test} for row in best}
+        case: {row.way: {"rate": row.rate, "test": row.test} for row in best}
         for case, (_, best) in found.items()
     }
     print(json.dumps({"experiment": "fine_tuning", "test_accuracy": line}))
