@@ -76,9 +76,7 @@ def ours(way: str, shape: tuple[int, int, int, int], texts: tuple[int, int]) -> 
     if way != PLAIN:
         model = layers.Parametrized(bert, {"stack/.*/kernel": ways[way]}, seed=1)
         assert len(model.effective_weights(0)) == 6 * count
-    return _step(
-        lambda: model(ids, mask=mask, training=True)["last_hidden_state"], bert.trainable_variables
-    )
+    return _step(lambda: model(ids, mask=mask, training=True), bert.trainable_variables)
 
 
 def hub(way: str, shape: tuple[int, int, int, int], texts: tuple[int, int]) -> Callable[[], Any]:
