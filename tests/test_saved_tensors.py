@@ -12,6 +12,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfwd import _keras, layers, recompute
+from tfwd import parametrizations as P
 
 pytestmark = pytest.mark.usefixtures("all_large")
 
@@ -285,3 +286,44 @@ def test_a_gradient_by_hand_may_use_a_tape() -> None:
 
     (effective,) = layer.effective_weights(0).values()
     np.testing.assert_array_equal(step(), 4.0 * (effective.numpy() != 0.0))
+
+
+@pytest.mark.parametrize("kind", ["dense", "rnn", "mixout"])
+def test_the_weights_of_a_model_are_drawn_as_its_layers_are_reached(kind: str) -> None:
+    """One wrapper around all of it: no draw can be made before the product of the layer before."""
+    plain = [keras.layers.Dense(N, use_bias=False) for _ in range(3)]
+    if kind == "rnn":
+        plain = [keras.layers.SimpleRNN(N, return_sequences=True) for _ in range(3)]
+    chosen = P.Mixout(0.5) if kind == "mixout" else P.Dropout(0.5)
+    model = layers.Parametrized(keras.Sequential(plain), {".*kernel": chosen}, seed=1)
+    model(inputs(kind))
+    graph = tf.function(lambda x: model(x, training=True)).get_concrete_function(inputs(kind)).graph
+
+    uses = ("While", "StatelessWhile") if kind == "rnn" else ("MatMul",)
+    steps = [op for op in graph.get_operations() if op.type in uses]
+    assert len(steps) == 3
+
+    def before(operation: tf.Operation) -> set[str]:
+        seen: set[str] = set()
+        stack = [operation]
+        while stack:
+            present = stack.pop()
+            if present.name not in seen:
+                seen.add(present.name)
+                stack += [tensor.op for tensor in present.inputs] + list(present.control_inputs)
+        return seen
+
+    for number, step in enumerate(steps):
+        weights = [tensor.op for tensor in step.inputs if tensor.shape == [N, N]]
+        drawn = [before(op) for op in weights if "PartitionedCall" in {o.type for o in _above(op)}]
+        assert drawn
+        for found in drawn:
+            assert {s.name for s in steps} & found == {s.name for s in steps[:number]}
+
+
+def _above(operation: tf.Operation) -> list[tf.Operation]:
+    """An operation, and those that made its inputs, past what only hands on."""
+    found = [operation]
+    while found[-1].type in ("Identity", "IdentityN", "Transpose", "Cast", "Reshape"):
+        found.append(found[-1].inputs[0].op)
+    return found

@@ -17,7 +17,8 @@ The order of operations is the executor's choice in a graph, equal operations ar
 could undo the saving:
 
 - A draw that depends on a seed alone can be made at time zero, so that the draws of all layers are
-  alive at once. Forward's seeds are made to depend on the function's input.
+  alive at once. Forward's seeds are made to depend on the function's input, and each on what its
+  weight is first used with: a function may be a whole model.
 - Backward's draw equals forward's, so that an optimizer would make one of the two and keep it
   alive between them. Backward's seeds are made to depend on the incoming gradient, by data, which
   an optimizer cannot see through (`seeds.after`).
@@ -110,6 +111,7 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
         weights = [tf.identity(weight) for weight in draw(training, values, early)]
         start = weights[-1].op if weights else tf.no_op()
         outputs = function(training, values, early, weights)
+        saved_tensors.delay_to_use(early, weights)
         watched = [value for value in values if _differentiable(value)]
         # Tensors that the function took from elsewhere have gradients too.
         others = _graphs.taken(outputs, [*values, *early, *weights], start)

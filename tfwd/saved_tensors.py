@@ -128,6 +128,33 @@ def _calls_functions(operation: tf.Operation) -> bool:
     return any(value.HasField("func") for value in operation.node_def.attr.values())
 
 
+def delay_to_use(operations_of: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> None:
+    """Lets what makes each seed wait for all that the tensor drawn from it is used with.
+
+    So the draws for the layers of a model are not all made as the model is entered.
+
+    Args:
+        operations_of: the seeds, of the present graph.
+        tensors: for each what was drawn from it.
+    """
+    for seed, tensor in zip(operations_of, tensors, strict=True):
+        others = _used_with(tensor)
+        delay([seed] * len(others), others)
+
+
+def _used_with(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """What operations take besides a tensor, or besides what is computed from it alone."""
+    found, alone, queue = [], {tensor.ref()}, [tensor]
+    while queue:
+        for operation in queue.pop().consumers():
+            others = [t for t in operation.inputs if t.ref() not in alone and not _is_constant(t)]
+            found += others
+            if not others:
+                queue += [output for output in operation.outputs if output.ref() not in alone]
+                alone |= {output.ref() for output in operation.outputs}
+    return found
+
+
 def delay(operations_of: Sequence[tf.Tensor], until: Sequence[tf.Tensor | None]) -> None:
     """Lets what makes each tensor wait for another tensor, unless that depends on it.
 
