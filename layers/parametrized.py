@@ -127,9 +127,10 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
         function, args, kwargs = _keras.wrapping.inner_call(self, args, kwargs)
         training = kwargs.pop("training", None)
         self._make_weights(args, kwargs, training)
+        unperturbed = function
         if recurrent_call.is_plain(self.layer):
             function = functools.partial(recurrent_call.either_call, self.layer, function)
-        return self._perturbed_call(function, args, kwargs, training)
+        return self._perturbed_call(function, args, kwargs, training, unperturbed)
 
     def _unperturbed_call(self, *args: Any, **kwargs: Any) -> Any:
         return self.layer(*args, **{**kwargs, "training": True})

@@ -87,7 +87,8 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
         arguments = {"initial_state": initial_state, "mask": mask}
         # Keras 3 takes a flag that is a tensor for a second input, with which it hands on no mask.
         arguments["mask"], _ = _keras.wrapping.masks_of_sequences(sequences, arguments)
-        return self._perturbed_call(self._run, (sequences,), arguments, training)
+        run, unperturbed = self._run, super().call
+        return self._perturbed_call(run, (sequences,), arguments, training, unperturbed)
 
     def _unperturbed_call(self, *args: Any, **kwargs: Any) -> Any:
         return keras.layers.LSTM.call(self, *args, **kwargs)

@@ -129,6 +129,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         args: tuple,
         kwargs: Mapping[str, Any],
         training: Any,
+        unperturbed: Callable[..., Any] | None = None,
     ) -> Any:
         """Returns `function(*args, training=training, **kwargs)` on effective weights.
 
@@ -136,6 +137,8 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             function: the call of the layer whose weights are parametrized.
             args, kwargs: the arguments, tensors in any nest.
             training: the training flag.
+            unperturbed: Keras's own call, for a training call that leaves all weights as they
+                are, such as one at a rate of 0. None if `function` is Keras's own call.
         """
         subject, flag = self._subject(), training_flag.standardize(training)
         stochastic = all(p.stochastic for p in weight_selection.elements(self.parametrizations))
@@ -146,7 +149,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             return result
         targeted = [(t, p) for t, p in self._targeted() if not p.is_identity and _acts(p, flag)]
         if not targeted and isinstance(flag, bool):
-            return _on_raw_weights(function, args, kwargs, flag)
+            return _on_raw_weights(unperturbed or function, args, kwargs, flag)
         is_lookup = overriding.is_plain(subject, keras.layers.Embedding, ours=subject is self)
         looks_up = is_lookup and lookup.applies(subject, targeted, args, kwargs)
         if looks_up:
