@@ -40,9 +40,10 @@ def test_a_loss_that_is_not_finite(text, tmp_path):
     message = str(error.value)
     assert "\n" not in message
     failure = log(tmp_path)[-1]
+    # Which weight overflows first depends on how a processor rounds.
+    first = rf"diverged at step {failure['step']} in weight language_model/\S+: its norm is not"
+    assert re.search(first, message)
     for part in (
-        f"diverged at step {failure['step']} in weight language_model/embedding/embeddings: its "
-        "norm is not finite",
         "loss ",
         "gradient norm",
         "learning rate 1e+30",
@@ -53,7 +54,7 @@ def test_a_loss_that_is_not_finite(text, tmp_path):
         assert part in message
     report = (tmp_path / "report" / "non_finite.txt").read_text()
     for name in ("embeddings", "recurrent_kernel", "decoder/bias"):
-        assert re.search(rf"inf  language_model/.*{name}\n", report)
+        assert re.search(rf"(inf|NaN)  language_model/.*{name}\n", report)
     assert failure["kind"] == "failure" and failure["norms"]
 
 

@@ -200,9 +200,8 @@ def test_trials_that_diverge_or_crash_are_failed_and_the_sweep_goes_on(run, tmp_
     assert (code, err) == (0, "")
     fine, crashed, diverged = sweep_tools.table(tmp_path / "sweep")
     assert [row["status"] for row in (fine, crashed, diverged)] == ["done", "failed", "failed"]
-    assert re.fullmatch(
-        r"diverged at step \d+ in weight language_model/embedding/embeddings", diverged["message"]
-    )
+    # Which weight overflows first depends on how a processor rounds.
+    assert re.fullmatch(r"diverged at step \d+ in weight language_model/\S+", diverged["message"])
     assert crashed["message"] == "RuntimeError: an error of ours"
     error = tmp_path / "sweep" / f"trial_{crashed['trial']}" / "error.txt"
     assert "Traceback" in error.read_text() and "in crash" in error.read_text()
