@@ -27,6 +27,7 @@ import keras
 import keras2_names
 import pytest
 import tensorflow as tf
+import tiers
 from stacks import IS_KERAS_2
 
 if IS_KERAS_2:
@@ -56,6 +57,14 @@ def pytest_configure(config: pytest.Config) -> None:
         # tensorflow-addons tells of its end, and of the range of versions that it was tested with.
         config.addinivalue_line("filterwarnings", "ignore::UserWarning:tensorflow_addons")
         config.addinivalue_line("filterwarnings", "ignore:\\s*TensorFlow Addons:UserWarning")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the rows of tables that `make test` leaves out, before `-m` chooses."""
+    # Keras 2 lacks some rows, and one row may be asked for by its name.
+    single = any("[" in argument for argument in config.args)
+    tiers.mark_extended_rows(items, check=not single and not IS_KERAS_2)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

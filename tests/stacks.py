@@ -33,6 +33,20 @@ SOAK_ON_KERAS_2 = [pytest.mark.soak] if IS_KERAS_2 else []
 # them on Keras 3, `make soak` on Keras 2.
 EACH_BY_A_TRAINING = [pytest.mark.soak] if IS_KERAS_2 else [pytest.mark.slow]
 
+# For one more way to use what other tests show: `make test-all` runs it, `make test` does not.
+extended = pytest.mark.extended
+
+
+def quick_rows(*ids: str) -> pytest.MarkDecorator:
+    """For a table of which `make test` runs some rows, and `make test-all` the others.
+
+    Args:
+        ids: the rows that `make test` runs, as in the brackets of a test's name. A `*` stands for
+            any text. An id that no row has is an error.
+    """
+    return pytest.mark.quick_rows(*ids)
+
+
 # For what repeats in more combinations what other tests show: `make soak` runs it, before a release
 # and when what it is about has changed.
 soak = pytest.mark.soak

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2
+from stacks import SLOW_ON_KERAS_2, quick_rows
 from tables import with_slow_rest
 
 from tfwd import finite
@@ -51,6 +51,7 @@ def expected(x):
     )
 
 
+@quick_rows("*-eager", "*-graph")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", with_slow_rest(DTYPES, {"float32"}))
 def test_single_elements_in_every_place(dtype, mode):

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import needs_keras3
+from stacks import needs_keras3, quick_rows
 
 import tfwd
 from tfwd import _keras, layers
@@ -322,6 +322,7 @@ def test_recomputation_inside_cond_or_loops_that_gives_none(inside: str, kind: s
     assert layer.calls == times
 
 
+@quick_rows("predict-*")
 @pytest.mark.parametrize(
     ("build", "jit"),
     [

@@ -17,7 +17,7 @@ from model_kinds import (
     sequential,
     subclassed,
 )
-from stacks import needs_keras3
+from stacks import needs_keras3, quick_rows
 
 import tfwd
 from tfwd import _keras
@@ -54,6 +54,7 @@ def test_evaluation_is_that_of_the_model_and_training_is_not(kind: str) -> None:
         np.testing.assert_array_equal(again, raw)
 
 
+@quick_rows("sequential-*", "functional-True", "nested-*", "subclassed-*")
 @pytest.mark.parametrize(
     ("kind", "recompute"), [*((kind, True) for kind in ALL), ("functional", False)]
 )

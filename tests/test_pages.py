@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stacks import once
+from stacks import once, quick_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 # What trains for several trials.
@@ -52,6 +52,7 @@ def test_there_are_pages() -> None:
     assert set(pages()) >= SLOW
 
 
+@quick_rows("docs/pretrained.md")
 @pytest.mark.parametrize(
     "page",
     [

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from finite_fits import BAD, MODES, fit, make, same
 from planting import TRIGGERS, VALUES, Plant, counts, data, state
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, quick_rows
 from tables import with_slow_rest
 
 import tfwd
@@ -81,6 +81,7 @@ def test_planted_numbers_are_found(case):
         assert f"of {summary.size}), step {report.step}" in report.sentence
 
 
+@quick_rows("graph")
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph", "eager"}))
 def test_finite_training_is_the_same_to_the_bit(mode):
     x, y = data(5)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from finite_fits import BAD, MODES, fit, make, same
 from planting import data, state
-from stacks import IS_KERAS_2, needs_keras3, once
+from stacks import IS_KERAS_2, extended, needs_keras3, once
 from tables import with_slow_rest
 
 import tfwd
@@ -62,6 +62,7 @@ def test_skip_gives_up():
     )
 
 
+@extended
 def test_an_epoch_whose_steps_are_all_left_out_has_no_loss():
     x, y = data(4)
     x[:16, 0] = np.nan
@@ -265,6 +266,7 @@ def test_bad_steps_in_a_row_are_those_without_a_good_one_between():
     assert check.skipped == 2
 
 
+@extended
 def test_what_leaving_out_does_not_help_against():
     model = make()
     x, y = data(3)

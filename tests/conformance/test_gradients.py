@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import rest, soak
+from stacks import quick_rows, rest, soak
 
 from conformance import harness
 from conformance.table import CASES, FURTHER, NATURES, NOT_NOISE, Case
@@ -177,11 +177,27 @@ _RECOMPUTED = [
 ]
 
 
+@quick_rows(
+    "Dense, dropout, eager, *",
+    "Dense, dropout, loop, tensor flag, large",
+    "Dense, dropout, tensor flag, *",
+    "LSTM, dropout, eager, *",
+    "LSTM, dropout, tensor flag, tape outside, large",
+    "user's layer, dropout, eager, *",
+    "user's layer, dropout, loop, tensor flag, large",
+    "user's layer, dropout, tensor flag, tape outside, small",
+    "BatchNormalization, dropout, eager, small",
+    "BatchNormalization, dropout, loop, tensor flag, small",
+    "BatchNormalization, dropout, tensor flag, tape outside, large",
+    "stateful LSTM, *",
+    "TimeDistributed, *",
+)
 @pytest.mark.parametrize(("case", "mode", "size"), _RECOMPUTED, indirect=["size"])
 def test_recomputation_changes_nothing(case: Case, mode: str, size: str) -> None:
     harness.assert_close(_train(case, mode, recompute=True), _expected(case), what=mode)
 
 
+@quick_rows("Dense, *", "user's layer, dropout-tensor flag*", "LSTM, dropout-loop*")
 @pytest.mark.parametrize(("mode", "size"), [*zip(_KEPT, SIZES, strict=True)], indirect=["size"])
 @harness.each(NATURES)
 def test_modes_without_recomputation(case: Case, mode: str, size: str) -> None:

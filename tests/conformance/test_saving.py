@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2, soak
+from stacks import IS_KERAS_2, quick_rows, soak
 
 import tfwd
 from conformance import harness
@@ -65,6 +65,28 @@ def _kept() -> Iterator[Any]:
         yield pytest.param(case, rest, id=f"{case.name}, the rest", marks=soak)
 
 
+@quick_rows(
+    "Dense, dropout",
+    "Embedding, dropout",
+    "Conv2D, dropout",
+    "LSTM, dropout",
+    "RNN of stacked cells, *",
+    "Bidirectional, *",
+    "TimeDistributed, *",
+    "MultiHeadAttention, *",
+    "functional model, *",
+    "user's layer, *",
+    "BatchNormalization, *",
+    "CheckFinite, *",
+    "Bert, *",
+    "T5Stack, *",
+    "Dense, mixout",
+    "LSTM, patterns",
+    "WeightDropLSTM",
+    "DropoutEmbedding",
+    "WeightDropout of *",
+    "parametrize",
+)
 @pytest.mark.parametrize(("case", "ways"), [*_kept()])
 def test_copies_and_files_go_on_with_the_draws(
     case: Case, ways: tuple[str, ...], tmp_path: Path

@@ -14,6 +14,7 @@ from gradients.brute import (
     rewinding,
     states,
 )
+from stacks import quick_rows
 
 from tfwd import _keras, gradients, layers
 from tfwd import parametrizations as P
@@ -64,6 +65,7 @@ def one_by_one(model: keras.Model, x: np.ndarray, y: np.ndarray) -> list[np.ndar
     return [np.stack(parts) for parts in zip(*rows, strict=True)]
 
 
+@quick_rows("*-None", "chain-3")
 @pytest.mark.parametrize("chunk_size", [None, 3])
 @pytest.mark.parametrize("stack", STACKS)
 def test_against_the_model_on_its_effective_weights(stack: Callable, chunk_size: int) -> None:

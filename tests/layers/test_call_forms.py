@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2, needs_keras3
+from stacks import IS_KERAS_2, needs_keras3, quick_rows
 
 from tfwd import layers
 
@@ -115,6 +115,7 @@ def test_a_call_past_the_casts_of_keras_is_past_them_inside_too() -> None:
         assert wrapped.calls == first + given.shape[1]  # once a step, as the page says
 
 
+@quick_rows("small-LSTM", "large-GRU")
 @pytest.mark.parametrize("kind", [keras.layers.LSTM, keras.layers.GRU])
 def test_static_shapes_are_those_of_the_plain_layer(kind: Any) -> None:
     plain = kind(4, return_sequences=True, return_state=True)

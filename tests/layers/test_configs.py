@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import needs_keras3
+from stacks import needs_keras3, quick_rows
 
 import tfwd
 from tfwd import layers
@@ -26,6 +26,7 @@ ROUND_TRIPS = {
 }
 
 
+@quick_rows("config", "clone")
 @pytest.mark.parametrize(
     ("again", "inner"),
     [*zip(ROUND_TRIPS.values(), [keras.layers.Dense, keras.layers.GRU] * 2, strict=True)],

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import quick_rows
 
 from tfwd import layers, parametrizations
 
@@ -60,6 +61,13 @@ def _evaluated_before(wrapped: keras.layers.Layer, x: tf.Tensor):
     return wrapped(x, training=True)
 
 
+@quick_rows(
+    "bare-_direct-1",
+    "bare-_traced-2",
+    "bare-_evaluated_before-1",
+    "TimeDistributed-_functional-1",
+    "TimeDistributed-_evaluated_before-2",
+)
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.parametrize("first", [_direct, _traced, _functional, _evaluated_before])
 @pytest.mark.parametrize("around", [False, True], ids=["bare", "TimeDistributed"])

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, quick_rows
 
 from tfwd import _keras, layers
 from tfwd import parametrizations as P
@@ -57,6 +57,15 @@ WAYS = [
 ]
 
 
+@quick_rows(
+    "dropout-*",
+    "noise-False-*",
+    "rows-*",
+    "columns-False-*",
+    "chain-False-*",
+    "nested-True-*",
+    "a norm-False-*",
+)
 @pytest.mark.parametrize(("kind", "traced", "recomputed"), WAYS)
 def test_rows_and_gradients_are_those_of_the_effective_table(
     kind: str, traced: bool, recomputed: bool
@@ -85,6 +94,7 @@ def test_rows_and_gradients_are_those_of_the_effective_table(
         np.testing.assert_allclose(gradient, scale * summed, rtol=1e-5)
 
 
+@quick_rows("dropout", "chain")
 @pytest.mark.parametrize("kind", ["dropout", "noise", "rows", "chain"])
 def test_the_gradient_stays_sparse(kind: str) -> None:
     layer = WRAPPERS[kind](keras.layers.Embedding(8, 4))
@@ -101,6 +111,7 @@ def test_the_gradient_stays_sparse(kind: str) -> None:
         assert found.values.shape == [6, 4]
 
 
+@quick_rows("dropout", "chain")
 @pytest.mark.parametrize("kind", ["dropout", "noise", "chain", "nested"])
 def test_nothing_of_the_size_of_the_table_is_computed(kind: str) -> None:
     """What is computed reaches the outputs; what is not is pruned."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mask_table import CASES, SIZE, Kernel, Two, carried
-from stacks import rest
+from stacks import quick_rows, rest
 
 from tfwd import layers
 
@@ -75,6 +75,28 @@ SETTINGS = [(case, False) for case in CASES] + [
 ]
 
 
+@quick_rows(
+    "lstm-*",
+    "lstm states-*",
+    "lstm both-*",
+    "gru-*",
+    "bidirectional-*",
+    "each step-*",
+    "heads-*",
+    "heads of two-*",
+    "heads mask-*",
+    "grouped mask-*",
+    "two*",
+    "one or two*",
+    "list*",
+    "tuple*",
+    "dict*",
+    "takes*",
+    "puts*",
+    "same*",
+    "not the same*",
+    "unmasking*",
+)
 @pytest.mark.parametrize(("case", "traced"), SETTINGS)
 def test_masks_are_those_of_the_plain_layer(case: str, traced: bool) -> None:
     make, call = CASES[case]
@@ -128,6 +150,7 @@ def test_a_layer_sees_what_the_one_before_it_has_left(second: str) -> None:
     np.testing.assert_allclose(wrapped(ids, training=True), expected, atol=1e-5)
 
 
+@quick_rows("wrapped-*")
 @pytest.mark.parametrize(("kind", "state"), [("wrapped", True), ("own class", False)])
 def test_a_flag_that_is_a_tensor_changes_no_mask(kind: str, state: bool) -> None:
     if kind == "wrapped":

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import extended, quick_rows
 
 import tfwd
 from tfwd import _keras, layers, pretrained
@@ -58,6 +59,7 @@ def published(layer: Any, start: np.ndarray, call: int, **options: Any) -> np.nd
 # The formula.
 
 
+@quick_rows("small-None", "large-noise_shape1")
 @pytest.mark.parametrize("noise_shape", [None, (None, 1), (1, None)])
 def test_the_formula_of_the_paper_and_its_gradient(noise_shape, size: str) -> None:
     layer = dense(noise_shape=noise_shape)
@@ -81,6 +83,7 @@ def test_the_formula_of_the_paper_and_its_gradient(noise_shape, size: str) -> No
     assert np.all(found.numpy()[~kept(layer, call, noise_shape)] == 0.0)
 
 
+@quick_rows("small-*", "large-None-float32")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("noise_shape", [None, (None, 1)])
 def test_towards_zero_it_is_dropout_bit_for_bit(dtype: str, noise_shape, size: str) -> None:
@@ -179,6 +182,7 @@ def source(kind: str, layer: keras.layers.Dense, values: np.ndarray, folder: Any
     return pretrained.plan(layer, file, mapping=names, ignore="kernel")
 
 
+@quick_rows("dict", "plan")
 @pytest.mark.parametrize("kind", SOURCES)
 def test_other_references_are_read_at_once_and_saved(kind: str, tmp_path) -> None:
     values = np.random.default_rng(1).normal(size=(5, 4)).astype("float32")
@@ -290,6 +294,7 @@ def fit(model: keras.Model) -> None:
     model.fit(X, tf.ones([3, 1]), epochs=2, batch_size=3, verbose=0)
 
 
+@extended
 def test_training_goes_on_from_every_kind_of_file(tmp_path) -> None:
     whole, half = trained(), trained()
     fit(whole)
@@ -354,6 +359,7 @@ def test_replicas_have_one_reference() -> None:
 # In and around other layers.
 
 
+@quick_rows("small")
 def test_in_a_wrapper_and_around_one(size: str) -> None:
     """No warning: neither is what the references are seen as a reason not to recompute."""
     inner = layers.Mixout(keras.layers.Dense(4, name="inner"), RATE, seed=1)
@@ -415,6 +421,7 @@ def test_an_embedding_mixes_the_rows_that_it_looks_up(noise_shape) -> None:
     assert isinstance(tape.gradient(found, variable), tf.IndexedSlices)
 
 
+@quick_rows("small")
 def test_compiled_by_xla(size: str) -> None:
     layer = layers.Mixout(keras.layers.Dense(4, use_bias=False), RATE, seed=7)
     layer.build((None, 5))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import keras
 import pytest
 import tensorflow as tf
+from stacks import extended, quick_rows
 
 from tfwd import _keras, layers
 
@@ -40,6 +41,7 @@ def of_layer(layer: keras.Layer, *x: tf.Tensor) -> tuple[int, int]:
     return forward, count(both) - forward
 
 
+@quick_rows("*-large")
 @pytest.mark.parametrize("size", ["small", "large"], indirect=True)
 @pytest.mark.parametrize("perturbed", [layers.WeightDropout, layers.VariationalNoise])
 def test_a_wrapped_dense_layer(perturbed: type, size: str) -> None:
@@ -49,6 +51,7 @@ def test_a_wrapped_dense_layer(perturbed: type, size: str) -> None:
     assert wrapped[0] - plain[0] <= 60 and wrapped[1] - plain[1] <= 60
 
 
+@quick_rows("large")
 @pytest.mark.parametrize("size", ["small", "large"], indirect=True)
 def test_a_wrapped_layer_of_many_weights(size: str) -> None:
     x = tf.ones([2, 5, 200])
@@ -58,6 +61,7 @@ def test_a_wrapped_layer_of_many_weights(size: str) -> None:
     assert wrapped[0] - plain[0] <= 40 + 4 * 15
 
 
+@extended
 def test_operations_grow_with_the_layers_and_no_faster() -> None:
     counts = []
     for depth in (4, 8, 16):

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import quick_rows
 
 from conformance.harness import randomize
 from tfwd import _keras, layers
@@ -117,6 +118,7 @@ class InnerTape(Branch):
         return tape.gradient(y, x)
 
 
+@quick_rows("*-eager", "*-graph", "InnerTape-tensor flag")
 @pytest.mark.filterwarnings("ignore:.*cannot be run a second time")
 @pytest.mark.parametrize("how", ["eager", "graph", "tensor flag", "tensor flag, eager"])
 @pytest.mark.parametrize("kind", [Statistic, Branch, InnerTape])

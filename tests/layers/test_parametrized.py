@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from parametrizations_table import ALL
+from stacks import quick_rows
 
 from tfwd import _keras, layers
 from tfwd import parametrizations as P
@@ -33,6 +34,7 @@ def nonzero(layer: keras.Layer) -> None:
         weight.assign(np.linspace(0.5, 1.5, int(np.prod(weight.shape))).reshape(weight.shape))
 
 
+@quick_rows("False-LSTM", "False-GRU", "True-SimpleRNN")
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
 @pytest.mark.parametrize("unroll", [False, True])
 def test_one_mask_for_the_batch_and_all_time_steps(kind: str, unroll: bool) -> None:
@@ -122,6 +124,7 @@ ZEROS = [
 ]
 
 
+@quick_rows("bool-*", "tensor-<lambda>0", "tensor-<lambda>6")
 @pytest.mark.parametrize("make", ZEROS)
 @pytest.mark.parametrize("flag", ["bool", "tensor"])
 def test_zero_draws_nothing_and_changes_no_bit(make, flag: str) -> None:
@@ -153,6 +156,7 @@ def test_evaluation_draws_nothing() -> None:
     assert random_operations(lambda x: wrapped(x, training=True), SEQUENCE) != []
 
 
+@quick_rows("Dropout(rate=0.5*", "Mixout(rate=0.25*", "WeightNorm(axis=0*", "*'deviation')")
 @pytest.mark.parametrize("p", ALL, ids=repr)
 def test_every_parametrization_in_a_layer_and_in_its_file(p: P.Parametrization, tmp_path) -> None:
     wrapped = layers.Parametrized(keras.layers.Dense(3), {"kernel": p}, seed=1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from recurrent_tools import gradients
-from stacks import IS_KERAS_2, needs_keras3
+from stacks import IS_KERAS_2, extended, needs_keras3, quick_rows
 
 from tfwd import _keras, gru, layers, lstm
 from tfwd.layers import recurrent_call
@@ -36,6 +36,7 @@ MASKED = [
 ]
 
 
+@quick_rows("*-lstm", "options0-*", "options2-*", "options5-*", "options7-*")
 @every_kind
 @pytest.mark.parametrize(("options", "shown", "mask"), MASKED)
 def test_the_fast_loop_is_the_loop_of_keras(options, shown, mask, kind: str) -> None:
@@ -51,6 +52,7 @@ def test_the_fast_loop_is_the_loop_of_keras(options, shown, mask, kind: str) -> 
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@quick_rows("*-True-lstm", "*-False-gru")
 @every_kind
 @pytest.mark.parametrize(
     ("options", "fast"),
@@ -154,6 +156,7 @@ _FLAGS = [
 ]
 
 
+@extended
 @pytest.mark.parametrize(
     ("kind", "recompute", "attached"),
     [

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import quick_rows
 
 from conformance import harness
 from tfwd import _keras, layers, recompute
@@ -128,6 +129,14 @@ def expected(case: Case, wrapped: keras.Layer) -> list[np.ndarray]:
     return [*found[:count], *(g * f for g, f in zip(found[count:], factors, strict=True))]
 
 
+@quick_rows(
+    "small-query and value-*",
+    "large-with a mask-*",
+    "small-a model's inputs-*",
+    "large-lists and dicts-*",
+    "large-an argument and an attribute-*",
+    "small-query, key and value-*",
+)
 @pytest.mark.filterwarnings("ignore:.*cannot be run a second time")
 @pytest.mark.parametrize(
     ("name", "recomputed"), [*((name, True) for name in CASES), ("query and value", False)]
@@ -151,6 +160,7 @@ def test_each_place_has_a_gradient_of_its_own(name: str, recomputed: bool) -> No
         harness.assert_close(run(*case.inputs), wanted, what=name)
 
 
+@quick_rows("large")
 def test_fit_of_self_attention() -> None:
     """The layer below the attention gets the gradient that it gets from a plain one."""
 
@@ -181,6 +191,7 @@ def test_fit_of_self_attention() -> None:
         np.testing.assert_allclose(a - b, (c - d) * factor, rtol=1e-3, atol=1e-6)
 
 
+@quick_rows("large")
 def test_a_variable_at_two_places() -> None:
     """One tensor may stand twice among the tensors for other reasons than a call's arguments."""
     w = tf.Variable([1.0, 2.0])

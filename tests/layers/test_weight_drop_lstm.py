@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from recurrent_tools import gradients
-from stacks import needs_keras3
+from stacks import needs_keras3, quick_rows
 
 from tfwd import layers
 
@@ -40,6 +40,7 @@ REPEATED = [
 ]
 
 
+@quick_rows("True-*", "False-{}")
 @pytest.mark.parametrize("options", REPEATED, ids=repr)
 @pytest.mark.parametrize("recompute", [True, False])
 def test_a_training_call_is_the_lstm_with_the_dropped_kernel(options, recompute: bool) -> None:

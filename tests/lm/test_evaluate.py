@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2
+from stacks import SLOW_ON_KERAS_2, quick_rows
 
 from tfwd.lm import evaluate
 from tfwd.lm.evaluation import evaluate as loop_evaluate
@@ -31,6 +31,7 @@ def by_definition(found, tokens, batch_size):
     return np.mean(nats), len(nats)
 
 
+@quick_rows("word")
 @pytest.mark.parametrize("level", ["word", "char"])
 def test_figures_are_by_definition(make_run, level):
     found = load(make_run(level))

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, once
+from stacks import SLOW_ON_KERAS_2, extended, once, quick_rows
 
 from tfwd import _keras
 from tfwd.lm import step as train_step
@@ -93,6 +93,7 @@ def test_coupled_decay_under_a_loss_scale():
         np.testing.assert_allclose(one, other, atol=2e-3)
 
 
+@quick_rows("True")
 @pytest.mark.parametrize("tied", [True, False])
 def test_rows_of_an_embedding_that_is_only_looked_up(tied):
     """The window has no 0 and no 4; a tied embedding's gradient is dense."""
@@ -119,6 +120,7 @@ def test_a_sparse_gradient_has_the_norm_of_the_dense_one():
         np.testing.assert_allclose(one, other, atol=1e-7)
 
 
+@extended
 def test_the_rate_follows_the_windows_length():
     plain, scaled = make(rate=0.5), make(rate=0.5, base_window=8)
     before = weights(plain)
@@ -222,6 +224,7 @@ def test_unchecked_steps_are_made():
     assert all(np.isnan(each).any() for each in weights(step))
 
 
+@extended
 def test_a_learning_rate_that_is_not_finite():
     step = make()
     before = weights(step)

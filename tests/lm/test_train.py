@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, once
+from stacks import SLOW_ON_KERAS_2, extended, once
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training_tools import WORDS, StopAfter, log, make_config, model_options, write_text
 
@@ -125,6 +125,7 @@ def copy(whole, tmp_path):
     return Path(shutil.copytree(whole[1], tmp_path / "run"))
 
 
+@extended
 @once
 def test_a_stop_in_the_last_evaluation_costs_only_that(whole, text, tmp_path):
     workdir = copy(whole, tmp_path)

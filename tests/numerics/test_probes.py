@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from planting import TRIGGERS, VALUES, Plant, counts
+from stacks import quick_rows
 from tables import with_slow_rest
 
 from tfwd.numerics import Probes
@@ -137,6 +138,7 @@ def test_training_is_the_same_to_the_bit(mode):
         np.testing.assert_array_equal(watched, plain)
 
 
+@quick_rows("graph")
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph", "eager"}))
 def test_every(mode):
     model = make()
@@ -173,6 +175,7 @@ def test_the_trace_that_ran_last():
     assert probes.report().found[0].detail.summary.size == 8 * 6
 
 
+@quick_rows("given0-*", "given2-*")
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [

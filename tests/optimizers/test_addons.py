@@ -14,6 +14,7 @@ from optimizers_table import (
     values,
     variables,
 )
+from stacks import quick_rows
 
 from tfwd.optimizers import SGDW, AdamW, extend_with_decoupled_weight_decay
 
@@ -130,6 +131,7 @@ def test_schedules_and_functions_for_the_decay():
         assert float(weight[0]) == (1.5 if decay is halves else 1.0)
 
 
+@quick_rows("AdamW")
 @pytest.mark.parametrize("kind", [AdamW, SGDW])
 def test_saved_and_restored(kind, tmp_path):
     def compiled():

@@ -31,6 +31,7 @@ from optimizers_table import (
     values,
     variables,
 )
+from stacks import quick_rows
 from tables import with_slow_rest
 
 from tfwd.optimizers import ApplyIfFinite, NonMonotonicASGD
@@ -44,6 +45,7 @@ BAD = {"nan": math.nan, "+inf": math.inf, "-inf": -math.inf}
 MODES = ("eager", "graph", "xla")
 
 
+@quick_rows("nan-*")
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
 @pytest.mark.parametrize("value", BAD)
 def test_a_single_element(value, mode):
@@ -69,6 +71,7 @@ def test_a_single_element(value, mode):
     assert_alike(state(optimizer), state(plain), mode)
 
 
+@quick_rows("*Adam*", "*SGD*")
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
 @pytest.mark.parametrize("name", INNER)
 def test_as_the_bare_optimizer_on_good_steps(name, mode):
@@ -94,6 +97,7 @@ def test_large_numbers_are_finite():
         assert optimizer.skipped == 0
 
 
+@quick_rows("decay inside-*", "all-*")
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
 @pytest.mark.parametrize("name", NESTINGS)
 def test_in_and_around_other_wrappers(name, mode):

@@ -31,7 +31,7 @@ from optimizers_table import (
     values,
     variables,
 )
-from stacks import IS_KERAS_2, needs_keras3
+from stacks import IS_KERAS_2, extended, needs_keras3, quick_rows
 from tables import with_slow_rest
 
 from tfwd.optimizers import ApplyIfFinite, DecoupledWeightDecay, NonMonotonicASGD
@@ -145,6 +145,7 @@ if LEGACY:
         )
 
 
+@quick_rows("Adam-True", "decay inside-False")
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("name", with_slow_rest(ON_REPLICAS, {"Adam", "decay inside"}))
 def test_a_bad_gradient_on_one_replica_is_left_out_by_all(strategy, name, eager):
@@ -189,6 +190,7 @@ def test_a_bad_gradient_on_one_replica_is_left_out_by_all(strategy, name, eager)
     assert results[0][1] == results[1][1]
 
 
+@extended
 def test_fit_on_two_replicas(strategy):
     def train(optimizer, bad):
         with strategy.scope():
@@ -225,6 +227,7 @@ def test_saved_by_keras(tmp_path):
     assert_same(goes_on(loaded), goes_on(net))
 
 
+@extended
 def test_saved_by_tensorflow(tmp_path):
     net = trained()
     path = tf.train.Checkpoint(model=net, optimizer=net.optimizer).write(str(tmp_path / "state"))
@@ -256,6 +259,7 @@ def test_what_is_no_optimizer_is_refused():
         ApplyIfFinite(3)
 
 
+@extended
 @needs_keras3("update_step with a rate")
 def test_an_update_by_operations_of_ones_own_under_xla():
     """It writes past the methods of variables, and is left out all the same."""

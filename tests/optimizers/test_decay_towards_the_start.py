@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import extended
 
 from tfwd import _keras
 from tfwd.optimizers import DecoupledWeightDecay
@@ -55,6 +56,7 @@ def test_after_a_restart_it_is_towards_the_same(tmp_path):
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@extended
 def test_saved_with_the_model(tmp_path):
     net = model()
     fit(net, 2)

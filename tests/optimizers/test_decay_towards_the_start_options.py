@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers_table import gradients, make, tf_variable, values, variables
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, quick_rows
 
 from tfwd.optimizers import DecoupledWeightDecay
 
@@ -68,6 +68,7 @@ OPTIONS = {
 }
 
 
+@quick_rows("every-Adam", "excluded-SGD", "multiplied-Adam", "by the rate-SGD")
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_dense_steps(kind, name):

@@ -14,6 +14,7 @@ from optimizers_table import (
     values,
     variables,
 )
+from stacks import quick_rows
 
 from tfwd import optimizers
 
@@ -25,6 +26,7 @@ def float64():
     keras.config.set_floatx("float64")
 
 
+@quick_rows("Adam", "SGD", "Muon", "Lion", "Multi", "Ftrl", "Adafactor")
 @pytest.mark.parametrize("name", ALL)
 def test_decays_first_and_then_makes_the_step_of_the_wrapped_one(name):
     """By hand: the decay on the variable, then the bare optimizer. Its slots come first."""
@@ -54,6 +56,7 @@ def test_without_decay_it_is_the_wrapped_one_bit_for_bit(name):
     assert_same(values(wrapped.variables), values(bare.variables))
 
 
+@quick_rows("Adam", "SGD", "Muon", "Multi")
 @pytest.mark.parametrize("name", ALL)
 def test_in_a_tf_function_from_config_and_from_a_checkpoint(name, tmp_path):
     """Four steps at once, against two, a checkpoint, a new optimizer from the config, two more."""

@@ -18,7 +18,7 @@ from optimizers_table import (
     values,
     variables,
 )
-from stacks import needs_keras3
+from stacks import extended, needs_keras3, quick_rows
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
 
@@ -180,6 +180,7 @@ def test_in_a_tf_function_it_need_not_be_traced_again(compiled):
     assert step.experimental_get_tracing_count() == 1
 
 
+@extended
 def test_on_two_replicas():
     strategy = tf.distribute.MirroredStrategy(
         ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
@@ -221,6 +222,7 @@ def test_config():
     assert again.optimizer.weight_decay == 0.1
 
 
+@quick_rows("bfloat16-*")
 @pytest.mark.parametrize(("dtype", "n"), [("bfloat16", 300), ("float16", 1200)])
 def test_averages_of_half_precision_are_in_single(dtype: str, n: int) -> None:
     weight = keras.Variable([0.0], dtype=dtype)

@@ -18,6 +18,7 @@ from optimizers_table import (
     triggered_at,
     values,
 )
+from stacks import extended, quick_rows
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD, NonMonotonicASGDCallback
 
@@ -68,6 +69,7 @@ def test_the_callback_needs_the_optimizer_and_a_loss():
         fit(net, epochs=2, callbacks=[NonMonotonicASGDCallback()])
 
 
+@extended
 def test_a_moving_average_of_keras_s_gives_way_once_this_one_is_in_the_model():
     """Keras writes its own into the model when `fit` ends; until the trigger it may."""
     average = {"use_ema": True, "ema_momentum": 0.5}
@@ -94,6 +96,7 @@ def test_a_moving_average_of_keras_s_gives_way_once_this_one_is_in_the_model():
 SILENT = "was told of no validation loss yet, so it averages nothing and is SGD alone"
 
 
+@quick_rows("<lambda>0")
 @pytest.mark.parametrize("around", [lambda o: o, LossScale, lambda o: DecoupledWeightDecay(o, 0.1)])
 def test_a_fit_without_the_callback_says_once_that_nothing_is_averaged(around):
     net = model()
@@ -134,6 +137,7 @@ class Watching(keras.callbacks.Callback):
         self.evaluations.append(int(self.model.optimizer._evaluations.numpy()))
 
 
+@quick_rows("False")
 @pytest.mark.parametrize("first", [False, True])
 def test_callbacks_before_it_find_the_epochs_loss_observed(first: bool) -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers_table import NAMES, make, tf_variable
-from stacks import needs_keras3
+from stacks import needs_keras3, quick_rows
 
 from tfwd.optimizers import (
     AdamW,
@@ -110,6 +110,7 @@ def test_clipping_is_of_the_sum(name, clip):
     assert abs(stepped(make(name, **clip)) - stepped(make(name, **clip), sparse=False)).max() > 1e-3
 
 
+@quick_rows("False-*", "True-clip2")
 @pytest.mark.parametrize(
     ("compiled", "clip"), [(False, {"clipnorm": 0.5}), (True, {}), (True, {"clipnorm": 0.5})]
 )
@@ -220,6 +221,7 @@ FITS = {
 }
 
 
+@quick_rows("default", "scale inside")
 @pytest.mark.filterwarnings("ignore:.*was told of no validation loss")
 @pytest.mark.parametrize("kind", FITS)
 def test_an_embedding_in_fit(kind, expected):
@@ -242,6 +244,7 @@ def strategy():
     )
 
 
+@quick_rows("clip0-*")
 @pytest.mark.parametrize(("clip", "nested"), [({}, True), ({"clipnorm": 0.5}, False)])
 def test_on_two_replicas(strategy, clip, nested):
     """Rows that are repeated on a replica, and rows that both have."""

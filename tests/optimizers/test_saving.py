@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers_table import HAS_MULTI, X, Y, assert_same, fit, make, model, values
+from stacks import extended, quick_rows
 from tables import with_slow_rest
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD, NonMonotonicASGDCallback
@@ -65,6 +66,7 @@ def by_checkpoint(net, folder, name):
 
 
 # Averages around a decay, and a loss scale around one, hold what the others hold.
+@quick_rows("averaged")
 @pytest.mark.parametrize("name", with_slow_rest(OPTIMIZERS, ("averaged", "loss scale around")))
 def test_a_restart_in_the_middle_is_no_restart(name, tmp_path):
     whole = compiled(name)
@@ -169,6 +171,7 @@ def test_averaged_weights_and_raw_ones_are_both_in_the_file(tmp_path):
     assert_same(values(again.optimizer.variables), values(whole.optimizer.variables))
 
 
+@extended
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 def test_a_compiled_model_from_an_hdf5_file(tmp_path):
     """Keras 3 builds its optimizer with no variables there; it is built when training begins."""

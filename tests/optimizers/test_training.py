@@ -15,7 +15,7 @@ from optimizers_table import (
     values,
     variables,
 )
-from stacks import IS_KERAS_2, needs_keras3, rest
+from stacks import IS_KERAS_2, extended, needs_keras3, quick_rows, rest
 
 from tfwd.optimizers import DecoupledWeightDecay
 
@@ -40,6 +40,7 @@ def plain():
     return trained(wrap(make("Adam")))
 
 
+@quick_rows("options0")
 @pytest.mark.parametrize("options", [{"run_eagerly": True}, {"jit_compile": True}])
 def test_the_same_however_it_runs(plain, options):
     net = model()
@@ -49,6 +50,7 @@ def test_the_same_however_it_runs(plain, options):
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+@quick_rows("False")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_loop_of_ones_own(plain, compiled):
     net, optimizer = model(), wrap(make("Adam"))
@@ -90,6 +92,7 @@ NESTINGS = {
 }
 
 
+@extended
 def test_the_order_of_nesting_with_loss_scaling_does_not_matter():
     """Also when Keras itself puts a loss scale around what holds one already."""
     explicit = ("around", "inside")
@@ -200,6 +203,7 @@ def test_ema_of_the_wrapped_one_averages_decayed_weights():
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
 
 
+@quick_rows("True")
 @needs_keras3("SwapEMAWeights")
 @pytest.mark.parametrize("scaled", [False, True])
 def test_keras_callback_that_swaps_in_the_ema(scaled):
@@ -265,6 +269,7 @@ def strategy():
     )
 
 
+@quick_rows("around")
 @pytest.mark.parametrize("scaled", [None, "around", pytest.param("inside", marks=rest)])
 def test_fit_on_two_replicas(plain, strategy, scaled):
     with strategy.scope():

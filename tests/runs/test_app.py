@@ -7,6 +7,7 @@ import sys
 import pytest
 from absl import flags
 from processes import WATCHDOG
+from stacks import extended
 
 from tfwd.lm.config import SCHEMA
 from tfwd.runs import app
@@ -134,10 +135,12 @@ if len(sys.argv) > 2:
     sys.path.insert(0, sys.argv[2])
 quiet.quiet_tensorflow()
 import keras, tensorflow as tf
+from stacks import extended
 print(float(tf.constant(1.0) + 1.0))
 """
 
 
+@extended
 def test_tensorflow_is_loaded_without_its_notes(root, tmp_path):
     """In a process of its own, and without what else `import tfwd` loads."""
     command = [sys.executable, "-c", QUIET, str(root / "tfwd_programs.py")]

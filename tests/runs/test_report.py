@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 from rich.console import Console
+from stacks import quick_rows
 
 from tfwd.lm.finish import facts, table
 from tfwd.lm.losses import PERPLEXITY
@@ -50,6 +51,7 @@ def test_table_and_facts():
     assert "second" not in facts({**SUMMARY, "tokens_per_second": None})
 
 
+@quick_rows("12")
 @pytest.mark.parametrize("epochs", [0, 1, 12])
 def test_curves_are_a_picture(tmp_path, epochs):
     report.curves(records(epochs), tmp_path / "curves.png", PERPLEXITY, "a text")

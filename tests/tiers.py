@@ -1,0 +1,43 @@
+"""Which rows of a table are for `make test`, and how much memory the workers took."""
+
+import re
+from collections import defaultdict
+
+import pytest
+
+
+def mark_extended_rows(items: list[pytest.Item], check: bool) -> None:
+    """Marks each row as extended that its test's `quick_rows` does not name.
+
+    Args:
+        items: the collected tests.
+        check: whether an id that no row has is an error. False where single rows were asked for.
+
+    Raises:
+        pytest.UsageError: if an id of `quick_rows` fits none of the rows.
+    """
+    tables = defaultdict(list)
+    for item in items:
+        if mark := item.get_closest_marker("quick_rows"):
+            tables[item.nodeid.split("[")[0], mark.args].append(item)
+    for (test, ids), rows in tables.items():
+        names = {item: _row(item) for item in rows}
+        for item, name in names.items():
+            if not any(_fits(name, pattern) for pattern in ids):
+                item.add_marker("extended")
+        for pattern in ids:
+            if check and not any(_fits(name, pattern) for name in names.values()):
+                raise pytest.UsageError(
+                    f"quick_rows of {test} names {pattern!r}, which is none of its rows: "
+                    f"{', '.join(names.values())}"
+                )
+
+
+def _row(item: pytest.Item) -> str:
+    """Returns the text in the brackets of a test's name."""
+    return item.nodeid.split("[", 1)[1].removesuffix("]")
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Checks whether a row has an id, in which `*` stands for any text and nothing else does."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
