@@ -38,7 +38,7 @@ def options(description: str, seeds: int) -> argparse.ArgumentParser:
     )
     parser.add_argument("--data", type=Path, required=True, help="folder with sst2 and trec")
     parser.add_argument(
-        "--pretrained", type=Path, default=".venv/minilm", help="folder of the encoder"
+        "--pretrained", type=Path, default=Path(".venv/minilm"), help="folder of the encoder"
     )
     parser.add_argument(
         "--results", type=Path, default=lines_file.RESULTS, help="file of finished runs"
@@ -99,8 +99,14 @@ def perform(
         training: the class `Training` of a framework.
         console: where progress is shown.
     """
-    make = training(given.data, given.pretrained)
-    lines_file.check_texts(given.results, make.fingerprints)
+    from tfwd.runs.errors import UserError
+
+    try:
+        make = training(given.data, given.pretrained)
+        lines_file.check_texts(given.results, make.fingerprints)
+    except (UserError, ValueError) as error:
+        console.print(str(error), style="red", highlight=False, soft_wrap=True)
+        return 1
     columns = (
         TextColumn("runs"),
         BarColumn(),

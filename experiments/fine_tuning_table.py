@@ -24,7 +24,8 @@ BEGIN = "<!-- fine-tuning: written by experiments/fine_tuning_table.py -->"
 END = "<!-- fine-tuning: end -->"
 NAMES = {"trec": "TREC", "sst2": "SST-2"}
 # A run failed if it diverged, or if its test accuracy is not above the share of the most frequent
-# class by this many percentage points. This was decided before the first final run.
+# class by this many percentage points. This was decided before the first final run, after six
+# trial runs.
 MARGIN = 5.0
 
 
@@ -167,9 +168,9 @@ $ python experiments/fine_tuning_torch.py --data=FOLDER
 $ python experiments/fine_tuning_table.py
 ```
 
-The first program makes the runs and may be stopped and repeated. It needs less than an hour on two
-cores. Every finished run is a line in `experiments/results/fine_tuning.jsonl`. The last program
-makes this section from these lines.
+The first program makes the runs. It may be stopped at any time, and the same command resumes. The
+plan is made for at most an hour on two idle cores. Every finished run is a line in
+`experiments/results/fine_tuning.jsonl`. The last program makes this section from these lines.
 
 FOLDER has the folders `sst2` and `trec`. SST-2 is the Stanford Sentiment Treebank with two classes
 and whole sentences (Socher et al., 2013; https://nlp.stanford.edu/sentiment). TREC is a set of
@@ -177,29 +178,34 @@ questions in six classes (Li and Roth, 2002; https://cogcomp.seas.upenn.edu/Data
 folder has `train.tsv` and `test.tsv`, and `sst2` has `valid.tsv` too. A line is a text, a tab and
 the label.
 
-Each run trains all weights of MiniLM on {planning.EXAMPLES} texts: {planning.EPOCHS} epochs,
-batches of {planning.BATCH}, Adam, a warm-up of {planning.WARMUP:.0%} and a linear decay of the
-learning rate, gradients clipped at {planning.CLIP:g}. Texts are cut at {planning.LENGTH} tokens.
-A mean over the text and a new linear head follow the encoder. The methods act on all kernels of
-the encoder's layers. The weights after the last epoch are evaluated on {planning.TEST} test texts.
-The training and test texts are the same for all runs. The seed changes the head, the order of the
-texts, and all draws.
+Each run trains all weights of MiniLM on {planning.EXAMPLES} texts for {planning.EPOCHS} epochs
+with Adam, in batches of {planning.BATCH}. The learning rate rises in the first
+{planning.WARMUP:.0%} of the steps and then falls linearly. Gradients are clipped at
+{planning.CLIP:g}. Texts are cut at {planning.LENGTH} tokens. A mean over the text and a new linear
+head follow the encoder. Dropout acts on all activations of the encoder, on attention and before
+the head. The other methods act on all kernels of the encoder's layers. The weights after the last
+epoch are evaluated on {planning.TEST} test texts. The training and test texts are the same for all
+runs. The seed changes the head, the order of the texts, and all draws.
 
-The {planning.VALID} validation texts chose the settings by the mean loss of two seeds, which are
-not among the seeds of the results:
+The {planning.VALID} validation texts choose the settings by the mean loss of two seeds. The results
+have other seeds.
 
 1. The common learning rate is the best rate of the plain method.
 2. The strength of each method is its best strength at the common rate.
 3. The learning rate of each method is the common rate or twice that rate.
 
 A run failed if it diverged, or if its test accuracy is at most {MARGIN:g} percentage points above
-the share of the most frequent class. This was decided before the first of these runs."""
+the share of the most frequent class. This was decided before the runs of the results, after six
+trial runs, none of which failed."""
     ]
     if missing:
         parts.append(
             f"**Not finished: {missing} of {len(planning.plan(lines))} runs are still missing.** "
             "The tables have the runs that are finished."
         )
+    if lines:
+        minutes = sum(line["seconds"] for line in lines.values()) / 60
+        parts.append(f"The {len(lines)} finished runs took {minutes:.0f} minutes together.")
     if any(run.kind == "select" for run in lines):
         parts.append("Mean validation loss; the chosen settings are bold:")
         parts.append(selection_table(lines))
