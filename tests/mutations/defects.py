@@ -460,4 +460,18 @@ DEFECTS = [
         "if logs and skipped > steps:",
         ("tests/callbacks/test_finite_check_actions.py", "-k", "all_left_out"),
     ),
+    Defect(
+        "a run of the fine-tuning experiment begins with what the last one left",
+        "experiments/fine_tuning_training.py",
+        "variable.assign(tf.zeros_like(variable) if value is None else value)",
+        "variable.assign(variable)",
+        ("tests/experiments/test_fine_tuning.py", "-k", "reset_run"),
+    ),
+    Defect(
+        "a line that a killed process left incomplete spoils the next one",
+        "experiments/fine_tuning_lines.py",
+        'file.truncate(content.rfind(b"\\n") + 1)',
+        "pass",
+        ("tests/experiments/test_fine_tuning.py", "-k", "loses_the_run"),
+    ),
 ]
