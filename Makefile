@@ -41,7 +41,7 @@ CHECK_VERSION := import sys; v = sys.version_info[:2]; \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train finetune sweep test test-addons test-slow slow-addons soak no-addons test-peers
+.PHONY: help setup train finetune sweep test test-all test-addons test-slow slow-addons soak no-addons test-peers
 .PHONY: test-mutations fuzz
 .PHONY: bazel-test lint bench clean distclean
 
@@ -80,23 +80,33 @@ sweep: $(USED)/.installed ## search for two dropout rates of a short run, into r
 PYTEST := -n auto --maxprocesses 4 --dist worksteal
 HAS_ADDONS := $(if $(ADDONS_PYTHON),$(ADDONS_STAMP),no-addons)
 
-test: $(STAMP) ## run the tests
+QUICK := not extended and not slow and not soak
+
+test: $(STAMP) ## run the tests: one for each thing that a user relies on
+	$(BIN)/pytest $(PYTEST) -m "$(QUICK)" $(ARGS)
+
+test-all: $(STAMP) ## run these and the further rows of their tables
 	$(BIN)/pytest $(PYTEST) -m "not slow and not soak" $(ARGS)
 
 # Without a Python for it the other stack is skipped, which is said.
 test-addons: $(HAS_ADDONS) ## run the tests with Keras 2.15 and tensorflow-addons
-	$(if $(ADDONS_PYTHON),.venv-addons/bin/pytest $(PYTEST) -m "not slow and not soak" $(ARGS))
+	$(if $(ADDONS_PYTHON),.venv-addons/bin/pytest $(PYTEST) -m "$(QUICK)" $(ARGS))
 
+# On the other stack with the rows that test-all runs on the default one.
 test-slow: $(STAMP) slow-addons ## run the tests that take minutes, on both stacks
 	$(BIN)/pytest $(PYTEST) -m "slow and not soak" $(ARGS)
 
 slow-addons: $(HAS_ADDONS)
-	$(if $(ADDONS_PYTHON),.venv-addons/bin/pytest $(PYTEST) -m "slow and not soak" $(ARGS))
+	$(if $(ADDONS_PYTHON),.venv-addons/bin/pytest $(PYTEST) -m "(slow or extended) and not soak" $(ARGS))
 
-# Not in .ci/run: the same in more combinations, before a release.
+# Makes an AVX-512 processor compute as one without: other kernels, other last bits.
+AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 XLA_FLAGS=--xla_cpu_max_isa=AVX2
+
+# Before a release: the same in more combinations, and all of test-all with the kernels for AVX2.
 soak: $(STAMP) $(HAS_ADDONS) ## run the tests that repeat others in more combinations, on both stacks
 	$(BIN)/pytest $(PYTEST) -m soak $(ARGS)
 	$(if $(ADDONS_PYTHON),.venv-addons/bin/pytest $(PYTEST) -m soak $(ARGS))
+	$(AVX2) $(BIN)/pytest $(PYTEST) -m "not slow and not soak" $(ARGS)
 
 no-addons:
 	@echo "skipped: the tests with TensorFlow 2.15, Keras 2.15 and tensorflow-addons, which need" \

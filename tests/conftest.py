@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,6 +33,8 @@ from stacks import IS_KERAS_2
 
 if IS_KERAS_2:
     keras2_names.install()
+
+PEAKS = pytest.StashKey[dict[str, int]]()
 
 # What a machine is busy with besides is no property of the code.
 hypothesis.settings.register_profile("tfwd", deadline=None)
@@ -76,6 +79,26 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 100, 100)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Has a worker tell how much memory it has taken."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["peak"] = tiers.peak_memory()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Keeps what a worker has told."""
+    if "peak" in getattr(node, "workeroutput", {}):
+        node.config.stash.setdefault(PEAKS, {})[node.gateway.id] = node.workeroutput["peak"]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Prints the largest memory of each worker."""
+    if peaks := config.stash.get(PEAKS, {}):
+        each = ", ".join(f"{name} {peak / 2**30:.2f} GiB" for name, peak in sorted(peaks.items()))
+        terminalreporter.write_line(f"peak memory: {each}")
 
 
 @pytest.fixture(autouse=True, scope="module")

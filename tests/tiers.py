@@ -1,6 +1,7 @@
 """Which rows of a table are for `make test`, and how much memory the workers took."""
 
 import re
+import sys
 from collections import defaultdict
 
 import pytest
@@ -31,6 +32,16 @@ def mark_extended_rows(items: list[pytest.Item], check: bool) -> None:
                     f"quick_rows of {test} names {pattern!r}, which is none of its rows: "
                     f"{', '.join(names.values())}"
                 )
+
+
+def peak_memory() -> int:
+    """Returns the largest resident memory of this process so far, in bytes; 0 on Windows."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _row(item: pytest.Item) -> str:

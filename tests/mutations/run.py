@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MOVED = ("layers", "optimizers")
 # Three times what the slowest takes on one busy core.
 LIMIT = 900
+# The tests of `make test`, as the Makefile says.
+QUICK = "not extended and not slow and not soak"
 
 
 def copy(tree: Path, folder: Path) -> None:
@@ -69,7 +71,7 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def tested(folder: Path, arguments: tuple[str, ...]) -> tuple[str, str]:
     """What came of the tests of `make test`: "passed", "failed" or "not run", and a last line."""
-    options = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "-m", "not slow")
+    options = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "-m", QUICK)
     command = ("-m", "pytest", *options, *arguments)
     try:
         done = python(folder, *command)
