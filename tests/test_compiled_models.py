@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import quick_rows
 from tables import with_slow_rest
 
 import tfwd
@@ -105,6 +106,7 @@ CASES = {
 _KEPT = ("parametrize, subclassed", "Sequential, Sequential", "functional, task", "wrapped twice")
 
 
+@quick_rows("parametrize, subclassed", "functional, task")
 @pytest.mark.parametrize("name", with_slow_rest(CASES, _KEPT))
 def test_losses_and_metrics_are_those_of_the_outer_model(name: str) -> None:
     make, wrap, trained = CASES[name]

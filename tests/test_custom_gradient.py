@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2, once
+from stacks import IS_KERAS_2, extended, once
 from tables import with_slow_rest
 
 import tfwd
@@ -128,6 +128,7 @@ def test_fifty_models_leave_nothing():
     assert not any(grown(WAYS["fit"], 50).values())
 
 
+@extended
 def test_gradients_of_others_inside_a_layer_leave_less_than_in_a_plain_one():
     """Such as TensorFlow's silu. Keras 2 traces it once more, in a graph without tfwd."""
     ours, theirs = (grown(lambda make=make: fit(make("silu")), 3) for make in (wrapped, plain))

@@ -279,6 +279,7 @@ def test_recomputation_that_draws_another_mask(traced: bool) -> None:
         assert 0 < (y.numpy() == 0).sum() < 200
 
 
+@quick_rows("Dense-*", "SimpleRNN-while_loop")
 @pytest.mark.parametrize("inside", ["cond", "while_loop", "scan"])
 @pytest.mark.parametrize("kind", ["Dense", "SimpleRNN"])
 def test_recomputation_inside_cond_or_loops_that_gives_none(inside: str, kind: str) -> None:

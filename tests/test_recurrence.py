@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import quick_rows, soak
+from stacks import extended, quick_rows, soak
 
 from tfwd import gru, lstm, substitute
 
@@ -251,7 +251,7 @@ def test_lengths_and_batches_of_any_size_are_one_trace(kind: Kind) -> None:
     assert len(traces) == 1
 
 
-@quick_rows("lstm")
+@extended
 def test_it_compiles_as_a_whole(kind: Kind) -> None:
     values = kind.problem("float32")
     compiled = tf.function(results, jit_compile=True)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from finite_fits import BAD, MODES, fit, make, same
 from planting import data, state
-from stacks import IS_KERAS_2, extended, needs_keras3, once
+from stacks import IS_KERAS_2, extended, needs_keras3, once, quick_rows
 from tables import with_slow_rest
 
 import tfwd
@@ -186,6 +186,7 @@ def test_a_training_step_of_ones_own(mode):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@quick_rows("*range0-graph", "*finite-graph")
 @pytest.mark.parametrize("mode", with_slow_rest(["graph", "xla"], {"graph"}))
 @pytest.mark.parametrize(
     ("optimizer", "cause"),

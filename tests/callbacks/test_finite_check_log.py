@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from planting import data
-from stacks import SOAK_ON_KERAS_2
+from stacks import SOAK_ON_KERAS_2, extended
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tfwd.callbacks import FiniteCheck
@@ -81,6 +81,7 @@ def test_numbers_are_those_of_numpy(jit_compile, tmp_path):
     assert sum(values[0][1].shape[-1:] == (3,) for values in others.values()) >= 8  # histograms
 
 
+@extended
 def test_training_is_the_same_to_the_bit(tmp_path):
     x, y = data(4)
     plain, logged = make(), make()

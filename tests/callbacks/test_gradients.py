@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2
+from stacks import SLOW_ON_KERAS_2, extended, quick_rows
 
 from tfwd import callbacks, gradients, layers
 
@@ -33,6 +33,7 @@ def fit(made: keras.Model, *given: Any, epochs: int = 2) -> keras.callbacks.Hist
     )
 
 
+@quick_rows("compiled0", "compiled1")
 @pytest.mark.parametrize("compiled", [{}, {"run_eagerly": True}, {"steps_per_execution": 3}])
 def test_measures_every_n_batches_and_training_is_the_same(compiled: dict) -> None:
     plain = model(**compiled)
@@ -97,6 +98,7 @@ def test_second_fit_goes_on_and_another_model_begins_anew(tmp_path: Path) -> Non
     assert [record["step"] for record in callback.records] == [0, 2]
 
 
+@extended
 def test_batches_of_several_steps_an_execution() -> None:
     callback = callbacks.GradientSquaredMean(every=3)
     watched = model(steps_per_execution=4)
@@ -128,6 +130,7 @@ def test_matplotlib_is_imported_for_the_plot_only(monkeypatch: pytest.MonkeyPatc
     fit(model(), callbacks.GradientSquaredMean(every=2))
 
 
+@extended
 def test_replicas_measure_the_global_batch() -> None:
     # Collectives of two strategies in one process would take each other for their own.
     strategy = tf.distribute.MirroredStrategy(

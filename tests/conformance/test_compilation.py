@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2, soak
+from stacks import IS_KERAS_2, quick_rows, soak
 
 from conformance import harness
 from conformance.table import DROPOUT, NOISE, OWN, Case
@@ -69,6 +69,7 @@ def test_jit_compiled_training_step(case: Case) -> None:
             assert 0 < np.sum(gradient == 0.0) < gradient.size
 
 
+@quick_rows("*mixed_float16", "Dense, dropout, *", "LSTM, dropout, float64")
 @pytest.mark.parametrize(("case", "policy"), _POLICIES)
 def test_dtype_policies(case: Case, policy: str) -> None:
     keras.config.set_dtype_policy(policy)

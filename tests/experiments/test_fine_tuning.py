@@ -202,6 +202,7 @@ def folders(tmp_path_factory):
     return folder, write_pretrained(tmp_path_factory.mktemp("pretrained") / "tiny")
 
 
+@pytest.mark.slow
 def test_a_reset_run_is_that_of_a_new_process(folders, monkeypatch):
     """What runs before a run does not change it: weights, Adam, references, draws, schedule."""
     import fine_tuning_data as data

@@ -14,7 +14,7 @@ from finetune_tools import (
     write_pretrained,
     write_tokenizer,
 )
-from stacks import SOAK_ON_KERAS_2
+from stacks import SOAK_ON_KERAS_2, extended
 
 from tfwd.finetune import classify, examples
 from tfwd.finetune import train as program
@@ -217,6 +217,7 @@ def classified(capsys, *flags, ok=True):
     return out if ok else error
 
 
+@extended
 def test_classify_refuses(tmp_path, learnt, capsys):
     run = f"--workdir={learnt}"
     file = tmp_path / "texts.txt"

@@ -4,7 +4,7 @@ import collections
 import importlib.util
 
 import pytest
-from stacks import SOAK_ON_KERAS_2
+from stacks import SOAK_ON_KERAS_2, extended
 
 from tfwd.finetune import manual
 from tfwd.finetune.config import SCHEMA
@@ -26,6 +26,7 @@ def test_config_and_sweep_files(root):
     assert check(sweep, config, SCHEMA) == []
 
 
+@extended
 def test_the_text_of_python(monkeypatch):
     splits = manual.load_manual()
     texts = [example.text for part in splits.parts.values() for example in part]

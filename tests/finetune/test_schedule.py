@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from finetune_tools import make_config
+from stacks import quick_rows
 
 from tfwd import _keras
 from tfwd.finetune import schedule
@@ -44,6 +45,7 @@ def vocabulary(data, pretrained):
     return PROGRAM.read_data(make_config(data, pretrained)).vocabulary
 
 
+@quick_rows("adam")
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_each_weight_is_updated_at_its_layers_rate(data, pretrained, vocabulary, name):
     """Two steps of given gradients, in NumPy: decay, then the optimizer's step, at rate_v."""

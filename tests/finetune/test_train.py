@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from finetune_tools import LEARNT, log, make_config, summary
 from safetensors.numpy import load_file
-from stacks import SLOW_ON_KERAS_2, rest
+from stacks import SLOW_ON_KERAS_2, extended, rest
 from training_tools import StopAfter
 
 from tfwd.finetune import program
@@ -92,6 +92,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_was_not(whole, data, pretrained,
             np.testing.assert_array_equal(one[name].numpy(), other[name].numpy(), err_msg=name)
 
 
+@extended
 def test_weights_are_held_to_the_pretrained_ones(data, pretrained, tmp_path):
     """With a rate of next to nothing, and a decay that takes most of what was gone."""
     held = {"optimizer__weight_decay": 0.9, "optimizer__decay_scale": "absolute"}

@@ -7,7 +7,7 @@ Keras 3 has 18 random cases, of which six are fast, and Keras 2 has twelve other
 import keras
 import numpy as np
 import pytest
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, quick_rows
 from tables import with_slow_rest
 
 from fuzz import data, hunt, modes, script, shrink
@@ -39,6 +39,13 @@ KEPT = (
 )
 
 
+@quick_rows(
+    "self-attention in a graph",
+    "a cell with a call of its own",
+    "a mask and first states",
+    "a vector, and a sublayer built late",
+    "a float32 layer in a half one",
+)
 @pytest.mark.parametrize("name", with_slow_rest(KNOWN, KEPT))
 def test_a_defect_that_there_was(name: str) -> None:
     found = shrink.found_in(KNOWN[name], must_run=True)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gradients.brute import assert_moments, rewinding
+from stacks import quick_rows
 from tables import with_slow_rest
 
 from tfwd import _keras, gradients, substitute
@@ -38,6 +39,7 @@ STACKS: dict[str, Callable[[], list]] = {
 }
 
 
+@quick_rows("dropout", "lstm", "same_for_all_steps")
 @pytest.mark.parametrize("name", with_slow_rest(STACKS, list(STACKS)[::2]))
 def test_all_weights_see_one_draw(name: str) -> None:
     stack = [keras.Input((4, 3)), L.Dense(3), *STACKS[name](), Scale(), L.Dense(2)]

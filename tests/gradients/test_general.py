@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gradients.brute import assert_moments, general, per_example, randomized, rewinding
-from stacks import SLOW_ON_KERAS_2, once
+from stacks import SLOW_ON_KERAS_2, extended, once, quick_rows
 
 from tfwd import _keras, gradients
 
@@ -68,6 +68,7 @@ def test_model_whose_only_layer_is_a_users_own() -> None:
     assert_moments(moments, per_example(model, x, y))
 
 
+@extended
 @once
 @pytest.mark.parametrize(
     ("batch", "inside"), [pytest.param(None, True, marks=pytest.mark.slow), (5, False)]
@@ -109,6 +110,7 @@ def test_users_layer_among_others(chunk_size: int | None) -> None:
     assert_moments(moments, per_example(model, x, y))
 
 
+@quick_rows("kernel-*", "past_keras-*", "time_first-*", "merged-*")
 @pytest.mark.parametrize(
     ("way", "slow"),
     [

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gradients.brute import assert_moments, per_example, randomized
+from stacks import extended
 
 from tfwd import gradients
 
@@ -34,6 +35,7 @@ def test_head_that_begins_at_zero_hides_nothing() -> None:
     assert_moments(found, per_example(model, x, y, MSE), 1e-4)
 
 
+@extended
 @pytest.mark.parametrize("x", [normal(4, 8, 3) * [[[0]], [[0]], [[1]], [[1]]], normal(4, 8, 3)])
 def test_inputs_of_zero_and_a_trial_inside_a_function(x: np.ndarray) -> None:
     model = randomized(time_first(L.Dense(1)))
@@ -55,6 +57,7 @@ def test_inputs_of_zero_and_a_trial_inside_a_function(x: np.ndarray) -> None:
     assert_moments(found, rows, 1e-4)
 
 
+@extended
 def test_positions_in_a_function_that_does_not_know_their_number() -> None:
     """The trial's made-up inputs may be longer than the table of positions."""
 

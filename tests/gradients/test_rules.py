@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from gradients.brute import assert_moments, general, per_example, randomized
+from stacks import quick_rows
 from tables import with_slow_rest
 
 from tfwd import gradients, layers
@@ -88,6 +89,23 @@ KEPT = (
 )
 
 
+@quick_rows(
+    "dense",
+    "einsum*",
+    "conv1_causal",
+    "conv2",
+    "conv2_transpose",
+    "depthwise2",
+    "separable1",
+    "layer_norm_axes",
+    "group_norm",
+    "simple_rnn",
+    "lstm_backwards",
+    "gru*",
+    "bidirectional",
+    "time_distributed",
+    "rms_norm",
+)
 @pytest.mark.parametrize("name", with_slow_rest(CASES, KEPT))
 def test_layer(name: str) -> None:
     make, shape = CASES[name]
@@ -101,6 +119,13 @@ PAIRS = [("dense_sequence", "lstm"), ("lstm_backwards", "dense"), ("conv1", "gru
          ("time_distributed", "conv1_causal"), ("conv1_transpose", "layer_norm")]  # fmt: skip
 
 
+@quick_rows(
+    "dense_sequence-lstm",
+    "conv1-gru",
+    "layer_norm-einsum",
+    "separable1-bidirectional",
+    "conv1_transpose-layer_norm",
+)
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_pair(first: str, second: str) -> None:
     model = keras.Sequential([keras.Input((7, 3)), CASES[first][0](), CASES[second][0]()])
@@ -144,6 +169,7 @@ def test_recurrent_layer_that_is_used_twice() -> None:
     check(model, np.random.default_rng(1).normal(size=(3, 3, 2)))
 
 
+@quick_rows("*options0", "*options2", "*options4")
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

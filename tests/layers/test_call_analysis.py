@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import quick_rows
 
 from conformance.harness import randomize
 from tfwd import _keras, layers
@@ -246,6 +247,7 @@ class Doubled(keras.layers.Dense):
         return 2 * super().call(x)
 
 
+@quick_rows("False-*-1_0", "True-*-3_1")
 @pytest.mark.parametrize(
     ("make", "looks"),
     [

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import quick_rows
+from stacks import extended, quick_rows
 
 from tfwd import layers, parametrizations
 
@@ -172,6 +172,7 @@ class Keeps(keras.layers.Layer):
         return self.inner(x)
 
 
+@extended
 @pytest.mark.parametrize("first", [_direct, _traced])
 def test_states_made_late(first) -> None:
     wrapped = layers.Parametrized(Keeps(), {".*": parametrizations.Dropout(0.5)}, seed=1)

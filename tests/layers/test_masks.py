@@ -119,6 +119,7 @@ LAYERS_IN_A_ROW = {
 }
 
 
+@quick_rows("lstm", "two")
 @pytest.mark.parametrize("second", LAYERS_IN_A_ROW)
 def test_a_layer_sees_what_the_one_before_it_has_left(second: str) -> None:
     """In a functional model that is fitted, and under a flag that is a tensor."""

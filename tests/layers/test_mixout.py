@@ -359,7 +359,7 @@ def test_replicas_have_one_reference() -> None:
 # In and around other layers.
 
 
-@quick_rows("small")
+@extended
 def test_in_a_wrapper_and_around_one(size: str) -> None:
     """No warning: neither is what the references are seen as a reason not to recompute."""
     inner = layers.Mixout(keras.layers.Dense(4, name="inner"), RATE, seed=1)
@@ -441,6 +441,7 @@ def test_compiled_by_xla(size: str) -> None:
     np.testing.assert_allclose(step(), X.numpy() @ mixed, rtol=1e-4, atol=1e-5)
 
 
+@extended
 def test_a_training_flag_that_is_a_tensor_and_a_loop() -> None:
     layer = layers.Mixout(keras.layers.Dense(5, use_bias=False), RATE, seed=7)
     call = tf.function(lambda x, flag: layer(x, training=flag), autograph=False)

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import extended
 
 from conformance.harness import randomize
 from tfwd import _keras, layers
@@ -45,6 +46,7 @@ def test_alike_nested_wrappers_with_one_seed_are_independent() -> None:
     assert abs(zeros - 0.75) < 5 * np.sqrt(0.1875 / 2000)
 
 
+@extended
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("traced", [False, True])
 def test_a_wrapper_inside_a_nested_sequential_that_is_wrapped_again(

@@ -51,7 +51,7 @@ def test_a_wrapped_dense_layer(perturbed: type, size: str) -> None:
     assert wrapped[0] - plain[0] <= 60 and wrapped[1] - plain[1] <= 60
 
 
-@quick_rows("large")
+@extended
 @pytest.mark.parametrize("size", ["small", "large"], indirect=True)
 def test_a_wrapped_layer_of_many_weights(size: str) -> None:
     x = tf.ones([2, 5, 200])

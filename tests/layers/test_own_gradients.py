@@ -46,6 +46,7 @@ class OwnGradient(keras.layers.Layer):
         return product(x, kernel)
 
 
+@quick_rows("recomputed-*", "by hand-False")
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("how", ["recomputed", "recomputed, in a loop", "by hand"])
 def test_a_weight_that_is_read_in_backward_is_an_error(how: str, traced: bool) -> None:

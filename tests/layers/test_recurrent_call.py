@@ -88,6 +88,7 @@ def test_where_the_fast_loop_is_taken(options, fast: bool, kind: str, monkeypatc
     assert bool(calls) == fast
 
 
+@extended
 @pytest.mark.parametrize("traced", [False, True])
 def test_the_state_of_a_gru_need_not_stand_in_a_list(traced: bool) -> None:
     own = layers.WeightDropout(keras.layers.GRU(8), 0.5, seed=1)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import quick_rows
+from stacks import extended
 
 from conformance.harness import randomize
 from tfwd import _keras, layers, random_masks
@@ -99,7 +99,7 @@ def test_a_small_draw_depends_on_nothing_but_the_seed_and_the_place() -> None:
     assert 0 < np.mean(made[0] == 0.0) < 1
 
 
-@quick_rows("small-False", "large-True")
+@extended
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.usefixtures("size")
 def test_a_branch_in_a_loop(compiled: bool) -> None:

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, quick_rows
+from stacks import SLOW_ON_KERAS_2, extended, quick_rows
 
 from tfwd.lm import evaluate
 from tfwd.lm.evaluation import evaluate as loop_evaluate
@@ -56,6 +56,7 @@ def test_figures_are_by_definition(make_run, level):
         assert result["bits_per_character"] == pytest.approx(result["bits_per_token"])
 
 
+@extended
 def test_short_texts_have_fewer_columns(make_run):
     found = load(make_run())  # 3 columns, windows of 7
     for words, columns in ((2, 1), (15, 1), (16, 2), (23, 2), (24, 3), (100, 3)):

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from stacks import extended
 
 from tfwd.lm import generate
 from tfwd.lm.program import load
@@ -35,6 +36,7 @@ def test_defaults(make_run, capsys):
     assert code == 0 and len(out) == 201  # and the last line's end
 
 
+@extended
 @pytest.mark.parametrize(
     ("argument", "words"),
     [

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SOAK_ON_KERAS_2
+from stacks import SOAK_ON_KERAS_2, extended
 
 from tfwd import _keras
 from tfwd.lm.gradients import GradientMeter
@@ -23,6 +23,7 @@ def make(**kwargs: float) -> tuple[LanguageModel, RunState]:
     return model, state
 
 
+@extended
 def test_record_is_of_the_columns_with_their_states() -> None:
     model, state = make()
     ids = np.random.default_rng(0).integers(0, 7, size=(3, 6)).astype("int32")

@@ -48,6 +48,7 @@ def norm(arrays):
     return np.sqrt(sum((array.astype(np.float64) ** 2).sum() for array in arrays))
 
 
+@quick_rows("True-*")
 @pytest.mark.parametrize(("tied", "penalties"), [(True, (2.0, 3.0)), (False, (0.0, 0.0))])
 def test_a_step_is_its_formula(tied, penalties):
     step = make(rate=0.5, model={"tie_weights": tied}, alpha=penalties[0], beta=penalties[1])
@@ -109,6 +110,7 @@ def test_rows_of_an_embedding_that_is_only_looked_up(tied):
     np.testing.assert_allclose(table.numpy(), old * expected[:, None], rtol=1e-6)
 
 
+@extended
 def test_a_sparse_gradient_has_the_norm_of_the_dense_one():
     found = []
     for sparse in (False, True):

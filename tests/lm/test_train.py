@@ -136,6 +136,7 @@ def test_a_stop_in_the_last_evaluation_costs_only_that(whole, text, tmp_path):
     assert train(make_config(text), str(workdir), StopRequest()) == whole[0]
 
 
+@extended
 def test_a_finished_run_may_be_given_more_epochs(whole, text, tmp_path):
     workdir = copy(whole, tmp_path)
     summary = train(make_config(text, training__epochs=3), str(workdir), StopRequest())
@@ -266,6 +267,7 @@ def test_no_workdir_given(capsys, root):
     )
 
 
+@extended
 @once
 def test_checkpoints_by_steps_and_how_many_are_kept(text, tmp_path):
     config = make_config(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from stacks import IS_KERAS_2, SLOW_ON_KERAS_2, once
+from stacks import IS_KERAS_2, SLOW_ON_KERAS_2, extended, once
 from training_tools import StopAfter, log, make_config, model_options, write_text
 
 from tfwd.lm.model import LanguageModel
@@ -66,6 +66,7 @@ def test_averages_are_evaluated_and_kept_and_training_goes_on_from_the_raw_weigh
     assert again["texts"] == whole["texts"]
 
 
+@extended
 def test_what_is_decayed_is_shown_at_the_start(text, tmp_path, capsys):
     config = make_config(
         text,
@@ -98,6 +99,7 @@ class WithPooler(LanguageModel):
         self.pooler = self.add_weight(shape=(3,), name="pooler", initializer="ones")
 
 
+@extended
 @pytest.mark.parametrize("asked", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_unused_weights_are_listed_once(text, tmp_path, capsys, monkeypatch, asked):
     monkeypatch.setattr("tfwd.lm.model.LanguageModel", WithPooler)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from planting import TRIGGERS, VALUES, Plant, counts
-from stacks import quick_rows
+from stacks import extended
 from tables import with_slow_rest
 
 from tfwd.numerics import Probes
@@ -138,7 +138,7 @@ def test_training_is_the_same_to_the_bit(mode):
         np.testing.assert_array_equal(watched, plain)
 
 
-@quick_rows("graph")
+@extended
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph", "eager"}))
 def test_every(mode):
     model = make()
@@ -151,6 +151,7 @@ def test_every(mode):
     assert steps == [1, 1, 1, 4, 4]
 
 
+@extended
 @pytest.mark.parametrize("mode", with_slow_rest(["graph", "xla"], {"graph"}))
 def test_around_the_call_of_a_function(mode):
     model = make()
@@ -163,6 +164,7 @@ def test_around_the_call_of_a_function(mode):
     assert {one.frame.kind for one in report.found} >= {"weight", "output", "gradient", "loss"}
 
 
+@extended
 def test_the_trace_that_ran_last():
     model = make()
     probes = Probes(model, weights=False)
@@ -175,7 +177,7 @@ def test_the_trace_that_ran_last():
     assert probes.report().found[0].detail.summary.size == 8 * 6
 
 
-@quick_rows("given0-*", "given2-*")
+@extended
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
@@ -193,6 +195,7 @@ def test_what_is_chosen(given, wanted):
     assert {name.partition("_")[0] for name in names} == wanted
 
 
+@extended
 def test_replicas():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

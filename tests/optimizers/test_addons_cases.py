@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers_table import X, Y, model
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, extended
 
 from tfwd.optimizers import SGDW, AdamW, extend_with_decoupled_weight_decay
 
@@ -100,6 +100,7 @@ def test_a_row_that_is_repeated_is_the_row_with_twice_the_gradient(kind, dtype):
         assert found[0][0] == 1
 
 
+@extended
 def test_fit():
     net = model()
     net.compile(AdamW(learning_rate=1e-4, weight_decay=1e-4), "mse", metrics=["mae"])

@@ -85,6 +85,7 @@ def test_fit(name, compiled):
     assert (optimizer.skipped, optimizer.consecutive) == (4, 0)
 
 
+@extended
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_finite_steps_are_as_without(compiled):
     def train(wrap):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers_table import gradients, make, tf_variable, values, variables
+from stacks import extended
 
 from tfwd import optimizers
 from tfwd.optimizers import DecoupledWeightDecay
@@ -118,6 +119,7 @@ def test_kinds_of_weight_decay(weight_decay, fraction):
     assert_close(run(DecoupledWeightDecay(make("SGD", RATE), weight_decay)), sgd(fraction))
 
 
+@extended
 def test_a_variable_as_weight_decay_is_read_in_each_step():
     decay = variable_decay()
     optimizer, weights = DecoupledWeightDecay(make("SGD", RATE), decay), variables()
@@ -180,6 +182,7 @@ def test_a_sparse_gradient(sparse, compiled):
     np.testing.assert_allclose(table.numpy(), old * (1 - D * decayed) - RATE * dense, rtol=1e-13)
 
 
+@extended
 def test_rows_of_a_real_embedding():
     def train(sparse):
         keras.utils.set_random_seed(0)

@@ -45,6 +45,7 @@ def test_decays_first_and_then_makes_the_step_of_the_wrapped_one(name):
     assert int(wrapped.iterations) == 3
 
 
+@quick_rows("Adam", "SGD", "Muon", "Multi", "Adadelta", "Ftrl")
 @pytest.mark.parametrize("name", ALL)
 def test_without_decay_it_is_the_wrapped_one_bit_for_bit(name):
     wrapped, bare = optimizers.DecoupledWeightDecay(make(name), 0), make(name)

@@ -59,6 +59,7 @@ def test_the_callback_in_fit():
     assert net.evaluate(X, -Y, verbose=0) == pytest.approx(history[-1], rel=1e-5)
 
 
+@extended
 def test_the_callback_needs_the_optimizer_and_a_loss():
     net = model()
     net.compile("sgd", "mse")
@@ -109,6 +110,7 @@ def test_a_fit_without_the_callback_says_once_that_nothing_is_averaged(around):
         fit(net)
 
 
+@extended
 def test_it_says_nothing_where_the_callback_or_the_user_tells_it_losses():
     net = model()
     net.compile(NonMonotonicASGD(make("SGD")), "mse")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers_table import NAMES, make, tf_variable
-from stacks import needs_keras3, quick_rows
+from stacks import extended, needs_keras3, quick_rows
 
 from tfwd.optimizers import (
     AdamW,
@@ -230,6 +230,7 @@ def test_an_embedding_in_fit(kind, expected):
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
+@extended
 @needs_keras3("optimizer of its own that does not add them up")
 def test_what_keras_does_by_itself(expected):
     """As long as this holds, there is something to mend."""
@@ -244,7 +245,7 @@ def strategy():
     )
 
 
-@quick_rows("clip0-*")
+@extended
 @pytest.mark.parametrize(("clip", "nested"), [({}, True), ({"clipnorm": 0.5}, False)])
 def test_on_two_replicas(strategy, clip, nested):
     """Rows that are repeated on a replica, and rows that both have."""

@@ -81,6 +81,7 @@ def test_a_restart_in_the_middle_is_no_restart(name, tmp_path):
         assert_same(values(again.optimizer.variables), values(whole.optimizer.variables))
 
 
+@extended
 def test_excluded_variables_are_bit_identical_after_save_and_load(tmp_path):
     def frozen_but_for_decay():
         optimizer = DecoupledWeightDecay(make("SGD", 0.0), 0.5, exclude=["bias", "out/kernel"])

@@ -203,7 +203,7 @@ def test_ema_of_the_wrapped_one_averages_decayed_weights():
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
 
 
-@quick_rows("True")
+@extended
 @needs_keras3("SwapEMAWeights")
 @pytest.mark.parametrize("scaled", [False, True])
 def test_keras_callback_that_swaps_in_the_ema(scaled):

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import extended
 from training_tools import StopAfter
 
 from tfwd import _keras
@@ -207,6 +208,7 @@ def test_a_run_is_stopped_and_goes_on(tmp_path, capsys):
         train.train(LINE, other, str(tmp_path / "again"), StopRequest())
 
 
+@extended
 def test_a_sweep_over_its_keys(tmp_path, capsys, monkeypatch):
     (tmp_path / "config.py").write_text(
         "import ml_collections\ndef get_config():\n    return ml_collections.ConfigDict(FIELDS)\n"

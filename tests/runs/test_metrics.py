@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from stacks import extended
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
@@ -62,6 +63,7 @@ def test_a_file_that_cannot_be_written(tmp_path):
         Metrics(tmp_path / "metrics.jsonl")
 
 
+@extended
 def test_a_log_that_is_damaged_is_told_of_and_gone_on_with(tmp_path):
     path = tmp_path / "metrics.jsonl"
     whole = b'{"kind": "train", "step": 1, "loss": 2.0}\n'

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from stacks import quick_rows
 
 from tfwd.lm.model import make_model
 from tfwd.lm.program import load
@@ -21,6 +22,7 @@ def everything(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@quick_rows("best")
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 def test_newest_of_either_kind(make_run, checkpoint):
     run = make_run()

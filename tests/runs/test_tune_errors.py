@@ -2,7 +2,7 @@
 
 import pytest
 import sweep_tools
-from stacks import SOAK_ON_KERAS_2
+from stacks import SOAK_ON_KERAS_2, extended
 
 from tfwd.lm.program import PROGRAM
 from tfwd.runs.sweeps.folder import SweepFolder
@@ -12,6 +12,7 @@ pytestmark = SOAK_ON_KERAS_2
 SPACE = sweep_tools.SPACE
 
 
+@extended
 def test_if_no_trial_comes_to_its_end_it_is_an_error_with_the_reason(run):
     more = ["--config.optimizer.name=sgd", "--config.optimizer.clip_norm=0"]
     code, _, err = run('{"optimizer.learning_rate": Choice([1e30])}', 'method="grid"', *more)

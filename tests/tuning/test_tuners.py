@@ -7,7 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
-from stacks import IS_KERAS_2, SLOW_ON_KERAS_2
+from stacks import IS_KERAS_2, SLOW_ON_KERAS_2, extended
 
 import tfwd
 from tfwd import _keras, tuning
@@ -206,6 +206,7 @@ def test_a_promotion_goes_on_as_if_it_had_not_been_stopped(tmp_path):
         assert int(ours.calls) == int(theirs.calls) == 3 * epochs
 
 
+@extended
 def test_full_state_keeps_the_history_of_a_run_that_was_stopped(tmp_path):
     class Stop(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -254,6 +255,7 @@ def test_trials_that_diverge_or_crash_are_failed_and_the_search_goes_on(tmp_path
     assert tuner.get_best_hyperparameters()[0]["what"] == "fine"
 
 
+@extended
 def test_seeds_of_the_runs_are_fixed_and_differ(tmp_path):
     seen = []
 
