@@ -165,9 +165,7 @@ def interpreter(folder: Path, version: tuple[int, int]) -> Path:
 
 
 @needs_make
-@pytest.mark.parametrize(
-    "platform", ["linux-x86_64", "macosx-11.0-arm64", "macosx-10.9-x86_64"]
-)
+@pytest.mark.parametrize("platform", ["linux-x86_64", "macosx-11.0-arm64", "macosx-10.9-x86_64"])
 def test_the_other_stack_is_tested_where_it_has_wheels(
     root: Path, tmp_path: Path, platform: str
 ) -> None:
