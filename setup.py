@@ -11,8 +11,22 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).resolve().parent
 README = ROOT / "README.md"
 MOVED = ("layers", "optimizers")
-# tensorflow-addons 0.23 is its last release; it has wheels for Python up to 3.11.
+# tensorflow-addons 0.23 is its last release. It has wheels for x86-64 Linux and for macOS,
+# on Python up to 3.11.
 ADDONS = ["keras>=2.15,<2.16", "tensorflow-addons>=0.23,<0.24", "tqdm>=4.60"]
+# tensorflow-cpu has wheels for x86-64 Linux and Windows. Elsewhere tensorflow is the only build.
+X86_64 = "(platform_machine == 'x86_64' or platform_machine == 'AMD64')"
+NOT_X86_64 = "(platform_machine != 'x86_64' and platform_machine != 'AMD64')"
+HAS_CPU_BUILD = f"sys_platform != 'darwin' and {X86_64}"
+HAS_NO_CPU_BUILD = f"sys_platform == 'darwin' or {NOT_X86_64}"
+
+
+def cpu_build(versions: str) -> list[str]:
+    """Returns the requirements for the smallest TensorFlow that each platform has wheels of."""
+    return [
+        f"tensorflow-cpu{versions}; {HAS_CPU_BUILD}",
+        f"tensorflow{versions}; {HAS_NO_CPU_BUILD}",
+    ]
 
 
 def packages() -> list[str]:
@@ -50,9 +64,9 @@ setup(
     # comes with it: Keras 3, or 2.15 with the last TensorFlow that tensorflow-addons works with.
     extras_require={
         "tf": ["tensorflow>=2.18", "keras>=3.5"],
-        "cpu": ["tensorflow-cpu>=2.18", "keras>=3.5"],
+        "cpu": [*cpu_build(">=2.18"), "keras>=3.5"],
         "addons": ["tensorflow>=2.15,<2.16", *ADDONS],
-        "addons-cpu": ["tensorflow-cpu>=2.15,<2.16", *ADDONS],
+        "addons-cpu": [*cpu_build(">=2.15,<2.16"), *ADDONS],
         "tune": ["keras-tuner[bayesian]>=1.4.8"],
         # Reads the tokenizer.json of published models, for tfwd-finetune and tfwd-classify.
         "finetune": ["tokenizers>=0.20"],
@@ -77,6 +91,7 @@ setup(
             "pytest-xdist>=3.6",
             "ruff>=0.9",
             "setuptools>=64",
+            "uv>=0.5",  # resolves the extras for other platforms, in tests
             "wheel>=0.43",
             "xxhash>=3",
         ],

@@ -1,14 +1,8 @@
-"""The built wheel: what it holds, and that it works where neither checkout nor editable install is.
-
-The build works on a copy of the sources, because setuptools writes beside them and would pack what
-an earlier build had left there.
-"""
+"""The built wheel: what it holds, and that it works without checkout and editable install."""
 
 import ast
 import json
 import os
-import shutil
-import subprocess
 import sys
 import sysconfig
 import zipfile
@@ -16,6 +10,7 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
+from wheels import built, run
 
 pytestmark = pytest.mark.slow
 
@@ -30,33 +25,10 @@ json.dump({"files": files, "bare": bare}, sys.stdout)
 """
 
 
-def run(*command: str | Path, cwd: Path, **env: str) -> str:
-    """The standard output of a command, which must succeed."""
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built of this checkout's sources."""
-    root = Path(__file__).resolve().parents[1]
-    copy = tmp_path_factory.mktemp("sources")
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "tfwd_programs.py"):
-        shutil.copy(root / name, copy)
-    for name in ("tfwd", "layers", "optimizers", "tests", "configs"):
-        shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    out = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, cwd=copy)
-    (built,) = out.glob("*.whl")
-    return built
+    return built(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

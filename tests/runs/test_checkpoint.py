@@ -1,5 +1,6 @@
 """Checkpoints that are whole or not there."""
 
+import fcntl
 import json
 import os
 import resource
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfwd.runs import checkpoint
 from tfwd.runs.checkpoint import Checkpoints, _facts
 from tfwd.runs.errors import UserError
 from tfwd.runs.state import Progress
@@ -177,3 +179,26 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot save the checkpoint .*Not a directory"):
         save(Checkpoints(tmp_path / "file" / "checkpoints"), 1, [1.0])
+
+
+def test_a_checkpoint_is_written_where_folders_cannot_be_opened(checkpoints, monkeypatch):
+    """Windows opens no folders, and syncs only files that are open for writing."""
+    opened, synced = os.open, os.fsync
+
+    def windows_open(path, flags, *rest, **place):
+        if not place and os.path.isdir(path):  # with a place it is Python that removes a folder
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, flags, *rest, **place)
+
+    def windows_fsync(descriptor):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(9, "Bad file descriptor")
+        synced(descriptor)
+
+    monkeypatch.setattr(os, "open", windows_open)
+    monkeypatch.setattr(os, "fsync", windows_fsync)
+    with pytest.raises(UserError, match="Permission denied|Bad file descriptor"):
+        save(checkpoints, 5, [1.0, 2.0])
+    monkeypatch.setattr(checkpoint, "_WINDOWS", True)
+    save(checkpoints, 5, [1.0, 2.0])
+    assert restored(checkpoints) == ({"step": 5}, [1.0, 2.0])

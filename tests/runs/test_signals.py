@@ -34,3 +34,12 @@ def test_the_first_is_a_request_and_the_second_a_blow():
 def test_exit_codes(number, code):
     assert Stopped(number).exit_code == code
     assert str(Stopped(number)) == number.name
+
+
+def test_a_closed_pipe_is_a_request_on_systems_without_its_signal(monkeypatch):
+    """Such as Windows, whose module signal has no SIGPIPE."""
+    monkeypatch.delattr(signal, "SIGPIPE", raising=False)
+    stop = StopRequest()
+    stop.output_is_gone()
+    assert stop
+    assert stop.error().exit_code == 141 and str(stop.error()) == "SIGPIPE"

@@ -217,7 +217,7 @@ def choose(
         scores[np.argsort(-scores, kind="stable")[top_k:]] = -np.inf
     # The largest is taken off before the division: a small temperature must not overflow.
     with np.errstate(over="ignore"):
-        weights = np.exp((scores - scores.max()) / temperature)
+        weights = np.exp((scores - np.max(scores)) / temperature)
     return int(generator.choice(len(weights), p=weights / weights.sum()))
 
 

@@ -30,6 +30,7 @@ _MANIFEST = "manifest.json"
 _PROGRESS = "progress.json"
 _INDEX = "tensors.index"
 _WRITTEN_BY = "written_by.json"
+_WINDOWS = os.name == "nt"
 
 
 class Checkpoints:
@@ -275,7 +276,11 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    if (
+        _WINDOWS and path.is_dir()
+    ):  # Windows opens no folders, and syncs only what is open for writing
+        return
+    descriptor = os.open(path, os.O_RDWR if _WINDOWS else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -7,12 +7,15 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+# The signal of a closed pipe, by its number in POSIX: Windows has no such signal.
+CLOSED_PIPE = 13
+
 
 class Stopped(Exception):
     """A run was asked to stop, and has saved where it stands."""
 
     def __init__(self, signal_number: int):
-        super().__init__(signal.Signals(signal_number).name)
+        super().__init__(_name(signal_number))
         self.signal_number = signal_number
 
     @property
@@ -44,7 +47,7 @@ class StopRequest:
 
     def output_is_gone(self) -> None:
         """Nobody reads the output any more: a request as well, by the signal for it."""
-        self.number = signal.SIGPIPE
+        self.number = CLOSED_PIPE
 
     def error(self) -> Stopped:
         """What to raise when the request was met."""
@@ -74,3 +77,7 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
+
+
+def _name(number: int) -> str:
+    return "SIGPIPE" if number == CLOSED_PIPE else signal.Signals(number).name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from absl import flags
 from tfwd.runs.errors import UserError
 from tfwd.runs.files import read_json
 from tfwd.runs.program import Program
-from tfwd.runs.signals import Stopped, StopRequest
+from tfwd.runs.signals import CLOSED_PIPE, Stopped, StopRequest
 
 if TYPE_CHECKING:
     from tfwd.runs.trainer import Trainer
@@ -50,7 +49,7 @@ def main(
             else:
                 work(stop)
         except Stopped as stopped:
-            lost = stopped.signal_number == signal.SIGPIPE
+            lost = stopped.signal_number == CLOSED_PIPE
             with contextlib.suppress(BrokenPipeError):  # as after `2>&1 | head`
                 print(
                     f"stopped by {stopped}; the same command, with --workdir={values.workdir}, "

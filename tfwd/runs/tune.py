@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import math
-import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from absl import flags
 
 from tfwd.runs.errors import UserError
 from tfwd.runs.program import Program
-from tfwd.runs.signals import Stopped, StopRequest
+from tfwd.runs.signals import CLOSED_PIPE, Stopped, StopRequest
 
 if TYPE_CHECKING:
     from tfwd.runs.sweeps.sweep import Sweep
@@ -169,7 +168,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
             return code
         board.rest()
         best = report.finish(board, sweep, config, folder, data.name)
-        if code == Stopped(signal.SIGPIPE).exit_code:
+        if code == Stopped(CLOSED_PIPE).exit_code:
             with contextlib.suppress(BrokenPipeError):  # as after `2>&1 | head`
                 print(
                     f"stopped by SIGPIPE; the same command goes on in {folder.path}",

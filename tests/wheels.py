@@ -1,0 +1,41 @@
+"""Builds a wheel of this checkout, for the tests of what is installed.
+
+The build works on a copy of the sources, because setuptools writes beside them and would pack what
+an earlier build had left there.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run(*command: str | Path, cwd: Path, **env: str) -> str:
+    """Returns the standard output of a command, which must succeed."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def built(temporary: pytest.TempPathFactory) -> Path:
+    """Returns the path of a wheel that is built of this checkout's sources."""
+    root = Path(__file__).resolve().parents[1]
+    copy = temporary.mktemp("sources")
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "tfwd_programs.py"):
+        shutil.copy(root / name, copy)
+    for name in ("tfwd", "layers", "optimizers", "tests", "configs"):
+        shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    out = temporary.mktemp("wheel")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, cwd=copy)
+    (wheel,) = out.glob("*.whl")
+    return wheel
