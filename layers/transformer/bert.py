@@ -27,7 +27,7 @@ class Bert(Published):
 
     Args:
         vocabulary_size, max_length, type_vocabulary_size, embedding_size, padding_id,
-            padding_position: as in `Embeddings`.
+            padding_position, project: as in `Embeddings`.
         hidden_size, num_layers, num_heads, intermediate_size, activation, dropout,
             attention_dropout, epsilon, initializer, num_shared: as in `TransformerStack`.
         add_pooler: whether there is a pooler; without it there are no weights for one.
@@ -77,6 +77,7 @@ class Bert(Published):
         num_shared: int | None = None,
         add_pooler: bool = False,
         return_all: bool = False,
+        project: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -98,6 +99,7 @@ class Bert(Published):
         self.num_shared = num_shared
         self.add_pooler = add_pooler
         self.return_all = return_all
+        self.project = project
         self.embeddings = self._part(Embeddings, "embeddings")
         self.stack = self._part(TransformerStack, "stack", return_all=True)
         self.pooler = self._part(Pooler, "pooler") if add_pooler else None

@@ -17,8 +17,8 @@ from tfwd.layers.transformer.published import Published
 class Embeddings(Published):
     """What a transformer's first layer reads, of token ids.
 
-    Formula: `e = dropout(LayerNorm(words[id] + positions[place] + types[type]))`, and `e P + p` if
-    `hidden_size` is another width than `embedding_size`.
+    Formula: `e = dropout(LayerNorm(words[id] + positions[place] + types[type]))`. With a projection
+    the output is `e P + p`.
 
     Args:
         vocabulary_size: the number of token ids.
@@ -32,6 +32,8 @@ class Embeddings(Published):
             n + 1, n + 2, ..., and padding has place n.
         dropout: the rate at which the sum is dropped while training.
         epsilon: the normalization's.
+        project: whether there is a projection to `hidden_size`. None: if the widths differ. ALBERT
+            has a projection at equal widths too.
         initializer: of the tables; a float is the deviation of a truncated normal distribution.
         **kwargs: as for any layer.
 
@@ -68,6 +70,7 @@ class Embeddings(Published):
         dropout: float = 0.0,
         epsilon: float = 1e-12,
         initializer: Any = 0.02,
+        project: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -81,6 +84,7 @@ class Embeddings(Published):
         self.dropout = dropout
         self.epsilon = epsilon
         self.initializer = composite.initializer(initializer)
+        self.project = project
         self._width = embedding_size or hidden_size
         self.words = self._table(vocabulary_size, "words")
         self.positions = self._table(max_length, "positions")
@@ -88,7 +92,12 @@ class Embeddings(Published):
         self.layer_norm = self.norm("LayerNorm")
         self.dropped = self.inner(keras.layers.Dropout, dropout, name="dropout")
         self.projection = None
-        if self._width != hidden_size:
+        if project is False and self._width != hidden_size:
+            raise ValueError(
+                f"Embeddings '{self.name}': project=False with embedding_size={embedding_size} and "
+                f"hidden_size={hidden_size}: different widths need a projection"
+            )
+        if self._width != hidden_size if project is None else project:
             self.projection = self.dense(hidden_size, "projection")
 
     def build(self, input_shape: Any) -> None:

@@ -176,7 +176,7 @@ def known_of(
         at: the path of that part in the model that is filled.
     """
     front, mapping, left_out = f"{part}/" if part else "", {}, [*read.family.beside]
-    counts, notes = {}, []
+    optional, counts, notes = [], {}, []
     for path, rule in read.rules().items():
         key = rule if isinstance(rule, pretrained.Key) else pretrained.Key(rule)
         count = read.count(path) if "{}" in path else 1
@@ -193,11 +193,15 @@ def known_of(
             mapping[pattern] = dataclasses.replace(
                 key, name=key.name.format(number), repeated=wanted.count(number) > 1
             )
+            if path in read.family.optional:
+                optional.append(pattern)
         others = (key.name.format(number) for number in range(count) if number not in wanted)
         left_out += [rf"{re.escape(other)}\..*" for other in others]
         if not wanted:
             left_out += [re.escape(copy) for copy in key.copies]
-    return pretrained.Known(mapping, tuple(left_out), counts, tuple(dict.fromkeys(notes)))
+    return pretrained.Known(
+        mapping, tuple(left_out), tuple(optional), counts, tuple(dict.fromkeys(notes))
+    )
 
 
 def _numbered(here: str, wanted: list[int]) -> str:

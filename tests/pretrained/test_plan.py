@@ -320,6 +320,28 @@ def test_models_that_are_not_built(folder):
         plan(model_of(), folder, mapping={"(": "a"})
 
 
+def test_the_file_changes_after_the_plan(folder):
+    """Names, shapes and dtypes are looked at again before the first variable is assigned."""
+    model = model_of()
+    before = [w.numpy() for w in model.weights]
+    made = plan(model, folder, mapping=MAPPING)
+    changed = {"enc.1.bias": np.zeros(4, "float32"), "out.weight": np.zeros((2, 3), "float16")}
+    rewrite(folder, drop=["enc.1.weight"], **changed, more=np.zeros(1))
+    with pytest.raises(PlanError, match="has changed since the plan was made; nothing") as caught:
+        made.apply()
+    for said in (
+        "key 'enc.1.weight' is gone",
+        "key 'enc.1.bias' was float32 (3,) and is float32 (4,)",
+        "key 'out.weight' was float32 (2, 3) and is float16 (2, 3)",
+        "key 'more' is new",
+    ):
+        assert said in str(caught.value)
+    for weight, value in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), value)
+    rewrite(folder)
+    made.apply()
+
+
 def test_mirrored_variables(folder):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from tfwd.paths import compiled, matches
-from tfwd.pretrained.layouts import Layout, layout_of
+from tfwd.pretrained.layouts import Layout, doubt, layout_of
 from tfwd.pretrained.mapping import Key, Known, Mapped, Rules, candidates, find_prefix
 from tfwd.pretrained.opening import open_source
 from tfwd.pretrained.plan import Plan, Step, nearest
@@ -114,7 +114,7 @@ class _Planning:
         for target in targets:
             found = rules.keys(target) or family.keys(target)
             if mapping is None and known is None:
-                found = [("", Key(target.path), False)]
+                found = [("", Key(target.path, transposed=False), False)]
             keys = {(key.name, is_layer) for _, key, is_layer in found}
             if len(keys) > 1:
                 given = " and ".join(f"'{name}'" for name in sorted(name for name, _ in keys))
@@ -122,8 +122,11 @@ class _Planning:
             if found:
                 _, key, is_layer = found[0]
                 self._choices[target.path] = key, candidates(target, key, is_layer)
-        self._left_out = [*(known.left_out if known else ()), *family.unused_keys()]
-        self._known = known
+        self._known, self._lacking = known, family.unused_keys()
+        self._left_out = list(known.left_out) if known else []
+        for pattern in known.optional if known else ():
+            if pattern in self._lacking:
+                self._left_out.append(self._lacking.pop(pattern))
         paths = {end for target in targets for end in (target.path, _layer(target.path))}
         self._mistakes += [
             f"mapping: {pattern!r} fits no variable and no layer"
@@ -170,10 +173,11 @@ class _Planning:
             left_out=[key for key in rest if key in ignored or key in known],
             mistakes=self._mistakes,
             strict=strict,
-            notes=self._notes(),
+            notes=self._notes(rest),
+            entries=dict(self._source.entries),
         )
 
-    def _notes(self) -> list[str]:
+    def _notes(self, rest: list[str]) -> list[str]:
         """What explains what is missing or unexpected in a file of a family."""
         if not self._known:
             return []
@@ -189,7 +193,13 @@ class _Planning:
                     f"the config tells of {count} layers, and the file has {max(numbers) + 1} "
                     f"({self._prefix}{template}): are they of the same model?"
                 )
-        return [*found[:1], *self._known.notes]
+        lacking = [
+            f"key '{key}' is for a part of this family that the layer does not have"
+            for expression in self._lacking.values()
+            for key in rest
+            if self._is_one(key, [expression])
+        ]
+        return [*found[:1], *lacking[:3], *self._known.notes]
 
     def _step(self, target: Target) -> Step | None:
         """What a variable gets; None if there is nothing, or nothing that fits."""
@@ -215,7 +225,9 @@ class _Planning:
         if transposed is None:
             transposed = self._source.transposed
         entry, layout = self._source.entries[name], layout_of(target, transposed)
-        if entry.shape != layout.shape:
+        if reason := doubt(target, key, transposed):
+            self._mistakes.append(reason)
+        elif entry.shape != layout.shape:
             self._mistakes.append(_other_shape(target, layout, name, entry))
         elif not _castable(entry.dtype, target.dtype):
             self._mistakes.append(
