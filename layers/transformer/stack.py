@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
+from tfwd.layers.transformer.inputs import Inputs, of_places
 from tfwd.layers.transformer.layer import TransformerLayer
 from tfwd.layers.transformer.published import Published
 
@@ -107,6 +108,10 @@ class TransformerStack(Published):
         self.built = True
 
     def call(self, inputs: tf.Tensor, mask: Any = None, training: Any = None) -> Any:
+        if mask is not None:  # checked here, once for all layers
+            checked = Inputs(self)
+            mask = checked.mask("mask", mask, inputs, inputs)
+            inputs = checked.marked(inputs)
         states = [inputs]
         for i in range(self.num_layers):
             states.append(self.run(states[-1], i, i + 1, mask, training))
@@ -124,4 +129,5 @@ class TransformerStack(Published):
         return [input_shape] * (self.num_layers + 1) if self.return_all else input_shape
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        mask = of_places(mask)
         return [mask] * (self.num_layers + 1) if self.return_all else mask
