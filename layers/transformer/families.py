@@ -177,9 +177,16 @@ ALBERT = Family(
     beside=_BESIDE,
 )
 
+# What a config leaves out is here as BERT has it.
+XLM_ROBERTA = dataclasses.replace(
+    ROBERTA, settings={**ROBERTA.settings, "vocabulary_size": ("vocab_size", 30522)}
+)
+
 FAMILIES = {
     "bert": BERT,
     "roberta": ROBERTA,
+    "xlm-roberta": XLM_ROBERTA,
+    "camembert": XLM_ROBERTA,
     "distilbert": DISTILBERT,
     "electra": ELECTRA,
     "albert": ALBERT,

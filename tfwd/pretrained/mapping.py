@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tfwd.paths import compiled
 from tfwd.pretrained.targets import Target
@@ -58,6 +58,7 @@ class Known:
             fits nothing leaves its keys unexpected.
         counts: for keys with `{}` for the number of a layer, how many layers the config tells of.
         notes: what explains what is missing or unexpected, a sentence each.
+        problems: what is wrong with the layer whose weights they are, a sentence each.
     """
 
     mapping: Mapping[str, Key]
@@ -65,6 +66,29 @@ class Known:
     optional: tuple[str, ...] = ()
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @staticmethod
+    def of_all(parts: Sequence[Known]) -> Known:
+        """Returns what is known of a file that has the weights of several layers of a model.
+
+        A key is left out if each of them leaves it out. Several may have the same key.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        first, *others = (part.left_out for part in parts)
+        return Known(
+            mapping={
+                pattern: dataclasses.replace(key, repeated=True)
+                for part in parts
+                for pattern, key in part.mapping.items()
+            },
+            left_out=tuple(p for p in first if all(p in other for other in others)),
+            optional=tuple(p for part in parts for p in part.optional),
+            counts={key: count for part in parts for key, count in part.counts.items()},
+            notes=tuple(note for part in parts for note in part.notes),
+            problems=tuple(problem for part in parts for problem in part.problems),
+        )
 
 
 class Rules:
