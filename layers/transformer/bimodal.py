@@ -234,7 +234,7 @@ class BiModalEncoder(Composite):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> BiModalEncoder:
         stacks = {name: _keras.configs.deserialize(config[name]) for name in ("first", "second")}
-        return cls(**{**config, **stacks})
+        return cls.with_flags(config, lambda own: cls(**{**own, **stacks}))
 
     def _connection(self, stack: TransformerStack, heads: int, size: int, name: str) -> Connection:
         return self.inner(

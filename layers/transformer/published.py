@@ -61,7 +61,7 @@ class Published(Composite):
                 range.
         """
         if not is_published(config):
-            return cls(**{**config, **overrides})
+            return cls.with_flags(config, lambda own: cls(**{**own, **overrides}))
         read = read_config(config, overrides)
         if read.model_type not in cls.families:
             other = "T5 and T5Stack" if read.model_type == "t5" else "Bert and its parts"
