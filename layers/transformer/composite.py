@@ -10,7 +10,6 @@ import keras
 
 from tfwd import _keras
 
-
 _FLAGS = "trainable_inside"  # its key in configs
 
 
