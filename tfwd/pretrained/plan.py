@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -131,13 +132,23 @@ class Plan:
             PlanError: something is in the way, or the file has other names, shapes or dtypes than
                 when the plan was made; nothing is assigned then.
             SourceError: the file cannot be read.
+
+        Warns:
+            UserWarning: some numbers are NaN or infinite, or more than one in a thousand becomes 0
+                in a variable's dtype. If that holds for a whole tensor, it is an error.
         """
         self.check()
         with self._opened() as source:
-            if mistakes := assignment.differences(source, self.steps, allow_overflow):
+            doubts: list[str] = []
+            if mistakes := assignment.differences(source, self.steps, allow_overflow, doubts):
                 lines = "".join(f"\n- {line}" for line in mistakes)
                 raise PlanError(f"{self.source}: nothing was loaded.{lines}")
-            assignment.assign(source, self.steps)
+            assignment.assign(source, self.steps, doubts)
+        if doubts:
+            more = f"; and {len(doubts) - SHOWN} more such" if len(doubts) > SHOWN else ""
+            warnings.warn(
+                f"{self.source} was loaded, but {'; '.join(doubts[:SHOWN])}{more}", stacklevel=2
+            )
         return self
 
     def value_of(self, variable: keras.Variable) -> np.ndarray | None:
