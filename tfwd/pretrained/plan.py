@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfwd.pretrained import assignment
+from tfwd.pretrained import assignment, listeners
 from tfwd.pretrained.layouts import Layout
 from tfwd.pretrained.opening import open_source
 from tfwd.pretrained.sources import Entry, Source
@@ -144,6 +144,7 @@ class Plan:
                 lines = "".join(f"\n- {line}" for line in mistakes)
                 raise PlanError(f"{self.source}: nothing was loaded.{lines}")
             assignment.assign(source, self.steps, doubts)
+        listeners.tell(step.target.variable for step in self.steps)
         if doubts:
             more = f"; and {len(doubts) - SHOWN} more such" if len(doubts) > SHOWN else ""
             warnings.warn(
