@@ -32,7 +32,7 @@ class ApartThenTogether(keras.Model):
     def call(self, texts):
         halves, masks = [], []
         for kind, ids in enumerate(texts):
-            embedded = self.embeddings(ids, type_ids=tf.fill(tf.shape(ids), kind))
+            embedded = self.embeddings(ids, token_type_ids=tf.fill(tf.shape(ids), kind))
             masks.append(tf.not_equal(ids, 0))
             halves.append(self.lower(embedded, mask=masks[-1]))
         both = self.upper(tf.concat(halves, axis=1), mask=tf.concat(masks, axis=1))

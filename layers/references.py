@@ -6,6 +6,7 @@ so files that were written by a plain layer still load, and no optimizer sees th
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import tensorflow as tf
 from tfwd import _keras, pretrained
 from tfwd.layers.weight_selection import Target, TargetedWeights
 from tfwd.parametrizations import Parametrization
+from tfwd.pretrained import listeners
 
 
 class _Held(NamedTuple):
@@ -38,6 +40,29 @@ class References(keras.layers.Layer):
         object.__setattr__(self, "_starts", {})  # the weights that are taken as they are at first
         self.built = True
 
+    def weights_were_set(self, ids: set[int]) -> None:
+        """Warns if the references were taken from weights that have been replaced.
+
+        Args:
+            ids: the ids of the variables that have new weights.
+        """
+        if not tf.executing_eagerly():
+            return
+        for name, variable in self._starts.items():
+            if id(variable) in ids and bool(self._held[name].taken.read_value()):
+                warnings.warn(
+                    f"layer '{self._owner}' has new weights, and its Mixout still mixes with those "
+                    "of its first training call: call tfwd.reset_references(model), unless the new "
+                    "weights are of the same training run",
+                    stacklevel=4,
+                )
+                return
+
+    def reset(self) -> None:
+        """Forgets the references that were taken; the next training call takes them anew."""
+        for name in self._starts:
+            self._held[name].taken.assign(False)
+
     def make(self, targeted: TargetedWeights) -> None:
         """Makes the copies that there are none of yet; those that come from a source are read.
 
@@ -51,6 +76,8 @@ class References(keras.layers.Layer):
                     start = isinstance(element.towards, str) and element.towards == "start"
                     read = None if start else _read(self._owner, target, element.towards)
                     found.append((name, target.variable, element.reference_dtype, read))
+        if found:
+            listeners.add(self)
         for name, variable, dtype, read in found:
             dtype = dtype or _keras.variables.dtype_name(variable)
             value = np.zeros(tuple(variable.shape), "bool") if read is None else read
@@ -136,6 +163,40 @@ def begin(layer: keras.layers.Layer, training: bool | tf.Tensor) -> None:
     for inner in _keras.layers.all_layers(layer):
         if isinstance(inner, References):
             inner.begin(training)
+
+
+def reset_references(layer: keras.layers.Layer) -> None:
+    """Has Mixout take its references anew, from the weights of the next training call.
+
+    Call it after other weights were loaded into a model that has been trained: until then Mixout
+    goes on with the weights of its first training call. References that came from a file, a dict or
+    a plan stay.
+
+    Args:
+        layer: a model or a layer with Mixout in it.
+
+    Raises:
+        ValueError: it has no references.
+
+    Example:
+
+    >>> import keras, tensorflow as tf, tfwd
+    >>> from tfwd import layers
+    >>> dense = layers.Mixout(keras.layers.Dense(2, use_bias=False), rate=0.5, seed=1)
+    >>> x = tf.ones((1, 3))
+    >>> _ = dense(x, training=True)
+    >>> dense.layer.set_weights([tf.zeros((3, 2)).numpy()])
+    >>> tfwd.reset_references(dense)
+    >>> bool(tf.reduce_all(dense(x, training=True) == 0.0))
+    True
+    """
+    found = [x for x in _keras.layers.all_layers(layer) if isinstance(x, References)]
+    if not found:
+        raise ValueError(
+            f"'{layer.name}' has no references: give a model or a layer whose weights Mixout mixes"
+        )
+    for references in found:
+        references.reset()
 
 
 def variables(layer: keras.layers.Layer) -> list[tf.Variable]:

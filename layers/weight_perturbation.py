@@ -35,6 +35,7 @@ from tfwd.layers.substituted_call import CallAnalysis, SubstitutedCall, outer_wr
 from tfwd.layers.weight_selection import Parametrizations, TargetedWeights
 from tfwd.parametrizations import Parametrization, chain
 from tfwd.parametrizations.chain import BoundParametrization
+from tfwd.pretrained import listeners
 
 # Attributes that a plain layer on the same variables does not have.
 PERTURBATION_ATTRIBUTES = frozenset(
@@ -95,6 +96,11 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             self.references = References(self.name)  # type: ignore[attr-defined]
         if has_weights:
             self._targeted()
+
+    def set_weights(self, weights: Any) -> None:
+        """Sets the weights; warns if Mixout has taken its references already."""
+        super().set_weights(weights)  # type: ignore[misc]
+        listeners.tell(self.weights)  # type: ignore[attr-defined]
 
     @property
     def share_across_replicas(self) -> bool:

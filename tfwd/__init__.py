@@ -39,6 +39,7 @@ from tfwd import (
     pretrained,
 )
 from tfwd.layers import transformer  # noqa: F401, registers their classes
+from tfwd.layers.references import reset_references
 from tfwd.models import parametrize, unwrap
 
 __all__ = [
@@ -52,5 +53,6 @@ __all__ = [
     "parametrizations",
     "parametrize",
     "pretrained",
+    "reset_references",
     "unwrap",
 ]

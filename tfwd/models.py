@@ -14,6 +14,7 @@ from tfwd.layers import weight_selection
 from tfwd.layers.parametrized import Parametrized
 from tfwd.layers.seed_stream import checked_seed
 from tfwd.parametrizations import Parametrization
+from tfwd.pretrained import listeners
 
 
 def parametrize(
@@ -181,6 +182,11 @@ class ParametrizedModel(keras.Model):
         )
         _keras.wrapping.adopt_call(self, model)
         self.built = _keras.layers.has_weights(model)
+
+    def set_weights(self, weights: Any) -> None:
+        """Sets the weights; warns if Mixout has taken its references already."""
+        super().set_weights(weights)
+        listeners.tell(self.weights)
 
     @property
     def calls(self) -> Any:

@@ -1,4 +1,8 @@
-"""Activations by the names that configs of published models have for them."""
+"""Activations by the names that configs of published models have for them.
+
+The formulas are those of Hugging Face's `transformers`. Keras has other formulas under some of
+these names: the slope of its "leaky_relu" is 0.2, and there it is 0.01.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +23,43 @@ def _tanh_gelu(x: Any) -> tf.Tensor:
     return 0.5 * x * (1.0 + tf.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def _clipped_gelu(x: Any) -> tf.Tensor:
+    return tf.clip_by_value(_gelu(x), -10.0, 10.0)
+
+
+def _quick_gelu(x: Any) -> tf.Tensor:
+    return x * tf.sigmoid(1.702 * x)
+
+
+def _leaky_relu(x: Any) -> tf.Tensor:
+    return tf.nn.leaky_relu(x, alpha=0.01)
+
+
+def _squared_relu(x: Any) -> tf.Tensor:
+    return tf.square(tf.nn.relu(x))
+
+
+def _mish(x: Any) -> tf.Tensor:
+    return x * tf.tanh(tf.math.softplus(x))
+
+
 BY_NAME: dict[str, Callable[[Any], tf.Tensor]] = {
     "gelu": _gelu,
+    "gelu_python": _gelu,
+    "gelu_10": _clipped_gelu,
     "gelu_new": _tanh_gelu,
     "gelu_fast": _tanh_gelu,
+    "gelu_accurate": _tanh_gelu,
     "gelu_pytorch_tanh": _tanh_gelu,
+    "gelu_python_tanh": _tanh_gelu,
+    "quick_gelu": _quick_gelu,
+    "leaky_relu": _leaky_relu,
+    "linear": tf.identity,
+    "mish": _mish,
     "relu": tf.nn.relu,
+    "relu2": _squared_relu,
+    "relu6": tf.nn.relu6,
+    "sigmoid": tf.nn.sigmoid,
     "silu": tf.nn.silu,
     "swish": tf.nn.silu,
     "tanh": tf.nn.tanh,
@@ -32,7 +67,7 @@ BY_NAME: dict[str, Callable[[Any], tf.Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Any], tf.Tensor]:
-    """The function of a name: one of published configs ("gelu" is exact), or one of Keras's.
+    """Returns the function of a name: one of published configs first, else one of Keras's.
 
     Raises:
         ValueError: there is none of that name.

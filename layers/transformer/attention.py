@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.layers.transformer.composite import Composite, built, initializer
+from tfwd.layers.transformer.inputs import Inputs, of_places
 
 
 class Heads(Composite):
@@ -67,6 +68,11 @@ class Heads(Composite):
         """The formula of `Attention`."""
         if context_mask is None:
             context_mask = _keras.layers.get_mask(context)
+        if context_mask is not None:
+            checked = Inputs(self)
+            name = "mask" if context is inputs else "context_mask"
+            context_mask = checked.mask(name, context_mask, keys=context, queries=inputs)
+            inputs = checked.marked(inputs)
         queries = self._heads(self.query(inputs))
         keys = self._heads(self.key(context))
         values = self._heads(self.value(context))
@@ -86,6 +92,10 @@ class Heads(Composite):
         shape = tf.shape(inputs)
         merged = tf.reshape(merged, [shape[0], shape[1], self.num_heads * self.head_size])
         return self.output_dense(merged)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """The mask of the inputs' places, if there is one."""
+        return of_places(mask[0] if isinstance(mask, (list, tuple)) else mask)
 
     def _heads(self, flat: tf.Tensor) -> tf.Tensor:
         """`[batch, places, heads * size]` as `[batch, heads, places, size]`."""
@@ -190,6 +200,5 @@ _initializer = initializer
 
 def _left_out(mask: Any, dtype: tf.DType) -> tf.Tensor:
     """What is added to scores: 0, or where the mask is false what leaves nothing of them."""
-    mask = tf.cast(mask, tf.bool)
     mask = mask[:, None, None, :] if len(mask.shape) == 2 else mask[:, None, :, :]
     return tf.where(mask, tf.zeros([], dtype), tf.constant(dtype.min, dtype))

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import keras
-import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import Composite, built
 from tfwd.layers.transformer.embeddings import Embeddings
+from tfwd.layers.transformer.inputs import Inputs, OfIds, of_places
 from tfwd.layers.transformer.pooler import Pooler
 from tfwd.layers.transformer.published import Published
 from tfwd.layers.transformer.stack import TransformerStack
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
-class Bert(Published):
+class Bert(OfIds, Published):
     """Embeddings, a stack of transformer layers, and a pooler if it is wanted.
 
     Formula: `h_0 = embeddings(ids)`, `h_i = layer_i(h_(i-1))`, `pooled = tanh(h_n[:, 0] W + b)`.
@@ -27,16 +28,24 @@ class Bert(Published):
 
     Args:
         vocabulary_size, max_length, type_vocabulary_size, embedding_size, padding_id,
-            padding_position: as in `Embeddings`.
+            padding_position, project: as in `Embeddings`.
         hidden_size, num_layers, num_heads, intermediate_size, activation, dropout,
             attention_dropout, epsilon, initializer, num_shared: as in `TransformerStack`.
         add_pooler: whether there is a pooler; without it there are no weights for one.
         return_all: whether all hidden states are returned.
         **kwargs: as for any layer.
 
-    Call: `bert(ids, type_ids=None, mask=None, position_ids=None, training=None)`, each of integers,
-    `[batch, places]`; `mask` is what tokenizers call the attention mask: 1 where there is text. By
-    default it is `ids != padding_id`.
+    Call: `bert(ids, token_type_ids=None, mask=None, position_ids=None, training=None)`. Only the
+    ids may be given by position. Ids are integers, `[batch, places]`. `mask` is called attention
+    mask by tokenizers: True or 1 where there is text, `[batch, places]` or `[batch, places,
+    places]`. By default it is `ids != padding_id`.
+
+    A dict may take the place of the ids: `bert({"input_ids": ..., "attention_mask": ...,
+    "token_type_ids": ...})`, as Hugging Face's tokenizers give it, or with keras-hub's "token_ids",
+    "padding_mask" and "segment_ids".
+
+    Ids and masks that are wrong are an error. A function that XLA compiles cannot raise: there the
+    outputs are NaN.
 
     Output: the last hidden state, `[batch, places, hidden_size]`. With `add_pooler` or `return_all`
     a dict: "last_hidden_state"; "pooler_output", `[batch, hidden_size]`; "hidden_states", a list
@@ -56,6 +65,12 @@ class Bert(Published):
     "DistilBERT" (2019); Clark et al., "ELECTRA" (2020); Lan et al., "ALBERT" (2020). Without a mask
     Hugging Face's classes attend to padding, with a warning; this layer does not.
     """
+
+    names: ClassVar[dict[str, str]] = {
+        **Embeddings.names,
+        **{"attention_mask": "mask", "padding_mask": "mask"},
+    }
+    former = Embeddings.former
 
     def __init__(
         self,
@@ -77,6 +92,7 @@ class Bert(Published):
         num_shared: int | None = None,
         add_pooler: bool = False,
         return_all: bool = False,
+        project: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -98,11 +114,13 @@ class Bert(Published):
         self.num_shared = num_shared
         self.add_pooler = add_pooler
         self.return_all = return_all
+        self.project = project
         self.embeddings = self._part(Embeddings, "embeddings")
         self.stack = self._part(TransformerStack, "stack", return_all=True)
         self.pooler = self._part(Pooler, "pooler") if add_pooler else None
 
     def build(self, input_shape: Any) -> None:
+        input_shape = self.ids_of(input_shape)
         hidden = (*input_shape, self.hidden_size)
         built(self.embeddings, *input_shape)
         built(self.stack, *hidden)
@@ -112,17 +130,27 @@ class Bert(Published):
 
     def call(
         self,
-        inputs: tf.Tensor,
-        type_ids: Any = None,
+        inputs: Any,
+        *,
+        token_type_ids: Any = None,
         mask: Any = None,
         position_ids: Any = None,
         training: Any = None,
     ) -> Any:
+        given = {"token_type_ids": token_type_ids, "position_ids": position_ids}
+        mask = None if isinstance(mask, Mapping) else mask  # what Keras has found in a dict
+        ids, given = self.unpacked(inputs, mask=mask, **given)
+        mask = given.pop("mask")
+        embedded = self.embeddings(ids, **given, training=training)
         if mask is None:
-            mask = self.embeddings.compute_mask(inputs)
-        embedded = self.embeddings(inputs, type_ids, position_ids, training=training)
+            mask = self.embeddings.compute_mask(ids)
+        else:
+            checked = Inputs(self)
+            mask = checked.mask("mask", mask, embedded, embedded)
+            embedded = checked.marked(embedded)
         states = self.stack(embedded, mask=mask, training=training)
-        if mask is not None:  # also one that was given, which Keras does not hand on by itself
+        # Also one that was given, which Keras does not hand on by itself. Its masks are of places.
+        if mask is not None and mask.shape.rank == 2:
             for state in states:
                 _keras.layers.set_mask(state, mask)
         if not self.add_pooler and not self.return_all:
@@ -136,8 +164,12 @@ class Bert(Published):
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """True where a token is no padding."""
+        if isinstance(mask, Mapping):
+            mask = None
         if mask is None:
-            mask = self.embeddings.compute_mask(inputs)
+            mask = self.ids_of(inputs, "mask")
+            mask = self.embeddings.compute_mask(inputs) if mask is None else mask
+        mask = of_places(mask)
         if not self.add_pooler and not self.return_all:
             return mask
         masks: dict[str, Any] = {"last_hidden_state": mask}
@@ -148,6 +180,7 @@ class Bert(Published):
         return masks
 
     def compute_output_shape(self, input_shape: Any) -> Any:
+        input_shape = self.ids_of(input_shape)
         hidden = (*input_shape, self.hidden_size)
         if not self.add_pooler and not self.return_all:
             return hidden

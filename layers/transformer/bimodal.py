@@ -13,6 +13,7 @@ from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.activations import activation as activation_of
 from tfwd.layers.transformer.attention import Attention
 from tfwd.layers.transformer.composite import Composite, built
+from tfwd.layers.transformer.inputs import Inputs, of_places
 from tfwd.layers.transformer.stack import TransformerStack
 
 
@@ -197,7 +198,12 @@ class BiModalEncoder(Composite):
             first_mask = _keras.layers.get_mask(inputs)
         if second_mask is None:
             second_mask = _keras.layers.get_mask(other)
-        x, y, at = inputs, other, [0, 0]
+        checked = Inputs(self)
+        if first_mask is not None:
+            first_mask = checked.mask("first_mask", first_mask, inputs, inputs)
+        if second_mask is not None:
+            second_mask = checked.mask("second_mask", second_mask, other, other)
+        x, y, at = checked.marked(inputs), checked.marked(other), [0, 0]
         ends = [self.first.num_layers, self.second.num_layers]
         for pair, looks in zip([*self.connections, ends], [*self.looks, None], strict=True):
             x = self.first.run(x, at[0], pair[0], first_mask, training)
@@ -215,7 +221,8 @@ class BiModalEncoder(Composite):
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Each stream keeps its mask."""
-        return tuple(mask) if isinstance(mask, (list, tuple)) else (mask, None)
+        masks = mask if isinstance(mask, (list, tuple)) else (mask, None)
+        return tuple(map(of_places, masks))
 
     def get_config(self) -> dict[str, Any]:
         stacks = {"first": self.first, "second": self.second}
@@ -227,7 +234,7 @@ class BiModalEncoder(Composite):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> BiModalEncoder:
         stacks = {name: _keras.configs.deserialize(config[name]) for name in ("first", "second")}
-        return cls(**{**config, **stacks})
+        return cls.with_flags(config, lambda own: cls(**{**own, **stacks}))
 
     def _connection(self, stack: TransformerStack, heads: int, size: int, name: str) -> Connection:
         return self.inner(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
 
 from tfwd import _keras
+
+_FLAGS = "trainable_inside"  # its key in configs
 
 
 class Composite(keras.layers.Layer):
@@ -40,13 +43,61 @@ class Composite(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         own = {name: _config_of(getattr(self, name)) for name in self.arguments()}
-        return {**super().get_config(), **own}
+        flags = _flags(self)
+        return {**super().get_config(), **own, **({_FLAGS: flags} if flags else {})}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Makes a layer from its config, with the `trainable` flags of the layers that it holds."""
+        return cls.with_flags(config, lambda own: cls(**own))
+
+    @staticmethod
+    def with_flags(config: Mapping[str, Any], make: Callable[[dict[str, Any]], Any]) -> Any:
+        """Makes a layer, and gives the layers that it holds the `trainable` flags of a config.
+
+        Args:
+            config: a layer's config.
+            make: makes the layer from the rest of the config.
+        """
+        own = dict(config)
+        flags = own.pop(_FLAGS, {})
+        layer = make(own)
+        if not layer.trainable:  # then the layers that it holds are frozen too
+            layer.trainable = True  # else Keras 3 sees nothing to set
+            layer.trainable = False
+        inside = dict(_inside(layer))
+        for path, flag in flags.items():
+            if path in inside:
+                inside[path].trainable = flag
+        return layer
 
     @classmethod
     def arguments(cls) -> list[str]:
         """The names of the arguments that are this class's own."""
         parameters = inspect.signature(cls.__init__).parameters.values()
         return [p.name for p in parameters if p.name != "self" and p.kind != p.VAR_KEYWORD]
+
+
+def _inside(layer: keras.layers.Layer, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the layers that a layer holds with their paths, each before those that it holds."""
+    for held in _keras.layers.sublayers(layer):
+        there = f"{path}{held.name}"
+        yield there, held
+        yield from _inside(held, f"{there}/")
+
+
+def _flags(layer: keras.layers.Layer, path: str = "") -> dict[str, bool]:
+    """Returns the `trainable` flags that differ from those of the layer around, outer ones first.
+
+    To set a flag sets those of all layers inside; so these tell all of them.
+    """
+    found: dict[str, bool] = {}
+    for held in _keras.layers.sublayers(layer):
+        there = f"{path}{held.name}"
+        if held.trainable != layer.trainable:
+            found[there] = held.trainable
+        found |= _flags(held, f"{there}/")
+    return found
 
 
 def built(layer: keras.layers.Layer, *shape: int | None) -> None:

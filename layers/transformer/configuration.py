@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tfwd.layers.transformer.activations import BY_NAME
 from tfwd.layers.transformer.families import FAMILIES, Family
 from tfwd.layers.transformer.t5_family import T5
 from tfwd.pretrained import Key
@@ -23,6 +24,14 @@ _NOT_HERE = {
     "pruned_heads": ({}, None),
     "inner_group_num": (1, None),
 }
+_AT_LEAST_0 = {"type_vocabulary_size", "padding_id", "padding_position"}
+_MAY_BE_NONE = {"num_decoder_layers", "padding_id", "padding_position", "embedding_size"}
+_REAL = {"dropout", "attention_dropout", "epsilon", "initializer"}
+# What the shapes of weights do not tell, and the numbers that a model computes depend on.
+_NOT_IN_SHAPES = (
+    *("num_heads", "head_size", "num_shared", "activation", "epsilon", "padding_position"),
+    *("padding_id", "num_buckets", "max_distance", "gated", "scaled"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +57,66 @@ class Configuration:
     def arguments(self) -> dict[str, Any]:
         """The arguments of the layers here."""
         return {**self.family.arguments(self.values), **self.overrides}
+
+    def check(self) -> None:
+        """Verifies that numbers are numbers, and that the activation is one that is here.
+
+        Raises:
+            ValueError: one is not.
+        """
+        for argument, (key, default) in self.family.settings.items():
+            value = self.values.get(key, default)
+            if argument == "activation" or (value is None and argument in _MAY_BE_NONE):
+                continue
+            is_real, least = argument in _REAL, int(argument not in _AT_LEAST_0)
+            kinds = (int, float) if is_real else int
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                what = "number" if is_real else "whole number"
+                raise ValueError(f"{self.name}: {key}={value!r} is not a {what}: correct the file")
+            if value < (0 if is_real else least):
+                raise ValueError(
+                    f"{self.name}: {key}={value!r}: give {0 if is_real else least} or more"
+                )
+        activation = self.family.arguments(self.values)["activation"]
+        if activation not in BY_NAME:
+            key = self.family.settings.get("activation", ("feed_forward_proj",))[0]
+            raise ValueError(
+                f"{self.name}: {key}={self.values.get(key)!r}: activation={activation!r} is not "
+                f"built here; there are {', '.join(BY_NAME)}"
+            )
+
+    def differences(self, layer: Any) -> list[str]:
+        """Says which arguments of a layer differ from the config, where no shape tells.
+
+        Args:
+            layer: a layer that is to have this model's weights.
+        """
+        published: dict[str, Any] = {"num_shared": None, "padding_position": None}
+        published |= self.family.arguments(self.values)
+        if published["num_shared"] == published["num_layers"]:
+            published["num_shared"] = None
+        found = []
+        for name in _NOT_IN_SHAPES:
+            if not hasattr(layer, name) or name not in published:
+                continue
+            ours, theirs = getattr(layer, name), published[name]
+            if name == "activation":
+                same = BY_NAME.get(ours) is BY_NAME.get(theirs)
+            elif name == "num_shared":
+                same = ours == theirs or (theirs is None and ours == layer.num_layers)
+            elif name == "padding_id":  # None: no mask by itself
+                same = ours in (None, theirs)
+            elif name == "scaled":  # of some files "tied" is wrong, and "scaled" with it
+                same = ours in (None, theirs) or layer.tied != published["tied"]
+            else:
+                same = ours == theirs
+            if not same:
+                found.append(
+                    f"{self.name}: {name} is {theirs!r} there, and {ours!r} in layer "
+                    f"'{layer.name}': with other values its weights compute something else; leave "
+                    f"{name} out"
+                )
+        return found
 
     def rules(self) -> Mapping[str, str | Key]:
         """Which layer here has its weights under which key."""
@@ -111,7 +180,9 @@ def read_config(source: Any, overrides: Mapping[str, Any] | None = None) -> Conf
     for key, fine in _NOT_HERE.items():
         if values.get(key) not in fine:
             raise ValueError(f"{name}: {key}={values[key]!r} is not built here")
-    return Configuration(name, model_type, values, overrides or {})
+    read = Configuration(name, model_type, values, overrides or {})
+    read.check()
+    return read
 
 
 def _read(path: str) -> tuple[str, Mapping[str, Any]]:

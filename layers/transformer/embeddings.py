@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
@@ -10,15 +10,16 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
+from tfwd.layers.transformer.inputs import Inputs, OfIds
 from tfwd.layers.transformer.published import Published
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
-class Embeddings(Published):
+class Embeddings(OfIds, Published):
     """What a transformer's first layer reads, of token ids.
 
-    Formula: `e = dropout(LayerNorm(words[id] + positions[place] + types[type]))`, and `e P + p` if
-    `hidden_size` is another width than `embedding_size`.
+    Formula: `e = dropout(LayerNorm(words[id] + positions[place] + types[type]))`. With a projection
+    the output is `e P + p`.
 
     Args:
         vocabulary_size: the number of token ids.
@@ -32,11 +33,14 @@ class Embeddings(Published):
             n + 1, n + 2, ..., and padding has place n.
         dropout: the rate at which the sum is dropped while training.
         epsilon: the normalization's.
+        project: whether there is a projection to `hidden_size`. None: if the widths differ. ALBERT
+            has a projection at equal widths too.
         initializer: of the tables; a float is the deviation of a truncated normal distribution.
         **kwargs: as for any layer.
 
-    Call: `layer(ids, type_ids=None, position_ids=None, training=None)`, each of integers, `[batch,
-    places]`. Without `type_ids` all are 0. Output: `[batch, places, hidden_size]`, with the mask
+    Call: `layer(ids, token_type_ids=None, position_ids=None, training=None)`. Each is of integers,
+    `[batch, places]`. Only the ids may be given by position; a dict with "input_ids" may take their
+    place. Without `token_type_ids` all are 0. Output: `[batch, places, hidden_size]`, with the mask
     `ids != padding_id`.
 
     The layers that it holds are `words`, `positions`, `types` (each an `Embedding`), `LayerNorm`
@@ -55,6 +59,12 @@ class Embeddings(Published):
     """
 
     part = "embeddings"
+    names: ClassVar[dict[str, str]] = {
+        **{"input_ids": "", "token_ids": ""},
+        **{"token_type_ids": "token_type_ids", "segment_ids": "token_type_ids"},
+        "position_ids": "position_ids",
+    }
+    former: ClassVar[dict[str, str]] = {"type_ids": "token_type_ids"}
 
     def __init__(
         self,
@@ -68,6 +78,7 @@ class Embeddings(Published):
         dropout: float = 0.0,
         epsilon: float = 1e-12,
         initializer: Any = 0.02,
+        project: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -81,6 +92,7 @@ class Embeddings(Published):
         self.dropout = dropout
         self.epsilon = epsilon
         self.initializer = composite.initializer(initializer)
+        self.project = project
         self._width = embedding_size or hidden_size
         self.words = self._table(vocabulary_size, "words")
         self.positions = self._table(max_length, "positions")
@@ -88,10 +100,16 @@ class Embeddings(Published):
         self.layer_norm = self.norm("LayerNorm")
         self.dropped = self.inner(keras.layers.Dropout, dropout, name="dropout")
         self.projection = None
-        if self._width != hidden_size:
+        if project is False and self._width != hidden_size:
+            raise ValueError(
+                f"Embeddings '{self.name}': project=False with embedding_size={embedding_size} and "
+                f"hidden_size={hidden_size}: different widths need a projection"
+            )
+        if self._width != hidden_size if project is None else project:
             self.projection = self.dense(hidden_size, "projection")
 
     def build(self, input_shape: Any) -> None:
+        input_shape = self.ids_of(input_shape)
         for table in (self.words, self.positions, self.types):
             if table is not None:
                 built(table, *input_shape)
@@ -102,30 +120,44 @@ class Embeddings(Published):
 
     def call(
         self,
-        inputs: tf.Tensor,
-        type_ids: Any = None,
+        inputs: Any,
+        *,
+        token_type_ids: Any = None,
         position_ids: Any = None,
         training: Any = None,
     ) -> tf.Tensor:
-        length = inputs.shape[1]
-        if length is not None and position_ids is None and length > self._longest():
-            raise ValueError(
-                f"Embeddings '{self.name}' has places for {self._longest()} tokens, and got "
-                f"{length}: cut the texts, or give another max_length"
-            )
-        total = self.words(inputs)
-        total += self.positions(self._places(inputs) if position_ids is None else position_ids)
+        inputs, given = self.unpacked(
+            inputs, token_type_ids=token_type_ids, position_ids=position_ids
+        )
+        types, places = given["token_type_ids"], given["position_ids"]
+        checked = Inputs(self)
+        ids = checked.ids("ids", inputs, self.vocabulary_size)
+        if places is None:
+            ids = checked.length(ids, self._longest())
+            places = self._places(ids)
+        else:
+            places = checked.ids("position_ids", places, self.max_length, like=ids)
+        total = self.words(ids) + self.positions(places)
         if self.types is not None:
-            total += self.types(tf.zeros_like(inputs) if type_ids is None else type_ids)
+            if types is not None:
+                types = checked.ids("token_type_ids", types, self.type_vocabulary_size, like=ids)
+            total += self.types(tf.zeros_like(ids) if types is None else types)
+        elif types is not None:
+            raise ValueError(
+                f"Embeddings '{self.name}' has no types of text (type_vocabulary_size=0): leave "
+                "token_type_ids out"
+            )
+        total = checked.marked(total)
         total = self.dropped(self.layer_norm(total), training=training)
         return total if self.projection is None else self.projection(total)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """True where a token is no padding."""
-        return mask if self.padding_id is None else _keras.ops.not_equal(inputs, self.padding_id)
+        ids = self.ids_of(inputs)
+        return mask if self.padding_id is None else _keras.ops.not_equal(ids, self.padding_id)
 
     def compute_output_shape(self, input_shape: Any) -> tuple:
-        return (*input_shape, self.hidden_size)
+        return (*self.ids_of(input_shape), self.hidden_size)
 
     def any_input_shape(self) -> tuple:
         return (None, None)

@@ -23,12 +23,14 @@ class Family:
         rules: for each path of a layer here, its key in a file.
         fixed: arguments that are the same in all models of the family.
         beside: patterns of keys that files may have besides, of parts that are not loaded.
+        optional: paths in `rules` of parts that a layer may lack although the file has them.
     """
 
     settings: Mapping[str, tuple[str, Any]]
     rules: Mapping[str, str]
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     beside: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ("pooler/dense",)
 
     def arguments(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of the layers here, for a config."""
@@ -158,6 +160,7 @@ ALBERT = Family(
         "attention_dropout": ("attention_probs_dropout_prob", 0.0),
         "num_shared": ("num_hidden_groups", 1),
     },
+    fixed={"project": True},
     rules={
         **_EMBEDDINGS,
         "embeddings/projection": "encoder.embedding_hidden_mapping_in",
@@ -174,9 +177,16 @@ ALBERT = Family(
     beside=_BESIDE,
 )
 
+# What a config leaves out is here as BERT has it.
+XLM_ROBERTA = dataclasses.replace(
+    ROBERTA, settings={**ROBERTA.settings, "vocabulary_size": ("vocab_size", 30522)}
+)
+
 FAMILIES = {
     "bert": BERT,
     "roberta": ROBERTA,
+    "xlm-roberta": XLM_ROBERTA,
+    "camembert": XLM_ROBERTA,
     "distilbert": DISTILBERT,
     "electra": ELECTRA,
     "albert": ALBERT,

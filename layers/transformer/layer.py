@@ -11,6 +11,7 @@ from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.activations import activation as activation_of
 from tfwd.layers.transformer.attention import SelfAttention
 from tfwd.layers.transformer.composite import Composite, built
+from tfwd.layers.transformer.inputs import of_places
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
@@ -27,7 +28,8 @@ class TransformerLayer(Composite):
         hidden_size: the width of input and output; `num_heads` divides it.
         intermediate_size: the width between the two products.
         activation: f: a name that configs of published models have ("gelu", which is exact;
-            "gelu_new", which is made of tanh; "relu", "silu"), or one of Keras's.
+            "gelu_new", which is made of tanh; "relu", "silu", "leaky_relu" of slope 0.01), or
+            another one of Keras's.
         dropout: the rate of the two dropouts.
         attention_dropout: the rate at which attention weights are dropped.
         epsilon: the normalizations'.
@@ -109,6 +111,10 @@ class TransformerLayer(Composite):
         attended = self.attention_norm(inputs + self.dropped(attended, training=training))
         outputs = self.output_dense(self._function(self.intermediate(attended)))
         return self.output_norm(attended + self.dropped(outputs, training=training))
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """The mask of places, if there is one."""
+        return of_places(mask)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape

@@ -21,6 +21,15 @@ from tfwd.layers.transformer.families import FAMILIES
 from tfwd.pretrained.targets import targets_of
 
 
+@dataclasses.dataclass(frozen=True)
+class _Origin:
+    """The published config that a layer was made from, its part there, and which layers."""
+
+    read: Configuration
+    part: str
+    layers: list[int] | None
+
+
 class Published(Composite):
     """Adds `from_config` and `from_pretrained` to a layer that is a part of a published model.
 
@@ -32,6 +41,7 @@ class Published(Composite):
     part = ""
     families: tuple[str, ...] = tuple(FAMILIES)
     hidden_size: int
+    _origin: _Origin | None = None
 
     @classmethod
     def from_config(cls, config: Any, layers: Iterable[int] | None = None, **overrides: Any) -> Any:
@@ -51,7 +61,7 @@ class Published(Composite):
                 range.
         """
         if not is_published(config):
-            return cls(**{**config, **overrides})
+            return cls.with_flags(config, lambda own: cls(**{**own, **overrides}))
         read = read_config(config, overrides)
         if read.model_type not in cls.families:
             other = "T5 and T5Stack" if read.model_type == "t5" else "Bert and its parts"
@@ -63,6 +73,8 @@ class Published(Composite):
         arguments = {k: v for k, v in read.arguments().items() if k in cls.arguments()}
         if cls.part_of(overrides) == "decoder":
             arguments["num_layers"] = read.count("decoder/")
+        if arguments.get("num_shared") == arguments.get("num_layers", 0):
+            arguments["num_shared"] = None
         if "num_layers" in arguments and layers is not None:
             read.numbers(layers, read.count(f"{cls.part_of(overrides)}/layer_{{}}"))
             arguments["num_layers"] = len(layers)
@@ -71,7 +83,9 @@ class Published(Composite):
                 f"{cls.__name__}.from_config: {', '.join(sorted(unknown))}: there are "
                 f"{', '.join(cls.arguments())}"
             )
-        return cls(**{**arguments, **overrides})
+        layer = cls(**{**arguments, **overrides})
+        layer._origin = _Origin(read, cls.part_of(overrides), layers)
+        return layer
 
     @classmethod
     def from_pretrained(
@@ -97,10 +111,11 @@ class Published(Composite):
             prefix, ignore, allow_missing, strict: as in `tfwd.pretrained.plan`.
             mapping: as there, for what the family's own does not say; it comes first.
             load_weights: False for fresh weights.
-            **overrides: as in `from_config`.
+            **overrides: as in `from_config`. With weights, an argument that no shape tells, such as
+                `num_heads`, must be the config's.
 
         Raises:
-            ValueError: as in `from_config`.
+            ValueError: as in `from_config`; or an argument makes another model than the config's.
             tfwd.pretrained.PlanError: something is missing, unexpected or of another shape.
             tfwd.pretrained.SourceError: the file is not there, or not whole.
         """
@@ -115,6 +130,8 @@ class Published(Composite):
         if not load_weights:
             _keras.layers.build(layer, shape)
             return layer
+        if differences := read.differences(layer):
+            raise ValueError(differences[0])
         with unfilled(layer):
             _keras.layers.build(layer, shape)
         plan = pretrained.plan(
@@ -135,6 +152,21 @@ class Published(Composite):
     def part_of(cls, overrides: Mapping[str, Any]) -> str:
         """Where a layer with some arguments stands in its family's whole model."""
         return cls.part
+
+    def known_keys(self, at: str = "") -> pretrained.Known | None:
+        """Returns what is known of the files of the model that it was made for by `from_config`.
+
+        Args:
+            at: the path of this layer in a model, with a `/` at its end.
+
+        Returns:
+            The rules for `tfwd.pretrained.plan`; None if the layer was made by its arguments.
+        """
+        if self._origin is None:
+            return None
+        read, part, layers = self._origin.read, self._origin.part, self._origin.layers
+        known = known_of(read, part, layers, at)
+        return dataclasses.replace(known, problems=tuple(read.differences(self)))
 
     def any_input_shape(self) -> tuple:
         """A shape of inputs by which it can be built."""
@@ -176,7 +208,7 @@ def known_of(
         at: the path of that part in the model that is filled.
     """
     front, mapping, left_out = f"{part}/" if part else "", {}, [*read.family.beside]
-    counts, notes = {}, []
+    optional, counts, notes = [], {}, []
     for path, rule in read.rules().items():
         key = rule if isinstance(rule, pretrained.Key) else pretrained.Key(rule)
         count = read.count(path) if "{}" in path else 1
@@ -193,11 +225,15 @@ def known_of(
             mapping[pattern] = dataclasses.replace(
                 key, name=key.name.format(number), repeated=wanted.count(number) > 1
             )
+            if path in read.family.optional:
+                optional.append(pattern)
         others = (key.name.format(number) for number in range(count) if number not in wanted)
         left_out += [rf"{re.escape(other)}\..*" for other in others]
         if not wanted:
             left_out += [re.escape(copy) for copy in key.copies]
-    return pretrained.Known(mapping, tuple(left_out), counts, tuple(dict.fromkeys(notes)))
+    return pretrained.Known(
+        mapping, tuple(left_out), tuple(optional), counts, tuple(dict.fromkeys(notes))
+    )
 
 
 def _numbered(here: str, wanted: list[int]) -> str:

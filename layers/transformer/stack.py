@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
+from tfwd.layers.transformer.inputs import Inputs, of_places
 from tfwd.layers.transformer.layer import TransformerLayer
 from tfwd.layers.transformer.published import Published
 
@@ -24,8 +25,8 @@ class TransformerStack(Published):
         num_layers: the number of layers.
         num_heads, hidden_size, intermediate_size, activation, dropout, attention_dropout, epsilon,
             initializer: as in `TransformerLayer`.
-        num_shared: how many layers there are to share, as ALBERT has them: the first
-            `num_layers / num_shared` times the same one, and so on. None: each its own.
+        num_shared: the number of layers with weights of their own, as in ALBERT: layer i has the
+            weights of number `int(i / (num_layers / num_shared))`. None: each has its own.
         return_all: whether to return all hidden states, and not only the last.
         **kwargs: as for any layer.
 
@@ -107,6 +108,10 @@ class TransformerStack(Published):
         self.built = True
 
     def call(self, inputs: tf.Tensor, mask: Any = None, training: Any = None) -> Any:
+        if mask is not None:  # checked here, once for all layers
+            checked = Inputs(self)
+            mask = checked.mask("mask", mask, inputs, inputs)
+            inputs = checked.marked(inputs)
         states = [inputs]
         for i in range(self.num_layers):
             states.append(self.run(states[-1], i, i + 1, mask, training))
@@ -115,7 +120,8 @@ class TransformerStack(Published):
     def run(self, inputs: tf.Tensor, start: int, stop: int, mask: Any, training: Any) -> tf.Tensor:
         """What the layers from number `start` on, up to `stop`, make of an input."""
         for i in range(start, stop):
-            layer = self.layers[i * len(self.layers) // self.num_layers]
+            # Hugging Face's formula, floating point included: 18 layers in 14 groups depend on it.
+            layer = self.layers[int(i / (self.num_layers / len(self.layers)))]
             inputs = layer(inputs, mask=mask, training=training)
         return inputs
 
@@ -123,4 +129,5 @@ class TransformerStack(Published):
         return [input_shape] * (self.num_layers + 1) if self.return_all else input_shape
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        mask = of_places(mask)
         return [mask] * (self.num_layers + 1) if self.return_all else mask

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
@@ -10,12 +11,13 @@ import tensorflow as tf
 from tfwd.layers.tied_dense import TiedDense
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
+from tfwd.layers.transformer.inputs import Inputs, OfIds
 from tfwd.layers.transformer.published import Published
 from tfwd.layers.transformer.t5_stack import T5Stack
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
-class T5(Published):
+class T5(OfIds, Published):
     """The text-to-text model T5: logits of the next token of one text, given another.
 
     Formula: `c = encoder(E[ids])`, `h = decoder(E[decoder_ids], c)`; the logits are
@@ -37,9 +39,11 @@ class T5(Published):
         return_all: whether all hidden states are returned.
         **kwargs: as for any layer.
 
-    Call: `t5(ids, decoder_ids, mask=None, decoder_mask=None, training=None)`; ids are integers,
-    `[batch, places]`. The mask is by default `ids != padding_id`; the decoder's is none, since what
-    is before a place is no padding. `t5.shifted(labels)` gives the decoder's ids for labels.
+    Call: `t5(ids, decoder_input_ids, mask=None, decoder_mask=None, training=None)`. Ids are
+    integers, `[batch, places]`. Only the ids may be given by position. The mask is by default `ids
+    != padding_id`; the decoder's is none, since what is before a place is no padding.
+    `t5.shifted(labels)` gives the decoder's ids for labels. A dict may take the place of the ids:
+    `t5({"input_ids": ..., "attention_mask": ..., "decoder_input_ids": ...})`.
 
     Output: logits, `[batch, places of the decoder, vocabulary_size]`. With `return_all` a dict:
     "logits", "encoder_last_hidden_state", "encoder_hidden_states", "decoder_hidden_states".
@@ -59,6 +63,14 @@ class T5(Published):
     """
 
     families = ("t5",)
+    positional = 2
+    names: ClassVar[dict[str, str]] = {
+        **{"input_ids": "", "encoder_token_ids": ""},
+        **{"attention_mask": "mask", "encoder_padding_mask": "mask"},
+        **{"decoder_input_ids": "decoder_input_ids", "decoder_token_ids": "decoder_input_ids"},
+        **{"decoder_attention_mask": "decoder_mask", "decoder_padding_mask": "decoder_mask"},
+    }
+    former: ClassVar[dict[str, str]] = {"decoder_ids": "decoder_input_ids"}
 
     def __init__(
         self,
@@ -115,7 +127,8 @@ class T5(Published):
         else:
             self.head = self.dense(vocabulary_size, "head", use_bias=False)
 
-    def build(self, inputs_shape: Any, decoder_ids_shape: Any = None) -> None:
+    def build(self, inputs_shape: Any, decoder_input_ids_shape: Any = None) -> None:
+        inputs_shape = self.ids_of(inputs_shape)
         built(self.shared, *inputs_shape)
         for layer in (self.encoder, self.decoder, self.head):
             built(layer, *inputs_shape, self.hidden_size)
@@ -123,15 +136,37 @@ class T5(Published):
 
     def call(
         self,
-        inputs: tf.Tensor,
-        decoder_ids: tf.Tensor,
+        inputs: Any,
+        decoder_input_ids: Any = None,
+        *,
         mask: Any = None,
         decoder_mask: Any = None,
         training: Any = None,
     ) -> Any:
+        mask = None if isinstance(mask, Mapping) else mask  # what Keras has found in a dict
+        ids, given = self.unpacked(
+            inputs, decoder_input_ids=decoder_input_ids, mask=mask, decoder_mask=decoder_mask
+        )
+        mask, decoder_mask = given["mask"], given["decoder_mask"]
+        if given["decoder_input_ids"] is None:
+            raise ValueError(
+                f"T5 '{self.name}' got no decoder_input_ids: give those before the tokens that are "
+                "predicted, as t5.shifted(labels)"
+            )
+        checked = Inputs(self)
+        ids = checked.ids("ids", ids, self.vocabulary_size)
+        decoder_ids = given["decoder_input_ids"]
+        decoder_ids = checked.ids("decoder_input_ids", decoder_ids, self.vocabulary_size)
         if mask is None and self.padding_id is not None:
-            mask = tf.not_equal(inputs, self.padding_id)
-        encoded = self.encoder(self.shared(inputs), mask=mask, training=training)
+            mask = tf.not_equal(ids, self.padding_id)
+        elif mask is not None:
+            mask = checked.mask("mask", mask, ids, ids)
+        if decoder_mask is not None:
+            decoder_mask = checked.mask("decoder_mask", decoder_mask, decoder_ids, decoder_ids)
+        embedded = checked.marked(self.shared(ids))
+        encoded = self.encoder(embedded, mask=mask, training=training)
+        if mask is not None and mask.shape.rank == 3:
+            mask = tf.reduce_any(mask, axis=1)  # what any place of the encoder sees
         decoded = self.decoder(
             self.shared(decoder_ids),
             context=encoded[-1],
@@ -160,8 +195,11 @@ class T5(Published):
     def compute_mask(self, inputs: Any, mask: Any = None) -> None:
         """The decoder's places have no mask."""
 
-    def compute_output_shape(self, inputs_shape: Any, decoder_ids_shape: Any = None) -> Any:
-        after = tuple(decoder_ids_shape or inputs_shape)
+    def compute_output_shape(self, inputs_shape: Any, decoder_input_ids_shape: Any = None) -> Any:
+        if decoder_input_ids_shape is None:
+            decoder_input_ids_shape = self.ids_of(inputs_shape, "decoder_input_ids")
+        inputs_shape = self.ids_of(inputs_shape)
+        after = tuple(decoder_input_ids_shape or inputs_shape)
         logits = (*after, self.vocabulary_size)
         if not self.return_all:
             return logits

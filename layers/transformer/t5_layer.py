@@ -12,6 +12,7 @@ from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.activations import activation as activation_of
 from tfwd.layers.transformer.attention import Attention, Heads, SelfAttention
 from tfwd.layers.transformer.composite import Composite, built
+from tfwd.layers.transformer.inputs import of_places
 from tfwd.layers.transformer.rms_normalization import RMSNormalization
 
 
@@ -125,6 +126,10 @@ class T5Layer(Composite):
         if self.gate is not None:
             between *= self.gate(normal)
         return added(states, self.output_dense(self.dropped(between, training=training)))
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """The mask of the inputs' places, if there is one."""
+        return of_places(mask[0] if isinstance(mask, (list, tuple)) else mask)
 
     def compute_output_shape(self, inputs_shape: Any, context_shape: Any = None) -> Any:
         return inputs_shape

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
+from tfwd.layers.transformer.inputs import Inputs, of_places
 from tfwd.layers.transformer.published import Published
 from tfwd.layers.transformer.relative_positions import RelativePositions
 from tfwd.layers.transformer.rms_normalization import RMSNormalization
@@ -138,6 +139,12 @@ class T5Stack(Published):
             mask = _keras.layers.get_mask(inputs)
         if context_mask is None and context is not None:
             context_mask = _keras.layers.get_mask(context)
+        checked = Inputs(self)
+        if mask is not None:  # checked here, once for all layers
+            mask = checked.mask("mask", mask, inputs, inputs)
+        if context_mask is not None and context is not None:
+            context_mask = checked.mask("context_mask", context_mask, context, inputs)
+        inputs = checked.marked(inputs)
         seen = self._seen(inputs, mask)
         bias = self.relative_positions(inputs, inputs)
         states = [self.dropped(inputs, training=training)]
@@ -151,7 +158,7 @@ class T5Stack(Published):
         return [inputs_shape] * (self.num_layers + 1) if self.return_all else inputs_shape
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        mask = mask[0] if isinstance(mask, (list, tuple)) else mask
+        mask = of_places(mask[0] if isinstance(mask, (list, tuple)) else mask)
         return [mask] * (self.num_layers + 1) if self.return_all else mask
 
     def _seen(self, inputs: tf.Tensor, mask: Any) -> Any:
@@ -160,4 +167,6 @@ class T5Stack(Published):
             return mask
         places = tf.range(tf.shape(inputs)[1])
         before = (places[None, :] <= places[:, None])[None]
-        return before if mask is None else before & tf.cast(mask, tf.bool)[:, None, :]
+        if mask is None:
+            return before
+        return before & (mask if mask.shape.rank == 3 else mask[:, None, :])

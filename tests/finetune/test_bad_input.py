@@ -147,7 +147,7 @@ FOLDERS = {
     "cut weights": (cut("model.safetensors"), "model.safetensors"),
     "other family": (config_with(model_type="gpt2"), "model_type='gpt2'"),
     "other size": (config_with(intermediate_size=16), "intermediate"),
-    "no size": (config_with(hidden_size="8"), "its config has '8' for hidden_size"),
+    "no size": (config_with(hidden_size="8"), "hidden_size='8' is not a whole number"),
     "heads": (config_with(num_attention_heads=3), "num_heads=3 does not divide hidden_size=8"),
     "more layers": (config_with(num_hidden_layers=3), "layer"),
     "T5": (lambda folder: shutil.copy(BERT.parent / "t5" / "config.json", folder), "t5"),

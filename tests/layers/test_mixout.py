@@ -1,6 +1,7 @@
 """`Mixout`: the paper's formula, where the reference comes from, and where it goes."""
 
 import math
+import warnings
 from typing import Any
 
 import keras
@@ -166,6 +167,50 @@ def test_the_start_is_that_of_the_first_training_call(traced: bool) -> None:
     call(X, training=True)
     np.testing.assert_array_equal(reference(layer), loaded)
     assert [tuple(w.shape) for w in layer.weights] == [(5, 4), (4,)]
+
+
+STALE = "'d' has new weights, and its Mixout still mixes with those of its first training call"
+
+
+def test_weights_that_come_after_the_references_were_taken(tmp_path) -> None:
+    """Mixout goes on with the old ones, says so, and takes them anew where it is told to."""
+    layer = layers.Mixout(keras.layers.Dense(4, name="d"), RATE, seed=7, name="d")
+    layer(X, training=False)
+    values = {"kernel": np.arange(20, dtype="float32").reshape(5, 4), "bias": np.ones(4, "float32")}
+    np.savez(tmp_path / "weights.npz", **values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer.set_weights([value / 2 for value in values.values()])  # before: nothing to tell
+        pretrained.load(layer, tmp_path / "weights.npz")
+    layer(X, training=True)
+    start = reference(layer)
+    np.testing.assert_array_equal(start, values["kernel"])
+    with pytest.warns(UserWarning, match=f"{STALE}: call tfwd.reset_references"):
+        layer.set_weights([2 * value for value in values.values()])
+    np.savez(tmp_path / "weights.npz", kernel=3 * values["kernel"], bias=values["bias"])
+    for target in (layer, layer.layer):  # and of the plain layer that has the same variables
+        with pytest.warns(UserWarning, match=STALE):
+            pretrained.load(target, tmp_path / "weights.npz")
+    layer(X, training=True)
+    np.testing.assert_array_equal(reference(layer), start)
+    tfwd.reset_references(layer)
+    # Nothing is mixed in until they are taken, and then those that are there.
+    expected = X.numpy() @ (3 * values["kernel"]) + 1
+    np.testing.assert_allclose(layer(X, training=True), expected, rtol=1e-5)
+    np.testing.assert_array_equal(reference(layer), 3 * values["kernel"])
+    with pytest.raises(ValueError, match="'plain' has no references: give a model or a layer"):
+        tfwd.reset_references(keras.layers.Dense(1, name="plain"))
+
+
+def test_references_of_a_model_are_taken_anew() -> None:
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, name="d")])
+    mixed = tfwd.parametrize(model, {"kernel": P.Mixout(RATE)}, seed=1)
+    step = tf.function(lambda x: mixed(x, training=True))
+    step(X)
+    model.set_weights([np.ones((5, 4)), np.zeros(4)])
+    tfwd.reset_references(mixed)
+    np.testing.assert_allclose(step(X), X.numpy() @ np.ones((5, 4)), rtol=1e-5)
+    np.testing.assert_array_equal(reference(mixed.layers[-1]), np.ones((5, 4)))
 
 
 SOURCES = ["dict", "file", "plan"]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tfwd.pretrained import Key, load, plan
+from tfwd.pretrained import Key, PlanError, load, plan
 
 RNG = np.random.default_rng(0)
 layers = keras.layers
@@ -95,6 +95,124 @@ def test_convolution(tmp_path):
             part = x[0, i : i + 3, j : j + 3]  # places, places, inputs
             expected[i, j] = np.einsum("hwc,ochw->o", part, weight) + bias
     np.testing.assert_allclose(model(x)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_transposed_convolution(rank, tmp_path):
+    """Each input writes `x W` to the outputs below the kernel; PyTorch: inputs, outputs, sizes."""
+    weight, bias, x = normal(3, 3, *[3] * rank), normal(3), normal(1, *[3] * rank, 3)
+    layer = [layers.Conv1DTranspose, layers.Conv2DTranspose][rank - 1](3, 3, strides=2, name="c")
+    tensors = {"c.weight": weight, "c.bias": bias}
+    model = loaded(layer, (*[3] * rank, 3), tensors, tmp_path, {"c": "c"})
+    expected = np.zeros((*[7] * rank, 3))
+    for place in np.ndindex(*[3] * rank):
+        part = tuple(slice(2 * i, 2 * i + 3) for i in place)
+        expected[part] += np.moveaxis(np.tensordot(x[(0, *place)], weight, 1), 0, -1)
+    np.testing.assert_allclose(model(x)[0], expected + bias, rtol=1e-4, atol=1e-5)
+
+
+def test_depthwise_and_separable_convolutions(tmp_path):
+    """PyTorch's `groups=inputs`: output i * multiplier + m is of input i."""
+    weight, point, x = normal(4, 1, 3, 3), normal(4, 4, 1, 1), normal(1, 5, 5, 2)
+    deep = np.zeros((3, 3, 4))
+    for i, j in np.ndindex(3, 3):
+        part = np.repeat(x[0, i : i + 3, j : j + 3], 2, axis=-1)
+        deep[i, j] = np.einsum("hwo,ohw->o", part, weight[:, 0])
+    layer = layers.DepthwiseConv2D(3, depth_multiplier=2, use_bias=False, name="c")
+    model = loaded(layer, (5, 5, 2), {"c.weight": weight}, tmp_path, {"c": "c"})
+    np.testing.assert_allclose(model(x)[0], deep, rtol=1e-4, atol=1e-5)
+    layer = layers.SeparableConv2D(4, 3, depth_multiplier=2, use_bias=False, name="c")
+    mapping = {"c/depthwise_kernel": "deep.weight", "c/pointwise_kernel": "point.weight"}
+    tensors = {"deep.weight": weight, "point.weight": point}
+    model = loaded(layer, (5, 5, 2), tensors, tmp_path, mapping)
+    expected = deep @ point[:, :, 0, 0].T
+    np.testing.assert_allclose(model(x)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def pytorch_rnn(kind, x, w, u):
+    """PyTorch's formulas, with its order of gates, without biases; the last state."""
+    size, h = u.shape[1], np.zeros((len(x), u.shape[1]))
+    c = h
+
+    def sigmoid(a):
+        return 1 / (1 + np.exp(-a))
+
+    for t in range(x.shape[1]):
+        a, b = x[:, t] @ w.T, h @ u.T
+        gates = [slice(i * size, (i + 1) * size) for i in range(len(w) // size)]
+        if kind == "SimpleRNN":
+            h = np.tanh(a + b)
+        elif kind == "LSTM":
+            i, f, g, o = ((a + b)[:, gate] for gate in gates)
+            c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+            h = sigmoid(o) * np.tanh(c)
+        else:
+            r, z = (sigmoid((a + b)[:, gate]) for gate in gates[:2])
+            h = (1 - z) * np.tanh(a[:, gates[2]] + r * b[:, gates[2]]) + z * h
+    return h
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("SimpleRNN", 1), ("LSTM", 4), ("GRU", 3)])
+def test_recurrent_layers(kind, gates, tmp_path):
+    size = 3 * gates  # of the inputs, so that the kernel's shape does not tell
+    w, u, x = normal(3 * gates, size), normal(3 * gates, 3), normal(2, 4, size)
+    layer = getattr(layers, kind)(3, use_bias=False, name="r")
+    tensors = {"rnn.weight_ih_l0": w, "rnn.weight_hh_l0": u}
+    model = loaded(layer, (4, size), tensors, tmp_path, {"r/.*cell": "rnn"})
+    np.testing.assert_allclose(model(x), pytorch_rnn(kind, x, w, u), rtol=1e-4, atol=1e-5)
+
+
+def test_a_gru_of_another_formula(tmp_path):
+    layer = layers.GRU(3, use_bias=False, reset_after=False, name="r")
+    tensors = {"rnn.weight_ih_l0": normal(9, 9), "rnn.weight_hh_l0": normal(9, 3)}
+    with pytest.raises(PlanError, match="with reset_after=False, whose formula is not that of PyT"):
+        loaded(layer, (4, 9), tensors, tmp_path, {"r/.*cell": "rnn"})
+
+
+@keras.saving.register_keras_serializable("tests")
+class Cubic(keras.layers.Layer):
+    """Owns a kernel of an order of axes that nobody else knows."""
+
+    def __init__(self, rank, **kwargs):
+        super().__init__(**kwargs)
+        self.rank = rank
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(shape=[4] * self.rank, name="kernel")
+        self.scale = self.add_weight(shape=[1, 1, 4], name="scale")
+        self.built = True
+
+    def call(self, inputs):
+        return inputs @ self.kernel * self.scale
+
+
+def test_layers_that_are_not_keras_own(tmp_path):
+    weight, scale, x = normal(4, 4), normal(1, 1, 4), normal(1, 2, 4)
+    tensors = {"m.weight": weight, "m.scale": scale}
+    mapping = {"c/kernel": "m.weight", "c/scale": "m.scale"}
+    with pytest.raises(PlanError) as caught:
+        loaded(Cubic(2, name="c"), (2, 4), tensors, tmp_path, mapping)
+    assert "'c/kernel' belongs to a Cubic, and PyTorch's order of axes is" in str(caught.value)
+    assert "map to Key('m.weight', transposed=True) if the file has the" in str(caught.value)
+    assert "'c/scale'" not in str(caught.value)  # of which there is one order only
+    for transposed, kernel in ((True, weight.T), (False, weight)):
+        mapping = {
+            "c/kernel": Key("m.weight", transposed=transposed),
+            "c/scale": "m.scale",
+        }
+        model = loaded(Cubic(2, name="c"), (2, 4), tensors, tmp_path, mapping)
+        np.testing.assert_allclose(model(x), x @ kernel * scale, rtol=1e-4, atol=1e-5)
+    tensors["m.weight"] = normal(4, 4, 4)
+    mapping["c/kernel"] = Key("m.weight", transposed=True)
+    with pytest.raises(PlanError, match=r"write \(4, 4, 4\) to the file in Keras's order of axes"):
+        loaded(Cubic(3, name="c"), (4, 4), tensors, tmp_path, mapping)
+
+
+def test_files_whose_keys_are_paths_are_as_keras_has_them(tmp_path):
+    tensors = {"c/kernel": normal(4, 4), "c/scale": normal(1, 1, 4)}
+    for mapping in (None, {"c/kernel": "c/kernel", "c/scale": "c/scale"}):
+        model = loaded(Cubic(2, name="c"), (2, 4), tensors, tmp_path, mapping)
+        np.testing.assert_array_equal(model.layers[-1].kernel, tensors["c/kernel"])
 
 
 def test_normalizations(tmp_path):

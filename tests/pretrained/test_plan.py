@@ -241,9 +241,62 @@ def test_special_numbers_stay_as_they_are(folder):
     bits = np.array([0x7FC12345, 0x80000000, 0xFF800000], np.uint32)
     rewrite(folder, **{"enc.0.bias": bits.view(np.float32)})
     model = model_of()
-    load(model, folder, mapping=MAPPING)
+    with pytest.warns(UserWarning, match="was loaded, but 2 of 3 numbers of 'enc.0.bias' are not"):
+        load(model, folder, mapping=MAPPING)
     found = model.layers[0].bias.numpy().view(np.uint32)
     np.testing.assert_array_equal(found, bits)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite(folder, dtype, value):
+    """Some are told by a warning; a tensor with nothing else is an error."""
+    import ml_dtypes
+
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    tensors = {key: array.astype(kind) for key, array in tensors_of().items()}
+    tensors["enc.1.weight"][1, 2] = tensors["out.weight"][0, 0] = value
+    save_file(tensors, folder / "model.safetensors")
+    model = model_of(dtype="float64" if dtype == "float64" else "float32")
+    told = "1 of 9 numbers of 'enc.1.weight' are not finite; 1 of 6 numbers of 'out.weight' are not"
+    with pytest.warns(UserWarning, match=told):
+        load(model, folder, mapping=MAPPING)
+    tensors["enc.1.weight"][:] = value
+    save_file(tensors, folder / "model.safetensors")
+    refused(model, folder, "key 'enc.1.weight', for 'layer_1/kernel', has no finite number: get")
+
+
+def test_large_numbers_are_finite(folder):
+    """Also if their sum is not."""
+    rewrite(folder, **{"enc.1.weight": np.full((3, 3), 3e38, "float32")})
+    load(model_of(), folder, mapping=MAPPING)
+
+
+def test_numbers_that_become_zero(folder):
+    tensors = tensors_of()
+    tensors["enc.1.weight"][0, 1] = 1e-9
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.warns(UserWarning, match="1 of 9 numbers of 'enc.1.weight' become 0 in float16"):
+        load(model_of(dtype="float16"), folder, mapping=MAPPING)
+    load(model_of(), folder, mapping=MAPPING)
+    tensors["enc.1.weight"][:] = 1e-9
+    save_file(tensors, folder / "model.safetensors")
+    said = "'layer_1/kernel' is float16, in which all numbers of key 'enc.1.weight' are 0"
+    refused(model_of(dtype="float16"), folder, said)
+    rewrite(folder, **{"enc.1.weight": np.zeros((3, 3), "float32")})  # which it was before, too
+    load(model_of(dtype="float16"), folder, mapping=MAPPING)
+
+
+def test_first_numbers_that_are_not_finite_do_not_decide(tmp_path):
+    """Of a tensor of more blocks than one; from each kind of source."""
+    values = np.full((64, 32), np.nan, "float32")
+    values[-1, -1] = 1.0
+    model = keras.Sequential([keras.Input((64,)), layers.Dense(32, use_bias=False, name="d")])
+    save_file({"d/kernel": values}, tmp_path / "w.safetensors")
+    np.savez(tmp_path / "w.npz", **{"d/kernel": values})
+    for name in ("w.safetensors", "w.npz"):
+        with pytest.warns(UserWarning, match="2,047 of 2,048 numbers of 'd/kernel' are not finite"):
+            load(model, tmp_path / name)
 
 
 def test_wrapped_layers_are_as_plain_ones(folder):
@@ -318,6 +371,28 @@ def test_models_that_are_not_built(folder):
         plan(model_of(), folder, mapping={"layer_0": 3})
     with pytest.raises(ValueError, match=r"mapping='\(' is not a regular expression"):
         plan(model_of(), folder, mapping={"(": "a"})
+
+
+def test_the_file_changes_after_the_plan(folder):
+    """Names, shapes and dtypes are looked at again before the first variable is assigned."""
+    model = model_of()
+    before = [w.numpy() for w in model.weights]
+    made = plan(model, folder, mapping=MAPPING)
+    changed = {"enc.1.bias": np.zeros(4, "float32"), "out.weight": np.zeros((2, 3), "float16")}
+    rewrite(folder, drop=["enc.1.weight"], **changed, more=np.zeros(1))
+    with pytest.raises(PlanError, match="has changed since the plan was made; nothing") as caught:
+        made.apply()
+    for said in (
+        "key 'enc.1.weight' is gone",
+        "key 'enc.1.bias' was float32 (3,) and is float32 (4,)",
+        "key 'out.weight' was float32 (2, 3) and is float16 (2, 3)",
+        "key 'more' is new",
+    ):
+        assert said in str(caught.value)
+    for weight, value in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), value)
+    rewrite(folder)
+    made.apply()
 
 
 def test_mirrored_variables(folder):

@@ -7,17 +7,8 @@ from typing import Any
 
 from tfwd.runs.errors import UserError
 from tfwd.runs.files import read_json
-from tfwd.runs.validators import whole
 
 FILES = "config.json, model.safetensors and tokenizer.json"
-_SIZES = (
-    "vocabulary_size",
-    "hidden_size",
-    "num_layers",
-    "num_heads",
-    "intermediate_size",
-    "max_length",
-)
 _ROUNDED = 1024  # to a multiple of at most so much are tables of tokens made longer
 
 
@@ -60,12 +51,7 @@ def encoder_arguments(config: dict[str, Any], where: str) -> dict[str, Any]:
         raise UserError(f"{where}: {str(error).removeprefix('the config: ')}") from error
     if read.model_type == "t5":
         raise UserError(f"{where}: model_type='t5' is no encoder alone; give one as BERT's")
-    arguments = read.arguments()
-    for name in _SIZES:
-        value = arguments.get(name)
-        if not whole(value, 1):
-            raise UserError(f"{where}: its config has {value!r} for {name}: no size of a model")
-    return arguments
+    return read.arguments()
 
 
 def check_tokenizer(tokenizer: Any, arguments: dict[str, Any], where: str) -> None:

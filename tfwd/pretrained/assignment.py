@@ -16,38 +16,77 @@ if TYPE_CHECKING:
     from tfwd.pretrained.plan import Step
 
 _ALIGNMENT = 64  # bytes, of TensorFlow's tensors
+_EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}  # all of these bits: not finite
+_LOST = 1e-3  # the share of numbers that may become 0 without a warning, as trained weights have
 
 
-def differences(source: Source, steps: Sequence[Step], allow_overflow: bool) -> list[str]:
-    """What is wrong with the numbers: copies that differ, and numbers too large for their variable.
+def differences(
+    source: Source, steps: Sequence[Step], allow_overflow: bool, doubts: list[str]
+) -> list[str]:
+    """Says what is wrong with the numbers.
 
-    Only the tensors of which that may be so are read.
+    Copies that differ, numbers too large for their variable, tensors without a finite number, and
+    tensors of which the variable's dtype would keep zeros only. Only the tensors of which that may
+    be so are read.
+
+    Args:
+        source, steps: the open file, and what becomes what.
+        allow_overflow: whether numbers may become infinite.
+        doubts: is given what is no error, a phrase each.
     """
     found = []
     for step in steps:
+        key, path, dtype = step.key, step.target.path, step.target.dtype
         for copy in step.copies:
             if not _equal(source, step.key, copy):
                 found.append(
                     f"keys '{step.key}' and '{copy}' differ, and the model ties them into one "
                     f"variable, '{step.target.path}'"
                 )
-        if not allow_overflow and (largest := _too_large(source, step)):
+        if _is_all_bad(source, step):
             found.append(
-                f"'{step.target.path}' is {step.target.dtype}, and key '{step.key}' reaches "
+                f"key '{key}', for '{path}', has no finite number: get the file again; or leave it "
+                f"out by ignore={key!r} and allow_missing={path!r}"
+            )
+            continue
+        largest, nonzero, lost = _narrowed(source, step)
+        if largest and not allow_overflow:
+            found.append(
+                f"'{path}' is {dtype}, and key '{key}' reaches "
                 f"{largest:.3g}, which is infinite there (allow_overflow=True takes it so)"
             )
+        if lost and lost == nonzero:
+            found.append(
+                f"'{path}' is {dtype}, in which all numbers of key '{key}' are 0: make the layer "
+                "with a wider dtype"
+            )
+        elif lost > _LOST * nonzero:
+            doubts.append(f"{lost:,} of {nonzero:,} numbers of '{key}' become 0 in {dtype}")
     return found
 
 
-def assign(source: Source, steps: Sequence[Step]) -> None:
-    """Gives each variable its numbers."""
+def assign(source: Source, steps: Sequence[Step], doubts: list[str]) -> None:
+    """Gives each variable its numbers.
+
+    Args:
+        source, steps: the open file, and what becomes what.
+        doubts: is given which tensors are not all finite, a phrase each.
+    """
     for step in steps:
         variable = _keras.variables.tf_variable(step.target.variable)
-        variable.assign(_tensor(whole(source, step)))
+        bad = [0]
+        variable.assign(_tensor(whole(source, step, bad)))
+        if bad[0]:
+            count = math.prod(step.entry.shape)
+            doubts.append(f"{bad[0]:,} of {count:,} numbers of '{step.key}' are not finite")
 
 
-def whole(source: Source, step: Step) -> np.ndarray:
-    """The value that a variable gets.
+def whole(source: Source, step: Step, bad: list[int] | None = None) -> np.ndarray:
+    """Returns the value that a variable gets.
+
+    Args:
+        source, step: the open file, and what becomes what.
+        bad: a list of one number, to which is added how many numbers are not finite.
 
     Raises:
         SourceError: the tensor cannot be read, or is not whole.
@@ -57,7 +96,7 @@ def whole(source: Source, step: Step) -> np.ndarray:
     if axis is None or not step.entry.shape:
         read = _aligned(step.entry.shape or (1,), tf.as_dtype(step.entry.dtype).as_numpy_dtype)
         start = 0
-        for block in _blocks(source, step):
+        for block in _blocks(source, step, bad):
             rows = np.atleast_1d(block)
             read[start : start + len(rows)] = rows
             start += len(rows)
@@ -66,7 +105,7 @@ def whole(source: Source, step: Step) -> np.ndarray:
         return values
     values = _aligned(step.target.shape, dtype)
     start = 0
-    for block in _blocks(source, step):
+    for block in _blocks(source, step, bad):
         place = (slice(None),) * axis + (slice(start, start + len(block)),)
         _copy(values[place], layout.apply(block))
         start += len(block)
@@ -99,10 +138,12 @@ def _cast(values: np.ndarray, dtype: type) -> np.ndarray:
         return values.astype(dtype, copy=False)
 
 
-def _blocks(source: Source, step: Step) -> Iterator[np.ndarray]:
+def _blocks(source: Source, step: Step, bad: list[int] | None = None) -> Iterator[np.ndarray]:
     rows = 0
     for block in source.blocks(step.key):
         rows += len(block) if block.shape else 1
+        if bad is not None:
+            bad[0] += _not_finite(block)
         yield block
     if step.entry.shape and rows != step.entry.shape[0]:
         raise SourceError(f"{source.path}: '{step.key}' ended after {rows} rows")
@@ -115,16 +156,45 @@ def _equal(source: Source, key: str, copy: str) -> bool:
     return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
 
 
-def _too_large(source: Source, step: Step) -> float | None:
-    """The largest number of a tensor that its variable's dtype would make infinite."""
+def _not_finite(block: np.ndarray) -> int:
+    """Returns how many numbers are NaN or infinite; in most blocks by one sum."""
+    name = block.dtype.name
+    if name in _EXPONENTS:
+        bits = np.ascontiguousarray(block).view(np.uint16) & _EXPONENTS[name]
+        return int(np.count_nonzero(bits == _EXPONENTS[name]))
+    if block.dtype.kind != "f":
+        return 0
+    with np.errstate(all="ignore"):
+        if np.isfinite(block.sum()):
+            return 0
+    return int(np.count_nonzero(~np.isfinite(block)))
 
+
+def _is_all_bad(source: Source, step: Step) -> bool:
+    """Whether a tensor has numbers, and none is finite. Most are known by the first numbers."""
+    head = source.head(step.key)
+    if not head.size or "float" not in step.entry.dtype or _not_finite(head) < head.size:
+        return False
+    return all(_not_finite(block) == block.size for block in source.blocks(step.key))
+
+
+def _narrowed(source: Source, step: Step) -> tuple[float, int, int]:
+    """Returns what a narrower dtype does to a tensor.
+
+    Returns:
+        The largest number that becomes infinite, or 0; how many are not zero; and how many of these
+        become zero.
+    """
     wider = {"float16": ("bfloat16", "float32", "float64"), "bfloat16": ("float32", "float64")}
     if step.entry.dtype not in wider.get(step.target.dtype, ("float64",)):
-        return None
+        return 0.0, 0, 0
     dtype = tf.as_dtype(step.target.dtype).as_numpy_dtype
-    worst = 0.0
+    worst, nonzero, lost = 0.0, 0, 0
     for block in source.blocks(step.key):
-        bad = np.isfinite(block) & ~np.isfinite(_cast(block, dtype))
+        narrow = _cast(block, dtype)
+        bad = np.isfinite(block) & ~np.isfinite(narrow)
         if bad.any():
             worst = max(worst, float(np.abs(block[bad].astype(np.float64)).max()))
-    return worst or None
+        nonzero += np.count_nonzero(block)
+        lost += np.count_nonzero((block != 0) & (narrow == 0))
+    return worst, nonzero, lost

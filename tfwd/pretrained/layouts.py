@@ -1,7 +1,8 @@
 """How a tensor of a file becomes a variable's value: as it is, transposed, reshaped.
 
-PyTorch's products have the outputs on the first axis of a kernel, Keras's on the last. Which axes
-are outputs is known from the layer that owns the variable.
+PyTorch's products have the outputs on the first axis of a kernel, Keras's on the last. The layer
+that owns a variable says which axes are outputs. tfwd knows that for Keras's own layers. For any
+other layer the mapping must say it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,26 @@ import math
 import keras
 import numpy as np
 
+from tfwd.pretrained.mapping import Key
 from tfwd.pretrained.targets import Target
 
-_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+_CONVOLUTIONS = (
+    *(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D),
+    *(keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose),
+    *(keras.layers.SeparableConv1D, keras.layers.SeparableConv2D),
+)
+_DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
+_SEPARABLE = (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
+_CELLS = (keras.layers.SimpleRNNCell, keras.layers.LSTMCell, keras.layers.GRUCell)
+_PLAIN = (
+    keras.layers.Embedding,
+    keras.layers.BatchNormalization,
+    keras.layers.LayerNormalization,
+    keras.layers.GroupNormalization,
+)
+_MATRICES = ("kernel", "recurrent_kernel", "depthwise_kernel", "pointwise_kernel")
+# PyTorch has the gates of a GRU in the order reset, update, new; Keras has update, reset, new.
+_GRU_GATES = (1, 0, 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +44,14 @@ class Layout:
         split: the shape to which that is reshaped at first.
         axes: the order of axes after it.
         final: the variable's shape.
+        order: the order of the entries along the first axis of `split`; None for the file's order.
     """
 
     shape: tuple[int, ...]
     split: tuple[int, ...]
     axes: tuple[int, ...]
     final: tuple[int, ...]
+    order: tuple[int, ...] | None = None
 
     @property
     def words(self) -> str:
@@ -41,12 +61,15 @@ class Layout:
             steps.append("transposed")
         if self.shape != self.final and len(self.shape) != len(self.final):
             steps.append("reshaped")
+        if self.order is not None:
+            steps.append("gates reordered")
         return ", ".join(steps) or "as it is"
 
     @property
     def axis(self) -> int | None:
         """The variable's axis along which the file's rows lie; None if there is none."""
-        if not self.shape or self.shape != self.split or len(self.final) != len(self.axes):
+        reshaped = self.shape != self.split or len(self.final) != len(self.axes)
+        if not self.shape or reshaped or self.order is not None:
             return None
         return self.axes.index(0)
 
@@ -54,11 +77,14 @@ class Layout:
         """The value of the variable; where there is an `axis`, of some rows a part of it."""
         if self.axis is not None:
             return np.transpose(values, self.axes)
-        return np.transpose(values.reshape(self.split), self.axes).reshape(self.final)
+        split = values.reshape(self.split)
+        if self.order is not None:
+            split = split[list(self.order)]
+        return np.transpose(split, self.axes).reshape(self.final)
 
 
 def layout_of(target: Target, transposed: bool) -> Layout:
-    """How a file has a variable.
+    """Returns how a file holds a variable.
 
     Args:
         target: the variable.
@@ -67,24 +93,97 @@ def layout_of(target: Target, transposed: bool) -> Layout:
     shape = target.shape
     plain = Layout(shape, shape, tuple(range(len(shape))), shape)
     owner, name = target.owner, target.name
+    if not transposed:
+        return plain
     if isinstance(owner, keras.layers.EinsumDense):
         if name == "kernel":
-            return _of_einsum(owner, shape) if transposed else plain
-        flat = (math.prod(shape),)
-        return Layout(flat, shape, plain.axes, shape) if transposed else plain
-    if not transposed or name not in ("kernel", "depthwise_kernel"):
+            return _of_einsum(owner, shape)
+        return Layout((math.prod(shape),), shape, plain.axes, shape)
+    if not _is_known(target):
+        return _permuted(shape, (1, 0)) if len(shape) == 2 else plain
+    if name not in _MATRICES:
         return plain
-    if isinstance(owner, keras.layers.Dense):
+    if isinstance(owner, _DEPTHWISE) or name == "depthwise_kernel":
+        return _of_depthwise(shape)
+    if isinstance(owner, keras.layers.GRUCell):
+        return _of_gru(shape)
+    if isinstance(owner, (keras.layers.Dense, *_CELLS)):
         return _permuted(shape, (1, 0))
-    if isinstance(owner, _CONVOLUTIONS):  # outputs, inputs, places
-        places = len(shape) - 2
-        return _permuted(shape, (*range(2, places + 2), 1, 0))
+    if isinstance(owner, _CONVOLUTIONS):
+        # PyTorch: outputs, inputs, positions; transposed: inputs, outputs, positions.
+        # Keras: positions, inputs, outputs; transposed: positions, outputs, inputs.
+        positions = len(shape) - 2
+        return _permuted(shape, (*range(2, positions + 2), 1, 0))
     return plain
+
+
+def doubt(target: Target, key: Key, transposed: bool) -> str | None:
+    """Says why a variable's layout in a file in PyTorch's style is not known; None if it is known.
+
+    Args:
+        target, transposed: as in `layout_of`.
+        key: its key, which may say `transposed` itself.
+    """
+    if not transposed:
+        return None
+    owner, shape, said = target.owner, target.shape, key.transposed is not None
+    kind = type(owner).__name__
+    front = f"'{target.path}' belongs to a {kind}"
+    if isinstance(owner, keras.layers.GRUCell) and not owner.reset_after:
+        if said or target.name not in _MATRICES:
+            return None
+        return (
+            f"{front} with reset_after=False, whose formula is not that of PyTorch's GRU: use "
+            "reset_after=True"
+        )
+    if _is_known(target) or sum(size > 1 for size in shape) < 2:
+        return None
+    front += ", and PyTorch's order of axes is known for Keras's own layers only"
+    if len(shape) != 2:
+        return (
+            f"{front}: write {shape} to the file in Keras's order of axes, and map to "
+            f"Key({key.name!r}, transposed=False)"
+        )
+    if said:
+        return None
+    return (
+        f"{front}: map to Key({key.name!r}, transposed=True) if the file has the outputs first, "
+        "else to Key(..., transposed=False)"
+    )
+
+
+def _is_known(target: Target) -> bool:
+    """Whether the order of a variable's axes in PyTorch follows from its owner and its name."""
+    owner, name = target.owner, target.name
+    if len(target.shape) < 2 or name == "embeddings" or isinstance(owner, _PLAIN):
+        return True
+    if isinstance(owner, keras.layers.EinsumDense):
+        return name in ("kernel", "bias")
+    if isinstance(owner, _DEPTHWISE):  # whose kernel has another name in each Keras
+        return name in ("kernel", "depthwise_kernel")
+    if isinstance(owner, _SEPARABLE):
+        return name in ("depthwise_kernel", "pointwise_kernel")
+    if isinstance(owner, _CELLS):
+        return name in ("kernel", "recurrent_kernel", "bias")
+    return isinstance(owner, (keras.layers.Dense, *_CONVOLUTIONS)) and name == "kernel"
 
 
 def _permuted(shape: tuple[int, ...], axes: tuple[int, ...]) -> Layout:
     there = tuple(shape[axes.index(i)] for i in range(len(axes)))
     return Layout(there, there, axes, shape)
+
+
+def _of_depthwise(shape: tuple[int, ...]) -> Layout:
+    """PyTorch's outputs are all multiples of the first input, then those of the second, ..."""
+    *positions, inputs, multiplier = shape
+    split = (inputs, multiplier, *positions)
+    axes = (*range(2, len(split)), 0, 1)
+    return Layout((inputs * multiplier, 1, *positions), split, axes, shape)
+
+
+def _of_gru(shape: tuple[int, ...]) -> Layout:
+    inputs, width = shape
+    return Layout((width, inputs), (3, width // 3, inputs), (2, 0, 1), shape, _GRU_GATES)
 
 
 def _of_einsum(owner: keras.layers.EinsumDense, shape: tuple[int, ...]) -> Layout:

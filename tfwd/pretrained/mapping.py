@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tfwd.paths import compiled
 from tfwd.pretrained.targets import Target
 
 # Keras's names of weights, and what they are called elsewhere; and whether that is PyTorch's.
 LEAVES = {
-    "kernel": {"weight": True, "kernel": False},
+    "kernel": {"weight": True, "kernel": False, "weight_ih": True, "weight_ih_l0": True},
+    "recurrent_kernel": {"weight_hh": True, "weight_hh_l0": True, "recurrent_kernel": False},
+    "depthwise_kernel": {"weight": True, "depthwise_kernel": False},
+    "pointwise_kernel": {"weight": True, "pointwise_kernel": False},
     "embeddings": {"weight": True, "embeddings": False, "": False},
     "gamma": {"weight": True, "gamma": False},
     "beta": {"bias": True, "beta": False},
@@ -51,14 +54,41 @@ class Known:
     Attributes:
         mapping: as of `plan`, for what its own mapping does not say; patterns may fit nothing.
         left_out: patterns of keys of parts that are not wanted.
+        optional: the patterns of `mapping` for parts that the model may lack. Another pattern that
+            fits nothing leaves its keys unexpected.
         counts: for keys with `{}` for the number of a layer, how many layers the config tells of.
         notes: what explains what is missing or unexpected, a sentence each.
+        problems: what is wrong with the layer whose weights they are, a sentence each.
     """
 
     mapping: Mapping[str, Key]
     left_out: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @staticmethod
+    def of_all(parts: Sequence[Known]) -> Known:
+        """Returns what is known of a file that has the weights of several layers of a model.
+
+        A key is left out if each of them leaves it out. Several may have the same key.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        first, *others = (part.left_out for part in parts)
+        return Known(
+            mapping={
+                pattern: dataclasses.replace(key, repeated=True)
+                for part in parts
+                for pattern, key in part.mapping.items()
+            },
+            left_out=tuple(p for p in first if all(p in other for other in others)),
+            optional=tuple(p for part in parts for p in part.optional),
+            counts={key: count for part in parts for key, count in part.counts.items()},
+            notes=tuple(note for part in parts for note in part.notes),
+            problems=tuple(problem for part in parts for problem in part.problems),
+        )
 
 
 class Rules:
@@ -101,23 +131,34 @@ class Rules:
         """The patterns that have fitted no variable."""
         return [pattern for pattern, _, _ in self._rules if pattern not in self.used]
 
-    def unused_keys(self) -> list[str]:
-        """Patterns of the keys that belong to patterns which have fitted no variable."""
-        return [
-            rf"{re.escape(key.name)}(\..*)?"
+    def unused_keys(self) -> dict[str, str]:
+        """Returns the patterns that have fitted no variable, each with a pattern of its keys."""
+        return {
+            pattern: rf"{re.escape(key.name)}(\..*)?"
             for pattern, _, key in self._rules
             if pattern not in self.used
-        ]
+        }
 
 
 def candidates(target: Target, key: Key, is_layer: bool) -> dict[str, bool | None]:
     """The keys that may be meant, and whether each says that its kernel is as PyTorch's."""
     if not is_layer:
         last = re.split(r"[./]", key.name)[-1]
-        return {key.name: LEAVES.get(target.name, {}).get(last)}
+        return {key.name: _says(target, key.name, last)}
     joint = "/" if "/" in key.name and "." not in key.name else "."
-    leaves = LEAVES.get(target.name, {target.name: None})
+    if target.name not in LEAVES:
+        name = f"{key.name}{joint}{target.name}"
+        return {name: _says(target, name, target.name)}
+    leaves = LEAVES[target.name]
     return {f"{key.name}{joint}{leaf}" if leaf else key.name: says for leaf, says in leaves.items()}
+
+
+def _says(target: Target, name: str, last: str) -> bool | None:
+    """Whether the last part of a key says that it is as PyTorch's; None if it does not say."""
+    says = LEAVES.get(target.name, {}).get(last)
+    if says is None and last == target.name and "/" in name and "." not in name:
+        return False  # a path of Keras's
+    return True if says is None and last.startswith("weight") else says
 
 
 def find_prefix(wanted: Iterable[Iterable[str]], keys: Iterable[str]) -> list[str]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
-from tfwd.pretrained import assignment
+from tfwd.pretrained import assignment, listeners
 from tfwd.pretrained.layouts import Layout
 from tfwd.pretrained.opening import open_source
-from tfwd.pretrained.sources import Entry
+from tfwd.pretrained.sources import Entry, Source
 from tfwd.pretrained.table import table
 from tfwd.pretrained.targets import Target
 
@@ -60,6 +62,7 @@ class Plan:
         mistakes: what else is wrong, a sentence each.
         strict: whether missing and unexpected ones are errors.
         notes: what explains what is missing or unexpected, a sentence each.
+        entries: the shape and dtype of each key in the file when the plan was made.
     """
 
     model: keras.layers.Layer
@@ -72,6 +75,7 @@ class Plan:
     mistakes: list[str]
     strict: bool
     notes: list[str] = dataclasses.field(default_factory=list)
+    entries: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
 
     def problems(self) -> list[str]:
         """All reasons for which it cannot be applied, a sentence each."""
@@ -125,28 +129,54 @@ class Plan:
             itself.
 
         Raises:
-            PlanError: something is in the way; nothing is assigned then.
+            PlanError: something is in the way, or the file has other names, shapes or dtypes than
+                when the plan was made; nothing is assigned then.
             SourceError: the file cannot be read.
+
+        Warns:
+            UserWarning: some numbers are NaN or infinite, or more than one in a thousand becomes 0
+                in a variable's dtype. If that holds for a whole tensor, it is an error.
         """
         self.check()
-        with open_source(self.source) as source:
-            if mistakes := assignment.differences(source, self.steps, allow_overflow):
+        with self._opened() as source:
+            doubts: list[str] = []
+            if mistakes := assignment.differences(source, self.steps, allow_overflow, doubts):
                 lines = "".join(f"\n- {line}" for line in mistakes)
                 raise PlanError(f"{self.source}: nothing was loaded.{lines}")
-            assignment.assign(source, self.steps)
+            assignment.assign(source, self.steps, doubts)
+        listeners.tell(step.target.variable for step in self.steps)
+        if doubts:
+            more = f"; and {len(doubts) - SHOWN} more such" if len(doubts) > SHOWN else ""
+            warnings.warn(
+                f"{self.source} was loaded, but {'; '.join(doubts[:SHOWN])}{more}", stacklevel=2
+            )
         return self
 
     def value_of(self, variable: keras.Variable) -> np.ndarray | None:
         """What a variable of the model would get; None if the file has nothing for it.
 
         Raises:
+            PlanError: the file has other names, shapes or dtypes than when the plan was made.
             SourceError: the file cannot be read.
         """
         for step in self.steps:
             if step.target.variable is variable:
-                with open_source(self.source) as source:
+                with self._opened() as source:
                     return assignment.whole(source, step)
         return None
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Source]:
+        """Opens the file; raises a `PlanError` if it is another one than when the plan was made."""
+        with open_source(self.source) as source:
+            if changes := list(_changes(self.entries, source.entries)):
+                more = f"\n- and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
+                lines = "".join(f"\n- {line}" for line in changes[:SHOWN])
+                raise PlanError(
+                    f"{self.source} has changed since the plan was made; nothing was loaded. Make "
+                    f"the plan again.{lines}{more}"
+                )
+            yield source
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as lists and dicts, for JSON."""
@@ -167,6 +197,17 @@ class Plan:
 
     def __str__(self) -> str:
         return table(self)
+
+
+def _changes(before: Mapping[str, Entry], now: Mapping[str, Entry]) -> Iterator[str]:
+    """Says how the names, shapes and dtypes of a file differ from what they were."""
+    for key, entry in before.items():
+        if key not in now:
+            yield f"key '{key}' is gone"
+        elif now[key] != entry:
+            was, found = (f"{e.dtype} {e.shape}" for e in (entry, now[key]))
+            yield f"key '{key}' was {was} and is {found}"
+    yield from (f"key '{key}' is new" for key in now if key not in before)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 
+from tfwd import _keras
 from tfwd.paths import compiled, matches
-from tfwd.pretrained.layouts import Layout, layout_of
+from tfwd.pretrained.layouts import Layout, doubt, layout_of
 from tfwd.pretrained.mapping import Key, Known, Mapped, Rules, candidates, find_prefix
 from tfwd.pretrained.opening import open_source
 from tfwd.pretrained.plan import Plan, Step, nearest
 from tfwd.pretrained.sources import Entry, Source
-from tfwd.pretrained.targets import Target, targets_of
+from tfwd.pretrained.targets import Target, paths_of, targets_of
 
 # Indices that PyTorch keeps beside the weights.
 _BUFFERS = ("position_ids", "token_type_ids")
@@ -38,19 +39,23 @@ def plan(
         source: a `.safetensors` file, the index of several, an `.npz` file, a checkpoint of
             TensorFlow, or a folder with one of these.
         mapping: dict from a regular expression on paths of variables, or of layers, to the key; see
-            `Key` for what more can be said. Without a mapping keys are the paths themselves.
+            `Key` for what more can be said. Without a mapping, layers of `tfwd.layers.transformer`
+            that were made by `from_config` have the keys of their family. All other keys are the
+            paths themselves.
         prefix: what all keys begin with; by default the one with which most are found.
         ignore: regular expressions on keys that are not wanted.
         allow_missing: regular expressions on paths of variables that may be missing. They stay as
             they are.
         strict: whether what is missing or unexpected is an error.
-        known: what is known of the file's family, for layers of `tfwd.layers.transformer`.
+        known: what is known of the file's family; with a mapping, for layers of
+            `tfwd.layers.transformer`.
 
     Returns:
         A `Plan`, with all that is wrong in its `problems()`.
 
     Raises:
         SourceError: the file is not there, or not whole.
+        TypeError: the model is no Keras layer, or the mapping no dict of keys.
         ValueError: the model is not built, or a pattern is no regular expression.
 
     Patterns on paths match whole ones or ends that follow a `/`, as everywhere in tfwd; patterns on
@@ -71,8 +76,17 @@ def plan(
     >>> float(keras.ops.sum(model(np.ones((1, 3)))))
     6.0
     """
+    if not isinstance(model, keras.layers.Layer):
+        raise TypeError(f"model={model!r}: give a Keras model or layer, built")
+    if mapping is not None and not isinstance(mapping, Mapping):
+        raise TypeError(
+            f"mapping={mapping!r} is a {type(mapping).__name__}: give a dict from patterns of "
+            "paths to keys, as {'layer_0': 'enc.0'}"
+        )
     targets = targets_of(model)
     with open_source(source) as opened:
+        if mapping is None and known is None:
+            known = _known_by_layers(model, targets, opened)
         planning = _Planning(model, opened, targets, mapping, prefix, known)
         return planning.plan(_listed(ignore), _listed(allow_missing), strict)
 
@@ -107,14 +121,14 @@ class _Planning:
         known: Known | None,
     ) -> None:
         self._model, self._source, self._targets = model, source, targets
-        self._mistakes: list[str] = []
+        self._mistakes: list[str] = list(known.problems) if known else []
         self._choices: dict[str, tuple[Key, dict[str, bool | None]]] = {}
         rules = Rules(mapping or {})
         family = Rules(known.mapping if known else {})
         for target in targets:
             found = rules.keys(target) or family.keys(target)
-            if mapping is None and known is None:
-                found = [("", Key(target.path), False)]
+            if mapping is None and not found:
+                found = [("", Key(target.path, transposed=False), False)]
             keys = {(key.name, is_layer) for _, key, is_layer in found}
             if len(keys) > 1:
                 given = " and ".join(f"'{name}'" for name in sorted(name for name, _ in keys))
@@ -122,8 +136,11 @@ class _Planning:
             if found:
                 _, key, is_layer = found[0]
                 self._choices[target.path] = key, candidates(target, key, is_layer)
-        self._left_out = [*(known.left_out if known else ()), *family.unused_keys()]
-        self._known = known
+        self._known, self._lacking = known, family.unused_keys()
+        self._left_out = list(known.left_out) if known else []
+        for pattern in known.optional if known else ():
+            if pattern in self._lacking:
+                self._left_out.append(self._lacking.pop(pattern))
         paths = {end for target in targets for end in (target.path, _layer(target.path))}
         self._mistakes += [
             f"mapping: {pattern!r} fits no variable and no layer"
@@ -170,10 +187,11 @@ class _Planning:
             left_out=[key for key in rest if key in ignored or key in known],
             mistakes=self._mistakes,
             strict=strict,
-            notes=self._notes(),
+            notes=self._notes(rest),
+            entries=dict(self._source.entries),
         )
 
-    def _notes(self) -> list[str]:
+    def _notes(self, rest: list[str]) -> list[str]:
         """What explains what is missing or unexpected in a file of a family."""
         if not self._known:
             return []
@@ -189,7 +207,13 @@ class _Planning:
                     f"the config tells of {count} layers, and the file has {max(numbers) + 1} "
                     f"({self._prefix}{template}): are they of the same model?"
                 )
-        return [*found[:1], *self._known.notes]
+        lacking = [
+            f"key '{key}' is for a part of this family that the layer does not have"
+            for expression in self._lacking.values()
+            for key in rest
+            if self._is_one(key, [expression])
+        ]
+        return [*found[:1], *lacking[:3], *self._known.notes]
 
     def _step(self, target: Target) -> Step | None:
         """What a variable gets; None if there is nothing, or nothing that fits."""
@@ -215,7 +239,9 @@ class _Planning:
         if transposed is None:
             transposed = self._source.transposed
         entry, layout = self._source.entries[name], layout_of(target, transposed)
-        if entry.shape != layout.shape:
+        if reason := doubt(target, key, transposed):
+            self._mistakes.append(reason)
+        elif entry.shape != layout.shape:
             self._mistakes.append(_other_shape(target, layout, name, entry))
         elif not _castable(entry.dtype, target.dtype):
             self._mistakes.append(
@@ -273,6 +299,36 @@ class _Planning:
             if expression.fullmatch(key) or expression.fullmatch(key.removeprefix(self._prefix)):
                 return True
         return False
+
+
+def _known_by_layers(
+    model: keras.layers.Layer, targets: list[Target], source: Source
+) -> Known | None:
+    """Returns what the layers in a model know of their keys; None if the file's keys are paths."""
+    parts: list[Known] = []
+    inside: set[int] = set()
+    for layer, prefix in paths_of(model):
+        known_keys = getattr(layer, "known_keys", None)
+        if id(layer) in inside or known_keys is None:
+            continue
+        if (known := known_keys(prefix)) is not None:
+            parts.append(known)
+            inside.update(map(id, _keras.layers.all_layers(layer)))
+    if not parts:
+        return None
+    # A file that `tfwd-pretrained convert` has written.
+    paths = {target.path for target in targets if "/" in target.path}
+    ends = (end for key in source.entries for end in _ends(key))
+    if not paths.isdisjoint(ends):
+        return None
+    return Known.of_all(parts)
+
+
+def _ends(key: str) -> Iterator[str]:
+    """Yields a key, and what of it follows each `/`."""
+    while key:
+        yield key
+        key = key.partition("/")[2]
 
 
 def _other_shape(target: Target, layout: Layout, key: str, entry: Entry) -> str:

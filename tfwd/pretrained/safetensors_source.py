@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator
@@ -12,7 +13,15 @@ import numpy as np
 import tensorflow as tf
 from safetensors import SafetensorError, safe_open
 
-from tfwd.pretrained.sources import ITEM_SIZES, Entry, Source, SourceError, readable, rows_at_once
+from tfwd.pretrained.sources import (
+    HEAD,
+    ITEM_SIZES,
+    Entry,
+    Source,
+    SourceError,
+    readable,
+    rows_at_once,
+)
 
 INDEX = ".safetensors.index.json"
 
@@ -66,6 +75,15 @@ class SafetensorsSource(Source):
                 _fill(file, block)
                 yield block.reshape(-1).view(dtype).reshape(len(block), *shape[1:])
 
+    def head(self, key: str) -> np.ndarray:
+        entry = self.entries[key]
+        dtype = tf.as_dtype(entry.dtype).as_numpy_dtype
+        values = np.empty(min(HEAD, math.prod(entry.shape)), dtype)
+        with readable(self.path, ValueError), open(self.path, "rb", buffering=0) as file:
+            file.seek(self._places[key])
+            _fill(file, values.view(np.uint8))
+        return values
+
     def close(self) -> None:
         pass
 
@@ -107,6 +125,9 @@ class ShardedSource(Source):
 
     def blocks(self, key: str) -> Iterator[np.ndarray]:
         yield from self._shards[self._shard_of[key]].blocks(key)
+
+    def head(self, key: str) -> np.ndarray:
+        return self._shards[self._shard_of[key]].head(key)
 
     def close(self) -> None:
         for shard in self._shards.values():

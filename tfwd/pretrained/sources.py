@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 BLOCK = 4 << 20  # bytes that are read at once
+HEAD = 64  # numbers
 
 ITEM_SIZES = {
     **{"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4},
@@ -64,6 +65,14 @@ class Source(abc.ABC):
         Raises:
             SourceError: they cannot be read.
         """
+
+    def head(self, key: str) -> np.ndarray:
+        """Returns a few of a tensor's first numbers, flat.
+
+        Raises:
+            SourceError: they cannot be read.
+        """
+        return np.array(next(iter(self.blocks(key)), ())).reshape(-1)[:HEAD]
 
     def read(self, key: str) -> np.ndarray:
         """A whole tensor.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import keras
 
@@ -52,15 +53,17 @@ def targets_of(model: keras.layers.Layer) -> list[Target]:
         )
     found: dict[int, Target] = {}
     weights = {id(variable) for variable in model.weights}
-
-    def walk(layer: keras.layers.Layer, prefix: str) -> None:
+    for layer, prefix in paths_of(model):
         for variable in _keras.layers.held_weights(layer):
             if id(variable) in weights:
                 path = prefix + _keras.variables.name(variable)
                 found.setdefault(id(variable), Target(variable, layer, path))
-        for held in _keras.layers.sublayers(layer):
-            # A wrapper that stands in a layer's place has its name.
-            walk(held, prefix if held.name == layer.name else f"{prefix}{held.name}/")
-
-    walk(model, "")
     return list(found.values())
+
+
+def paths_of(layer: keras.layers.Layer, prefix: str = "") -> Iterator[tuple[keras.Layer, str]]:
+    """Yields a layer and all in it, each way there, with what paths of its variables begin with."""
+    yield layer, prefix
+    for held in _keras.layers.sublayers(layer):
+        # A wrapper that stands in a layer's place has its name.
+        yield from paths_of(held, prefix if held.name == layer.name else f"{prefix}{held.name}/")

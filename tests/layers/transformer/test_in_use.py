@@ -67,3 +67,79 @@ def test_two_replicas_train_as_one_process():
         trained.append(model.get_weights())
     for one, two in zip(*trained, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+
+
+FREEZE = {
+    "embeddings": lambda bert: setattr(bert.embeddings, "trainable", False),
+    "a layer and a kernel's owner": lambda bert: (
+        setattr(bert.stack.layers[0], "trainable", False),
+        setattr(bert.stack.layers[1].attention.query, "trainable", False),
+    ),
+    "all but a layer": lambda bert: (
+        setattr(bert.embeddings, "trainable", False),
+        [setattr(layer, "trainable", False) for layer in bert.stack.layers[:1]],
+    ),
+    "all": lambda bert: setattr(bert, "trainable", False),
+}
+
+
+@pytest.mark.parametrize("what", FREEZE)
+def test_frozen_parts_stay_frozen_in_files(what, tmp_path):
+    model = classifier()
+    FREEZE[what](model.get_layer("bert"))
+    model.save(tmp_path / "model.keras")
+    for again in (
+        keras.models.load_model(tmp_path / "model.keras"),
+        keras.models.clone_model(model),
+    ):
+        for kind in ("trainable_weights", "non_trainable_weights"):
+            assert len(getattr(again, kind)) == len(getattr(model, kind))
+
+
+def test_a_model_with_frozen_parts_goes_on_from_a_file(tmp_path):
+    """The optimizer's state belongs to the weights that are trained, and is not dropped."""
+    model = classifier()
+    FREEZE["embeddings"](model.get_layer("bert"))
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", jit_compile=False)
+    model.fit(IDS, Y, epochs=2, verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    slots = [value(v) for v in variables_of(model.optimizer)]
+    for ours, theirs in zip(variables_of(again.optimizer), slots, strict=True):
+        np.testing.assert_array_equal(value(ours), theirs)
+    frozen = [value(w) for w in again.non_trainable_weights]
+    for one in (model, again):
+        one.fit(IDS, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    for ours, theirs in zip(again.weights, model.weights, strict=True):
+        np.testing.assert_allclose(value(ours), value(theirs), rtol=1e-4, atol=1e-5)
+    for ours, theirs in zip(again.non_trainable_weights, frozen, strict=True):
+        np.testing.assert_array_equal(value(ours), theirs)
+
+
+def value(variable):
+    return tf.convert_to_tensor(variable).numpy()
+
+
+def variables_of(optimizer):
+    return optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+
+
+def test_flags_of_layers_inside_are_the_configs():
+    """Each flag as it was, also one of a layer inside a frozen one; and none where none is set."""
+    stacks = [T.TransformerStack(2, 2, 6, 8, name=name) for name in ("first", "second")]
+    both = T.BiModalEncoder(*stacks, connections=[(1, 1)])
+    assert "trainable_inside" not in both.get_config()
+    both.first.trainable = False
+    both.first.layers[1].trainable = True
+    both.second.layers[0].attention.trainable = False
+    again = T.BiModalEncoder.from_config(both.get_config())
+    for ours, theirs in (
+        (again.first, False),
+        (again.first.layers[0].intermediate, False),
+        (again.first.layers[1].attention.query, True),
+        (again.second, True),
+        (again.second.layers[0].attention.query, False),
+        (again.second.layers[0].intermediate, True),
+    ):
+        assert ours.trainable is theirs
+    assert again.get_config() == both.get_config()

@@ -145,12 +145,12 @@ def test_embeddings_are_their_formula():
         value(table.embeddings)[i] for table, i in zip(tables, (ids, places, types), strict=True)
     )
     expected = product(layer.projection, normal(layer.layer_norm, total))
-    found = layer(ids, types)
+    found = layer(ids, token_type_ids=types)
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
     np.testing.assert_array_equal(_keras.layers.get_mask(found), ids != 1)
-    other = layer(ids, types, np.array([[0, 1, 2, 3]] * 2))
+    other = layer(ids, token_type_ids=types, position_ids=np.array([[0, 1, 2, 3]] * 2))
     assert not np.allclose(other, expected)
-    with pytest.raises(ValueError, match="has places for 7 tokens, and got 8: cut the texts"):
+    with pytest.raises(ValueError, match="has positions for 7 tokens: cut the texts, .* have 8"):
         layer(np.ones((1, 8), int))
 
 

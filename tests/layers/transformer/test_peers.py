@@ -99,8 +99,8 @@ def test_encoders(kind, seed, tmp_path):
     given = {"input_ids": ids, "attention_mask": mask}
     types = {}
     if getattr(config, "type_vocab_size", 0) > 1 and kind != "DistilBertModel":
-        types = {"type_ids": rng.integers(0, 2, ids.shape)}
-        given["token_type_ids"] = types["type_ids"]
+        types = {"token_type_ids": rng.integers(0, 2, ids.shape)}
+        given["token_type_ids"] = types["token_type_ids"]
     expected = theirs(model, **given)
     pooled = getattr(expected, "pooler_output", None) is not None
     ours = T.Bert.from_pretrained(tmp_path, return_all=True, add_pooler=pooled)

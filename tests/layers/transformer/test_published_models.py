@@ -38,7 +38,7 @@ def states(found, name="hidden_states"):
 def given(found):
     types = found.get("token_type_ids")
     mask = {"mask": found["attention_mask"]}
-    return (found["input_ids"],), {**mask, **({} if types is None else {"type_ids": types})}
+    return (found["input_ids"],), {**mask, **({} if types is None else {"token_type_ids": types})}
 
 
 def close(ours, theirs):
@@ -79,7 +79,7 @@ def test_parts_make_the_whole(name):
     embeddings = T.Embeddings.from_pretrained(folder)
     stack, pooler = T.TransformerStack.from_pretrained(folder), T.Pooler.from_pretrained(folder)
     (ids,), options = given(found)
-    types = {key: value for key, value in options.items() if key == "type_ids"}
+    types = {key: value for key, value in options.items() if key == "token_type_ids"}
     embedded = embeddings(tf.constant(ids), **types)
     np.testing.assert_array_equal(_keras.layers.get_mask(embedded), options["mask"])
     close(pooler(stack(embedded)), found["pooler_output"])
@@ -167,7 +167,10 @@ def test_what_may_be_missing_begins_as_its_initializer_says(tmp_path):
         ({"model_type": "gpt2"}, r"model_type='gpt2'; there are albert, bert, .*t5"),
         ({"model_type": None}, "model_type=None"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
-        ({"hidden_act": "gelu_7"}, "activation='gelu_7' is none that there is: give one of gelu"),
+        (
+            {"hidden_act": "gelu_7"},
+            "hidden_act='gelu_7': activation='gelu_7' is not built here",
+        ),
         ({"is_decoder": True}, "is_decoder=True is not built here"),
         ({"hidden_size": 9}, "num_heads=2 does not divide hidden_size=9"),
     ],
