@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd.numerics.details import places, rows_of
 from tfwd.numerics.evidence import Evidence
@@ -41,8 +42,12 @@ def weights(evidence: Evidence) -> Iterator[Cause]:
         True: "No step of this training was made before: they came so, from a file or an "
         "initializer.",
         False: "They were finite after the step before: something else assigned to them since.",
-        None: "They came so, or a step that was not looked at has made them so: look at each.",
+        None: "They came so, or a step that was not checked has made them so: check each step "
+        "(every=1).",
     }[evidence.is_first]
+    trained = {_keras.variables.path(v) for v in evidence.model.trainable_weights}
+    if evidence.is_first is False and any(one.frame.name not in trained for one in bad):
+        when = "A layer or other code assigned to them: steps check trained weights only."
     yield Cause(
         "weights that are not finite already",
         f"{names}{more} are not finite before the step. {when}",
