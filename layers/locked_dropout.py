@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, random_masks, training_flag
+from tfwd.layers import recomputed_calls
 from tfwd.layers.seed_stream import SeedStream
 from tfwd.parametrizations import Dropout
 
@@ -78,6 +79,7 @@ class LockedDropout(keras.layers.Layer):
         training = training_flag.standardize(training)
         if training is False or self._dropout.is_identity:
             return inputs
+        recomputed_calls.check(self.name)
         state = self.draws.next(training)
         rate = self._dropout.at(state[1]).rate
         (seed,) = self.draws.seeds_of(state, [0])
