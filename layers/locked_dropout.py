@@ -64,7 +64,7 @@ class LockedDropout(keras.layers.Layer):
 
     @property
     def calls(self) -> int | tf.Tensor:
-        """How many training calls have drawn; the next one has this number."""
+        """How many training calls there were; the next one has this number."""
         return self.draws.calls
 
     def build(self, input_shape: Any) -> None:
@@ -77,7 +77,10 @@ class LockedDropout(keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
         training = training_flag.standardize(training)
-        if training is False or self._dropout.is_identity:
+        if training is False:
+            return inputs
+        if self._dropout.is_identity:
+            self.draws.next(training)  # nothing is drawn, and the call counts all the same
             return inputs
         recomputed_calls.check(self.name)
         state = self.draws.next(training)
