@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, random_masks, training_flag
+from tfwd.layers import recomputed_calls
 from tfwd.layers.seed_stream import SeedStream
 from tfwd.parametrizations import Dropout
 
@@ -63,7 +64,7 @@ class LockedDropout(keras.layers.Layer):
 
     @property
     def calls(self) -> int | tf.Tensor:
-        """How many training calls have drawn; the next one has this number."""
+        """How many training calls there were; the next one has this number."""
         return self.draws.calls
 
     def build(self, input_shape: Any) -> None:
@@ -76,8 +77,12 @@ class LockedDropout(keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
         training = training_flag.standardize(training)
-        if training is False or self._dropout.is_identity:
+        if training is False:
             return inputs
+        if self._dropout.is_identity:
+            self.draws.next(training)  # nothing is drawn, and the call counts all the same
+            return inputs
+        recomputed_calls.check(self.name)
         state = self.draws.next(training)
         rate = self._dropout.at(state[1]).rate
         (seed,) = self.draws.seeds_of(state, [0])

@@ -60,11 +60,12 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
             weight), or an RNN cell. What can only be known once the layer is built is raised when
             it is built, or by the first call, if that is what makes its weights. A file of weights
             that the plain layer or model wrote is refused too; a `tf.train.Checkpoint` is not, so
-            read one with the unwrapped layer.
+            read one with the unwrapped layer. In training, a call inside `tf.recompute_grad` or
+            `keras.remat`, which would draw another mask in backward.
 
-    Not supported: `tf.recompute_grad` or `keras.remat` around a whole wrapped layer, which would
-    draw a second time in backward; `tf.autodiff.ForwardAccumulator` in eager mode, which raises a
-    NotImplementedError unless `recompute=False`.
+    Not supported: `tf.autodiff.ForwardAccumulator` in eager mode, which raises a
+    NotImplementedError unless `recompute=False`; a `tf.function` around a wrapped layer that was
+    traced before `tf.recompute_grad` calls it, which draws another mask in backward.
 
     Example:
 

@@ -43,6 +43,27 @@ def check(
             raise ValueError(f"layer '{name}' {what.format(parametrized[id(variable)])}")
 
 
+def check_normalized(owner: keras.Layer, parametrized: dict[int, str]) -> None:
+    """Raises a ValueError for a weight that a `SpectralNormalization` assigns to in each call.
+
+    Args:
+        owner: the layer that is wrapped.
+        parametrized: the names of the parametrized weights by the variables' ids.
+    """
+    for layer in _keras.layers.all_layers(owner):
+        if type(layer).__name__ != "SpectralNormalization":
+            continue
+        for name in ("kernel", "embeddings", "w"):  # Keras's and tensorflow-addons' names
+            held = getattr(layer, name, None)
+            if id(held) in parametrized:
+                raise ValueError(
+                    f"weight '{parametrized[id(held)]}' of layer '{layer.name}': a "
+                    "SpectralNormalization assigns to it in each training call, so it cannot be "
+                    "parametrized. Leave it out of the patterns, or take the SpectralNormalization "
+                    "away"
+                )
+
+
 def check_calls(name: str, owner: keras.Layer) -> None:
     """Raises a ValueError if a layer's call is a tf.function, which keeps what it once read."""
     for layer in _keras.layers.all_layers(owner):

@@ -73,7 +73,7 @@ class SeedStream(keras.layers.Layer):
 
     @property
     def calls(self) -> int | tf.Tensor:
-        """How many training calls have drawn: an int, or a tensor inside a graph."""
+        """How many training calls there were: an int, or a tensor inside a graph."""
         calls = _keras.variables.value(self.state)[1]
         return int(calls) if tf.executing_eagerly() else calls
 

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, random_masks, rates, recompute, substitute, training_flag
-from tfwd.layers import packing
+from tfwd.layers import packing, recomputed_calls
 from tfwd.layers.attributes import Attributes
 from tfwd.layers.references import References
 from tfwd.layers.seed_stream import SeedStream
@@ -119,6 +119,8 @@ class SubstitutedCall:
         if training is False or not targeted:
             state = tf.zeros([2], tf.int64)
         else:
+            if any(one.stochastic for _, p in targeted for one in p.elements()):
+                recomputed_calls.check(name)
             state = draws.next(training)
         number = tf.raw_ops.Unpack(value=state, num=2)[1]
         self.targeted = []
@@ -279,6 +281,7 @@ class SubstitutedCall:
         references = self._references_in(tensors)
         return self._call(args, kwargs, training, seeds, raw, references, weights, others, capture)
 
+    @recomputed_calls.repeats_draws
     def _call(
         self,
         args: tuple,

@@ -124,6 +124,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             for target, parametrization in targeted:
                 where = f"weight '{target.name}' of layer '{layer.name}'"
                 parametrization.check(where, tuple(target.variable.shape))
+            reads.check_normalized(layer, {id(t.variable): t.name for t, _ in targeted})
             if self.references is not None:
                 self.references.make(targeted)
             known.targeted, known.targeted_from = targeted, weights
@@ -154,6 +155,8 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
                 self._targeted()  # the call has made the weights: a wrong pattern shows now
             return result
         targeted = [(t, p) for t, p in self._targeted() if not p.is_identity and _acts(p, flag)]
+        if not targeted and flag is not False:
+            self.draws.next(flag)  # a rate of 0 draws nothing, and the call counts all the same
         if not targeted and isinstance(flag, bool):
             return _on_raw_weights(unperturbed or function, args, kwargs, flag)
         is_lookup = overriding.is_plain(subject, keras.layers.Embedding, ours=subject is self)
@@ -230,7 +233,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
 
     @property
     def calls(self) -> int | tf.Tensor:
-        """How many training calls have drawn; the next one has this number."""
+        """How many training calls there were; the next one has this number."""
         return self.draws.calls
 
     def effective_weights(self, call: int) -> dict[str, tf.Tensor]:

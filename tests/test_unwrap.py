@@ -147,3 +147,31 @@ def test_unwrap_of_a_tied_head_wherever_it_stands(head_first: bool) -> None:
     # One matrix: what one of the two writes, all of them read.
     model.embedding.embeddings.assign(2 * matrix)
     np.testing.assert_allclose(plain(ids), 4 * (expected - 1) + 1, rtol=1e-5)
+
+
+def served(folder: Path, ids: np.ndarray) -> np.ndarray:
+    """What TensorFlow makes of an exported model, without Keras and without tfwd."""
+    loaded = tf.saved_model.load(str(folder))
+    function = getattr(loaded, "serve", None) or loaded.signatures["serving_default"]
+    found = function(tf.constant(ids))
+    return np.asarray(next(iter(found.values())) if isinstance(found, dict) else found)
+
+
+def test_both_can_be_exported(tmp_path: Path) -> None:
+    """Exporting the wrapped model does not keep the plain one from being exported."""
+    ids = np.arange(6).reshape(2, 3)
+    model = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int64"),
+            layers.DropoutEmbedding(9, 4, 0.5, name="rows"),
+            layers.WeightDropLSTM(4, return_sequences=True),
+            layers.WeightDropout(keras.layers.Dense(2), 0.5),
+        ]
+    )
+    expected = np.asarray(model(ids))
+    model.export(str(tmp_path / "wrapped"))
+    plain = tfwd.unwrap(model)
+    plain.export(str(tmp_path / "plain"))
+    model.export(str(tmp_path / "again"))
+    for folder in ("wrapped", "plain", "again"):
+        np.testing.assert_allclose(served(tmp_path / folder, ids), expected, atol=1e-6)

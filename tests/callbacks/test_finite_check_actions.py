@@ -215,6 +215,87 @@ def test_an_update_that_is_not_finite_changes_nothing(optimizer, cause, mode):
         np.testing.assert_array_equal(ours, theirs)
 
 
+tf_variable = tfwd._keras.variables.tf_variable
+
+
+def write(variable, value):
+    """Assigns by an operation, past the methods of the variable."""
+    tf.raw_ops.AssignVariableOp(resource=tf_variable(variable).handle, value=value)
+
+
+class ByOperations(keras.optimizers.Optimizer):
+    """Writes weights and a slot by operations; a large gradient makes infinity of both."""
+
+    def __init__(self, learning_rate=0.01, name="by_operations"):
+        super().__init__(
+            **({"name": name} if IS_KERAS_2 else {"learning_rate": 0.01, "name": name})
+        )
+        if IS_KERAS_2:
+            self._learning_rate = self._build_learning_rate(learning_rate)
+
+    def build(self, variables):
+        super().build(variables)
+        if not hasattr(self, "sums"):
+            make = self.add_variable_from_reference
+            reference = "model_variable" if IS_KERAS_2 else "reference_variable"
+            name = "variable_name" if IS_KERAS_2 else "name"
+            self.sums = [make(**{reference: v, name: "sum"}) for v in variables]
+            self.places = {id(tf_variable(v)): i for i, v in enumerate(variables)}
+
+    def update_step(self, gradient, variable, learning_rate=0.01):
+        slot = self.sums[self.places[id(tf_variable(variable))]]
+        change = gradient * tf.exp(tf.abs(gradient))
+        write(slot, tf.convert_to_tensor(slot) + change)
+        write(variable, tf.convert_to_tensor(variable) - 0.001 * change)
+
+
+class StepByOperations(keras.Sequential):
+    """A training step that updates its weights by operations."""
+
+    def train_step(self, data):
+        x, y = data
+        weights = [tf_variable(v) for v in self.trainable_variables]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            write(weight, weight - 0.001 * gradient * tf.exp(tf.abs(gradient)))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("mode", with_slow_rest(["graph", "eager", "xla"], {"graph"}))
+@pytest.mark.parametrize("kind", ["optimizer", "training step"])
+def test_an_infinity_that_an_operation_writes(kind, mode):
+    """The bad batch leaves weights and slots as they are: the rest is training without it."""
+    x, y = data(4)
+    rows = np.r_[0 : 8 * BAD, 8 * (BAD + 1) : 32]
+    checks = [[], [FiniteCheck("skip")], [FiniteCheck()]]
+    held = []
+    for callbacks in checks:
+        keras.utils.set_random_seed(1)
+        model = (keras.Sequential if kind == "optimizer" else StepByOperations)(
+            [keras.layers.Input((6,)), keras.layers.Dense(1, name="last")]
+        )
+        model.compile(
+            ByOperations() if kind == "optimizer" else "sgd", **{"loss": "mse", **MODES[mode]}
+        )
+        if not callbacks:
+            fit(model, x[rows], y[rows])
+        elif callbacks[0].action == "skip":
+            x[8 * BAD + 1, 0] = 2000.0
+            with pytest.warns(UserWarning, match="weight '.*kernel': update has"):
+                fit(model, x, y, *callbacks)
+        else:
+            with pytest.raises(NonFiniteError) as caught:
+                fit(model, x, y, *callbacks)
+            assert "The weights are those before the step." in caught.value.report.note
+            assert all(np.isfinite(weight).all() for weight in model.get_weights())
+        slots = model.optimizer.sums if kind == "optimizer" else []
+        held.append([v.numpy() for v in [*model.variables, *slots]])
+    assert checks[1][0].skipped == 1
+    for ours, theirs in zip(held[1], held[0], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.slow
 @once
 def test_finite_but_enormous_steps_are_made():
@@ -272,7 +353,7 @@ def test_what_leaving_out_does_not_help_against():
     model = make()
     x, y = data(3)
     model.get_layer("last").bias.assign([np.nan])
-    with pytest.raises(NonFiniteError, match="does not help against that") as caught:
+    with pytest.raises(NonFiniteError, match="does not help here: it changes no weight") as caught:
         fit(model, x, y, FiniteCheck("skip"))
     assert caught.value.report.step == 1
 
@@ -285,4 +366,6 @@ def test_a_step_that_was_not_looked_at():
     with pytest.raises(NonFiniteError) as caught:
         fit(make(), x, y, FiniteCheck(every=3))
     assert caught.value.report.step == 4
-    assert "a step that was not looked at" in caught.value.report.causes[0].evidence
+    assert "a step that was not checked" in caught.value.report.causes[0].evidence
+    assert "The weights before the step are lost: 'sequential" in caught.value.report.note
+    assert "Check each step (every=1)" in caught.value.report.note

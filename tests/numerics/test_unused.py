@@ -72,6 +72,63 @@ def test_several_outputs(named):
     assert unused(model, X, y) == {}
 
 
+def two_outputs(named, subclass=False):
+    """Two heads on a layer, of which each may be without a loss."""
+    if subclass:
+
+        class Heads(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.body = layers.Dense(3, name="body")
+                self.one, self.two = layers.Dense(1, name="one"), layers.Dense(1, name="two")
+
+            def call(self, inputs):
+                body = self.body(inputs)
+                one, two = self.one(body), self.two(body)
+                return {"one": one, "two": two} if named else [one, two]
+
+        model = Heads()
+        model(X)
+        return model
+    inputs = layers.Input((4,))
+    body = layers.Dense(3, name="body")(inputs)
+    one, two = (layers.Dense(1, name=name)(body) for name in ("one", "two"))
+    return keras.Model(inputs, {"one": one, "two": two} if named else [one, two])
+
+
+ONE, TWO, NEITHER = {"one"}, {"two"}, set()
+LOSSES = {  # and which heads are without a gradient then
+    "list": (["mse", None], [Y, Y], TWO),
+    "list, labels None": ([None, keras.losses.MeanSquaredError()], [None, Y], ONE),
+    "list of functions": ([None, lambda y, p: (y - p) ** 2], [Y, Y], ONE),
+    "tuple": (("mse", None), (Y, Y), TWO),
+    "one for all": ("mse", [Y, Y], NEITHER),
+    "dict": ({"one": "mse", "two": None}, {"one": Y, "two": Y}, TWO),
+    "dict, one key": ({"two": keras.losses.Huber()}, {"two": Y}, ONE),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("subclass", [False, True])
+@pytest.mark.parametrize("case", LOSSES)
+def test_an_output_without_a_loss(case, subclass):
+    """As by `fit` itself: a head that no loss reaches stays as it was."""
+    loss, y, without = LOSSES[case]
+    model = two_outputs("dict" in case, subclass)
+    wanted = {f"{head}/{part}": "no gradient" for head in without for part in ("kernel", "bias")}
+    assert ends(unused(model, X, y, loss)) == wanted
+    model.compile("sgd", loss, run_eagerly=True)
+    before = {head: model.get_layer(head).kernel.numpy() for head in ("one", "two")}
+    try:
+        model.train_on_batch(X, y)
+    except (ValueError, KeyError, AttributeError):  # what this release of Keras does not take
+        return
+    for head, kernel in before.items():
+        stays = np.array_equal(kernel, model.get_layer(head).kernel.numpy())
+        assert stays == (head in without)
+    assert ends(unused(model, X, y)) == wanted
+
+
 def test_nothing_is_changed():
     model = keras.Sequential(
         [layers.Input((4,)), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(1)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.engine.compile_utils import LossesContainer
 from keras.src.engine.training import reduce_per_replica
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
@@ -22,6 +23,7 @@ __all__ = [
     "is_of_keras",
     "is_own_step",
     "iterator_from",
+    "loss_as_compiled",
     "optimizers",
     "reduced",
     "steps_per_execution",
@@ -35,6 +37,16 @@ def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
     if found is None:
         return None, None
     return found._user_losses, found._user_loss_weights
+
+
+def loss_as_compiled(model: keras.Model, loss: Any) -> Callable[[Any, Any], Any]:
+    """What `compile` makes of a loss: a function of labels and outputs.
+
+    Args:
+        model: the model whose outputs are meant.
+        loss: what `compile` takes, and not None.
+    """
+    return LossesContainer(loss, output_names=getattr(model, "output_names", None))
 
 
 def steps_per_execution(model: keras.Model) -> int:

@@ -82,6 +82,9 @@ _OWN_STATE = {
     "_metrics",
     "_seed_generators",
     "_functional",
+    "_saved_model_arg_spec",
+    "_saved_model_inputs_spec",
+    "_tracked",  # names of attributes: a shared list would name one layer's in the other
     "_call_signature",
     "call_signature_parameters",
     "_call_has_training_arg",

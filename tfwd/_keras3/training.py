@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import reduce_per_replica
+from keras.src.trainers.compile_utils import CompileLoss
 
 from tfwd._keras_shared.training import computed_loss, is_of_keras, is_own_step
 
@@ -19,6 +20,7 @@ __all__ = [
     "is_of_keras",
     "is_own_step",
     "iterator_from",
+    "loss_as_compiled",
     "optimizers",
     "reduced",
     "steps_per_execution",
@@ -32,6 +34,16 @@ def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
     if found is None:
         return None, None
     return getattr(found, "_user_loss", None), getattr(found, "_user_loss_weights", None)
+
+
+def loss_as_compiled(model: keras.Model, loss: Any) -> Callable[[Any, Any], Any]:
+    """What `compile` makes of a loss: a function of labels and outputs.
+
+    Args:
+        model: the model whose outputs are meant.
+        loss: what `compile` takes, and not None.
+    """
+    return CompileLoss(loss, output_names=getattr(model, "output_names", None))
 
 
 def steps_per_execution(model: keras.Model) -> int:

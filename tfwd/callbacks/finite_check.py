@@ -18,7 +18,7 @@ from tfwd.callbacks.last_epoch import LastEpoch
 from tfwd.callbacks.left_out import why_in_vain
 from tfwd.callbacks.training_function import replace_innermost
 from tfwd.finite import all_finite
-from tfwd.numerics.checked_step import CheckedStep, Outcome, plain_step
+from tfwd.numerics.checked_step import CheckedStep, Outcome, not_finite, plain_step
 from tfwd.numerics.diagnosis import Diagnosis
 from tfwd.numerics.frames import Frame
 from tfwd.numerics.log import Log, check_plot
@@ -326,7 +326,7 @@ class FiniteCheck(keras.callbacks.Callback):
         if self._log is not None:
             self._log.report(report)
         if self.action == "raise":
-            self._fail(report, "The weights are those before the step.")
+            self._fail(report)
         back = self._goes_back
         in_vain = self._consecutive - 1 if back is None else back.returns
         if in_vain >= self.max_consecutive:
@@ -336,10 +336,7 @@ class FiniteCheck(keras.callbacks.Callback):
                 report, f"{note} {why_in_vain(self.reports, in_vain)}" if back is None else note
             )
         if back is None and report.first is not None and report.first.frame.kind == "weight":
-            self._fail(
-                report,
-                "To leave steps out does not help against that: it changes no weight.",
-            )
+            self._fail(report, "Skipping a step does not help here: it changes no weight.")
         if back is None:
             self.skipped += 1
             what = "a step is left out"
@@ -352,7 +349,22 @@ class FiniteCheck(keras.callbacks.Callback):
         warnings.warn(f"FiniteCheck: {what}: {report.sentence}{why}", stacklevel=4)
         return self._logs if self._logs is not None else self.model.get_metrics_result()
 
-    def _fail(self, report: Report, note: str) -> NoReturn:
-        report.note = f"{report.note} {note}".strip()
+    def _fail(self, report: Report, note: str = "") -> NoReturn:
+        report.note = f"{report.note} {note} {self._weights_now()}".strip().replace("  ", " ")
         self._put_back()
         raise NonFiniteError(report)
+
+    def _weights_now(self) -> str:
+        """What a failed training leaves in the model, in words."""
+        lost = not_finite(self.model)
+        if not lost:
+            return "The weights are those before the step."
+        names = ", ".join(f"'{path}'" for path in lost[:3])
+        more = f" and {len(lost) - 3} others" if len(lost) > 3 else ""
+        if self._is_first:
+            return f"Not finite before this training: {names}{more}. Load an earlier checkpoint."
+        again = " Check each step (every=1) from there on." if self.every > 1 else ""
+        return (
+            f"The weights before the step are lost: {names}{more} {'are' if lost[1:] else 'is'} "
+            f"not finite. Load an earlier checkpoint.{again}"
+        )

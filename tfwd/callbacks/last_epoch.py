@@ -10,11 +10,11 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
-from tfwd.numerics.checked_step import tracked
+from tfwd.numerics.checked_step import not_finite, tracked
 
 
 class LastEpoch:
-    """All variables of a model and its optimizers at the end of an epoch, but those of metrics.
+    """All variables of a model and its optimizers at the end of an epoch, except metrics.
 
     Args:
         model: compiled.
@@ -42,7 +42,12 @@ class LastEpoch:
                 )
 
     def keep(self) -> None:
-        """Keeps everything as it is now."""
+        """Keeps everything as it is now, if the weights and the optimizers' variables are finite.
+
+        A step that was not checked may have left others. Then the epoch before stays.
+        """
+        if not_finite(self._model):
+            return
         metrics = {
             id(_keras.variables.tf_variable(variable))
             for metric in self._model.metrics

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfwd.layers import recomputed_calls
 from tfwd.layers.seed_stream import SeedStream
 
 
@@ -41,6 +42,7 @@ class Dropout(keras.layers.Layer):
     def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
         if not training or not self.rate:
             return inputs
+        recomputed_calls.check(self.name)
         (seed,) = self.draws.seeds_of(self.draws.next(True), [0])
         shape, dtype = tf.shape(inputs), inputs.dtype
         drawn = tf.random.stateless_uniform(shape, seed, dtype=tf.float32)

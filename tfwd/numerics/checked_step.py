@@ -142,6 +142,12 @@ class CheckedStep:
         leaves = [leaf for one in optimizers for leaf in wrapped_optimizers.leaves(one)]
         by_methods = all(map(_keras_updates.assigns_by_methods, leaves))
         careful = self._exact or not (self.is_keras_own and all(map(_is_safe, leaves)))
+        # Operations may assign to a variable past its methods.
+        past_methods = not (by_methods and self.is_keras_own)
+        if past_methods and self.model.built:  # the optimizer's variables are among the known then
+            with tf.init_scope():
+                for optimizer in optimizers:
+                    _keras_steps.build(optimizer, self.model.trainable_variables)
         known = tracked(self.model)
         if not careful:  # what an optimizer updates is not assigned to before it is decided
             updated = [
@@ -158,11 +164,11 @@ class CheckedStep:
             stack.enter_context(_keras_training.computed_loss(self.model, look_at_loss))
 
             def on_replica(data: Any) -> Any:
-                steps.append(ReplicaStep(self, tentative, careful))
+                steps.append(ReplicaStep(self, tentative, careful, past_methods))
                 return steps[-1](data)
 
             logs, values = self.strategy.run(on_replica, args=(data,))
-        before = tentative.before(all_known=not by_methods)
+        before = tentative.before(all_known=past_methods)
         if self.model.run_eagerly:
             self._traces.clear()  # only the last is asked for
         variables = [variable for variable, _ in before]
@@ -179,9 +185,22 @@ def plain_step(model: keras.Model) -> Callable[[Any, Any], Any]:
 
 def tracked(model: keras.Model) -> list[tf.Variable]:
     """All variables of a model, of its metrics and optimizers, and of what else it holds."""
+    optimizers = _keras_training.optimizers(model)
     found = [*model.variables, *(v for metric in model.metrics for v in metric.variables)]
-    plain = [_keras.variables.tf_variable(v) for v in [*found, *variables_in(model)]]
+    # (TensorFlow does not track the variables of an optimizer of Keras 3.)
+    found += [v for optimizer in optimizers for v in _keras_steps.state(optimizer)]
+    plain = [_keras.variables.tf_variable(v) for v in [*found, *variables_in(model, *optimizers)]]
     return list({id(variable): variable for variable in plain}.values())
+
+
+def not_finite(model: keras.Model) -> list[str]:
+    """The paths of the weights and the optimizers' variables that are not finite."""
+    states = [_keras_steps.state(optimizer) for optimizer in _keras_training.optimizers(model)]
+    variables = [*model.weights, *(variable for state in states for variable in state)]
+    if bool(all_finite([_keras.variables.value(variable) for variable in variables])):
+        return []
+    found = [v for v in variables if not bool(all_finite([_keras.variables.value(v)]))]
+    return list(dict.fromkeys(_keras.variables.path(variable) for variable in found))
 
 
 def variables_in(*objects: Any) -> list[tf.Variable]:

@@ -80,8 +80,8 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     scale = unscaled(evidence, "x")
     reasons = []
     if found.nan:
-        reasons.append("NaN comes of 0/0, infinity minus infinity, a root or a logarithm of a "
-                       "negative number, an arccosine beyond 1")  # fmt: skip
+        reasons.append("NaN comes of 0/0, infinity minus infinity, a root, a fractional power or a "
+                       "logarithm of a negative number, an arccosine beyond 1")  # fmt: skip
     if overflowing:
         what_exp = "what is above" if before.frame.kind == "data" else "an output above"
         reasons.append(f"+infinity comes of the exponential of {what_exp} {exp_limit(before):.3g}, "
@@ -181,12 +181,22 @@ def _counted(number: int, what: str) -> str:
 
 def update(evidence: Evidence) -> Iterator[Cause]:
     """Finite gradients, and a new value that is not."""
-    if evidence.first.frame.kind == "update":
-        one = evidence.first
-        yield Cause(
-            "an update out of range",
-            f"Gradient and learning rate are finite, and the new value of '{one.frame.name}' is "
-            "not.",
-            "lower the learning rate; give the optimizer a larger epsilon (in float16 nothing "
-            "below 1e-4), and keep weights in float32.",
+    one = evidence.first
+    if one.frame.kind != "update":
+        return
+    rates = [rate.detail.high for rate in evidence.of("learning rate")]
+    gradients = evidence.of("weight gradient")
+    shown = f" The learning rate is {', '.join(f'{rate:.3g}' for rate in rates)}." if rates else ""
+    if gradients:
+        largest = max(gradients, key=lambda found: found.detail.summary.abs_max)
+        shown += (
+            f" The largest gradient is {largest.detail.summary.abs_max:.3g}, of "
+            f"'{largest.frame.name}'."
         )
+    yield Cause(
+        "an update out of range",
+        f"Gradient and learning rate are finite, and the new value of '{one.frame.name}' is not."
+        f"{shown}",
+        "lower the learning rate; give the optimizer a larger epsilon (in float16 nothing below "
+        "1e-4), and keep weights in float32.",
+    )

@@ -24,6 +24,9 @@ class Detail(NamedTuple):
             something there is not finite. An axis that the tensor has not is of size 0.
         same, zero: booleans along the first axis, whether all there is one number, or 0.
         values: the tensor itself, where it is wanted.
+        vectors: booleans along all axes except the last: whether no element of a vector is finite.
+            All are False if some vector has both.
+        constant: the same, whether all elements of a vector are one number.
     """
 
     summary: Summary
@@ -36,6 +39,8 @@ class Detail(NamedTuple):
     same: Any
     zero: Any
     values: Any = ()
+    vectors: Any = ()
+    constant: Any = ()
 
     def numbers(self) -> Detail:
         """The same with Python's numbers and NumPy's arrays."""
@@ -73,8 +78,11 @@ def _look(values: tf.Tensor) -> Detail:
         return tf.reduce_any(~good, axis=[i for i in range(rank) if i != axis % rank])
 
     inner = list(range(1, rank))
-    same = zero = none
+    same = zero = vectors = constant = none
     if rank >= 2:
+        some, whole = tf.reduce_any(~good, -1), tf.reduce_all(~good, -1)
+        vectors = some & tf.reduce_all(some == whole)
+        constant = tf.reduce_all(values == values[..., :1], -1)
         corner = (slice(None), *(slice(1) for _ in inner))
         same = tf.reduce_all(values == values[corner], inner)
         zero = tf.reduce_all(values == 0, inner)
@@ -90,6 +98,8 @@ def _look(values: tf.Tensor) -> Detail:
         along(-1, 2),
         same,
         zero,
+        vectors=vectors,
+        constant=constant,
     )
 
 
@@ -113,7 +123,8 @@ def unpacked(numbers: np.ndarray) -> Detail:
     steps = np.arange(first + 1) == first
     summary = Summary(*numbers[:7]).numbers()
     low, high = numbers[7:9].tolist()
-    return Detail(summary, low, high, int(numbers[9]), none, steps, none, none, none)
+    flags = [none, steps, none, none, none]
+    return Detail(summary, low, high, int(numbers[9]), *flags, vectors=none, constant=none)
 
 
 def places(flags: Any, most: int = 5) -> str:

@@ -19,6 +19,8 @@ from tfwd.numerics.checked_step import CheckedStep
 from tfwd.numerics.details import Detail, look
 from tfwd.numerics.evidence import Evidence
 from tfwd.numerics.frames import Frame, named
+from tfwd.numerics.loss_outputs import loss_name
+from tfwd.numerics.loss_rows import parts
 from tfwd.numerics.report import Found, Report
 
 NOT_SHOWN = ("data", "prediction")  # data have their own place
@@ -86,6 +88,7 @@ class Diagnosis:
             " ".join(losses),
             is_first,
         )
+        evidence = _attributed(evidence)
         replica = number if len(replicas) > 1 else None
         return Report(step, evidence.found, likely(evidence), replica, self._shown)
 
@@ -142,10 +145,30 @@ def _with_name(found: Found, losses: list[str]) -> Found:
     return Found(found.frame._replace(source=tuple(losses)), found.detail)
 
 
+def _attributed(evidence: Evidence) -> Evidence:
+    """Names the outputs whose loss is not finite, where the model has several."""
+    found = list(evidence.found)
+    at = next((i for i, one in enumerate(found) if not one.is_finite), None)
+    if at is None or found[at].frame.kind != "loss":
+        return evidence
+    several = parts(evidence)
+    if not several:
+        return evidence
+    frame = found[at].frame._replace(
+        source=tuple(part.loss for part in several), outputs=tuple(part.output for part in several)
+    )
+    found[at] = found[at]._replace(frame=frame)
+    named = [
+        part._replace(found=[*found[:at], _of_part(found[at], part), *found[at + 1 :]])
+        for part in several
+    ]
+    return evidence._replace(found=found, parts=named)
+
+
+def _of_part(loss: Found, part: Evidence) -> Found:
+    return loss._replace(frame=loss.frame._replace(source=(part.loss,), outputs=(part.output,)))
+
+
 def _losses(model: keras.Model) -> list[str]:
     loss = _keras_training.compiled_loss(model)[0]
-    return [
-        getattr(one, "name", None) or getattr(one, "__name__", None) or str(one)
-        for one in tf.nest.flatten(loss)
-        if one is not None
-    ]
+    return [loss_name(one) for one in tf.nest.flatten(loss) if one is not None]

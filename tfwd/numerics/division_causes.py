@@ -53,6 +53,13 @@ def nothing_left(evidence: Evidence) -> Iterator[Cause]:
 
 def _seen_in_rows(before: Found, first: Found) -> Iterator[str]:
     """What a layer was given in each row in which it makes NaN."""
+    vectors = first.detail.vectors
+    if vectors.ndim > 1 and vectors.any() and vectors.shape == before.detail.constant.shape:
+        inner = tuple(range(1, vectors.ndim))
+        partly = (vectors.any(inner) & ~vectors.all(inner)).any()
+        if partly and before.detail.width > 1 and before.detail.constant[vectors].all():
+            yield f"'{before.frame.label}' is one number throughout in the vectors that become NaN"
+            return
     rows = first.detail.rows
     if not rows.any() or rows.shape != before.detail.zero.shape or before.frame.kind == "data":
         return

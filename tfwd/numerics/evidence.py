@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -23,6 +23,10 @@ class Evidence(NamedTuple):
         loss: the names of the model's losses.
         is_first: whether no step of this training was made before; `None` if it is not known that
             the weights were finite after the last one.
+        function: the loss of the output that this is about, if it is about one of several.
+        output: the name of that output.
+        parts: of a loss of several outputs that is not finite, what is known of each of these whose
+            own loss is not.
     """
 
     found: Sequence[Found]
@@ -32,6 +36,9 @@ class Evidence(NamedTuple):
     model: keras.Model
     loss: str
     is_first: bool | None
+    function: Any = None
+    output: str = ""
+    parts: Sequence[Evidence] = ()
 
     def of(self, *kinds: str) -> list[Found]:
         """What was found in frames of some kinds."""

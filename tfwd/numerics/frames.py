@@ -32,6 +32,7 @@ class Frame(NamedTuple):
         dtype: the tensor's.
         source: of a gradient of a layer's output, the layers that it comes from; of a loss, the
             names of the loss functions.
+        outputs: of a loss, the model's outputs that it is of, where they are known among several.
         call: of a layer that is called several times in a step, which call it is, from 1.
     """
 
@@ -41,6 +42,7 @@ class Frame(NamedTuple):
     dtype: str = "float32"
     source: tuple[str, ...] = ()
     call: int = 1
+    outputs: tuple[str, ...] = ()
 
     @property
     def direction(self) -> str:
@@ -53,6 +55,14 @@ class Frame(NamedTuple):
     def label(self) -> str:
         """The name in a table or a plot."""
         return self.kind if self.name == self.kind else f"{self.name}{self._which}, {self.kind}"
+
+    @property
+    def of_outputs(self) -> str:
+        """Of a loss, the outputs in words: " of output 'head'"."""
+        if not self.outputs:
+            return ""
+        names = " and ".join(map(repr, self.outputs))
+        return f" of output{'s' * (len(self.outputs) > 1)} {names}"
 
     @property
     def _which(self) -> str:
@@ -79,7 +89,7 @@ class Frame(NamedTuple):
             "pre-activation": f"{layer} forward pre-activation has",
             "output": f"{layer} forward output has",
             "prediction": f"prediction '{self.name}':",
-            "loss": f"loss {sources}:" if self.source else "loss:",
+            "loss": f"loss {sources}{self.of_outputs}:" if self.source else "loss:",
             "gradient": f"{self._giver} has",
             "weight gradient": f"weight '{self.name}': backward gradient has",
             "learning rate": "learning rate:",

@@ -8,9 +8,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd.numerics.details import places, rows_of
 from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.loss_outputs import loss_name, outputs
 from tfwd.numerics.report import Cause
 
 
@@ -22,6 +24,16 @@ def data(evidence: Evidence) -> Iterator[Cause]:
         where = rows_of(detail.rows) if detail.rows.size else "a scalar"
         if detail.columns.size:
             where += f", column{'s' if detail.columns.sum() > 1 else ''} {places(detail.columns)}"
+        classes = _classes(evidence, name)
+        if classes:
+            yield Cause(
+                "NaN or infinity in the class_weight",
+                f"'{name}' has {detail.summary}: in all examples of class {classes}, and in no "
+                "others. Keras makes such sample weights of class_weight.",
+                "look at the class_weight of fit (a class without examples gives 1/0), or at the "
+                "sample weights of the data.",
+            )
+            continue
         yield Cause(
             f"NaN or infinity in the {what}",
             f"'{name}' has {detail.summary} in {where}.",
@@ -41,8 +53,12 @@ def weights(evidence: Evidence) -> Iterator[Cause]:
         True: "No step of this training was made before: they came so, from a file or an "
         "initializer.",
         False: "They were finite after the step before: something else assigned to them since.",
-        None: "They came so, or a step that was not looked at has made them so: look at each.",
+        None: "They came so, or a step that was not checked has made them so: check each step "
+        "(every=1).",
     }[evidence.is_first]
+    trained = {_keras.variables.path(v) for v in evidence.model.trainable_weights}
+    if evidence.is_first is False and any(one.frame.name not in trained for one in bad):
+        when = "A layer or other code assigned to them: steps check trained weights only."
     yield Cause(
         "weights that are not finite already",
         f"{names}{more} are not finite before the step. {when}",
@@ -66,23 +82,44 @@ def learning_rate(evidence: Evidence) -> Iterator[Cause]:
 
 def labels(evidence: Evidence) -> Iterator[Cause]:
     """Labels that are no class of the model."""
-    if "sparse" not in evidence.loss.lower() or not evidence.predictions:
-        return
-    classes = evidence.predictions[0].detail.width
-    for name, values in evidence.data.items():
-        if not name.startswith("y") or not np.issubdtype(values.dtype, np.number):
+    for one in outputs(evidence):
+        values = evidence.data.get(one.label)
+        if "sparse" not in loss_name(one.loss).lower() or values is None:
             continue
+        if not np.issubdtype(values.dtype, np.number):
+            continue
+        classes = one.prediction.detail.width
         outside = (values < 0) | (values >= classes)
         if outside.any():
             rows = outside.reshape(len(values), -1).any(1) if values.ndim else outside
             wrong = sorted({int(v) for v in values[outside].ravel()})[:5]
+            what = f"output '{one.name}'" if one.name else "the model"
             yield Cause(
                 "a label out of range",
-                f"'{name}' has the labels {', '.join(map(str, wrong))} in {rows_of(rows)}, "
-                f"and the model has {classes} class{'es' * (classes > 1)}, 0 to {classes - 1}.",
+                f"'{one.label}' has the labels {', '.join(map(str, wrong))} in {rows_of(rows)}, "
+                f"and {what} has {classes} class{'es' * (classes > 1)}, 0 to {classes - 1}.",
                 "number the labels from 0, or give the last layer as many units as there are "
                 "labels.",
             )
+
+
+def _classes(evidence: Evidence, name: str) -> str:
+    """The classes whose weight is not finite, if the weights of examples follow from the labels."""
+    weights, labels = evidence.data.get(name), evidence.data.get("y")
+    if not name.startswith("sample_weight") or weights is None or labels is None:
+        return ""
+    if labels.ndim == 2 and labels.shape[1] > 1:
+        labels = labels.argmax(1)
+    labels, weights = labels.ravel(), weights.ravel()
+    if labels.shape != weights.shape or (labels != np.floor(labels)).any():
+        return ""
+    bad = ~np.isfinite(weights)
+    classes = np.unique(labels[bad])
+    if (np.isin(labels, classes) != bad).any():
+        return ""
+    if any(len(np.unique(weights[labels == one])) > 1 for one in np.unique(labels)):
+        return ""
+    return ", ".join(str(int(one)) for one in classes[:5])
 
 
 def _iterations(evidence: Evidence) -> str:

@@ -16,6 +16,12 @@ from tfwd.numerics.report import Cause
 
 def loss(evidence: Evidence) -> Iterator[Cause]:
     """The loss is the first: a logarithm of 0, a mean over nothing, labels that are too large."""
+    for part in evidence.parts or [evidence]:
+        yield from _of_one(part)
+
+
+def _of_one(evidence: Evidence) -> Iterator[Cause]:
+    """The loss of one output, or of all where it is not known which."""
     first = evidence.first
     if first.frame.kind != "loss" or any(
         one.detail.summary.abs_max > SQUARED_IS_FINITE for one in evidence.predictions
@@ -34,21 +40,28 @@ def loss(evidence: Evidence) -> Iterator[Cause]:
         advice.append("clip what a logarithm or a root is taken of, and what is divided by")
     elif bad.any() and not bad.all():
         signs.append(f"it is so in {rows_of(bad)} alone")
-    for one in evidence.predictions if not exactly else ():
+    # A loss that a training step computes by itself is most often of the last output.
+    given, what = evidence.predictions, "the predictions"
+    is_own = not given
+    if is_own:
+        given = evidence.of("output")[-1:]
+        what = "".join(f"'{one.frame.label}'" for one in given)
+    for one in given if not exactly else ():
         low, high = one.detail.low, one.detail.high
         ends = [end for end, there in (("0", low == 0), ("1", high == 1)) if there]
         if ends and not squares:
             ends_reached = True
             signs.append(
-                f"the predictions reach {' and '.join(ends)} exactly, where a logarithm is infinite"
+                f"{what} reach{'es' * is_own} {' and '.join(ends)} exactly, where a logarithm is "
+                "infinite"
             )
             if entropy:
                 advice.append("give the loss logits (from_logits=True) and no probabilities")
             advice.append("clip what a logarithm is taken of (tf.clip_by_value(p, 1e-7, 1 - 1e-7))")
         elif low < 0 and is_nan and not squares and "logits" not in named:
             signs.append(
-                f"the predictions begin at {low:.3g}, and a logarithm or a root of a negative "
-                "number is NaN"
+                f"{what} begin{'s' * is_own} at {low:.3g}, and a logarithm, a root or a fractional "
+                "power of a negative number is NaN"
             )
             advice.append("clip what a logarithm or a root is taken of")
     for name, values in evidence.data.items():
@@ -81,11 +94,38 @@ def loss(evidence: Evidence) -> Iterator[Cause]:
         advice.append("look for a mean or a norm of nothing, which is 0/0")
     if not advice or not ends_reached:
         advice.append("add a small number to what is divided by")
-    name = "".join(f" '{one}'" for one in first.frame.source[:1])
+    if is_own:
+        yield _by_itself(evidence, is_nan, signs, advice)
+        return
+    name = "".join(f" '{one}'" for one in first.frame.source[:1]) + first.frame.of_outputs
     yield Cause(
         "the loss function",
         f"All that the model computes is finite, and the loss{name} is "
         f"{'NaN' if is_nan else 'not'}: "
         f"{'; '.join(signs) or f'nothing {nothing}'}.",
+        "; ".join(dict.fromkeys(advice)) + ".",
+    )
+
+
+def _by_itself(evidence: Evidence, is_nan: bool, signs: list[str], advice: list[str]) -> Cause:
+    """The cause where a training step computes the loss, and not the model's `compute_loss`."""
+    where = "a custom train_step" if evidence.data else "the training loop"
+    ranges = [
+        f"'{one.frame.label}' {one.detail.low:.3g} to {one.detail.high:.3g}"
+        for one in (*evidence.of("output")[-3:], *evidence.of("data"))
+        if one.frame.kind != "data" or one.frame.name.startswith("y")
+    ]
+    shown = f" Ranges: {', '.join(ranges)}." if ranges else ""
+    seen = f" {'; '.join(signs)}." if signs else ""
+    advice += [
+        "compare these ranges with the formula of the loss",
+        "tf.debugging.enable_check_numerics() names the operation (without jit_compile)",
+    ]
+    if evidence.data:
+        advice.append("or compute the loss by self.compute_loss, so that each example is checked")
+    return Cause(
+        "the loss function",
+        f"All layers are finite, and the loss is {'NaN' if is_nan else 'not'}. It is computed in "
+        f"{where}, into which this report does not look.{shown}{seen}",
         "; ".join(dict.fromkeys(advice)) + ".",
     )

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfwd._keras import calls
 from tfwd._keras import training as _keras_training
 from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.loss_outputs import of_output, outputs
 
 MOST = 512  # examples, which take about a millisecond each
 
@@ -18,10 +19,12 @@ def bad_rows(evidence: Evidence) -> np.ndarray:
     """Whether the loss of each example is not finite.
 
     Returns:
-        Booleans along the batch; empty if it cannot be said: where the model has several outputs,
-        or a loss that is none of Keras's and cannot be computed of one example.
+        Booleans along the batch; empty if it cannot be said: where there are several outputs, or a
+        custom loss that cannot be computed of one example.
     """
-    loss = _keras_training.compiled_loss(evidence.model)[0]
+    loss = evidence.function
+    if loss is None:
+        loss = _keras_training.compiled_loss(evidence.model)[0]
     labels = [values for name, values in evidence.data.items() if name.startswith("y")]
     none = np.zeros(0, bool)
     if loss is None or len(labels) != 1 or len(evidence.predictions) != 1:
@@ -65,3 +68,11 @@ def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:
                 where = "the label" if single else f"column {column} of the {name}s"
                 found.append(f"{where} {what}")
     return found
+
+
+def parts(evidence: Evidence) -> list[Evidence]:
+    """What is known of each of several outputs that has an example whose loss is not finite."""
+    if len(evidence.predictions) < 2:
+        return []
+    found = [of_output(evidence, output) for output in outputs(evidence)]
+    return [part for part in found if bad_rows(part).any()]

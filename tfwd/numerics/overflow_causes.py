@@ -27,6 +27,23 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
     ]
     if first.frame.dtype != "float16":
         return
+    data = [
+        one
+        for one in evidence.of("data")
+        if one.frame.name.startswith("x") and one.detail.summary.abs_max > HALF_MAX
+    ]
+    if data and first.frame.kind == "input":  # before anything is computed
+        reached = ", ".join(
+            f"'{one.frame.name}' reaches {one.detail.summary.abs_max:.4g}" for one in data
+        )
+        yield Cause(
+            "an overflow of float16",
+            f"{reached}. The largest float16 is 65504, so the data overflow as soon as "
+            f"'{first.frame.name}' takes them as float16.",
+            "scale the data (mean 0, deviation 1) before the model; or give the first layer "
+            "dtype='float32'; or use mixed_bfloat16, which has the range of float32.",
+        )
+        return
     largest = max(near, key=lambda one: one.detail.summary.abs_max, default=None)
     seen = (
         f"'{largest.frame.label}' reaches {largest.detail.summary.abs_max:.4g}, near the largest "

@@ -41,14 +41,16 @@ class ReplicaStep:
         step: whose.
         tentative: the step's assignments.
         careful: whether the new values of variables are looked at, too.
+        past_methods: whether operations may assign to variables past their methods.
 
     Attributes:
         frames: what was looked at.
         structure: what was found in each, if that is no `extent`.
     """
 
-    def __init__(self, step: Step, tentative: Tentative, careful: bool):
-        self._step, self._tentative, self._careful = step, tentative, careful
+    def __init__(self, step: Step, tentative: Tentative, careful: bool, past_methods: bool = False):
+        self._step, self._tentative = step, tentative
+        self._careful, self._past_methods = careful, past_methods
         self.frames: list[Frame] = []
         self.structure: Any = None
         self._found: list[Any] = []
@@ -159,9 +161,13 @@ class ReplicaStep:
         if self._good is not None:
             return self._good
         # (A metric may be NaN, and so may what a layer keeps for later.)
-        updated = {id(v) for one in self._updated for v in _keras.variables.tf_variables(one)}
-        assigned = [v for v in self._tentative.assigned if id(v) in updated]
-        values = [v.read_value() for v in assigned if v.dtype.is_floating]
+        if self._past_methods:  # nothing tells which were assigned to
+            values = [tf.convert_to_tensor(_keras.variables.value(v)) for v in self._updated]
+        else:
+            updated = {id(v) for one in self._updated for v in _keras.variables.tf_variables(one)}
+            assigned = [v for v in self._tentative.assigned if id(v) in updated]
+            values = [v.read_value() for v in assigned]
+        values = [value for value in values if value.dtype.is_floating]
         return agreed(self._is_good() & all_finite(values))
 
     @property

@@ -9,10 +9,11 @@ import numpy as np
 from tfwd.numerics.computed_causes import NORMALIZING
 from tfwd.numerics.details import rows_of
 from tfwd.numerics.evidence import Evidence
-from tfwd.numerics.report import Cause, Found
+from tfwd.numerics.report import Cause, Found, is_recurrent
 
 NAMES = ("softmax", "attention", "attend")
 MASKS = (*NAMES, "mask")
+LEAST_WIDTH = 4  # of vectors that are not NaN throughout by chance
 
 
 def all_masked(evidence: Evidence) -> Iterator[Cause]:
@@ -25,7 +26,8 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
     found = first.detail.summary
     if found.negative_inf and found.negative_inf == found.non_finite:
         after = [one for one in evidence.bad("output") if one.detail.summary.nan]
-        if not (_is(first, MASKS) or (after and _is(after[0], NAMES))):
+        whole = bool(after) and first.detail.vectors.any()  # all that a softmax is given
+        if not (_is(first, MASKS) or (after and _is(after[0], NAMES)) or whole):
             return
         then = f" NaN follows in '{after[0].frame.label}'." if after else ""
         yield Cause(
@@ -41,9 +43,12 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
     if not found.nan or found.nan != found.non_finite:
         return
     masked = [*_masked_rows(evidence, first)]
-    if not masked and not _is(first, NAMES):
+    queries = "" if masked else single_queries(evidence, first)
+    if not masked and not queries and not _is(first, NAMES):
         return
-    if masked:
+    if queries:
+        seen = queries
+    elif masked:
         seen = (
             f"'{first.frame.name}' is NaN in {rows_of(first.detail.rows)}, and just there "
             f"{' and '.join(masked)}: if that is padding, no key is left."
@@ -61,6 +66,40 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
         "is kept); or mask by a large negative number, -1e9 (in float16 -6e4), in the place of "
         "-infinity. If there is no softmax, look at a division by a sum of nothing.",
     )
+
+
+def single_queries(evidence: Evidence, first: Found) -> str:
+    """Where whole vectors are NaN beside finite ones of the same example, a sentence or nothing.
+
+    So it is with the queries to which a mask leaves no key. A function of each element would leave
+    some elements finite.
+    """
+    vectors, before = first.detail.vectors, evidence.before
+    if vectors.ndim < 2 or first.detail.width < LEAST_WIDTH or is_recurrent(first.frame):
+        return ""
+    inner = tuple(range(1, vectors.ndim))
+    if not (vectors.any(inner) & ~vectors.all(inner)).any():
+        return ""
+    constant = np.zeros(0, bool) if before is None else before.detail.constant
+    if constant.shape == vectors.shape and constant[vectors].all():  # a norm or a deviation of 0
+        return ""
+    there = vectors.any(tuple(range(1, vectors.ndim - 1)))
+    places = [f"query {query} of row {row}" for row, query in np.argwhere(there)]
+    more = f" and {len(places) - 3} others" if len(places) > 3 else ""
+    masks = [f"'{name}'" for name, values in evidence.data.items() if _masks(name, values, there)]
+    return (
+        f"'{first.frame.name}' is NaN in whole vectors at {', '.join(places[:3])}{more}, and "
+        "finite beside them, as attention is at a query to which a mask leaves no key."
+        + (f" Just there {' and '.join(masks)} leaves no key." if masks else "")
+    )
+
+
+def _masks(name: str, values: np.ndarray, there: np.ndarray) -> bool:
+    """Whether an input is a mask of queries by keys that is one value just at these queries."""
+    if not name.startswith("x") or values.ndim < 3 or not np.isin(values, (0, 1)).all():
+        return False
+    same = (values == values[..., :1]).all(-1).any(tuple(range(1, values.ndim - 2)))
+    return same.shape == there.shape and bool((same == there).all())
 
 
 def _is(found: Found, words: tuple[str, ...]) -> bool:

@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import calls
 from tfwd._keras import training as _keras_training
 from tfwd.numerics.checked_step import tracked
 
@@ -26,7 +25,9 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
         x: a batch of inputs, as `fit` takes it.
         y: its labels, as `fit` takes them. Without labels and loss, the sum of the squares of all
             outputs stands for the loss.
-        loss: a Keras loss, or a function `(y_true, y_pred) -> values`; by default `compile`'s.
+        loss: what `compile` takes: a Keras loss, its name, a function `(y_true, y_pred) -> values`,
+            or a list or a dict of these, one for each output. `None` in it says that an output has
+            no loss. By default the loss that the model was compiled with.
 
     Returns:
         A dict from a weight's path to what is the matter with it: "no gradient", or "a gradient of
@@ -84,12 +85,11 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
 def _objective(model: keras.Model, x: Any, y: Any, outputs: Any, loss: Any) -> tf.Tensor:
     if y is not None and loss is None:
         return model.compute_loss(x=x, y=y, y_pred=outputs)
-    flat = tf.nest.flatten(outputs)
     if y is None:
+        flat = tf.nest.flatten(outputs)
         values = [tf.reduce_sum(tf.abs(tf.cast(o, tf.float32)) ** 2) for o in flat]
     else:
-        objects = [calls.loss_object(one) for one in tf.nest.flatten(loss)]
-        objects *= len(flat) if len(objects) == 1 else 1
-        parts = zip(objects, tf.nest.flatten(y), flat, strict=True)
-        values = [tf.reduce_mean(one(target, output)) for one, target, output in parts]
+        labels = tf.nest.map_structure(lambda v: v if v is None else tf.convert_to_tensor(v), y)
+        value = _keras_training.loss_as_compiled(model, loss)(labels, outputs)
+        values = [tf.zeros([]) if value is None else tf.reduce_mean(value)]
     return tf.add_n([tf.cast(value, tf.float32) for value in (*values, *model.losses)])

@@ -1,0 +1,85 @@
+"""Which loss, which labels and which predictions belong to each output of a model."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfwd._keras import training as _keras_training
+from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.report import Found
+
+
+class Output(NamedTuple):
+    """An output of a model that has a loss.
+
+    Attributes:
+        name: the output's name, empty if the model has one output only.
+        loss: its loss, as it was given to `compile`.
+        label: the name of its labels in the batch.
+        prediction: what was found in it.
+    """
+
+    name: str
+    loss: Any
+    label: str
+    prediction: Found
+
+
+def loss_name(loss: Any) -> str:
+    """A loss in a word: its name, or that of the function."""
+    return getattr(loss, "name", None) or getattr(loss, "__name__", None) or str(loss)
+
+
+def outputs(evidence: Evidence) -> list[Output]:
+    """The outputs with a loss; none where it is not known what belongs together."""
+    if not isinstance(evidence.model, keras.Model):
+        return []
+    loss = _keras_training.compiled_loss(evidence.model)[0]
+    predictions = list(evidence.predictions)
+    if loss is None or not predictions:
+        return []
+    if len(predictions) == 1:
+        losses = [one for one in tf.nest.flatten(loss) if one is not None]
+        labels = [name for name in evidence.data if name.startswith("y")]
+        if len(losses) != 1 or len(labels) != 1:
+            return []
+        return [Output("", losses[0], labels[0], predictions[0])]
+    names = list(getattr(evidence.model, "output_names", None) or [])
+    found = []
+    for i, one in enumerate(predictions):
+        place = one.frame.name.removeprefix("y_pred")  # as "[0]" or "['name']"
+        key = place[2:-2] if place.startswith("['") else names[i] if i < len(names) else ""
+        index = names.index(key) if key in names else i
+        own = _of_output(loss, key, index)
+        candidates = (f"y{place}", f"y[{key!r}]", f"y[{index}]")
+        label = next((name for name in candidates if name in evidence.data), None)
+        if own is not None and label is not None and not tf.nest.is_nested(own):
+            found.append(Output(key or str(index), own, label, one))
+    return found
+
+
+def _of_output(loss: Any, key: str, index: int) -> Any:
+    if isinstance(loss, dict):
+        return loss.get(key)
+    if isinstance(loss, (list, tuple)):
+        return loss[index] if index < len(loss) else None
+    return loss
+
+
+def of_output(evidence: Evidence, output: Output) -> Evidence:
+    """What is known of a step, without the labels and predictions of other outputs."""
+    data = {
+        name: values
+        for name, values in evidence.data.items()
+        if not name.startswith("y") or name == output.label
+    }
+    return evidence._replace(
+        data=data,
+        predictions=[output.prediction],
+        loss=loss_name(output.loss),
+        function=output.loss,
+        output=output.name,
+    )
