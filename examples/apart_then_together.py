@@ -19,7 +19,7 @@ TINY = Path(__file__).parents[1] / "tests" / "layers" / "transformer" / "publish
 
 
 class ApartThenTogether(keras.Model):
-    """Whether two texts belong together."""
+    """Tells how two texts relate."""
 
     def __init__(self, folder: str | Path, apart: int) -> None:
         super().__init__()
@@ -39,15 +39,15 @@ class ApartThenTogether(keras.Model):
         return self.answer(both[:, 0])
 
 
-def main(folder: str | Path = TINY, apart: int = 1, epochs: int = 12) -> float:
-    """Learns whether both texts begin alike; returns the accuracy on texts that were not seen."""
+def main(folder: str | Path = TINY, apart: int = 1, epochs: int = 6) -> float:
+    """Learns whether the first text has a word more often; returns the accuracy on texts that were not seen."""
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     one, two = rng.integers(5, 9, (2, 2400, 5))
-    labels = (one[:, 0] == two[:, 0]).astype("int32")
+    labels = ((one == 5).sum(axis=1) > (two == 5).sum(axis=1)).astype("int32")
     model = ApartThenTogether(folder, apart)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(1e-2), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
     model.fit((one[:2000], two[:2000]), labels[:2000], epochs=epochs, verbose=2)
     seen = model.evaluate((one[2000:], two[2000:]), labels[2000:], verbose=0, return_dict=True)
     return seen["accuracy"]
