@@ -18,6 +18,7 @@ from tfwd import _keras, pretrained
 from tfwd.layers.transformer.composite import Composite
 from tfwd.layers.transformer.configuration import Configuration, is_published, read_config
 from tfwd.layers.transformer.families import FAMILIES
+from tfwd.paths import compiled, matches
 from tfwd.pretrained.targets import targets_of
 
 
@@ -132,6 +133,9 @@ class Published(Composite):
             return layer
         if differences := read.differences(layer):
             raise ValueError(differences[0])
+        if overrides.get("add_pooler"):
+            patterns = [allow_missing] if isinstance(allow_missing, str) else allow_missing
+            _check_pooler(read, [*patterns, *(mapping or ())])
         with unfilled(layer):
             _keras.layers.build(layer, shape)
         plan = pretrained.plan(
@@ -171,6 +175,22 @@ class Published(Composite):
     def any_input_shape(self) -> tuple:
         """A shape of inputs by which it can be built."""
         return (None, None, self.hidden_size)
+
+
+def _check_pooler(read: Configuration, patterns: Sequence[str]) -> None:
+    """Raises a ValueError if a pooler is asked for, and nothing says where its weights are.
+
+    Args:
+        read: the config of the published model.
+        patterns: those of a mapping, and of what may be missing.
+    """
+    paths = ("pooler/dense", "pooler/dense/kernel")
+    known = any(path.startswith("pooler/") for path in read.rules())
+    if not known and not any(matches(compiled(p, repr(p)), at) for p in patterns for at in paths):
+        raise ValueError(
+            f"{read.name}: add_pooler=True, and a {read.model_type} has no pooler: leave "
+            "add_pooler out, or begin with a fresh pooler by allow_missing='pooler/.*'"
+        )
 
 
 _ANY_LAYER = {"name", "dtype", "trainable"}

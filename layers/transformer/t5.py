@@ -188,7 +188,16 @@ class T5(OfIds, Published):
         }
 
     def shifted(self, labels: tf.Tensor, start_id: int = 0) -> tf.Tensor:
-        """The decoder's ids for labels: at each place the label before it, at first `start_id`."""
+        """Returns the decoder's ids for labels: at each position the label before it.
+
+        Args:
+            labels: integers, `[batch, places]`. Those of -100, which losses leave out, become
+                `padding_id`, or `start_id` if there is none.
+            start_id: the id at the first position.
+        """
+        padding = start_id if self.padding_id is None else self.padding_id
+        labels = tf.convert_to_tensor(labels)
+        labels = tf.where(tf.equal(labels, -100), tf.cast(padding, labels.dtype), labels)
         start = tf.fill([tf.shape(labels)[0], 1], tf.cast(start_id, labels.dtype))
         return tf.concat([start, labels[:, :-1]], axis=1)
 

@@ -84,6 +84,12 @@ FILES = {  # the file, its content, and the line
         "good\tpos\nfine\tpos\nbad\tneg\n",
         "the label 'neg' has one example in train",
     ),
+    "header": (
+        "train.tsv",
+        "review\tclass\n" + GOOD,
+        "give examples in valid or test, or leave it out; if the first line of train.tsv is a "
+        "header, name its columns: data.text='review' and data.label='class'",
+    ),
 }
 
 
@@ -246,6 +252,55 @@ def test_classify_refuses(tmp_path, learnt, capsys):
     assert "is not a configuration of this program" in classified(
         capsys, f"--workdir={broken}", "--text=a", ok=False
     )
+
+
+def test_classify_skips_empty_lines(tmp_path, learnt, capsys, monkeypatch):
+    run, file = f"--workdir={learnt}", tmp_path / "texts.txt"
+    file.write_text("\na superb film\n \n\nit was so awful\n\n\n")
+    said = classified(capsys, run, f"--file={file}", ok=False)
+    assert "line 1: the text is empty; give one, or skip such lines by --skip_empty" in said
+    out = classified(capsys, run, f"--file={file}", "--skip_empty")
+    assert [row.split("\t")[2] for row in out.splitlines()] == ["a superb film", "it was so awful"]
+
+    class Input:
+        buffer = (b"\n", b"great\n", b"\n")
+
+        def isatty(self):
+            return False
+
+    monkeypatch.setattr("sys.stdin", Input())
+    assert classified(capsys, run, "--skip_empty").count("\n") == 1
+
+
+def test_headers_of_tab_separated_files(tmp_path):
+    """Of other names too, as SST-2 has them; a label of the column's name is a label."""
+    file = tmp_path / "train.tsv"
+    rows = [examples.Example("a fine film", "1"), examples.Example("a dull one", "0")]
+    body = "".join(f"{text}\t{label}\n" for text, label in rows)
+    for header in ("text\tlabel\n", "sentence\tlabel\n", "Sentence\tLabel\n", ""):
+        file.write_text(header + body)
+        assert examples.read_examples(file) == rows
+    file.write_text("so it is\tlabel\nas it is\tlabel\n" + body)
+    assert len(examples.read_examples(file)) == 4
+    file.write_text("review\tclass\n" + body)
+    assert len(examples.read_examples(file)) == 3
+    assert examples.read_examples(file, "review", "class") == rows
+
+
+def test_the_config_that_is_missing_is_this_programs(capsys):
+    for flags, said in (
+        ([], "error: --config is missing; give a file, as --config=configs/finetune.py\n"),
+        (["--help"], "Python file with get_config(), as configs/finetune.py"),
+    ):
+        with pytest.raises(SystemExit):
+            app.run(
+                program.main,
+                program.define,
+                program.ABOUT,
+                schema=SCHEMA,
+                argv=["tfwd-finetune", *flags],
+            )
+        assert said in "".join(capsys.readouterr())
 
 
 def test_classify_is_the_models_own_prediction(tmp_path, learnt, capsys, monkeypatch):

@@ -39,6 +39,7 @@ FINITE = (
     "tests/callbacks/test_finite_check_actions.py",
     "tests/callbacks/test_finite_check_restore.py",
 )
+BY_HAND = "tests/layers/transformer/test_by_hand.py"
 RECURRENCE = ("tests/test_recurrence.py",)
 
 DEFECTS = [
@@ -473,5 +474,47 @@ DEFECTS = [
         'file.truncate(content.rfind(b"\\n") + 1)',
         "pass",
         ("tests/experiments/test_fine_tuning.py", "-k", "loses_the_run"),
+    # Pretrained layers
+    Defect(
+        "which of ALBERT's layers share their weights is computed in whole numbers",
+        "layers/transformer/stack.py",
+        "self.layers[int(i / (self.num_layers / len(self.layers)))]",
+        "self.layers[i * len(self.layers) // self.num_layers]",
+        (BY_HAND, "-k", "share_their_weights or unequal_sizes"),
+    ),
+    Defect(
+        "an additive mask is taken as a boolean one",
+        "layers/transformer/inputs.py",
+        "return self._require(tf.reduce_all(zeros | ones), told, [some], ones)",
+        "return tf.cast(mask, tf.bool)",
+        ("tests/layers/transformer/test_inputs.py",),
+    ),
+    Defect(
+        "the gates of PyTorch's GRU stay in their order",
+        "tfwd/pretrained/layouts.py",
+        "_GRU_GATES = (1, 0, 2)",
+        "_GRU_GATES = (0, 1, 2)",
+        ("tests/pretrained/test_layouts.py", "-k", "recurrent"),
+    ),
+    Defect(
+        "a leaky ReLU has the slope of Keras's",
+        "layers/transformer/activations.py",
+        "alpha=0.01",
+        "alpha=0.2",
+        (BY_HAND, "-k", "activations"),
+    ),
+    Defect(
+        "an argument that no shape tells is not compared with the config",
+        "layers/transformer/configuration.py",
+        "            if not same:\n",
+        "            if False:\n",
+        (BY_HAND, "-k", "shape"),
+    ),
+    Defect(
+        "frozen parts of a layer are set free in a file",
+        "layers/transformer/composite.py",
+        "                inside[path].trainable = flag",
+        "                pass",
+        ("tests/layers/transformer/test_in_use.py", "-k", "frozen or flags"),
     ),
 ]

@@ -395,6 +395,17 @@ def test_the_file_changes_after_the_plan(folder):
     made.apply()
 
 
+def test_keys_that_name_a_group_that_is_not_there(folder):
+    for mapping, said in (
+        ({"head": r"out.\1"}, r"mapping\['head'\]='out...1': invalid group.*the pattern has 0 gr"),
+        ({r"layer_(\d+)": r"enc.\2"}, "the pattern has 1 groups, and a key may name these"),
+        ({"nothing": r"\g<name>"}, "the pattern has 0 groups"),
+        ({"head": Key("out", copies=(r"tied.\1",))}, r"='tied...1': invalid group"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            plan(model_of(), folder, mapping=mapping)
+
+
 def test_mirrored_variables(folder):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

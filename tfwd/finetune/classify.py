@@ -25,8 +25,8 @@ out, with tabs between.
     some-program | tfwd-classify --workdir=runs/finetune --json
 
 Without --text and --file the lines of standard input are read, and each is answered with the next
-ones as they come. A line without a text is an error, which says its number. With --json each line
-is an object, with the probabilities of all classes.
+ones as they come. A line without a text is an error, which says its number; --skip_empty skips such
+lines. With --json each line is an object, with the probabilities of all classes.
 """
 LINES = 64  # of a pipe that are labelled together
 
@@ -60,6 +60,9 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("file", "", "text file, a text a line", flag_values=values)
     flags.DEFINE_string("checkpoint", "best", "best or last", flag_values=values)
     flags.DEFINE_bool("json", False, "print lines of JSON", flag_values=values)
+    flags.DEFINE_bool(
+        "skip_empty", False, "skip lines without a text, with no line of output", flag_values=values
+    )
 
 
 def main(values: flags.FlagValues) -> None:
@@ -70,7 +73,8 @@ def main(values: flags.FlagValues) -> None:
     if values.text is not None:
         given = list(numbered([values.text.replace("\n", " ")], "--text", one=True))
     elif values.file:
-        given = list(numbered(read_text(values.file).rstrip("\n").split("\n"), values.file))
+        lines = read_text(values.file).rstrip("\n").split("\n")
+        given = list(numbered(lines, values.file, skip=values.skip_empty))
     from tfwd.finetune.program import load
 
     saved = load(values.workdir, values.checkpoint)
@@ -78,7 +82,7 @@ def main(values: flags.FlagValues) -> None:
     if given is not None:
         _print(label(given), values.json)
         return
-    for together in _chunks(numbered(_standard_input(), "standard input")):
+    for together in _chunks(numbered(_standard_input(), "standard input", skip=values.skip_empty)):
         _print(label(together), values.json)
 
 
@@ -122,21 +126,27 @@ class Labeller:
             yield Labelled(text, labels[best], shares[best], dict(zip(labels, shares, strict=True)))
 
 
-def numbered(lines: Iterable[str], source: str, one: bool = False) -> Iterator[tuple[str, str]]:
+def numbered(
+    lines: Iterable[str], source: str, one: bool = False, skip: bool = False
+) -> Iterator[tuple[str, str]]:
     """Lines with where they are from.
 
     Args:
         lines: the texts.
         source: the file's name, or the like.
         one: whether there is one only, which has no number.
+        skip: whether lines without a text are skipped.
 
     Raises:
-        UserError: one has no text.
+        UserError: one has no text, and is not skipped.
     """
     for number, line in enumerate(lines, 1):
         where = source if one else f"{source}, line {number}"
         if not line.strip():
-            raise UserError(f"{where}: the text is empty; give one")
+            if skip:
+                continue
+            many = "" if one else ", or skip such lines by --skip_empty"
+            raise UserError(f"{where}: the text is empty; give one{many}")
         yield where, line.strip()
 
 

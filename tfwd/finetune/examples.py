@@ -29,10 +29,17 @@ class Example(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """The three parts of the data, by "train", "valid" and "test", and a name for reports."""
+    """The three parts of the data, by "train", "valid" and "test", and a name for reports.
+
+    Attributes:
+        parts: the examples of each part.
+        name: the data's name, for reports.
+        first: the first line of the training file, if it may be a header that was not known as one.
+    """
 
     parts: dict[str, list[Example]]
     name: str
+    first: Example | None = None
 
 
 def load_splits(data: ml_collections.ConfigDict) -> Splits:
@@ -66,8 +73,8 @@ def read_examples(
 ) -> list[Example]:
     r"""Reads one file, as its suffix says.
 
-    `.tsv`: lines of text TAB label; a first line of the two names is none. `.csv`: with a first
-    line of names. `.jsonl`: an object a line.
+    `.tsv`: lines of text TAB label; a first line whose label is the name of the column is a header.
+    `.csv`: with a first line of names. `.jsonl`: an object a line.
 
     Args:
         path: the file, of UTF-8.
@@ -108,7 +115,8 @@ Lines = Iterable[tuple[int, Example]]
 
 
 def _tsv(path: str, content: str, text: str, label: str) -> Lines:
-    for number, line in enumerate(content.rstrip("\n").split("\n"), 1):
+    lines = content.rstrip("\n").split("\n")
+    for number, line in enumerate(lines, 1):
         columns = line.split("\t")
         if len(columns) != 2:
             many = "no tab" if len(columns) == 1 else f"{len(columns) - 1} tabs"
@@ -116,8 +124,11 @@ def _tsv(path: str, content: str, text: str, label: str) -> Lines:
                 f"{path}, line {number} has {many}: give the text, a tab and the label; it is "
                 f"{line[:60]!r}"
             )
-        if number == 1 and columns == [text, label]:
-            continue
+        if number == 1 and columns[1].strip().lower() == label.lower():
+            # A header; unless the name of the column is a label, which other lines have too.
+            others = (other.rpartition("\t")[2].strip() for other in lines[1:])
+            if columns == [text, label] or columns[1].strip() not in others:
+                continue
         yield number, Example(*columns)
 
 
@@ -164,7 +175,7 @@ def _from_folder(data: ml_collections.ConfigDict) -> Splits:
             f"data.path={folder}: there is no such folder; give one with train.tsv, valid.tsv and "
             "test.tsv"
         )
-    parts = {}
+    parts, first = {}, None
     for name in NAMES:
         files = [os.path.join(folder, name + suffix) for suffix in SUFFIXES]
         files = [path for path in files if os.path.exists(path)]
@@ -177,6 +188,8 @@ def _from_folder(data: ml_collections.ConfigDict) -> Splits:
             )
         if files:
             parts[name] = read_examples(files[0], data.text, data.label)
+            if name == "train" and files[0].endswith(".tsv"):
+                first = parts[name][0]
     if "valid" not in parts:
         train = parts["train"]
         order = np.random.default_rng(1).permutation(len(train))
@@ -184,7 +197,7 @@ def _from_folder(data: ml_collections.ConfigDict) -> Splits:
         parts["valid"] = [train[number] for number in sorted(order[:cut])]
         parts["train"] = [train[number] for number in sorted(order[cut:])]
     parts = {name: parts[name] for name in NAMES}
-    return Splits(parts, os.path.basename(os.path.abspath(folder)))
+    return Splits(parts, os.path.basename(os.path.abspath(folder)), first)
 
 
 def check(splits: Splits) -> None:
@@ -206,15 +219,22 @@ def check(splits: Splits) -> None:
                 f"{splits.name}: the label {label!r} is in {' and '.join(there)} and not in train: "
                 f"the labels to train on are {_listed(train)}"
             )
+        hint = ""
+        if train[label] == 1 and splits.first is not None and splits.first.label == label:
+            hint = (
+                "; if the first line of train.tsv is a header, name its columns: data.text="
+                f"{splits.first.text[:60]!r} and data.label={label!r}"
+            )
         if there == ["train"]:
             raise UserError(
                 f"{splits.name}: the label {label!r} is in train only, {train[label]} times, so "
                 "that nothing tells how well it is found: give examples in valid or test, or leave "
-                "it out"
+                f"it out{hint}"
             )
         if train[label] == 1:
             raise UserError(
                 f"{splits.name}: the label {label!r} has one example in train: give at least two"
+                f"{hint}"
             )
     if len(train) < 2:
         raise UserError(

@@ -105,6 +105,8 @@ class Rules:
             (pattern, compiled(pattern, f"mapping={pattern!r}"), _key(pattern, key))
             for pattern, key in mapping.items()
         ]
+        for pattern, expression, key in self._rules:
+            _check_groups(pattern, expression, key)
         self.used: set[str] = set()
 
     def keys(self, target: Target) -> list[tuple[str, Key, bool]]:
@@ -188,6 +190,18 @@ def _match(expression: re.Pattern[str], path: str) -> re.Match[str] | None:
     parts = path.split("/")
     ends = ("/".join(parts[i:]) for i in range(len(parts)))
     return next((match for end in ends if end and (match := expression.fullmatch(end))), None)
+
+
+def _check_groups(pattern: str, expression: re.Pattern[str], key: Key) -> None:
+    """Raises a ValueError if a key names a group that its pattern does not have."""
+    for name in (key.name, *key.copies):
+        try:
+            expression.sub(name, "")
+        except (re.error, IndexError) as error:
+            raise ValueError(
+                f"mapping[{pattern!r}]={name!r}: {error}: the pattern has {expression.groups} "
+                "groups, and a key may name these; write a backslash as two"
+            ) from error
 
 
 def _key(pattern: str, key: str | Key) -> Key:

@@ -104,7 +104,7 @@ def usage(
     lines = [textwrap.dedent(about).strip(), "", f"Flags of {os.path.basename(program)}:"]
     if schema:
         lines.append("  --config=FILE")
-        lines.append("      Python file with get_config(), as configs/quickstart.py")
+        lines.append(f"      Python file with get_config(), as {schema.example}")
         lines.append("  --config.KEY=VALUE")
         lines.append("      another value for one key of it; the keys are below")
     for name in values:

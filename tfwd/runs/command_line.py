@@ -119,7 +119,7 @@ def _take_config_file(
         else:
             rest.append(argument)
     if not given or given.startswith("-"):
-        raise UserError("--config is missing; give a file, as --config=configs/quickstart.py")
+        raise UserError(f"--config is missing; give a file, as --config={schema.example}")
     config = from_file("config", given, "get_config", schema)
     if not isinstance(config, ml_collections.ConfigDict):
         path = given.partition(":")[0]

@@ -28,6 +28,7 @@ class Schema:
         keys: the table, by dotted key.
         check_together: raises a `UserError` for values that do not go together. Its second argument
             is whether the configuration is one to train with.
+        example: a config file of the program, for messages.
 
     Example:
 
@@ -47,8 +48,10 @@ class Schema:
         check_together: Callable[[ml_collections.ConfigDict, bool], None] = lambda config, train: (
             None
         ),
+        example: str = "configs/quickstart.py",
     ):
         self.keys = dict(keys)
+        self.example = example
         self._check_together = check_together
         self._open = [key for key, row in self.keys.items() if row.default == {}]
 

@@ -41,7 +41,8 @@ def main(
         work: trains in another way than `train` does.
     """
     if not values.workdir:
-        raise UserError("give a folder for the run, as --workdir=runs/quickstart")
+        name = os.path.splitext(os.path.basename(program.schema.example))[0]
+        raise UserError(f"give a folder for the run, as --workdir=runs/{name}")
     with StopRequest() as stop:
         try:
             if work is None:

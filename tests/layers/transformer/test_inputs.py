@@ -208,3 +208,5 @@ def test_checks_do_not_keep_a_layer_from_being_recomputed(published):
 
     gradient = tf.convert_to_tensor(step(tf.constant(IDS), tf.constant(MASK)))
     assert np.isfinite(gradient).all() and np.any(gradient)
+    analyses = wrapped._known.analyses.values()
+    assert analyses and not any(analysis.impure for analysis in analyses)

@@ -192,6 +192,15 @@ def test_a_decoder_does_not_look_ahead():
     np.testing.assert_array_equal(t5.shifted(tf.constant([[8, 9, 1]])), [[0, 8, 9]])
 
 
+def test_labels_that_losses_leave_out_are_padding_for_the_decoder():
+    """As in Hugging Face's `_shift_right`."""
+    labels = np.array([[8, 9, 1, -100, -100], [7, 1, -100, -100, -100]])
+    t5 = T.T5(20, 1, 2, 3, 8, 12, padding_id=3)
+    np.testing.assert_array_equal(t5.shifted(labels), [[0, 8, 9, 1, 3], [0, 7, 1, 3, 3]])
+    t5 = T.T5(20, 1, 2, 3, 8, 12, padding_id=None)
+    np.testing.assert_array_equal(t5.shifted(tf.constant(labels[:1]), 5), [[5, 8, 9, 1, 5]])
+
+
 def bert(**further):
     sizes = {**SIZES, "max_length": 8}
     return T.Bert(20, num_layers=2, **{**sizes, **further})

@@ -16,9 +16,11 @@ import tensorflow as tf
 
 import tfwd
 from tfwd.layers import transformer as T
+from tfwd.layers.transformer import activations
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+save_file = pytest.importorskip("safetensors.torch").save_file
 
 TOLERANCE = 1e-5
 # The class, with what is said of it beside sizes.
@@ -111,6 +113,76 @@ def test_encoders(kind, seed, tmp_path):
         np.testing.assert_allclose(
             found["pooler_output"], expected.pooler_output, rtol=TOLERANCE, atol=TOLERANCE
         )
+
+
+# Where another formula fits the same shapes: the class, and what its config says.
+SPECIAL = {
+    "equal widths": ("AlbertModel", {"hidden_size": 12, "embedding_size": 12}),
+    "18 layers in 14 groups": ("AlbertModel", {"num_hidden_layers": 18, "num_hidden_groups": 14}),
+    "44 layers in 20 groups": ("AlbertModel", {"num_hidden_layers": 44, "num_hidden_groups": 20}),
+    "xlm-roberta": ("XLMRobertaModel", {"type_vocab_size": 1}),
+    "camembert": ("CamembertModel", {"type_vocab_size": 1}),
+    **{
+        name: ("BertModel", {"hidden_act": name})
+        for name in activations.BY_NAME
+        if name in transformers.activations.ACT2FN
+    },
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_configs(name, tmp_path):
+    """Given as the tokenizer's dict, and filled by the keys that the layer knows itself."""
+    kind, said = SPECIAL[name]
+    family = getattr(transformers, kind)
+    sizes = {"vocab_size": 40, "hidden_size": 12, "num_attention_heads": 3, "embedding_size": 5}
+    sizes |= {"intermediate_size": 9, "num_hidden_layers": 2, "max_position_embeddings": 30}
+    torch.manual_seed(0)
+    config = family.config_class(**{**sizes, **said})
+    model = disturbed(family(config), 0)
+    model.save_pretrained(tmp_path)
+    ids, mask = texts(np.random.default_rng(0), config.vocab_size, config.pad_token_id)
+    given = {"input_ids": ids, "attention_mask": mask}
+    expected = theirs(model, **given)
+    bert = T.Bert.from_config(tmp_path, return_all=True, add_pooler=True)
+    bert(given)
+    tfwd.pretrained.load(bert, tmp_path)
+    found = bert(given)
+    for state, other in zip(found["hidden_states"], expected.hidden_states, strict=True):
+        close(state, other, mask)
+    np.testing.assert_allclose(
+        found["pooler_output"], expected.pooler_output, rtol=TOLERANCE, atol=TOLERANCE
+    )
+
+
+def test_recurrent_and_transposed_kernels(tmp_path):
+    """PyTorch's own layers, whose kernels a mapping alone brings into Keras's."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 12)
+    kinds = {"SimpleRNN": (torch.nn.RNN, 12), "LSTM": (torch.nn.LSTM, 3), "GRU": (torch.nn.GRU, 4)}
+    for name, (kind, units) in kinds.items():
+        other = kind(12, units, bias=False, batch_first=True)
+        tensors = {f"rnn.{key}": value.detach() for key, value in other.named_parameters()}
+        save_file(tensors, tmp_path / "w.safetensors")
+        layer = getattr(keras.layers, name)(units, use_bias=False, return_sequences=True, name="r")
+        model = keras.Sequential([keras.Input((5, 12)), layer])
+        tfwd.pretrained.load(model, tmp_path / "w.safetensors", mapping={"r/.*cell": "rnn"})
+        np.testing.assert_allclose(model(x.numpy()), other(x)[0].detach(), rtol=1e-4, atol=1e-5)
+    x = torch.randn(1, 3, 4, 4)
+    cases = (
+        (torch.nn.ConvTranspose2d(3, 3, 3, 2), keras.layers.Conv2DTranspose(3, 3, 2, name="c")),
+        (
+            torch.nn.Conv2d(3, 6, 3, groups=3),
+            keras.layers.DepthwiseConv2D(3, depth_multiplier=2, name="c"),
+        ),
+    )
+    for other, layer in cases:
+        tensors = {f"conv.{key}": value.detach() for key, value in other.named_parameters()}
+        save_file(tensors, tmp_path / "w.safetensors")
+        model = keras.Sequential([keras.Input((4, 4, 3)), layer])
+        tfwd.pretrained.load(model, tmp_path / "w.safetensors", mapping={"c": "conv"})
+        found = np.moveaxis(np.asarray(model(np.moveaxis(x.numpy(), 1, -1))), -1, 1)
+        np.testing.assert_allclose(found, other(x).detach(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(4))

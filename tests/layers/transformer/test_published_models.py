@@ -275,3 +275,11 @@ def test_two_streams_are_filled_by_one_models_weights():
         np.testing.assert_array_equal(ours, theirs)
     with pytest.raises(PlanError, match="'first_to_second_0/attention/query/kernel' is given no"):
         load(both, folder, mapping=mapping, ignore=rest["ignore"])
+
+
+@pytest.mark.parametrize("name", ["distilbert", "electra"])
+def test_a_pooler_of_a_family_that_has_none(name):
+    with pytest.raises(ValueError, match=f"add_pooler=True, and a {name} has no pooler: leave"):
+        T.Bert.from_pretrained(FOLDER / name, add_pooler=True)
+    bert = T.Bert.from_pretrained(FOLDER / name, add_pooler=True, allow_missing="pooler/.*")
+    assert bert(np.array([[5, 6]]))["pooler_output"].shape == (1, 8)
