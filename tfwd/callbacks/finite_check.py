@@ -65,8 +65,8 @@ class FiniteCheck(keras.callbacks.Callback):
             gradient, how many percent of it are 0, and the ratio of update to weight go to its
             scalars, and histograms. For these the batch is run once more.
         plot: a file (`.png`, `.svg`, ..), or None: tensors by steps, coloured by log10 of the
-            largest absolute value, at the end of training and after each bad step. It needs
-            matplotlib, and costs each step a further pass over each tensor, as `log_dir` does.
+            largest absolute value, at the end of training and after each bad step. It
+            costs each step a further pass over each tensor, as `log_dir` does.
         max_consecutive: so many bad steps in a row are skipped, or gone back from; the next raises.
         factor: see "restore".
         log_every: see `log_dir`.
