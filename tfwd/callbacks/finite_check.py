@@ -226,7 +226,12 @@ class FiniteCheck(keras.callbacks.Callback):
             return own(iterator)
         logs: Any = None
         spec = getattr(iterator, "element_spec", None)
-        for i in range(_keras_training.steps_per_execution(self.model)):
+        steps = _keras_training.steps_per_execution(self.model)
+        if steps == 1 and self._step % self.every:  # Keras's own step, at its own cost
+            logs = self._own(iterator)
+            self._step += 1
+            return logs
+        for i in range(steps):
             try:
                 batch = next(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
