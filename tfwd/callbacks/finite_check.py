@@ -57,8 +57,8 @@ class FiniteCheck(keras.callbacks.Callback):
             multiplied by `factor`, and goes on with the next batch. Metrics stay: those of an epoch
             are over its good steps. In the first epoch there is nothing to go back to, and a bad
             step raises.
-        every: how many steps from one check to the next. Steps in between are Keras's own, and
-            nothing keeps them from the weights.
+        every: how many steps from one check to the next. Steps in between are Keras's own, at
+            Keras's own cost. Nothing keeps what is not finite in them from the weights.
         history: of how many steps before, and of how many tensors, a report tells.
         log_dir: a folder for TensorBoard, or None. Reports go to its text tab, the plot to its
             images; and every `log_every` steps the absolute mean of each output, weight and
