@@ -2,11 +2,12 @@
 
     python benchmarks/numerics.py
 
-Four models, each with and without `jit_compile=True`; what is timed is the training function that
+Five models, each with and without `jit_compile=True`; what is timed is the training function that
 `fit` runs, on a batch. `FiniteCheck` looks at the whole model in each step; `ApplyIfFinite` is
 alone, around the optimizer. Their time and that of `tf.debugging.enable_check_numerics` is over the
-bare step. PyTorch's `detect_anomaly` and `DebugUnderflowOverflow` of Hugging Face's transformers
-are over PyTorch's own bare step of the same model.
+bare step. On the stack of 100 small layers `FiniteCheck(every=10)` is a side too, and ten steps are
+timed together. PyTorch's `detect_anomaly` and `DebugUnderflowOverflow` of Hugging Face's
+transformers are over PyTorch's own bare step of the same model.
 
 Each side is then given a NaN in a weight, and what it does about it is part of its row (for
 `FiniteCheck`, whose diagnosis takes seconds, of one model). Peak memory is that of a large batch,
@@ -28,17 +29,19 @@ from measure import Row, ratio
 from numerics_models import (
     BARE,
     CONVOLUTIONS,
+    EVERY,
     LSTM,
     OPTIMIZER,
     OURS,
     SHAPES,
+    STACK,
     TENSORFLOW,
     Side,
     title,
 )
 
 MODES = {"in a graph": False, "compiled": True}
-LIMITS = {OURS: 1.05, OPTIMIZER: 1.01}
+LIMITS = {OURS: 1.05, OPTIMIZER: 1.01, EVERY: 1.02}
 LSTM_LIMIT = 1.10
 # What is the same for each model and takes seconds is done with this one: FiniteCheck's diagnosis
 # of a NaN, and TensorFlow's checks in a compiled step.
@@ -64,7 +67,7 @@ def times(sides: dict[str, Side], heading: str, **limits: Any) -> dict[str, list
 
 def planted(sides: dict[str, Side], name: str) -> dict[str, str]:
     """What each side does about a NaN, as far as it is asked."""
-    asked = [way for way in sides if way != BARE and (way != OURS or name == ONE)]
+    asked = [way for way in sides if way not in (BARE, EVERY) and (way != OURS or name == ONE)]
     found = {way: sides[way].plant() for way in asked}
     for way, said in found.items():
         measure.CONSOLE.print(f"{name}: {way}, a planted NaN: {said}", highlight=False)
@@ -111,7 +114,8 @@ def by_tensorflow(name: str, mode: str, seconds: float) -> list[Row]:
     def make(way: str) -> Side:
         return numerics_keras.side(name, way, MODES[mode])
 
-    sides = {way: make(way) for way in (BARE, OURS, OPTIMIZER)}
+    ways = (BARE, OURS, OPTIMIZER, *((EVERY,) if name == STACK else ()))
+    sides = {way: make(way) for way in ways}
     found = times(sides, heading, seconds=seconds, rounds=100)
     theirs, beside, unable = {}, {}, {}
     if name == ONE or not MODES[mode]:

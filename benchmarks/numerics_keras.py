@@ -4,12 +4,14 @@ A *way* is what looks for NaN in a step:
 
     bare                       nothing
     FiniteCheck                tfwd's callback, the whole model, in every step
+    FiniteCheck(every=10)      the same in one of ten steps
     ApplyIfFinite              tfwd's optimizer around the model's, and nothing else
     enable_check_numerics      TensorFlow's check of each operation
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -20,7 +22,7 @@ from numerics_models import (
     BLOCK,
     CLASSES,
     CONVOLUTIONS,
-    DEPTH,
+    EVERY,
     FILTERS,
     HEADS,
     LEARNING_RATE,
@@ -29,11 +31,14 @@ from numerics_models import (
     OPTIMIZER,
     OURS,
     SHAPES,
+    STACK,
     TENSORFLOW,
     UNITS,
     WIDE,
     Side,
     data,
+    depth,
+    steps,
 )
 
 from tfwd.callbacks import FiniteCheck
@@ -46,7 +51,8 @@ def model(name: str) -> keras.Model:
     keras.utils.set_random_seed(0)
     inputs = keras.Input(SHAPES[name][1:])
     body = {
-        MLP: _mlp,
+        MLP: functools.partial(_mlp, depth=depth(name)),
+        STACK: functools.partial(_mlp, depth=depth(name)),
         CONVOLUTIONS: _convolutions,
         LSTM: keras.layers.LSTM(UNITS),
         BLOCK: _block,
@@ -54,8 +60,8 @@ def model(name: str) -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(CLASSES)(body(inputs)))
 
 
-def _mlp(x: keras.KerasTensor) -> keras.KerasTensor:
-    for _ in range(DEPTH):
+def _mlp(x: keras.KerasTensor, depth: int) -> keras.KerasTensor:
+    for _ in range(depth):
         x = keras.layers.Dense(x.shape[-1], activation="relu")(x)
     return x
 
@@ -103,15 +109,17 @@ def side(name: str, way: str, compiled: bool, batch: int | None = None) -> Side:
     iterator = iter(tf.data.Dataset.from_tensors(data(name, batch)).repeat())
     # What follows is what `fit` does before its first batch, and around each.
     trained.make_train_function()
-    check = FiniteCheck() if way == OURS else None
+    check = FiniteCheck(every=10 if way == EVERY else 1) if way in (OURS, EVERY) else None
     if check:
         check.set_model(trained)
         check.on_train_begin()
 
     def step() -> float:
-        if check:
-            check.on_train_batch_begin(0)
-        return float(trained.train_function(iterator)["loss"])
+        for _ in range(steps(name)):
+            if check:
+                check.on_train_batch_begin(0)
+            logs = trained.train_function(iterator)
+        return float(logs["loss"])
 
     # It acts where a graph is made. Off again, it slows no other side.
     if way == TENSORFLOW:

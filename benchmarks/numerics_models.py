@@ -1,4 +1,4 @@
-"""The four models of numerics.py in numbers, and what a side of it is; no library is loaded."""
+"""The five models of numerics.py in numbers, and what a side of it is; no library is loaded."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ if TYPE_CHECKING:
     import numpy as np
 
 MLP, CONVOLUTIONS, LSTM, BLOCK = "MLP", "convolutions", "LSTM", "transformer block"
+STACK = "stack"  # many small layers: what a step costs a tensor shows most
 # Of the inputs; the first is the batch.
 SHAPES = {
     MLP: (128, 512),
     CONVOLUTIONS: (32, 32, 32, 3),
     LSTM: (32, 35, 200),
     BLOCK: (8, 64, 256),
+    STACK: (32, 64),
 }
-DEPTH, FILTERS, UNITS, HEADS, WIDE = 8, (32, 64), 200, 4, 1024
+DEPTH, STACK_DEPTH = 8, 100
+FILTERS, UNITS, HEADS, WIDE = (32, 64), 200, 4, 1024
 CLASSES = 10
 # So small that no model runs away or comes to rest, however long it is measured.
 LEARNING_RATE = 1e-7
 
 BARE = "bare"
 OURS, OPTIMIZER, TENSORFLOW = "FiniteCheck", "ApplyIfFinite", "enable_check_numerics"
+EVERY = "FiniteCheck(every=10)"
 ANOMALY, UNDERFLOW = "detect_anomaly", "DebugUnderflowOverflow"
 
 
@@ -30,13 +34,23 @@ class Side(NamedTuple):
     """One way of a model.
 
     Attributes:
-        step: makes one step, and waits; returns the loss.
+        step: makes as many steps as `steps` says, and waits; returns the last loss.
         plant: makes an element of the last layer's kernel NaN, makes a step, and says what came
             of it. (The last: `relu` after an earlier one makes 0 of NaN in some graphs.)
     """
 
     step: Callable[[], float]
     plant: Callable[[], str]
+
+
+def depth(name: str) -> int:
+    """The number of hidden Dense layers of a model that has nothing else."""
+    return STACK_DEPTH if name == STACK else DEPTH
+
+
+def steps(name: str) -> int:
+    """The number of training steps that are timed together."""
+    return 10 if name == STACK else 1
 
 
 def title(name: str) -> str:
@@ -46,6 +60,7 @@ def title(name: str) -> str:
         MLP: f"{DEPTH} Dense {shape[0]}, batch {batch}",
         CONVOLUTIONS: f"{len(FILTERS)} Conv2D with BatchNormalization, batch {batch}",
         LSTM: f"LSTM {UNITS}, batch {batch}, {shape[0]} steps",
+        STACK: f"{STACK_DEPTH} Dense {shape[0]}, batch {batch}, ten steps",
         BLOCK: f"transformer block of {shape[-1]}, batch {batch}, {shape[0]} steps",
     }[name]
 

@@ -19,18 +19,20 @@ from numerics_models import (
     BARE,
     BLOCK,
     CLASSES,
-    DEPTH,
     FILTERS,
     HEADS,
     LEARNING_RATE,
     LSTM,
     MLP,
     SHAPES,
+    STACK,
     UNDERFLOW,
     UNITS,
     WIDE,
     Side,
     data,
+    depth,
+    steps,
 )
 from torch import nn
 
@@ -65,9 +67,9 @@ class _Block(nn.Module):
 def model(name: str) -> nn.Module:
     """One of the models, with the same weights each time."""
     torch.manual_seed(0)
-    width = SHAPES[MLP][1]
-    if name == MLP:
-        dense = [part for _ in range(DEPTH) for part in (nn.Linear(width, width), nn.ReLU())]
+    if name in (MLP, STACK):
+        width = SHAPES[name][1]
+        dense = [part for _ in range(depth(name)) for part in (nn.Linear(width, width), nn.ReLU())]
         return nn.Sequential(*dense, nn.Linear(width, CLASSES))
     if name == LSTM:
         return nn.Sequential(_Last(), nn.Linear(UNITS, CLASSES))
@@ -100,11 +102,12 @@ def side(name: str, way: str) -> Side:
         DebugUnderflowOverflow(trained)
 
     def step() -> float:
-        with torch.autograd.set_detect_anomaly(way == ANOMALY):
-            loss = nn.functional.cross_entropy(trained(inputs), labels)
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        for _ in range(steps(name)):
+            with torch.autograd.set_detect_anomaly(way == ANOMALY):
+                loss = nn.functional.cross_entropy(trained(inputs), labels)
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
         return loss.item()
 
     step()

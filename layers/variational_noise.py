@@ -25,10 +25,9 @@ class VariationalNoise(Parametrized):
             `parametrizations.GaussianNoise`.
         weights: a pattern or a list of patterns, or None for the default, as in `WeightDropout`.
         start_step: the number of the layer's first training call that is noisy, from 0.
-        scale: "absolute", or "deviation" for noise in proportion to the weight's own deviation.
-        seed, recompute, share_across_replicas, **kwargs: as in `Parametrized`.
         scale: "absolute", or "deviation" for multiples of each weight's own standard deviation, as
             in `parametrizations.GaussianNoise`.
+        seed, recompute, share_across_replicas, **kwargs: as in `Parametrized`.
 
     Raises:
         ValueError: as `Parametrized`.

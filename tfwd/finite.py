@@ -132,14 +132,27 @@ def extent(tensor: Any) -> tf.Tensor:
     Returns:
         A float32 scalar, or float64 for float64.
     """
+    return extent_of(probe(tensor))
+
+
+def probe(tensor: Any) -> tf.Tensor:
+    """A number of a tensor that is not finite if an element is not; `extent_of` makes its extent.
+
+    So a step computes one operation for each tensor, and the rest once for all of them.
+    """
     tensor = at_least_float32(_real(_values(tensor)))
     if not _graphs.in_xla():
-        return tf.sqrt(2.0 * tf.nn.l2_loss(tensor))
+        return tf.nn.l2_loss(tensor)
     # (XLA's maximum may lose a NaN, so there is none where it is asked for.)
     width = tensor.shape[-1] if tensor.shape.rank else None
     sums = tf.reduce_sum(tensor, axis=-1 if width is not None and width >= 8 else None)
     largest = tf.reduce_max(tf.where(tf.math.is_finite(sums), tf.abs(sums), math.inf))
     return tf.maximum(largest, 0.0)  # of nothing it is -Inf
+
+
+def extent_of(probes: tf.Tensor) -> tf.Tensor:
+    """The extents of tensors whose `probe` these are, in the same function."""
+    return probes if _graphs.in_xla() else tf.sqrt(2.0 * probes)
 
 
 def largest(tensor: Any) -> tf.Tensor:

@@ -13,6 +13,7 @@ SMALL = {
     "convolutions": (2, 8, 8, 3),
     "LSTM": (2, 3, 5),
     "transformer block": (2, 3, 8),
+    "stack": (2, 4),
 }
 
 
@@ -20,6 +21,7 @@ def helper(name: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     models = importlib.import_module("numerics_models")
     monkeypatch.setattr(models, "SHAPES", SMALL)
     monkeypatch.setattr(models, "DEPTH", 1)
+    monkeypatch.setattr(models, "STACK_DEPTH", 3)
     return importlib.import_module(name)
 
 
@@ -40,6 +42,13 @@ def test_sides_make_the_same_step_and_do_about_a_nan_what_they_say(
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-6)
     for way, said in ends.items():
         assert sides[way].plant() in said, way
+
+
+def test_the_stack_makes_the_same_steps_in_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    side = helper("numerics_keras", monkeypatch).side
+    ways = ("bare", "FiniteCheck", "FiniteCheck(every=10)")
+    losses = [side("stack", way, compiled=False).step() for way in ways]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
 
 
 def test_that_a_check_does_not_compile_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

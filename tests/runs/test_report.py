@@ -2,13 +2,16 @@
 
 import io
 import math
+import re
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 from stacks import quick_rows
 
+from tfwd.finetune import confusion
 from tfwd.lm.finish import facts, table
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.runs import report
@@ -71,3 +74,20 @@ def test_the_best_epoch_is_marked_where_it_was(monkeypatch):
     np.testing.assert_allclose(star.get_xydata(), [[2, 50.0]])
     assert star.get_label() == "best: 50.00 after epoch 2"
     assert axes.get_yscale() == "log"
+
+
+def test_axes_are_named_in_the_words_of_the_field(tmp_path, monkeypatch):
+    """Plots say "nats per token", "true label" and "predicted label"."""
+    names = set()
+    own = Figure.savefig
+
+    def savefig(figure, *args, **kwargs):
+        for axes in figure.get_axes():
+            names.update((axes.get_xlabel(), axes.get_ylabel()))
+        return own(figure, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    report.curves(records(2), tmp_path / "curves.png", PERPLEXITY)
+    confusion.draw(np.eye(2), ["a", "b"], tmp_path / "confusion.png")
+    assert names >= {"training loss, nats per token", "true label", "predicted label"}
+    assert not {name for name in names if re.search(r"\ba token|found|^true$", name)}

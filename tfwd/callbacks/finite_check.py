@@ -57,16 +57,16 @@ class FiniteCheck(keras.callbacks.Callback):
             multiplied by `factor`, and goes on with the next batch. Metrics stay: those of an epoch
             are over its good steps. In the first epoch there is nothing to go back to, and a bad
             step raises.
-        every: how many steps from one check to the next. Steps in between are Keras's own, and
-            nothing keeps them from the weights.
+        every: how many steps from one check to the next. Steps in between are Keras's own, at
+            Keras's own cost. Nothing keeps what is not finite in them from the weights.
         history: of how many steps before, and of how many tensors, a report tells.
         log_dir: a folder for TensorBoard, or None. Reports go to its text tab, the plot to its
             images; and every `log_every` steps the absolute mean of each output, weight and
             gradient, how many percent of it are 0, and the ratio of update to weight go to its
             scalars, and histograms. For these the batch is run once more.
         plot: a file (`.png`, `.svg`, ..), or None: tensors by steps, coloured by log10 of the
-            largest absolute value, at the end of training and after each bad step. It needs
-            matplotlib, and costs each step a further pass over each tensor, as `log_dir` does.
+            largest absolute value, at the end of training and after each bad step. It
+            costs each step a further pass over each tensor, as `log_dir` does.
         max_consecutive: so many bad steps in a row are skipped, or gone back from; the next raises.
         factor: see "restore".
         log_every: see `log_dir`.
@@ -226,7 +226,12 @@ class FiniteCheck(keras.callbacks.Callback):
             return own(iterator)
         logs: Any = None
         spec = getattr(iterator, "element_spec", None)
-        for i in range(_keras_training.steps_per_execution(self.model)):
+        steps = _keras_training.steps_per_execution(self.model)
+        if steps == 1 and self._step % self.every:  # Keras's own step, at its own cost
+            logs = self._own(iterator)
+            self._step += 1
+            return logs
+        for i in range(steps):
             try:
                 batch = next(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):

@@ -49,9 +49,9 @@ class GradientSquaredMean(keras.callbacks.Callback):
             measured that have a multiple of `every` among them: with `k=4` and `every=3`, the
             batches 0, 4, 8.
         log_dir: a folder for TensorBoard's events, or None.
-        plot: a file (`.png`, `.svg`, ..) that a plot is written to at the end, or None. It needs
-            matplotlib, which is imported then and not before. `write_plot(records, file)` draws it
-            at any time, also after a training that was interrupted.
+        plot: a file (`.png`, `.svg`, ..) that a plot is written to at the end, or None.
+            `write_plot(records, file)` draws it at any time, also after a training that was
+            interrupted.
         loss: as for `squared_mean`; by default the one that the model was compiled with.
         training: the flag that the model is called with, False by default as for `squared_mean`.
             With True, dropout draws as it does in training, and BatchNormalization is an error.

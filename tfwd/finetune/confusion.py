@@ -33,8 +33,8 @@ def draw(
     names = [label if len(label) <= 18 else f"{label[:17]}…" for label in labels]
     axes.set_xticks(range(count), names, rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(count), names)
-    axes.set_xlabel("found")
-    axes.set_ylabel("true")
+    axes.set_xlabel("predicted label")
+    axes.set_ylabel("true label")
     axes.spines[:].set_visible(False)
     if count <= _WRITTEN:
         for row in range(count):
@@ -43,7 +43,7 @@ def draw(
                 number = f"{table[row, column]:,}"
                 axes.text(column, row, number, ha="center", va="center", color=color, fontsize=8)
     bar = figure.colorbar(image, shrink=0.8)
-    bar.set_label("share of the true class")
+    bar.set_label("share of the true label")
     bar.outline.set_visible(False)
     if title:
         axes.set_title(title)

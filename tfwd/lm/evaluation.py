@@ -21,7 +21,7 @@ class Evaluation(NamedTuple):
     """A loss over a text.
 
     Attributes:
-        nats: the mean loss, nats a token, every token counting once.
+        nats: the mean loss, nats per token, every token counting once.
         tokens: the number of predicted tokens.
     """
 
@@ -35,7 +35,7 @@ class Evaluation(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """Bits a token."""
+        """Bits per token."""
         return self.nats / math.log(2)
 
 
@@ -104,7 +104,7 @@ def evaluate(
         what: the text's name for an error message.
 
     Returns:
-        The mean loss, nats a token, and the number of tokens it is over.
+        The mean loss, nats per token, and the number of tokens it is over.
 
     Raises:
         UserError: the text is too short for the batch size.

@@ -25,7 +25,7 @@ from tfwd._keras import steps as _keras_steps
 from tfwd._keras import training as _keras_training
 from tfwd._keras import updates as _keras_updates
 from tfwd._keras import wrapped_optimizers
-from tfwd.finite import all_finite, extent
+from tfwd.finite import all_finite, extent_of, probe
 from tfwd.numerics.frames import Frame
 from tfwd.numerics.replica_step import ReplicaStep, around_update, look_at_loss
 from tfwd.tentative import Tentative
@@ -102,7 +102,8 @@ class CheckedStep:
     ):
         self.model, self.dry = model, measure is not None
         self.tells_largest, self.ignores = tells_largest, ignores
-        self.measure = measure or (_flag if exact else _extent)
+        self.measure = measure or (_flag if exact else _probe)
+        self.finish = extent_of if measure is None and not exact else tf.identity
         self.unused: list[str] = []
         self.strategy = model.distribute_strategy
         self.train_step = _keras_training.train_step(model)
@@ -261,8 +262,8 @@ def _is_of(part: Any, spec: Any) -> bool:
     return isinstance(part, tf.experimental.Optional)
 
 
-def _extent(frame: Frame, tensor: Any, sequence: Any) -> tf.Tensor:
-    return extent(tensor)
+def _probe(frame: Frame, tensor: Any, sequence: Any) -> tf.Tensor:
+    return probe(tensor)
 
 
 def _flag(frame: Frame, tensor: Any, sequence: Any) -> tf.Tensor:

@@ -123,8 +123,8 @@ def unpacked(numbers: np.ndarray) -> Detail:
     steps = np.arange(first + 1) == first
     summary = Summary(*numbers[:7]).numbers()
     low, high = numbers[7:9].tolist()
-    flags = [none, steps, none, none, none]
-    return Detail(summary, low, high, int(numbers[9]), *flags, vectors=none, constant=none)
+    found = Detail(summary, low, high, int(numbers[9]), none, steps, none, none, none)
+    return found._replace(vectors=none, constant=none)
 
 
 def places(flags: Any, most: int = 5) -> str:

@@ -105,7 +105,7 @@ class Magnitudes:
         axis.set_yticks(range(0, len(labels), some), labels[::some], fontsize=7)
         places = range(0, len(self.steps), max(1, -(-len(self.steps) // 12)))
         axis.set_xticks(list(places), [str(self.steps[i]) for i in places])
-        axis.set_xlabel("step" if self._together == 1 else f"step, {self._together} a column")
+        axis.set_xlabel("step" if self._together == 1 else f"step ({self._together} per column)")
         axis.set_title("magnitudes" + (", not finite in magenta" if self._any_infinite() else ""))
         return figure
 

@@ -31,6 +31,7 @@ class Step(Protocol):
     tells_largest: bool
     ignores: Callable[[Frame], bool]
     measure: Callable[[Frame, Any, Any], Any]
+    finish: Callable[[tf.Tensor], tf.Tensor]
     unused: list[str]
 
 
@@ -76,7 +77,7 @@ class ReplicaStep:
         if self._step.dry:
             self.structure, found = found, tf.nest.flatten(found)
         else:
-            found = [_stacked(found)]
+            found = [self._step.finish(_stacked(found))]
         if self._step.tells_largest:
             found.append(_stacked(self._largest))
         return logs, [good, self._scaled_down, *found]
@@ -135,7 +136,7 @@ class ReplicaStep:
         good = self._is_good()
         if self._scale is None and gradients:
             # What optimizers make of a gradient: its square, and its product with the rate.
-            most = tf.cast(tf.reduce_max(_stacked(gradients)), tf.float32)
+            most = tf.cast(self._step.finish(tf.reduce_max(_stacked(gradients))), tf.float32)
             for factor in (1.0, *self._rates):
                 good &= most * factor < SQUARED_IS_FINITE
         self._good = agreed(good)

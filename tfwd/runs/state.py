@@ -29,7 +29,7 @@ class Progress:
         step: the training steps in all.
         tokens: the tokens trained on, in all.
         seconds: the time spent in training steps.
-        best_loss: the lowest validation loss, nats a token.
+        best_loss: the lowest validation loss, nats per token.
         best_epoch: the epoch it came after, from 1; 0 for none yet.
         best_step: the step it came after.
         plateau_epochs: epochs without a new best since the last one or the last decay.
@@ -166,7 +166,7 @@ class RunState(tf.Module):
         self.gradient_norm = variable(0, tf.float32)
 
     def take_log(self) -> float:
-        """The mean loss since the last call, nats a token; begins a new mean."""
+        """The mean loss since the last call, nats per token; begins a new mean."""
         return _take(self.log_nats, self.log_tokens)
 
     def take_epoch(self) -> float:

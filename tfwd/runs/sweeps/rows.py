@@ -39,7 +39,7 @@ class Row:
         trial: its number.
         status: `RUNNING`, `DONE`, `FAILED` or `WAITING` (its process was stopped or lost).
         values: by config key.
-        loss: the lowest validation loss, nats a token, the mean over the runs; None if unknown.
+        loss: the lowest validation loss, nats per token, the mean over the runs; None if unknown.
         losses: of each run.
         epochs: that were trained, in the longest run, with those of the promoted trial.
         budget: the epochs that were to be trained.
