@@ -40,7 +40,7 @@ class ApartThenTogether(keras.Model):
 
 
 def main(folder: str | Path = TINY, apart: int = 1, epochs: int = 6) -> float:
-    """Learns whether the first text has a word more often; returns the accuracy on texts that were not seen."""
+    """Learns whether the first text has a word more often; returns the accuracy on new texts."""
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     one, two = rng.integers(5, 9, (2, 2400, 5))

@@ -474,6 +474,7 @@ DEFECTS = [
         'file.truncate(content.rfind(b"\\n") + 1)',
         "pass",
         ("tests/experiments/test_fine_tuning.py", "-k", "loses_the_run"),
+    ),
     # Pretrained layers
     Defect(
         "which of ALBERT's layers share their weights is computed in whole numbers",
