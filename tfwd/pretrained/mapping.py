@@ -127,8 +127,8 @@ class Rules:
         for i, (match, is_layer) in sorted(first.items(), key=lambda item: item[0]):
             pattern, _, key = self._rules[i]
             self.used.add(pattern)
-            copies = tuple(match.expand(copy) for copy in key.copies)
-            name = match.expand(key.name)
+            copies = tuple(_expanded(match, copy) for copy in key.copies)
+            name = _expanded(match, key.name)
             found.append((pattern, dataclasses.replace(key, name=name, copies=copies), is_layer))
         return found
 
@@ -193,9 +193,16 @@ def ends(path: str) -> Iterator[str]:
         path = path.partition("/")[2]
 
 
+def _expanded(match: re.Match[str], name: str) -> str:
+    """Returns a key's name with the groups of a match in it; most names have none."""
+    return match.expand(name) if "\\" in name else name
+
+
 def _check_groups(pattern: str, expression: re.Pattern[str], key: Key) -> None:
     """Raises a ValueError if a key names a group that its pattern does not have."""
     for name in (key.name, *key.copies):
+        if "\\" not in name:
+            continue
         try:
             expression.sub(name, "")
         except (re.error, IndexError) as error:
