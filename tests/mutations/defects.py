@@ -212,7 +212,7 @@ DEFECTS = [
         "layers/weight_perturbation.py",
         "substitute.assign(result.updates)",
         "pass",
-        DRAWN,
+        ("tests/layers/test_transparency.py", "-k", "statistics_of_the_batch"),
     ),
     # Recurrent loops
     Defect(
@@ -300,7 +300,7 @@ DEFECTS = [
         "tfwd/gradients/per_example_gradients.py",
         "[1.0 if p == q else 2.0 for",
         "[1.0 if p == q else 0.0 for",
-        (RULES, "-k", "dense_sequence"),
+        (RULES, "-k", "einsum"),
     ),
     Defect(
         "the two uses of one weight are squared apart",
