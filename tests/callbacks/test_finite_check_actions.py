@@ -57,7 +57,7 @@ def test_skip_gives_up():
         fit(make(), x, y, FiniteCheck("skip", max_consecutive=2))
     assert caught.value.report.note == (
         "2 bad steps in a row were left out before it. Each began in data x: look whether all "
-        "batches are so, and mend the data."
+        "batches are so, and mend the data. The weights are those before the step."
     )
 
 
