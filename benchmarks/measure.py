@@ -132,6 +132,7 @@ def alternate(
     calls: int = 1,
     warmup: int = 2,
     title: str = "",
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Runs the candidates by turns and times each run.
 
@@ -143,6 +144,7 @@ def alternate(
         calls: calls in a turn, for work of less than some milliseconds; the time is for one.
         warmup: calls of each beforehand that are not timed: tracing and compiling.
         title: for the progress bar.
+        clock: gives the time of a call; `time.process_time` where others compute on the machine.
 
     Returns:
         By name, the seconds of one call, round by round: the same place in two lists is the same
@@ -166,10 +168,10 @@ def alternate(
                 for name in names[first:] + names[:first]:
                     bar.update(task, description=f"{title}: {name}")
                     time.sleep(PAUSE)
-                    begin = time.perf_counter()
+                    begin = clock()
                     for _ in range(calls):
                         candidates[name]()
-                    measured[name].append((time.perf_counter() - begin) / calls)
+                    measured[name].append((clock() - begin) / calls)
                 bar.advance(task)
         finally:
             if enabled:

@@ -8,6 +8,7 @@ import functools
 import operator
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -240,14 +241,15 @@ def known_of(
                 if wanted != list(range(len(wanted))):
                     here = at + path.removeprefix(front).partition("{}")[0]
                     notes.append(_numbered(here, wanted))
+        counted = Counter(wanted)
         for i, number in enumerate(wanted):
             pattern = re.escape(at + path.removeprefix(front).format(i))
             mapping[pattern] = dataclasses.replace(
-                key, name=key.name.format(number), repeated=wanted.count(number) > 1
+                key, name=key.name.format(number), repeated=counted[number] > 1
             )
             if path in read.family.optional:
                 optional.append(pattern)
-        others = (key.name.format(number) for number in range(count) if number not in wanted)
+        others = (key.name.format(number) for number in range(count) if number not in counted)
         left_out += [rf"{re.escape(other)}\..*" for other in others]
         if not wanted:
             left_out += [re.escape(copy) for copy in key.copies]

@@ -51,7 +51,7 @@ class ArchiveSource(Source):
                     self.entries[key] = Entry(tuple(shape), dtype.name)
                     self._fortran[key] = fortran
 
-    def blocks(self, key: str) -> Iterator[np.ndarray]:
+    def blocks(self, key: str, into: np.ndarray | None = None) -> Iterator[np.ndarray]:
         entry = self.entries[key]
         with readable(self.path, *_ERRORS), self._zip.open(f"{key}.npy") as member:
             _, _, dtype = _header(member)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.pretrained.sources import Source, SourceError
+from tfwd.pretrained.transposing import write
 
 if TYPE_CHECKING:
     from tfwd.pretrained.plan import Step
@@ -92,29 +93,43 @@ def whole(source: Source, step: Step, bad: list[int] | None = None) -> np.ndarra
         SourceError: the tensor cannot be read, or is not whole.
     """
     dtype = tf.as_dtype(step.target.dtype).as_numpy_dtype
-    layout, axis = step.layout, step.layout.axis
-    if axis is None or not step.entry.shape:
-        read = _aligned(step.entry.shape or (1,), tf.as_dtype(step.entry.dtype).as_numpy_dtype)
-        start = 0
-        for block in _blocks(source, step, bad):
-            rows = np.atleast_1d(block)
-            read[start : start + len(rows)] = rows
-            start += len(rows)
-        values = _aligned(step.target.shape, dtype)
-        _copy(values, layout.apply(read.reshape(step.entry.shape)).reshape(step.target.shape))
-        return values
     values = _aligned(step.target.shape, dtype)
+    merged = step.layout.merged()
+    if merged is None:
+        read = np.empty(step.entry.shape, tf.as_dtype(step.entry.dtype).as_numpy_dtype)
+        _read_into(read.reshape(-1), source, step, bad)
+        write(values, step.layout.apply(read), tuple(range(values.ndim)))
+        return values
+    sizes, axes = merged
+    if axes == (0,):
+        _read_into(values.reshape(-1), source, step, bad)
+        return values
+    transposed, axis = values.reshape([sizes[i] for i in axes]), axes.index(0)
     start = 0
     for block in _blocks(source, step, bad):
         place = (slice(None),) * axis + (slice(start, start + len(block)),)
-        _copy(values[place], layout.apply(block))
+        write(transposed[place], block.reshape(len(block), *sizes[1:]), axes)
         start += len(block)
     return values
+
+
+def _read_into(values: np.ndarray, source: Source, step: Step, bad: list[int] | None) -> None:
+    """Reads a tensor into a flat array, without a copy if the source can."""
+    same = values.dtype == tf.as_dtype(step.entry.dtype).as_numpy_dtype
+    start = 0
+    for block in _blocks(source, step, bad, values if same else None):
+        place = values[start : start + block.size]
+        if not np.may_share_memory(place, block):
+            write(place, block.reshape(-1), (0,))
+        start += block.size
 
 
 def _tensor(values: np.ndarray) -> tf.Tensor:
     """A tensor in the array's own memory, which the variable takes over; else a copy."""
     try:
+        if values.dtype == tf.bfloat16.as_numpy_dtype:  # which NumPy does not hand over
+            bits = tf.experimental.dlpack.from_dlpack(values.view(np.uint16).__dlpack__())
+            return tf.bitcast(bits, tf.bfloat16)
         return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
     except (BufferError, TypeError, ValueError, tf.errors.OpError):  # a dtype that it does not know
         return tf.convert_to_tensor(values)
@@ -123,14 +138,10 @@ def _tensor(values: np.ndarray) -> tf.Tensor:
 def _aligned(shape: Sequence[int], dtype: type) -> np.ndarray:
     """An array that begins where TensorFlow takes it as it is."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    # NumPy would ask for huge pages, which the system may have to make room for.
+    memory = np.frombuffer(bytearray(size + _ALIGNMENT), np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
-
-
-def _copy(place: np.ndarray, values: np.ndarray) -> None:
-    with np.errstate(over="ignore"):  # which was looked for before, or is allowed
-        np.copyto(place, values, casting="unsafe")
 
 
 def _cast(values: np.ndarray, dtype: type) -> np.ndarray:
@@ -138,9 +149,11 @@ def _cast(values: np.ndarray, dtype: type) -> np.ndarray:
         return values.astype(dtype, copy=False)
 
 
-def _blocks(source: Source, step: Step, bad: list[int] | None = None) -> Iterator[np.ndarray]:
+def _blocks(
+    source: Source, step: Step, bad: list[int] | None, into: np.ndarray | None = None
+) -> Iterator[np.ndarray]:
     rows = 0
-    for block in source.blocks(step.key):
+    for block in source.blocks(step.key, into):
         rows += len(block) if block.shape else 1
         if bad is not None:
             bad[0] += _not_finite(block)

@@ -38,7 +38,7 @@ class CheckpointSource(Source):
             for key, name in sorted(self._names.items())
         }
 
-    def blocks(self, key: str) -> Iterator[np.ndarray]:
+    def blocks(self, key: str, into: np.ndarray | None = None) -> Iterator[np.ndarray]:
         with readable(self.path, *_ERRORS):
             yield np.asarray(self._reader.get_tensor(self._names[key]))
 

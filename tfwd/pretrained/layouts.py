@@ -65,18 +65,33 @@ class Layout:
             steps.append("gates reordered")
         return ", ".join(steps) or "as it is"
 
-    @property
-    def axis(self) -> int | None:
-        """The variable's axis along which the file's rows lie; None if there is none."""
-        reshaped = self.shape != self.split or len(self.final) != len(self.axes)
-        if not self.shape or reshaped or self.order is not None:
+    def merged(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Returns the same permutation with as few axes as possible.
+
+        Returns:
+            The sizes of the file's axes and their order in the variable. Neighbours that stay
+            neighbours are one axis. So there is one axis if the file has the variable as it is.
+            None if the first axis is not the file's rows, or if the rows are reordered.
+        """
+        if self.order is not None:
             return None
-        return self.axes.index(0)
+        groups: list[list[int]] = []
+        for axis in (axis for axis in self.axes if self.split[axis] != 1):
+            between = range(groups[-1][-1] + 1, axis) if groups else ()
+            if groups and axis > groups[-1][-1] and all(self.split[i] == 1 for i in between):
+                groups[-1].append(axis)
+            else:
+                groups.append([axis])
+        if len(groups) < 2:
+            return (math.prod(self.split),), (0,)
+        there = sorted(groups)
+        sizes = tuple(math.prod(self.split[axis] for axis in group) for group in there)
+        if sizes[0] != self.shape[0]:
+            return None
+        return sizes, tuple(there.index(group) for group in groups)
 
     def apply(self, values: np.ndarray) -> np.ndarray:
-        """The value of the variable; where there is an `axis`, of some rows a part of it."""
-        if self.axis is not None:
-            return np.transpose(values, self.axes)
+        """Returns the value of the variable."""
         split = values.reshape(self.split)
         if self.order is not None:
             split = split[list(self.order)]

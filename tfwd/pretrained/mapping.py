@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tfwd.paths import compiled
+from tfwd.pretrained.patterns import Patterns
 from tfwd.pretrained.targets import Target
 
 # Keras's names of weights, and what they are called elsewhere; and whether that is PyTorch's.
@@ -107,6 +108,7 @@ class Rules:
         ]
         for pattern, expression, key in self._rules:
             _check_groups(pattern, expression, key)
+        self._patterns = Patterns(expression for _, expression, _ in self._rules)
         self.used: set[str] = set()
 
     def keys(self, target: Target) -> list[tuple[str, Key, bool]]:
@@ -115,18 +117,19 @@ class Rules:
         Returns:
             For each rule's pattern, a `Key` without groups, and whether it names the layer.
         """
-        found = []
+        first: dict[int, tuple[re.Match[str], bool]] = {}  # for each rule, its longest match
         layer_path = target.path.rpartition("/")[0]
-        for pattern, expression, key in self._rules:
-            for path, is_layer in ((target.path, False), (layer_path, True)):
-                if match := _match(expression, path):
-                    self.used.add(pattern)
-                    copies = tuple(match.expand(copy) for copy in key.copies)
-                    name = match.expand(key.name)
-                    found.append(
-                        (pattern, dataclasses.replace(key, name=name, copies=copies), is_layer)
-                    )
-                    break
+        for path, is_layer in ((target.path, False), (layer_path, True)):
+            for end in ends(path):
+                for i, match in self._patterns.matches(end):
+                    first.setdefault(i, (match, is_layer))
+        found = []
+        for i, (match, is_layer) in sorted(first.items(), key=lambda item: item[0]):
+            pattern, _, key = self._rules[i]
+            self.used.add(pattern)
+            copies = tuple(_expanded(match, copy) for copy in key.copies)
+            name = _expanded(match, key.name)
+            found.append((pattern, dataclasses.replace(key, name=name, copies=copies), is_layer))
         return found
 
     def unused(self) -> list[str]:
@@ -170,31 +173,36 @@ def find_prefix(wanted: Iterable[Iterable[str]], keys: Iterable[str]) -> list[st
         wanted: for each variable the keys that it may have, without prefix.
         keys: the keys that there are.
     """
-    wanted = [set(group) for group in wanted]
-    alone = {name for group in wanted for name in group}
-    prefixes = {""}
+    owners: dict[str, list[int]] = {}
+    for i, group in enumerate(wanted):
+        for name in set(group):
+            owners.setdefault(name, []).append(i)
+    found: dict[str, set[int]] = {}  # for each prefix, the variables whose key is there
     for key in keys:
-        for at in (i + 1 for i, character in enumerate(key) if character in "./"):
-            if key[at:] in alone:
-                prefixes.add(key[:at])
-    there = set(keys)
-    fits = {
-        prefix: sum(any(prefix + name in there for name in group) for group in wanted)
-        for prefix in prefixes
-    }
-    most = max(fits.values(), default=0)
-    return sorted(prefix for prefix, count in fits.items() if count == most and most > 0)
+        for at in (0, *(i + 1 for i, character in enumerate(key) if character in "./")):
+            if key[at:] in owners:
+                found.setdefault(key[:at], set()).update(owners[key[at:]])
+    most = max(map(len, found.values()), default=0)
+    return sorted(prefix for prefix, there in found.items() if len(there) == most)
 
 
-def _match(expression: re.Pattern[str], path: str) -> re.Match[str] | None:
-    parts = path.split("/")
-    ends = ("/".join(parts[i:]) for i in range(len(parts)))
-    return next((match for end in ends if end and (match := expression.fullmatch(end))), None)
+def ends(path: str) -> Iterator[str]:
+    """Yields a path, and what of it follows each `/`; the longest first."""
+    while path:
+        yield path
+        path = path.partition("/")[2]
+
+
+def _expanded(match: re.Match[str], name: str) -> str:
+    """Returns a key's name with the groups of a match in it; most names have none."""
+    return match.expand(name) if "\\" in name else name
 
 
 def _check_groups(pattern: str, expression: re.Pattern[str], key: Key) -> None:
     """Raises a ValueError if a key names a group that its pattern does not have."""
     for name in (key.name, *key.copies):
+        if "\\" not in name:
+            continue
         try:
             expression.sub(name, "")
         except (re.error, IndexError) as error:

@@ -109,9 +109,8 @@ class Plan:
         """What is wrong, missing, and unexpected."""
         if not self.strict:
             return [self.mistakes]
-        missing = [
-            f"'{path}' {what}" for path, what in self.missing.items() if path not in self.allowed
-        ]
+        allowed = set(self.allowed)
+        missing = [f"'{path}' {what}" for path, what in self.missing.items() if path not in allowed]
         paths = [*(step.target.path for step in self.steps), *self.missing]
         unexpected = [
             f"key '{key}' is no variable's{nearest(key, paths)}" for key in self.unexpected

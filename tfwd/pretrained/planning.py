@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,8 +12,9 @@ import keras
 from tfwd import _keras
 from tfwd.paths import compiled, matches
 from tfwd.pretrained.layouts import Layout, doubt, layout_of
-from tfwd.pretrained.mapping import Key, Known, Mapped, Rules, candidates, find_prefix
+from tfwd.pretrained.mapping import Key, Known, Mapped, Rules, candidates, ends, find_prefix
 from tfwd.pretrained.opening import open_source
+from tfwd.pretrained.patterns import Patterns
 from tfwd.pretrained.plan import Plan, Step, nearest
 from tfwd.pretrained.sources import Entry, Source
 from tfwd.pretrained.targets import Target, paths_of, targets_of
@@ -169,7 +170,8 @@ class _Planning:
         claimed = {key for step in steps for key in (step.key, *step.copies)}
         rest = [key for key in self._source.entries if key not in claimed]
         ignored = self._matching(ignore, rest, "ignore")
-        known = {key for key in rest if self._is_one(key, self._left_out) or self._is_buffer(key)}
+        left_out = self._meant(self._left_out)
+        known = {key for key in rest if left_out(key) or self._is_buffer(key)}
         paths = [target.path for target in self._targets]
         allowed = [path for path in missing if _any(allow_missing, path)]
         for pattern in allow_missing:
@@ -207,13 +209,16 @@ class _Planning:
                     f"the config tells of {count} layers, and the file has {max(numbers) + 1} "
                     f"({self._prefix}{template}): are they of the same model?"
                 )
-        lacking = [
-            f"key '{key}' is for a part of this family that the layer does not have"
-            for expression in self._lacking.values()
-            for key in rest
-            if self._is_one(key, [expression])
+        meant = self._meant(self._lacking.values())
+        lacking = sorted((i, at) for at, key in enumerate(rest) for i in meant(key))
+        return [
+            *found[:1],
+            *(
+                f"key '{rest[at]}' is for a part of this family that the layer does not have"
+                for _, at in lacking[:3]
+            ),
+            *self._known.notes,
         ]
-        return [*found[:1], *lacking[:3], *self._known.notes]
 
     def _step(self, target: Target) -> Step | None:
         """What a variable gets; None if there is nothing, or nothing that fits."""
@@ -285,20 +290,31 @@ class _Planning:
     def _matching(self, patterns: list[str], keys: list[str], what: str) -> set[str]:
         """The keys that are meant; a pattern that means none is noted."""
         found: set[str] = set()
-        for pattern in patterns:
-            meant = {key for key in keys if self._is_one(key, [pattern])}
-            if not meant:
-                self._mistakes.append(f"{what}: {pattern!r} fits no key{nearest(pattern, keys)}")
-            found |= meant
+        used: set[int] = set()
+        meant = self._meant(patterns)
+        for key in keys:
+            if numbers := meant(key):
+                found.add(key)
+                used |= numbers
+        self._mistakes += [
+            f"{what}: {pattern!r} fits no key{nearest(pattern, keys)}"
+            for i, pattern in enumerate(patterns)
+            if i not in used
+        ]
         return found
 
-    def _is_one(self, key: str, patterns: list[str]) -> bool:
-        """Whether a key, with or without the prefix, is what a pattern means."""
-        for pattern in patterns:
-            expression = compiled(pattern, f"{pattern!r}, for keys,")
-            if expression.fullmatch(key) or expression.fullmatch(key.removeprefix(self._prefix)):
-                return True
-        return False
+    def _meant(self, patterns: Iterable[str]) -> Callable[[str], set[int]]:
+        """Returns a function that gives the numbers of the patterns that mean a key.
+
+        A pattern means a key if it matches the key with or without the prefix.
+        """
+        index = Patterns(compiled(pattern, f"{pattern!r}, for keys,") for pattern in patterns)
+
+        def meant(key: str) -> set[int]:
+            texts = {key, key.removeprefix(self._prefix)}
+            return {i for text in texts for i, _ in index.matches(text)}
+
+        return meant
 
 
 def _known_by_layers(
@@ -318,17 +334,9 @@ def _known_by_layers(
         return None
     # A file that `tfwd-pretrained convert` has written.
     paths = {target.path for target in targets if "/" in target.path}
-    ends = (end for key in source.entries for end in _ends(key))
-    if not paths.isdisjoint(ends):
+    if not paths.isdisjoint(end for key in source.entries for end in ends(key)):
         return None
     return Known.of_all(parts)
-
-
-def _ends(key: str) -> Iterator[str]:
-    """Yields a key, and what of it follows each `/`."""
-    while key:
-        yield key
-        key = key.partition("/")[2]
 
 
 def _other_shape(target: Target, layout: Layout, key: str, entry: Entry) -> str:

@@ -59,21 +59,26 @@ class SafetensorsSource(Source):
             }
             self._places = {key: begin + header[key]["data_offsets"][0] for key in slices}
 
-    def blocks(self, key: str) -> Iterator[np.ndarray]:
+    def blocks(self, key: str, into: np.ndarray | None = None) -> Iterator[np.ndarray]:
         entry = self.entries[key]
         if not entry.shape:
             entry = Entry((1,), entry.dtype)
         shape, step = entry.shape, rows_at_once(entry)
         row = entry.nbytes // shape[0] if shape[0] else 0
         # One buffer, since memory that was never touched costs more than what is read into it.
-        buffer = np.empty((min(step, shape[0]), row), np.uint8)
+        if into is None:
+            memory = np.empty(min(step, shape[0]) * row, np.uint8)
+        else:
+            memory = into.view(np.uint8)
         dtype = tf.as_dtype(entry.dtype).as_numpy_dtype
         with readable(self.path, ValueError), open(self.path, "rb", buffering=0) as file:
             file.seek(self._places[key])
             for start in range(0, shape[0], step):
-                block = buffer[: min(step, shape[0] - start)]
+                rows = min(step, shape[0] - start)
+                begin = 0 if into is None else start * row
+                block = memory[begin : begin + rows * row]
                 _fill(file, block)
-                yield block.reshape(-1).view(dtype).reshape(len(block), *shape[1:])
+                yield block.view(dtype).reshape(rows, *shape[1:])
 
     def head(self, key: str) -> np.ndarray:
         entry = self.entries[key]
@@ -123,8 +128,8 @@ class ShardedSource(Source):
                     f"is in {files.get(more[0], 'no file')}"
                 )
 
-    def blocks(self, key: str) -> Iterator[np.ndarray]:
-        yield from self._shards[self._shard_of[key]].blocks(key)
+    def blocks(self, key: str, into: np.ndarray | None = None) -> Iterator[np.ndarray]:
+        yield from self._shards[self._shard_of[key]].blocks(key, into)
 
     def head(self, key: str) -> np.ndarray:
         return self._shards[self._shard_of[key]].head(key)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-BLOCK = 4 << 20  # bytes that are read at once
+BLOCK = 1 << 20  # bytes that are read at once, few enough to stay in a core's cache
 HEAD = 64  # numbers
 
 ITEM_SIZES = {
@@ -57,10 +57,15 @@ class Source(abc.ABC):
     transposed: bool = False
 
     @abc.abstractmethod
-    def blocks(self, key: str) -> Iterator[np.ndarray]:
-        """The rows of a tensor (along its first axis), some at a time, from the first on.
+    def blocks(self, key: str, into: np.ndarray | None = None) -> Iterator[np.ndarray]:
+        """Yields the rows of a tensor (along its first axis), some at a time, from the first on.
 
         A block may be in memory that the next one is read into.
+
+        Args:
+            key: the tensor's name.
+            into: a flat array of the tensor's size and dtype, into which a source may read. The
+                blocks are then parts of it. Other sources ignore it.
 
         Raises:
             SourceError: they cannot be read.
