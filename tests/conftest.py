@@ -68,6 +68,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # Keras 2 lacks some rows, and one row may be asked for by its name.
     single = any("[" in argument for argument in config.args)
     tiers.mark_extended_rows(items, check=not single and not IS_KERAS_2)
+    if "ONEDNN_MAX_CPU_ISA" in os.environ:
+        tiers.skip_bfloat16(items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

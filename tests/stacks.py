@@ -29,10 +29,6 @@ SLOW_ON_KERAS_2 = [pytest.mark.slow] if IS_KERAS_2 else []
 # The same, but that `make soak` runs them on Keras 2: what they are about has other tests there.
 SOAK_ON_KERAS_2 = [pytest.mark.soak] if IS_KERAS_2 else []
 
-# For files of which each test provokes one thing by a training of its own: `make test-slow` runs
-# them on Keras 3, `make soak` on Keras 2.
-EACH_BY_A_TRAINING = [pytest.mark.soak] if IS_KERAS_2 else [pytest.mark.slow]
-
 # For one more way to use what other tests show: `make test-all` runs it, `make test` does not.
 extended = pytest.mark.extended
 

@@ -49,6 +49,7 @@ def test_gradients_flow_to_the_tensors() -> None:
     np.testing.assert_array_equal(tape.gradient(y, kernel), np.ones([3, 2]))
 
 
+@pytest.mark.bfloat16
 def test_autocast_applies_to_the_tensor() -> None:
     layer = keras.layers.Dense(2, dtype="mixed_bfloat16")
     layer.build((None, 3))

@@ -258,3 +258,26 @@ def test_no_call_assigns_to_a_weight() -> None:
     model(X, training=True)
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_statistics_of_the_batch_are_kept(traced: bool, all_large: None) -> None:
+    """As a plain model keeps them whose kernel was assigned by hand."""
+
+    def make() -> keras.Sequential:
+        model = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization()])
+        model.build(X.shape)
+        return model
+
+    plain, inner = make(), make()
+    plain.set_weights(inner.get_weights())
+    wrapped = layers.WeightDropout(inner, 0.5, weights=".*kernel", seed=1)
+    (effective,) = wrapped.effective_weights(0).values()
+    plain.layers[0].kernel.assign(effective)
+    call = lambda: wrapped(X, training=True)  # noqa: E731
+    (tf.function(call) if traced else call)()
+    plain(X, training=True)
+    for name in ("moving_mean", "moving_variance"):
+        found, wanted = (getattr(model.layers[1], name).numpy() for model in (inner, plain))
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        assert not np.allclose(found, wanted[::-1])

@@ -122,7 +122,6 @@ def test_a_sparse_gradient_has_the_norm_of_the_dense_one():
         np.testing.assert_allclose(one, other, atol=1e-7)
 
 
-@extended
 def test_the_rate_follows_the_windows_length():
     plain, scaled = make(rate=0.5), make(rate=0.5, base_window=8)
     before = weights(plain)

@@ -50,6 +50,7 @@ def make(case, seed):
     return LanguageModel(7, seed=seed, **options)
 
 
+@pytest.mark.bfloat16
 @pytest.mark.parametrize("case", OPTIONS)
 def test_what_is_written_is_read(case, tmp_path):
     model, other = make(case, 1), make(case, 2)

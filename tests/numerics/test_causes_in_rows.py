@@ -6,15 +6,15 @@ import pytest
 import tensorflow as tf
 from diagnoses import dense, names, report_of
 from planting import data
-from stacks import EACH_BY_A_TRAINING
+from stacks import quick_rows, rest
 from tables import with_slow_rest
 
 from tfwd import _keras
 
-pytestmark = EACH_BY_A_TRAINING
 layers = keras.layers
 
 
+@rest
 def test_examples_that_are_the_same_throughout():
     x, y = data(2)
     x[[10, 13]] = 0.25
@@ -28,6 +28,7 @@ def test_examples_that_are_the_same_throughout():
     assert "in rows 2, 5 of the batch, where 'x'" in report.causes[0].evidence
 
 
+@rest
 def test_a_vector_that_is_all_zeros_is_divided_by_its_norm():
     x, y = data(2)
     x[[10, 13]] = 0.0
@@ -41,6 +42,7 @@ def test_a_vector_that_is_all_zeros_is_divided_by_its_norm():
         assert part in report.causes[0].evidence
 
 
+@rest
 def test_a_text_of_padding_alone():
     words = np.random.default_rng(0).integers(1, 9, (16, 5))
     words[11] = 0
@@ -70,6 +72,7 @@ def squared_root(y, p):
     return tf.square(tf.sqrt(p[:, :1]) - y) + p[:, 1:]
 
 
+@rest
 @pytest.mark.parametrize(
     ("loss", "column", "what"),
     [(gaussian, 1, "is 0"), (squared_root, 0, "is negative")],
@@ -101,6 +104,7 @@ def deviance(y, p):
     return 2 * tf.reduce_mean(y * tf.math.log(y / p) - (y - p), axis=-1)
 
 
+@rest
 def test_labels_at_which_a_loss_is_not_finite():
     x, _ = data(1)
     counts = np.array([3, 0, 1, 2, 0, 5, 1, 4], "float32")[:, None]
@@ -109,6 +113,7 @@ def test_labels_at_which_a_loss_is_not_finite():
     assert wanted in report.causes[0].evidence
 
 
+@rest
 def test_a_state_that_grows():
     x = np.ones((8, 150, 2), "float32")
     grows = keras.initializers.Identity(2.0)
@@ -134,6 +139,7 @@ def test_recurrent_layers_with_a_relu(kind):
     assert report.first.frame.name == "x"
 
 
+@rest
 def test_data_that_are_not_scaled():
     x, y = data(1)
     x[:, 0] = 2000.0
@@ -166,6 +172,7 @@ class Overflowing(keras.Model):
         return {"loss": loss}
 
 
+@quick_rows("<lambda>0")
 @pytest.mark.parametrize(
     "added", [lambda p: tf.reduce_sum(tf.exp(p + 100.0)), lambda p: tf.constant(np.inf)]
 )
@@ -177,6 +184,7 @@ def test_a_loss_of_ones_own_step(added):
     assert names(report) == ["the loss function"]
 
 
+@rest
 def test_a_batch_of_one():
     x, y = data(3)
     norm = layers.BatchNormalization(epsilon=0.0, name="norm")
@@ -189,6 +197,7 @@ def test_a_batch_of_one():
     )
 
 
+@rest
 def test_the_number_that_a_function_was_given():
     x, y = data(1)
     x = np.abs(x)
@@ -199,6 +208,7 @@ def test_the_number_that_a_function_was_given():
     assert "It is in row 5 of the batch. In column 2 of it 'x' is -1." in report.causes[0].evidence
 
 
+@rest
 def test_the_prediction_for_which_a_loss_has_no_derivative():
     x, y = data(1)
     x, y = np.abs(x) + 0.5, np.abs(y)
@@ -235,6 +245,7 @@ class OfTexts(keras.Model):
         return {"loss": loss}
 
 
+@rest
 @pytest.mark.parametrize("scalar", [True, False])
 def test_labels_that_are_text_and_predictions_that_are_one_number(scalar):
     x, y = data(2)

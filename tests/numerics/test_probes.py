@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from planting import TRIGGERS, VALUES, Plant, counts
-from stacks import extended
+from stacks import extended, quick_rows
 from tables import with_slow_rest
 
 from tfwd.numerics import Probes
@@ -138,7 +138,7 @@ def test_training_is_the_same_to_the_bit(mode):
         np.testing.assert_array_equal(watched, plain)
 
 
-@extended
+@quick_rows("eager")
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph", "eager"}))
 def test_every(mode):
     model = make()
