@@ -14,6 +14,9 @@ import tensorflow as tf
 
 from tfwd import _graphs, _keras
 
+# Up to where each whole number is one of the dtype.
+_WHOLE_UP_TO = {tf.float32: 2**24, tf.float64: 2**53}
+
 
 class Inputs:
     """The inputs of one call of a layer, each checked once.
@@ -34,27 +37,31 @@ class Inputs:
 
         Args:
             name: the argument's name.
-            ids: its value.
+            ids: its value: integers, or float32 or float64 numbers that are whole.
             below: the number of rows in the table.
             like: the token ids whose length it must have; its batch may be 1.
         """
         ids = self._tensor(name, ids)
-        if not ids.dtype.is_integer:
-            raise TypeError(
-                f"{self._where}: {name} has the dtype {ids.dtype.name}: give integers; a mask goes "
-                "to mask=..., an Input needs dtype='int32'"
-            )
+        # (A Sequential without an Input hands integers on as floats.)
+        are_floats = below <= _WHOLE_UP_TO.get(ids.dtype, 0)
+        if not ids.dtype.is_integer and not are_floats:
+            raise TypeError(_no_ids(self._where, name, ids.dtype.name))
         if ids.shape.rank not in (None, 2):
             raise ValueError(
                 f"{self._where}: {name} has the shape {_shown(ids)}: give [batch, length]"
             )
         if like is not None:
             ids = self._of_length(name, ids, [(-1, like, 1)])
-        if ids.dtype.size < 4:
+        if are_floats:
+            told = f"{self._where}: {name} must be whole numbers, and begins with"
+            whole = tf.reduce_all(tf.equal(tf.round(ids), ids))
+            ids = self._require(whole, told, [tf.reshape(ids, [-1])[:8]], ids)
+        elif ids.dtype.size < 4:
             ids = tf.cast(ids, tf.int32)
         least, most = tf.reduce_min(ids), tf.reduce_max(ids)
         told = f"{self._where}: {name} must be from 0 to {below - 1}, and goes from"
-        return self._require((least >= 0) & (most < below), told, [least, "to", most], ids)
+        ids = self._require((least >= 0) & (most < below), told, [least, "to", most], ids)
+        return tf.cast(ids, tf.int32) if are_floats else ids
 
     def length(self, ids: tf.Tensor, most: int) -> tf.Tensor:
         """Returns token ids, which are at most so many."""
@@ -111,6 +118,10 @@ class Inputs:
             raise TypeError(
                 f"{self._where}: {name} is a {type(value).__name__}: give a tensor or an array"
             )
+        if isinstance(value, tf.RaggedTensor):
+            raise TypeError(
+                f"{self._where}: {name} is a RaggedTensor: give a dense one, as by to_tensor()"
+            )
         return tf.convert_to_tensor(value)
 
     def _of_length(
@@ -145,6 +156,13 @@ class Inputs:
             return tensor
         with tf.control_dependencies([tf.debugging.Assert(ok, [told, *data], summarize=8)]):
             return tf.identity(tensor)
+
+
+def _no_ids(where: str, name: str, dtype: str) -> str:
+    return (
+        f"{where}: {name} has the dtype {dtype}: give integers; a mask goes to mask=..., a model "
+        "needs keras.Input(..., dtype='int32') as its first layer"
+    )
 
 
 def _text(value: Any) -> str:
@@ -193,6 +211,11 @@ class OfIds:
                 raise TypeError(
                     f"{where}: {name} is a {type(value).__name__}: give a tensor or an array"
                 )
+            for key, part in value.items() if isinstance(value, Mapping) else [(name, value)]:
+                dtype = getattr(part, "dtype", None)
+                dtype = getattr(dtype, "name", dtype)
+                if dtype in ("float16", "bfloat16") and "mask" not in key:  # Keras would cast them
+                    raise TypeError(_no_ids(where, key, dtype))
         if args and isinstance(args[0], Mapping):  # also one of Hugging Face's, which is no dict
             args = (dict(args[0]), *args[1:])
         for before, now in self.former.items():

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tfwd
 from tfwd import _keras, parametrizations
 from tfwd.layers import transformer as T
+from tfwd.layers.transformer.inputs import Inputs
 
 IDS = np.array([[5, 6, 7, 8, 0], [3, 4, 0, 0, 0]])
 TYPES = np.array([[0, 0, 1, 1, 0], [0, 1, 0, 0, 0]])
@@ -102,7 +103,13 @@ def test_t5_takes_a_dict():
         ((IDS[0],), {}, r"ids has the shape \[5\]: give \[batch, length\]"),
         ((IDS - 1,), {}, "ids must be from 0 to 19, and goes from -1 to 7"),
         ((IDS + 12,), {}, "ids must be from 0 to 19, and goes from 12 to 20"),
-        ((IDS.astype("float32"),), {}, "ids has the dtype float32: give integers; a mask goes to"),
+        ((IDS.astype("float16"),), {}, "ids has the dtype float16: give integers; a mask goes to"),
+        (({"input_ids": tf.cast(IDS, tf.bfloat16)},), {}, "input_ids has the dtype bfloat16: gi"),
+        ((IDS > 3,), {}, "ids has the dtype bool: give integers; a mask goes to mask=..., a model"),
+        ((IDS + 0.5,), {}, r"ids must be whole numbers, and begins with \[5.5, 6.5, "),
+        ((IDS * np.nan,), {}, r"ids must be whole numbers, and begins with \[nan"),
+        ((IDS - 1.0,), {}, "ids must be from 0 to 19, and goes from -1.0 to 7.0"),
+        ((tf.RaggedTensor.from_tensor(IDS),), {}, "ids is a RaggedTensor: .* as by to_tensor"),
         ((IDS,), {"token_type_ids": TYPES + 1}, "token_type_ids must be from 0 to 1, and goes fr"),
         ((IDS,), {"token_type_ids": TYPES[:, :2]}, r"token_type_ids has the shape \[2, 2\], and"),
         ((IDS,), {"position_ids": IDS + 5}, "position_ids must be from 0 to 11, and goes from 5"),
@@ -117,10 +124,36 @@ def test_wrong_inputs_are_refused(published, args, options, message):
         published[0](*args, **options)
 
 
+def test_ids_that_keras_made_floats(tmp_path):
+    """A Sequential without an Input, and an Input without a dtype, are of float32."""
+    config, tensors = by_hand.publish(tmp_path)
+    bert, seen = T.Bert.from_pretrained(tmp_path), MASK[:, None].repeat(5, 1)
+    expected = by_hand.encode(config, tensors, IDS, seen, np.zeros_like(IDS))[0]
+    close(keras.Sequential([bert]).predict(IDS, verbose=0), expected)
+    inputs = keras.Input((5,))
+    close(keras.Model(inputs, bert(inputs)).predict(IDS, verbose=0), expected)
+    expected = by_hand.encode(config, tensors, IDS, seen, TYPES)[0]
+    close(bert(IDS.astype("float64"), token_type_ids=TYPES.astype("float32")), expected)
+    t5 = T.T5(20, 1, 2, 3, 8, 12)
+    np.testing.assert_allclose(t5(IDS + 0.0, TYPES + 0.0), t5(IDS, TYPES), rtol=1e-5)
+
+
+def test_floats_that_cannot_hold_all_ids_are_refused():
+    """Between 2**24 and 2**25 float32 has only even numbers."""
+    ids = np.array([[1.0]], "float32")
+    with pytest.raises(TypeError, match="ids has the dtype float32: give integers"):
+        Inputs(keras.layers.Layer()).ids("ids", ids, below=2**24 + 1)
+    assert Inputs(keras.layers.Layer()).ids("ids", ids, below=2**24).dtype == tf.int32
+    half = T.Embeddings(20, 4, dtype="mixed_float16")
+    with pytest.raises(TypeError, match="ids has the dtype float16: give integers"):
+        half(IDS.astype("float32"))
+
+
 WRONG = {
     "additive mask": {"mask": ((1 - MASK) * -1e4).astype("float32")},
     "id of -1": {"ids": IDS - 1},
     "id beyond the table": {"ids": IDS + 15},
+    "half an id": {"ids": IDS + 0.5},
     "type beyond the table": {"token_type_ids": TYPES + 1},
     "short mask": {"mask": MASK[:, :1]},
     "long text": {"ids": np.ones((1, 13), int)},
