@@ -228,6 +228,7 @@ def test_second_derivatives_are_those_of_keras(kind: Kind, graph: bool | str) ->
     assert_close(run(kind.ours), squares(kind.by_keras), "float64")
 
 
+@extended
 def test_lengths_and_batches_of_any_size_are_one_trace(kind: Kind) -> None:
     traces, (_, weights) = [], kind.split(kind.problem("float32")[1:])
     states = [tf.TensorSpec([None, UNITS])] * kind.states

@@ -81,6 +81,7 @@ def test_epochs_log_is_a_ratio_of_means() -> None:
     assert any(math.isfinite(scale) for scale in history["gradient_noise_scale"])
 
 
+@extended
 def test_second_fit_goes_on_and_another_model_begins_anew(tmp_path: Path) -> None:
     callback = callbacks.GradientSquaredMean(every=2, log_dir=tmp_path)
     watched = model()

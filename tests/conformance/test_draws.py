@@ -6,6 +6,7 @@ import math
 import keras
 import numpy as np
 import tensorflow as tf
+from stacks import quick_rows
 
 from conformance import harness
 from conformance.table import CASES, NATURES, NOT_NOISE, STDDEV, Case
@@ -13,6 +14,16 @@ from conformance.table import CASES, NATURES, NOT_NOISE, STDDEV, Case
 UNSEEDED = [case for case in CASES if case.row.name in ("Dense", "Bidirectional", "Embedding")]
 
 
+@quick_rows(
+    "Dense, dropout",
+    "LSTM, dropout",
+    "user's layer, *",
+    "Bert, *",
+    "Dense, patterns",
+    "WeightDropLSTM",
+    "DropoutEmbedding",
+    "parametrize",
+)
 @harness.each_or_half(NOT_NOISE)
 def test_the_same_seed_draws_the_same_whatever_was_built_between(case: Case) -> None:
     first = harness.built(case)

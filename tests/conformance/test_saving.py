@@ -24,6 +24,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:TiedDense .* is made from a conf
 SAVED = NOT_NOISE
 
 
+@quick_rows(
+    "Dense, dropout",
+    "LSTM, dropout",
+    "user's layer, *",
+    "Bert, *",
+    "Embedding, noise",
+    "LSTM, patterns",
+    "Bidirectional of *",
+    "WeightDropout of *",
+)
 @harness.each_or_half([case for case in CASES if case.config_is_all])
 def test_config_round_trip(case: Case) -> None:
     wrapped = harness.built(case)
@@ -158,6 +168,17 @@ def _restored(checkpoint: str, case: Case) -> keras.Model:
     return harness.model_of(other, case)
 
 
+@quick_rows(
+    "Dense, dropout",
+    "LSTM, dropout",
+    "RNN of stacked cells, *",
+    "Sequential, *",
+    "Bert, *",
+    "LSTM, mixout",
+    "WeightDropLSTM",
+    "DropoutEmbedding",
+    "parametrize",
+)
 @harness.each_or_half(SAVED)
 def test_unwrapped_model_reads_and_writes_the_plain_models_weight_file(
     case: Case, tmp_path: Path

@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 from finetune_tools import write_data, write_pretrained
-from stacks import once
+from stacks import once, quick_rows
 
 pytestmark = once  # the experiment is made on one stack
 
@@ -150,6 +150,7 @@ def test_table_and_section_say_what_the_lines_say(tmp_path):
     assert "| dropout | 0.2 | 0.0001 | **0.400** | **0.400** |" in text
 
 
+@quick_rows("0.3", "1.0")
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.8, 1.0])
 def test_page_and_plot_are_made_of_any_part_of_the_runs(tmp_path, monkeypatch, share, capsys):
     import fine_tuning_lines as file

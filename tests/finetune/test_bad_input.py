@@ -254,6 +254,7 @@ def test_classify_refuses(tmp_path, learnt, capsys):
     )
 
 
+@extended
 def test_classify_skips_empty_lines(tmp_path, learnt, capsys, monkeypatch):
     run, file = f"--workdir={learnt}", tmp_path / "texts.txt"
     file.write_text("\na superb film\n \n\nit was so awful\n\n\n")

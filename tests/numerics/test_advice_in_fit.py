@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from diagnoses import dense, names, report_of
 from planting import data
+from stacks import extended
 
 import tfwd
 from tfwd.parametrizations import Dropout
@@ -139,6 +140,7 @@ def test_the_row_of_one_of_several_outputs():
     assert "it is so in row 5 of the batch" in report.causes[0].evidence
 
 
+@extended
 def test_labels_out_of_range_are_those_of_their_output():
     """Labels of the first output are no classes: only the second has a sparse loss."""
     x, y = data(1)
