@@ -115,15 +115,28 @@ def test_going_back_an_epoch(planted, text, tmp_path, capsys):
     with pytest.raises(Diverged, match="no finished epoch yet to go back to"):
         run(text, tmp_path / "first", "restore")
     planted.assign(False)
-    whole = Trainer._end_epoch
+    whole, own_tell = Trainer._end_epoch, Trainer._tell_of
+    models, at_the_end, gone_back = [], [], []
+
+    def weights():
+        return [weight.numpy() for weight in models[-1].trainable_variables]
 
     def then_arm(self, title):
         whole(self, title)
         planted.assign(True)
+        models.append(self.model)
+        at_the_end.append(weights())
+
+    def tell(self, *given):
+        own_tell(self, *given)
+        gone_back.append(weights())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_end_epoch", then_arm)
+        patch.setattr(Trainer, "_tell_of", tell)
         summary, valid, failures = run(text, tmp_path / "second", "restore")
+    for found, wanted in zip(gone_back[0], at_the_end[0], strict=True):
+        np.testing.assert_array_equal(found, wanted)
     each = valid[0]["step"]
     assert failures == [6 + each] and summary["step"] == 2 * each
     assert [r["learning_rate"] for r in valid] == pytest.approx([0.01, 0.005])

@@ -188,7 +188,6 @@ def tracked(model: keras.Model) -> list[tf.Variable]:
     """All variables of a model, of its metrics and optimizers, and of what else it holds."""
     optimizers = _keras_training.optimizers(model)
     found = [*model.variables, *(v for metric in model.metrics for v in metric.variables)]
-    # (TensorFlow does not track the variables of an optimizer of Keras 3.)
     found += [v for optimizer in optimizers for v in _keras_steps.state(optimizer)]
     plain = [_keras.variables.tf_variable(v) for v in [*found, *variables_in(model, *optimizers)]]
     return list({id(variable): variable for variable in plain}.values())
@@ -205,9 +204,17 @@ def not_finite(model: keras.Model) -> list[str]:
 
 
 def variables_in(*objects: Any) -> list[tf.Variable]:
-    """All variables that some objects of TensorFlow's track, at any depth."""
+    """Returns all variables that some objects of TensorFlow's track, at any depth.
+
+    Those of Keras 3 are no `tf.Variable`, and hold one.
+    """
     views = [tf.train.TrackableView(one).descendants() for one in objects]
-    found = [part for view in views for part in view if isinstance(part, tf.Variable)]
+    found = [
+        _keras.variables.tf_variable(part)
+        for view in views
+        for part in view
+        if isinstance(part, tf.Variable) or _keras.variables.is_variable(part)
+    ]
     return list({id(variable): variable for variable in found}.values())
 
 
