@@ -335,7 +335,6 @@ def test_every_other_step():
     same(state(checked), state(plain))
 
 
-@pytest.mark.slow
 def test_bad_steps_in_a_row_are_those_without_a_good_one_between():
     x, y = data(5)
     x[3] = x[19] = np.nan
