@@ -508,7 +508,7 @@ DEFECTS = [
         "experiments/fine_tuning_training.py",
         "variable.assign(tf.zeros_like(variable) if value is None else value)",
         "variable.assign(variable)",
-        ("tests/experiments/test_fine_tuning.py", "-k", "reset_run"),
+        ("tests/experiments/test_fine_tuning.py", "-k", "reset_run", "-m", ""),
     ),
     Defect(
         "a line that a killed process left incomplete spoils the next one",
