@@ -73,7 +73,6 @@ KEPT = (
     "einsum_dots",
     "conv1_causal",
     "conv2",
-    "conv2_groups",
     "conv2_transpose",
     "depthwise2",
     "separable1",
@@ -89,23 +88,6 @@ KEPT = (
 )
 
 
-@quick_rows(
-    "dense",
-    "einsum*",
-    "conv1_causal",
-    "conv2",
-    "conv2_transpose",
-    "depthwise2",
-    "separable1",
-    "layer_norm_axes",
-    "group_norm",
-    "simple_rnn",
-    "lstm_backwards",
-    "gru*",
-    "bidirectional",
-    "time_distributed",
-    "rms_norm",
-)
 @pytest.mark.parametrize("name", with_slow_rest(CASES, KEPT))
 def test_layer(name: str) -> None:
     make, shape = CASES[name]
