@@ -31,7 +31,7 @@ def make(width: int, way: str) -> Callable[[], Any]:
     from many_layers_models import dense
 
     from tfwd import random_masks
-    from tfwd.layers import substituted_call
+    from tfwd.layers._substitution import substituted_call
 
     by_operation, again = WAYS[way]
     model, x, y = dense(12, width, "tfwd")

@@ -24,7 +24,7 @@ from tfwd.finetune import batches, published, schedule, scores
 from tfwd.finetune.evaluation import Predictor, evaluate
 from tfwd.finetune.model import classifier_of, make_model
 from tfwd.finetune.step import TrainStep
-from tfwd.layers.seed_stream import SeedStream
+from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.optimizers import steps as optimizer_steps
 from tfwd.runs.draws import seeds
 from tfwd.runs.state import RunState

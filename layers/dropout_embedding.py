@@ -8,7 +8,10 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.layers.weight_perturbation import PERTURBATION_ATTRIBUTES, WeightPerturbationMixin
+from tfwd.layers._substitution.weight_perturbation import (
+    PERTURBATION_ATTRIBUTES,
+    WeightPerturbationMixin,
+)
 from tfwd.parametrizations import Dropout
 
 

@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, random_masks, training_flag
-from tfwd.layers import recomputed_calls
-from tfwd.layers.seed_stream import SeedStream
+from tfwd.layers._substitution import recomputed_calls
+from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.parametrizations import Dropout
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfwd import parametrizations
-from tfwd.layers import weight_selection
+from tfwd.layers._substitution import weight_selection
 from tfwd.layers.parametrized import Parametrized
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers import recurrent_call, weight_selection
-from tfwd.layers.seed_stream import plain_file
-from tfwd.layers.weight_perturbation import WeightPerturbationMixin
-from tfwd.layers.weight_selection import QUANTIZED, Parametrizations
+from tfwd.layers._substitution import recurrent_call, weight_selection
+from tfwd.layers._substitution.seed_stream import plain_file
+from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin
+from tfwd.layers._substitution.weight_selection import QUANTIZED, Parametrizations
 from tfwd.parametrizations import Parametrization
 
 

@@ -8,9 +8,12 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers import recurrent_call
-from tfwd.layers.seed_stream import checked_seed
-from tfwd.layers.weight_perturbation import PERTURBATION_ATTRIBUTES, WeightPerturbationMixin
+from tfwd.layers._substitution import recurrent_call
+from tfwd.layers._substitution.seed_stream import checked_seed
+from tfwd.layers._substitution.weight_perturbation import (
+    PERTURBATION_ATTRIBUTES,
+    WeightPerturbationMixin,
+)
 from tfwd.parametrizations import Dropout
 
 

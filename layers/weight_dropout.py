@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfwd.layers import weight_selection
+from tfwd.layers._substitution import weight_selection
 from tfwd.layers.parametrized import Parametrized
 from tfwd.parametrizations import Dropout
 

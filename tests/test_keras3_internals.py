@@ -103,7 +103,7 @@ MODULES = {
 OWN = {"_", "_abc_impl", "_obj_ref", "_optimizer_", "_self_", "_tfwd_intercepted_"}
 
 
-# Names that Keras's objects and tfwd have for different things, and those that `layers/provable.py`
+# Names that Keras's objects and tfwd have for different things, and those that `layers/_substitution/provable.py`
 # leaves out where it compares layers: were they others, each layer would be analysed by itself.
 CHANCE = {"_autocast", "_losses", "_lock", "_name", "_parent_path", "_path"}
 ROOT = Path(__file__).resolve().parents[1]

@@ -39,7 +39,7 @@ from tfwd import (
     pretrained,
 )
 from tfwd.layers import transformer  # noqa: F401, registers their classes
-from tfwd.layers.references import reset_references
+from tfwd.layers._substitution.references import reset_references
 from tfwd.models import parametrize, unwrap
 
 __all__ = [

@@ -10,9 +10,9 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers import weight_selection
+from tfwd.layers._substitution import weight_selection
+from tfwd.layers._substitution.seed_stream import checked_seed
 from tfwd.layers.parametrized import Parametrized
-from tfwd.layers.seed_stream import checked_seed
 from tfwd.parametrizations import Parametrization
 from tfwd.pretrained import listeners
 

@@ -9,7 +9,7 @@ from training_tools import StopAfter
 
 from tfwd.finetune import program
 from tfwd.finetune.program import PROGRAM
-from tfwd.layers.references import variables
+from tfwd.layers._substitution.references import variables
 from tfwd.runs import seeds, train
 from tfwd.runs.errors import UserError
 from tfwd.runs.signals import Stopped, StopRequest

@@ -10,7 +10,7 @@ from stacks import quick_rows
 
 from conformance.harness import randomize
 from tfwd import _keras, layers
-from tfwd.layers import call_analysis
+from tfwd.layers._substitution import call_analysis
 
 pytestmark = pytest.mark.usefixtures("all_large")
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from stacks import IS_KERAS_2, needs_keras3
 
 from tfwd import gru, layers, lstm
-from tfwd.layers import lookup, recurrent_call
+from tfwd.layers._substitution import lookup, recurrent_call
 
 IDS = tf.constant([[1, 2, 0]])
 X = tf.random.stateless_normal([2, 3, 4], [1, 2])

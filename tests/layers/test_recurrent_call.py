@@ -11,7 +11,7 @@ from recurrent_tools import gradients
 from stacks import IS_KERAS_2, extended, needs_keras3, quick_rows
 
 from tfwd import _keras, gru, layers, lstm
-from tfwd.layers import recurrent_call
+from tfwd.layers._substitution import recurrent_call
 
 X = tf.random.stateless_normal([2, 6, 3], [1, 2])
 KINDS = {"lstm": keras.layers.LSTM, "gru": keras.layers.GRU}

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from stacks import IS_KERAS_2
 
-from tfwd.layers.seed_stream import SeedStream
+from tfwd.layers._substitution.seed_stream import SeedStream
 
 
 def test_only_training_calls_are_counted() -> None:

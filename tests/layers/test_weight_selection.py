@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfwd import parametrizations as P
-from tfwd.layers import weight_selection
+from tfwd.layers._substitution import weight_selection
 
 
 def names(layer: keras.Layer, patterns=None) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd.layers import recomputed_calls
-from tfwd.layers.seed_stream import SeedStream
+from tfwd.layers._substitution import recomputed_calls
+from tfwd.layers._substitution.seed_stream import SeedStream
 
 
 class Dropout(keras.layers.Layer):

@@ -14,7 +14,7 @@ from tfwd.gradients.data import Data
 from tfwd.gradients.job import Job
 from tfwd.gradients.losses import Losses
 from tfwd.gradients.per_example_gradients import scaled
-from tfwd.layers import references
+from tfwd.layers._substitution import references
 
 Parts = tuple[list[Any], list[Any], list[Any]]  # as Job.means gives them
 

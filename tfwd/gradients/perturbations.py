@@ -15,8 +15,8 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, training_flag
-from tfwd.layers import weight_selection
-from tfwd.layers.weight_perturbation import WeightPerturbationMixin
+from tfwd.layers._substitution import weight_selection
+from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin
 
 # For each variable its effective weight, and the derivative of that by the raw weight, entry by
 # entry; None if the parametrization is not elementwise.

@@ -20,7 +20,7 @@ from tfwd._keras import calls as _keras_calls
 from tfwd.gradients import registry
 from tfwd.gradients.per_example_gradients import PerExampleGradient
 from tfwd.gradients.perturbations import Perturbations, plain_call
-from tfwd.layers.weight_perturbation import WeightPerturbationMixin
+from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin
 
 
 class Use(NamedTuple):

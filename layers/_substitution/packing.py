@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.layers import nests
+from tfwd.layers._substitution import nests
 from tfwd.substitute import Result
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras, pretrained
-from tfwd.layers.weight_selection import Target, TargetedWeights
+from tfwd.layers._substitution.weight_selection import Target, TargetedWeights
 from tfwd.parametrizations import Parametrization
 from tfwd.pretrained import listeners
 

@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _graphs, _keras, custom_gradient, substitute, training_flag
-from tfwd.layers import (
+from tfwd.layers._substitution import (
     call_analysis,
     lookup,
     overriding,
@@ -28,11 +28,11 @@ from tfwd.layers import (
     references,
     weight_selection,
 )
-from tfwd.layers.attributes import Attributes
-from tfwd.layers.references import References
-from tfwd.layers.seed_stream import SeedStream, checked_seed
-from tfwd.layers.substituted_call import CallAnalysis, SubstitutedCall, outer_wrappers
-from tfwd.layers.weight_selection import Parametrizations, TargetedWeights
+from tfwd.layers._substitution.attributes import Attributes
+from tfwd.layers._substitution.references import References
+from tfwd.layers._substitution.seed_stream import SeedStream, checked_seed
+from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall, outer_wrappers
+from tfwd.layers._substitution.weight_selection import Parametrizations, TargetedWeights
 from tfwd.parametrizations import Parametrization, chain
 from tfwd.parametrizations.chain import BoundParametrization
 from tfwd.pretrained import listeners

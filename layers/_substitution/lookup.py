@@ -15,8 +15,8 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, training_flag
-from tfwd.layers.substituted_call import SubstitutedCall
-from tfwd.layers.weight_selection import TargetedWeights
+from tfwd.layers._substitution.substituted_call import SubstitutedCall
+from tfwd.layers._substitution.weight_selection import TargetedWeights
 from tfwd.parametrizations import chain
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras, philox, seeds
-from tfwd.layers.weight_selection import QUANTIZED
+from tfwd.layers._substitution.weight_selection import QUANTIZED
 
 _counting = threading.Lock()
 

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _graphs, _keras, gru, lstm
-from tfwd.layers import overriding
+from tfwd.layers._substitution import overriding
 
 
 class _Kind(NamedTuple):

@@ -20,11 +20,11 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, random_masks, rates, recompute, substitute, training_flag
-from tfwd.layers import packing, recomputed_calls
-from tfwd.layers.attributes import Attributes
-from tfwd.layers.references import References
-from tfwd.layers.seed_stream import SeedStream
-from tfwd.layers.weight_selection import TargetedWeights
+from tfwd.layers._substitution import packing, recomputed_calls
+from tfwd.layers._substitution.attributes import Attributes
+from tfwd.layers._substitution.references import References
+from tfwd.layers._substitution.seed_stream import SeedStream
+from tfwd.layers._substitution.weight_selection import TargetedWeights
 from tfwd.parametrizations import chain
 from tfwd.parametrizations.chain import BoundParametrization
 

@@ -16,9 +16,9 @@ import keras
 import tensorflow as tf
 
 from tfwd import _graphs, _keras
-from tfwd.layers import nests, provable, reads
-from tfwd.layers.attributes import Attributes
-from tfwd.layers.substituted_call import CallAnalysis, SubstitutedCall
+from tfwd.layers._substitution import nests, provable, reads
+from tfwd.layers._substitution.attributes import Attributes
+from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall
 from tfwd.substitute import Result
 
 # Calls of Python may do anything.
