@@ -7,9 +7,9 @@ from tfwd.layers.transformer.attention import Attention, SelfAttention
 from tfwd.layers.transformer.bert import Bert
 from tfwd.layers.transformer.bimodal import BiModalEncoder, Connection
 from tfwd.layers.transformer.embeddings import Embeddings
+from tfwd.layers.transformer.formats.published import mapping
 from tfwd.layers.transformer.layer import TransformerLayer
 from tfwd.layers.transformer.pooler import Pooler
-from tfwd.layers.transformer.published import mapping
 from tfwd.layers.transformer.relative_positions import RelativePositions
 from tfwd.layers.transformer.rms_normalization import RMSNormalization
 from tfwd.layers.transformer.stack import TransformerStack

@@ -11,9 +11,9 @@ from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import Composite, built
 from tfwd.layers.transformer.embeddings import Embeddings
+from tfwd.layers.transformer.formats.published import Published
 from tfwd.layers.transformer.inputs import Inputs, OfIds, of_places
 from tfwd.layers.transformer.pooler import Pooler
-from tfwd.layers.transformer.published import Published
 from tfwd.layers.transformer.stack import TransformerStack
 
 

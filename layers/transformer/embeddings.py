@@ -10,8 +10,8 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
+from tfwd.layers.transformer.formats.published import Published
 from tfwd.layers.transformer.inputs import Inputs, OfIds
-from tfwd.layers.transformer.published import Published
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")

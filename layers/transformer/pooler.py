@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
-from tfwd.layers.transformer.published import Published
+from tfwd.layers.transformer.formats.published import Published
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")

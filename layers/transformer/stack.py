@@ -10,9 +10,9 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
+from tfwd.layers.transformer.formats.published import Published
 from tfwd.layers.transformer.inputs import Inputs, of_places
 from tfwd.layers.transformer.layer import TransformerLayer
-from tfwd.layers.transformer.published import Published
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")

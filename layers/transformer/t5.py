@@ -11,8 +11,8 @@ import tensorflow as tf
 from tfwd.layers.tied_dense import TiedDense
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
+from tfwd.layers.transformer.formats.published import Published
 from tfwd.layers.transformer.inputs import Inputs, OfIds
-from tfwd.layers.transformer.published import Published
 from tfwd.layers.transformer.t5_stack import T5Stack
 
 

@@ -555,7 +555,7 @@ DEFECTS = [
     ),
     Defect(
         "an argument that no shape tells is not compared with the config",
-        "layers/transformer/configuration.py",
+        "layers/transformer/formats/configuration.py",
         "            if not same:\n",
         "            if False:\n",
         (BY_HAND, "-k", "shape"),

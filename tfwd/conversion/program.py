@@ -122,7 +122,7 @@ def _check_out(values: flags.FlagValues) -> None:
 def make_plan(values: flags.FlagValues) -> Plan:
     """The plan for the part that is wanted, of a layer that is built for it."""
     from tfwd import pretrained
-    from tfwd.layers.transformer import published
+    from tfwd.layers.transformer.formats import published
 
     layer, read, part = _layer(values)
     return pretrained.plan(
@@ -139,8 +139,8 @@ def _layer(values: flags.FlagValues) -> tuple[keras.layers.Layer, Any, str]:
     """The layer, built without random numbers; the config; and the part's name."""
     from tfwd import _keras
     from tfwd.layers import transformer as T
-    from tfwd.layers.transformer import published
-    from tfwd.layers.transformer.configuration import read_config
+    from tfwd.layers.transformer.formats import published
+    from tfwd.layers.transformer.formats.configuration import read_config
 
     if values.model not in PARTS:
         raise UserError(f"--model={values.model}: there are {', '.join(PARTS)}")

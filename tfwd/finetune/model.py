@@ -16,7 +16,7 @@ from tfwd.dtypes import at_least_float32
 from tfwd.finetune.dropout import Dropout
 from tfwd.finetune.vocabulary import Vocabulary
 from tfwd.layers import transformer as T
-from tfwd.layers.transformer.published import fill, unfilled
+from tfwd.layers.transformer.formats.published import fill, unfilled
 from tfwd.pretrained.targets import targets_of
 from tfwd.runs.draws import seeds
 from tfwd.runs.errors import UserError

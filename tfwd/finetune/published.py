@@ -43,7 +43,7 @@ def encoder_arguments(config: dict[str, Any], where: str) -> dict[str, Any]:
     Raises:
         UserError: it is of a family, or a kind, that is not here.
     """
-    from tfwd.layers.transformer.configuration import read_config
+    from tfwd.layers.transformer.formats.configuration import read_config
 
     try:
         read = read_config(config)
@@ -96,8 +96,8 @@ def load_weights(encoder: Any, config: dict[str, Any], path: str) -> list[str]:
         UserError: the weights are missing, damaged, or of another model; nothing was assigned.
     """
     from tfwd import pretrained
-    from tfwd.layers.transformer.configuration import read_config
-    from tfwd.layers.transformer.published import known_of
+    from tfwd.layers.transformer.formats.configuration import read_config
+    from tfwd.layers.transformer.formats.published import known_of
 
     missing = "pooler/.*" if encoder.add_pooler else ()
     try:

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from tfwd import _keras, pretrained
 from tfwd.layers.transformer.composite import Composite
-from tfwd.layers.transformer.configuration import Configuration, is_published, read_config
-from tfwd.layers.transformer.families import FAMILIES
+from tfwd.layers.transformer.formats.configuration import Configuration, is_published, read_config
+from tfwd.layers.transformer.formats.families import FAMILIES
 from tfwd.paths import compiled, matches
 from tfwd.pretrained.targets import targets_of
 
