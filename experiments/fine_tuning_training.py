@@ -25,7 +25,7 @@ from tfwd.finetune.evaluation import Predictor, evaluate
 from tfwd.finetune.model import classifier_of, make_model
 from tfwd.finetune.step import TrainStep
 from tfwd.layers._substitution.seed_stream import SeedStream
-from tfwd.optimizers import steps as optimizer_steps
+from tfwd.optimizers._updates import steps as optimizer_steps
 from tfwd.runs.draws import seeds
 from tfwd.runs.state import RunState
 

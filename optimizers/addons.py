@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import wrapped_optimizers
-from tfwd.optimizers.decay_rules import Choice, DecayRules
+from tfwd.optimizers._updates.decay_rules import Choice, DecayRules
 from tfwd.optimizers.decoupled_weight_decay import DecoupledWeightDecay
 from tfwd.paths import compiled
 

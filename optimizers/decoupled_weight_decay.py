@@ -18,12 +18,12 @@ from tfwd import _keras
 from tfwd._keras import updates as _keras_updates
 from tfwd._keras import wrapped_optimizers
 from tfwd.dtypes import wide
-from tfwd.optimizers.decay_parts import FirstUpdates, NamedRows
-from tfwd.optimizers.decay_rate import DecayRate
-from tfwd.optimizers.decay_rules import Choice, DecayRow, DecayRules, DecayTable
-from tfwd.optimizers.decay_step import FusedSteps, decay, decay_rows
-from tfwd.optimizers.repeated_rows import SumsRows
-from tfwd.optimizers.replicas import on_every_replica
+from tfwd.optimizers._updates.decay_parts import FirstUpdates, NamedRows
+from tfwd.optimizers._updates.decay_rate import DecayRate
+from tfwd.optimizers._updates.decay_rules import Choice, DecayRow, DecayRules, DecayTable
+from tfwd.optimizers._updates.decay_step import FusedSteps, decay, decay_rows
+from tfwd.optimizers._updates.repeated_rows import SumsRows
+from tfwd.optimizers._updates.replicas import on_every_replica
 
 Own = Callable[..., None]  # an optimizer's own update_step
 SPARSE = ("table", "rows")

@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from tfwd import _keras, dtypes
 from tfwd._keras import updates as _keras_updates
-from tfwd.optimizers.repeated_rows import SumsRows
-from tfwd.optimizers.replicas import on_every_replica
+from tfwd.optimizers._updates.repeated_rows import SumsRows
+from tfwd.optimizers._updates.replicas import on_every_replica
 
 
 @keras.saving.register_keras_serializable("tfwd")

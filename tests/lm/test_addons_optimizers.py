@@ -11,7 +11,7 @@ from tfwd import _keras
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.step import TrainStep
 from tfwd.lm.train import train
-from tfwd.optimizers import steps
+from tfwd.optimizers._updates import steps
 from tfwd.runs import optimizer as optimizers
 from tfwd.runs.errors import UserError
 from tfwd.runs.optimizer import decaying, make_optimizer

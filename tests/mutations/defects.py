@@ -261,7 +261,7 @@ DEFECTS = [
     ),
     Defect(
         "the schedule of the decay is a step behind",
-        "optimizers/decay_rate.py",
+        "optimizers/_updates/decay_rate.py",
         "decay = decay(_keras_updates.schedule_step(leaf))",
         "decay = decay(_keras_updates.schedule_step(leaf) - 1)",
         DECAY,

@@ -13,7 +13,7 @@ from stacks import extended
 from training_tools import StopAfter
 
 from tfwd import _keras
-from tfwd.optimizers import steps
+from tfwd.optimizers._updates import steps
 from tfwd.runs import app, saved, train, tune
 from tfwd.runs.config import Schema
 from tfwd.runs.errors import UserError

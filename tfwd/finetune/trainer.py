@@ -17,7 +17,7 @@ from tfwd.finetune.scores import LOSS
 from tfwd.finetune.step import make_step
 from tfwd.finetune.vocabulary import Corpus
 from tfwd.optimizers import DecoupledWeightDecay
-from tfwd.optimizers.decay_rules import DecayRow, DecayTable
+from tfwd.optimizers._updates.decay_rules import DecayRow, DecayTable
 from tfwd.runs import trainer
 from tfwd.runs.display import Display
 from tfwd.runs.folder import RunFolder

@@ -30,8 +30,8 @@ from tfwd.numerics.frames import Frame
 from tfwd.numerics.probes import Probes
 from tfwd.numerics.report import Found, Report
 from tfwd.numerics.watch import Watch
-from tfwd.optimizers import steps
-from tfwd.optimizers.repeated_rows import summed
+from tfwd.optimizers._updates import steps
+from tfwd.optimizers._updates.repeated_rows import summed
 from tfwd.runs.errors import UserError
 from tfwd.runs.optimizer import averaging, decaying, make_optimizer
 from tfwd.runs.program import Failure
