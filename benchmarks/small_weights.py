@@ -3,8 +3,8 @@
     python benchmarks/small_weights.py
 
 A chain of twelve Dense layers, trained with weight dropout in four ways: the mask by one operation
-or by the compiled loop (`tfwd.random_masks`), and the effective weight kept for backward or drawn
-again (`tfwd.recompute`). `random_masks.SMALL` is where tfwd changes from the first to the last.
+or by the compiled loop (`tfwd._random.random_masks`), and the effective weight kept for backward or drawn
+again (`tfwd._graph.recompute`). `random_masks.SMALL` is where tfwd changes from the first to the last.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def make(width: int, way: str) -> Callable[[], Any]:
     """The training step, traced."""
     from many_layers_models import dense
 
-    from tfwd import random_masks
+    from tfwd._random import random_masks
     from tfwd.layers._substitution import substituted_call
 
     by_operation, again = WAYS[way]
@@ -49,7 +49,7 @@ def main() -> None:
     parser = measure.parser(__doc__)
     parser.parse_args()
     measure.equal_threads()
-    from tfwd import random_masks
+    from tfwd._random import random_masks
 
     rows = []
     for width in WIDTHS:

@@ -9,8 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfwd import _graphs, _keras
-from tfwd.custom_gradient import custom_gradient
+from tfwd import _keras
+from tfwd._graph import graphs
+from tfwd._graph.custom_gradient import custom_gradient
 from tfwd.finite import Summary, all_finite, is_watched, is_watching, summarize
 
 ACTIONS = ("raise", "count")
@@ -90,7 +91,7 @@ class CheckFinite(keras.layers.Layer):
         if self.action == "raise":
             if is_watching():
                 return inputs
-            if _graphs.in_xla():
+            if graphs.in_xla():
                 raise ValueError(
                     f"CheckFinite '{self.name}' cannot stop a program that XLA compiles: compile "
                     "without jit_compile=True, or use CheckFinite(action='count') or "
@@ -112,7 +113,7 @@ class CheckFinite(keras.layers.Layer):
                 lambda tensor: _stopped(tensor, f"layer '{self.name}'{which}: {FORWARD}"),
                 lambda tensor: _stopped(tensor, f"layer '{self.name}'{which}: {BACKWARD}"),
             )
-        held = _graphs.held_here(_keras.variables.tf_variable(self.backward_counts))
+        held = graphs.held_here(_keras.variables.tf_variable(self.backward_counts))
         return _both_ways(
             x,
             lambda tensor: _counted(tensor, self.forward_counts),

@@ -8,7 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, random_masks, training_flag
+from tfwd import _keras, training_flag
+from tfwd._random import random_masks
 from tfwd.layers._substitution import recomputed_calls
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.parametrizations import Dropout

@@ -12,11 +12,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _graphs, _keras
+from tfwd import _keras
+from tfwd._graph import graphs
+from tfwd._graph.tentative import Tentative, agreed
 from tfwd._keras import updates as _keras_updates
 from tfwd._keras import wrapped_optimizers
 from tfwd.finite import all_finite
-from tfwd.tentative import Tentative, agreed
 
 
 @keras.saving.register_keras_serializable("tfwd")
@@ -161,7 +162,7 @@ def _made_if(
         # each has for itself. So all go into one branch.
         return context.merge_call(_made_together, args=(when, step))
     by_methods = not sparse and all(map(_keras_updates.assigns_by_methods, leaves))
-    if not (by_methods and _graphs.in_xla()):
+    if not (by_methods and graphs.in_xla()):
         return tf.cond(when, step, lambda: tf.constant(False))
     # Under XLA a branch would copy all variables.
     with Tentative() as tentative, _keras_updates.inlined(leaves):

@@ -138,7 +138,7 @@ def _reset() -> None:
 @pytest.fixture
 def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every weight is drawn, and drawn again in backward, as large ones are."""
-    from tfwd import random_masks
+    from tfwd._random import random_masks
 
     monkeypatch.setattr(random_masks, "SMALL", 0)
 

@@ -10,7 +10,7 @@ import gc
 import os
 from pathlib import Path
 
-from tfwd import custom_gradient
+from tfwd._graph import custom_gradient
 
 STATM = Path("/proc/self/statm")
 GROWTH = 200 << 20  # bytes by which the process may grow between two collections

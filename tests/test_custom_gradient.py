@@ -14,7 +14,7 @@ from stacks import IS_KERAS_2, extended, once
 from tables import with_slow_rest
 
 import tfwd
-from tfwd import custom_gradient
+from tfwd._graph import custom_gradient
 from tfwd.layers import VariationalNoise, WeightDropout
 
 X, Y = tf.ones([4, 3]), tf.ones([4, 2])

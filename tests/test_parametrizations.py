@@ -9,7 +9,7 @@ import tensorflow as tf
 from parametrizations_table import ALL, SURROGATE, in_call
 
 from tfwd import parametrizations as P
-from tfwd import random_masks, seeds
+from tfwd._random import random_masks, seeds
 from tfwd.parametrizations import chain
 
 SEED = tf.constant([1, 2])

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from stacks import quick_rows
 
-from tfwd import philox, seeds
+from tfwd._random import philox, seeds
 
 MASK = 0xFFFFFFFF
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stacks import quick_rows
 
-from tfwd import normals, philox, random_masks, seeds, xxh32
+from tfwd._random import normals, philox, random_masks, seeds, xxh32
 
 SHAPE = (200, 500)
 

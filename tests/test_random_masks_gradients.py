@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd import random_masks, seeds
+from tfwd._random import random_masks, seeds
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 SEED = seeds.seed(1, 0, 0)

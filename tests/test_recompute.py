@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd import recompute
+from tfwd._graph import recompute
 
 
 def dropped(training: bool, tensors: list, seeds: list) -> list:

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 from stacks import extended, quick_rows, soak
 
-from tfwd import gru, lstm, substitute
+from tfwd._graph import substitute
+from tfwd._recurrent import gru, lstm
 
 TIME, BATCH, FEATURES, UNITS = 7, 3, 5, 4
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}

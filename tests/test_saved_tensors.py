@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tfwd import _keras, layers, recompute
+from tfwd import _keras, layers
 from tfwd import parametrizations as P
+from tfwd._graph import recompute
 
 pytestmark = pytest.mark.usefixtures("all_large")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd import philox, seeds
+from tfwd._random import philox, seeds
 
 
 def as_tuple(seed: tf.Tensor) -> tuple[int, int]:

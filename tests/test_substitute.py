@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 from stacks import IS_KERAS_2, needs_keras3
 
-from tfwd import _keras, substitute
+from tfwd import _keras
+from tfwd._graph import substitute
 
 
 def dense() -> keras.layers.Dense:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd import seeds, xxh32
+from tfwd._random import seeds, xxh32
 
 N = 1 << 16
 

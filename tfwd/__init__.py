@@ -29,7 +29,6 @@ if not (Path(__file__).parent / "layers").is_dir():
 
 from tfwd import (
     callbacks,
-    custom_gradient,
     gradients,
     layers,
     metrics,
@@ -38,6 +37,7 @@ from tfwd import (
     parametrizations,
     pretrained,
 )
+from tfwd._graph import custom_gradient
 from tfwd.layers import transformer  # noqa: F401, registers their classes
 from tfwd.layers._substitution.references import reset_references
 from tfwd.models import parametrize, unwrap

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfwd import _graphs
+from tfwd._graph import graphs
 from tfwd.dtypes import at_least_float32
 
 SQUARED_IS_FINITE = 1e15  # up to here the square of a number is a float32 by far
@@ -141,7 +141,7 @@ def probe(tensor: Any) -> tf.Tensor:
     So a step computes one operation for each tensor, and the rest once for all of them.
     """
     tensor = at_least_float32(_real(_values(tensor)))
-    if not _graphs.in_xla():
+    if not graphs.in_xla():
         return tf.nn.l2_loss(tensor)
     # (XLA's maximum may lose a NaN, so there is none where it is asked for.)
     width = tensor.shape[-1] if tensor.shape.rank else None
@@ -152,7 +152,7 @@ def probe(tensor: Any) -> tf.Tensor:
 
 def extent_of(probes: tf.Tensor) -> tf.Tensor:
     """The extents of tensors whose `probe` these are, in the same function."""
-    return probes if _graphs.in_xla() else tf.sqrt(2.0 * probes)
+    return probes if graphs.in_xla() else tf.sqrt(2.0 * probes)
 
 
 def largest(tensor: Any) -> tf.Tensor:

@@ -15,11 +15,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _graphs, _keras
+from tfwd import _keras
+from tfwd._graph import graphs
+from tfwd._graph.substitute import Result
 from tfwd.layers._substitution import nests, provable, reads
 from tfwd.layers._substitution.attributes import Attributes
 from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall
-from tfwd.substitute import Result
 
 # Calls of Python may do anything.
 _FREE = {"EagerPyFunc", "PyFunc"}
@@ -67,7 +68,7 @@ def _analysed(
     """`analyse`, which may leave traces on the layer."""
     # Otherwise, in a graph, only what the parametrizations do is done again in backward.
     runs_again = call.runs_again()
-    graph = _graphs.ScratchGraph()
+    graph = graphs.ScratchGraph()
     try:
         results, draws = _trace(call, graph)
         known = {id(v) for v in call.variables}
@@ -75,7 +76,7 @@ def _analysed(
         if extra:
             # Keras does not list them, as the states of a stateful RNN; they are values too.
             call.extend(list(extra.values()))
-            graph = _graphs.ScratchGraph()
+            graph = graphs.ScratchGraph()
             results, draws = _trace(call, graph)
     except Exception as error:
         # What is wrong with the call itself will be said when it is made in earnest.
@@ -85,11 +86,11 @@ def _analysed(
     reads.check(name, parametrized, filter(graph.reads, call.variables), reads.PAST_KERAS)
     reads.check(name, parametrized, updated.values(), reads.ASSIGNED)
     reads.tell_of_unread(name, parametrized, results[0].read)
-    nodes = list(_graphs.nodes(graph, graph.get_operations()))
+    nodes = list(graphs.nodes(graph, graph.get_operations()))
     reads.tell_of_python(name, sorted({node.op for node in nodes if node.op in _FREE}))
     if runs_again:
         draws = _unrepeatable(nodes)
-    own_gradient = any(map(_graphs.has_users_gradient, nodes))
+    own_gradient = any(map(graphs.has_users_gradient, nodes))
     impure = _why_impure(owner, graph, results, draws) or _why_not_here(
         call, graph, any(node.op in _BRANCHES for node in nodes), own_gradient
     )
@@ -109,7 +110,7 @@ def _analysed(
 
 
 def _why_impure(
-    owner: keras.Layer, graph: _graphs.ScratchGraph, results: list[Result], draws: list[str]
+    owner: keras.Layer, graph: graphs.ScratchGraph, results: list[Result], draws: list[str]
 ) -> str:
     """Why a call that was traced cannot be run again, the end of a sentence; empty if it can."""
     if escaped := [_keras.variables.path(v) for result in results for v in result.escaped]:
@@ -126,7 +127,7 @@ def _why_impure(
 
 
 def _why_not_here(
-    call: SubstitutedCall, graph: _graphs.ScratchGraph, branch: bool, own_gradient: bool
+    call: SubstitutedCall, graph: graphs.ScratchGraph, branch: bool, own_gradient: bool
 ) -> str:
     """The same for what depends on where the call is made."""
     if tf.executing_eagerly():
@@ -144,7 +145,7 @@ def _differentiable(results: list[Result]) -> list[tf.Tensor]:
     return [t for t in outputs if isinstance(t, tf.Tensor) and t.dtype.is_floating]
 
 
-def _trace(call: SubstitutedCall, graph: _graphs.ScratchGraph) -> tuple[list[Result], list[str]]:
+def _trace(call: SubstitutedCall, graph: graphs.ScratchGraph) -> tuple[list[Result], list[str]]:
     """Evaluates a call in a graph that is thrown away, under each flag that it may have.
 
     Returns:
@@ -159,7 +160,7 @@ def _trace(call: SubstitutedCall, graph: _graphs.ScratchGraph) -> tuple[list[Res
             seeds = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in call.seeds]
             before = len(graph.get_operations())
             weights = call.weights(flag, tensors, seeds)
-            draws += _unrepeatable(_graphs.nodes(graph, graph.get_operations()[before:]))
+            draws += _unrepeatable(graphs.nodes(graph, graph.get_operations()[before:]))
             results.append(call.evaluate(flag, tensors, seeds, weights, capture=True))
         return results, draws
 

@@ -13,8 +13,8 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd._graph.substitute import Result
 from tfwd.layers._substitution import nests
-from tfwd.substitute import Result
 
 
 class Arguments:

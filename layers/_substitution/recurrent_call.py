@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd import _graphs, _keras, gru, lstm
+from tfwd import _keras
+from tfwd._graph import graphs
+from tfwd._recurrent import gru, lstm
 from tfwd.layers._substitution import overriding
 
 
@@ -152,8 +154,8 @@ def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
         and not cell.recurrent_dropout
         and not (cell.dropout and cell.implementation == 1)  # a mask for each gate
         and not tf.config.list_logical_devices("GPU")
-        and not _graphs.in_branch()  # where a gradient by hand cannot be followed from outside
-        and not _graphs.is_saving()
+        and not graphs.in_branch()  # where a gradient by hand cannot be followed from outside
+        and not graphs.is_saving()
         and isinstance(sequences, tf.Tensor)
         and sequences.shape.rank == 3
         and sequences.dtype == cell.compute_dtype

@@ -16,7 +16,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfwd import _keras, philox, seeds
+from tfwd import _keras
+from tfwd._graph.constants import constant
+from tfwd._random import seeds
 from tfwd.layers._substitution.weight_selection import QUANTIZED
 
 _counting = threading.Lock()
@@ -84,7 +86,7 @@ class SeedStream(keras.layers.Layer):
             int64 `[root, number of this call]`.
         """
         if training is True:
-            counted = philox.constant((0, 1), tf.int64)
+            counted = constant((0, 1), tf.int64)
         else:
             counted = tf.stack([tf.zeros([], tf.int64), tf.cast(training, tf.int64)])
         # Replicas are threads that wait for one another, and count by themselves.

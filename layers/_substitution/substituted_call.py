@@ -1,6 +1,6 @@
 """`SubstitutedCall`: one call of a layer, which can be made on effective weights, and made again.
 
-The call is taken apart into tensors and seeds, so that it is a function of these: `tfwd.recompute`
+The call is taken apart into tensors and seeds, so that it is a function of these: `tfwd._graph.recompute`
 can run it a second time in backward, and `tf.cond` in a branch.
 
 Nested wrappers are one chain, the inner first. During its call an outer wrapper lists what it does
@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, random_masks, rates, recompute, substitute, training_flag
+from tfwd import _keras, rates, training_flag
+from tfwd._graph import recompute, substitute
+from tfwd._random import random_masks
 from tfwd.layers._substitution import packing, recomputed_calls
 from tfwd.layers._substitution.attributes import Attributes
 from tfwd.layers._substitution.references import References

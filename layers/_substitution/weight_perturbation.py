@@ -2,7 +2,7 @@
 
 A training call takes a call number, computes each parametrized weight's effective value from its
 raw value and a seed, and runs the layer with those values in place of the variables. Around that,
-`tfwd.recompute` keeps nothing but the arguments for backward. In eager mode, or under a training
+`tfwd._graph.recompute` keeps nothing but the arguments for backward. In eager mode, or under a training
 flag that is a tensor, backward runs the layer a second time. That is done to a layer that is known
 to compute the same again (see `call_analysis` and `provable`); another one keeps its effective
 weights instead.
@@ -18,7 +18,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _graphs, _keras, custom_gradient, substitute, training_flag
+from tfwd import _keras, training_flag
+from tfwd._graph import custom_gradient, graphs, substitute
 from tfwd.layers._substitution import (
     call_analysis,
     lookup,
@@ -203,12 +204,12 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         recompute = self.recompute and call.is_worth_recomputing()
         warned = recompute and bool(analysis.impure)
         recompute = recompute and not analysis.impure
-        recompute = recompute and not (_graphs.is_saving() or _graphs.in_branch_of_loop())
+        recompute = recompute and not (graphs.is_saving() or graphs.in_branch_of_loop())
         again = recompute and call.runs_again()
         if again:
             recompute = again = not analysis.taken and provable.is_keras_own(owner)
         before = Attributes(owner) if again else None
-        watch = contextlib.nullcontext() if analysis.seen else _graphs.Accesses()
+        watch = contextlib.nullcontext() if analysis.seen else graphs.Accesses()
         with watch as accesses, reads.kept_tensors_explained(name):
             if isinstance(call.training, bool) and not recompute:
                 result = call.run_once(call.training)

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import keras
 import tensorflow as tf
 
-from tfwd import _graphs, _keras
+from tfwd import _keras
+from tfwd._graph import graphs
 
 # Up to where each whole number is one of the dtype.
 _WHOLE_UP_TO = {tf.float32: 2**24, tf.float64: 2**53}
@@ -151,7 +152,7 @@ class Inputs:
             if not ok:
                 raise ValueError(" ".join([told, *map(_text, data)]))
             return tensor
-        if _graphs.in_xla():
+        if graphs.in_xla():
             self._wrong.append(tf.logical_not(ok))
             return tensor
         with tf.control_dependencies([tf.debugging.Assert(ok, [told, *data], summarize=8)]):

@@ -7,7 +7,8 @@ from stacks import quick_rows, rest, soak
 
 from conformance import harness
 from conformance.table import CASES, FURTHER, NATURES, NOT_NOISE, Case
-from tfwd import _keras, random_masks
+from tfwd import _keras
+from tfwd._random import random_masks
 
 STEPS = 2
 SIZES = ("small", "large")

@@ -68,7 +68,7 @@ class Mode:
         share: whether replicas draw alike.
         slope: whether the oracle's gradient is checked by finite differences.
         untaped: whether a training call that no tape records comes first ("eager", "function").
-        small: below how many entries weights are small (`tfwd.random_masks.SMALL`).
+        small: below how many entries weights are small (`tfwd._random.random_masks.SMALL`).
     """
 
     run: str = "eager"

@@ -13,7 +13,7 @@ import tensorflow as tf
 from fuzz import data, drawn, modes
 from fuzz.feeding import IS_KERAS_2, flatten
 from fuzz.oracle import Oracle
-from tfwd import random_masks
+from tfwd._random import random_masks
 
 # Of the largest value: what rounding explains.
 TOLERANCE = {"float64": 1e-6, "float32": 5e-4, "mixed_float16": 5e-2, "mixed_bfloat16": 2e-1}

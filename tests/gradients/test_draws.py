@@ -10,7 +10,8 @@ from gradients.brute import assert_moments, rewinding
 from stacks import quick_rows
 from tables import with_slow_rest
 
-from tfwd import _keras, gradients, substitute
+from tfwd import _keras, gradients
+from tfwd._graph import substitute
 
 L = keras.layers
 

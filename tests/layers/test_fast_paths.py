@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 from stacks import IS_KERAS_2, needs_keras3
 
-from tfwd import gru, layers, lstm
+from tfwd import layers
+from tfwd._recurrent import gru, lstm
 from tfwd.layers._substitution import lookup, recurrent_call
 
 IDS = tf.constant([[1, 2, 0]])

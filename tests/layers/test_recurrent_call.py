@@ -10,7 +10,8 @@ import tensorflow as tf
 from recurrent_tools import gradients
 from stacks import IS_KERAS_2, extended, needs_keras3, quick_rows
 
-from tfwd import _keras, gru, layers, lstm
+from tfwd import _keras, layers
+from tfwd._recurrent import gru, lstm
 from tfwd.layers._substitution import recurrent_call
 
 X = tf.random.stateless_normal([2, 6, 3], [1, 2])

@@ -10,7 +10,8 @@ import tensorflow as tf
 from stacks import quick_rows
 
 from conformance import harness
-from tfwd import _keras, layers, recompute
+from tfwd import _keras, layers
+from tfwd._graph import recompute
 
 pytestmark = pytest.mark.usefixtures("size")
 

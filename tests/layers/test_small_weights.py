@@ -7,8 +7,9 @@ import tensorflow as tf
 from stacks import extended
 
 from conformance.harness import randomize
-from tfwd import _keras, layers, random_masks
+from tfwd import _keras, layers
 from tfwd import parametrizations as P
+from tfwd._random import random_masks
 
 
 def kept(layer: keras.Layer, x: tf.Tensor) -> list[tuple[int, ...]]:

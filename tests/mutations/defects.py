@@ -46,14 +46,14 @@ DEFECTS = [
     # Draws
     Defect(
         "kept entries are not divided by keep",
-        "tfwd/random_masks.py",
-        "        return philox.constant(1.0 / keep, dtype)",
-        "        return philox.constant(1.0, dtype)",
+        "tfwd/_random/random_masks.py",
+        "        return constant(1.0 / keep, dtype)",
+        "        return constant(1.0, dtype)",
         conformance("draws", "moments and (Dense or Embedding) and dropout"),
     ),
     Defect(
         "a small mask keeps one entry in 2^16 too few",
-        "tfwd/random_masks.py",
+        "tfwd/_random/random_masks.py",
         "round(keep * LEVELS) * LEVELS - (1 << 31) - 1",
         "(round(keep * LEVELS) - 1) * LEVELS - (1 << 31) - 1",
         ("tests/test_random_masks.py",),
@@ -67,22 +67,22 @@ DEFECTS = [
     ),
     Defect(
         "keep is rounded down and not to the nearest",
-        "tfwd/random_masks.py",
+        "tfwd/_random/random_masks.py",
         "max(round((1.0 - rate) * LEVELS), 1)",
         "max(int((1.0 - rate) * LEVELS), 1)",
         ("tests/test_random_masks.py",),
     ),
     Defect(
         "the gradient of dropout also reaches dropped entries",
-        "tfwd/random_masks.py",
+        "tfwd/_random/random_masks.py",
         "return _linear(upstream, keep, late, rows, noise_shape)",
         "return upstream / tf.cast(keep, upstream.dtype)",
         conformance("gradients", "times_mask and Dense and dropout"),
     ),
     Defect(
         "in backward the draw is made too early: its seed does not wait for the gradient",
-        "tfwd/random_masks.py",
-        "(late,) = seeding.after([seed], [upstream])",
+        "tfwd/_random/random_masks.py",
+        "(late,) = waiting.after([seed], [upstream])",
         "late = seed",
         ("tests/test_random_masks_gradients.py", "tests/test_saved_tensors.py"),
     ),
@@ -146,8 +146,8 @@ DEFECTS = [
     Defect(
         "training calls are not counted",
         "layers/_substitution/seed_stream.py",
-        "counted = philox.constant((0, 1), tf.int64)",
-        "counted = philox.constant((0, 0), tf.int64)",
+        "counted = constant((0, 1), tf.int64)",
+        "counted = constant((0, 0), tf.int64)",
         DRAWN,
     ),
     Defect(
@@ -217,21 +217,21 @@ DEFECTS = [
     # Recurrent loops
     Defect(
         "the forget gate of the fast LSTM has the gradient of another step",
-        "tfwd/lstm.py",
+        "tfwd/_recurrent/lstm.py",
         "recurrence.of_sigmoid(f, dc_t * before)",
         "recurrence.of_sigmoid(f, dc_t * c)",
         RECURRENCE,
     ),
     Defect(
         "the update gate of the fast GRU has the gradient of another step",
-        "tfwd/gru.py",
+        "tfwd/_recurrent/gru.py",
         "dh * (before[t] - g)",
         "dh * (kept.outputs[t] - g)",
         RECURRENCE,
     ),
     Defect(
         "a masked step of the fast LSTM lets the gradient of its cell through its gates",
-        "tfwd/lstm.py",
+        "tfwd/_recurrent/lstm.py",
         "dc_t = tf.where(mask[t], dc_t, dc)",
         "pass",
         RECURRENCE,
@@ -365,7 +365,7 @@ DEFECTS = [
     ),
     Defect(
         "what is not finite reaches the weights",
-        "tfwd/tentative.py",
+        "tfwd/_graph/tentative.py",
         "gated = tf.where(good, new, before)",
         "gated = new",
         (*FINITE, "tests/optimizers/test_apply_if_finite.py"),

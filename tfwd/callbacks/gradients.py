@@ -10,7 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, substitute
+from tfwd import _keras
+from tfwd._graph import substitute
 from tfwd._keras import training as _keras_training
 from tfwd.callbacks.plot import write_plot
 from tfwd.gradients import squared_mean, statistics

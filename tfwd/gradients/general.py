@@ -15,7 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _graphs, _keras
+from tfwd import _keras
+from tfwd._graph import graphs
 from tfwd.dtypes import at_least_float32
 from tfwd.gradients.blocks import over_blocks
 
@@ -58,7 +59,7 @@ def one_by_one(
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         found = gradients(index)
-        if any(n.op in FAILING for n in _graphs.nodes(graph, graph.get_operations()[before:])):
+        if any(n.op in FAILING for n in graphs.nodes(graph, graph.get_operations()[before:])):
             raise NotImplementedError("vectorized_map of this fails when it is run")
         return found
 

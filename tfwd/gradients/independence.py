@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _graphs
+from tfwd._graph import graphs
 from tfwd.gradients import trial_data
 from tfwd.gradients.data import Data
 from tfwd.gradients.trial import Dependent, IndependenceReport, Trial
@@ -40,7 +40,7 @@ def report(model: keras.Model, data: Data, training: bool) -> IndependenceReport
     )
     known = _reports.setdefault(model, {})
     if key not in known:
-        with _graphs.eagerly():
+        with graphs.eagerly():
             found = _tried(model, data, training)
         if found is None:  # perhaps made-up values are nothing that it can take
             return IndependenceReport(general={id(v) for v in model.trainable_variables})

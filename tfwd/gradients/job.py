@@ -5,7 +5,8 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, substitute
+from tfwd import _keras
+from tfwd._graph import substitute
 from tfwd.dtypes import at_least_float32, wide
 from tfwd.gradients import general, independence
 from tfwd.gradients.blocks import over_blocks

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd import _graphs, _keras
+from tfwd import _keras
+from tfwd._graph import graphs
 from tfwd._keras import calls as _keras_calls
 from tfwd.gradients import registry
 from tfwd.gradients.per_example_gradients import PerExampleGradient
@@ -108,7 +109,7 @@ class Pass:
         with (
             _keras_calls.intercepted(owners, self._handle),
             self._observed([]),
-            _graphs.Accesses() as accesses,
+            graphs.Accesses() as accesses,
             self.draws.replayed() if self._again else self.draws.recorded(),
             _keras_calls.users_code(),
         ):

@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd import recurrence
-from tfwd.custom_gradient import custom_gradient
+from tfwd._graph.custom_gradient import custom_gradient
+from tfwd._recurrent import recurrence
 from tfwd.gradients.per_example_gradients import size
 
 Step = Callable[[tf.Tensor, tf.Tensor, list[tf.Tensor]], list[tf.Tensor]]

@@ -12,7 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, gradients, substitute
+from tfwd import _keras, gradients
+from tfwd._graph import substitute
 from tfwd.gradients import statistics
 from tfwd.lm.losses import token_nats
 from tfwd.lm.model import LanguageModel

@@ -5,7 +5,7 @@ values, since XLA leaves out whatever would stop the program. The variables keep
 
     good = all(finite(data, forward, loss, backward, learning rate)) on all replicas,
 
-by `tfwd.tentative`. Of optimizers that cannot turn finite gradients of moderate size into anything
+by `tfwd._graph.tentative`. Of optimizers that cannot turn finite gradients of moderate size into anything
 else, that is known before the first assignment. Of others, and where the training step is the
 user's, the new values are looked at too, and taken back if they are not finite.
 """
@@ -21,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd._graph.tentative import Tentative
 from tfwd._keras import steps as _keras_steps
 from tfwd._keras import training as _keras_training
 from tfwd._keras import updates as _keras_updates
@@ -28,7 +29,6 @@ from tfwd._keras import wrapped_optimizers
 from tfwd.finite import all_finite, extent_of, probe
 from tfwd.numerics.frames import Frame
 from tfwd.numerics.replica_step import ReplicaStep, around_update, look_at_loss
-from tfwd.tentative import Tentative
 
 # Optimizers whose update of finite numbers of moderate size is finite.
 SAFE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Lion")

@@ -9,14 +9,15 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from tfwd import _graphs, _keras
+from tfwd import _keras
+from tfwd._graph import graphs
+from tfwd._graph.tentative import Tentative, agreed
 from tfwd._keras import steps as _keras_steps
 from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
 from tfwd.finite import SQUARED_IS_FINITE, all_finite, largest
 from tfwd.numerics.frames import BACKWARD, FORWARD, Frame, named
 from tfwd.numerics.watch import Watch
-from tfwd.tentative import Tentative, agreed
 
 _here = threading.local()  # `step`: the one that the present thread makes
 
@@ -140,7 +141,7 @@ class ReplicaStep:
             for factor in (1.0, *self._rates):
                 good &= most * factor < SQUARED_IS_FINITE
         self._good = agreed(good)
-        if tf.distribute.get_strategy().num_replicas_in_sync == 1 and not _graphs.in_xla():
+        if tf.distribute.get_strategy().num_replicas_in_sync == 1 and not graphs.in_xla():
             # A branch is the fastest way there; but several replicas cannot meet in one.
             with tf.init_scope():
                 _keras_steps.build(optimizer, variables)

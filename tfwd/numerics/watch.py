@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd._graph.custom_gradient import custom_gradient
 from tfwd._keras import calls
-from tfwd.custom_gradient import custom_gradient
 from tfwd.finite import here, is_watched
 from tfwd.numerics.frames import Frame
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd import seeds
+from tfwd._random import seeds
 from tfwd.parametrizations.base import Parametrization, changed
 
 

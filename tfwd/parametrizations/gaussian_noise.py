@@ -8,7 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import dtypes, random_masks, rates
+from tfwd import dtypes, rates
+from tfwd._random import random_masks
 from tfwd.parametrizations.base import Parametrization, changed
 
 SCALES = ("absolute", "deviation")

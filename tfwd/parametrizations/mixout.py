@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import pretrained, random_masks, rates
+from tfwd import pretrained, rates
+from tfwd._random import random_masks
 from tfwd.parametrizations.base import changed
 from tfwd.parametrizations.dropout import Dropout
 

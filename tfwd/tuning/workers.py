@@ -23,7 +23,7 @@ import keras_tuner.src.config
 from keras_tuner.engine.base_tuner import BaseTuner
 from keras_tuner.engine.trial import Trial
 
-from tfwd import custom_gradient
+from tfwd._graph import custom_gradient
 from tfwd.files import write_atomically
 from tfwd.tuning import record
 from tfwd.tuning.fault_tolerance import FaultTolerantOracle

@@ -8,11 +8,10 @@ when a function is traced anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
-from tfwd import philox
+from tfwd._graph.constants import constant
+from tfwd._random import philox
 
 # Replicas are numbered in the highest 16 bits of a call's number.
 _REPLICA = 1 << 48
@@ -81,51 +80,13 @@ def seeds(state: tf.Tensor, replica: tf.Tensor | int, count: int) -> list[tf.Ten
 
 def _drawn(state: tf.Tensor, replica: tf.Tensor | int, count: int) -> tf.Tensor:
     bits = tf.raw_ops.Bitcast(input=state, type=tf.uint64)
-    key, call = tf.raw_ops.Split(axis=philox.constant(0, tf.int32), value=bits, num_split=2)
+    key, call = tf.raw_ops.Split(axis=constant(0, tf.int32), value=bits, num_split=2)
     if not isinstance(replica, int) or replica:
         call += tf.bitcast(_number(replica) * _REPLICA, tf.uint64)
     counter = tf.raw_ops.ConcatV2(
-        values=[philox.constant((0,), tf.uint64), call], axis=philox.constant(0, tf.int32)
+        values=[constant((0,), tf.uint64), call], axis=constant(0, tf.int32)
     )
     return philox.words([count, 2], key, counter)
-
-
-def after(seeds: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
-    """The same seeds, which in a graph are not known before one of the tensors is.
-
-    The dependence is by data: an integer that is always zero is added, and no optimizer can know
-    that it is. So a draw is not made before it is needed, and is not merged with an equal draw from
-    the seeds as they were.
-
-    Args:
-        seeds: integer tensors.
-        tensors: the seeds wait for the first numeric one of these.
-
-    Returns:
-        Tensors of the same values.
-    """
-    if tf.executing_eagerly():
-        return list(seeds)
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        if tensor.dtype.is_complex:
-            tensor = tf.math.real(tensor)
-        if tensor.dtype.is_floating or tensor.dtype.is_integer:
-            zero = _opaque_zero(tensor)
-            return [seed + tf.cast(zero, seed.dtype) for seed in seeds]
-    return list(seeds)
-
-
-def _opaque_zero(tensor: tf.Tensor) -> tf.Tensor:
-    """An int32 scalar that is always 0 and depends on the tensor's data."""
-    raw, constant = tf.raw_ops, philox.constant
-    flat = raw.Reshape(tensor=tensor, shape=constant((-1,), tf.int32))
-    begin, end = constant((0,), tf.int32), constant((1,), tf.int32)
-    first = raw.StridedSlice(input=flat, begin=begin, end=end, strides=end)  # none of an empty one
-    zero = constant(0, tensor.dtype)
-    both = raw.LogicalAnd(x=raw.Less(x=first, y=zero), y=raw.Greater(x=first, y=zero))
-    return raw.Cast(x=raw.Any(input=both, axis=begin), DstT=tf.int32)
 
 
 def replica_id() -> tf.Tensor | int:

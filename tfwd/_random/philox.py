@@ -6,13 +6,11 @@ seeds and small masks are made of, where the operations of a hash would cost mor
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
-_CONSTANTS = "_tfwd_constants"  # the attribute of a graph: those that were made in it
+from tfwd._graph.constants import constant
 
 
 def words(
@@ -55,20 +53,3 @@ def words(
 def key_of(seed: tf.Tensor) -> tf.Tensor:
     """A seed, int32 `[2]`, as a key: its low and its high word."""
     return tf.raw_ops.Bitcast(input=tf.raw_ops.Pack(values=[seed]), type=tf.uint64)
-
-
-def constant(value: Any, dtype: tf.DType) -> tf.Tensor:
-    """`tf.constant` of a number or a tuple of numbers: one a graph, and one for eager mode."""
-    if tf.executing_eagerly():
-        return _made(value, dtype)
-    graph = tf.compat.v1.get_default_graph()
-    if not hasattr(graph, _CONSTANTS):
-        setattr(graph, _CONSTANTS, {})
-    known = getattr(graph, _CONSTANTS)
-    if (value, dtype) not in known:
-        with graph.control_dependencies(None):  # it serves others too, who wait for nothing here
-            known[value, dtype] = tf.constant(value, dtype)
-    return known[value, dtype]
-
-
-_made = functools.lru_cache(1024)(tf.constant)

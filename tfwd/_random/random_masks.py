@@ -21,9 +21,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd import _graphs, dtypes, normals, philox, xxh32
-from tfwd import seeds as seeding
-from tfwd.custom_gradient import custom_gradient
+from tfwd import dtypes
+from tfwd._graph import graphs, waiting
+from tfwd._graph.constants import constant
+from tfwd._graph.custom_gradient import custom_gradient
+from tfwd._random import normals, philox, xxh32
 
 LEVELS = 1 << 16
 
@@ -139,7 +141,7 @@ def dropout(
         keep = keep_probability(rate)
         return _small_drop(tensor, _of_rows(_small_kept(shape, keep, seed), rows), keep)
     keep = tf.cast(keep_probability(rate), tf.float32)
-    if _graphs.in_branch():
+    if graphs.in_branch():
         return _run(_dropout, tensor, tf.stop_gradient(keep), seed, rows, noise_shape)
 
     return _linear(tensor, keep, seed, rows, noise_shape)
@@ -183,7 +185,7 @@ def mix(
         result = tf.cast(moved, tensor.dtype)
         return result if isinstance(keep, float) else tf.where(keep < 1.0, result, tensor)
     keep = tf.cast(keep_probability(rate), tf.float32)
-    if _graphs.in_branch():
+    if graphs.in_branch():
         return _run(_mix, tensor, tf.stop_gradient(keep), seed, rows, noise_shape, reference)
 
     @custom_gradient
@@ -234,7 +236,7 @@ def noise(
         # Adding 0.0 would turn -0.0 into 0.0.
         return tf.where(tf.cast(stddev, wide) > 0, noisy, tensor)
     stddev = tf.cast(stddev, wide)
-    if _graphs.in_branch():
+    if graphs.in_branch():
         return _run(_noise, tensor, tf.stop_gradient(stddev), seed, rows, None)
 
     @custom_gradient
@@ -272,13 +274,13 @@ def normal(shape: xxh32.Shape, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
 
 
 def _small_words(shape: xxh32.Shape, seed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    return philox.words(shape, philox.key_of(seed), philox.constant((0, 0), tf.uint64), dtype)
+    return philox.words(shape, philox.key_of(seed), constant((0, 0), tf.uint64), dtype)
 
 
 def _small_kept(shape: xxh32.Shape, keep: float | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     # Words are from -2^31 on, and the last one that keeps is keep * 2^32 further, but for one.
     if isinstance(keep, float):
-        last = philox.constant(round(keep * LEVELS) * LEVELS - (1 << 31) - 1, tf.int32)
+        last = constant(round(keep * LEVELS) * LEVELS - (1 << 31) - 1, tf.int32)
     else:
         levels = tf.cast(keep * LEVELS, tf.int64)
         last = tf.cast(levels * LEVELS - (1 << 31) - 1, tf.int32)
@@ -307,7 +309,7 @@ def _kept(counters: list[tf.Tensor], keep: tf.Tensor, seed: tf.Tensor) -> tf.Ten
 
 def _scale(keep: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     if isinstance(keep, float):
-        return philox.constant(1.0 / keep, dtype)
+        return constant(1.0 / keep, dtype)
     return 1.0 / tf.cast(keep, dtype)
 
 
@@ -365,7 +367,7 @@ def _linear_backward(
     upstream = tf.convert_to_tensor(upstream)
     late = seed
     if not _is_compiled(upstream, rows, noise_shape):
-        (late,) = seeding.after([seed], [upstream])  # or the mask would be kept
+        (late,) = waiting.after([seed], [upstream])  # or the mask would be kept
     return _linear(upstream, keep, late, rows, noise_shape)
 
 
@@ -436,7 +438,7 @@ def _run(
         flat, *rest = (tf.reshape(entries, [-1]) for entries in (tensor, *others))
         flat = _compiled[function](flat, number, seed, None, None, *rest)
         return tf.reshape(flat, tensor.shape)
-    if rows is not None or shape is not None or _graphs.in_branch():
+    if rows is not None or shape is not None or graphs.in_branch():
         return function(tensor, number, seed, rows, shape, *others)
     dtypes = [entries.dtype for entries in (tensor, *others)]
     result = _traced(function, number.dtype, *dtypes)(number, seed, tensor, *others)

@@ -8,7 +8,7 @@ every function, whatever operations it is made of; there are two ways to it.
 
 *In a graph* the gradient of the function is built as ever, in a graph of its own that notices when
 an effective weight, or something computed from nothing else (its transpose, a cast), would be
-kept, and takes it from a new draw instead (`tfwd.saved_tensors`). The function runs once.
+kept, and takes it from a new draw instead (`tfwd._graph.saved_tensors`). The function runs once.
 
 *In eager mode, or under a training flag that is a tensor*, there is no such moment: backward runs
 the function a second time from its arguments, which are then all that is kept.
@@ -21,7 +21,7 @@ could undo the saving:
   weight is first used with: a function may be a whole model.
 - Backward's draw equals forward's, so that an optimizer would make one of the two and keep it
   alive between them. Backward's seeds are made to depend on the incoming gradient, by data, which
-  an optimizer cannot see through (`seeds.after`).
+  an optimizer cannot see through (`waiting.after`).
 - Backward could draw while the product that gives the weight's gradient is being computed, and go
   on to the next layer before the gradient of the raw weight is finished, so that the buffers of
   two layers are alive at once. The draw waits for the product, and the gradient of the inputs for
@@ -37,9 +37,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd import _graphs, saved_tensors, training_flag
-from tfwd import seeds as seeding
-from tfwd.custom_gradient import custom_gradient
+from tfwd import training_flag
+from tfwd._graph import graphs, saved_tensors, waiting
+from tfwd._graph.custom_gradient import custom_gradient
 
 Tensors = list[tf.Tensor]
 Draw = Callable[[bool, Tensors, Tensors], Tensors]
@@ -107,14 +107,14 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
 
     def saving(*arguments: tf.Tensor) -> Any:
         values, keys = _places(arguments[:count]), list(arguments[count:])
-        early = seeding.after(keys, values)
+        early = waiting.after(keys, values)
         weights = [tf.identity(weight) for weight in draw(training, values, early)]
         start = weights[-1].op if weights else tf.no_op()
         outputs = function(training, values, early, weights)
         saved_tensors.delay_to_use(early, weights)
         watched = [value for value in values if _differentiable(value)]
         # Tensors that the function took from elsewhere have gradients too.
-        others = _graphs.taken(outputs, [*values, *early, *weights], start)
+        others = graphs.taken(outputs, [*values, *early, *weights], start)
 
         def backward(*upstream: Any) -> list:
             pairs = [
@@ -127,14 +127,14 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
             # A function, for the sake of its graph, in which requests are noticed.
             @tf.function(autograph=False)
             def pull(upstream: Tensors, values: Tensors, keys: Tensors) -> list:
-                late = seeding.after(keys, upstream)
+                late = waiting.after(keys, upstream)
                 inner = [value for value in values if _differentiable(value)]
                 with tf.GradientTape(watch_accessed_variables=False) as draw_tape:
                     draw_tape.watch(inner)
                     again = draw(training, values, late)
                 with saved_tensors.replaced(weights, again):
                     sources = [*weights, *watched, *others]
-                    gradients = _graphs.gradients(targets, sources, upstream)
+                    gradients = graphs.gradients(targets, sources, upstream)
                 of_weights = [_dense(gradient) for gradient in gradients[: len(weights)]]
                 direct = gradients[len(weights) :]
                 saved_tensors.delay(late, of_weights)
@@ -199,7 +199,7 @@ def _running_again(
     @custom_gradient
     def checkpoint(*arguments: tf.Tensor) -> Any:
         values, keys = list(arguments[:count]), list(arguments[count:])
-        early = seeding.after(keys, values)
+        early = waiting.after(keys, values)
 
         def forward(*_: tf.Tensor) -> tuple[tf.Tensor, ...]:
             return training_flag.each(training, lambda flag: tuple(whole(flag, values, early)))
@@ -210,7 +210,7 @@ def _running_again(
         outputs = tf.recompute_grad(forward)(*arguments) if eager else forward()
 
         def backward(*upstream: tf.Tensor) -> list:
-            late = seeding.after(keys, upstream)
+            late = waiting.after(keys, upstream)
             gradients = training_flag.each(
                 training, lambda flag: _gradients(whole, flag, values, late, upstream, dense)
             )

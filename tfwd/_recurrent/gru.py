@@ -1,6 +1,6 @@
 """A GRU over a sequence as a function of tensors, with a gradient written by hand.
 
-As `tfwd.lstm`: what does not depend on the step before is taken out of the loops. `docs/lstm.md`
+As `tfwd._recurrent.lstm`: what does not depend on the step before is taken out of the loops. `docs/lstm.md`
 has the formulas.
 """
 
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfwd import recurrence
-from tfwd.custom_gradient import custom_gradient
+from tfwd._graph.custom_gradient import custom_gradient
+from tfwd._recurrent import recurrence
 
 
 class Kept(NamedTuple):

@@ -20,7 +20,8 @@ from tensorflow.python.eager import backprop_util, record
 from tensorflow.python.ops import control_flow_util, control_flow_v2_func_graphs, gradients_util
 from tensorflow.python.saved_model import save_context
 
-from tfwd import _keras, custom_gradient
+from tfwd import _keras
+from tfwd._graph import custom_gradient
 
 
 class ScratchGraph(tf.__internal__.FuncGraph):

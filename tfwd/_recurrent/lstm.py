@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfwd import recurrence
-from tfwd.custom_gradient import custom_gradient
+from tfwd._graph.custom_gradient import custom_gradient
+from tfwd._recurrent import recurrence
 
 
 class Kept(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd import _graphs
+from tfwd._graph import graphs
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def replaced(chosen: Sequence[tf.Tensor], replacements: Sequence[tf.Tensor]) -> 
     [[2.0], [3.0]]
     """
     copies = _Copies(chosen, replacements)
-    with _graphs.captures_from(tf.compat.v1.get_default_graph(), copies.find):
+    with graphs.captures_from(tf.compat.v1.get_default_graph(), copies.find):
         yield
 
 
@@ -115,7 +115,7 @@ def _inputs(tensor: tf.Tensor) -> list[tf.Tensor]:
     if operation.type == "IdentityN":  # what a function with a gradient of its own returns
         return [operation.inputs[tensor.value_index]]
     if operation.type in _LOOPS:  # returns what it does not change, and its gradient asks for that
-        unchanged = _graphs.is_loop_invariant(operation, tensor.value_index)
+        unchanged = graphs.is_loop_invariant(operation, tensor.value_index)
         return [operation.inputs[tensor.value_index]] if unchanged else []
     if operation.op_def.is_stateful or operation.control_inputs or _calls_functions(operation):
         return []
@@ -164,7 +164,7 @@ def delay(operations_of: Sequence[tf.Tensor], until: Sequence[tf.Tensor | None])
     """
     for tensor, other in zip(operations_of, until, strict=True):
         if other is not None and not _depends(other, tensor.op):
-            _graphs.add_control_input(tensor.op, other.op)
+            graphs.add_control_input(tensor.op, other.op)
 
 
 def _depends(tensor: tf.Tensor, operation: tf.Operation) -> bool:
