@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tfwd.gradients import registry
+from tfwd.gradients.rules import registry
 
 
 def test_every_rule_is_named(root: Path) -> None:

@@ -10,20 +10,14 @@ arithmetic. `general` computes what no rule is known for, and `independence` tri
 """
 
 from tfwd.deprecation import renamed
-
-# Importing a module of rules registers them.
-from tfwd.gradients import (  # noqa: F401
-    rules_conv,
-    rules_dense,
-    rules_gru,
-    rules_normalization,
-    rules_recurrent,
-)
 from tfwd.gradients.moments import Moments, squared_mean
 from tfwd.gradients.per_example_gradients import Materialized, OuterProduct, PerExampleGradient
 from tfwd.gradients.record import Call
-from tfwd.gradients.registry import rule
 from tfwd.gradients.rows import Rows
+
+# Importing a module of rules registers them.
+from tfwd.gradients.rules import conv, dense, gru, normalization, recurrent  # noqa: F401
+from tfwd.gradients.rules.registry import rule
 
 __all__ = [
     "Call",

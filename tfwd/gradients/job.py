@@ -8,10 +8,11 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import substitute
 from tfwd.dtypes import at_least_float32, wide
-from tfwd.gradients import general, independence
+from tfwd.gradients import general
 from tfwd.gradients.blocks import over_blocks
 from tfwd.gradients.combine import Scaled, sums, total
 from tfwd.gradients.data import Data
+from tfwd.gradients.independence import independence
 from tfwd.gradients.losses import Losses
 from tfwd.gradients.per_example_gradients import Scale, scaled
 from tfwd.gradients.perturbations import Perturbations

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from tfwd._keras import calls as _keras_calls
 from tfwd.dtypes import at_least_float32
-from tfwd.gradients import checks, independence
+from tfwd.gradients import checks
 from tfwd.gradients.data import Data
+from tfwd.gradients.independence import independence
 from tfwd.gradients.job import Job
 from tfwd.gradients.losses import Losses
 from tfwd.gradients.per_example_gradients import scaled

@@ -14,9 +14,9 @@ import keras
 import tensorflow as tf
 
 from tfwd._graph import graphs
-from tfwd.gradients import trial_data
 from tfwd.gradients.data import Data
-from tfwd.gradients.trial import Dependent, IndependenceReport, Trial
+from tfwd.gradients.independence import trial_data
+from tfwd.gradients.independence.trial import Dependent, IndependenceReport, Trial
 
 _reports: weakref.WeakKeyDictionary[Any, dict[Any, IndependenceReport]] = (
     weakref.WeakKeyDictionary()

@@ -17,16 +17,9 @@ from tfwd.gradients.per_example_gradients import (
     size,
 )
 from tfwd.gradients.record import Call
-from tfwd.gradients.registry import rule
-from tfwd.gradients.rules_recurrent import (
-    Sequence,
-    outputs,
-    previous,
-    project,
-    sequence,
-    summed,
-)
-from tfwd.gradients.scan import scan
+from tfwd.gradients.rules.recurrent import Sequence, outputs, previous, project, sequence, summed
+from tfwd.gradients.rules.registry import rule
+from tfwd.gradients.rules.scan import scan
 
 
 @rule(keras.layers.GRU)

@@ -16,8 +16,8 @@ from tfwd.gradients.per_example_gradients import (
     size,
 )
 from tfwd.gradients.record import Call
-from tfwd.gradients.registry import rule
 from tfwd.gradients.rows import Rows
+from tfwd.gradients.rules.registry import rule
 
 
 def positions(tensor: tf.Tensor, last: int = 1) -> tf.Tensor:

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tfwd._keras import convolutions as _keras_convolutions
 from tfwd.dtypes import at_least_float32
-from tfwd.gradients.patches import windows
 from tfwd.gradients.per_example_gradients import (
     Materialized,
     OuterProduct,
@@ -17,8 +16,9 @@ from tfwd.gradients.per_example_gradients import (
     size,
 )
 from tfwd.gradients.record import Call
-from tfwd.gradients.registry import rule
-from tfwd.gradients.rules_dense import activated, bias, plain, positions
+from tfwd.gradients.rules.dense import activated, bias, plain, positions
+from tfwd.gradients.rules.patches import windows
+from tfwd.gradients.rules.registry import rule
 
 CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 TRANSPOSED = (

@@ -25,10 +25,10 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._keras import calls as _keras_calls
 from tfwd.gradients.data import Data
+from tfwd.gradients.independence.trial_data import Values
 from tfwd.gradients.per_example_gradients import PerExampleGradient
 from tfwd.gradients.perturbations import Perturbations
 from tfwd.gradients.record import Pass
-from tfwd.gradients.trial_data import Values
 
 # Binary digits of half precision, in which two ways to compute the same differ by more.
 _DIGITS = {tf.bfloat16: 8, tf.float16: 11}

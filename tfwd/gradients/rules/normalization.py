@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfwd.dtypes import at_least_float32
 from tfwd.gradients.per_example_gradients import Materialized, size
 from tfwd.gradients.record import Call
-from tfwd.gradients.registry import rule
+from tfwd.gradients.rules.registry import rule
 
 
 def _scaled(

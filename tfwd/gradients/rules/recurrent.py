@@ -22,9 +22,9 @@ from tfwd.gradients.per_example_gradients import (
     size,
 )
 from tfwd.gradients.record import Call
-from tfwd.gradients.registry import rule
-from tfwd.gradients.rules_dense import plain
-from tfwd.gradients.scan import Step, scan
+from tfwd.gradients.rules.dense import plain
+from tfwd.gradients.rules.registry import rule
+from tfwd.gradients.rules.scan import Step, scan
 
 
 class Sequence(NamedTuple):
