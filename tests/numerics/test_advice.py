@@ -11,14 +11,14 @@ from planting import data
 from stacks import SLOW_ON_KERAS_2
 
 from tfwd.callbacks.left_out import why_in_vain
-from tfwd.numerics.causes import likely
+from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.recurrent import over_time
+from tfwd.numerics.causes.search import likely
+from tfwd.numerics.causes.softmax import all_masked
 from tfwd.numerics.details import look
 from tfwd.numerics.diagnosis import _with_integers, _with_sources
-from tfwd.numerics.evidence import Evidence
 from tfwd.numerics.frames import Frame
-from tfwd.numerics.recurrent_causes import over_time
 from tfwd.numerics.report import Cause, Found, Report
-from tfwd.numerics.softmax_causes import all_masked
 
 pytestmark = SLOW_ON_KERAS_2
 layers = keras.layers

@@ -14,13 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd._keras import training as _keras_training
-from tfwd.numerics.causes import likely
+from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.loss_outputs import loss_name
+from tfwd.numerics.causes.loss_rows import parts
+from tfwd.numerics.causes.search import likely
 from tfwd.numerics.checked_step import CheckedStep
 from tfwd.numerics.details import Detail, look
-from tfwd.numerics.evidence import Evidence
 from tfwd.numerics.frames import Frame, named
-from tfwd.numerics.loss_outputs import loss_name
-from tfwd.numerics.loss_rows import parts
 from tfwd.numerics.report import Found, Report
 
 NOT_SHOWN = ("data", "prediction")  # data have their own place

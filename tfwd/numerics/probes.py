@@ -12,9 +12,9 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfwd import _keras
 from tfwd._keras import calls
-from tfwd.numerics.causes import likely
+from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.search import likely
 from tfwd.numerics.details import PACKED, packed, unpacked
-from tfwd.numerics.evidence import Evidence
 from tfwd.numerics.frames import Frame
 from tfwd.numerics.patterns import Patterns
 from tfwd.numerics.report import Found, Report

@@ -22,10 +22,10 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.finite import all_finite
-from tfwd.numerics.causes import likely
+from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.search import likely
 from tfwd.numerics.checked_step import tracked
 from tfwd.numerics.details import look
-from tfwd.numerics.evidence import Evidence
 from tfwd.numerics.frames import Frame
 from tfwd.numerics.probes import Probes
 from tfwd.numerics.report import Found, Report

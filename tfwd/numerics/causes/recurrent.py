@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tfwd import _keras
-from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.report import Cause, is_recurrent
 
 BOUNDED = ("tanh", "sigmoid", "softsign", "hard_sigmoid", "hard_tanh")

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from tfwd import _keras
+from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.exponentials import exp_limit, is_beyond_exp
+from tfwd.numerics.causes.overflow import blow_up, overflows_half, unscaled
 from tfwd.numerics.details import rows_of
-from tfwd.numerics.evidence import Evidence
-from tfwd.numerics.exponentials import exp_limit, is_beyond_exp
-from tfwd.numerics.overflow_causes import blow_up, overflows_half, unscaled
 from tfwd.numerics.report import Cause, Found
 
 NORMALIZING = (

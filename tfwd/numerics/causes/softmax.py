@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tfwd.numerics.computed_causes import NORMALIZING
+from tfwd.numerics.causes.computed import NORMALIZING
+from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.details import rows_of
-from tfwd.numerics.evidence import Evidence
 from tfwd.numerics.report import Cause, Found, is_recurrent
 
 NAMES = ("softmax", "attention", "attend")

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
+from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.loss_outputs import loss_name, outputs
 from tfwd.numerics.details import places, rows_of
-from tfwd.numerics.evidence import Evidence
-from tfwd.numerics.loss_outputs import loss_name, outputs
 from tfwd.numerics.report import Cause
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from tfwd.finite import SQUARED_IS_FINITE
+from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.exponentials import exp_limit, is_beyond_exp
+from tfwd.numerics.causes.loss_rows import bad_rows, reasons
 from tfwd.numerics.details import rows_of
-from tfwd.numerics.evidence import Evidence
-from tfwd.numerics.exponentials import exp_limit, is_beyond_exp
-from tfwd.numerics.loss_rows import bad_rows, reasons
 from tfwd.numerics.report import Cause
 
 

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tfwd.numerics import (
-    computed_causes,
-    division_causes,
-    given_causes,
-    loss_causes,
-    overflow_causes,
-    recurrent_causes,
-    softmax_causes,
-)
-from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.causes import computed, division, given, losses, overflow, recurrent, softmax
+from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.report import Cause
 
 Rule = Callable[[Evidence], Iterator[Cause]]
 
 STATE, BLOW_UP = "a state that grows from step to step", "gradients that blow up"
 
-GIVEN: list[Rule] = [given_causes.data, given_causes.weights, given_causes.labels]
+GIVEN: list[Rule] = [given.data, given.weights, given.labels]
 COMPUTED: list[Rule] = [
-    recurrent_causes.over_time,
-    softmax_causes.all_masked,
-    division_causes.nothing_left,
-    computed_causes.normalization,
-    overflow_causes.half_precision,
-    overflow_causes.blow_up,
-    loss_causes.loss,
-    computed_causes.backward,
-    computed_causes.update,
+    recurrent.over_time,
+    softmax.all_masked,
+    division.nothing_left,
+    computed.normalization,
+    overflow.half_precision,
+    overflow.blow_up,
+    losses.loss,
+    computed.backward,
+    computed.update,
 ]
 
 
@@ -40,7 +32,7 @@ def likely(evidence: Evidence) -> list[Cause]:
         return []
     # What is wrong before the model computes anything explains the rest, as does a learning rate
     # where all else is finite.
-    for rules in (GIVEN, [given_causes.learning_rate]):
+    for rules in (GIVEN, [given.learning_rate]):
         found = [cause for rule in rules for cause in rule(evidence)]
         alone = rules is GIVEN or evidence.first.frame.kind == "learning rate"
         if found and alone:
@@ -49,5 +41,5 @@ def likely(evidence: Evidence) -> list[Cause]:
     if not evidence.is_first and any(cause.name == STATE for cause in causes):
         # The weights were trained until the state grew: a lower rate or clipping comes first.
         causes.sort(key=lambda cause: cause.name != BLOW_UP)
-    causes += given_causes.learning_rate(evidence)
-    return causes or list(computed_causes.domain(evidence))
+    causes += given.learning_rate(evidence)
+    return causes or list(computed.domain(evidence))

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfwd._keras import calls
 from tfwd._keras import training as _keras_training
-from tfwd.numerics.evidence import Evidence
-from tfwd.numerics.loss_outputs import of_output, outputs
+from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.loss_outputs import of_output, outputs
 
 MOST = 512  # examples, which take about a millisecond each
 

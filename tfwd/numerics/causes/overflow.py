@@ -8,7 +8,7 @@ import numpy as np
 
 from tfwd import _keras
 from tfwd.finite import SQUARED_IS_FINITE
-from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.report import Cause, Found
 
 HALF_MAX = 65504.0

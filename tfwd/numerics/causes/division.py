@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tfwd.numerics.computed_causes import NORMALIZING
+from tfwd.numerics.causes.computed import NORMALIZING
+from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.softmax import all_masked
 from tfwd.numerics.details import rows_of
-from tfwd.numerics.evidence import Evidence
 from tfwd.numerics.report import Cause, Found, is_recurrent
-from tfwd.numerics.softmax_causes import all_masked
 
 
 def nothing_left(evidence: Evidence) -> Iterator[Cause]:

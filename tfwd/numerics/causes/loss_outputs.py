@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfwd._keras import training as _keras_training
-from tfwd.numerics.evidence import Evidence
+from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.report import Found
 
 
