@@ -591,7 +591,7 @@ DEFECTS = [
     ),
     Defect(
         "each block of a table is read into its beginning",
-        "tfwd/pretrained/safetensors_source.py",
+        "tfwd/pretrained/sources/safetensors_files.py",
         "begin = 0 if into is None else start * row",
         "begin = 0",
         ("tests/pretrained/test_loading.py",),

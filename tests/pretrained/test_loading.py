@@ -12,9 +12,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from tfwd.layers import transformer
-from tfwd.pretrained import load, plan, sources
+from tfwd.pretrained import load, plan
 from tfwd.pretrained.mapping import find_prefix
 from tfwd.pretrained.patterns import Patterns
+from tfwd.pretrained.sources import base
 from tfwd.pretrained.transposing import TILE
 
 layers = keras.layers
@@ -137,7 +138,7 @@ SHAPES = [(1, 1), (1, 7), (5, 1), (3, 5), (TILE - 1, TILE + 1), (2 * TILE + 3, 7
 @pytest.mark.parametrize("block", [1, 600, 1 << 20])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_kernel_is_the_transpose_to_the_last_bit(dtype, block, tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "BLOCK", block)
+    monkeypatch.setattr(base, "BLOCK", block)
     tensors = {f"d.{i}.weight": special(shape, dtype) for i, shape in enumerate(SHAPES)}
     save_file(tensors, tmp_path / "model.safetensors")
     inputs = [keras.Input((into,)) for _, into in SHAPES]
@@ -154,7 +155,7 @@ def test_a_kernel_is_the_transpose_to_the_last_bit(dtype, block, tmp_path, monke
 @pytest.mark.parametrize("there", DTYPES)
 @pytest.mark.parametrize("here", DTYPES)
 def test_a_kernel_in_another_dtype_is_the_cast_transpose(there, here, tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "BLOCK", 600)
+    monkeypatch.setattr(base, "BLOCK", 600)
     weight = np.random.default_rng(1).normal(size=(TILE + 2, 9)).astype(DTYPES[there])
     layer = layers.Dense(TILE + 2, use_bias=False, name="d", dtype=here)
     expected = bits(weight.T.astype(DTYPES[here]))
@@ -164,7 +165,7 @@ def test_a_kernel_in_another_dtype_is_the_cast_transpose(there, here, tmp_path, 
 @pytest.mark.parametrize("block", [100, 1 << 20])
 @pytest.mark.parametrize("sizes", [(3, 3), (1, 1), (2, 9)])
 def test_convolutions_to_the_last_bit(sizes, block, tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "BLOCK", block)
+    monkeypatch.setattr(base, "BLOCK", block)
     weight = special((5, 4, *sizes), "float32")
     layer = layers.Conv2D(5, sizes, use_bias=False, name="c")
     expected = bits(weight.transpose(2, 3, 1, 0))
@@ -184,7 +185,7 @@ def test_convolutions_to_the_last_bit(sizes, block, tmp_path, monkeypatch):
 def test_kernels_of_heads_to_the_last_bit(
     equation, inputs, shape, split, axes, block, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(sources, "BLOCK", block)
+    monkeypatch.setattr(base, "BLOCK", block)
     outputs = int(np.prod(split[:1] if shape[-1] == 5 else split[:2]))
     weight = special((outputs, int(np.prod(split)) // outputs), "float32")
     layer = layers.EinsumDense(equation, (None, *shape[1:]), name="e")
@@ -196,7 +197,7 @@ def test_kernels_of_heads_to_the_last_bit(
 @pytest.mark.parametrize("block", [1, 64, 1 << 20])
 def test_tables_as_they_are(suffix, block, tmp_path, monkeypatch):
     """Read straight into their memory where the file's format allows."""
-    monkeypatch.setattr(sources, "BLOCK", block)
+    monkeypatch.setattr(base, "BLOCK", block)
     table = special((13, 3), "float32")
     model = keras.Sequential([keras.Input((2,)), layers.Embedding(13, 3, name="w")])
     file = str(tmp_path / f"f.{suffix}")

@@ -76,7 +76,7 @@ def test_what_is_loaded(folder):
 
 
 def test_a_plan_reads_nothing(folder, monkeypatch):
-    from tfwd.pretrained.safetensors_source import SafetensorsSource
+    from tfwd.pretrained.sources.safetensors_files import SafetensorsSource
 
     monkeypatch.setattr(SafetensorsSource, "blocks", lambda *args: pytest.fail("it was read"))
     found = plan(model_of(), folder, mapping=MAPPING)
@@ -310,7 +310,7 @@ def test_wrapped_layers_are_as_plain_ones(folder):
 
 
 def test_each_variable_is_assigned_once_and_only_the_file_is_read(folder, monkeypatch):
-    from tfwd.pretrained.safetensors_source import SafetensorsSource
+    from tfwd.pretrained.sources.safetensors_files import SafetensorsSource
 
     own, seen = SafetensorsSource.blocks, []
 
@@ -342,11 +342,11 @@ def test_one_tensor_at_a_time_is_held(tmp_path):
 
 
 def test_blocks_are_put_where_they_belong(folder, monkeypatch):
-    from tfwd.pretrained import sources
+    from tfwd.pretrained.sources import base
 
     whole, parts = model_of(), model_of()
     load(whole, folder, mapping=MAPPING)
-    monkeypatch.setattr(sources, "BLOCK", 8)
+    monkeypatch.setattr(base, "BLOCK", 8)
     load(parts, folder, mapping=MAPPING)
     for ours, theirs in zip(parts.weights, whole.weights, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())

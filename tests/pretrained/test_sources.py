@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 from safetensors.numpy import save_file
 
-from tfwd.pretrained import SourceError, open_source, sources
+from tfwd.pretrained import SourceError, open_source
+from tfwd.pretrained.sources import base
 
 RNG = np.random.default_rng(0)
 ARRAYS = {
@@ -69,10 +70,10 @@ def read(source, key):
     return np.concatenate([np.atleast_1d(b) for b in blocks]).reshape(source.entries[key].shape)
 
 
-@pytest.mark.parametrize("block", [sources.BLOCK, 16])
+@pytest.mark.parametrize("block", [base.BLOCK, 16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_written_is_said_and_read(kind, block, tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "BLOCK", block)
+    monkeypatch.setattr(base, "BLOCK", block)
     with open_source(kind(tmp_path)) as source:
         assert set(source.entries) == set(ARRAYS)
         for key, array in ARRAYS.items():

@@ -12,10 +12,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfwd.pretrained import assignment, listeners
+from tfwd.pretrained import assign, listeners
 from tfwd.pretrained.layouts import Layout
-from tfwd.pretrained.opening import open_source
-from tfwd.pretrained.sources import Entry, Source
+from tfwd.pretrained.sources.base import Entry, Source
+from tfwd.pretrained.sources.opening import open_source
 from tfwd.pretrained.table import table
 from tfwd.pretrained.targets import Target
 
@@ -139,10 +139,10 @@ class Plan:
         self.check()
         with self._opened() as source:
             doubts: list[str] = []
-            if mistakes := assignment.differences(source, self.steps, allow_overflow, doubts):
+            if mistakes := assign.differences(source, self.steps, allow_overflow, doubts):
                 lines = "".join(f"\n- {line}" for line in mistakes)
                 raise PlanError(f"{self.source}: nothing was loaded.{lines}")
-            assignment.assign(source, self.steps, doubts)
+            assign.assign(source, self.steps, doubts)
         listeners.tell(step.target.variable for step in self.steps)
         if doubts:
             more = f"; and {len(doubts) - SHOWN} more such" if len(doubts) > SHOWN else ""
@@ -161,7 +161,7 @@ class Plan:
         for step in self.steps:
             if step.target.variable is variable:
                 with self._opened() as source:
-                    return assignment.whole(source, step)
+                    return assign.whole(source, step)
         return None
 
     @contextlib.contextmanager

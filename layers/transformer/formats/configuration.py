@@ -12,7 +12,7 @@ from tfwd.layers.transformer.activations import BY_NAME
 from tfwd.layers.transformer.formats.families import FAMILIES, Family
 from tfwd.layers.transformer.formats.t5_family import T5
 from tfwd.pretrained import Key
-from tfwd.pretrained.opening import of_the_net
+from tfwd.pretrained.sources.opening import of_the_net
 
 ALL = {**FAMILIES, "t5": T5}
 

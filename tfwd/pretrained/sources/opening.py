@@ -7,15 +7,15 @@ import os
 
 import tensorflow as tf
 
-from tfwd.pretrained.archive_source import ArchiveSource
-from tfwd.pretrained.checkpoint_source import CheckpointSource
-from tfwd.pretrained.safetensors_source import (
+from tfwd.pretrained.sources.archive import ArchiveSource
+from tfwd.pretrained.sources.base import Source, SourceError
+from tfwd.pretrained.sources.checkpoint import CheckpointSource
+from tfwd.pretrained.sources.safetensors_files import (
     INDEX,
     SafetensorsSource,
     ShardedSource,
     check_inside,
 )
-from tfwd.pretrained.sources import Source, SourceError
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 CONVERT = (

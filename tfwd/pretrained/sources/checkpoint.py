@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from tfwd.pretrained.sources import Entry, Source, readable
+from tfwd.pretrained.sources.base import Entry, Source, readable
 
 _OF_OBJECTS = "/.ATTRIBUTES/VARIABLE_VALUE"
 _ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError)

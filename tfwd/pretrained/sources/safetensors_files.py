@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from safetensors import SafetensorError, safe_open
 
-from tfwd.pretrained.sources import (
+from tfwd.pretrained.sources.base import (
     HEAD,
     ITEM_SIZES,
     Entry,

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.pretrained.sources import Source, SourceError
+from tfwd.pretrained.sources.base import Source, SourceError
 from tfwd.pretrained.transposing import write
 
 if TYPE_CHECKING:

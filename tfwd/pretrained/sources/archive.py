@@ -11,7 +11,7 @@ from typing import IO
 
 import numpy as np
 
-from tfwd.pretrained.sources import Entry, Source, SourceError, readable, rows_at_once
+from tfwd.pretrained.sources.base import Entry, Source, SourceError, readable, rows_at_once
 
 _ERRORS = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError)
 _HEADER = "header"  # in files of tfwd's own programs, JSON about the rest

@@ -1,0 +1,1 @@
+"""Files of weights under one interface: safetensors, `.npz` and TensorFlow checkpoints."""
