@@ -49,7 +49,7 @@ def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], fl
 
     from tfwd.lm.model import make_model
     from tfwd.lm.step import make_step
-    from tfwd.runs.state import RunState
+    from tfwd.runs.storage.state import RunState
 
     model = make_model(config, words)
     state = RunState(model.zero_state(config.data.batch_size), config.optimizer.learning_rate)

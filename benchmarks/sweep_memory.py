@@ -54,7 +54,7 @@ def run(tuner: Any, trials: int) -> tuple[list[float], float]:
 
     from tfwd.lm import tune
     from tfwd.lm.program import PROGRAM
-    from tfwd.runs.command_line import parse
+    from tfwd.runs.settings.command_line import parse
 
     readings: list[float] = []
     tidy_up = tuner.tidy_up

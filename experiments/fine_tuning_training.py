@@ -26,8 +26,8 @@ from tfwd.finetune.model import classifier_of, make_model
 from tfwd.finetune.step import TrainStep
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.optimizers._updates import steps as optimizer_steps
-from tfwd.runs.draws import seeds
-from tfwd.runs.state import RunState
+from tfwd.runs.storage.state import RunState
+from tfwd.runs.training.model_seeds import seeds
 
 KERNELS = "stack/.*/kernel"  # the weights that are dropped, mixed, decayed or have noise
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from tfwd.finetune.config import default_config
-from tfwd.runs.metrics import read_metrics
+from tfwd.runs.storage.metrics import read_metrics
 
 BERT = Path(__file__).parent / "layers" / "transformer" / "published" / "bert"
 NICE = ["good", "fine", "great", "superb"]

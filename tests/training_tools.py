@@ -5,8 +5,8 @@ import signal
 import numpy as np
 
 from tfwd.lm.config import default_config
-from tfwd.runs.metrics import read_metrics
-from tfwd.runs.signals import StopRequest
+from tfwd.runs.storage.metrics import read_metrics
+from tfwd.runs.training.signals import StopRequest
 
 WORDS = np.array(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"])
 

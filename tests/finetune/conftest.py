@@ -4,8 +4,8 @@ import pytest
 from finetune_tools import LEARNT, make_config, write_data, write_pretrained
 
 from tfwd.finetune.program import PROGRAM
-from tfwd.runs import train
-from tfwd.runs.signals import StopRequest
+from tfwd.runs.training import train
+from tfwd.runs.training.signals import StopRequest
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,8 @@ from stacks import SOAK_ON_KERAS_2, extended
 from tfwd.finetune import classify, examples
 from tfwd.finetune import train as program
 from tfwd.finetune.config import SCHEMA, default_config
-from tfwd.runs import app
 from tfwd.runs.errors import UserError
+from tfwd.runs.settings import app
 
 pytestmark = SOAK_ON_KERAS_2
 

@@ -11,7 +11,7 @@ from tfwd.finetune import schedule
 from tfwd.finetune.model import classifier_of, make_model, named_weights
 from tfwd.finetune.program import PROGRAM
 from tfwd.finetune.step import make_step
-from tfwd.runs.state import RunState
+from tfwd.runs.storage.state import RunState
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(10, 0), (10, 1), (10, 4), (7, 6), (1, 0)])

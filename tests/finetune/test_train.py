@@ -10,10 +10,10 @@ from training_tools import StopAfter
 from tfwd.finetune import program
 from tfwd.finetune.program import PROGRAM
 from tfwd.layers._substitution.references import variables
-from tfwd.runs import seeds, train
 from tfwd.runs.errors import UserError
-from tfwd.runs.signals import Stopped, StopRequest
-from tfwd.runs.weight_norms import norms
+from tfwd.runs.training import several_seeds, train
+from tfwd.runs.training.signals import Stopped, StopRequest
+from tfwd.runs.training.weight_norms import norms
 
 pytestmark = SLOW_ON_KERAS_2
 
@@ -126,10 +126,12 @@ def test_several_seeds(data, pretrained, tmp_path, capsys, monkeypatch):
     from tfwd.finetune.train import compared
 
     monkeypatch.setattr(train, "train", made)
-    outcomes = seeds.train(PROGRAM, config, str(tmp_path / "many"), 3, StopRequest(), compared)
+    outcomes = several_seeds.train(
+        PROGRAM, config, str(tmp_path / "many"), 3, StopRequest(), compared
+    )
     assert [outcome.seed for outcome in outcomes] == [0, 1, 2] and config.seed == 0
     assert [bool(outcome.failed) for outcome in outcomes] == [True, False, False]
-    of_all = seeds.together(outcomes)
+    of_all = several_seeds.together(outcomes)
     assert of_all["valid accuracy"] == {"mean": 0.75, "spread": 0.25, "least": 0.5, "most": 1.0}
     assert of_all["test loss"]["mean"] == 1.0 and "valid loss" not in of_all
     out = capsys.readouterr().out
@@ -143,14 +145,14 @@ def test_several_seeds_in_truth(data, pretrained, tmp_path, capsys):
     from tfwd.finetune.train import compared
 
     workdir = str(tmp_path / "two")
-    outcomes = seeds.train(PROGRAM, config, workdir, 2, StopRequest(), compared)
+    outcomes = several_seeds.train(PROGRAM, config, workdir, 2, StopRequest(), compared)
     assert outcomes[0].numbers != outcomes[1].numbers
     assert summary(tmp_path / "two" / "seed-1") != summary(tmp_path / "two" / "seed-0")
     capsys.readouterr()
-    assert seeds.train(PROGRAM, config, workdir, 2, StopRequest(), compared) == outcomes
+    assert several_seeds.train(PROGRAM, config, workdir, 2, StopRequest(), compared) == outcomes
     assert capsys.readouterr().out.count("is finished; this is its report") == 2
     with pytest.raises(UserError, match="holds a single run"):
-        seeds.train(PROGRAM, config, f"{workdir}/seed-0", 2, StopRequest(), compared)
+        several_seeds.train(PROGRAM, config, f"{workdir}/seed-0", 2, StopRequest(), compared)
 
 
 @rest

@@ -49,7 +49,7 @@ def _newest(folder: Path) -> Path:
 
 def sign(checkpoint: Path) -> None:
     """Makes the manifest right, as a program would that writes files of another form."""
-    from tfwd.runs.checkpoint import _facts
+    from tfwd.runs.storage.checkpoint import _facts
 
     files = [path for path in sorted(checkpoint.iterdir()) if path.name != "manifest.json"]
     manifest = {path.name: _facts(path) for path in files if path.is_file()}

@@ -12,11 +12,11 @@ from tfwd.lm.model import LanguageModel
 from tfwd.lm.step import TrainStep
 from tfwd.lm.train import train
 from tfwd.optimizers._updates import steps
-from tfwd.runs import optimizer as optimizers
 from tfwd.runs.errors import UserError
-from tfwd.runs.optimizer import decaying, make_optimizer
-from tfwd.runs.signals import Stopped, StopRequest
-from tfwd.runs.state import RunState
+from tfwd.runs.storage.state import RunState
+from tfwd.runs.training import optimizer as optimizers
+from tfwd.runs.training.optimizer import decaying, make_optimizer
+from tfwd.runs.training.signals import Stopped, StopRequest
 
 INPUTS = tf.constant([[1, 2, 3, 1], [5, 6, 2, 2]], tf.int32)
 TARGETS = tf.constant([[2, 3, 1, 0], [6, 2, 2, 4]], tf.int32)

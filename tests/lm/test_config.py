@@ -7,9 +7,9 @@ import os
 import pytest
 
 from tfwd.lm.config import KEYS, SCHEMA, default_config
-from tfwd.runs import command_line, validators
-from tfwd.runs import config as config_lib
 from tfwd.runs.errors import UserError, suggest
+from tfwd.runs.settings import command_line, validators
+from tfwd.runs.settings import config as config_lib
 
 # One wrong value for each key, and a part of what must be said about it.
 WRONG = {

@@ -13,9 +13,9 @@ from tfwd.lm.text import load_splits, tokenize
 from tfwd.lm.train import train
 from tfwd.lm.trainer import Trainer
 from tfwd.lm.vocabulary import Vocabulary
-from tfwd.runs.checkpoint import Checkpoints
 from tfwd.runs.errors import Diverged, UserError
-from tfwd.runs.signals import StopRequest
+from tfwd.runs.storage.checkpoint import Checkpoints
+from tfwd.runs.training.signals import StopRequest
 
 pytestmark = SLOW_ON_KERAS_2
 

@@ -8,8 +8,9 @@ from stacks import extended
 
 from tfwd.lm import generate
 from tfwd.lm.program import load
-from tfwd.runs import app, checkpoint
 from tfwd.runs.errors import UserError
+from tfwd.runs.settings import app
+from tfwd.runs.storage import checkpoint
 
 
 def command(capsys, *arguments):

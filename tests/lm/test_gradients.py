@@ -9,7 +9,7 @@ from tfwd import _keras
 from tfwd.lm.gradients import GradientMeter
 from tfwd.lm.losses import token_nats
 from tfwd.lm.model import LanguageModel
-from tfwd.runs.state import RunState
+from tfwd.runs.storage.state import RunState
 
 pytestmark = SOAK_ON_KERAS_2
 

@@ -11,7 +11,7 @@ from tfwd import _keras, layers
 from tfwd.lm import blocks
 from tfwd.lm.config import KEYS
 from tfwd.lm.model import LanguageModel
-from tfwd.runs.validators import RATE
+from tfwd.runs.settings.validators import RATE
 
 IDS = tf.constant([[1, 2, 3, 1, 0, 4], [5, 6, 2, 2, 1, 3]], tf.int32)
 ALL = {

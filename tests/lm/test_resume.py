@@ -9,7 +9,7 @@ import pytest
 from processes import SIGNAL_AT, WATCHDOG, Processes, finish
 from stacks import once, soak
 
-from tfwd.runs.checkpoint import Checkpoints
+from tfwd.runs.storage.checkpoint import Checkpoints
 
 # The programs' own code: on Keras 2, one of these tests shows that it stands there too.
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from tfwd.lm import step as train_step
 from tfwd.lm import stream
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.step import TrainStep
-from tfwd.runs.optimizer import make_optimizer
-from tfwd.runs.state import RunState
+from tfwd.runs.storage.state import RunState
+from tfwd.runs.training.optimizer import make_optimizer
 
 pytestmark = SLOW_ON_KERAS_2
 

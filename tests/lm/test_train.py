@@ -18,11 +18,11 @@ from tfwd.lm.text import load_splits, tokenize
 from tfwd.lm.train import define, main, train
 from tfwd.lm.trainer import Trainer
 from tfwd.lm.vocabulary import Vocabulary
-from tfwd.runs import app
-from tfwd.runs.checkpoint import Checkpoints
 from tfwd.runs.errors import UserError
-from tfwd.runs.folder import RunFolder
-from tfwd.runs.signals import Stopped, StopRequest
+from tfwd.runs.settings import app
+from tfwd.runs.storage.checkpoint import Checkpoints
+from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.training.signals import Stopped, StopRequest
 
 pytestmark = SLOW_ON_KERAS_2
 

@@ -10,9 +10,9 @@ from tfwd.lm.train import train
 from tfwd.lm.trainer import Trainer
 from tfwd.lm.vocabulary import Vocabulary
 from tfwd.optimizers import NonMonotonicASGD
-from tfwd.runs.checkpoint import Checkpoints
 from tfwd.runs.errors import UserError
-from tfwd.runs.signals import Stopped, StopRequest
+from tfwd.runs.storage.checkpoint import Checkpoints
+from tfwd.runs.training.signals import Stopped, StopRequest
 
 pytestmark = SLOW_ON_KERAS_2
 

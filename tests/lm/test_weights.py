@@ -14,9 +14,9 @@ from stacks import IS_KERAS_2, once
 
 from tfwd.lm.model import LanguageModel, make_model, named_weights
 from tfwd.lm.program import PROGRAM, load
-from tfwd.runs import weights
 from tfwd.runs.errors import UserError
-from tfwd.runs.folder import RunFolder
+from tfwd.runs.storage import weights
+from tfwd.runs.storage.folder import RunFolder
 
 OPTIONS = {
     "tied": {},

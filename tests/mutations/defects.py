@@ -312,14 +312,14 @@ DEFECTS = [
     # The language model
     Defect(
         "the states that one window ends with are not those that the next begins with",
-        "tfwd/runs/step.py",
+        "tfwd/runs/training/step.py",
         "new, strict=True):\n                    variable.assign(value)",
         "new, strict=True):\n                    variable.assign(tf.roll(value, 1, 0))",
         ("tests/lm/test_step.py", "-k", "state_is_carried"),
     ),
     Defect(
         "a run that goes on begins with states that are zero",
-        "tfwd/runs/trainer.py",
+        "tfwd/runs/training/trainer.py",
         "self.progress = folder.restore(self._objects, data, say=display.line)",
         """self.progress = folder.restore(self._objects, data, say=display.line)
         for tensor in (t for pair in self.state.carried for t in pair):
@@ -470,14 +470,14 @@ DEFECTS = [
     ),
     Defect(
         "a window that is left out has drawn",
-        "tfwd/runs/step.py",
+        "tfwd/runs/training/step.py",
         "draws, strict=True):\n                variable.assign(value)",
         "draws, strict=True):\n                pass",
         ("tests/lm/test_step.py", "-k", "left_out", "-m", ""),
     ),
     Defect(
         "a run goes back to weights that it does not have",
-        "tfwd/runs/divergence.py",
+        "tfwd/runs/training/divergence.py",
         "                variable.assign(value)",
         "                pass",
         ("tests/lm/test_divergence.py", "-k", "going_back", "-m", ""),

@@ -14,18 +14,21 @@ from training_tools import StopAfter
 
 from tfwd import _keras
 from tfwd.optimizers._updates import steps
-from tfwd.runs import app, saved, train, tune
-from tfwd.runs.config import Schema
 from tfwd.runs.errors import UserError
-from tfwd.runs.files import write_atomically
-from tfwd.runs.keys import OPTIMIZER_KEYS, TRAINING_KEYS, Key, MayChange
-from tfwd.runs.optimizer import averaging, make_optimizer
 from tfwd.runs.program import Program, Score
-from tfwd.runs.signals import Stopped, StopRequest
-from tfwd.runs.state import RunState
+from tfwd.runs.settings import app
+from tfwd.runs.settings.config import Schema
+from tfwd.runs.settings.keys import OPTIMIZER_KEYS, TRAINING_KEYS, Key, MayChange
+from tfwd.runs.settings.validators import COUNT, FLAG, NOT_NEGATIVE, SEED
+from tfwd.runs.storage import saved
+from tfwd.runs.storage.files import write_atomically
+from tfwd.runs.storage.state import RunState
+from tfwd.runs.sweeps import tune
 from tfwd.runs.sweeps.sweep import Sweep
-from tfwd.runs.trainer import Trainer
-from tfwd.runs.validators import COUNT, FLAG, NOT_NEGATIVE, SEED
+from tfwd.runs.training import train
+from tfwd.runs.training.optimizer import averaging, make_optimizer
+from tfwd.runs.training.signals import Stopped, StopRequest
+from tfwd.runs.training.trainer import Trainer
 from tfwd.tuning import Float
 
 SCHEMA = Schema(

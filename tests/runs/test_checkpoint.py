@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd.runs import checkpoint
-from tfwd.runs.checkpoint import Checkpoints, _facts
 from tfwd.runs.errors import UserError
-from tfwd.runs.state import Progress
+from tfwd.runs.storage import checkpoint
+from tfwd.runs.storage.checkpoint import Checkpoints, _facts
+from tfwd.runs.storage.state import Progress
 
 
 @pytest.fixture

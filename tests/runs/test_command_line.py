@@ -4,8 +4,8 @@ import pytest
 from absl import flags
 
 from tfwd.lm.config import SCHEMA
-from tfwd.runs.command_line import parse
 from tfwd.runs.errors import UserError
+from tfwd.runs.settings.command_line import parse
 
 CONFIG = """
 from tfwd.lm.config import default_config

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from tfwd.lm.losses import PERPLEXITY
-from tfwd.runs.display import Display
+from tfwd.runs.training.display import Display
 
 
 def test_lines_come_no_closer_than_asked():

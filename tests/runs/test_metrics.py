@@ -9,9 +9,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util.tensor_util import make_ndarray
 
 from tfwd.lm.losses import PERPLEXITY
-from tfwd.runs import report
 from tfwd.runs.errors import UserError
-from tfwd.runs.metrics import Metrics, read_metrics
+from tfwd.runs.storage import report
+from tfwd.runs.storage.metrics import Metrics, read_metrics
 
 
 def record(step, loss=1.0, **more):

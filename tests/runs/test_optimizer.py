@@ -5,7 +5,7 @@ import pytest
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
 from tfwd.runs.errors import UserError
-from tfwd.runs.optimizer import averaging, decaying, make_optimizer
+from tfwd.runs.training.optimizer import averaging, decaying, make_optimizer
 
 
 def test_any_optimizer_of_keras():

@@ -14,7 +14,7 @@ from stacks import quick_rows
 from tfwd.finetune import confusion
 from tfwd.lm.finish import facts, table
 from tfwd.lm.losses import PERPLEXITY
-from tfwd.runs import report
+from tfwd.runs.storage import report
 
 SUMMARY = {
     "level": "word",

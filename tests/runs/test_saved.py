@@ -8,7 +8,7 @@ from tfwd.lm.model import make_model
 from tfwd.lm.program import load
 from tfwd.lm.vocabulary import Vocabulary
 from tfwd.runs.errors import UserError
-from tfwd.runs.saved import CHECKPOINTS
+from tfwd.runs.storage.saved import CHECKPOINTS
 
 
 def cut(folder, step):

@@ -15,11 +15,11 @@ from tfwd.lm.config import SCHEMA, default_config
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.lm.program import PROGRAM
 from tfwd.runs.errors import UserError
-from tfwd.runs.signals import StopRequest
 from tfwd.runs.sweeps import plots, sweep
 from tfwd.runs.sweeps.board import Board
 from tfwd.runs.sweeps.folder import SweepFolder
 from tfwd.runs.sweeps.rows import DONE, FAILED, Row, reasons
+from tfwd.runs.training.signals import StopRequest
 from tfwd.tuning import Choice, Float, Int, stopwatch
 
 KEYS = (
@@ -120,7 +120,7 @@ class StopAfter(StopRequest):
 def test_the_time_of_a_trial_that_was_stopped_counts_all_its_parts(run, tmp_path, monkeypatch):
     monkeypatch.setattr("tfwd.lm.trainer.Trainer", sweep_tools.NoTraining)
     with monkeypatch.context() as patch:
-        patch.setattr("tfwd.runs.tune.StopRequest", StopAfter)
+        patch.setattr("tfwd.runs.sweeps.tune.StopRequest", StopAfter)
         code, out, _ = run(options="max_trials=1")
     path = tmp_path / "sweep" / "trial_0" / "run-0" / stopwatch.FILE
     assert code == 130 and float(path.read_text()) > 0

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from absl import flags
 
-from tfwd.runs import app
 from tfwd.runs.errors import UserError
-from tfwd.runs.files import read_text
+from tfwd.runs.settings import app
+from tfwd.runs.storage.files import read_text
 
 if TYPE_CHECKING:
-    from tfwd.runs.saved import Saved
+    from tfwd.runs.storage.saved import Saved
 
 ABOUT = """
 Labels texts by a classifier that tfwd-finetune has trained: lines in; label, probability and text

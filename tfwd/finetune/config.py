@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import ml_collections
 
-from tfwd.runs.config import Schema
 from tfwd.runs.errors import UserError
-from tfwd.runs.keys import OPTIMIZER_KEYS, TRAINING_KEYS, Key, MayChange
-from tfwd.runs.optimizer import check_arguments
-from tfwd.runs.validators import (
+from tfwd.runs.settings.config import Schema
+from tfwd.runs.settings.keys import OPTIMIZER_KEYS, TRAINING_KEYS, Key, MayChange
+from tfwd.runs.settings.validators import (
     COUNT,
     DTYPE_POLICIES,
     FACTOR,
@@ -24,6 +23,7 @@ from tfwd.runs.validators import (
     WHOLE,
     one_of,
 )
+from tfwd.runs.training.optimizer import check_arguments
 
 ALWAYS, IN_RUNS = MayChange.ALWAYS, MayChange.IN_RUNS
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import ml_collections
 import numpy as np
 
-from tfwd.runs.command_line import is_utf8
 from tfwd.runs.errors import UserError
-from tfwd.runs.files import read_text
+from tfwd.runs.settings.command_line import is_utf8
+from tfwd.runs.storage.files import read_text
 
 SUFFIXES = (".tsv", ".csv", ".jsonl")
 NAMES = ("train", "valid", "test")

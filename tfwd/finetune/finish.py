@@ -15,12 +15,12 @@ from tfwd.finetune.evaluation import Evaluation
 from tfwd.finetune.scores import LOSS
 from tfwd.finetune.trainer import Trainer
 from tfwd.finetune.vocabulary import Corpus
-from tfwd.runs.display import Display
 from tfwd.runs.errors import UserError
-from tfwd.runs.files import read_bytes, write_atomically
-from tfwd.runs.folder import RunFolder
-from tfwd.runs.metrics import read_metrics
-from tfwd.runs.report import curves, number_text
+from tfwd.runs.storage.files import read_bytes, write_atomically
+from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.metrics import read_metrics
+from tfwd.runs.storage.report import curves, number_text
+from tfwd.runs.training.display import Display
 
 _SHARES = {"accuracy": "accuracy", "macro_f1": "macro F1"}
 

@@ -18,8 +18,8 @@ from tfwd.finetune.vocabulary import Vocabulary
 from tfwd.layers import transformer as T
 from tfwd.layers.transformer.formats.published import fill, unfilled
 from tfwd.pretrained.targets import targets_of
-from tfwd.runs.draws import seeds
 from tfwd.runs.errors import UserError
+from tfwd.runs.training.model_seeds import seeds
 
 
 class Classifier(keras.Model):

@@ -13,8 +13,8 @@ from tfwd import _keras
 from tfwd._keras import updates, wrapped_optimizers
 from tfwd.finetune import schedule
 from tfwd.finetune.model import classifier_of, named_weights
-from tfwd.runs import step
-from tfwd.runs.state import RunState
+from tfwd.runs.storage.state import RunState
+from tfwd.runs.training import step
 
 
 class TrainStep(step.TrainStep):
@@ -28,7 +28,7 @@ class TrainStep(step.TrainStep):
     are left open, so that the step is traced once.
 
     Args:
-        model, optimizer, state: as in `tfwd.runs.step.TrainStep`.
+        model, optimizer, state: as in `tfwd.runs.training.step.TrainStep`.
         steps: all steps of the schedule.
         warmup: those of them in which the rate rises.
         linear: whether it falls after them.

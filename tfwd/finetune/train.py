@@ -8,8 +8,9 @@ from typing import Any
 from absl import flags
 
 from tfwd.finetune.program import PROGRAM
-from tfwd.runs import app, seeds
-from tfwd.runs import train as training
+from tfwd.runs.settings import app
+from tfwd.runs.training import several_seeds
+from tfwd.runs.training import train as training
 
 ABOUT = """
 Trains a pretrained encoder, of the BERT family, to classify texts, and shows what came out.
@@ -37,7 +38,7 @@ def run() -> None:
 def define(values: flags.FlagValues) -> None:
     """Defines the flags."""
     training.define(values)
-    seeds.define(values)
+    several_seeds.define(values)
 
 
 def main(values: flags.FlagValues) -> int:
@@ -48,7 +49,7 @@ def main(values: flags.FlagValues) -> int:
     return training.main(
         PROGRAM,
         values,
-        lambda stop: seeds.train(PROGRAM, config, workdir, count, stop, compared),
+        lambda stop: several_seeds.train(PROGRAM, config, workdir, count, stop, compared),
     )
 
 

@@ -18,11 +18,11 @@ from tfwd.finetune.step import make_step
 from tfwd.finetune.vocabulary import Corpus
 from tfwd.optimizers import DecoupledWeightDecay
 from tfwd.optimizers._updates.decay_rules import DecayRow, DecayTable
-from tfwd.runs import trainer
-from tfwd.runs.display import Display
-from tfwd.runs.folder import RunFolder
-from tfwd.runs.signals import StopRequest
-from tfwd.runs.state import RunState
+from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.state import RunState
+from tfwd.runs.training import trainer
+from tfwd.runs.training.display import Display
+from tfwd.runs.training.signals import StopRequest
 
 
 class Trainer(trainer.Trainer):

@@ -19,8 +19,8 @@ import numpy as np
 from tfwd.finetune import published
 from tfwd.finetune.examples import Example, load_splits
 from tfwd.runs.errors import UserError
-from tfwd.runs.files import read_json, write_atomically
-from tfwd.runs.state import fingerprint
+from tfwd.runs.storage.files import read_json, write_atomically
+from tfwd.runs.storage.state import fingerprint
 
 
 class Vocabulary:

@@ -13,7 +13,6 @@ import keras
 
 from tfwd import layers
 from tfwd import parametrizations as P
-from tfwd.runs.draws import seeds as seeds
 
 
 def uniform(limit: float, row: Iterator[int]) -> keras.initializers.Initializer:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from tfwd.lm.text import detokenize, load_splits, read_text, tokenize
-from tfwd.runs import app
 from tfwd.runs.errors import UserError
+from tfwd.runs.settings import app
 
 if TYPE_CHECKING:
-    from tfwd.runs.saved import Saved
+    from tfwd.runs.storage.saved import Saved
 
 ABOUT = """
 Evaluates a trained model on a text: perplexity, and bits per character.
@@ -47,7 +47,7 @@ def define(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> None:
     """Evaluates, and prints what came out."""
     from tfwd.lm.program import load
-    from tfwd.runs.display import Output
+    from tfwd.runs.training.display import Output
 
     text = read_text(values.text) if values.text else None
     saved = load(values.workdir, values.checkpoint)
@@ -79,7 +79,7 @@ def evaluate_test(saved: Saved) -> dict[str, Any]:
         UserError: the text cannot be read, or is not the one the run was trained on: its test
             text might hold parts of the other's training text.
     """
-    from tfwd.runs.state import fingerprint
+    from tfwd.runs.storage.state import fingerprint
 
     path, level = saved.config.data.path, saved.config.data.level
     splits = load_splits(path or None)

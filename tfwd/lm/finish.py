@@ -13,12 +13,12 @@ from tfwd.lm.generate import generate
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.lm.trainer import Trainer
 from tfwd.lm.vocabulary import Corpus
-from tfwd.runs.display import Display
 from tfwd.runs.errors import UserError
-from tfwd.runs.files import read_bytes, write_atomically
-from tfwd.runs.folder import RunFolder
-from tfwd.runs.metrics import read_metrics
-from tfwd.runs.report import curves, number_text
+from tfwd.runs.storage.files import read_bytes, write_atomically
+from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.metrics import read_metrics
+from tfwd.runs.storage.report import curves, number_text
+from tfwd.runs.training.display import Display
 
 
 def finish(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tfwd.runs.errors import UserError
 
 if TYPE_CHECKING:
     from tfwd.lm.model import LanguageModel
-from tfwd.runs import app
+from tfwd.runs.settings import app
 
 ABOUT = """
 Writes text with a trained model.

@@ -17,7 +17,7 @@ from tfwd._graph import substitute
 from tfwd.gradients import statistics
 from tfwd.lm.losses import token_nats
 from tfwd.lm.model import LanguageModel
-from tfwd.runs.state import RunState
+from tfwd.runs.storage.state import RunState
 
 
 class GradientMeter:

@@ -10,14 +10,14 @@ import ml_collections
 from tfwd.lm.config import SCHEMA
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.lm.vocabulary import Corpus, Vocabulary, read_corpus
-from tfwd.runs.display import Display
 from tfwd.runs.errors import UserError
-from tfwd.runs.folder import RunFolder
 from tfwd.runs.program import Program
-from tfwd.runs.saved import Saved
-from tfwd.runs.saved import load as load_saved
-from tfwd.runs.signals import StopRequest
-from tfwd.runs.trainer import Trainer
+from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.saved import Saved
+from tfwd.runs.storage.saved import load as load_saved
+from tfwd.runs.training.display import Display
+from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.training.trainer import Trainer
 
 # What is imported in the methods takes its time, which `--help` does without.
 
@@ -89,5 +89,5 @@ PROGRAM = LanguageModelProgram()
 
 
 def load(workdir: str | os.PathLike[str], checkpoint: str = "best") -> Saved:
-    """Reads a trained language model; see `tfwd.runs.saved.load`."""
+    """Reads a trained language model; see `tfwd.runs.storage.saved.load`."""
     return load_saved(PROGRAM, workdir, checkpoint)

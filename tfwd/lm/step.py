@@ -14,9 +14,8 @@ import tensorflow as tf
 
 from tfwd.lm.losses import activation_penalty, token_nats
 from tfwd.lm.model import LanguageModel
-from tfwd.runs import step
-from tfwd.runs.state import RunState
-from tfwd.runs.step import NORMS as NORMS
+from tfwd.runs.storage.state import RunState
+from tfwd.runs.training import step
 
 
 class TrainStep(step.TrainStep):
@@ -27,7 +26,7 @@ class TrainStep(step.TrainStep):
         rate      = state.learning_rate * time / base_window
 
     Args:
-        model, optimizer, state: as in `tfwd.runs.step.TrainStep`.
+        model, optimizer, state: as in `tfwd.runs.training.step.TrainStep`.
         alpha: activation regularisation.
         beta: temporal activation regularisation.
         base_window: scale the rate by the window's length over this; 0 does not scale.

@@ -8,10 +8,10 @@ import ml_collections
 from absl import flags
 
 from tfwd.lm.program import PROGRAM
-from tfwd.runs import app
-from tfwd.runs import train as training
-from tfwd.runs.signals import StopRequest
-from tfwd.runs.train import define
+from tfwd.runs.settings import app
+from tfwd.runs.training import train as training
+from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.training.train import define
 
 ABOUT = """
 Trains an AWD-LSTM language model and shows what came out.
@@ -35,5 +35,5 @@ def main(values: flags.FlagValues) -> int:
 
 
 def train(config: ml_collections.ConfigDict, workdir: str, stop: StopRequest) -> dict[str, Any]:
-    """`tfwd.runs.train.train` of a language model."""
+    """`tfwd.runs.training.train.train` of a language model."""
     return training.train(PROGRAM, config, workdir, stop)

@@ -15,11 +15,11 @@ from tfwd.lm.gradients import GradientMeter
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.lm.model import make_model
 from tfwd.lm.step import make_step
-from tfwd.runs import trainer
-from tfwd.runs.display import Display
-from tfwd.runs.folder import RunFolder
-from tfwd.runs.signals import StopRequest
-from tfwd.runs.state import RunState, fingerprint
+from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.state import RunState, fingerprint
+from tfwd.runs.training import trainer
+from tfwd.runs.training.display import Display
+from tfwd.runs.training.signals import StopRequest
 
 
 class Trainer(trainer.Trainer):

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from absl import flags
 
 from tfwd.lm.program import PROGRAM
-from tfwd.runs import app, tune
-from tfwd.runs.tune import define
+from tfwd.runs.settings import app
+from tfwd.runs.sweeps import tune
+from tfwd.runs.sweeps.tune import define
 
 ABOUT = """
 Searches for the best values of config keys, each trial a training run, and shows what came out.

@@ -19,8 +19,8 @@ import numpy as np
 
 from tfwd.lm.text import EOS, check_level, load_splits, tokenize
 from tfwd.runs.errors import UserError
-from tfwd.runs.files import read_json, write_atomically
-from tfwd.runs.state import fingerprint
+from tfwd.runs.storage.files import read_json, write_atomically
+from tfwd.runs.storage.state import fingerprint
 
 UNK = "<unk>"
 

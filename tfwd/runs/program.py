@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import ml_collections
 
-from tfwd.runs.config import Schema
+from tfwd.runs.settings.config import Schema
 
 if TYPE_CHECKING:
     from tfwd.numerics.report import Report
     from tfwd.optimizers import NonMonotonicASGD
-    from tfwd.runs.display import Display
-    from tfwd.runs.folder import RunFolder
-    from tfwd.runs.signals import StopRequest
-    from tfwd.runs.trainer import Trainer
+    from tfwd.runs.storage.folder import RunFolder
+    from tfwd.runs.training.display import Display
+    from tfwd.runs.training.signals import StopRequest
+    from tfwd.runs.training.trainer import Trainer
 
 
 class Score(NamedTuple):
@@ -133,7 +133,7 @@ class Program(abc.ABC):
     Attributes:
         command: the console script that trains, for messages and files.
         config_module: has `default_config`, with which a config file begins.
-        schema: of the configuration. There are the keys of `tfwd.runs.keys`, and `seed`.
+        schema: of the configuration. There are the keys of `tfwd.runs.settings.keys`, and `seed`.
         score: how losses are shown.
         data_keys: the config keys that `read_data` depends on.
         vocabulary_file: its name in a run's folder.

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.lm.model import LanguageModel, named_weights
-from tfwd.runs import weights
+from tfwd.runs.storage import weights
 
 IDS = [[1, 2, 3], [4, 0, 6]]
 CASES = {

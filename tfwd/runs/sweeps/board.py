@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from tfwd.runs.display import Output, span
+from tfwd.runs.settings.validators import shown
 from tfwd.runs.sweeps.folder import SweepFolder
 from tfwd.runs.sweeps.rows import (
     DONE,
@@ -25,7 +25,7 @@ from tfwd.runs.sweeps.rows import (
     short_names,
     table,
 )
-from tfwd.runs.validators import shown
+from tfwd.runs.training.display import Output, span
 from tfwd.tuning.space import Spec
 
 _COLOURS = {RUNNING: "cyan", FAILED: "red", WAITING: "yellow"}

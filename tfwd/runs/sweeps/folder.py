@@ -16,11 +16,11 @@ from typing import Any
 
 import ml_collections
 
-from tfwd.runs.config import flat_keys, get
 from tfwd.runs.errors import UserError
-from tfwd.runs.files import Claim, read_json, remove, write_atomically
-from tfwd.runs.keys import MayChange
 from tfwd.runs.program import Program
+from tfwd.runs.settings.config import flat_keys, get
+from tfwd.runs.settings.keys import MayChange
+from tfwd.runs.storage.files import Claim, read_json, remove, write_atomically
 from tfwd.runs.sweeps.sweep import Sweep
 from tfwd.tuning import stopwatch
 

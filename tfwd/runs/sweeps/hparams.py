@@ -13,8 +13,8 @@ from tensorboard.plugins.hparams.summary import session_end_pb
 
 from tfwd.runs.errors import UserError
 from tfwd.runs.program import Score
+from tfwd.runs.settings.validators import shown
 from tfwd.runs.sweeps.trial import Result
-from tfwd.runs.validators import shown
 from tfwd.tuning.space import Choice, Float, Spec
 
 EPOCHS = "sweep/epochs"

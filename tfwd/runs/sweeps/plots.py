@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from tfwd.runs.program import Score
+from tfwd.runs.settings.validators import shown
 from tfwd.runs.sweeps.rows import FAILED, Row, ranked
-from tfwd.runs.validators import shown
 from tfwd.tuning.space import Choice, Int, Spec
 
 POINT, LINE, BEST, BAD = "#4477aa", "#222222", "#cc6677", "#aa3377"

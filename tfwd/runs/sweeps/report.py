@@ -8,15 +8,15 @@ import ml_collections
 from rich import box
 from rich.table import Table
 
-from tfwd.runs.config import flat_keys, get
 from tfwd.runs.errors import UserError
-from tfwd.runs.files import write_atomically
+from tfwd.runs.settings.config import flat_keys, get
+from tfwd.runs.settings.validators import shown
+from tfwd.runs.storage.files import write_atomically
 from tfwd.runs.sweeps import plots
 from tfwd.runs.sweeps.board import Board
 from tfwd.runs.sweeps.folder import SweepFolder
 from tfwd.runs.sweeps.rows import Row, ranked, reasons, write_csv
 from tfwd.runs.sweeps.sweep import Sweep, apply, points
-from tfwd.runs.validators import shown
 from tfwd.tuning.oracles import HyperbandOracle
 from tfwd.tuning.space import grid_size, size
 

@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from tfwd.runs.files import write_atomically
 from tfwd.runs.program import Score
+from tfwd.runs.settings.validators import shown
+from tfwd.runs.storage.files import write_atomically
 from tfwd.runs.sweeps.folder import SweepFolder
-from tfwd.runs.validators import shown
 from tfwd.tuning import reporter
 from tfwd.tuning.space import Spec, read
 from tfwd.tuning.workers import error_text

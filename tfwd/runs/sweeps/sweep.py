@@ -10,10 +10,10 @@ from typing import Any
 
 import ml_collections
 
-from tfwd.runs.command_line import from_file
-from tfwd.runs.config import Schema
 from tfwd.runs.errors import UserError, suggest
-from tfwd.runs.validators import SEED, shown, written
+from tfwd.runs.settings.command_line import from_file
+from tfwd.runs.settings.config import Schema
+from tfwd.runs.settings.validators import SEED, shown, written
 from tfwd.tuning.oracles import LARGEST_SEED, METHODS
 from tfwd.tuning.space import Choice, Float, Int, Spec, size
 

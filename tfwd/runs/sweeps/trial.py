@@ -12,10 +12,10 @@ import keras
 import ml_collections
 from rich.console import Console
 
-from tfwd.runs.display import Display
-from tfwd.runs.folder import RunFolder
 from tfwd.runs.program import Data, Program, Score
-from tfwd.runs.signals import StopRequest
+from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.training.display import Display
+from tfwd.runs.training.signals import StopRequest
 from tfwd.tuning import stopwatch
 from tfwd.tuning.stopwatch import Stopwatch
 

@@ -16,17 +16,17 @@ from keras_tuner import Oracle
 from keras_tuner.engine.trial import Trial, TrialStatus
 from keras_tuner.errors import FailedTrialError, FatalError
 
-from tfwd.runs.config import get
 from tfwd.runs.errors import Diverged, UserError
 from tfwd.runs.program import Data
-from tfwd.runs.signals import Stopped, StopRequest
+from tfwd.runs.settings.config import get
 from tfwd.runs.sweeps import hparams
 from tfwd.runs.sweeps.board import Board
 from tfwd.runs.sweeps.folder import SweepFolder
 from tfwd.runs.sweeps.rows import OBJECTIVE
 from tfwd.runs.sweeps.sweep import Sweep, apply
 from tfwd.runs.sweeps.trial import promote, run
-from tfwd.runs.train import tidy_up
+from tfwd.runs.training.signals import Stopped, StopRequest
+from tfwd.runs.training.train import tidy_up
 from tfwd.tuning.space import read
 from tfwd.tuning.workers import FaultTolerantTuner
 

@@ -33,9 +33,9 @@ from tfwd.numerics.watch import Watch
 from tfwd.optimizers._updates import steps
 from tfwd.optimizers._updates.repeated_rows import summed
 from tfwd.runs.errors import UserError
-from tfwd.runs.optimizer import averaging, decaying, make_optimizer
 from tfwd.runs.program import Failure
-from tfwd.runs.state import RunState
+from tfwd.runs.storage.state import RunState
+from tfwd.runs.training.optimizer import averaging, decaying, make_optimizer
 
 NORMS = 8  # of the gradient, of so many steps, a report can tell whether it grew
 

@@ -13,7 +13,7 @@ from absl import flags
 
 from tfwd.runs.errors import UserError
 from tfwd.runs.program import Program
-from tfwd.runs.signals import CLOSED_PIPE, Stopped, StopRequest
+from tfwd.runs.training.signals import CLOSED_PIPE, Stopped, StopRequest
 
 if TYPE_CHECKING:
     from tfwd.runs.sweeps.sweep import Sweep
@@ -79,8 +79,8 @@ def main(program: Program, values: flags.FlagValues) -> int:
 
 def dry_run(sweep: Sweep, config: Any, notes: list[str]) -> int:
     """Prints the space and the number of trials."""
-    from tfwd.runs.display import Output
     from tfwd.runs.sweeps.report import plan, space_table
+    from tfwd.runs.training.display import Output
 
     console = Output()
     console.print(space_table(sweep, config))
@@ -100,11 +100,11 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
     """
     import tensorflow as tf
 
-    from tfwd.runs.display import Output
     from tfwd.runs.sweeps import hparams, report, rows
     from tfwd.runs.sweeps.board import Board
     from tfwd.runs.sweeps.folder import SweepFolder, describe
     from tfwd.runs.sweeps.tuner import RunTuner, SweepEnd
+    from tfwd.runs.training.display import Output
     from tfwd.tuning import workers
 
     config = values.config

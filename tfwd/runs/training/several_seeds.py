@@ -14,11 +14,11 @@ from absl import flags
 from rich import box
 from rich.table import Table
 
-from tfwd.runs import train as training
 from tfwd.runs.errors import Diverged, UserError
-from tfwd.runs.files import Claim, write_atomically
 from tfwd.runs.program import Program
-from tfwd.runs.signals import StopRequest
+from tfwd.runs.storage.files import Claim, write_atomically
+from tfwd.runs.training import train as training
+from tfwd.runs.training.signals import StopRequest
 
 
 class Outcome(NamedTuple):
@@ -78,7 +78,7 @@ def train(
         UserError: as in `training.train`, but for a run that diverges; or the workdir is that of a
             single run.
     """
-    from tfwd.runs.display import Output
+    from tfwd.runs.training.display import Output
 
     folder = Path(workdir)
     if (folder / "config.json").exists():

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
 from tfwd.runs.errors import UserError, suggest
-from tfwd.runs.validators import Validator, hint, multipliers, patterns, same_kind, shown
+from tfwd.runs.settings.validators import Validator, hint, multipliers, patterns, same_kind, shown
 
 # Optimizers of tensorflow-addons, which are here on Keras 2 alone, and what is nearest to each.
 ADDONS = {

@@ -13,12 +13,12 @@ import ml_collections
 from absl import flags
 
 from tfwd.runs.errors import UserError
-from tfwd.runs.files import read_json
 from tfwd.runs.program import Program
-from tfwd.runs.signals import CLOSED_PIPE, Stopped, StopRequest
+from tfwd.runs.storage.files import read_json
+from tfwd.runs.training.signals import CLOSED_PIPE, Stopped, StopRequest
 
 if TYPE_CHECKING:
-    from tfwd.runs.trainer import Trainer
+    from tfwd.runs.training.trainer import Trainer
 
 
 def define(values: flags.FlagValues) -> None:
@@ -82,8 +82,8 @@ def train(
     import keras
     import tensorflow as tf
 
-    from tfwd.runs.display import Display, Output
-    from tfwd.runs.folder import RunFolder
+    from tfwd.runs.storage.folder import RunFolder
+    from tfwd.runs.training.display import Display, Output
 
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()

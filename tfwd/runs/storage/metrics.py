@@ -17,9 +17,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd.runs.checkpoint import reason
 from tfwd.runs.errors import UserError
-from tfwd.runs.files import read_bytes
+from tfwd.runs.storage.checkpoint import reason
+from tfwd.runs.storage.files import read_bytes
 
 
 class Metrics:

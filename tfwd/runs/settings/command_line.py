@@ -17,8 +17,8 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from tfwd.runs.config import Schema
 from tfwd.runs.errors import UserError, suggest
+from tfwd.runs.settings.config import Schema
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import enum
 from typing import Any, NamedTuple
 
-from tfwd.runs.optimizer import OPTIMIZER
-from tfwd.runs.validators import (
+from tfwd.runs.settings.validators import (
     COUNT,
     FACTOR,
     FLAG,
@@ -22,6 +21,7 @@ from tfwd.runs.validators import (
     Validator,
     one_of,
 )
+from tfwd.runs.training.optimizer import OPTIMIZER
 
 
 class MayChange(enum.Enum):

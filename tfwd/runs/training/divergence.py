@@ -11,7 +11,7 @@ from tfwd.numerics.checked_step import variables_in
 from tfwd.numerics.report import Report
 from tfwd.runs.errors import Diverged
 from tfwd.runs.program import Failure, Step
-from tfwd.runs.state import RunState
+from tfwd.runs.storage.state import RunState
 
 MAX_CONSECUTIVE = 5  # bad steps that are left out, or gone back from, before the run ends
 FACTOR = 0.5  # of the learning rate, each time that the run goes back

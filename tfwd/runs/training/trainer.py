@@ -19,18 +19,18 @@ import numpy as np
 
 from tfwd.numerics.report import Report
 from tfwd.optimizers import DecoupledWeightDecay
-from tfwd.runs import weight_norms
-from tfwd.runs.display import Display
-from tfwd.runs.divergence import Divergence, report_of
 from tfwd.runs.errors import UserError
-from tfwd.runs.files import write_atomically
-from tfwd.runs.folder import RunFolder
-from tfwd.runs.metrics import Metrics
-from tfwd.runs.optimizer import decaying, has_own_decay
 from tfwd.runs.program import Failure, Loss, Score, Step
-from tfwd.runs.signals import Stopped, StopRequest
-from tfwd.runs.state import RunState
-from tfwd.runs.throughput import ThroughputMeter
+from tfwd.runs.storage.files import write_atomically
+from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.metrics import Metrics
+from tfwd.runs.storage.state import RunState
+from tfwd.runs.training import weight_norms
+from tfwd.runs.training.display import Display
+from tfwd.runs.training.divergence import Divergence, report_of
+from tfwd.runs.training.optimizer import decaying, has_own_decay
+from tfwd.runs.training.signals import Stopped, StopRequest
+from tfwd.runs.training.throughput import ThroughputMeter
 
 
 class Trainer(abc.ABC):

@@ -16,13 +16,13 @@ from typing import Any
 
 import ml_collections
 
-from tfwd.runs import config as configs
-from tfwd.runs import weights
-from tfwd.runs.checkpoint import Checkpoints
 from tfwd.runs.errors import UserError
-from tfwd.runs.files import Claim
 from tfwd.runs.program import Program, Vocabulary
-from tfwd.runs.state import Progress
+from tfwd.runs.settings import config as configs
+from tfwd.runs.storage import weights
+from tfwd.runs.storage.checkpoint import Checkpoints
+from tfwd.runs.storage.files import Claim
+from tfwd.runs.storage.state import Progress
 
 _WEIGHTS = "weights.npz"
 

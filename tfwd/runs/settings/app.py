@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from tfwd.runs.command_line import defined, parse
-from tfwd.runs.config import Schema
 from tfwd.runs.errors import UserError
+from tfwd.runs.settings.command_line import defined, parse
+from tfwd.runs.settings.config import Schema
 
 _HELP = ("-h", "-help", "--help", "-helpshort", "--helpshort", "-helpfull", "--helpfull")
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import ml_collections
 
-from tfwd.runs import validators
 from tfwd.runs.errors import UserError, suggest
-from tfwd.runs.files import read_json, write_atomically
-from tfwd.runs.keys import Key, MayChange
-from tfwd.runs.validators import MAPPING, shown
+from tfwd.runs.settings import validators
+from tfwd.runs.settings.keys import Key, MayChange
+from tfwd.runs.settings.validators import MAPPING, shown
+from tfwd.runs.storage.files import read_json, write_atomically
 
 
 class Schema:

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.runs.errors import UserError
-from tfwd.runs.files import read_bytes
+from tfwd.runs.storage.files import read_bytes
 
 VERSION = 1
 _HEADER = "header"

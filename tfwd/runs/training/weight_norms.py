@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.finite import summarize
 from tfwd.runs.program import Failure
-from tfwd.runs.state import RunState
+from tfwd.runs.storage.state import RunState
 
 
 def norms(model: Any) -> dict[str, float]:

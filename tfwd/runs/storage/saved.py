@@ -11,8 +11,8 @@ import ml_collections
 import numpy as np
 
 from tfwd.runs.errors import UserError
-from tfwd.runs.folder import RunFolder
 from tfwd.runs.program import Program
+from tfwd.runs.storage.folder import RunFolder
 
 CHECKPOINTS = ("best", "last")
 

@@ -1,0 +1,1 @@
+"""Keys, their checks, config files and the command line."""

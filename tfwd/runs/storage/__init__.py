@@ -1,0 +1,1 @@
+"""A run's folder: checkpoints, weights, metrics, reports and texts on disk."""

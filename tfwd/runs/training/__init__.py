@@ -1,0 +1,1 @@
+"""The training loop, its display, and its reaction to signals and bad steps."""
