@@ -36,7 +36,7 @@ def load_config(name: str) -> Any:
 
 def quickstart_words(config: Any) -> int:
     """The number of words of the quickstart's text."""
-    from tfwd.lm import text, vocabulary
+    from tfwd.lm.data import text, vocabulary
 
     train = text.load_splits(config.data.path).train
     tokens = text.tokenize(train, config.data.level)

@@ -52,7 +52,7 @@ def run(tuner: Any, trials: int) -> tuple[list[float], float]:
     """The memory after each trial, and the size of a trial's weights and moments, in MiB."""
     import numpy as np
 
-    from tfwd.lm import tune
+    from tfwd.lm.commands import tune
     from tfwd.lm.program import PROGRAM
     from tfwd.runs.settings.command_line import parse
 

@@ -8,9 +8,9 @@ import ml_collections
 import numpy as np
 from fine_tuning_plan import BATCH, EXAMPLES, LENGTH, TASKS, TEST, VALID
 
-from tfwd.finetune import batches
 from tfwd.finetune.config import default_config
-from tfwd.finetune.vocabulary import Corpus, Encoded, read_corpus
+from tfwd.finetune.data import batches
+from tfwd.finetune.data.vocabulary import Corpus, Encoded, read_corpus
 
 POOL = 4  # batches whose texts are sorted by length together
 DEVIATION = 0.02  # of the first weights of the head

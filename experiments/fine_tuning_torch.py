@@ -35,8 +35,9 @@ from fine_tuning_lines import Lines
 from fine_tuning_plan import BATCH, CLIP, EPOCHS, WARMUP, Run
 from rich.console import Console
 
-from tfwd.finetune import batches, schedule, scores
-from tfwd.finetune.vocabulary import Encoded
+from tfwd.finetune import schedule, scores
+from tfwd.finetune.data import batches
+from tfwd.finetune.data.vocabulary import Encoded
 
 
 class Classifier(torch.nn.Module):

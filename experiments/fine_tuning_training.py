@@ -20,7 +20,8 @@ from fine_tuning_plan import BATCH, CLIP, EPOCHS, WARMUP, Run
 import tfwd
 from tfwd import _keras, optimizers
 from tfwd import parametrizations as P
-from tfwd.finetune import batches, published, schedule, scores
+from tfwd.finetune import published, schedule, scores
+from tfwd.finetune.data import batches
 from tfwd.finetune.evaluation import Predictor, evaluate
 from tfwd.finetune.model import classifier_of, make_model
 from tfwd.finetune.step import TrainStep

@@ -8,10 +8,10 @@ import sweep_tools
 from processes import Processes
 
 from tfwd.lm.config import default_config
+from tfwd.lm.data.text import load_splits, tokenize
+from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.model import make_model
 from tfwd.lm.program import PROGRAM
-from tfwd.lm.text import load_splits, tokenize
-from tfwd.lm.vocabulary import Vocabulary
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.storage.state import Progress, fingerprint
 

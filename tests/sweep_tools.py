@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfwd.lm import tune as program
+from tfwd.lm.commands import tune as program
 from tfwd.runs.storage.state import Progress
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]

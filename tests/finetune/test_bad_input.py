@@ -16,9 +16,10 @@ from finetune_tools import (
 )
 from stacks import SOAK_ON_KERAS_2, extended
 
-from tfwd.finetune import classify, examples
-from tfwd.finetune import train as program
+from tfwd.finetune.commands import classify
+from tfwd.finetune.commands import train as program
 from tfwd.finetune.config import SCHEMA, default_config
+from tfwd.finetune.data import examples
 from tfwd.runs.errors import UserError
 from tfwd.runs.settings import app
 

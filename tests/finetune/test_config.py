@@ -6,8 +6,8 @@ import importlib.util
 import pytest
 from stacks import SOAK_ON_KERAS_2, extended
 
-from tfwd.finetune import manual
 from tfwd.finetune.config import SCHEMA
+from tfwd.finetune.data import manual
 from tfwd.runs.errors import UserError
 from tfwd.runs.sweeps.sweep import check, load_sweep
 

@@ -7,7 +7,8 @@ from finetune_tools import BERT, make_config
 
 from tfwd import _keras
 from tfwd import parametrizations as P
-from tfwd.finetune import batches, published
+from tfwd.finetune import published
+from tfwd.finetune.data import batches
 from tfwd.finetune.dropout import Dropout
 from tfwd.finetune.model import (
     classifier_of,

@@ -123,7 +123,7 @@ def test_several_seeds(data, pretrained, tmp_path, capsys, monkeypatch):
         scores = {"accuracy": accuracy, "macro_f1": 0.5, "loss": None, "majority": majority}
         return {"texts": {"valid": scores, "test": {**scores, "loss": float(own.seed)}}}
 
-    from tfwd.finetune.train import compared
+    from tfwd.finetune.commands.train import compared
 
     monkeypatch.setattr(train, "train", made)
     outcomes = several_seeds.train(
@@ -142,7 +142,7 @@ def test_several_seeds(data, pretrained, tmp_path, capsys, monkeypatch):
 @rest
 def test_several_seeds_in_truth(data, pretrained, tmp_path, capsys):
     config = make_config(data, pretrained, training__epochs=1)
-    from tfwd.finetune.train import compared
+    from tfwd.finetune.commands.train import compared
 
     workdir = str(tmp_path / "two")
     outcomes = several_seeds.train(PROGRAM, config, workdir, 2, StopRequest(), compared)

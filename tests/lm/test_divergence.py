@@ -9,10 +9,10 @@ from stacks import SLOW_ON_KERAS_2, once
 from training_tools import log, make_config, write_text
 
 from tfwd.lm import step
-from tfwd.lm.text import load_splits, tokenize
-from tfwd.lm.train import train
+from tfwd.lm.commands.train import train
+from tfwd.lm.data.text import load_splits, tokenize
+from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.trainer import Trainer
-from tfwd.lm.vocabulary import Vocabulary
 from tfwd.runs.errors import Diverged, UserError
 from tfwd.runs.storage.checkpoint import Checkpoints
 from tfwd.runs.training.signals import StopRequest

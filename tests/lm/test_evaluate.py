@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 from stacks import SLOW_ON_KERAS_2, extended, quick_rows
 
-from tfwd.lm import evaluate
+from tfwd.lm.commands import evaluate
+from tfwd.lm.data.text import load_splits, tokenize
 from tfwd.lm.evaluation import evaluate as loop_evaluate
 from tfwd.lm.program import load
-from tfwd.lm.text import load_splits, tokenize
 from tfwd.runs.errors import UserError
 from tfwd.runs.settings import app
 

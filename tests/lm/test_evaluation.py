@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfwd.lm import stream
+from tfwd.lm.data import stream
 from tfwd.lm.evaluation import Evaluation, Evaluator, evaluate
 from tfwd.lm.losses import perplexity
 from tfwd.lm.model import LanguageModel

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from stacks import extended
 
-from tfwd.lm import generate
+from tfwd.lm.commands import generate
 from tfwd.lm.program import load
 from tfwd.runs.errors import UserError
 from tfwd.runs.settings import app

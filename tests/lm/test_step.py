@@ -8,7 +8,7 @@ from stacks import SLOW_ON_KERAS_2, extended, once, quick_rows
 
 from tfwd import _keras
 from tfwd.lm import step as train_step
-from tfwd.lm import stream
+from tfwd.lm.data import stream
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.step import TrainStep
 from tfwd.runs.storage.state import RunState

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfwd.lm import stream
+from tfwd.lm.data import stream
 from tfwd.runs.errors import UserError
 
 

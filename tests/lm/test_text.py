@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfwd.lm import text
+from tfwd.lm.data import text
 from tfwd.runs.errors import UserError
 
 WORDS = st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1).filter(

@@ -11,13 +11,13 @@ from stacks import SLOW_ON_KERAS_2, extended, once
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training_tools import WORDS, StopAfter, log, make_config, model_options, write_text
 
+from tfwd.lm.commands.train import define, main, train
+from tfwd.lm.data.text import load_splits, tokenize
+from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.evaluation import evaluate
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.program import PROGRAM
-from tfwd.lm.text import load_splits, tokenize
-from tfwd.lm.train import define, main, train
 from tfwd.lm.trainer import Trainer
-from tfwd.lm.vocabulary import Vocabulary
 from tfwd.runs.errors import UserError
 from tfwd.runs.settings import app
 from tfwd.runs.storage.checkpoint import Checkpoints

@@ -5,10 +5,10 @@ import pytest
 from stacks import IS_KERAS_2, SLOW_ON_KERAS_2, extended, once
 from training_tools import StopAfter, log, make_config, model_options, write_text
 
+from tfwd.lm.commands.train import train
+from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.model import LanguageModel
-from tfwd.lm.train import train
 from tfwd.lm.trainer import Trainer
-from tfwd.lm.vocabulary import Vocabulary
 from tfwd.optimizers import NonMonotonicASGD
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.checkpoint import Checkpoints

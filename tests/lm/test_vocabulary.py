@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfwd.lm.vocabulary import Vocabulary
+from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.runs.errors import UserError
 
 TOKENS = st.lists(st.sampled_from(["a", "b", "c", "d", "<unk>", "<eos>", "é", "x y"]), min_size=1)

@@ -350,7 +350,7 @@ DEFECTS = [
     ),
     Defect(
         "the order of texts does not change from epoch to epoch",
-        "tfwd/finetune/batches.py",
+        "tfwd/finetune/data/batches.py",
         "default_rng([seed, epoch])",
         "default_rng([seed, 0])",
         ("tests/finetune/test_model.py", "-k", "batches"),

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from stacks import quick_rows
 
+from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.model import make_model
 from tfwd.lm.program import load
-from tfwd.lm.vocabulary import Vocabulary
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.saved import CHECKPOINTS
 

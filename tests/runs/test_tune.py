@@ -13,7 +13,7 @@ from stacks import SLOW_ON_KERAS_2, once, rest, soak
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from tfwd.lm import train
+from tfwd.lm.commands import train
 from tfwd.lm.config import SCHEMA
 from tfwd.lm.trainer import Trainer
 from tfwd.runs.settings.command_line import from_file

@@ -61,7 +61,7 @@ def stop(self, lengths):
         os.kill(os.getpid(), signal.SIGTERM)
     show(self, lengths)
 Trainer._show = stop
-from tfwd.lm.train import run
+from tfwd.lm.commands.train import run
 run()
 """
 

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd.finetune import scores
-from tfwd.finetune.batches import by_length, pad
-from tfwd.finetune.vocabulary import Encoded
+from tfwd.finetune.data.batches import by_length, pad
+from tfwd.finetune.data.vocabulary import Encoded
 
 
 class Evaluation(NamedTuple):

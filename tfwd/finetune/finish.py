@@ -11,10 +11,10 @@ from rich import box
 from rich.table import Table
 
 from tfwd.finetune import confusion, scores
+from tfwd.finetune.data.vocabulary import Corpus
 from tfwd.finetune.evaluation import Evaluation
 from tfwd.finetune.scores import LOSS
 from tfwd.finetune.trainer import Trainer
-from tfwd.finetune.vocabulary import Corpus
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.files import read_bytes, write_atomically
 from tfwd.runs.storage.folder import RunFolder

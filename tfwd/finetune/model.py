@@ -13,8 +13,8 @@ import tfwd
 from tfwd import _keras
 from tfwd import parametrizations as P
 from tfwd.dtypes import at_least_float32
+from tfwd.finetune.data.vocabulary import Vocabulary
 from tfwd.finetune.dropout import Dropout
-from tfwd.finetune.vocabulary import Vocabulary
 from tfwd.layers import transformer as T
 from tfwd.layers.transformer.formats.published import fill, unfilled
 from tfwd.pretrained.targets import targets_of

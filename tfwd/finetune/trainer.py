@@ -10,12 +10,13 @@ import ml_collections
 import numpy as np
 import tensorflow as tf
 
-from tfwd.finetune import batches, published
+from tfwd.finetune import published
+from tfwd.finetune.data import batches
+from tfwd.finetune.data.vocabulary import Corpus
 from tfwd.finetune.evaluation import Evaluation, Predictor, evaluate
 from tfwd.finetune.model import classifier_of, make_model, reinitialize
 from tfwd.finetune.scores import LOSS
 from tfwd.finetune.step import make_step
-from tfwd.finetune.vocabulary import Corpus
 from tfwd.optimizers import DecoupledWeightDecay
 from tfwd.optimizers._updates.decay_rules import DecayRow, DecayTable
 from tfwd.runs.storage.folder import RunFolder

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfwd.lm import stream
+from tfwd.lm.data import stream
 from tfwd.lm.losses import perplexity, token_nats
 from tfwd.lm.model import LanguageModel
 

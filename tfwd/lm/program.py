@@ -8,8 +8,8 @@ from typing import Any
 import ml_collections
 
 from tfwd.lm.config import SCHEMA
+from tfwd.lm.data.vocabulary import Corpus, Vocabulary, read_corpus
 from tfwd.lm.losses import PERPLEXITY
-from tfwd.lm.vocabulary import Corpus, Vocabulary, read_corpus
 from tfwd.runs.errors import UserError
 from tfwd.runs.program import Program
 from tfwd.runs.storage.folder import RunFolder

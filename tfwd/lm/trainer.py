@@ -9,7 +9,7 @@ import ml_collections
 import numpy as np
 import tensorflow as tf
 
-from tfwd.lm import stream
+from tfwd.lm.data import stream
 from tfwd.lm.evaluation import Evaluation, Evaluator
 from tfwd.lm.gradients import GradientMeter
 from tfwd.lm.losses import PERPLEXITY

@@ -15,8 +15,8 @@ import tensorflow as tf
 from absl import flags
 
 from tfwd.lm.config import TOKENS
-from tfwd.lm.text import EOS, detokenize, tokenize
-from tfwd.lm.vocabulary import Vocabulary
+from tfwd.lm.data.text import EOS, detokenize, tokenize
+from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.runs.errors import UserError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import ml_collections
 import numpy as np
 
-from tfwd.lm.text import EOS, check_level, load_splits, tokenize
+from tfwd.lm.data.text import EOS, check_level, load_splits, tokenize
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.files import read_json, write_atomically
 from tfwd.runs.storage.state import fingerprint

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from tfwd.lm.text import detokenize, load_splits, read_text, tokenize
+from tfwd.lm.data.text import detokenize, load_splits, read_text, tokenize
 from tfwd.runs.errors import UserError
 from tfwd.runs.settings import app
 

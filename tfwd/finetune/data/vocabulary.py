@@ -17,7 +17,7 @@ import ml_collections
 import numpy as np
 
 from tfwd.finetune import published
-from tfwd.finetune.examples import Example, load_splits
+from tfwd.finetune.data.examples import Example, load_splits
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.files import read_json, write_atomically
 from tfwd.runs.storage.state import fingerprint

@@ -57,7 +57,7 @@ def load_splits(data: ml_collections.ConfigDict) -> Splits:
     if data.path:
         splits = _from_folder(data)
     else:
-        from tfwd.finetune.manual import load_manual
+        from tfwd.finetune.data.manual import load_manual
 
         splits = load_manual()
     train = splits.parts["train"]

@@ -1,0 +1,1 @@
+"""The programs for fine-tuning."""

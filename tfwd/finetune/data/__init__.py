@@ -1,0 +1,1 @@
+"""Labelled texts, their batches, and the vocabulary of the pretrained encoder."""

@@ -1,0 +1,1 @@
+"""Texts as streams of token ids, and the vocabulary."""
