@@ -16,12 +16,12 @@ from collections.abc import Iterator
 
 def train() -> None:
     """The console script `tfwd-train`."""
-    _run("lm.train")
+    _run("lm.commands.train")
 
 
 def tune() -> None:
     """The console script `tfwd-tune`: of `tfwd-train`, or with `--program=finetune` of that one."""
-    programs = {"train": "lm.tune", "finetune": "finetune.tune"}
+    programs = {"train": "lm.commands.tune", "finetune": "finetune.commands.tune"}
     name, rest = "train", sys.argv[:1]
     arguments = iter(sys.argv[1:])
     for argument in arguments:
@@ -39,22 +39,22 @@ def tune() -> None:
 
 def evaluate() -> None:
     """The console script `tfwd-evaluate`."""
-    _run("lm.evaluate")
+    _run("lm.commands.evaluate")
 
 
 def finetune() -> None:
     """The console script `tfwd-finetune`."""
-    _run("finetune.train")
+    _run("finetune.commands.train")
 
 
 def classify() -> None:
     """The console script `tfwd-classify`."""
-    _run("finetune.classify")
+    _run("finetune.commands.classify")
 
 
 def generate() -> None:
     """The console script `tfwd-generate`."""
-    _run("lm.generate")
+    _run("lm.commands.generate")
 
 
 def pretrained() -> None:
