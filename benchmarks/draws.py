@@ -92,7 +92,7 @@ def main() -> None:
                     f"times faster than {peer}",
                     cost[way],
                     {**peers, "copy": cost["copy"]},
-                    "ns an entry",
+                    "ns per entry",
                     at_least=limit if entries > LARGE else None,
                 )
             )

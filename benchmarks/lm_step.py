@@ -130,7 +130,7 @@ def main() -> None:
             Row(
                 f"a training step, {name} ({facts[name]['weights'] / 1e6:.1f} M weights)",
                 ratio(peer, found["ours"]) if peer else pace["ours"],
-                "times the tokens a second of PyTorch" if peer else "tokens a second",
+                "times PyTorch's tokens per second" if peer else "tokens per second",
                 pace["ours"].median,
                 {"PyTorch": pace["PyTorch"].median if peer else "not installed"},
                 "tokens/s",
@@ -140,9 +140,9 @@ def main() -> None:
         if peer:
             rows.append(
                 Row(
-                    f"the most that could be gained over PyTorch, {name}",
+                    f"upper limit of the speed-up over PyTorch, {name}",
                     ratio(peer, found[PRODUCTS]),
-                    "times the tokens a second of PyTorch, without all but products",
+                    "times PyTorch's tokens per second, with the products alone",
                     None,
                     {side: pace[side].median for side in (PRODUCTS, "PyTorch")},
                     "tokens/s",

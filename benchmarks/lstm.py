@@ -156,7 +156,7 @@ def main() -> None:
         ]
         rows += [
             Row(
-                f"the most that could be gained over {KERAS}, {shape}",
+                f"upper limit of the speed-up over {KERAS}, {shape}",
                 ratio(found[KERAS], others),
                 f"times faster, {without}",
                 None,

@@ -35,7 +35,7 @@ from growth import exponents
 from measure import Row, Spread
 
 MIB = 1 << 20
-OURS, FILL = "tfwd", "tfwd, into a model that is there"
+OURS, FILL = "tfwd", "tfwd, into an existing model"
 TORCH, HUB, ARRAYS = "transformers", "keras-hub", "load_file"
 SINGLE, SHARDS = "one file", "five shards"
 CONFIG = {
@@ -291,9 +291,9 @@ def by_layers(place: Path, seconds: float) -> list[Row]:
     ours, theirs = ([least[f"{way}, {count}"] for count in LAYERS] for way in (OURS, ARRAYS))
     rows = [
         Row(
-            f"CPU time to load {count} narrow layers into a model, a layer",
+            f"CPU time to load {count} narrow layers into a model, per layer",
             Spread.of([mine / count / (ours[0] / LAYERS[0])]),
-            f"of a layer, over that of {LAYERS[0]} layers",
+            f"per layer, relative to {LAYERS[0]} layers",
             1e3 * mine / count,
             {ARRAYS: 1e3 * other / count},
         )

@@ -106,8 +106,9 @@ def markdown(outcomes: Sequence[Outcome], plots: Sequence[Path], out: Path) -> s
     """
     parts = ["# Benchmarks", "", f"`make bench` wrote this page. {machine()}.", ""]
     parts += [
-        "Sides run by turns; a ratio is the median over the turns, and the spread its quartiles",
-        "(for an exponent: the least and the greatest of the doublings). Ratios matter, not times.",
+        "The libraries run in turns. A ratio is the median over the turns. The spread gives its",
+        "quartiles. (For an exponent it gives the least and the greatest of the doublings.)",
+        "Compare ratios, not times.",
         "",
     ]
     rows = [row for outcome in outcomes for row in outcome.rows]

@@ -103,7 +103,7 @@ def main() -> None:
         last = readings[-LAST:]
         growth = Spread.of(slopes(last))
         share = Spread(*(value / one for value in growth))
-        claim = f"growth of a sweep's memory a trial, over the last {len(last)} of {trials}"
+        claim = f"growth of a sweep's memory per trial, over the last {len(last)} of {trials}"
         peers: dict[str, float | str] = {"a model left behind": one}
         means = "share of a trial's weights and moments"
         rows.append(Row(claim, share, means, growth.median, peers, "MiB", no_more=0.0))

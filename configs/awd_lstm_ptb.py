@@ -1,19 +1,23 @@
-"""The AWD-LSTM of Merity, Keskar and Socher (2017) for the Penn Treebank: published values.
+"""The AWD-LSTM of Merity, Keskar and Socher (2017) for the Penn Treebank, with published values.
 
     tfwd-train --config=configs/awd_lstm_ptb.py --config.data.path=FOLDER --workdir=runs/ptb
 
-FOLDER: the Penn Treebank in Mikolov's preparation (train.txt, valid.txt, test.txt, or
-ptb.train.txt and so on; 10,000 words, the rare ones replaced already).
+FOLDER has the Penn Treebank in Mikolov's preparation: train.txt, valid.txt and test.txt, or
+ptb.train.txt and so on. It has 10,000 words. Rare words are already replaced.
 
 Perplexities, published; not run here:
-- the paper, with averaged SGD and fine-tuning: 60.0 validation, 57.3 test;
-- the authors' program (github.com/salesforce/awd-lstm-lm) with the values below, with averaged
+- The paper, with averaged SGD and fine-tuning: 60.0 validation, 57.3 test.
+- The authors' program (github.com/salesforce/awd-lstm-lm) with the values below, with averaged
   SGD and without fine-tuning: about 61.2 validation, 58.8 test.
-The values are those of the program's command for this text (`--batch_size 20 --dropouti 0.4
---dropouth 0.25 --epoch 500`) and its defaults, averaged SGD among them. Where this differs from it:
-an LSTM has one bias, not two that are added; blank lines are skipped, where the program predicts an
-end of line for each; the average has all weights since it began, also the first. The run takes days
-on processors; it is meant for a GPU.
+
+The values come from the program's command for this text (`--batch_size 20 --dropouti 0.4
+--dropouth 0.25 --epoch 500`) and from its defaults, averaged SGD included. There are three
+differences:
+- An LSTM has one bias. The program adds two.
+- Blank lines are skipped. The program predicts an end of line for each.
+- The average includes all weights since it started, also the first.
+
+The run takes days on CPUs. It is meant for a GPU.
 
 Reference: "Regularizing and Optimizing LSTM Language Models", arXiv:1708.02182.
 """

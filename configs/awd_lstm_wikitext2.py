@@ -1,19 +1,22 @@
-"""The AWD-LSTM of Merity, Keskar and Socher (2017) for WikiText-2: published values.
+"""The AWD-LSTM of Merity, Keskar and Socher (2017) for WikiText-2, with published values.
 
     tfwd-train --config=configs/awd_lstm_wikitext2.py --config.data.path=FOLDER --workdir=runs/wt2
 
-FOLDER: WikiText-2 (wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens; 33,278 words, the rare
-ones replaced already).
+FOLDER has WikiText-2: wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens. It has 33,278
+words. Rare words are already replaced.
 
 Perplexities, published; not run here:
-- the paper, with averaged SGD and fine-tuning: 68.6 validation, 65.8 test;
-- the authors' program (github.com/salesforce/awd-lstm-lm) with the values below, with averaged
+- The paper, with averaged SGD and fine-tuning: 68.6 validation, 65.8 test.
+- The authors' program (github.com/salesforce/awd-lstm-lm) with the values below, with averaged
   SGD and without fine-tuning: about 68.7 validation, 65.6 test.
-The values are those of the program's command for this text (`--epochs 750 --dropouth 0.2`) and its
-defaults, averaged SGD among them. Where this differs from it: an LSTM has one bias, not two that
-are added; blank lines are skipped, where the program predicts an end of line for each; the average
-has all weights since it began, also the first. The run takes weeks on processors; it is meant for a
-GPU.
+
+The values come from the program's command for this text (`--epochs 750 --dropouth 0.2`) and from
+its defaults, averaged SGD included. There are three differences:
+- An LSTM has one bias. The program adds two.
+- Blank lines are skipped. The program predicts an end of line for each.
+- The average includes all weights since it started, also the first.
+
+The run takes weeks on CPUs. It is meant for a GPU.
 
 Reference: "Regularizing and Optimizing LSTM Language Models", arXiv:1708.02182.
 """

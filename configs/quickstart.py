@@ -1,10 +1,11 @@
-"""An AWD-LSTM of small size on the text that comes with Python: what `make train` runs.
+"""A small AWD-LSTM on the text that comes with Python. `make train` runs it.
 
     tfwd-train --config=configs/quickstart.py --workdir=runs/quickstart
 
-Text: the topics of Python's reference manual (about 65,000 words, in every Python), so nothing is
-downloaded. Meant to end within three minutes on two cores. The text is short and half of it is
-code, so the perplexity says that the program works, and nothing about the method.
+The text is the topics of Python's reference manual (about 65,000 words). It comes with every
+Python, so nothing is downloaded. The run should end within three minutes on two cores. The text is
+short, and half of it is code. The perplexity therefore shows that the program works. It shows
+nothing about the method.
 """
 
 from tfwd.lm.config import default_config

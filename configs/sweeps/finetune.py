@@ -1,4 +1,4 @@
-"""The learning rate and its decay by layers, of a fine-tuning.
+"""Sweeps the learning rate and the layer-wise decay of fine-tuning.
 
 tfwd-tune --program=finetune --config=configs/finetune.py --sweep=configs/sweeps/finetune.py \
   --workdir=runs/finetune-rates

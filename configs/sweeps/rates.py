@@ -1,8 +1,9 @@
-"""All dropout rates and the noise of the language model, by Hyperband: most trials are short.
+"""Sweeps all dropout rates and the noise of the language model with Hyperband.
 
     tfwd-tune --config=configs/quickstart.py --sweep=configs/sweeps/rates.py --workdir=runs/rates
 
-With the 12 epochs of the quickstart that is 30 trials and 136 epochs in all (see --dry_run).
+Most trials are short. With the 12 epochs of the quickstart there are 30 trials and 136 epochs in
+total (see --dry_run).
 """
 
 from tfwd.lm.sweeps import Float, Sweep

@@ -1,7 +1,9 @@
-"""Six trials of two epochs: what `make sweep` runs, in about three minutes on two cores.
+"""Sweeps two dropout rates in six trials of two epochs. `make sweep` runs it.
 
     tfwd-tune --config=configs/quickstart.py --config.training.epochs=2 \
         --sweep=configs/sweeps/small.py --workdir=runs/sweep
+
+It takes about three minutes on two cores.
 """
 
 from tfwd.lm.sweeps import Float, Sweep
