@@ -3,7 +3,8 @@
 An LSTM of time T, batch B, input I and units U has `R = T B` rows and `24 R U (U + I)` floating
 point operations, forward and backward: `8 R U^2` in each of two loops over the steps, by products
 of B rows, and the rest in products of all rows. Here they are made in that order, those of the
-loops in four blocks as in `tfwd._recurrent.lstm`, and nothing else is: no gates, no masks, no updates.
+loops in four blocks as in `tfwd._recurrent.lstm`, and nothing else is: no gates, no masks, no
+updates.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     python benchmarks/small_weights.py
 
 A chain of twelve Dense layers, trained with weight dropout in four ways: the mask by one operation
-or by the compiled loop (`tfwd._random.random_masks`), and the effective weight kept for backward or drawn
-again (`tfwd._graph.recompute`). `random_masks.SMALL` is where tfwd changes from the first to the last.
+or by the compiled loop (`tfwd._random.random_masks`), and the effective weight kept for backward or
+drawn again (`tfwd._graph.recompute`). `random_masks.SMALL` is where tfwd changes from the first to
+the last.
 """
 
 from __future__ import annotations

@@ -103,8 +103,9 @@ MODULES = {
 OWN = {"_", "_abc_impl", "_obj_ref", "_optimizer_", "_self_", "_tfwd_intercepted_"}
 
 
-# Names that Keras's objects and tfwd have for different things, and those that `layers/_substitution/provable.py`
-# leaves out where it compares layers: were they others, each layer would be analysed by itself.
+# Names that Keras's objects and tfwd use for different things, and the names that
+# `layers/_substitution/provable.py` skips when it compares layers. If Keras renamed the latter,
+# each layer would be analysed separately.
 CHANCE = {"_autocast", "_losses", "_lock", "_name", "_parent_path", "_path"}
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -1,7 +1,7 @@
 """`SubstitutedCall`: one call of a layer, which can be made on effective weights, and made again.
 
-The call is taken apart into tensors and seeds, so that it is a function of these: `tfwd._graph.recompute`
-can run it a second time in backward, and `tf.cond` in a branch.
+The call is a function of tensors and seeds. So `tfwd._graph.recompute` can run it a second time in
+backward, and `tf.cond` can run it in a branch.
 
 Nested wrappers are one chain, the inner first. During its call an outer wrapper lists what it does
 to which weights (an `OuterWrapper`). An inner wrapper on the same weight starts from the raw value

@@ -45,10 +45,10 @@ def test_the_text_of_python(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "module"),
     [
-        ([], "lm.tune"),
-        (["--program=train"], "lm.tune"),
-        (["--program=finetune"], "finetune.tune"),
-        (["--program", "finetune"], "finetune.tune"),
+        ([], "lm.commands.tune"),
+        (["--program=train"], "lm.commands.tune"),
+        (["--program=finetune"], "finetune.commands.tune"),
+        (["--program", "finetune"], "finetune.commands.tune"),
     ],
 )
 def test_which_program_is_tuned(monkeypatch, given, module):

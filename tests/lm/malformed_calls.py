@@ -274,10 +274,10 @@ def load_programs() -> None:
 
     tfwd_programs.quiet_tensorflow()
     for name in (
-        "lm.train",
-        "lm.tune",
-        "lm.evaluate",
-        "lm.generate",
+        "lm.commands.train",
+        "lm.commands.tune",
+        "lm.commands.evaluate",
+        "lm.commands.generate",
         "lm.finish",
         "lm.trainer",
         "runs.saved",

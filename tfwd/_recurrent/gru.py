@@ -1,7 +1,7 @@
 """A GRU over a sequence as a function of tensors, with a gradient written by hand.
 
-As `tfwd._recurrent.lstm`: what does not depend on the step before is taken out of the loops. `docs/lstm.md`
-has the formulas.
+As in `tfwd._recurrent.lstm`, everything that does not depend on the previous step is computed
+outside of the loops. `docs/lstm.md` has the formulas.
 """
 
 from __future__ import annotations

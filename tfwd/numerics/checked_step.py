@@ -5,9 +5,9 @@ values, since XLA leaves out whatever would stop the program. The variables keep
 
     good = all(finite(data, forward, loss, backward, learning rate)) on all replicas,
 
-by `tfwd._graph.tentative`. Of optimizers that cannot turn finite gradients of moderate size into anything
-else, that is known before the first assignment. Of others, and where the training step is the
-user's, the new values are looked at too, and taken back if they are not finite.
+by `tfwd._graph.tentative`. Most optimizers turn finite gradients of moderate size into finite
+values. For them the decision is made before the first assignment. For other optimizers, and for a
+custom training step, the new values are checked too, and taken back if they are not finite.
 """
 
 from __future__ import annotations
