@@ -3,9 +3,9 @@
 A training call takes a call number, computes each parametrized weight's effective value from its
 raw value and a seed, and runs the layer with those values in place of the variables. Around that,
 `tfwd._graph.recompute` keeps nothing but the arguments for backward. In eager mode, or under a
-training flag that is a tensor, backward runs the layer a second time. That is done to a layer that is known
-to compute the same again (see `call_analysis` and `provable`); another one keeps its effective
-weights instead.
+training flag that is a tensor, backward runs the layer a second time, if tfwd can prove that the
+layer computes the same again (see `call_analysis` and `provable`). Other layers keep their
+effective weights.
 """
 
 from __future__ import annotations

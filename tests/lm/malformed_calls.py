@@ -280,11 +280,11 @@ def load_programs() -> None:
         "lm.commands.generate",
         "lm.finish",
         "lm.trainer",
-        "runs.saved",
+        "runs.storage.saved",
         "runs.sweeps.tuner",
         "runs.sweeps.report",
         "runs.sweeps.hparams",
-        "runs.display",
+        "runs.training.display",
     ):
         importlib.import_module(f"tfwd.{name}")
     import scipy  # noqa: F401

@@ -14,7 +14,10 @@ from tfwd.runs.storage.checkpoint import Checkpoints
 # The programs' own code: on Keras 2, one of these tests shows that it stands there too.
 pytestmark = pytest.mark.slow
 
-PROGRAM = f"{SIGNAL_AT}import sys; sys.argv[0] = 'tfwd-train'; from tfwd.lm.commands.train import run; run()"
+PROGRAM = (
+    f"{SIGNAL_AT}import sys; sys.argv[0] = 'tfwd-train';"
+    "from tfwd.lm.commands.train import run; run()"
+)
 CONFIG = """
 from tfwd.lm.config import default_config
 
