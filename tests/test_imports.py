@@ -201,10 +201,10 @@ def test_internals_are_noticed(source: str) -> None:
 @pytest.mark.parametrize(
     ("name", "source", "expected"),
     [
-        ("tfwd.lm.__init__", "from . import text", "tfwd.lm.data.text"),
-        ("tfwd.lm.data.text", "from . import unknown_function", "tfwd.lm"),
-        ("tfwd.lm.data.text", "from ..layers import WeightDropout", "tfwd.layers"),
-        ("tfwd.rates", "from .lm.text import tokens", "tfwd.lm.data.text"),
+        ("tfwd.lm.__init__", "from . import model", "tfwd.lm.model"),
+        ("tfwd.lm.model", "from . import unknown_function", "tfwd.lm"),
+        ("tfwd.lm.model", "from ..layers import WeightDropout", "tfwd.layers"),
+        ("tfwd.rates", "from .lm.model import make_model", "tfwd.lm.model"),
         ("tfwd.rates", "def f():\n    from tfwd import layers", "tfwd.layers"),
         ("tfwd.rates", "from tfwd import WeightDropout", "tfwd"),
     ],
