@@ -99,8 +99,8 @@ def ours(case: Case) -> dict[str, Callable[[], Any]]:
 
     @tf.function
     def moments(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-        found = gradients.squared_mean(model, x, y, loss)
-        return [*found.mean, *found.squared_mean]
+        found = gradients.moments(model, x, y, loss)
+        return [*found.mean, *found.mean_square]
 
     return {
         "plain": lambda: plain(*given)[-1].numpy(),

@@ -3,7 +3,7 @@
     python benchmarks/many_layers_growth.py
 
 `tfwd.parametrize`, the first training step, a step, `save`, `load_model`, `tfwd.unwrap` and the
-first `gradients.squared_mean`, and the same of the plain model where it has them. Each chain has a
+first `gradients.moments`, and the same of the plain model where it has them. Each chain has a
 process of its own. An exponent of 1 is a straight line: twice the layers, twice the cost.
 """
 
@@ -23,9 +23,9 @@ from measure import Row, Spread
 
 LAYERS = (50, 100, 200, 400)
 # So small, and kernels orthogonal, that a signal passes through 400 layers: where no gradient is
-# left, `squared_mean` looks three times whether examples depend on one another.
+# left, `moments` looks three times whether examples depend on one another.
 RATE = 0.01
-COSTS = ("parametrize", "first step", "step", "save", "load_model", "unwrap", "squared_mean")
+COSTS = ("parametrize", "first step", "step", "save", "load_model", "unwrap", "moments")
 # Of a straight line with what the measurement adds to it.
 AT_MOST = 1.15
 
@@ -65,9 +65,9 @@ def child(layers: int) -> dict[str, dict[str, float]]:
     note("tfwd", "unwrap", lambda: tfwd.unwrap(made["tfwd"]))
 
     def moments() -> Any:
-        return gradients.squared_mean(made["tfwd"], x, y, "mse", training=True)
+        return gradients.moments(made["tfwd"], x, y, "mse", training=True)
 
-    note("tfwd", "squared_mean", moments)
+    note("tfwd", "moments", moments)
     return found
 
 

@@ -66,7 +66,7 @@ def moments() -> None:
 
     @tf.function
     def of_a_batch(x: tf.Tensor, y: tf.Tensor) -> tuple:
-        return tuple(tfwd.gradients.squared_mean(model, x, y, "mse", training=True))
+        return tuple(tfwd.gradients.moments(model, x, y, "mse", training=True))
 
     of_a_batch(X, Y)
 

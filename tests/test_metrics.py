@@ -54,18 +54,18 @@ def test_in_a_traced_step_of_a_model() -> None:
 
     @tf.function
     def step(x: tf.Tensor, y: tf.Tensor) -> None:
-        metric.update_state(gradients.squared_mean(model, x, y, "mse"))
+        metric.update_state(gradients.moments(model, x, y, "mse"))
 
     step(x, y)
-    found = gradients.squared_mean(model, x, y, "mse").squared_mean
+    found = gradients.moments(model, x, y, "mse").mean_square
     entries = np.concatenate([np.ravel(s) for s in found])
     assert float(metric.result()) == pytest.approx(entries.mean(), rel=1e-5)
 
 
 def test_wrong_moments_and_no_variables() -> None:
     with pytest.raises(ValueError, match="metric 'squares' is of 2 weights"):
-        make().update_state(moments(1, 2, 3)._replace(squared_mean=[tf.zeros([3])]))
-    with pytest.raises(ValueError, match=r"'squares' takes what .*squared_mean returned, got list"):
+        make().update_state(moments(1, 2, 3)._replace(mean_square=[tf.zeros([3])]))
+    with pytest.raises(ValueError, match=r"'squares' takes what .*moments returned, got list"):
         make().update_state([tf.zeros([1, 2])])
     with pytest.raises(ValueError, match="model.trainable_variables"):
         metrics.GradientSquaredMean([])

@@ -16,7 +16,7 @@ from tfwd.gradients import Moments
 class GradientSquaredMean(keras.metrics.Metric):
     """The mean of squared per-example gradients over the entries of all weights, and over steps.
 
-    Formula: `sum_t B_t mean_i(s_ti) / sum_t B_t`, with `s_t` the `squared_mean` of step `t` and
+    Formula: `sum_t B_t mean_i(s_ti) / sum_t B_t`, with `s_t` the `mean_square` of step `t` and
     `B_t` its batch size, so that every example counts once.
 
     Args:
@@ -35,7 +35,7 @@ class GradientSquaredMean(keras.metrics.Metric):
     >>> model.set_weights([tf.ones([2, 1])])
     >>> metric = metrics.GradientSquaredMean(model.trainable_variables)
     >>> x, y = tf.constant([[1.0, 0.0], [1.0, 2.0]]), tf.constant([[0.0], [2.0]])
-    >>> metric.update_state(gradients.squared_mean(model, x, y, "mse"))
+    >>> metric.update_state(gradients.moments(model, x, y, "mse"))
     >>> float(metric.result())  # of 4 and 8
     6.0
     >>> [float(value) for value in metric.by_variable().values()]  # by their paths
@@ -74,7 +74,7 @@ class GradientSquaredMean(keras.metrics.Metric):
         """Adds the moments of a step: `update_state(moments, sample_weight=None)`.
 
         Args:
-            moments: what `tfwd.gradients.squared_mean` returned.
+            moments: what `tfwd.gradients.moments` returned.
             args, kwargs: `sample_weight`, a factor of the step's weight, which is its batch size.
 
         Raises:
@@ -83,7 +83,7 @@ class GradientSquaredMean(keras.metrics.Metric):
         # A model that was compiled with it would give it targets, outputs and weights.
         if not isinstance(moments, Moments):
             raise ValueError(
-                f"metric '{self.name}' takes what tfwd.gradients.squared_mean returned, got "
+                f"metric '{self.name}' takes what tfwd.gradients.moments returned, got "
                 f"{type(moments).__name__}; it is not one of compile(metrics=[...]): to measure "
                 "in fit, take it out there and give "
                 "fit(callbacks=[tfwd.callbacks.GradientSquaredMean()])"
@@ -91,7 +91,7 @@ class GradientSquaredMean(keras.metrics.Metric):
         self._add(moments, *args, **kwargs)
 
     def _add(self, moments: Moments, sample_weight: Any = None) -> None:
-        shapes = [tuple(squares.shape) for squares in moments.squared_mean]
+        shapes = [tuple(squares.shape) for squares in moments.mean_square]
         sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
         if sizes != self.sizes:
             raise ValueError(
@@ -99,7 +99,7 @@ class GradientSquaredMean(keras.metrics.Metric):
                 f"got moments of {len(sizes)} weights of the shapes {shapes}"
             )
         dtype = self.total.dtype  # wider than the metric's, if that is a narrow one
-        means = [tf.reduce_mean(tf.cast(s, dtype)) for s in moments.squared_mean]
+        means = [tf.reduce_mean(tf.cast(s, dtype)) for s in moments.mean_square]
         weight = tf.cast(moments.batch_size, dtype)
         if sample_weight is not None:
             weight = weight * tf.cast(sample_weight, dtype)

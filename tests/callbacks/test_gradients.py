@@ -52,9 +52,9 @@ def test_measures_every_n_batches_and_training_is_the_same(compiled: dict) -> No
 
 def test_record_is_of_the_batch_before_its_step() -> None:
     watched, twin = model(), model()
-    callback = callbacks.GradientSquaredMean(every=100)  # with the flag of squared_mean
+    callback = callbacks.GradientSquaredMean(every=100)  # with the flag of `moments`
     fit(watched, callback, epochs=1)
-    moments = gradients.squared_mean(twin, X[:8], Y[:8], "mse")
+    moments = gradients.moments(twin, X[:8], Y[:8], "mse")
     (record,) = callback.records
     flat = [np.concatenate([np.ravel(m) for m in part]) for part in moments[:2]]
     assert record["batch_size"] == 8
@@ -139,7 +139,7 @@ def test_replicas_measure_the_global_batch() -> None:
     )
     with strategy.scope():
         watched = model()
-    callback = callbacks.GradientSquaredMean(every=100)  # with the flag of squared_mean
+    callback = callbacks.GradientSquaredMean(every=100)  # with the flag of `moments`
     fit(watched, callback, epochs=1)
     single = callbacks.GradientSquaredMean(every=100, training=False)
     fit(model(), single, epochs=1)

@@ -36,7 +36,7 @@ def per_example(model: keras.Model, x: Any, y: Any, loss: Any = None, **kwargs: 
 
 def assert_moments(moments: gradients.Moments, rows: list, tolerance: float = 1e-9) -> None:
     """The moments are those of these per-example gradients."""
-    for mean, squares, row in zip(moments.mean, moments.squared_mean, rows, strict=True):
+    for mean, squares, row in zip(moments.mean, moments.mean_square, rows, strict=True):
         for found, wanted in ((mean, row.mean(0)), (squares, (row**2).mean(0))):
             scale = np.abs(wanted).max() + 1e-30
             np.testing.assert_allclose(

@@ -24,19 +24,19 @@ def model() -> keras.Model:
 
 
 def assert_same(one: gradients.Moments, two: gradients.Moments) -> None:
-    for a, b in zip([*one.mean, *one.squared_mean], [*two.mean, *two.squared_mean], strict=True):
+    for a, b in zip([*one.mean, *one.mean_square], [*two.mean, *two.mean_square], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("chunk_size", [None, 2])
 def test_a_list_of_numbers_is_an_array(chunk_size: int | None) -> None:
     made = model()
-    wanted = gradients.squared_mean(made, X, Y, "mse", np.array([0.0, 1.0, 2.0]))
-    given = gradients.squared_mean(made, X, Y, "mse", [0, 1, 2], chunk_size=chunk_size)
+    wanted = gradients.moments(made, X, Y, "mse", np.array([0.0, 1.0, 2.0]))
+    given = gradients.moments(made, X, Y, "mse", [0, 1, 2], chunk_size=chunk_size)
     assert_same(given, wanted)
     loss = "sparse_categorical_crossentropy"
-    ids = gradients.squared_mean(made, X, np.array([0, 1, 1]), loss)
-    assert_same(gradients.squared_mean(made, X, [0, 1, 1], loss), ids)
+    ids = gradients.moments(made, X, np.array([0, 1, 1]), loss)
+    assert_same(gradients.moments(made, X, [0, 1, 1], loss), ids)
 
 
 def test_lists_of_numbers_in_a_dict_are_arrays() -> None:
@@ -44,8 +44,8 @@ def test_lists_of_numbers_in_a_dict_are_arrays() -> None:
     made = keras.Model(inputs, {"a": L.Dense(2)(inputs), "b": L.Dense(2)(inputs)})
     y, weights = {"a": Y, "b": Y}, {"a": [0, 1, 2], "b": [1.0, 0.0, 0.0]}
     arrays = {name: np.array(values, "f") for name, values in weights.items()}
-    wanted = gradients.squared_mean(made, X, y, "mse", arrays)
-    assert_same(gradients.squared_mean(made, X, y, "mse", weights), wanted)
+    wanted = gradients.moments(made, X, y, "mse", arrays)
+    assert_same(gradients.moments(made, X, y, "mse", weights), wanted)
 
 
 def dataset() -> tf.data.Dataset:
@@ -65,7 +65,7 @@ def dataset() -> tf.data.Dataset:
 )
 def test_what_is_no_batch(given: Callable[[], dict[str, Any]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        gradients.squared_mean(model(), **{"x": X, "y": Y, "loss": "mse", **given()})
+        gradients.moments(model(), **{"x": X, "y": Y, "loss": "mse", **given()})
 
 
 class Scaled(L.Layer):
@@ -92,10 +92,10 @@ def test_a_batch_that_turns_out_to_be_empty_has_moments_of_zero(chunk_size: int 
 
     @tf.function(input_signature=[tf.TensorSpec([None, 4], "int32"), tf.TensorSpec([None, 4, 2])])
     def run(x: tf.Tensor, y: tf.Tensor) -> Any:
-        moments = gradients.squared_mean(
+        moments = gradients.moments(
             made, x, y, lambda y, p: tf.math.log(tf.abs(y)) + (y - p) ** 2, chunk_size=chunk_size
         )
-        return moments.mean, moments.squared_mean, moments.batch_size
+        return moments.mean, moments.mean_square, moments.batch_size
 
     mean, squares, batch = run(tf.zeros([0, 4], "int32"), tf.zeros([0, 4, 2]))
     assert int(batch) == 0
@@ -104,6 +104,6 @@ def test_a_batch_that_turns_out_to_be_empty_has_moments_of_zero(chunk_size: int 
     np.testing.assert_allclose(mean[-2], 0.02 * made.layers[-1].kernel, rtol=1e-5)
     ids, y = tf.constant([[1, 2, 0, 0], [4, 3, 2, 1], [1, 1, 1, 1]]), tf.random.normal([3, 4, 2])
     mean, squares, batch = run(ids, y)
-    wanted = gradients.squared_mean(made, ids, y, "mse")
+    wanted = gradients.moments(made, ids, y, "mse")
     assert int(batch) == 3
-    assert_same(wanted._replace(mean=mean, squared_mean=squares), wanted)
+    assert_same(wanted._replace(mean=mean, mean_square=squares), wanted)

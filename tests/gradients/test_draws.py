@@ -48,7 +48,7 @@ def test_all_weights_see_one_draw(name: str) -> None:
     x = np.random.default_rng(1).normal(size=(4, 4, 3)).astype("f")
     y = np.random.default_rng(2).normal(size=model(x).shape).astype("f")
     rewind = rewinding(model)
-    moments = gradients.squared_mean(model, x, y, "mse", training=True)
+    moments = gradients.moments(model, x, y, "mse", training=True)
     # A weight at which nothing arrives in the trial, all being dropped, has no rule either.
     assert moments.methods[-3] == "backward_each" and "dense" in moments.methods
     rewind()
@@ -68,7 +68,7 @@ def test_a_call_that_is_captured_leaves_what_is_drawn_next(traced: bool) -> None
     x, y = tf.random.normal([6, 3]), tf.random.normal([6, 2])
 
     def compute() -> list[tf.Tensor]:
-        return gradients.squared_mean(model, x, y, "mse", training=True).squared_mean
+        return gradients.moments(model, x, y, "mse", training=True).mean_square
 
     def run() -> list[tf.Tensor]:
         return substitute.call(compute, [], capture=True).outputs

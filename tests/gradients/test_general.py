@@ -63,7 +63,7 @@ def data(*shape: int) -> tuple[np.ndarray, np.ndarray]:
 def test_model_whose_only_layer_is_a_users_own() -> None:
     model = keras.Sequential([keras.Input((2,)), Scale()])
     x, y = data(5, 2)
-    moments = gradients.squared_mean(model, x, y, "mse")
+    moments = gradients.moments(model, x, y, "mse")
     assert moments.methods == ["vectorized_map"]
     assert_moments(moments, per_example(model, x, y))
 
@@ -90,9 +90,9 @@ def test_users_layer_beside_a_loop_in_a_function(batch: int | None, inside: bool
 
     @tf.function(input_signature=[tf.TensorSpec([batch, 3, 2], tf.float64)] * 2)
     def run(x: tf.Tensor, y: tf.Tensor) -> Any:
-        moments = gradients.squared_mean(model, x, y, "mse")
+        moments = gradients.moments(model, x, y, "mse")
         methods.extend(moments.methods)
-        return moments.mean, moments.squared_mean
+        return moments.mean, moments.mean_square
 
     methods: list[str] = []
     found = run(x, y)
@@ -105,7 +105,7 @@ def test_users_layer_beside_a_loop_in_a_function(batch: int | None, inside: bool
 def test_users_layer_among_others(chunk_size: int | None) -> None:
     model = keras.Sequential([keras.Input((3,)), L.Dense(4), Scale(), L.Dense(2)])
     x, y = data(5, 3)
-    moments = gradients.squared_mean(randomized(model), x, y, "mse", chunk_size=chunk_size)
+    moments = gradients.moments(randomized(model), x, y, "mse", chunk_size=chunk_size)
     assert moments.methods == ["dense", "dense", "vectorized_map", "dense", "dense"]
     assert_moments(moments, per_example(model, x, y))
 
@@ -125,7 +125,7 @@ def test_weights_that_are_used_elsewhere(way: str, slow: list[bool]) -> None:
     model = Own(way)
     x, y = data(4, 4, 3)
     model(x)
-    moments = gradients.squared_mean(model, x, y, "mse")
+    moments = gradients.moments(model, x, y, "mse")
     assert [m in ("vectorized_map", "loop") for m in moments.methods] == slow
     assert_moments(moments, per_example(model, x, y))
 
@@ -136,7 +136,7 @@ def test_traced_layers_of_a_user_are_left_as_they_are() -> None:
     model(x)
     call = tf.function(lambda x: model.second(model.first(x)))
     model.call = lambda x, training=None: call(x)
-    gradients.squared_mean(model, x, y, "mse")
+    gradients.moments(model, x, y, "mse")
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(call(x))
     assert tape.gradient(loss, _keras.variables.tf_variable(model.first.kernel)) is not None
@@ -154,7 +154,7 @@ def test_loop_where_vectorized_map_fails() -> None:
 
     model = keras.Sequential([keras.Input((2,)), Counts()])
     x, y = np.round(data(3, 2), 3)
-    moments = gradients.squared_mean(model, x, y, "mse")
+    moments = gradients.moments(model, x, y, "mse")
     assert_moments(moments, per_example(model, x, y), 1e-5)
     assert general(moments)
 
@@ -165,7 +165,7 @@ def test_random_layers_see_one_draw() -> None:
     model = keras.Sequential([keras.Input((3,)), Scale(), twin, L.Dropout(0.5, seed=1), L.Dense(2)])
     x, y = data(6, 3)
     rewind = rewinding(model)
-    moments = gradients.squared_mean(model, x, y, "mse", training=True)
+    moments = gradients.moments(model, x, y, "mse", training=True)
     assert moments.methods[0] == "backward_each" and moments.methods[1] == "dense"
     rewind()
     with tf.GradientTape(persistent=True) as tape:
@@ -180,13 +180,13 @@ def test_batch_normalization_in_training_is_an_error_before_any_work() -> None:
     x, y = data(4, 3)
     before = [v.numpy() for v in model.variables]
     with pytest.raises(ValueError, match="layer 'norm' .* normalizes over the batch in training"):
-        gradients.squared_mean(model, x, y, "mse", training=True)
+        gradients.moments(model, x, y, "mse", training=True)
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
-    moments = gradients.squared_mean(model, x, y, "mse")
+    moments = gradients.moments(model, x, y, "mse")
     assert_moments(moments, per_example(model, x, y))
     model.layers[-1].trainable = False
-    gradients.squared_mean(model, x, y, "mse", training=True)
+    gradients.moments(model, x, y, "mse", training=True)
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -196,7 +196,7 @@ def test_examples_that_depend_on_each_other_are_an_error(traced: bool) -> None:
     model(x)
 
     def run(x: Any, y: Any) -> Any:
-        return gradients.squared_mean(model, x, y, "mse").mean
+        return gradients.moments(model, x, y, "mse").mean
 
     with pytest.raises(ValueError, match="its examples depend on each other"):
         (tf.function(run) if traced else run)(tf.constant(x), tf.constant(y))
@@ -220,7 +220,7 @@ def test_wrong_arguments(arguments: dict, message: str) -> None:
     model = keras.Sequential([keras.Input((3,)), L.Dense(2)])
     given = {"model": model, "x": x, "y": y, "loss": "mse", **arguments}
     with pytest.raises(ValueError, match=message):
-        gradients.squared_mean(**given)
+        gradients.moments(**given)
 
 
 def test_rule_with_gradients_of_a_wrong_shape_is_named() -> None:
@@ -237,7 +237,7 @@ def test_rule_with_gradients_of_a_wrong_shape_is_named() -> None:
     x, y = data(4, 2)
     model = keras.Sequential([keras.Input((2,)), Wrong()])
     with pytest.raises(ValueError, match=r"rule 'bad' gives gradients of shape \(1,\)"):
-        gradients.squared_mean(model, x, y, "mse")
+        gradients.moments(model, x, y, "mse")
 
 
 def test_rule_is_for_layer_classes() -> None:
@@ -262,12 +262,12 @@ def test_batched_products_go_one_by_one() -> None:
     random = np.random.default_rng(0)
     x, y = (random.normal(size=(6, 7, n)).astype("float32") for n in (16, 5))
     for _ in range(3):
-        moments = gradients.squared_mean(model, x, y, "mse")
+        moments = gradients.moments(model, x, y, "mse")
     # Keras 2's product is TensorFlow's einsum, one operation that is no such product.
     slow = "vectorized_map" if _keras.IS_KERAS_2 else "loop"
     assert moments.methods == [slow, "dense", "dense"]
-    total = tf.zeros_like(moments.squared_mean[0])
+    total = tf.zeros_like(moments.mean_square[0])
     for b in range(6):
-        alone = gradients.squared_mean(model, x[b : b + 1], y[b : b + 1], "mse")
+        alone = gradients.moments(model, x[b : b + 1], y[b : b + 1], "mse")
         total += alone.mean[0] ** 2 / 6
-    np.testing.assert_allclose(moments.squared_mean[0], total, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(moments.mean_square[0], total, rtol=1e-4, atol=1e-7)

@@ -28,9 +28,9 @@ def time_first(last: L.Layer) -> keras.Model:
 def test_head_that_begins_at_zero_hides_nothing() -> None:
     model = time_first(L.Dense(1, kernel_initializer="zeros"))
     x, y = normal(4, 8, 3), normal(4, 8, 1)
-    first = gradients.squared_mean(model, x, y, "mse")
+    first = gradients.moments(model, x, y, "mse")
     randomized(model)
-    found = gradients.squared_mean(model, x, y, "mse")  # by what was seen of the zeros
+    found = gradients.moments(model, x, y, "mse")  # by what was seen of the zeros
     assert first.methods == found.methods == ["vectorized_map"] * 2 + ["dense"] * 2
     assert_moments(found, per_example(model, x, y, MSE), 1e-4)
 
@@ -44,16 +44,16 @@ def test_inputs_of_zero_and_a_trial_inside_a_function(x: np.ndarray) -> None:
 
     @tf.function(input_signature=[tf.TensorSpec([None, 8, 3]), tf.TensorSpec([None, 8, 1])])
     def run(x: tf.Tensor, y: tf.Tensor) -> Any:
-        moments = gradients.squared_mean(model, x, y, "mse")
+        moments = gradients.moments(model, x, y, "mse")
         methods.extend(moments.methods)
-        return moments.mean, moments.squared_mean
+        return moments.mean, moments.mean_square
 
     rows = per_example(model, x, y, MSE)
     if x[0, 0, 0]:
         found = gradients.Moments(*run(x, y), methods, 4)
         assert found.methods[0] == "vectorized_map"
     else:
-        found = gradients.squared_mean(model, x, y, "mse")
+        found = gradients.moments(model, x, y, "mse")
     assert_moments(found, rows, 1e-4)
 
 
@@ -83,9 +83,9 @@ def test_positions_in_a_function_that_does_not_know_their_number() -> None:
         input_signature=[tf.TensorSpec([None, None], "int32"), tf.TensorSpec([None, None, 3])]
     )
     def run(x: tf.Tensor, y: tf.Tensor) -> Any:
-        moments = gradients.squared_mean(model, x, y, "mse")
+        moments = gradients.moments(model, x, y, "mse")
         methods.extend(moments.methods)
-        return moments.mean, moments.squared_mean
+        return moments.mean, moments.mean_square
 
     found = gradients.Moments(*run(x, y), methods, 5)
     assert found.methods == ["embedding", "vectorized_map", "dense", "dense"]
@@ -98,7 +98,7 @@ def test_stateful_model_of_a_fixed_batch() -> None:
     plain = keras.Sequential([keras.Input((5, 2)), L.LSTM(3), L.Dense(2)])
     plain.set_weights(model.get_weights())
     x, y = normal(3, 5, 2), normal(3, 2)
-    found = gradients.squared_mean(model, x, y, "mse")
+    found = gradients.moments(model, x, y, "mse")
     assert found.methods == ["lstm"] * 3 + ["dense"] * 2
     assert_moments(found, per_example(plain, x, y, MSE), 1e-4)
 
@@ -113,13 +113,13 @@ def test_normalization_that_the_model_calls_in_training_is_an_error() -> None:
             return self.head(self.norm(x, training=True))
 
     with pytest.raises(ValueError, match="'norm' .* is called by the model with training=True"):
-        gradients.squared_mean(Model(), normal(4, 3), normal(4, 1), "mse")
+        gradients.moments(Model(), normal(4, 3), normal(4, 1), "mse")
 
 
 def test_nan_is_no_dependence() -> None:
     x = normal(4, 3)
     x[0, 0] = np.nan
     model = keras.Sequential([keras.Input((3,)), L.Dense(2)])
-    found = gradients.squared_mean(model, x, normal(4, 2), "mse")
+    found = gradients.moments(model, x, normal(4, 2), "mse")
     assert found.methods == ["dense"] * 2
     assert np.isnan(found.mean[0]).any()

@@ -48,7 +48,7 @@ def float64() -> None:
 
 def check(model: keras.Model, x: Any, ruled: bool) -> None:
     y = np.random.default_rng(2).normal(size=model(x).shape)
-    moments = gradients.squared_mean(randomized(model), x, y, "mse")
+    moments = gradients.moments(randomized(model), x, y, "mse")
     assert general(moments) != ruled
     assert_moments(moments, per_example(model, x, y))
 
@@ -79,7 +79,7 @@ def test_ragged_sequences() -> None:
     inputs = keras.Input((None,), ragged=True, dtype="int32")
     model = keras.Model(inputs, L.Dense(2)(L.LSTM(3)(L.Embedding(6, 3)(inputs))))
     y = np.random.default_rng(2).normal(size=(4, 2))
-    moments = gradients.squared_mean(randomized(model), ids, y, "mse")
+    moments = gradients.moments(randomized(model), ids, y, "mse")
     rows = []
     for b in range(4):
         with tf.GradientTape() as tape:
@@ -125,9 +125,9 @@ def test_code_that_autograph_rewrites(make: Callable, ruled: bool) -> None:
 
     @tf.function
     def run(x: tf.Tensor, y: tf.Tensor) -> Any:
-        moments = gradients.squared_mean(randomized_model, x, y, "mse")
+        moments = gradients.moments(randomized_model, x, y, "mse")
         methods[:] = moments.methods
-        return moments.mean, moments.squared_mean
+        return moments.mean, moments.mean_square
 
     methods: list[str] = []
     randomized_model = randomized(model)
@@ -169,8 +169,8 @@ def test_weight_normalization_of_tensorflow_addons() -> None:
     model = randomized(addons("weight_normalization"))
     x, y = (np.random.default_rng(1).normal(size=(3, 4, n)).astype("f") for n in (3, 2))
     with pytest.raises(ValueError, match="its examples depend on each other"):
-        gradients.squared_mean(model, x, y, "mse")  # the first call takes its scale from the batch
+        gradients.moments(model, x, y, "mse")  # the first call takes its scale from the batch
     model(x)
-    moments = gradients.squared_mean(model, x, y, "mse")
+    moments = gradients.moments(model, x, y, "mse")
     assert moments.methods[-2:] == ["dense", "dense"]
     assert_moments(moments, per_example(model, x, y), 1e-4)

@@ -28,7 +28,7 @@ def data(batch: int = 6) -> tuple[np.ndarray, np.ndarray]:
 
 
 def assert_equal(one: gradients.Moments, two: gradients.Moments, tolerance: float = 1e-5) -> None:
-    for a, b in zip([*one.mean, *one.squared_mean], [*two.mean, *two.squared_mean], strict=True):
+    for a, b in zip([*one.mean, *one.mean_square], [*two.mean, *two.mean_square], strict=True):
         scale = np.abs(np.asarray(b)).max()
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * scale)
 
@@ -37,19 +37,19 @@ def test_linear_model_in_closed_form() -> None:
     model = keras.Sequential([keras.Input((4,)), L.Dense(3)])
     x, y = data()
     d = 2 / 3 * (model(x).numpy() - y)
-    moments = gradients.squared_mean(model, x, y, "mse")
+    moments = gradients.moments(model, x, y, "mse")
     each = x[:, :, None] * d[:, None]
     np.testing.assert_allclose(moments.mean[0], each.mean(0), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(moments.squared_mean[0], (each**2).mean(0), rtol=1e-4)
-    np.testing.assert_allclose(moments.squared_mean[1], (d**2).mean(0), rtol=1e-4)
+    np.testing.assert_allclose(moments.mean_square[0], (each**2).mean(0), rtol=1e-4)
+    np.testing.assert_allclose(moments.mean_square[1], (d**2).mean(0), rtol=1e-4)
     assert moments.batch_size == 6
 
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 4, 6, 100])
 def test_chunks_change_nothing(chunk_size: int) -> None:
     model, (x, y) = mlp(), data()
-    chunked = gradients.squared_mean(model, x, y, "mse", chunk_size=chunk_size)
-    assert_equal(chunked, gradients.squared_mean(model, x, y, "mse"))
+    chunked = gradients.moments(model, x, y, "mse", chunk_size=chunk_size)
+    assert_equal(chunked, gradients.moments(model, x, y, "mse"))
 
 
 REDUCTIONS = ["sum", "none", "sum_over_batch_size"]
@@ -65,15 +65,15 @@ def test_reductions_change_nothing(reduction: str) -> None:
     weight = np.arange(6.0)
     loss = keras.losses.MeanSquaredError(reduction=reduction)
     other = keras.losses.MeanSquaredError()
-    found = gradients.squared_mean(model, x, y, loss, weight)
-    assert_equal(found, gradients.squared_mean(model, x, y, other, weight))
+    found = gradients.moments(model, x, y, loss, weight)
+    assert_equal(found, gradients.moments(model, x, y, other, weight))
 
 
 @pytest.mark.parametrize("loss", ["mse", "mean_absolute_error", keras.losses.Huber(),
                                   lambda y, p: (y - p) ** 2])  # fmt: skip
 def test_kinds_of_losses(loss: Any) -> None:
     model, (x, y) = mlp(), data()
-    moments = gradients.squared_mean(model, x, y, loss)
+    moments = gradients.moments(model, x, y, loss)
     with tf.GradientTape() as tape:
         called = loss(y, model(x)) if callable(loss) else keras.losses.get(loss)(y, model(x))
         value = tf.reduce_mean(called)
@@ -90,7 +90,7 @@ def test_sample_weights_of_examples_and_of_positions() -> None:
     x, y = random.normal(size=(3, 5, 4)), random.normal(size=(3, 5, 3))
     for shape in [(3,), (3, 1), (3, 5)]:
         weight = random.uniform(size=shape)
-        moments = gradients.squared_mean(model, x, y, "mse", sample_weight=weight)
+        moments = gradients.moments(model, x, y, "mse", sample_weight=weight)
         rows = []
         for b in range(3):
             with tf.GradientTape() as tape:
@@ -109,7 +109,7 @@ def test_mask_of_the_predictions_counts_each_examples_positions() -> None:
         [keras.Input((4,), dtype="int32"), L.Embedding(5, 3, mask_zero=True), L.Dense(2)]
     )
     y = np.random.default_rng(1).normal(size=(3, 4, 2))
-    moments = gradients.squared_mean(model, ids, y, "mse")
+    moments = gradients.moments(model, ids, y, "mse")
     loss = keras.losses.MeanSquaredError()
     assert_moments(moments, per_example(model, ids, y, loss), 1e-5)
 
@@ -126,7 +126,7 @@ def test_several_outputs(structure: str) -> None:
     y = [first, second] if lists else {"one": first, "two": second}
     loss = ["mse", "mae"] if lists else {"two": "mae", "one": "mse"}
     weights = [1.0, 0.5] if lists else {"one": 1.0, "two": 0.5}
-    moments = gradients.squared_mean(model, x, y, loss, loss_weights=weights)
+    moments = gradients.moments(model, x, y, loss, loss_weights=weights)
 
     def both(target: Any, output: Any) -> tf.Tensor:
         a, b = output if lists else (output["one"], output["two"])
@@ -135,7 +135,7 @@ def test_several_outputs(structure: str) -> None:
 
     assert_moments(moments, per_example(model, x, y, both), 1e-5)
     with pytest.raises(ValueError, match="y must be a list or dict|y has"):
-        gradients.squared_mean(model, x, first, loss)
+        gradients.moments(model, x, first, loss)
 
 
 def test_dicts_by_names_and_outputs_without_a_loss() -> None:
@@ -145,15 +145,15 @@ def test_dicts_by_names_and_outputs_without_a_loss() -> None:
     x, y = data()
     both = {"one": y, "two": y[:, :1]}
     loss, weights = {"two": "mae", "one": "mse"}, {"two": 0.5}
-    wanted = gradients.squared_mean(named, x, both, loss, loss_weights=weights)
-    assert_equal(gradients.squared_mean(listed, x, both, loss, loss_weights=weights), wanted)
-    alone = gradients.squared_mean(named, x, both, {"one": "mse"})
+    wanted = gradients.moments(named, x, both, loss, loss_weights=weights)
+    assert_equal(gradients.moments(listed, x, both, loss, loss_weights=weights), wanted)
+    alone = gradients.moments(named, x, both, {"one": "mse"})
     assert alone.methods == ["dense", "dense", "unused", "unused"]
     for model in (named, listed):
-        found = gradients.squared_mean(model, x, {"one": y}, {"one": "mse", "two": None})
+        found = gradients.moments(model, x, {"one": y}, {"one": "mse", "two": None})
         assert_equal(found, alone)
     with pytest.raises(ValueError, match="y has the keys"):
-        gradients.squared_mean(named, x, {"one": y}, loss)
+        gradients.moments(named, x, {"one": y}, loss)
 
 
 def test_losses_that_are_not_per_example_are_in_the_mean_alone() -> None:
@@ -170,11 +170,11 @@ def test_losses_that_are_not_per_example_are_in_the_mean_alone() -> None:
         loss, [_keras.variables.tf_variable(v) for v in model.trainable_variables]
     )
     for chunk_size in (None, 4):
-        moments = gradients.squared_mean(model, x, y, "mse", chunk_size=chunk_size)
+        moments = gradients.moments(model, x, y, "mse", chunk_size=chunk_size)
         for a, b in zip(moments.mean, wanted, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-        without = gradients.squared_mean(plain, x, y, "mse")
-        for a, b in zip(moments.squared_mean, without.squared_mean, strict=True):
+        without = gradients.moments(plain, x, y, "mse")
+        for a, b in zip(moments.mean_square, without.mean_square, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
 
 
@@ -186,7 +186,7 @@ def test_added_losses_of_each_example_are_the_examples_own() -> None:
 
     model = keras.Sequential([keras.Input((4,)), L.Dense(5), Penalty(), L.Dense(3)])
     x, y = data()
-    moments = gradients.squared_mean(model, x, y, "mse")
+    moments = gradients.moments(model, x, y, "mse")
 
     def loss(target: Any, output: Any) -> tf.Tensor:
         # Keras adds the sum to a loss that is a mean over 6 examples.
@@ -204,9 +204,9 @@ def test_mixed_precision_is_summed_in_float32(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     model = mlp()
     model.set_weights(reference.get_weights())
-    moments = gradients.squared_mean(model, x, y, "mse")
-    assert all(m.dtype == tf.float32 for m in [*moments.mean, *moments.squared_mean])
-    assert_equal(moments, gradients.squared_mean(reference, x, y, "mse"), 3e-2)
+    moments = gradients.moments(model, x, y, "mse")
+    assert all(m.dtype == tf.float32 for m in [*moments.mean, *moments.mean_square])
+    assert_equal(moments, gradients.moments(reference, x, y, "mse"), 3e-2)
 
 
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -220,12 +220,12 @@ def test_functions(jit_compile: bool) -> None:
 
     @tf.function(jit_compile=jit_compile)
     def run(x: tf.Tensor, y: tf.Tensor) -> Any:
-        moments = gradients.squared_mean(model, x, y, "mse")
-        return moments.mean, moments.squared_mean
+        moments = gradients.moments(model, x, y, "mse")
+        return moments.mean, moments.mean_square
 
     mean, squares = run(x, y)
-    eager = gradients.squared_mean(model, x, y, "mse")
-    assert_equal(eager._replace(mean=mean, squared_mean=squares), eager, 1e-4)
+    eager = gradients.moments(model, x, y, "mse")
+    assert_equal(eager._replace(mean=mean, mean_square=squares), eager, 1e-4)
 
 
 def test_function_with_an_unknown_batch_size_and_chunks() -> None:
@@ -234,14 +234,14 @@ def test_function_with_an_unknown_batch_size_and_chunks() -> None:
 
     @tf.function(input_signature=shapes)
     def run(x: tf.Tensor, y: tf.Tensor) -> Any:
-        moments = gradients.squared_mean(model, x, y, "mse", chunk_size=4)
-        return moments.mean, moments.squared_mean, moments.batch_size
+        moments = gradients.moments(model, x, y, "mse", chunk_size=4)
+        return moments.mean, moments.mean_square, moments.batch_size
 
     for batch in (1, 4, 6, 9):
         x, y = data(batch)
         mean, squares, size = run(x, y)
-        eager = gradients.squared_mean(model, x, y, "mse")
-        assert_equal(eager._replace(mean=mean, squared_mean=squares), eager)
+        eager = gradients.moments(model, x, y, "mse")
+        assert_equal(eager._replace(mean=mean, mean_square=squares), eager)
         assert int(size) == batch
 
 
@@ -261,19 +261,19 @@ def test_replicas_share_the_moments_of_the_global_batch() -> None:
     @tf.function
     def run(given: Any) -> Any:
         def on_replica(part: Any) -> Any:
-            moments = gradients.squared_mean(model, part[0], part[1], "mse")
-            return moments.mean, moments.squared_mean, moments.batch_size
+            moments = gradients.moments(model, part[0], part[1], "mse")
+            return moments.mean, moments.mean_square, moments.batch_size
 
         return strategy.run(on_replica, (given,))
 
     found = [strategy.experimental_local_results(t) for t in tf.nest.flatten(run(given))]
     single = mlp()
     single.set_weights(model.get_weights())
-    wanted = gradients.squared_mean(single, x, y, "mse")
+    wanted = gradients.moments(single, x, y, "mse")
     for replica in (0, 1):
         flat = [values[replica] for values in found]
         count = len(wanted.mean)
-        moments = wanted._replace(mean=flat[:count], squared_mean=flat[count:-1])
+        moments = wanted._replace(mean=flat[:count], mean_square=flat[count:-1])
         assert_equal(moments, wanted)
         assert int(flat[-1]) == 6
 
@@ -299,7 +299,7 @@ def test_calls_in_other_threads_are_left_alone() -> None:
 
     waiting = keras.Sequential([keras.Input((4,)), model.layers[0], Waits(), model.layers[1]])
     original = L.Dense.call
-    gradients.squared_mean(waiting, x, y, "mse")
+    gradients.moments(waiting, x, y, "mse")
     assert inside.is_set() and seen["gradient"] is not None
     assert L.Dense.call is original
 
@@ -318,6 +318,6 @@ def test_an_error_inside_leaves_keras_as_it_was() -> None:
     model.call = lambda x, **kwargs: layer.call(model.layers[0](x))
     x, y = data()
     with pytest.raises(RuntimeError, match="no"):
-        gradients.squared_mean(model, x, y, "mse")
+        gradients.moments(model, x, y, "mse")
     assert L.Dense.call is original
     assert tuple(model.layers[0](x).shape) == (6, 3)

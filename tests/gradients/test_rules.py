@@ -61,7 +61,7 @@ def float64() -> None:
 def check(model: keras.Model, x: np.ndarray, chunk_size: int | None = None) -> None:
     randomized(model)
     y = np.random.default_rng(2).normal(size=model(x).shape)
-    moments = gradients.squared_mean(model, x, y, "mse", chunk_size=chunk_size)
+    moments = gradients.moments(model, x, y, "mse", chunk_size=chunk_size)
     assert not general(moments), moments.methods
     assert_moments(moments, per_example(model, x, y))
 
@@ -135,7 +135,7 @@ def test_tied_embedding(chunk_size: int | None) -> None:
     model = keras.Sequential(stack)
     x = np.array([[1, 1, 4, 0], [5, 2, 5, 5], [3, 3, 3, 3]])
     check(model, x, chunk_size)
-    moments = gradients.squared_mean(model, x, np.zeros((3, 4, 6)), "mse")
+    moments = gradients.moments(model, x, np.zeros((3, 4, 6)), "mse")
     assert moments.methods[0] == "embedding+tied_dense"
 
 
@@ -180,7 +180,7 @@ def test_states_that_are_given_and_returned() -> None:
     random = np.random.default_rng(1)
     given = [random.normal(size=(3, 3, 2)), random.normal(size=(3, 3)), random.normal(size=(3, 3))]
     y = random.normal(size=(3, 2))
-    moments = gradients.squared_mean(model, given, y, "mse")
+    moments = gradients.moments(model, given, y, "mse")
     assert not general(moments)
     assert_moments(moments, per_example(model, given, y))
 
@@ -193,6 +193,6 @@ def test_stateful_layer_keeps_its_state() -> None:
     twin = keras.Model(inputs, twin_layer(inputs))
     twin.set_weights(model.get_weights())
     x, y = np.random.default_rng(1).normal(size=(2, 3, 2)), np.zeros((2, 3))
-    gradients.squared_mean(model, x, y, "mse")
+    gradients.moments(model, x, y, "mse")
     twin(x)
     np.testing.assert_allclose(layer.states[0], twin_layer.states[0], rtol=1e-12)

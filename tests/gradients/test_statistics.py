@@ -75,7 +75,7 @@ def test_regularizers_are_no_noise_and_are_signal() -> None:
         keras.utils.set_random_seed(1)
         dense = keras.layers.Dense(2, kernel_regularizer=l2, activity_regularizer=l2)
         model = keras.Sequential([keras.Input((3,)), dense])
-        moments = gradients.squared_mean(model, x, y, "mse", chunk_size=40)
+        moments = gradients.moments(model, x, y, "mse", chunk_size=40)
         found[name] = statistics.describe(statistics.compress(moments), ["w", "b"], [6, 2], 64)
         for mean, penalty in zip(moments.mean, moments.penalty, strict=True):
             assert (penalty is None) == (l2 is None)

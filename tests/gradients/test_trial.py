@@ -41,8 +41,8 @@ def time_first(head: Any = None, length: int = 8) -> keras.Model:
 def test_zeros_in_the_weights_hide_nothing() -> None:
     model = time_first(L.Dense(1, kernel_initializer="zeros"))
     x, y = normal(4, 8, 3), normal(4, 8, 1)
-    gradients.squared_mean(model, x, y, "mse")  # what the trial shows is kept
-    moments = gradients.squared_mean(randomized(model), x, y, "mse")
+    gradients.moments(model, x, y, "mse")  # what the trial shows is kept
+    moments = gradients.moments(randomized(model), x, y, "mse")
     assert moments.methods == ["vectorized_map", "dense", "dense"]
     assert_moments(moments, per_example(model, x, y))
 
@@ -52,16 +52,16 @@ def test_zeros_and_nans_in_the_first_examples_hide_nothing(value: float) -> None
     model, x, y = time_first(), normal(4, 8, 3), normal(4, 8, 1)
     hiding = x.copy()
     hiding[:2] = value
-    methods = gradients.squared_mean(model, hiding, y, "mse").methods
+    methods = gradients.moments(model, hiding, y, "mse").methods
     assert methods == ["vectorized_map", "dense", "dense"]
-    assert_moments(gradients.squared_mean(model, x, y, "mse"), per_example(model, x, y))
+    assert_moments(gradients.moments(model, x, y, "mse"), per_example(model, x, y))
 
 
 def test_one_time_step_of_all() -> None:
     """The first example's gradient arrives at the first rows only, and so does the second's."""
     head = keras.Sequential([L.Lambda(lambda h: h[:, 0]), L.Dense(2)])
     model, x, y = time_first(head), normal(4, 8, 3), normal(4, 2)
-    moments = gradients.squared_mean(model, x, y, "mse")
+    moments = gradients.moments(model, x, y, "mse")
     assert moments.methods == ["vectorized_map", "dense", "dense"]
     assert_moments(moments, per_example(model, x, y))
 
@@ -73,7 +73,7 @@ def test_a_weight_at_which_nothing_arrives_goes_the_general_way() -> None:
 
     inputs = keras.Input((3,))
     model = keras.Model(inputs, L.Dense(2)(inputs) + Off()(L.Dense(2)(inputs)))
-    moments = gradients.squared_mean(model, normal(4, 3), normal(4, 2), "mse")
+    moments = gradients.moments(model, normal(4, 3), normal(4, 2), "mse")
     assert sorted(moments.methods) == ["dense", "dense", "vectorized_map", "vectorized_map"]
 
 
@@ -92,7 +92,7 @@ def test_a_use_in_a_function_that_was_traced_before(batch: int) -> None:
     model, x, y = Own(), normal(batch, 5, 3), normal(batch, 3)
     model(x)
     found = model.traced(x).numpy()
-    moments = gradients.squared_mean(model, x, y, "mse")
+    moments = gradients.moments(model, x, y, "mse")
     assert general(moments)
     assert_moments(moments, per_example(model, x, y))
     for count in (1, 2, batch):  # what was traced on the way computes with the weights
@@ -113,7 +113,7 @@ def test_a_use_that_no_read_shows() -> None:
 
     model, x, y = Own(), normal(4, 5, 3), normal(4, 3)
     model(x)
-    moments = gradients.squared_mean(model, x, y, "mse")
+    moments = gradients.moments(model, x, y, "mse")
     assert_moments(moments, per_example(model, x, y))
 
 
@@ -148,9 +148,9 @@ def test_unknown_axes_in_a_function(length: int | None, methods: list[str]) -> N
 
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int64)] * 2)
     def run(x: tf.Tensor, y: tf.Tensor) -> Any:
-        moments = gradients.squared_mean(randomized_model, x, y, loss)
+        moments = gradients.moments(randomized_model, x, y, loss)
         seen[:] = moments.methods
-        return moments.mean, moments.squared_mean
+        return moments.mean, moments.mean_square
 
     randomized_model = randomized(model)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -165,9 +165,9 @@ def test_the_trial_inside_a_function_sees_gradients() -> None:
 
     @tf.function
     def run(x: tf.Tensor, y: tf.Tensor) -> Any:
-        moments = gradients.squared_mean(model, x, y, "mse")
+        moments = gradients.moments(model, x, y, "mse")
         seen[:] = moments.methods
-        return moments.mean, moments.squared_mean
+        return moments.mean, moments.mean_square
 
     found = gradients.Moments(*run(x, y), seen, 4)
     assert seen == ["vectorized_map", "dense", "dense"]
@@ -212,7 +212,7 @@ def test_dependent_examples_are_an_error_where_something_is_random(make: Callabl
     model(x)
     before = [v.numpy() for v in model.variables]
     with pytest.raises(ValueError, match="its examples depend on each other"):
-        gradients.squared_mean(model, x, normal(6, 1), "mse", training=make is not Normalizes)
+        gradients.moments(model, x, normal(6, 1), "mse", training=make is not Normalizes)
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
 
@@ -221,16 +221,16 @@ def test_what_is_no_number_is_no_dependence() -> None:
     model = keras.Sequential([keras.Input((3,)), L.Dense(4), L.Dense(2)])
     x, y = normal(4, 3), normal(4, 2)
     x[1, 0] = np.nan
-    assert gradients.squared_mean(model, x, y, "mse").methods == ["dense"] * 4
+    assert gradients.moments(model, x, y, "mse").methods == ["dense"] * 4
     model.layers[0].bias.assign([0.0, np.nan, 0.0, 0.0])
     other = keras.models.clone_model(model)
     other.set_weights(model.get_weights())
-    assert gradients.squared_mean(other, x, y, "mse").methods == ["dense"] * 4
+    assert gradients.moments(other, x, y, "mse").methods == ["dense"] * 4
 
 
 def test_noise_of_a_layers_own_is_no_dependence() -> None:
     model = keras.Sequential([keras.Input((3,)), L.Dense(4), Noisy(), L.Dense(2)])
-    moments = gradients.squared_mean(model, normal(4, 3), normal(4, 2), "mse", training=True)
+    moments = gradients.moments(model, normal(4, 3), normal(4, 2), "mse", training=True)
     assert moments.methods == ["dense"] * 4
 
 
@@ -253,7 +253,7 @@ class Standardized(L.Conv1D):
 def test_subclasses_that_override_what_call_uses(layer: Callable) -> None:
     model = keras.Sequential([keras.Input((2, 3)), layer(), L.Flatten(), L.Dense(2)])
     x, y = normal(4, 2, 3), normal(4, 2)
-    moments = gradients.squared_mean(model, x, y, "mse")
+    moments = gradients.moments(model, x, y, "mse")
     count = len(model.layers[0].trainable_variables)
     assert set(moments.methods[:count]) <= {"vectorized_map", "loop"}
     assert moments.methods[count:] == ["dense"] * 2
@@ -276,7 +276,7 @@ def test_a_rule_that_computes_something_else_is_not_used() -> None:
 
     model = keras.Sequential([keras.Input((2,)), Scale()])
     x, y = normal(4, 2), normal(4, 2)
-    moments = gradients.squared_mean(model, x, y, "mse")
+    moments = gradients.moments(model, x, y, "mse")
     assert moments.methods == ["vectorized_map"]
     assert_moments(moments, per_example(model, x, y))
 
@@ -285,7 +285,7 @@ def test_a_stateful_layer_is_tried_on_the_whole_batch() -> None:
     layer = L.LSTM(3, stateful=True)
     model = keras.Sequential([keras.Input(batch_shape=(4, 5, 3)), layer, L.Dense(2)])
     x, y = normal(4, 5, 3), normal(4, 2)
-    moments = gradients.squared_mean(model, x, y, "mse")
+    moments = gradients.moments(model, x, y, "mse")
     assert moments.methods == ["lstm"] * 3 + ["dense"] * 2
     plain = keras.Sequential([keras.Input((5, 3)), L.LSTM(3), L.Dense(2)])
     plain.set_weights([v.numpy() for v in model.trainable_variables])
@@ -314,16 +314,16 @@ def test_a_vector_that_is_as_long_as_the_batch(batch: int, chunk_size: int | Non
     """Its squares are added to `mean`, whatever its length; an example's own go into both."""
     x, y = normal(batch, 4), normal(batch, 2)
     vector = keras.Sequential([keras.Input((4,)), Penalty(own=False), L.Dense(2)])
-    moments = gradients.squared_mean(vector, x, y, "mse", chunk_size=chunk_size)
+    moments = gradients.moments(vector, x, y, "mse", chunk_size=chunk_size)
     rows = per_example(vector, x, y)
     rows[0] = rows[0] + 0.2
     np.testing.assert_allclose(moments.mean[0], rows[0].mean(0))
-    np.testing.assert_allclose(moments.squared_mean[0], ((rows[0] - 0.2) ** 2).mean(0))
+    np.testing.assert_allclose(moments.mean_square[0], ((rows[0] - 0.2) ** 2).mean(0))
     own = keras.Sequential([keras.Input((4,)), L.Dense(4), Penalty(own=True), L.Dense(2)])
 
     def loss(target: Any, output: Any) -> tf.Tensor:
         extra = tf.add_n([tf.reduce_sum(added) for added in own.losses])
         return tf.reduce_mean((output - target) ** 2) + batch * extra
 
-    moments = gradients.squared_mean(own, x, y, "mse", chunk_size=chunk_size)
+    moments = gradients.moments(own, x, y, "mse", chunk_size=chunk_size)
     assert_moments(moments, per_example(own, x, y, loss))

@@ -45,12 +45,10 @@ def test_head_without_a_loss(
     for way in ("one_by_one", "backward_each"):
         monkeypatch.setattr(general, way, lambda *_: pytest.fail("the general way"))
     model, (x, y) = two_heads(head(2) if head is L.Dense else head(), dropout), data()
-    found = gradients.squared_mean(
-        model, x, y, {"one": "mse"}, training=True, chunk_size=chunk_size
-    )
+    found = gradients.moments(model, x, y, {"one": "mse"}, training=True, chunk_size=chunk_size)
     own = len(model.layers[-1].trainable_variables)
     assert found.methods == ["dense"] * 4 + ["unused"] * own
-    for moment in [*found.mean[4:], *found.squared_mean[4:]]:
+    for moment in [*found.mean[4:], *found.mean_square[4:]]:
         np.testing.assert_array_equal(moment, np.zeros(moment.shape))
     if not dropout:
         rows = per_example(model, x, y, lambda y, p: tf.reduce_mean((y["one"] - p["one"]) ** 2))
@@ -62,8 +60,8 @@ def products(model: keras.Model, x: Any, y: Any, loss: Any) -> int:
 
     @tf.function
     def run(x: Any, y: Any) -> Any:
-        moments = gradients.squared_mean(model, x, y, loss)
-        return moments.mean, moments.squared_mean
+        moments = gradients.moments(model, x, y, loss)
+        return moments.mean, moments.mean_square
 
     function = run.get_concrete_function(*tf.nest.map_structure(tf.constant, (x, y)))
     graph = tf.compat.v1.graph_util.extract_sub_graph(
@@ -96,10 +94,10 @@ def test_layer_that_is_not_called_and_one_with_a_loss_of_its_own() -> None:
 
     model, (x, y) = Model(), data()
     model.build((None, 3))
-    found = gradients.squared_mean(model, x, y["one"], "mse", chunk_size=2)
+    found = gradients.moments(model, x, y["one"], "mse", chunk_size=2)
     assert found.methods == ["dense"] * 2 + ["unused"] * 4
     np.testing.assert_array_equal(found.mean[2], np.zeros([3, 2]))
-    np.testing.assert_array_equal(found.squared_mean[4], np.zeros([3, 2]))
+    np.testing.assert_array_equal(found.mean_square[4], np.zeros([3, 2]))
     assert found.penalty[2] is None and found.penalty[0] is None
     # Of the chunks of 2, 2 and 1 examples, by their sizes.
     output = model.penalized(x).numpy()
@@ -124,6 +122,6 @@ def test_rule_that_does_not_give_its_probe_back_is_named(rule_uses: str) -> None
     try:
         message = "rule 'forgetful' of layer 'mine' .* '.*kernel' .* compute on with what probe"
         with pytest.raises(ValueError, match=message):
-            gradients.squared_mean(model, x, y["one"], "mse")
+            gradients.moments(model, x, y["one"], "mse")
     finally:
         gradients.registry._rules.pop(Own)

@@ -74,7 +74,7 @@ def test_against_the_model_on_its_effective_weights(stack: Callable, chunk_size:
     x = np.random.default_rng(1).normal(size=(4, 3, 3))
     y = np.random.default_rng(2).normal(size=model(x).shape)
     rewind = rewinding(model)
-    moments = gradients.squared_mean(model, x, y, "mse", training=True, chunk_size=chunk_size)
+    moments = gradients.moments(model, x, y, "mse", training=True, chunk_size=chunk_size)
     after = [v.numpy() for v in states(model)]
     assert not general(moments)
     rewind()
@@ -89,14 +89,14 @@ def test_raw_weight_has_the_masks_square_times_the_effective_weights() -> None:
     x, y = np.random.default_rng(1).normal(size=(5, 4)), np.zeros((5, 3))
     effective = layer.effective_weights(0)["kernel"].numpy()
     raw = layer.layer.kernel.numpy()
-    moments = gradients.squared_mean(model, x, y, "mse", training=True)
+    moments = gradients.moments(model, x, y, "mse", training=True)
     plain = keras.Sequential([keras.Input((4,)), L.Dense(3, use_bias=False)])
     plain.set_weights([effective])
-    wanted = gradients.squared_mean(plain, x, y, "mse")
+    wanted = gradients.moments(plain, x, y, "mse")
     factor = effective / raw  # 0 or 4
     assert set(np.round(np.unique(factor), 9)) == {0.0, 4.0}
     np.testing.assert_allclose(moments.mean[0], factor * wanted.mean[0])
-    np.testing.assert_allclose(moments.squared_mean[0], factor**2 * wanted.squared_mean[0])
+    np.testing.assert_allclose(moments.mean_square[0], factor**2 * wanted.mean_square[0])
     assert layer.calls == 1
 
 
@@ -108,7 +108,7 @@ def test_dropped_embedding_tied_to_a_raw_softmax(chunk_size: int) -> None:
     y = np.random.default_rng(2).normal(size=(4, 3, 6))
     matrix = embedding.embeddings.numpy()
     effective = embedding.effective_weights(0)["embeddings"].numpy()
-    moments = gradients.squared_mean(model, IDS, y, "mse", training=True, chunk_size=chunk_size)
+    moments = gradients.moments(model, IDS, y, "mse", training=True, chunk_size=chunk_size)
     assert moments.methods[0] == "embedding+tied_dense"
     scale = tf.constant(effective / matrix)
     kernel, bias, other = (tf.constant(v.numpy()) for v in model.trainable_variables[1:])
@@ -122,7 +122,7 @@ def test_dropped_embedding_tied_to_a_raw_softmax(chunk_size: int) -> None:
         rows.append(tf.convert_to_tensor(tape.gradient(loss, e)))
     rows = np.stack(rows)
     np.testing.assert_allclose(moments.mean[0], rows.mean(0), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(moments.squared_mean[0], (rows**2).mean(0), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(moments.mean_square[0], (rows**2).mean(0), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -131,7 +131,7 @@ def test_parametrization_that_is_not_elementwise(training: bool) -> None:
     model = keras.Sequential([keras.Input((3,)), layers.Parametrized(L.Dense(4), norm), L.Dense(2)])
     x = np.random.default_rng(1).normal(size=(4, 3))
     y = np.random.default_rng(2).normal(size=(4, 2))
-    moments = gradients.squared_mean(randomized(model), x, y, "mse", training=training)
+    moments = gradients.moments(randomized(model), x, y, "mse", training=training)
     assert moments.methods[0] in ("vectorized_map", "loop") and moments.methods[-1] == "dense"
     assert_moments(moments, per_example(model, x, y, training=training))
 
@@ -139,7 +139,7 @@ def test_parametrization_that_is_not_elementwise(training: bool) -> None:
 def test_evaluation_neither_draws_nor_counts() -> None:
     model = randomized(keras.Sequential([keras.Input((3, 3)), *lstm()]))
     x, y = np.random.default_rng(1).normal(size=(4, 3, 3)), np.zeros((4, 6))
-    moments = gradients.squared_mean(model, x, y, "mse")
+    moments = gradients.moments(model, x, y, "mse")
     assert model.layers[0].calls == 0 and not general(moments)
     assert_moments(moments, per_example(model, x, y))
 
@@ -186,7 +186,7 @@ def test_parametrization_of_a_users_own(made: P.Parametrization, fast: bool) -> 
     x = np.random.default_rng(1).normal(size=(4, 3))
     y = np.random.default_rng(2).normal(size=(4, 2))
     rewind = rewinding(model)
-    moments = gradients.squared_mean(model, x, y, "mse", training=True)
+    moments = gradients.moments(model, x, y, "mse", training=True)
     assert general(moments) == (not fast)
     rewind()
     assert_moments(moments, one_by_one(model, x, y))

@@ -14,7 +14,8 @@ from tfwd import _keras
 from tfwd._graph import substitute
 from tfwd._keras import training as _keras_training
 from tfwd.callbacks.plot import write_plot
-from tfwd.gradients import squared_mean, statistics
+from tfwd.gradients import moments as compute_moments
+from tfwd.gradients import statistics
 
 # What goes to TensorBoard and to the epochs' logs.
 KEYS = ("squared_mean", "square_of_mean", "noise_scale", "signal_to_noise")
@@ -53,10 +54,10 @@ class GradientSquaredMean(keras.callbacks.Callback):
         plot: a file (`.png`, `.svg`, ..) that a plot is written to at the end, or None.
             `write_plot(records, file)` draws it at any time, also after a training that was
             interrupted.
-        loss: as for `squared_mean`; by default the one that the model was compiled with.
-        training: the flag that the model is called with, False by default as for `squared_mean`.
+        loss: as for `tfwd.gradients.moments`. By default, the loss the model was compiled with.
+        training: the flag that the model is called with, False by default.
             With True, dropout draws as it does in training, and BatchNormalization is an error.
-        chunk_size: as for `squared_mean`.
+        chunk_size: as for `tfwd.gradients.moments`.
 
     Attributes:
         records: a list of dicts of `step` (batches that were trained on before, in all fits),
@@ -180,7 +181,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
 
             def compute() -> Any:
-                moments = squared_mean(
+                moments = compute_moments(
                     model,
                     x,
                     y,

@@ -1,16 +1,16 @@
 """Moments of per-example gradients at the price of about one backward pass.
 
-    moments = tfwd.gradients.squared_mean(model, x, y, loss)
-    moments.mean, moments.squared_mean, moments.methods
+    moments = tfwd.gradients.moments(model, x, y, loss)
+    moments.mean, moments.mean_square, moments.methods
 
-Where to look: `moments` has the public function, `job` the computation on a batch and its chunks,
-and `record` the forward pass that notes every use of a weight. The rules of layers are in the
-`rules_` modules; `rule` registers another. `per_example_gradients`, `rows` and `combine` do the
+Where to look: `batch_moments` has the public function, `job` the computation on a batch and its
+chunks, and `record` the forward pass that notes every use of a weight. The rules of layers are in
+`rules`; `rule` registers another. `per_example_gradients`, `rows` and `combine` do the
 arithmetic. `general` computes what no rule is known for, and `independence` tries a model out.
 """
 
 from tfwd.deprecation import renamed
-from tfwd.gradients.moments import Moments, squared_mean
+from tfwd.gradients.batch_moments import Moments, moments
 from tfwd.gradients.per_example_gradients import Materialized, OuterProduct, PerExampleGradient
 from tfwd.gradients.record import Call
 from tfwd.gradients.rows import Rows
@@ -26,8 +26,8 @@ __all__ = [
     "OuterProduct",
     "PerExampleGradient",
     "Rows",
+    "moments",
     "rule",
-    "squared_mean",
 ]
 
 __getattr__ = renamed(

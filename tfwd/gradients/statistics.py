@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfwd.gradients.moments import Moments
+from tfwd.gradients.batch_moments import Moments
 
 Record = dict[str, Any]
 
@@ -40,10 +40,10 @@ def compress(moments: Moments) -> tf.Tensor:
     """What `describe` needs of moments: a few numbers to fetch, whatever the model's size.
 
     Returns:
-        float64 `[3, weights]`: the sums over the entries of `squared_mean`, of `mean^2`, and of the
+        float64 `[3, weights]`: the sums over the entries of `mean_square`, of `mean^2`, and of the
         square of `mean` without the `penalty`.
     """
-    squares = [tf.reduce_sum(tf.cast(s, tf.float64)) for s in moments.squared_mean]
+    squares = [tf.reduce_sum(tf.cast(s, tf.float64)) for s in moments.mean_square]
     means = [_squared_norm(m) for m in moments.mean]
     own = list(means)
     for index, penalty in enumerate(moments.penalty or ()):

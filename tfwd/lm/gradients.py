@@ -57,7 +57,7 @@ class GradientMeter:
         given = {"ids": inputs, "states": carried}
 
         def compute() -> tf.Tensor:
-            moments = gradients.squared_mean(self._model, given, targets, _nats, training=True)
+            moments = gradients.moments(self._model, given, targets, _nats, training=True)
             return statistics.compress(moments)
 
         return substitute.call(compute, [], capture=True).outputs

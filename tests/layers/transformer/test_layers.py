@@ -311,7 +311,7 @@ def test_gradient_moments_are_those_of_brute_force():
     model = classifier("functional", bert())
     x, y = RNG.integers(1, 20, (5, 4)), RNG.integers(0, 2, 5)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    moments = gradients.squared_mean(model, x, y, loss)
+    moments = gradients.moments(model, x, y, loss)
     sources = [_keras.variables.tf_variable(v) for v in model.trainable_variables]
     total = [np.zeros(v.shape) for v in sources]
     for i in range(5):
@@ -319,7 +319,7 @@ def test_gradient_moments_are_those_of_brute_force():
             nats = loss(y[i : i + 1], model(x[i : i + 1], training=True))
         for sum_, gradient in zip(total, tape.gradient(nats, sources), strict=True):
             sum_ += tf.convert_to_tensor(gradient).numpy() ** 2
-    for ours, theirs in zip(moments.squared_mean, total, strict=True):
+    for ours, theirs in zip(moments.mean_square, total, strict=True):
         np.testing.assert_allclose(np.asarray(ours), theirs / 5, rtol=1e-3, atol=1e-9)
 
 

@@ -64,10 +64,10 @@ def rule(*classes: type) -> Callable[[R], R]:
     ...     return y
     >>> model = keras.Sequential([keras.Input((2,)), Scale()])
     >>> x, y = tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.zeros([2, 2])
-    >>> moments = gradients.squared_mean(model, x, y, "mse")
+    >>> moments = gradients.moments(model, x, y, "mse")
     >>> moments.methods
     ['scale']
-    >>> moments.mean[0].numpy(), moments.squared_mean[0].numpy()  # of x * x
+    >>> moments.mean[0].numpy(), moments.mean_square[0].numpy()  # of x * x
     (array([ 5., 10.], dtype=float32), array([ 41., 136.], dtype=float32))
     """
     for cls in classes:
