@@ -4,7 +4,8 @@
 - `NonMonotonicASGD`: averages of the weights from where training stalls on; in `fit` with
   `NonMonotonicASGDCallback`.
 - `ApplyIfFinite`: leaves out the steps whose gradients or learning rate are not finite.
-- `AdamW`, `SGDW`, `extend_with_decoupled_weight_decay`: as in tensorflow-addons.
+- `addons`: `AdamW`, `SGDW` and `extend_with_decoupled_weight_decay` with the arguments of
+  tensorflow-addons.
 
 The sources stand in ``optimizers/`` at the top of the repository and are installed under this name.
 """
@@ -17,18 +18,16 @@ if __name__ != "tfwd.optimizers":
         "write `from tfwd import optimizers` (in a checkout, after `pip install -e .`)"
     )
 
-from tfwd.optimizers.addons import SGDW, AdamW, extend_with_decoupled_weight_decay
+from tfwd.optimizers import addons
 from tfwd.optimizers.apply_if_finite import ApplyIfFinite
 from tfwd.optimizers.averaging_callback import NonMonotonicASGDCallback
 from tfwd.optimizers.decoupled_weight_decay import DecoupledWeightDecay
 from tfwd.optimizers.non_monotonic_asgd import NonMonotonicASGD
 
 __all__ = [
-    "SGDW",
-    "AdamW",
     "ApplyIfFinite",
     "DecoupledWeightDecay",
     "NonMonotonicASGD",
     "NonMonotonicASGDCallback",
-    "extend_with_decoupled_weight_decay",
+    "addons",
 ]

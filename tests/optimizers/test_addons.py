@@ -16,7 +16,7 @@ from optimizers_table import (
 )
 from stacks import quick_rows
 
-from tfwd.optimizers import SGDW, AdamW, extend_with_decoupled_weight_decay
+from tfwd.optimizers.addons import SGDW, AdamW, extend_with_decoupled_weight_decay
 
 D, RATE = 0.03, 0.1
 

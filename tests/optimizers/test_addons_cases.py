@@ -7,7 +7,7 @@ import tensorflow as tf
 from optimizers_table import X, Y, model
 from stacks import IS_KERAS_2, extended
 
-from tfwd.optimizers import SGDW, AdamW, extend_with_decoupled_weight_decay
+from tfwd.optimizers.addons import SGDW, AdamW, extend_with_decoupled_weight_decay
 
 D = 0.01
 ADAM = {"learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8}

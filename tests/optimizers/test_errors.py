@@ -10,7 +10,8 @@ from optimizers_table import make, model, tf_variable, values, variables
 from stacks import IS_KERAS_2
 
 from tfwd._keras import wrapped_optimizers
-from tfwd.optimizers import AdamW, DecoupledWeightDecay
+from tfwd.optimizers import DecoupledWeightDecay
+from tfwd.optimizers.addons import AdamW
 
 LossScale = keras.optimizers.LossScaleOptimizer
 

@@ -7,12 +7,8 @@ import tensorflow as tf
 from optimizers_table import NAMES, make, tf_variable
 from stacks import extended, needs_keras3, quick_rows
 
-from tfwd.optimizers import (
-    AdamW,
-    DecoupledWeightDecay,
-    NonMonotonicASGD,
-    extend_with_decoupled_weight_decay,
-)
+from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
+from tfwd.optimizers.addons import AdamW, extend_with_decoupled_weight_decay
 
 LossScale = keras.optimizers.LossScaleOptimizer
 D, RATE = 0.03125, 0.125

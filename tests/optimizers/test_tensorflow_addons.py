@@ -6,10 +6,8 @@ import pytest
 import tensorflow as tf
 from optimizers_table import assert_same, values, variables
 
-from tfwd.optimizers import (
-    DecoupledWeightDecay,
-    extend_with_decoupled_weight_decay,
-)
+from tfwd.optimizers import DecoupledWeightDecay
+from tfwd.optimizers.addons import extend_with_decoupled_weight_decay
 
 tfa = pytest.importorskip("tensorflow_addons", reason="tensorflow-addons is on the other stack")
 from addons_table import (  # noqa: E402
