@@ -17,11 +17,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-import measure
 import numpy as np
-import peak
-from measure import Row, Spread
-from plots import COLOURS
+from common import measure, peak
+from common.measure import Row, Spread
+from common.plots import COLOURS
 
 WAYS = {"without": "bare", "naive": "naive dropout", "tfwd": "dropout"}
 LABELS = {
@@ -37,7 +36,7 @@ PAGE = 4096
 def watched(way: str) -> object:
     """A function that runs a step and returns `[seconds, bytes]` above the level before it."""
     measure.equal_threads()
-    import workloads
+    from common import workloads
 
     step = workloads.train_step("dense", way)
 
@@ -52,7 +51,7 @@ def watched(way: str) -> object:
                 samples.append((time.perf_counter(), int(STATM.read_text().split()[1]) * PAGE))
                 time.sleep(0.001)
 
-        peak._give_back()
+        peak.give_back()
         watcher = threading.Thread(target=look)
         watcher.start()
         time.sleep(0.02)

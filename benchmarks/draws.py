@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import measure
-from measure import Row, ratio
+from common import measure
+from common.measure import Row, ratio
 
 SHAPES = {
     "recurrent kernel of an LSTM of 1150": (1150, 4600),
@@ -66,10 +66,8 @@ def pytorch(shape: tuple[int, int]) -> dict[str, Callable[[], Any]]:
 
 def main() -> None:
     """Measures, and reports two rows a shape."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=12.0, help="time for a shape's rounds")
-    seconds = options.parse_args().seconds
-    has_torch = measure.attempt(lambda: __import__("torch"), "PyTorch")
+    seconds = measure.parser(__doc__, seconds=12.0, of="a shape's rounds").parse_args().seconds
+    has_torch = measure.module("torch", "PyTorch")
     measure.equal_threads()
     rows = []
     for name, shape in SHAPES.items():

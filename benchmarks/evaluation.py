@@ -12,8 +12,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import measure
-from measure import Row, Spread, ratio
+from common import measure
+from common.measure import Row, Spread, ratio
 
 
 def kinds() -> dict[str, tuple[Any, Any]]:
@@ -45,8 +45,7 @@ def _operations(graph: Any) -> int:
 
 def main() -> None:
     """Measures, and reports a row a layer."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=10.0, help="time for a layer's rounds")
+    options = measure.parser(__doc__, seconds=10.0, of="a layer's rounds")
     seconds = options.parse_args().seconds
     measure.equal_threads()
     import tensorflow as tf

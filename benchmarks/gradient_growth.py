@@ -9,8 +9,8 @@ linear, which a loop over the examples that goes through the batch each time is 
 
 from __future__ import annotations
 
-import measure
-from measure import Row, Spread
+from common import measure
+from common.measure import Row, Spread
 
 BATCHES = [8, 32, 128, 512, 1024]
 LIMIT = 1.1
@@ -18,12 +18,10 @@ LIMIT = 1.1
 
 def main() -> None:
     """Measures, and reports a row."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=25.0, help="time for the rounds")
-    seconds = options.parse_args().seconds
+    seconds = measure.parser(__doc__, seconds=25.0).parse_args().seconds
     measure.equal_threads()
-    import gradient_cases
     import numpy as np
+    from common import gradient_cases
 
     runs = {}
     for batch in BATCHES:

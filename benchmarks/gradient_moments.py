@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import measure
-from measure import Row, ratio
+from common import measure
+from common.measure import Row, ratio
 
 MOST_SECONDS = 1.0
 # What is measured, and the most that both moments may cost.
@@ -63,7 +63,7 @@ def over_plain(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, 
 
 def row(name: str, seconds: float, torch_moments: Any | None) -> tuple[Row, float]:
     """Measures a case; also the milliseconds of our plain gradient."""
-    import gradient_cases
+    from common import gradient_cases
 
     title, limit = CASES[name]
     case = gradient_cases.CASES[name]()
@@ -82,14 +82,13 @@ def row(name: str, seconds: float, torch_moments: Any | None) -> tuple[Row, floa
 
 def main() -> None:
     """Measures, and reports a row a case."""
-    options = measure.parser(__doc__)
+    options = measure.parser(__doc__, seconds=4.0, of="a case's rounds")
     options.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(CASES)}")
-    options.add_argument("--seconds", type=float, default=4.0, help="time for a case's rounds")
     chosen = options.parse_args()
     unknown = [name for name in chosen.names if name not in CASES]
     if unknown:
         options.error(f"there is no {', '.join(unknown)}; there are {', '.join(CASES)}")
-    torch_moments = measure.attempt(lambda: __import__("torch_moments"), "PyTorch")
+    torch_moments = measure.module("peers.torch_moments", "PyTorch")
     measure.equal_threads()
     import keras
 

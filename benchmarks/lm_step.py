@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import measure
 import numpy as np
-from measure import Row, Spread, ratio
+from common import measure
+from common.measure import Row, Spread, ratio
 
 PRODUCTS = "products alone"
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -67,7 +67,7 @@ def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], fl
 
 def only_products(config: Any, words: int) -> Callable[[], None]:
     """The matrix products of a step: of each LSTM, and of the softmax."""
-    import products
+    from common import products
 
     data, model = config.data, config.model
     units = [*model.hidden_units]
@@ -94,7 +94,7 @@ def compare(name: str, config: Any, words: int, seconds: float) -> tuple[dict, d
     sides = {"ours": step}
     facts = {"words": words, "weights": weights, "first_loss": step(*ids)}
     check("ours", facts["first_loss"], words)
-    torch_lm = measure.attempt(lambda: __import__("torch_lm"), "PyTorch")
+    torch_lm = measure.module("peers.torch_lm", "PyTorch")
     if torch_lm:
         theirs, count = torch_lm.train_step(config, words)
         facts |= {"PyTorch_weights": count, "PyTorch_first_loss": theirs(*ids)}
@@ -109,10 +109,8 @@ def compare(name: str, config: Any, words: int, seconds: float) -> tuple[dict, d
 
 def main() -> None:
     """Measures, and reports a row a model."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=40.0, help="time for the rounds")
-    seconds = options.parse_args().seconds
-    measure.attempt(lambda: __import__("torch"), "PyTorch")
+    seconds = measure.parser(__doc__, seconds=40.0).parse_args().seconds
+    measure.module("torch", "PyTorch")
     measure.equal_threads()
     quickstart = load_config("quickstart")
     models = {

@@ -19,8 +19,8 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import measure
-from measure import Row, ratio
+from common import measure
+from common.measure import Row, ratio
 
 if TYPE_CHECKING:
     import keras
@@ -78,7 +78,7 @@ def by_tensorflow(
 def by_torch(x: np.ndarray, upstream: np.ndarray, units: int) -> Callable[[], None]:
     """A run of `torch.nn.LSTM` with dropout on `weight_hh`; arguments as of `by_tensorflow`."""
     import torch
-    import torch_lm
+    from peers import torch_lm
 
     layer = torch_lm.WeightDropLSTM(x.shape[2], units, RATE)
     sequences, given = torch.tensor(x, requires_grad=True), torch.tensor(upstream)
@@ -98,7 +98,7 @@ def candidates(size: str, has_torch: bool) -> dict[str, Callable[[], None]]:
     """All sides on the same input."""
     import keras
     import numpy as np
-    import products
+    from common import products
 
     from tfwd import layers
 
@@ -124,10 +124,8 @@ def candidates(size: str, has_torch: bool) -> dict[str, Callable[[], None]]:
 
 def main() -> None:
     """Measures, and reports a row a size and peer."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=25.0, help="time for a size's rounds")
-    seconds = options.parse_args().seconds
-    has_torch = measure.attempt(lambda: __import__("torch_lm"), "PyTorch") is not None
+    seconds = measure.parser(__doc__, seconds=25.0, of="a size's rounds").parse_args().seconds
+    has_torch = measure.module("peers.torch_lm", "PyTorch") is not None
     measure.equal_threads()
     rows = []
     for size, limits in LIMITS.items():

@@ -1,4 +1,4 @@
-"""How costs grow with the number of layers: chains of 50, 100, 200 and 400 Dense layers of 16.
+"""Growth of costs with the number of layers: 50, 100, 200 and 400 Dense layers of 16.
 
     python benchmarks/many_layers_growth.py
 
@@ -10,16 +10,13 @@ process of its own. An exponent of 1 is a straight line: twice the layers, twice
 from __future__ import annotations
 
 import json
-import math
-import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import many_layers
-import measure
-from measure import Row, Spread
+from common import many_layers, measure
+from common.measure import Row
 
 LAYERS = (50, 100, 200, 400)
 # So small, and kernels orthogonal, that a signal passes through 400 layers: where no gradient is
@@ -71,15 +68,6 @@ def child(layers: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def slopes(seconds: list[float]) -> Spread:
-    """The exponents of the doublings: median, least and greatest."""
-    each = [
-        math.log(seconds[i + 1] / seconds[i]) / math.log(LAYERS[i + 1] / LAYERS[i])
-        for i in range(len(seconds) - 1)
-    ]
-    return Spread(statistics.median(each), min(each), max(each))
-
-
 def main() -> None:
     """Measures each chain once."""
     parser = measure.parser(__doc__)
@@ -104,7 +92,14 @@ def main() -> None:
         ours = last.pop(f"tfwd, {LAYERS[-1]}")
         claim = f"{cost} of 50 to 400 Dense layers"
         rows.append(
-            Row(claim, slopes(sides["tfwd"]), "exponent", ours, dict(last), at_most=AT_MOST)
+            Row(
+                claim,
+                measure.exponents(LAYERS, sides["tfwd"]),
+                "exponent",
+                ours,
+                dict(last),
+                at_most=AT_MOST,
+            )
         )
     measure.report("many_layers_growth", rows)
 

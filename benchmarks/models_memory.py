@@ -12,9 +12,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
-import measure
-import peak
-from measure import Row, Spread
+from common import measure, peak
+from common.measure import Row, Spread
 
 WIDTH, LAYERS = 1062, 4  # 4 x 1062 x 1062 weights of 4 bytes are 18 MB
 WAYS = ("plain", "plain, released", "wrapped")

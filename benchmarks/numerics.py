@@ -22,11 +22,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import measure
 import memory
-import peak
-from measure import Row, ratio
-from numerics_models import (
+from common import measure, peak
+from common.measure import Row, ratio
+from common.numerics_models import (
     BARE,
     CONVOLUTIONS,
     EVERY,
@@ -54,7 +53,7 @@ LARGE = (CONVOLUTIONS, 128)
 def step(way: str, compiled: bool) -> Callable[[], Any]:
     """A step of the model of `LARGE`, made in the child."""
     measure.equal_threads()
-    import numerics_keras
+    from common import numerics_keras
 
     return numerics_keras.side(LARGE[0], way, compiled, batch=LARGE[1]).step
 
@@ -107,7 +106,7 @@ def rows_of(
 
 def by_tensorflow(name: str, mode: str, seconds: float) -> list[Row]:
     """The rows of a model in TensorFlow in one mode."""
-    import numerics_keras
+    from common import numerics_keras
 
     heading = f"{title(name)}, {mode}"
 
@@ -142,7 +141,7 @@ def by_torch(name: str, torch_sides: Callable[[str], dict[str, Side]], seconds: 
 
 def by_memory() -> list[Row]:
     """A row a mode, with what `FiniteCheck` adds to the peak of a step."""
-    import numerics_keras
+    from common import numerics_keras
 
     name, batch = LARGE
     largest = numerics_keras.largest_activation(name, batch)
@@ -178,8 +177,7 @@ def by_memory() -> list[Row]:
 
 def main() -> None:
     """Measures, and reports a row a side."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=1.0, help="time for a group's rounds")
+    options = measure.parser(__doc__, seconds=1.0, of="a group's rounds")
     options.add_argument(
         "--models", nargs="+", default=list(SHAPES), choices=SHAPES, help="those alone"
     )
@@ -188,7 +186,7 @@ def main() -> None:
     memory_rows = by_memory()
     # PyTorch's threads would spin while they wait for each other, which takes long on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    torch_models = measure.attempt(lambda: __import__("numerics_torch"), "PyTorch")
+    torch_models = measure.module("peers.torch_numerics", "PyTorch")
     rows = []
     for name in arguments.models:
         for mode in MODES:

@@ -16,8 +16,7 @@ import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import measure
-from measure import Row, ratio
+from common import measure
 
 if TYPE_CHECKING:
     import keras
@@ -170,8 +169,7 @@ def weights(inner: str) -> str:
 
 def main() -> None:
     """Measures, and reports a row a pair of sides."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=25.0, help="time for a group's rounds")
+    options = measure.parser(__doc__, seconds=25.0, of="a group's rounds")
     options.add_argument("--groups", nargs="+", default=list(RATIOS), help="those alone")
     arguments = options.parse_args()
     seconds = arguments.seconds
@@ -182,12 +180,11 @@ def main() -> None:
         found = measure.alternate(candidates(inner), seconds=seconds, warmup=3, title=inner)
         medians |= measure.milliseconds(found)
         rows += [
-            Row(
+            measure.time_over(
                 f"step of an optimizer over {weights(inner)}: {ours}, against {other}",
-                ratio(found[ours], found[other]),
-                f"time over {other}",
-                float(medians[ours]),
-                {other: medians[other]},
+                found,
+                ours,
+                other,
                 at_most=limit,
             )
             for ours, other, limit in pairs

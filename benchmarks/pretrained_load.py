@@ -29,10 +29,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import measure
-import peak
-from growth import exponents
-from measure import Row, Spread
+from common import measure, peak
+from common.measure import Row, Spread
 
 MIB = 1 << 20
 OURS, FILL = "tfwd", "tfwd, into a model that is there"
@@ -258,21 +256,12 @@ def by_time(folders: dict[str, str], seconds: float) -> list[Row]:
             title=f"load from {files}",
             clock=time.process_time,
         )
-        medians = measure.milliseconds(found)
         for way in (TORCH, HUB, ARRAYS):
             if way not in found:
                 continue
-            rows.append(
-                Row(
-                    f"CPU time to load a model from {files}: tfwd over {way}",
-                    measure.ratio(found[OURS], found[way]),
-                    f"time over {way}",
-                    float(medians[OURS]),
-                    {way: medians[way]},
-                    at_most=AT_MOST if way == ARRAYS else None,
-                    no_more=1.0 if way == TORCH else None,
-                )
-            )
+            goal = {ARRAYS: {"at_most": AT_MOST}, TORCH: {"no_more": 1.0}}.get(way, {})
+            claim = f"CPU time to load a model from {files}: tfwd over {way}"
+            rows.append(measure.time_over(claim, found, OURS, way, **goal))
     return rows
 
 
@@ -299,9 +288,9 @@ def by_layers(place: Path, seconds: float) -> list[Row]:
         )
         for count, mine, other in zip(LAYERS, ours, theirs, strict=True)
     ]
-    growth = exponents(LAYERS, ours)
+    growth = measure.exponents(LAYERS, ours)
     claim = f"growth of the time with the layers, {LAYERS[0]} to {LAYERS[-1]}"
-    peers: dict[str, float | str] = {ARRAYS: exponents(LAYERS, theirs).median}
+    peers: dict[str, float | str] = {ARRAYS: measure.exponents(LAYERS, theirs).median}
     return [*rows, Row(claim, growth, "exponent", growth.median, peers, "", at_most=1.1)]
 
 
@@ -339,9 +328,7 @@ def processor() -> str:
 
 def main() -> None:
     """Measures, and reports."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=20.0, help="of timing, for each kind")
-    seconds = options.parse_args().seconds
+    seconds = measure.parser(__doc__, seconds=20.0, of="each kind").parse_args().seconds
     with tempfile.TemporaryDirectory() as place:
         folders = {SINGLE: f"{place}/single", SHARDS: f"{place}/shards"}
         size = write(Path(folders[SINGLE]), 1)

@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import measure
-from measure import Row
+from common import measure
+from common.measure import Row
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "results.md"

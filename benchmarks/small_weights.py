@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-import measure
-from measure import Row, ratio
+from common import measure
+from common.measure import Row, ratio
 
 WIDTHS = (64, 128, 181, 256, 512)
 # Whether masks are drawn by the operation, and whether effective weights are kept.
@@ -28,7 +28,7 @@ WAYS = {
 
 def make(width: int, way: str) -> Callable[[], Any]:
     """The training step, traced."""
-    from many_layers_models import dense
+    from common.many_layers_models import dense
 
     from tfwd import random_masks
     from tfwd.layers import substituted_call

@@ -8,8 +8,8 @@ again in backward, so there the time is only stated.
 
 from __future__ import annotations
 
-import measure
-from measure import Row, ratio
+from common import measure
+from common.measure import Row, ratio
 
 LIMITS = {
     "conv": 0.9,
@@ -23,12 +23,11 @@ LIMITS = {
 
 def main() -> None:
     """Measures, and reports a row a kind."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=3.5, help="time for a kind's rounds")
+    options = measure.parser(__doc__, seconds=3.5, of="a kind's rounds")
     options.add_argument("--kinds", nargs="+", choices=LIMITS, default=list(LIMITS))
     chosen = options.parse_args()
     measure.equal_threads()
-    import workloads
+    from common import workloads
 
     rows = []
     for kind in chosen.kinds:

@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import measure
-from measure import Row, Spread
+from common import measure
+from common.measure import Row, Spread
 
 ROOT = Path(__file__).resolve().parent.parent
 LAST = 20  # trials that the growth is over
@@ -94,9 +94,7 @@ def main() -> None:
     trials = options.parse_args().trials
     if trials < 3:
         options.error(f"--trials={trials}: growth needs at least 3")
-    tuner = measure.attempt(
-        lambda: __import__("tfwd.runs.sweeps.tuner", fromlist=["tuner"]), "keras-tuner"
-    )
+    tuner = measure.module("tfwd.runs.sweeps.tuner", "keras-tuner")
     rows, data = [], {}
     if tuner is not None:
         readings, one = run(tuner, trials)

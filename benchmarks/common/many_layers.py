@@ -1,14 +1,4 @@
-"""What weight dropout costs where there are many weights: operations, steps, eager calls.
-
-    python benchmarks/many_layers.py
-
-Chains of Dense layers, 100 of width 16 and 20 of width 768: by tfwd, naively (ten lines that a user
-would write around TensorFlow's stateless dropout), without dropout, and by PyTorch's `parametrize`.
-Each side has a process of its own, since what a process has traced or compiled serves the next
-model too. Processes run one after the other, in rounds. known_models.py does the same for
-MobileNetV2, BERT and a stack of LSTMs; many_layers_growth.py says how the costs grow with the
-number of layers.
-"""
+"""Measurements of models with many weights, each side in a process of its own."""
 
 from __future__ import annotations
 
@@ -19,10 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-import measure
-from measure import Row, Spread, ratio
+from common import measure
+from common.measure import Row, Spread, ratio
 
 RATE = 0.3
 SIDES = {
@@ -59,7 +50,8 @@ SECONDS = 115.0
 def make(name: str, side: str) -> tuple[Any, Any, Any]:
     """A model with its inputs and targets."""
     import numpy as np
-    from many_layers_models import MODELS
+
+    from common.many_layers_models import MODELS
 
     model, x, y = MODELS[name](side)
     return model, np.asarray(x), np.asarray(y)
@@ -68,9 +60,9 @@ def make(name: str, side: str) -> tuple[Any, Any, Any]:
 def child(name: str, side: str) -> dict[str, Any]:
     """What one side of one model takes, measured in this process: seconds, and operations."""
     if side == "PyTorch":
-        import many_layers_torch
+        from peers import torch_many_layers
 
-        return {"step": timed(many_layers_torch.step(name, RATE), 30)}
+        return {"step": timed(torch_many_layers.step(name, RATE), 30)}
     measure.equal_threads()
     import tensorflow as tf
 
@@ -174,12 +166,12 @@ def rows(name: str, found: dict[str, list[dict[str, Any]]]) -> list[Row]:
     return made
 
 
-def measured(benchmark: str, names: Sequence[str], doc: str | None) -> None:
+def measured(script: str, names: Sequence[str], doc: str | None) -> None:
     """Measures models for as many rounds as there is time for, and reports.
 
     Args:
-        benchmark: the script's name.
-        names: of the models.
+        script: path of the script. Its children are the same script with `--child`.
+        names: names of the models.
         doc: the script's docstring.
     """
     parser = measure.parser(doc)
@@ -196,10 +188,7 @@ def measured(benchmark: str, names: Sequence[str], doc: str | None) -> None:
     while turn == 0 or (time.perf_counter() - start) * (turn + 1) / turn < SECONDS:
         for name, each in sides.items():
             for side in each if turn % 2 == 0 else reversed(each):
-                found[name][side].append(in_a_process(__file__, "--child", name, side))
+                found[name][side].append(in_a_process(script, "--child", name, side))
         turn += 1
-    measure.report(benchmark, [row for name in names for row in rows(name, found[name])])
-
-
-if __name__ == "__main__":
-    measured("many_layers", ("dense16", "dense768"), __doc__)
+    made = [row for name in names for row in rows(name, found[name])]
+    measure.report(Path(script).stem, made)

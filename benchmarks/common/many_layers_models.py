@@ -1,4 +1,4 @@
-"""The models of many_layers.py: without dropout, with tfwd's, and with what a user would write."""
+"""The models of many_layers.py: without dropout, with tfwd, and with a naive custom layer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from many_layers import RATE
 
 import tfwd
+from common.many_layers import RATE
 from tfwd import layers, parametrizations
 
 Made = tuple[keras.Model, Any, Any]

@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import importlib
 import json
+import math
 import os
 import statistics
 import sys
@@ -182,8 +184,20 @@ def alternate(
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Spread:
-    """The spread of `above / below`, round by round."""
+    """Returns the spread of `above / below`, round by round."""
     return Spread.of([a / b for a, b in zip(above, below, strict=True)])
+
+
+def exponents(sizes: Sequence[float], costs: Sequence[float]) -> Spread:
+    """Returns the log-log slopes of costs over sizes: median, least and greatest.
+
+    The slope between two neighbours is `log(cost_2 / cost_1) / log(size_2 / size_1)`.
+    """
+    slopes = [
+        math.log(costs[i + 1] / costs[i]) / math.log(sizes[i + 1] / sizes[i])
+        for i in range(len(costs) - 1)
+    ]
+    return Spread(statistics.median(slopes), min(slopes), max(slopes))
 
 
 def milliseconds(times: Mapping[str, Sequence[float]]) -> dict[str, float | str]:
@@ -191,8 +205,36 @@ def milliseconds(times: Mapping[str, Sequence[float]]) -> dict[str, float | str]
     return {name: 1e3 * statistics.median(values) for name, values in times.items()}
 
 
+def time_over(
+    claim: str, times: Mapping[str, Sequence[float]], ours: str, other: str, **goal: float | None
+) -> Row:
+    """Returns the row of our time over another side's time.
+
+    Args:
+        claim: the claim in words.
+        times: by side, the seconds of each round.
+        ours: our side.
+        other: the other side.
+        goal: `at_most` or `no_more` of the row.
+    """
+    median = {side: 1e3 * statistics.median(times[side]) for side in (ours, other)}
+    figure = ratio(times[ours], times[other])
+    means = f"time over {other}"
+    return Row(claim, figure, means, median[ours], {other: median[other]}, **goal)
+
+
+def module(name: str, what: str) -> Any | None:
+    """Returns a module, or None if it cannot be imported, and prints the reason."""
+    return attempt(lambda: importlib.import_module(name), what)
+
+
 def attempt(make: Callable[[], Any], what: str) -> Any | None:
-    """What `make` returns; None if it fails, which is said: one peer less, and the rest goes on."""
+    """Returns what `make` returns, or None if it fails, and prints the reason.
+
+    Args:
+        make: makes a peer.
+        what: the peer's name.
+    """
     try:
         return make()
     except Exception as error:
@@ -200,11 +242,22 @@ def attempt(make: Callable[[], Any], what: str) -> Any | None:
         return None
 
 
-def parser(doc: str | None) -> argparse.ArgumentParser:
-    """The command line of a script, described by its docstring."""
-    return argparse.ArgumentParser(
+def parser(
+    doc: str | None, seconds: float | None = None, of: str = "the rounds"
+) -> argparse.ArgumentParser:
+    """Returns the command line of a script.
+
+    Args:
+        doc: the script's docstring, which describes it.
+        seconds: default of `--seconds`. None: the script does not have this flag.
+        of: the part of the work that `--seconds` is for.
+    """
+    options = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    if seconds is not None:
+        options.add_argument("--seconds", type=float, default=seconds, help=f"time for {of}")
+    return options
 
 
 def goal(row: Row) -> str:

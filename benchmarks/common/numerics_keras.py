@@ -18,7 +18,8 @@ from collections.abc import Callable
 import keras
 import numpy as np
 import tensorflow as tf
-from numerics_models import (
+
+from common.numerics_models import (
     BLOCK,
     CLASSES,
     CONVOLUTIONS,
@@ -40,7 +41,6 @@ from numerics_models import (
     depth,
     steps,
 )
-
 from tfwd.callbacks import FiniteCheck
 from tfwd.numerics import NonFiniteError
 from tfwd.optimizers import ApplyIfFinite

@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import measure
+from common import measure
 
 MIB = 1 << 20
 ALLOCATOR = {
@@ -68,7 +68,7 @@ def _status(field: str) -> int:
 def resident() -> int:
     """The resident set now, bytes, after what is free was given back; the largest so far if
     the system does not tell."""
-    _give_back()
+    give_back()
     return _status("VmRSS") if STATUS.exists() else _largest()
 
 
@@ -78,7 +78,8 @@ def _largest() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _give_back() -> None:
+def give_back() -> None:
+    """Collects garbage, and returns free memory to the system where glibc can."""
     gc.collect()
     if hasattr(ctypes.CDLL(None), "malloc_trim"):
         ctypes.CDLL(None).malloc_trim(0)
@@ -96,7 +97,7 @@ def peaks(step: Callable[[], Any], steps: int = 3, warmup: int = 1) -> list[int]
         A figure a step, or a single one where the peak cannot be set back.
     """
     if not can_reset():
-        _give_back()
+        give_back()
         level = _largest()
         for _ in range(warmup + steps):
             step()
@@ -105,7 +106,7 @@ def peaks(step: Callable[[], Any], steps: int = 3, warmup: int = 1) -> list[int]
         step()
     found = []
     for _ in range(steps):
-        _give_back()
+        give_back()
         level = _status("VmRSS")
         CLEAR.write_text("5")
         step()

@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-FOLDER = Path(__file__).resolve().parent / "plots"
+FOLDER = Path(__file__).resolve().parents[1] / "plots"
 # Ours is the strong colour; who does nothing, and has the least to pay, is grey.
 COLOURS = {"tfwd": "#c0392b", "naive": "#3b6ea5", "without": "#888888", "PyTorch": "#d68910"}
 MARKERS = {"tfwd": "o", "naive": "s", "without": "^", "PyTorch": "D"}

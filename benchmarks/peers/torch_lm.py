@@ -11,10 +11,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-import measure
 import ml_collections
 import numpy as np
 import torch
+from common import measure
 from torch.nn import functional as F
 
 State = list[tuple[torch.Tensor, torch.Tensor]]

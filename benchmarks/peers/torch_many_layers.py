@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import measure
 import torch
+from common import measure
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 

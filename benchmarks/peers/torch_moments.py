@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import measure
 import numpy as np
 import torch
+from common import measure
 from torch import nn
 
 # What holds every example's gradient is left out where that is more.

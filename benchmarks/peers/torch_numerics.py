@@ -12,9 +12,9 @@ import io
 import warnings
 from collections.abc import Callable
 
-import measure
 import torch
-from numerics_models import (
+from common import measure
+from common.numerics_models import (
     ANOMALY,
     BARE,
     BLOCK,

@@ -11,7 +11,7 @@ from stacks import needs_keras3
 
 
 def helper(name: str) -> types.ModuleType:
-    return importlib.import_module(name)
+    return importlib.import_module(f"common.{name}")
 
 
 def test_candidates_run_by_turns_and_begin_in_turn() -> None:
@@ -68,7 +68,7 @@ def test_a_process_that_dies_is_not_waited_for() -> None:
 
 
 def test_exponents_are_the_slopes_of_the_doublings() -> None:
-    found = helper("growth").exponents([1, 2, 4, 8], [1.0, 2.0, 8.0, 64.0])
+    found = helper("measure").exponents([1, 2, 4, 8], [1.0, 2.0, 8.0, 64.0])
     assert found == (2.0, 1.0, 3.0)
 
 
