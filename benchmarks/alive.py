@@ -1,4 +1,4 @@
-"""What is alive in the course of a training step: the picture of docs/recompute.md.
+"""Memory in the course of a training step: the picture of docs/recompute.md.
 
     python benchmarks/alive.py
 
@@ -34,7 +34,7 @@ PAGE = 4096
 
 
 def watched(way: str) -> object:
-    """A function that runs a step and returns `[seconds, bytes]` above the level before it."""
+    """Returns a function that runs a step and samples `[seconds, bytes]` above the level before."""
     measure.equal_threads()
     from common import workloads
 
@@ -69,7 +69,7 @@ def watched(way: str) -> object:
 
 
 def draw(curves: dict[str, list[list[float]]], path: Path) -> None:
-    """The picture."""
+    """Draws the picture."""
     figure, axes = plt.subplots(figsize=(7, 3.8), layout="constrained")
     for name, samples in curves.items():
         at, held = np.array(samples).T

@@ -1,4 +1,4 @@
-"""Drawing and applying a mask, or noise, an entry of the weight.
+"""Time to draw and apply a mask or noise, per entry of the weight.
 
     python benchmarks/draws.py
 
@@ -26,7 +26,7 @@ LARGE = 1_000_000
 
 
 def tensorflow(shape: tuple[int, int]) -> dict[str, Callable[[], Any]]:
-    """Ours, TensorFlow's own and a copy."""
+    """Returns the calls of tfwd, of TensorFlow's own operations, and of a copy."""
     import tensorflow as tf
 
     from tfwd import parametrizations as P
@@ -53,7 +53,7 @@ def tensorflow(shape: tuple[int, int]) -> dict[str, Callable[[], Any]]:
 
 
 def pytorch(shape: tuple[int, int]) -> dict[str, Callable[[], Any]]:
-    """PyTorch's."""
+    """Returns the calls of PyTorch."""
     import torch
 
     torch.set_num_threads(measure.cores())
@@ -65,7 +65,7 @@ def pytorch(shape: tuple[int, int]) -> dict[str, Callable[[], Any]]:
 
 
 def main() -> None:
-    """Measures, and reports two rows a shape."""
+    """Measures, and reports two rows for each shape."""
     seconds = measure.parser(__doc__, seconds=12.0, of="a shape's rounds").parse_args().seconds
     has_torch = measure.module("torch", "PyTorch")
     measure.equal_threads()

@@ -1,4 +1,4 @@
-"""Evaluation of a wrapped layer over the bare one: the same operations, so the same time.
+"""Evaluation of a wrapped layer over the bare layer: same operations, same time.
 
     python benchmarks/evaluation.py
 
@@ -17,7 +17,7 @@ from common.measure import Row, Spread, ratio
 
 
 def kinds() -> dict[str, tuple[Any, Any]]:
-    """By name, a layer and the shape of its input."""
+    """Returns by name a layer and the shape of its input."""
     import keras
 
     return {
@@ -29,7 +29,7 @@ def kinds() -> dict[str, tuple[Any, Any]]:
 
 
 def evaluated(layer: Any, call: Callable[..., Any], values: Any) -> tuple[Callable, int]:
-    """A traced function that evaluates, and the number of operations in its graph."""
+    """Returns a traced function that evaluates, and the number of operations in its graph."""
     import tensorflow as tf
 
     arguments = [values] * (1 + _attends(layer))
@@ -44,7 +44,7 @@ def _operations(graph: Any) -> int:
 
 
 def main() -> None:
-    """Measures, and reports a row a layer."""
+    """Measures, and reports a row for each layer."""
     options = measure.parser(__doc__, seconds=10.0, of="a layer's rounds")
     seconds = options.parse_args().seconds
     measure.equal_threads()
@@ -96,7 +96,7 @@ def _call(layer: Any) -> Callable[..., Any]:
 
 
 def _attends(layer: Any) -> bool:
-    """Whether the layer takes its input twice, as query and as value."""
+    """Checks whether the layer takes its input twice, as query and as value."""
     return "value" in inspect.signature(layer.call).parameters
 
 

@@ -1,4 +1,4 @@
-"""How the time of both moments of per-example gradients grows with the batch, from 8 to 1024.
+"""Growth of the time of both moments of per-example gradients with the batch, from 8 to 1024.
 
     python benchmarks/gradient_growth.py
 

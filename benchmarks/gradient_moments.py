@@ -1,4 +1,4 @@
-"""Time of both moments of per-example gradients over a plain gradient's, ours and the peers'.
+"""Time of both moments of per-example gradients over a plain gradient: tfwd and peers.
 
     python benchmarks/gradient_moments.py [NAME ...]
 
@@ -34,14 +34,14 @@ PEERS = ("BackPACK", "PyTorch vmap", "Opacus")
 
 
 def once(run: Callable[[], Any]) -> float:
-    """Seconds of a run that warms up."""
+    """Returns the seconds of a first run."""
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
 
 
 def over_plain(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float | str]:
-    """What each peer costs over `plain`; a text for what failed."""
+    """Returns the time of each peer over `plain`, or "cannot" for a peer that failed."""
     quick, slow = {"plain": runs["plain"]}, {}
     found: dict[str, float | str] = {}
     for peer in [name for name in runs if name != "plain"]:
@@ -62,7 +62,7 @@ def over_plain(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, 
 
 
 def row(name: str, seconds: float, torch_moments: Any | None) -> tuple[Row, float]:
-    """Measures a case; also the milliseconds of our plain gradient."""
+    """Measures a case, and returns its row and the milliseconds of tfwd's plain gradient."""
     from common import gradient_cases
 
     title, limit = CASES[name]
@@ -81,7 +81,7 @@ def row(name: str, seconds: float, torch_moments: Any | None) -> tuple[Row, floa
 
 
 def main() -> None:
-    """Measures, and reports a row a case."""
+    """Measures, and reports a row for each case."""
     options = measure.parser(__doc__, seconds=4.0, of="a case's rounds")
     options.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(CASES)}")
     chosen = options.parse_args()

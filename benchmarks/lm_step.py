@@ -1,4 +1,4 @@
-"""A whole training step of the AWD-LSTM of published size: tokens a second, against PyTorch.
+"""A whole training step of the AWD-LSTM of published size: tokens per second, against PyTorch.
 
     python benchmarks/lm_step.py
 
@@ -26,7 +26,7 @@ CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 
 def load_config(name: str) -> Any:
-    """The configuration of a file in configs/."""
+    """Returns the configuration of a file in configs/."""
     spec = importlib.util.spec_from_file_location(name, CONFIGS / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -35,7 +35,7 @@ def load_config(name: str) -> Any:
 
 
 def quickstart_words(config: Any) -> int:
-    """The number of words of the quickstart's text."""
+    """Returns the number of words of the quickstart's text."""
     from tfwd.lm import text, vocabulary
 
     train = text.load_splits(config.data.path).train
@@ -44,7 +44,7 @@ def quickstart_words(config: Any) -> int:
 
 
 def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], float], int]:
-    """The training step of `tfwd.lm`, as torch_lm.train_step."""
+    """Returns the training step of `tfwd.lm`, as `torch_lm.train_step` does."""
     import tensorflow as tf
 
     from tfwd.lm.model import make_model
@@ -66,7 +66,7 @@ def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], fl
 
 
 def only_products(config: Any, words: int) -> Callable[[], None]:
-    """The matrix products of a step: of each LSTM, and of the softmax."""
+    """Returns a function that makes a step's matrix products: of each LSTM and of the softmax."""
     from common import products
 
     data, model = config.data, config.model
@@ -79,13 +79,13 @@ def only_products(config: Any, words: int) -> Callable[[], None]:
 
 
 def check(name: str, loss: float, words: int) -> None:
-    """An untrained model guesses; another loss would be that of other work."""
+    """Checks that the first loss is the loss of an untrained model, which guesses."""
     if abs(loss - math.log(words)) > 0.1:
         raise AssertionError(f"{name}: the first loss is {loss:.3f}, not ln {words}")
 
 
 def compare(name: str, config: Any, words: int, seconds: float) -> tuple[dict, dict]:
-    """Times the steps of both sides; also what they agree on."""
+    """Times the steps of both sides, and returns their seconds and common facts."""
     # The optimizers' first steps at full rate would leave the loss of guessing at once.
     config.optimizer.learning_rate *= 1e-2
     shape, draw = (config.data.batch_size, config.data.window), np.random.default_rng(0)
@@ -108,7 +108,7 @@ def compare(name: str, config: Any, words: int, seconds: float) -> tuple[dict, d
 
 
 def main() -> None:
-    """Measures, and reports a row a model."""
+    """Measures, and reports a row for each model."""
     seconds = measure.parser(__doc__, seconds=40.0).parse_args().seconds
     measure.module("torch", "PyTorch")
     measure.equal_threads()

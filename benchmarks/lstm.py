@@ -38,7 +38,7 @@ LIMITS = {"small": {KERAS: 1.6, TORCH: 1.0}, "large": {KERAS: 3.0, TORCH: 1.1}}
 def by_tensorflow(
     layer: keras.layers.LSTM, x: np.ndarray, upstream: np.ndarray, dropped: bool
 ) -> Callable[[], None]:
-    """A run of a Keras layer; with `dropped` it is given a dropped recurrent kernel.
+    """Returns a run of a Keras layer, with a dropped recurrent kernel if `dropped`.
 
     Args:
         layer: not built yet; returns sequences.
@@ -76,7 +76,10 @@ def by_tensorflow(
 
 
 def by_torch(x: np.ndarray, upstream: np.ndarray, units: int) -> Callable[[], None]:
-    """A run of `torch.nn.LSTM` with dropout on `weight_hh`; arguments as of `by_tensorflow`."""
+    """Returns a run of `torch.nn.LSTM` with dropout on `weight_hh`.
+
+    Arguments are as in `by_tensorflow`.
+    """
     import torch
     from peers import torch_lm
 
@@ -95,7 +98,7 @@ def by_torch(x: np.ndarray, upstream: np.ndarray, units: int) -> Callable[[], No
 
 
 def candidates(size: str, has_torch: bool) -> dict[str, Callable[[], None]]:
-    """All sides on the same input."""
+    """Returns all sides on the same input."""
     import keras
     import numpy as np
     from common import products
@@ -123,7 +126,7 @@ def candidates(size: str, has_torch: bool) -> dict[str, Callable[[], None]]:
 
 
 def main() -> None:
-    """Measures, and reports a row a size and peer."""
+    """Measures, and reports a row for each size and peer."""
     seconds = measure.parser(__doc__, seconds=25.0, of="a size's rounds").parse_args().seconds
     has_torch = measure.module("peers.torch_lm", "PyTorch") is not None
     measure.equal_threads()

@@ -28,7 +28,7 @@ AT_MOST = 1.15
 
 
 def child(layers: int) -> dict[str, dict[str, float]]:
-    """The seconds of each cost for a chain, by tfwd and of the plain model."""
+    """Returns the seconds of each cost for a chain, by tfwd and of the plain model."""
     measure.equal_threads()
     import keras
     import numpy as np

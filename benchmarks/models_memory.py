@@ -1,4 +1,4 @@
-"""What models leave behind that were built, fitted and dropped.
+"""Memory that stays after models are built, fitted and deleted.
 
     python benchmarks/models_memory.py
 
@@ -20,7 +20,7 @@ WAYS = ("plain", "plain, released", "wrapped")
 
 
 def grow(way: str, models: int) -> Callable[[], list[float]]:
-    """A function that makes the models and returns the growth in MiB; for a child."""
+    """Returns a function that makes the models and returns the growth in MiB; for a child."""
     measure.equal_threads()
     import keras
     import tensorflow as tf

@@ -1,4 +1,4 @@
-"""What a training step costs whose values are held to be finite: tfwd's ways and the others.
+"""Cost of finite checks in a training step: tfwd's ways and other libraries' ways.
 
     python benchmarks/numerics.py
 
@@ -51,7 +51,7 @@ LARGE = (CONVOLUTIONS, 128)
 
 
 def step(way: str, compiled: bool) -> Callable[[], Any]:
-    """A step of the model of `LARGE`, made in the child."""
+    """Returns a step of the model of `LARGE`; for a child."""
     measure.equal_threads()
     from common import numerics_keras
 
@@ -59,13 +59,13 @@ def step(way: str, compiled: bool) -> Callable[[], Any]:
 
 
 def times(sides: dict[str, Side], heading: str, **limits: Any) -> dict[str, list[float]]:
-    """The seconds of each side's steps."""
+    """Returns the seconds of each side's steps."""
     steps = {way: side.step for way, side in sides.items()}
     return measure.alternate(steps, warmup=1, title=heading, **limits)
 
 
 def planted(sides: dict[str, Side], name: str) -> dict[str, str]:
-    """What each side does about a NaN, as far as it is asked."""
+    """Plants a NaN on each side that is asked, and returns what the side does about it."""
     asked = [way for way in sides if way not in (BARE, EVERY) and (way != OURS or name == ONE)]
     found = {way: sides[way].plant() for way in asked}
     for way, said in found.items():
@@ -80,7 +80,7 @@ def rows_of(
     said: dict[str, str],
     unable: dict[str, str] | None = None,
 ) -> list[Row]:
-    """A row for each side but the bare one.
+    """Returns a row for each side except the bare one.
 
     Args:
         heading: the model and how it runs.
@@ -105,7 +105,7 @@ def rows_of(
 
 
 def by_tensorflow(name: str, mode: str, seconds: float) -> list[Row]:
-    """The rows of a model in TensorFlow in one mode."""
+    """Measures a model in TensorFlow in one mode, and returns its rows."""
     from common import numerics_keras
 
     heading = f"{title(name)}, {mode}"
@@ -130,7 +130,7 @@ def by_tensorflow(name: str, mode: str, seconds: float) -> list[Row]:
 
 
 def by_torch(name: str, torch_sides: Callable[[str], dict[str, Side]], seconds: float) -> list[Row]:
-    """The rows of a model in PyTorch."""
+    """Measures a model in PyTorch, and returns its rows."""
     heading = f"{title(name)}, PyTorch"
     sides = torch_sides(name)
     if BARE not in sides:
@@ -140,7 +140,7 @@ def by_torch(name: str, torch_sides: Callable[[str], dict[str, Side]], seconds: 
 
 
 def by_memory() -> list[Row]:
-    """A row a mode, with what `FiniteCheck` adds to the peak of a step."""
+    """Measures what `FiniteCheck` adds to the peak of a step, and returns a row for each mode."""
     from common import numerics_keras
 
     name, batch = LARGE
@@ -176,7 +176,7 @@ def by_memory() -> list[Row]:
 
 
 def main() -> None:
-    """Measures, and reports a row a side."""
+    """Measures, and reports a row for each side."""
     options = measure.parser(__doc__, seconds=1.0, of="a group's rounds")
     options.add_argument(
         "--models", nargs="+", default=list(SHAPES), choices=SHAPES, help="those alone"

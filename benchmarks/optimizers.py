@@ -1,4 +1,4 @@
-"""Time of an optimizer's step with decoupled decay, 24 million weights shaped as an AWD-LSTM's.
+"""Time of an optimizer's step with decoupled decay, on the 24 million weights of an AWD-LSTM.
 
     python benchmarks/optimizers.py
 
@@ -51,7 +51,7 @@ TABLE, WORDS = (10_000, 400), 1400
 
 
 def arrays(seed: int) -> list[np.ndarray]:
-    """Normal numbers in all the shapes, the same each time."""
+    """Returns normal numbers in all the shapes, the same each time."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -59,7 +59,7 @@ def arrays(seed: int) -> list[np.ndarray]:
 
 
 def in_keras(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
-    """A step of an optimizer, in a `tf.function`, on variables of its own."""
+    """Returns a step of an optimizer, in a `tf.function`, on variables of its own."""
     import keras
     import tensorflow as tf
 
@@ -76,7 +76,10 @@ def in_keras(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
 
 
 def of_rows(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
-    """The same for a sparse gradient of one table, which is an argument: no constant is folded."""
+    """Returns a step on a sparse gradient of one table.
+
+    The gradient is an argument, so that no constant is folded.
+    """
     import keras
     import numpy as np
     import tensorflow as tf
@@ -99,7 +102,7 @@ def of_rows(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
 
 
 def in_torch() -> Callable[[], Any]:
-    """PyTorch's AdamW."""
+    """Returns a step of PyTorch's AdamW."""
     import torch
 
     torch.set_num_threads(measure.cores())
@@ -110,7 +113,7 @@ def in_torch() -> Callable[[], Any]:
 
 
 def in_optax() -> Callable[[], None]:
-    """Optax's adamw in one compiled function."""
+    """Returns a step of Optax's adamw in one compiled function."""
     import jax
     import optax
 
@@ -132,7 +135,7 @@ def in_optax() -> Callable[[], None]:
 
 
 def candidates(inner: str) -> dict[str, Callable[[], Any]]:
-    """All sides of a group of `RATIOS`, as far as they are installed."""
+    """Returns all installed sides of a group of `RATIOS`."""
     from keras import optimizers
 
     from tfwd.optimizers import DecoupledWeightDecay
@@ -163,12 +166,12 @@ def candidates(inner: str) -> dict[str, Callable[[], Any]]:
 
 
 def weights(inner: str) -> str:
-    """What a group's sides update."""
+    """Names the weights that a group's sides update."""
     return "an embedding of 4 M" if inner.endswith(" of rows") else "24 M weights"
 
 
 def main() -> None:
-    """Measures, and reports a row a pair of sides."""
+    """Measures, and reports a row for each pair of sides."""
     options = measure.parser(__doc__, seconds=25.0, of="a group's rounds")
     options.add_argument("--groups", nargs="+", default=list(RATIOS), help="those alone")
     arguments = options.parse_args()

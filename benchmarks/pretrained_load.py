@@ -1,4 +1,4 @@
-"""Loading the weights of a published model: peak memory above the model, time, and its growth.
+"""Loading weights of a published model: peak memory above the model, time, and growth.
 
     python benchmarks/pretrained_load.py
 
@@ -66,7 +66,7 @@ MORE = 64 * MIB
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The tensors of a `BertModel` with a config, by name."""
+    """Returns the shapes of the tensors of a `BertModel` with a config, by name."""
     width, wide = config["hidden_size"], config["intermediate_size"]
     found: dict[str, tuple[int, ...]] = {}
 
@@ -93,7 +93,7 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def write(folder: Path, files: int, config: Mapping[str, Any] = CONFIG) -> int:
-    """Writes a model in a number of files; returns the bytes of its weights."""
+    """Writes a model in a number of files, and returns the bytes of its weights."""
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -120,7 +120,7 @@ def write(folder: Path, files: int, config: Mapping[str, Any] = CONFIG) -> int:
 
 
 def ours(folder: str) -> Callable[[], Any]:
-    """A model by `from_pretrained`."""
+    """Returns a call that makes a model by `from_pretrained`."""
     measure.equal_threads()
     from tfwd.layers import transformer
 
@@ -128,7 +128,7 @@ def ours(folder: str) -> Callable[[], Any]:
 
 
 def fill(folder: str) -> Callable[[], Any]:
-    """A plan for a model that is built, and its `apply`."""
+    """Returns a call that loads the weights into a built model."""
     measure.equal_threads()
     import tfwd
     from tfwd.layers import transformer
@@ -144,7 +144,7 @@ def fill(folder: str) -> Callable[[], Any]:
 
 
 def torch(folder: str) -> Callable[[], Any]:
-    """Hugging Face's, for PyTorch."""
+    """Returns a call of Hugging Face's loader for PyTorch."""
     import transformers
 
     measure.equal_threads()
@@ -159,7 +159,7 @@ def torch(folder: str) -> Callable[[], Any]:
 
 
 def hub(folder: str) -> Callable[[], Any]:
-    """keras-hub's converter."""
+    """Returns a call of keras-hub's converter."""
     measure.equal_threads()
     import keras_hub
 
@@ -167,7 +167,7 @@ def hub(folder: str) -> Callable[[], Any]:
 
 
 def arrays(folder: str) -> Callable[[], Any]:
-    """All tensors as NumPy arrays."""
+    """Returns a call that reads all tensors as NumPy arrays."""
     from safetensors.numpy import load_file
 
     def read() -> dict[str, Any]:
@@ -190,19 +190,19 @@ PRELOAD = ("tensorflow", "keras", "tfwd.layers.transformer")
 
 
 def once(way: str, folder: str) -> Callable[[], list[int]]:
-    """Measures the peak of one call, the first, in the child."""
+    """Returns a function that measures the peak of the first call; for a child."""
     call = SIDES[way](folder)
     kept: list[Any] = []  # as whoever loads a model does
     return lambda: peak.peaks(lambda: kept.append(call()), 1, warmup=0)
 
 
 def above(found: Any, size: int) -> float | str:
-    """MiB of a peak above the weights, or why there is no figure."""
+    """Returns the MiB of a peak above the weights, or a text that says why there is no figure."""
     return found if isinstance(found, str) else (found[0] - size) / MIB
 
 
 def by_memory(folders: dict[str, str], size: int) -> list[Row]:
-    """The peaks above the weights, over the largest tensor and 64 MiB."""
+    """Measures the peaks above the weights, and returns them over the largest tensor and 64 MiB."""
     # keras-hub's converter does not read shards that are on a disk.
     cases = {
         (way, files): (way, folder)
@@ -239,7 +239,7 @@ def by_memory(folders: dict[str, str], size: int) -> list[Row]:
 
 
 def by_time(folders: dict[str, str], seconds: float) -> list[Row]:
-    """A row for the file and one for the shards."""
+    """Measures the time, and returns rows for the single file and for the shards."""
     rows = []
     for files, folder in folders.items():
         made = {
@@ -266,7 +266,7 @@ def by_time(folders: dict[str, str], seconds: float) -> list[Row]:
 
 
 def by_layers(place: Path, seconds: float) -> list[Row]:
-    """A row for each number of layers, and one for the growth."""
+    """Measures each number of layers, and returns a row for each and a row for the growth."""
     calls = {}
     for count in LAYERS:
         folder = place / f"layers_{count}"
@@ -295,7 +295,7 @@ def by_layers(place: Path, seconds: float) -> list[Row]:
 
 
 def _forgotten(call: Callable[[], Any]) -> Callable[[], None]:
-    """A call for which no regular expression is compiled yet."""
+    """Returns the call without compiled regular expressions, as if it were the first call."""
 
     def run() -> None:
         re.purge()
@@ -305,7 +305,7 @@ def _forgotten(call: Callable[[], Any]) -> Callable[[], None]:
 
 
 def _freed(call: Callable[[], Any]) -> Callable[[], None]:
-    """A call, after what the one before left was given back."""
+    """Returns the call with a garbage collection after it."""
 
     def run() -> None:
         call()
@@ -315,7 +315,7 @@ def _freed(call: Callable[[], Any]) -> Callable[[], None]:
 
 
 def processor() -> str:
-    """Returns the processor's name, as far as the system says it."""
+    """Returns the processor's name as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

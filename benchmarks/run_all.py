@@ -1,4 +1,4 @@
-"""Runs every benchmark and writes what came out: `make bench`.
+"""Runs every benchmark and writes the results' page: `make bench`.
 
     python benchmarks/run_all.py
     python benchmarks/run_all.py NAME ... [--out page.md]
@@ -37,7 +37,7 @@ LIMIT = 300.0  # seconds after which it is stopped
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of one script.
+    """The end of one script.
 
     Attributes:
         name: the script's.
@@ -53,12 +53,12 @@ class Outcome:
 
     @property
     def rows(self) -> list[Row]:
-        """Its rows, if it has any."""
+        """Returns the script's rows; none without a JSON line."""
         return [Row.from_json(row) for row in (self.line or {}).get("rows", [])]
 
 
 def scripts(folder: Path = FOLDER) -> list[Path]:
-    """The benchmarks of a folder: what can be run, except this file."""
+    """Returns the benchmarks of a folder: every script except this one."""
     return sorted(
         path
         for path in folder.glob("*.py")
@@ -68,7 +68,7 @@ def scripts(folder: Path = FOLDER) -> list[Path]:
 
 
 def run(path: Path, limit: float = LIMIT) -> Outcome:
-    """Runs one script; its progress and its errors go to the terminal."""
+    """Runs one script. Its progress and its errors go to the terminal."""
     begin = time.monotonic()
     try:
         done = subprocess.run(
@@ -87,7 +87,7 @@ def run(path: Path, limit: float = LIMIT) -> Outcome:
 
 
 def last_json(text: str) -> dict[str, Any] | None:
-    """The JSON object in the last line that is not blank, or None."""
+    """Returns the JSON object in the last line that is not blank, or None."""
     lines = text.strip().splitlines()
     try:
         found = json.loads(lines[-1]) if lines else None
@@ -97,7 +97,7 @@ def last_json(text: str) -> dict[str, Any] | None:
 
 
 def markdown(outcomes: Sequence[Outcome], plots: Sequence[Path], out: Path) -> str:
-    """The text of the results' page.
+    """Returns the text of the results' page.
 
     Args:
         outcomes: what became of the scripts.
@@ -144,7 +144,7 @@ def markdown(outcomes: Sequence[Outcome], plots: Sequence[Path], out: Path) -> s
 
 
 def machine() -> str:
-    """Cores, Python, and the versions of what was compared."""
+    """Returns the number of cores, Python's version and the versions of the compared libraries."""
     found = [f"{measure.cores()} cores", f"Python {platform.python_version()}"]
     for name in PACKAGES:
         try:
@@ -163,7 +163,7 @@ def _path(given: str) -> Path:
 
 
 def main() -> int:
-    """Runs, writes the page, and returns how many scripts went wrong."""
+    """Runs the scripts, writes the page, and returns the number of scripts that failed."""
     there = {path.stem: path for path in scripts()}
     options = measure.parser(__doc__)
     options.add_argument("names", nargs="*", metavar="NAME", help="some of the scripts; else all")

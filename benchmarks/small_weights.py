@@ -1,4 +1,4 @@
-"""From which size on a weight is worth the compiled loop, and worth drawing again in backward.
+"""Sizes from which a weight is worth the compiled loop, and worth drawing again in backward.
 
     python benchmarks/small_weights.py
 
@@ -27,7 +27,7 @@ WAYS = {
 
 
 def make(width: int, way: str) -> Callable[[], Any]:
-    """The training step, traced."""
+    """Returns the training step, traced."""
     from common.many_layers_models import dense
 
     from tfwd import random_masks
@@ -45,7 +45,7 @@ def make(width: int, way: str) -> Callable[[], Any]:
 
 
 def main() -> None:
-    """Measures all ways at each width, by turns."""
+    """Measures all ways at each width, in turn."""
     parser = measure.parser(__doc__)
     parser.parse_args()
     measure.equal_threads()

@@ -17,7 +17,7 @@ KIND = "dense"
 
 
 def main() -> None:
-    """Measures, and reports a row a way."""
+    """Measures, and reports a row for each way."""
     seconds = measure.parser(__doc__, seconds=40.0).parse_args().seconds
     torch_workloads = measure.module("peers.torch_workloads", "PyTorch")
     measure.equal_threads()

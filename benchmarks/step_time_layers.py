@@ -1,4 +1,4 @@
-"""Time of a training step with weight dropout over the naive step, kind of layer by kind.
+"""Time of a training step with weight dropout over the naive step, for each kind of layer.
 
     python benchmarks/step_time_layers.py [--kinds conv gru ...]
 
@@ -22,7 +22,7 @@ LIMITS = {
 
 
 def main() -> None:
-    """Measures, and reports a row a kind."""
+    """Measures, and reports a row for each kind."""
     options = measure.parser(__doc__, seconds=3.5, of="a kind's rounds")
     options.add_argument("--kinds", nargs="+", choices=LIMITS, default=list(LIMITS))
     chosen = options.parse_args()

@@ -1,4 +1,4 @@
-"""Whether a sweep's memory grows from trial to trial.
+"""Growth of a sweep's memory from trial to trial.
 
     python benchmarks/sweep_memory.py
 
@@ -43,13 +43,13 @@ SETTINGS = {
 
 
 def resident() -> float:
-    """The process's resident memory now, in MiB."""
+    """Returns the process's resident memory in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / MIB
 
 
 def run(tuner: Any, trials: int) -> tuple[list[float], float]:
-    """The memory after each trial, and the size of a trial's weights and moments, in MiB."""
+    """Returns the memory after each trial, and the size of a trial's weights and moments (MiB)."""
     import numpy as np
 
     from tfwd.lm import tune
@@ -82,7 +82,7 @@ def run(tuner: Any, trials: int) -> tuple[list[float], float]:
 
 
 def slopes(readings: list[float]) -> list[float]:
-    """The growth a trial between any two of them."""
+    """Returns the growth per trial between each two of the readings."""
     pairs = itertools.combinations(enumerate(readings), 2)
     return [(after - before) / (j - i) for (i, before), (j, after) in pairs]
 

@@ -1,4 +1,4 @@
-"""A small BERT learns which area of Python's library a docstring is of: what `make finetune` runs.
+"""A small BERT that learns which area of Python's library a docstring is of: `make finetune`.
 
     tfwd-finetune --config=configs/finetune.py --workdir=runs/finetune
 

@@ -1,4 +1,4 @@
-"""An AWD-LSTM of small size on the text that comes with Python: what `make train` runs.
+"""A small AWD-LSTM on the text that comes with Python: `make train`.
 
     tfwd-train --config=configs/quickstart.py --workdir=runs/quickstart
 

@@ -1,4 +1,4 @@
-"""Makes the plain runs of the fine-tuning experiment with Hugging Face's BERT in PyTorch.
+"""Plain runs of the fine-tuning experiment with Hugging Face's BERT in PyTorch.
 
     python experiments/fine_tuning_torch.py --data=FOLDER
 
@@ -70,7 +70,7 @@ class Classifier(torch.nn.Module):
 
 
 class Training:
-    """Makes runs: `training(run)` returns what the line of the run says."""
+    """A callable that makes a run: `training(run)` returns the fields of the run's line."""
 
     def __init__(self, folder: Path, pretrained: Path):
         self._pretrained = pretrained

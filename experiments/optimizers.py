@@ -1,4 +1,4 @@
-"""What decoupled decay and averaging do to a language model's perplexity.
+"""Effect of decoupled decay and averaging on a language model's perplexity.
 
     python experiments/optimizers.py strength --data=FOLDER
     python experiments/optimizers.py decay --data=FOLDER

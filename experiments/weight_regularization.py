@@ -1,4 +1,4 @@
-"""What weight dropout and variational noise do to a language model's perplexity.
+"""Effect of weight dropout and variational noise on a language model's perplexity.
 
     python experiments/weight_regularization.py --data=FOLDER
 
@@ -15,7 +15,7 @@ import runs
 
 
 def rates(dropout: float, noise: float) -> dict[str, Any]:
-    """The flags of one kind of run."""
+    """Returns the flags of one kind of run."""
     return {"model.weight_dropout": dropout, "model.variational_noise": noise}
 
 

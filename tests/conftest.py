@@ -1,4 +1,4 @@
-"""What every test starts from: a quiet TensorFlow on two CPU devices, and a fresh Keras.
+"""Set-up of every test: a quiet TensorFlow on two CPU devices, and a fresh Keras.
 
 The environment is set before TensorFlow and Keras are imported, because both read it only then.
 """
@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Sets apart what stays until the end, TensorFlow's million objects first of all.
+    """Excludes objects that stay until the end, such as TensorFlow's million, from collection.
 
     The garbage collector would walk through them again and again. It is called by `forgetting` when
     the process has grown, and seldom besides: it took a fifth of the tests' time.
@@ -84,14 +84,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Has a worker tell how much memory it has taken."""
+    """Makes a worker report its largest memory."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["peak"] = tiers.peak_memory()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Keeps what a worker has told."""
+    """Stores the memory that a worker has reported."""
     if "peak" in getattr(node, "workeroutput", {}):
         node.config.stash.setdefault(PEAKS, {})[node.gateway.id] = node.workeroutput["peak"]
 
@@ -105,7 +105,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.fixture(autouse=True, scope="module")
 def collected() -> Iterator[None]:
-    """Frees what the files before have left, and sets apart what TensorFlow and Keras keep.
+    """Frees the objects of earlier files, and keeps TensorFlow's and Keras's from the collector.
 
     Not at a file's end, where pytest still has what the last test was given: once set apart, that
     would be freed never.
@@ -117,7 +117,7 @@ def collected() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def fresh_keras() -> Iterator[None]:
-    """The same layer names, random numbers and float types, whichever tests ran before."""
+    """Sets the same layer names, random numbers and float types, whichever tests ran before."""
     _reset()
     yield
     _reset()
@@ -137,7 +137,7 @@ def _reset() -> None:
 
 @pytest.fixture
 def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every weight is drawn, and drawn again in backward, as large ones are."""
+    """Makes tfwd draw every weight as a large one, and again in backward."""
     from tfwd import random_masks
 
     monkeypatch.setattr(random_masks, "SMALL", 0)
@@ -145,7 +145,7 @@ def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["small", "large"])
 def size(request: pytest.FixtureRequest) -> str:
-    """Every weight is treated as a small one, and as a large one."""
+    """Runs a test twice: every weight is treated as a small one, and as a large one."""
     if request.param == "large":
         request.getfixturevalue("all_large")
     return request.param
@@ -153,5 +153,5 @@ def size(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The top of the checkout."""
+    """Returns the top of the checkout."""
     return ROOT

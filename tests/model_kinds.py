@@ -1,4 +1,4 @@
-"""Models of every kind, small, for the tests of `parametrize` and `unwrap`."""
+"""Small models of every kind, for the tests of `parametrize` and `unwrap`."""
 
 import keras
 import pytest

@@ -1,4 +1,4 @@
-"""One row for each parametrization, or for each option that changes what it computes."""
+"""Table with one row for each parametrization, or for each option that changes its result."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ ALL = [
 
 
 def in_call(p: P.Parametrization, weight: tf.Tensor, places: Any = None) -> P.Parametrization:
-    """The parametrization of call number 5, with what a layer tells it of its weight.
+    """Returns the parametrization of call number 5, with the facts that a layer tells it.
 
     Args:
         p: one of the table.

@@ -1,4 +1,4 @@
-"""Models with a number that is not finite planted at a known place, and what is expected of it."""
+"""Models with a non-finite number planted at a known position, and the expected reports."""
 
 import keras
 import numpy as np
@@ -49,12 +49,12 @@ class Plant(keras.layers.Layer):
 
 
 def counts(value):
-    """How many NaN, +Inf and -Inf a single planted value is."""
+    """Returns how many NaN, +Inf and -Inf a single planted value makes."""
     return int(np.isnan(value)), int(value == np.inf), int(value == -np.inf)
 
 
 def data(batches=4, bad=None, size=8, features=6, seed=0):
-    """Inputs and labels of some batches, with the trigger in one of them."""
+    """Returns inputs and labels of some batches, with the trigger in one of them."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(batches * size, features)).astype("float32")
     y = rng.normal(size=(batches * size, 1)).astype("float32")
@@ -64,7 +64,7 @@ def data(batches=4, bad=None, size=8, features=6, seed=0):
 
 
 def state(model):
-    """All that a model and its optimizer and metrics hold, by value."""
+    """Returns all values of a model, its optimizer and its metrics."""
     held = [*model.variables, *model.optimizer.variables]
     held += [v for metric in model.metrics for v in metric.variables]
     return [v.numpy() for v in held]

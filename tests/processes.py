@@ -1,4 +1,4 @@
-"""Processes that a test starts: a limit on the clock is a watchdog, and none is left behind."""
+"""Processes that a test starts and always ends; a limit on the clock is only a watchdog."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if "SIGNAL_AT" in os.environ:
 
 
 class Processes:
-    """Starts processes, each in a group of its own, and ends what is left of them on leaving."""
+    """Starter of processes in groups of their own, which ends all of them on leaving."""
 
     def __init__(self) -> None:
         self._started: list[subprocess.Popen[str]] = []
@@ -78,6 +78,6 @@ class Processes:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Waits for the end: the exit code, and what was printed."""
+    """Waits for the end, and returns the exit code and the output."""
     output, _ = process.communicate(timeout=WATCHDOG)
     return process.returncode, output

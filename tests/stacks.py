@@ -1,4 +1,4 @@
-"""Which of the two stacks runs the tests: Keras 3, or Keras 2.15 with tensorflow-addons."""
+"""The two stacks, Keras 3 or Keras 2.15 with tensorflow-addons, and marks for tests."""
 
 import importlib.util
 
@@ -10,7 +10,7 @@ IS_KERAS_2 = keras.__version__.startswith("2.")
 
 
 def needs_keras3(what: str) -> pytest.MarkDecorator:
-    """For a test of something that Keras 2 does not have: what it is."""
+    """Returns the mark of a test of a feature that Keras 2 does not have."""
     return pytest.mark.skipif(IS_KERAS_2, reason=f"Keras 2 has no {what}")
 
 
@@ -34,7 +34,7 @@ extended = pytest.mark.extended
 
 
 def quick_rows(*ids: str) -> pytest.MarkDecorator:
-    """For a table of which `make test` runs some rows, and `make test-all` the others.
+    """Returns the mark of a table that names the rows of `make test`; others are extended.
 
     Args:
         ids: the rows that `make test` runs, as in the brackets of a test's name. A `*` stands for

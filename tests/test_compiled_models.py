@@ -1,4 +1,4 @@
-"""A model that was compiled before it was wrapped: what `fit` reports, and what is saved of it.
+"""Models that were compiled before they were wrapped: reports of `fit`, and saving.
 
 The losses are computed by NumPy from the effective weights. Keras leaves the metrics of a model
 inside another one to that model; so must a wrapper.
@@ -39,7 +39,7 @@ class Subclassed(keras.Model):
 
 @keras.saving.register_keras_serializable("test_compiled_models")
 class Task(keras.Model):
-    """One that is functional inside and compiles itself, as keras-hub's do."""
+    """A model that is functional inside and compiles itself, as the models of keras-hub do."""
 
     def __init__(self, **kwargs) -> None:
         inputs = keras.Input((3,))
@@ -150,7 +150,7 @@ def test_callbacks_see_the_loss(tmp_path: Path) -> None:
 
 
 class WithMetric(keras.layers.Layer):
-    """A layer with a metric of its own, which is the outer model's too, as in Keras."""
+    """A layer with a metric of its own, which belongs to the outer model too, as in Keras."""
 
     def __init__(self, **kwargs) -> None:
         super().__init__(**kwargs)
@@ -173,7 +173,7 @@ def test_a_metric_of_a_layer_inside_is_still_reported() -> None:
 
 
 def _state(model: keras.Model) -> list:
-    """The variables of the optimizers of a model and of those in it."""
+    """Returns the variables of the optimizers of a model and of the models in it."""
     found = []
     for inner in _keras.layers.all_layers(model):
         optimizer = getattr(inner, "optimizer", None)
@@ -184,7 +184,7 @@ def _state(model: keras.Model) -> list:
 
 
 def _filled(wrap: Callable, start: int) -> keras.Model:
-    """A model with a compiled one inside, and other numbers in each variable of the optimizers."""
+    """Returns a model with a compiled one inside, and other values in the optimizers' variables."""
     inner = subclassed()
     model, _ = wrap(inner)
     model.compile(keras.optimizers.Adam(0.01), "mse")

@@ -1,4 +1,4 @@
-"""The import direction, read from the sources: each module stands on those below it only.
+"""The import direction, read from the sources: each module imports only modules below it.
 
 What is read is every import statement, also those inside functions. Whoever adds a module gives it
 its height here.
@@ -69,7 +69,7 @@ PROGRAMS_ONLY = {
 
 
 def sources() -> dict[str, ast.Module]:
-    """Every module's syntax tree, by its installed name; packages under their own name."""
+    """Returns every module's syntax tree by its installed name; packages have their own name."""
     trees = {}
     for folder, package in PACKAGES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -87,7 +87,7 @@ def is_ours(name: str) -> bool:
 
 
 def imported(name: str, tree: ast.Module) -> Iterator[str]:
-    """The full names of what a module imports, relative imports resolved."""
+    """Yields the full names of a module's imports, with relative imports resolved."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -101,7 +101,7 @@ def imported(name: str, tree: ast.Module) -> Iterator[str]:
 
 
 def unit(name: str) -> str:
-    """The entry of HEIGHT that a module belongs to: a package's modules share the package's."""
+    """Returns the entry of HEIGHT for a module: a package's modules share the package's entry."""
     parts = name.removesuffix(".__init__").split(".")
     return ".".join(parts[:2])
 
@@ -125,7 +125,7 @@ def test_library_needs_nothing_that_is_for_programs(name: str) -> None:
 
 
 def versions_read(name: str, tree: ast.Module) -> Iterator[str]:
-    """Where a module asks which Keras or TensorFlow is running."""
+    """Yields the places in a module that ask which Keras or TensorFlow is installed."""
     for other in imported(name, tree):
         if other in {"keras.__version__", "keras.version"}:
             yield other
@@ -151,7 +151,7 @@ def versions_read(name: str, tree: ast.Module) -> Iterator[str]:
 
 
 def internals_used(name: str, tree: ast.Module) -> Iterator[str]:
-    """Where a module reaches behind Keras's API, or for one of the two Kerases by name."""
+    """Yields the places in a module that use Keras's internals, or name one of the two versions."""
     for other in imported(name, tree):
         if other.startswith(("keras.src", "tfwd._keras2", "tfwd._keras3", "tfwd._keras_shared")):
             yield other

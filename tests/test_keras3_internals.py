@@ -1,4 +1,4 @@
-"""Each private name of Keras 3 that tfwd uses: that it is there, and which file uses it.
+"""Private names of Keras 3 that tfwd uses: each exists, and the table names its files.
 
 A new release of Keras may move any of them. The uses are found in the sources, so what they use and
 no table names fails too, and what a table names and they no longer use.
@@ -111,7 +111,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @functools.cache
 def uses() -> dict[str, set[str]]:
-    """The files in which each private name stands, and each path into `keras.src`."""
+    """Returns the files of each private name, and of each path into `keras.src`."""
     package = Path(tfwd.__file__).parent
     files = [*package.glob("_keras3/*.py"), *package.glob("_keras_shared/*.py")]
     trees = {
@@ -128,7 +128,10 @@ def uses() -> dict[str, set[str]]:
 
 
 def defined(tree: ast.Module) -> Iterator[str]:
-    """What the sources define: functions, annotated attributes, attributes of `self`."""
+    """Yields the names that the sources define.
+
+    These are functions, annotated attributes and attributes of `self`.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             named = node.name
@@ -143,7 +146,7 @@ def defined(tree: ast.Module) -> Iterator[str]:
 
 
 def used(tree: ast.Module) -> Iterator[str]:
-    """Private attributes, by name or in a string, and what is taken from `keras.src`."""
+    """Yields private attributes, by name or in a string, and imports from `keras.src`."""
     inner = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
@@ -167,7 +170,7 @@ KERASS = {name for table in (ATTRIBUTES, LATER) for names in table.values() for 
 
 @functools.cache
 def owners() -> dict[str, Any]:
-    """An object of each kind that the tables name."""
+    """Returns an object of each kind that the tables name."""
     dense = keras.layers.Dense(1)
     model = keras.Sequential([keras.Input((2,)), dense])
     model.compile(keras.optimizers.Adam(use_ema=True), "mse")
@@ -234,7 +237,7 @@ def test_what_is_undocumented_is_still_used() -> None:
 
 
 def test_no_name_of_keras_is_taken_for_one_of_tfwds_own() -> None:
-    """In any file, a method that overrides one of Keras's, and an attribute, are uses of it too."""
+    """Checks that overriding methods and attributes in any file count as uses."""
     there = {name for owner in owners().values() for name in dir(owner) if is_private(name)}
     found: dict[str, set[str]] = {}
     for file in sorted(ROOT.glob("tfwd/**/*.py")) + sorted(ROOT.glob("[lo]*s/*.py")):

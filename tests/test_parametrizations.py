@@ -1,4 +1,4 @@
-"""What each parametrization computes, its gradient, its errors and its config."""
+"""Parametrizations: their results, gradients, errors and configs."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Rates that are schedules: what they may return, and when it is said that they may not."""
+"""Rates that are schedules: their valid results, and the time of errors."""
 
 import random
 
@@ -88,7 +88,7 @@ def test_schedules_of_any_real_kind_are_taken(schedule) -> None:
 
 
 def test_a_schedule_may_read_what_a_function_is_given() -> None:
-    """What it needs may only be there when it is read, in the function that is traced."""
+    """Checks a schedule that reads tensors of the traced function."""
 
     @tf.function
     def rates(given):

@@ -1,4 +1,4 @@
-"""LSTM and GRU with gradients written by hand, against those of Keras and PyTorch."""
+"""LSTM and GRU with custom gradients, against the gradients of Keras and PyTorch."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 
 @dataclasses.dataclass
 class Kind:
-    """A kind of recurrent layer, ours and its peers.
+    """A kind of recurrent layer, in tfwd and in its peers.
 
     Attributes:
         function: ours, of inputs, states, kernel, recurrent kernel, bias and mask.
@@ -39,7 +39,7 @@ class Kind:
     order: tuple[int, ...]
 
     def split(self, values: Sequence) -> tuple[list, list]:
-        """The states and the weights of what follows the inputs."""
+        """Returns the states and the weights from the arguments after the inputs."""
         return list(values[: self.states]), list(values[self.states :])
 
     def ours(self, x, *rest, mask=None) -> tuple:
@@ -64,7 +64,7 @@ class Kind:
     def problem(
         self, dtype: str, bias: bool = True, time: int = TIME, batch: int = BATCH
     ) -> list[tf.Tensor]:
-        """Inputs, states, kernel, recurrent kernel, and bias."""
+        """Returns inputs, states, kernel, recurrent kernel, and bias."""
         generator, width = np.random.default_rng(0), self.gates * UNITS
         shapes = [(time, batch, FEATURES), *[(batch, UNITS)] * self.states]
         shapes += [(FEATURES, width), (UNITS, width), (2, width) if self.gates == 3 else (width,)]
@@ -72,7 +72,7 @@ class Kind:
         return values if bias else values[:-1]
 
     def upstream(self) -> list[np.ndarray]:
-        """The gradients of the outputs and of the last states."""
+        """Returns the gradients of the outputs and of the last states."""
         generator = np.random.default_rng(1)
         shapes = [(TIME, BATCH, UNITS), *[(BATCH, UNITS)] * self.states]
         return [generator.normal(size=shape) for shape in shapes]
@@ -81,7 +81,7 @@ class Kind:
         torch = pytest.importorskip("torch")
 
         def turned(weight: np.ndarray, order: Sequence[int]) -> np.ndarray:
-            """With the gates, along the last axis, in another order."""
+            """Returns an array with the gates, along the last axis, in another order."""
             parts = np.split(weight, self.gates, -1)
             return np.concatenate([parts[place] for place in order], -1)
 
@@ -129,7 +129,7 @@ def kind(request) -> Kind:
 
 
 def results(function, values: list[tf.Tensor], gradients: list[np.ndarray], **options):
-    """What the function returns, and the gradients of all arguments."""
+    """Returns the function's results, and the gradients of all arguments."""
     with tf.GradientTape() as tape:
         tape.watch(values)
         found = function(*values, **options)
@@ -277,7 +277,7 @@ def test_half_precision(kind: Kind, dtype: str) -> None:
 
 def test_what_backward_keeps_a_step_row_and_unit(kind: Kind) -> None:
     def kept(time: int) -> int:
-        """Numbers that the graph hands from forward to backward in lists, by tracing alone."""
+        """Counts by tracing the numbers that forward hands to backward in lists."""
         values = kind.problem("float32", time=time)
         forward = tf.function(lambda *v: kind.ours(*v)[0]).get_concrete_function(*values)
         graph = forward.graph

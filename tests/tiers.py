@@ -1,4 +1,4 @@
-"""Which tests run where, and how much memory the workers took."""
+"""Marks of tests by target, and the memory of the workers."""
 
 import re
 import sys
@@ -35,7 +35,7 @@ def mark_extended_rows(items: list[pytest.Item], check: bool) -> None:
 
 
 def skip_bfloat16(items: list[pytest.Item]) -> None:
-    """Skips what computes in bfloat16, where an AVX-512 processor is to compute as one without.
+    """Skips tests in bfloat16 on an AVX-512 processor that computes as one without.
 
     TensorFlow asks the processor for AVX-512 and oneDNN obeys the setting, so that a product of
     two bfloat16 matrices ends the process: `tf.matmul(x, x)`, without tfwd.

@@ -1,4 +1,4 @@
-"""Builds a wheel of this checkout, for the tests of what is installed.
+"""A wheel of this checkout, for the tests of installed packages.
 
 The build works on a copy of the sources, because setuptools writes beside them and would pack what
 an earlier build had left there.

@@ -48,7 +48,7 @@ SECONDS = 115.0
 
 
 def make(name: str, side: str) -> tuple[Any, Any, Any]:
-    """A model with its inputs and targets."""
+    """Returns a model with its inputs and targets."""
     import numpy as np
 
     from common.many_layers_models import MODELS
@@ -58,7 +58,7 @@ def make(name: str, side: str) -> tuple[Any, Any, Any]:
 
 
 def child(name: str, side: str) -> dict[str, Any]:
-    """What one side of one model takes, measured in this process: seconds, and operations."""
+    """Measures one side of one model in this process: seconds, and numbers of operations."""
     if side == "PyTorch":
         from peers import torch_many_layers
 
@@ -91,7 +91,7 @@ def child(name: str, side: str) -> dict[str, Any]:
 
 
 def timed(function: Callable[[], Any], times: int, warmup: int = 2) -> float:
-    """The median of the seconds that some calls take."""
+    """Returns the median of the seconds per call."""
     taken = []
     for turn in range(warmup + times):
         start = time.perf_counter()
@@ -102,7 +102,7 @@ def timed(function: Callable[[], Any], times: int, warmup: int = 2) -> float:
 
 
 def operations(function: Callable[[], Any]) -> tuple[int, int]:
-    """How many operations a function adds to a graph, in functions that it calls too.
+    """Counts the operations that a function adds to a graph, with those in functions that it calls.
 
     Returns:
         Those that TensorFlow runs one by one; and those in functions that XLA compiles.
@@ -131,14 +131,14 @@ def operations(function: Callable[[], Any]) -> tuple[int, int]:
 
 
 def in_a_process(script: str, *arguments: str) -> dict[str, Any]:
-    """What a child of a script found."""
+    """Runs a script in a new process, and returns the JSON object that it prints last."""
     command = [sys.executable, script, *arguments]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def rows(name: str, found: dict[str, list[dict[str, Any]]]) -> list[Row]:
-    """The rows of a model: times over the side that the goal names, else over plain."""
+    """Returns the rows of a model: times over the side that the goal names, or over plain."""
     made = []
     for figure in FIGURES:
         times = {

@@ -1,4 +1,4 @@
-"""How the benchmarks time, compare and report.
+"""Timing, comparison and report of the benchmarks.
 
 Candidates run by turns in one process, so that what else the machine does falls on all of them
 alike, and a comparison is the median of the ratios within the turns; single times mean little.
@@ -44,7 +44,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of some values; of one value, that value thrice."""
+        """Returns the spread of some values. One value is its own quartiles."""
         if len(values) == 1:
             return cls(values[0], values[0], values[0])
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -53,7 +53,7 @@ class Spread(NamedTuple):
 
 @dataclasses.dataclass
 class Row:
-    """One claim and what was measured for it.
+    """One claim and its measurement.
 
     Attributes:
         claim: what is claimed, in words.
@@ -80,7 +80,7 @@ class Row:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the median is where it is to be; None if nothing is to be reached."""
+        """Tells whether the median is where it must be; None if there is no goal."""
         # What is compared is what is printed: two decimals.
         median = round(self.figure.median, 2)
         if self.at_most is not None:
@@ -92,24 +92,27 @@ class Row:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """All attributes, and `reached`."""
+        """Returns all attributes, and `reached`."""
         fields = dataclasses.asdict(self)
         return {**fields, "figure": self.figure._asdict(), "reached": self.reached}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Row:
-        """The reverse of `to_json`."""
+        """Returns the row of a dict that `to_json` made."""
         fields = {name: value for name, value in fields.items() if name != "reached"}
         return cls(**{**fields, "figure": Spread(**fields["figure"])})
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def equal_threads() -> int:
-    """Gives TensorFlow, and PyTorch if it is loaded, one thread a core; returns their number."""
+    """Gives TensorFlow and PyTorch one thread per core, and returns the number of threads.
+
+    PyTorch gets its threads only if it is imported already.
+    """
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(cores())
@@ -120,7 +123,7 @@ def equal_threads() -> int:
 
 
 def progress() -> Progress:
-    """A progress bar on the terminal: what runs now, how many are done, the time."""
+    """Returns a progress bar with the current task, the number of finished ones and the time."""
     columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), console=CONSOLE, transient=True)
 
@@ -136,7 +139,7 @@ def alternate(
     title: str = "",
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Runs the candidates by turns and times each run.
+    """Runs the candidates in turn and times each run.
 
     Args:
         candidates: functions by name; each waits until its work is done.
@@ -201,7 +204,7 @@ def exponents(sizes: Sequence[float], costs: Sequence[float]) -> Spread:
 
 
 def milliseconds(times: Mapping[str, Sequence[float]]) -> dict[str, float | str]:
-    """The median of each list of seconds, in milliseconds."""
+    """Returns the median of each list of seconds, in milliseconds."""
     return {name: 1e3 * statistics.median(values) for name, values in times.items()}
 
 
@@ -261,7 +264,7 @@ def parser(
 
 
 def goal(row: Row) -> str:
-    """What is to be reached, in words."""
+    """Returns the goal in words."""
     if row.at_most is not None:
         return f"at most {row.at_most:.2f}"
     if row.no_more is not None:
@@ -270,12 +273,12 @@ def goal(row: Row) -> str:
 
 
 def verdict(row: Row) -> str:
-    """Whether it is reached, in words."""
+    """Returns "yes" or "no", or an empty text if the row has no goal."""
     return {True: "yes", False: "no", None: ""}[row.reached]
 
 
 def number(value: float | str | None, unit: str = "") -> str:
-    """A figure with three digits and its unit; a text as it is."""
+    """Returns a figure with three digits and its unit. A text stays as it is."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -288,7 +291,7 @@ HEADS = ("claim", "to reach", "ours", "peers", "ratio", "spread", "reached")
 
 
 def cells(row: Row) -> Iterable[str]:
-    """A row of the table under `HEADS`."""
+    """Returns the cells of a row under `HEADS`."""
     low, high = row.figure.low, row.figure.high
     peers = ", ".join(f"{name} {number(value, row.unit)}" for name, value in row.peers.items())
     figure = f"{row.figure.median:.2f} ({row.means})"
@@ -297,7 +300,7 @@ def cells(row: Row) -> Iterable[str]:
 
 
 def report(benchmark: str, rows: Sequence[Row], **data: Any) -> None:
-    """Prints the rows as a table on the terminal, and as one line of JSON, which is the last.
+    """Prints the rows as a table on the terminal, and then as one line of JSON.
 
     Args:
         benchmark: the script's name.

@@ -1,4 +1,4 @@
-"""The models of numerics.py in Keras, and the training function that `fit` runs for them.
+"""Models of numerics.py in Keras, and the training function that `fit` runs for them.
 
 A *way* is what looks for NaN in a step:
 
@@ -47,7 +47,7 @@ from tfwd.optimizers import ApplyIfFinite
 
 
 def model(name: str) -> keras.Model:
-    """One of the models, not compiled, with the same weights each time."""
+    """Returns one of the models, not compiled, with the same weights each time."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input(SHAPES[name][1:])
     body = {
@@ -85,13 +85,13 @@ def _block(x: keras.KerasTensor) -> keras.KerasTensor:
 
 
 def largest_activation(name: str, batch: int) -> int:
-    """The bytes of the largest output of a layer."""
+    """Returns the bytes of the largest output of a layer."""
     shapes = [layer.output.shape for layer in model(name).layers]
     return 4 * batch * max(math.prod(shape[1:]) for shape in shapes)
 
 
 def side(name: str, way: str, compiled: bool, batch: int | None = None) -> Side:
-    """A model in one way, whose first step was made.
+    """Returns a model in one way, after its first step.
 
     Args:
         name: of the model.
@@ -158,7 +158,7 @@ def _same(before: np.ndarray, after: np.ndarray) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Why a step could not be made, in a few words."""
+    """Returns in a few words why a step could not be made."""
     if "unsupported operations" in str(error):
         return "does not compile"
     return f"{type(error).__name__}: {error}".splitlines()[0][:80]

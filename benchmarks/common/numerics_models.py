@@ -1,4 +1,4 @@
-"""The five models of numerics.py in numbers, and what a side of it is; no library is loaded."""
+"""Sizes and names of the five models of numerics.py; imports no library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ANOMALY, UNDERFLOW = "detect_anomaly", "DebugUnderflowOverflow"
 
 
 class Side(NamedTuple):
-    """One way of a model.
+    """One way to train a model.
 
     Attributes:
         step: makes as many steps as `steps` says, and waits; returns the last loss.
@@ -44,17 +44,17 @@ class Side(NamedTuple):
 
 
 def depth(name: str) -> int:
-    """The number of hidden Dense layers of a model that has nothing else."""
+    """Returns the number of hidden Dense layers of a model that has nothing else."""
     return STACK_DEPTH if name == STACK else DEPTH
 
 
 def steps(name: str) -> int:
-    """The number of training steps that are timed together."""
+    """Returns the number of training steps that are timed together."""
     return 10 if name == STACK else 1
 
 
 def title(name: str) -> str:
-    """A model for the tables."""
+    """Returns a model's name for the tables."""
     batch, *shape = SHAPES[name]
     return {
         MLP: f"{DEPTH} Dense {shape[0]}, batch {batch}",
@@ -66,7 +66,7 @@ def title(name: str) -> str:
 
 
 def data(name: str, batch: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and labels, the same each time; `batch` in place of the usual one."""
+    """Returns inputs and labels, the same each time; `batch` replaces the usual batch size."""
     import numpy as np
 
     rng = np.random.default_rng(0)

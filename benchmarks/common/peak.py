@@ -1,4 +1,4 @@
-"""The peak memory of a step, in a process of its own.
+"""Peak memory of a step, in a process of its own.
 
 What is measured is the resident set of the process: its peak during the step less its level just
 before. Linux keeps the peak as VmHWM and sets it back on request (/proc/self/clear_refs); then
@@ -43,7 +43,7 @@ STATUS = Path("/proc/self/status")
 
 
 def can_reset() -> bool:
-    """Whether this process can set its peak back."""
+    """Checks whether this process can reset its peak."""
     try:
         CLEAR.write_text("5")
     except OSError:
@@ -52,7 +52,7 @@ def can_reset() -> bool:
 
 
 def method() -> str:
-    """What is measured on this machine, in words."""
+    """Returns in words how memory is measured on this machine."""
     if can_reset():
         return "VmHWM during a step, less VmRSS before it"
     return "growth of ru_maxrss from before the first step"
@@ -66,14 +66,16 @@ def _status(field: str) -> int:
 
 
 def resident() -> int:
-    """The resident set now, bytes, after what is free was given back; the largest so far if
-    the system does not tell."""
+    """Returns the resident set in bytes, after free memory was given back.
+
+    Returns the largest resident set so far on systems that do not report the current one.
+    """
     give_back()
     return _status("VmRSS") if STATUS.exists() else _largest()
 
 
 def _largest() -> int:
-    """The largest resident set so far, bytes."""
+    """Returns the largest resident set so far, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -86,7 +88,7 @@ def give_back() -> None:
 
 
 def peaks(step: Callable[[], Any], steps: int = 3, warmup: int = 1) -> list[int]:
-    """The bytes by which each of the steps raised this process's resident set, at most.
+    """Returns by how many bytes each step raised the resident set of this process at its peak.
 
     Args:
         step: runs one step, and waits for it.
@@ -134,7 +136,7 @@ def _shown(answer: Any) -> str:
 
 
 def _answer(child: Any, answer: Any, seconds: float) -> Any:
-    """What a child sends within the time; a text if it does not. It has ended then."""
+    """Returns the answer of a child, or a text if there is none within the time; ends the child."""
     end = time.monotonic() + seconds
     found = None
     while found is None and time.monotonic() < end:
@@ -160,7 +162,7 @@ def in_children(
     at_once: int = 2,
     preload: Sequence[str] = ("tensorflow", "keras", "tfwd.layers"),
 ) -> dict[str, Any]:
-    """The peaks of one step of each configuration, a process each.
+    """Measures the peak of one step of each configuration, each in a process of its own.
 
     Args:
         make: a function of a module's top level; `make(*arguments)` returns the step.

@@ -1,4 +1,4 @@
-"""The plots of the benchmarks: cost against size, both axes logarithmic."""
+"""Plots of the benchmarks: cost against size, both axes logarithmic."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Panel:
 
 
 def draw(title: str, unit: str, panels: Sequence[Panel], folder: str | Path, name: str) -> Path:
-    """Draws the panels in a row and writes `folder/name.png`; returns that path."""
+    """Draws the panels in a row, writes `folder/name.png`, and returns that path."""
     figure, row = plt.subplots(
         1, len(panels), figsize=(3.3 * len(panels) + 0.6, 3.6), squeeze=False, layout="constrained"
     )

@@ -1,4 +1,4 @@
-"""The matrix products of a training step by themselves: what no implementation can leave out.
+"""The matrix products of a training step alone, which no implementation can leave out.
 
 An LSTM of time T, batch B, input I and units U has `R = T B` rows and `24 R U (U + I)` floating
 point operations, forward and backward: `8 R U^2` in each of two loops over the steps, by products
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 
 class Lstm(NamedTuple):
-    """The sizes of an LSTM."""
+    """Sizes of an LSTM."""
 
     time: int
     batch: int
@@ -24,7 +24,7 @@ class Lstm(NamedTuple):
 
 
 class Dense(NamedTuple):
-    """The sizes of a product of all rows, such as a softmax's."""
+    """Sizes of a product of all rows, such as a softmax's."""
 
     rows: int
     features: int
@@ -32,7 +32,7 @@ class Dense(NamedTuple):
 
 
 def run(layers: Sequence[Lstm | Dense]) -> Callable[[], None]:
-    """A function that makes the products of the layers, one layer after the other."""
+    """Returns a function that makes the products of the layers, one layer after the other."""
     made = [_lstm(*layer) if isinstance(layer, Lstm) else _dense(*layer) for layer in layers]
 
     @tf.function
@@ -52,7 +52,7 @@ def run(layers: Sequence[Lstm | Dense]) -> Callable[[], None]:
 
 
 def _given(*shapes: tuple[int, int]) -> list[tf.Variable]:
-    """Random matrices whose products in a loop grow smaller, and so do not overflow."""
+    """Returns random matrices. Their products in a loop grow smaller, and so do not overflow."""
     return [
         tf.Variable(tf.random.stateless_normal(shape, [1, i]) / (8 * shape[0] ** 0.5))
         for i, shape in enumerate(shapes)

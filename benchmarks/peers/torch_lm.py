@@ -21,7 +21,7 @@ State = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def locked(x: torch.Tensor, rate: float) -> torch.Tensor:
-    """Dropout of `[time, batch, units]` with one mask for all time steps."""
+    """Returns dropout of `[time, batch, units]` with one mask for all time steps."""
     if not rate:
         return x
     return x * x.new_empty(1, *x.shape[1:]).bernoulli_(1 - rate).div_(1 - rate)
@@ -65,7 +65,7 @@ class LanguageModel(torch.nn.Module):
     def forward(
         self, ids: torch.Tensor, state: State
     ) -> tuple[torch.Tensor, State, torch.Tensor, torch.Tensor]:
-        """Logits, states, the last LSTM's output, and that output dropped."""
+        """Returns logits, states, the last LSTM's output, and the same output dropped."""
         config, keep = self.config, 1 - self.config.embedding_dropout
         rows = self.embedding.new_empty(len(self.embedding), 1).bernoulli_(keep).div_(keep)
         x = locked(F.embedding(ids, self.embedding * rows), config.input_dropout)
@@ -82,7 +82,7 @@ class LanguageModel(torch.nn.Module):
 def train_step(
     config: ml_collections.ConfigDict, words: int
 ) -> tuple[Callable[[np.ndarray, np.ndarray], float], int]:
-    """The training step, `step(inputs, targets)` of `[batch, time]`, and the number of weights.
+    """Returns the step `step(inputs, targets)` of `[batch, time]`, and the number of weights.
 
     The step returns the loss in nats a token.
     """

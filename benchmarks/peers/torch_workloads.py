@@ -1,4 +1,4 @@
-"""The stack of Dense layers, and the LSTM, in PyTorch, perturbed as PyTorch's users do it."""
+"""The stack of Dense layers and the LSTM in PyTorch, perturbed as PyTorch's users do it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _step(
 
 
 def train_step(way: str, width: int = 3072, depth: int = 12, batch: int = 64) -> workloads.Step:
-    """A training step of the Dense stack: forward, backward and SGD.
+    """Returns a training step of the Dense stack: forward, backward and SGD.
 
     Args:
         way: "bare", "dropout", "noise" or "both"; with "checkpoint" in it, each layer runs inside
@@ -65,7 +65,10 @@ def train_step(way: str, width: int = 3072, depth: int = 12, batch: int = 64) ->
 
 
 def lstm_step(units: int = 512, time: int = 35, batch: int = 20) -> workloads.Step:
-    """A training step of one LSTM with dropout on its recurrent weight, as `workloads.lstm`."""
+    """Returns a training step of one LSTM with dropout on its recurrent weight.
+
+    The sizes are as in `workloads.lstm`.
+    """
     torch.set_num_threads(measure.cores())
     torch.manual_seed(0)
     inputs = torch.from_numpy(workloads.lstm(units, time, batch).inputs().numpy()).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""The learning rate and its decay by layers, of a fine-tuning.
+"""A sweep over the learning rate of a fine-tuning and its decay by layers.
 
 tfwd-tune --program=finetune --config=configs/finetune.py --sweep=configs/sweeps/finetune.py \
   --workdir=runs/finetune-rates

@@ -1,4 +1,6 @@
-"""All dropout rates and the noise of the language model, by Hyperband: most trials are short.
+"""A sweep over all dropout rates and the noise of the language model, by Hyperband.
+
+Most trials are short.
 
     tfwd-tune --config=configs/quickstart.py --sweep=configs/sweeps/rates.py --workdir=runs/rates
 

@@ -1,4 +1,4 @@
-"""Six trials of two epochs: what `make sweep` runs, in about three minutes on two cores.
+"""A sweep of six trials of two epochs: `make sweep`, about three minutes on two cores.
 
     tfwd-tune --config=configs/quickstart.py --config.training.epochs=2 \
         --sweep=configs/sweeps/small.py --workdir=runs/sweep

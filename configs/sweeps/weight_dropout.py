@@ -1,4 +1,4 @@
-"""Weight dropout alone, from none to 0.7, every value once.
+"""A sweep over weight dropout alone, from none to 0.7, each value once.
 
     tfwd-tune --config=configs/wikitext2_small.py --config.data.path=FOLDER \
         --sweep=configs/sweeps/weight_dropout.py --workdir=runs/weight_dropout

@@ -1,4 +1,4 @@
-"""The helpers of the benchmarks on work whose cost is known. No time is asserted."""
+"""Tests of the benchmarks' helpers on work of known cost. No time is asserted."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""The sides of the benchmark of finite values, on models of a few numbers. No time is asserted."""
+"""Tests of the sides of the benchmark of finite checks, on tiny models. No time is asserted."""
 
 import importlib
 import math

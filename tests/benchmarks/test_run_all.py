@@ -1,4 +1,4 @@
-"""The runner on scripts of a few lines, the page that it writes, and every script's --help."""
+"""Tests of the runner on scripts of a few lines, of its page, and of every script's --help."""
 
 import ast
 import importlib

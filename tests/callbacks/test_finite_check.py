@@ -1,4 +1,4 @@
-"""`FiniteCheck`: what it finds in each mode, what it leaves as it was, and what it does."""
+"""`FiniteCheck` in each mode: its findings, its actions, and the state that it must not change."""
 
 import contextlib
 import warnings
@@ -18,7 +18,7 @@ from tfwd.numerics import NonFiniteError
 
 
 def planted_model(value=None, direction="forward", mode="graph", place=(3, 2)):
-    """The plant is right behind the input, where the trigger reaches it, or behind a layer."""
+    """Returns a model with a plant right behind the input, which the trigger reaches, or deeper."""
     keras.utils.set_random_seed(3)
     layers = keras.layers
     options, scope = {"jit_compile": False}, contextlib.nullcontext()
@@ -112,7 +112,7 @@ def test_wrong_arguments(arguments, message):
 
 
 def test_the_input_that_relu_swallows():
-    """oneDNN's relu makes 0 of NaN in a graph, so that all after it is finite."""
+    """Checks an input that oneDNN's relu hides: it makes 0 of NaN in a graph."""
     x, y = data(4)
     x[8 * BAD + 1, 4] = np.nan
     model = keras.Sequential(

@@ -1,4 +1,4 @@
-"""What `FiniteCheck` adds to a step, counted in operations: no time is measured."""
+"""Cost of `FiniteCheck` in a step, counted in operations: no time is measured."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ LAYERS = 20
 
 
 def operations(function):
-    """How many operations of each kind the graphs of a traced function have."""
+    """Counts the operations of each kind in the graphs of a traced function."""
     found: list[Counter] = []
     for concrete in function._list_all_concrete_functions_for_serialization():
         graph = concrete.graph.as_graph_def()
@@ -47,7 +47,7 @@ def test_steps_that_are_not_checked_are_those_of_keras(mode):
     own_calls = []
 
     class Counts(keras.callbacks.Callback):
-        """Stands around the model's own training function before the check replaces it."""
+        """A counter around the model's own training function, before the check replaces it."""
 
         def on_train_begin(self, logs=None):
             own = self.model.train_function

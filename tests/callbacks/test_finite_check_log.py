@@ -1,4 +1,4 @@
-"""What `FiniteCheck` writes: TensorBoard's scalars, histograms and reports, and the plot."""
+"""Output of `FiniteCheck`: TensorBoard's scalars, histograms and reports, and the plot."""
 
 import json
 
@@ -33,7 +33,7 @@ def make(jit_compile=False):
 
 
 def scalars(folder):
-    """By tag the values by step, and the tags of anything else."""
+    """Returns the values by tag and step, and the tags of everything else."""
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
     found, others = {}, {}
     for tag in events.Tags()["tensors"]:

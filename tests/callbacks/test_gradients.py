@@ -67,7 +67,7 @@ def test_record_is_of_the_batch_before_its_step() -> None:
 
 
 def test_epochs_log_is_a_ratio_of_means() -> None:
-    """One batch that is too noisy to tell does not make the epoch so."""
+    """Checks that one batch whose noise hides the signal does not spoil the epoch's value."""
     callback = callbacks.GradientSquaredMean(every=1, training=True)
     history = fit(model(), callback, epochs=4).history
     assert any(math.isinf(record["noise_scale"]) for record in callback.records)

@@ -1,4 +1,4 @@
-"""The plot: infinity and zero on logarithmic axes, and many weights."""
+"""Tests of the plot: infinity and zero on logarithmic axes, and many weights."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,7 @@ from tfwd.gradients import statistics
 
 
 def record(step: int, weights: int = 2, signal: float = 4.0, squares: float = 8.0) -> Any:
-    """A batch of 2: V = 2 (squares - mean^2), G = 2 mean^2 - squares."""
+    """Returns the record of a batch of 2: V = 2 (squares - mean^2), G = 2 mean^2 - squares."""
     mean = (signal + squares) / 2
     sums = [[value / 10**w for w in range(weights)] for value in (squares, mean, mean)]
     paths = [f"model/layer_{w}/kernel" for w in range(weights)]
@@ -22,7 +22,7 @@ def record(step: int, weights: int = 2, signal: float = 4.0, squares: float = 8.
 
 @pytest.fixture
 def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Draws records; returns the figure."""
+    """Draws records, and returns the figure."""
     figures: list[Figure] = []
     save = Figure.savefig
     monkeypatch.setattr(
@@ -38,7 +38,7 @@ def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def marks(axis: Any, marker: str) -> list[tuple[str, list[float], float]]:
-    """Colour, steps and height (0 to 1, of the panel's) of the rows of such marks."""
+    """Returns colour, steps and height (0 to 1 of the panel) of the rows of such marks."""
     return [
         (line.get_color(), list(line.get_xdata()), line.get_ydata()[0])
         for line in axis.lines

@@ -1,4 +1,4 @@
-"""A row of the table: a kind of layer, with what it is called on."""
+"""A row of the table: a kind of layer and the inputs of its calls."""
 
 from __future__ import annotations
 

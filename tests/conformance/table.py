@@ -1,4 +1,4 @@
-"""The table: every kind of layer once, and every way in which its weights are perturbed.
+"""The table of every kind of layer and of every way to perturb its weights.
 
 A `Row` is a plain layer with its inputs and the weights that are dropped when none are named. A
 `Case` is a row under one of tfwd's wrappers, or one of tfwd's own layers beside the plain layer
@@ -29,7 +29,7 @@ STDDEV = 0.3
 
 @keras.saving.register_keras_serializable("conformance")
 class MinimalCell(keras.layers.Layer):
-    """A user's recurrent cell."""
+    """A custom recurrent cell."""
 
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -53,7 +53,7 @@ class MinimalCell(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("conformance")
 class UsersLayer(keras.layers.Layer):
-    """A user's layer, with a loss, an inner dropout and a weight of an odd name."""
+    """A custom layer with a loss, an inner dropout and a weight with an odd name."""
 
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -82,7 +82,7 @@ class UsersLayer(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("conformance")
 class SubclassedModel(keras.Model):
-    """A user's model, written as a class."""
+    """A custom model, written as a class."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -101,7 +101,7 @@ class SubclassedModel(keras.Model):
 
 
 class Case(NamedTuple):
-    """A layer that perturbs weights, and the plain layer it is in evaluation.
+    """A layer that perturbs weights, and the plain layer that it equals in evaluation.
 
     Attributes:
         name: for test ids.
@@ -284,7 +284,7 @@ def _noise_case(row: Row) -> Case:
 
 
 def _mixout_case(name: str, shape: tuple[int, ...]) -> Case:
-    """Mixout towards zero, which drops as dropout does."""
+    """Returns a case of Mixout towards zero, which drops as dropout does."""
     row = ROW[name]
     (weight,) = row.default
     start = {weight: np.zeros(shape, "float32")}

@@ -1,4 +1,4 @@
-"""XLA, and every floating type."""
+"""Tests of the table under XLA and in every floating-point type."""
 
 import keras
 import numpy as np

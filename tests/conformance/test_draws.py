@@ -1,4 +1,4 @@
-"""Training draws: anew at every call, alike from one seed, at the right rate, and as announced."""
+"""Training draws: new in every call, equal from one seed, at the right rate, and as announced."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""In evaluation a perturbed layer is the plain layer, and its weights are the plain layer's."""
+"""Evaluation of a perturbed layer: the same outputs and weights as the plain layer."""
 
 from collections import Counter
 
@@ -33,7 +33,7 @@ def test_evaluation_is_bit_for_bit_the_plain_layer(case: Case) -> None:
 
 @harness.each_or_half(NOT_NOISE)
 def test_traced_evaluation_is_bit_for_bit_the_plain_layer(case: Case) -> None:
-    """By the same operations, and no other."""
+    """Checks that traced evaluation consists of the plain layer's operations and no other."""
     wrapped, plain = harness.built(case), harness.plain(case)
     functions = [
         tf.function(lambda layer=layer: harness.run(layer, case)) for layer in (wrapped, plain)

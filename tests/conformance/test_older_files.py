@@ -57,7 +57,10 @@ def test_whole_model(case: Case, file: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_saved_training_function_has_gradients(tmp_path: Path) -> None:
-    """As it is read without tfwd, whose gradients by hand TensorFlow could not save."""
+    """Checks that a saved training function has gradients when it is loaded without tfwd.
+
+    TensorFlow cannot save tfwd's custom gradients.
+    """
     inputs = keras.Input((5, 3))
     dropped = layers.WeightDropLSTM(4, 0.5, seed=1, return_sequences=True)
     model = keras.Model(inputs, layers.WeightDropout(keras.layers.GRU(2), 0.5)(dropped(inputs)))

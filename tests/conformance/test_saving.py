@@ -1,4 +1,4 @@
-"""Copies and files: every way in which Keras and TensorFlow copy a layer or keep it in a file."""
+"""Copies and files: every way in which Keras and TensorFlow copy or save a layer."""
 
 import copy
 import pickle
@@ -101,7 +101,11 @@ def _kept() -> Iterator[Any]:
 def test_copies_and_files_go_on_with_the_draws(
     case: Case, ways: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """One layer is kept in several ways after its first training call, and then goes on itself."""
+    """Checks that copies and files continue the draws.
+
+    One layer is copied and saved in several ways after its first training call. Then it continues
+    itself.
+    """
     wrapped = harness.built(case)
     states, outputs = [_values(wrapped)], [harness.run(wrapped, case, training=True)]
     _check_copy(case, wrapped, copy.deepcopy(wrapped), calls=1)
@@ -210,7 +214,7 @@ def test_exported_saved_model(name: str, tmp_path: Path) -> None:
 
 
 def _without_identity(config: Any) -> Any:
-    """A config without the marks by which Keras knows a shared object again.
+    """Returns a config without the marks by which Keras recognizes a shared object.
 
     And on Keras 2, whose copies of cells are not built, without the shapes that they are built for.
     """

@@ -151,7 +151,10 @@ def test_every_weight_has_one_name(data, pretrained, vocabulary):
 
 @pytest.mark.slow
 def test_recomputed_calls_draw_the_same(data, pretrained, vocabulary):
-    """With masks on activations too, losses and gradients are those without recomputation."""
+    """Checks that losses and gradients equal those without recomputation.
+
+    Masks on activations are on too.
+    """
     config = make_config(data, pretrained, model__weight_dropout=0.4)
     config.model.update({"dropout": 0.3, "attention_dropout": 0.3, "head_dropout": 0.3})
     found = []

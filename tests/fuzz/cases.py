@@ -28,7 +28,7 @@ FITS = tuple(run for run in RUNS if run.startswith("fit"))
 
 @dataclass(frozen=True)
 class Wrap:
-    """A wrapper: "drop", "noise" or "param", on which weights, and how much."""
+    """A wrapper: "drop", "noise" or "param", its weights, and its strength."""
 
     kind: str
     pattern: int = 0
@@ -37,7 +37,7 @@ class Wrap:
 
 @dataclass(frozen=True)
 class Part:
-    """A layer, the wrappers around it from the inside, and what it holds if it is a nest."""
+    """A layer, the wrappers around it from the inside, and the layers that a nest holds."""
 
     kind: str
     wraps: tuple[Wrap, ...] = ()
@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Step:
-    """A call: of a new layer, or again of one that was called before."""
+    """A call of a new layer, or another call of an earlier layer."""
 
     part: Part
     again: bool = False
@@ -57,7 +57,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Mode:
-    """How the model is run.
+    """A way to run the model.
 
     Attributes:
         run: one of `RUNS`.

@@ -32,7 +32,7 @@ if not IS_KERAS_2:
 
 @contextlib.contextmanager
 def given(layer, values):
-    """Within it the layer reads tensors: `values` are pairs of a variable and a tensor."""
+    """Makes the layer read tensors in the context: `values` are pairs of variable and tensor."""
     if IS_KERAS_2:
         with _exchanged(layer, values):
             yield
@@ -62,7 +62,7 @@ def _exchanged(layer, values):
 
 
 def feed(layer, values_of):
-    """From now on each call of the layer reads what `values_of()` returns for this call."""
+    """Makes each later call of the layer read the tensors that `values_of()` returns for it."""
     plain_call = layer.call
 
     def call(*args, **kwargs):
@@ -74,7 +74,7 @@ def feed(layer, values_of):
 
 
 def flatten(layer):
-    """The layer and all layers in it, each once."""
+    """Returns the layer and all layers in it, each once."""
     found = {}
     for inner in layer._flatten_layers():
         found.setdefault(id(inner), inner)
@@ -82,12 +82,12 @@ def flatten(layer):
 
 
 def tensor_of(variable):
-    """The `tf.Variable` behind a variable."""
+    """Returns the `tf.Variable` behind a variable."""
     return variable if isinstance(variable, tf.Variable) or IS_KERAS_2 else variable.value
 
 
 def states(model):
-    """What calls leave behind that is not among the weights: states of RNNs, of generators."""
+    """Returns the states that calls leave outside the weights: of RNNs and of generators."""
     weights = {id(v) for v in model.weights}
     found = {}
     # Keras lists the layers of a wrapped model in another order, under the same names.

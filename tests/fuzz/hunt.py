@@ -1,4 +1,4 @@
-"""Draws cases, runs each once, and hands on what fails."""
+"""Search for failing cases: draws cases, runs each once, and returns the failures."""
 
 import re
 import time
@@ -11,7 +11,7 @@ from fuzz import cases, compare, shrink, source
 
 
 class Failure(NamedTuple):
-    """A case that fails, made small, and in what it differs."""
+    """A failing case, made small, and its differences."""
 
     case: cases.Case
     found: list[str]
@@ -19,7 +19,7 @@ class Failure(NamedTuple):
 
 
 class Hunt:
-    """Runs random cases.
+    """A series of random cases.
 
     Args:
         seed: decides which cases are drawn.
@@ -46,7 +46,7 @@ class Hunt:
     def run(
         self, many: int, until: float = float("inf"), runs: tuple[str, ...] = cases.RUNS
     ) -> Iterator[Failure]:
-        """Runs so many different cases, or until a time of `time.monotonic()`."""
+        """Runs a number of different cases, or runs until a time of `time.monotonic()`."""
         for case in self._drawn(many, runs):
             if time.monotonic() > until or self.ran >= many:
                 return
@@ -66,7 +66,10 @@ class Hunt:
                 yield Failure(*shrink.shrunk(case, found, self.seconds), case)
 
     def _drawn(self, many: int, runs: tuple[str, ...]) -> list[cases.Case]:
-        """Different cases that are models, as Hypothesis draws them; the same for the same seed."""
+        """Returns different cases that are models, as Hypothesis draws them.
+
+        Equal seeds give equal cases.
+        """
         result: list[cases.Case] = []
 
         @hypothesis.seed(self.seed)

@@ -1,4 +1,4 @@
-"""What the random models are made of: the layers, and the ways in which each can be called.
+"""Parts of the random models: the layers, and the ways to call each.
 
 All values are of four types, so that nearly every choice of arguments is a model: `i` are ids
 `[batch, 3]`, `s` a sequence `[batch, 3, 4]`, `v` a vector `[batch, 4]`, `m` a mask `[batch, 3]`.

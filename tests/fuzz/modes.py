@@ -1,4 +1,4 @@
-"""Runs two training steps of a model, in any of the ways in which a user would.
+"""Two training steps of a model, in each way in which a user would run them.
 
 The model may be a wrapped or a plain one: nothing here knows of tfwd.
 """
@@ -21,7 +21,7 @@ LOSS_SCALE = 64
 
 @dataclass
 class Record:
-    """What a run gave.
+    """The results of a run.
 
     Attributes:
         start: the weights before the first step, if they were set.
@@ -51,12 +51,12 @@ def values(variables):
 
 
 def dense(gradient, like):
-    """A gradient as a tensor; zeros where there is none."""
+    """Returns a gradient as a tensor; zeros where there is none."""
     return tf.zeros_like(like) if gradient is None else tf.convert_to_tensor(gradient)
 
 
 def loss_of(model, outputs, targets):
-    """The sum of mean squares, and the losses that layers added."""
+    """Returns the sum of mean squares, and the losses that layers added."""
     terms = [
         tf.reduce_mean(tf.square(tf.cast(o, t.dtype) - t))
         for o, t in zip(data.flat(outputs), targets, strict=True)
@@ -65,13 +65,13 @@ def loss_of(model, outputs, targets):
 
 
 def call(model, letters, inputs, training):
-    """A call, with a bare tensor for a Sequential model."""
+    """Calls a model, with a bare tensor for a Sequential model."""
     one = isinstance(model, keras.Sequential)
     return model(inputs[0] if one else inputs, training=training)
 
 
 class Branching:
-    """A plain model that looks at a flag that is a tensor as tfwd does, by `tf.cond`."""
+    """A plain model that handles a tensor flag as tfwd does, by `tf.cond`."""
 
     losses = ()
 
@@ -91,7 +91,7 @@ class Branching:
 
 
 def step(model, letters, inputs, targets, training):
-    """A training step without the update: outputs, loss, gradients."""
+    """Makes a training step without the update: outputs, loss, gradients."""
     floats = [x for x in inputs if x.dtype.is_floating]
     with tf.GradientTape() as tape:
         tape.watch(floats)
@@ -154,7 +154,7 @@ def _steps(model, letters, shapes, mode, record):
 
 
 def is_untaped(mode, start):
-    """Whether a training call comes first of which no gradient is taken."""
+    """Checks whether a training call without a gradient comes first."""
     return mode.untaped and mode.run in ("eager", "function") and bool(start)
 
 
@@ -201,7 +201,7 @@ def _loop(model, letters, shapes, mode, record):
 
 
 def _optimizer(mode):
-    """SGD. Keras's own loss scale for float16 skips the steps whose scaled gradients overflow.
+    """Returns SGD. Keras's loss scale for float16 skips the steps whose scaled gradients overflow.
 
     The oracle skips none, so the scale is small enough for all gradients of these models.
     """
@@ -233,7 +233,10 @@ def _fit(model, letters, shapes, mode, record):
 
 
 def in_replicas(model, letters, shapes, mode, strategy, start) -> list[Record]:
-    """The same on two replicas, each with its own batch, without updates: a record for each."""
+    """Makes the steps on two replicas, each with its own batch, without updates.
+
+    There is a record for each replica.
+    """
     data.set_weights(model, start)
     records = [Record(values(model.weights)), Record(values(model.weights))]
 
@@ -260,7 +263,7 @@ def in_replicas(model, letters, shapes, mode, strategy, start) -> list[Record]:
 
 
 def keras_loss(model, inputs, targets, outputs):
-    """The loss of `fit`, by Keras itself."""
+    """Returns the loss of `fit`, computed by Keras."""
     if isinstance(model, keras.Sequential):
         inputs, targets = inputs[0], targets[0]
     if IS_KERAS_2:

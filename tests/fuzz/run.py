@@ -1,4 +1,4 @@
-"""Random models against plain Keras, for as long as one likes: `make fuzz`.
+"""Random models against plain Keras, for any length of time: `make fuzz`.
 
     python tests/fuzz/run.py --minutes 60 [--seed N] [--jobs 1] [--into FOLDER]
 
@@ -82,7 +82,7 @@ def child(arguments: argparse.Namespace) -> int:
 
 
 def prepare() -> None:
-    """What tests/conftest.py does, in a process without pytest."""
+    """Prepares a process without pytest as tests/conftest.py does."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

@@ -1,4 +1,4 @@
-"""Random models on effective weights give what plain Keras gives on those weights.
+"""Random models on effective weights against plain Keras on the same weights.
 
 Keras 3 has 18 random cases, of which six are fast, and Keras 2 has twelve others;
 `tests/fuzz/run.py` goes on for as long as one likes.

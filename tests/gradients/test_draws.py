@@ -1,4 +1,4 @@
-"""Layers with dropout: all weights see the same masks, and later draws stay as they were."""
+"""Layers with dropout: all weights get the same masks, and later draws do not change."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ L = keras.layers
 
 
 class Scale(L.Layer):
-    """A layer without a rule, so that the model is run a second time."""
+    """A layer without a rule, so that the model runs a second time."""
 
     def build(self, shape: tuple) -> None:
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
@@ -62,7 +62,7 @@ def test_all_weights_see_one_draw(name: str) -> None:
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_a_call_that_is_captured_leaves_what_is_drawn_next(traced: bool) -> None:
-    """And draws something else each time, in a function too."""
+    """Checks that a captured call does not change later draws, and draws anew each time."""
     model = keras.Sequential([keras.Input((3,)), L.Dense(4), L.Dropout(0.5), L.Dense(2)])
     x, y = tf.random.normal([6, 3]), tf.random.normal([6, 2])
 

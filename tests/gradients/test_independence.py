@@ -1,4 +1,4 @@
-"""Which rows are whose in hard cases: zero heads, functions, positions, fixed batches."""
+"""Examples to which rows belong, in hard cases: zero heads, functions, positions, fixed batches."""
 
 from typing import Any
 
@@ -59,7 +59,10 @@ def test_inputs_of_zero_and_a_trial_inside_a_function(x: np.ndarray) -> None:
 
 @extended
 def test_positions_in_a_function_that_does_not_know_their_number() -> None:
-    """The trial's made-up inputs may be longer than the table of positions."""
+    """Checks positions of unknown number in a function.
+
+    The trial's made-up inputs may be longer than the table of positions.
+    """
 
     class Model(keras.Model):
         def __init__(self) -> None:

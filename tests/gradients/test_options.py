@@ -1,4 +1,4 @@
-"""Losses, weights, chunks, precision and the ways to run it."""
+"""Losses, weights, chunks, precision and modes."""
 
 import threading
 from typing import Any

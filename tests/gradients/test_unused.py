@@ -1,4 +1,4 @@
-"""Weights that no example's loss depends on: zeros, named "unused", that cost nothing."""
+"""Weights that no example's loss depends on: zeros, named "unused", at no cost."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_head_without_a_loss(
 
 
 def products(model: keras.Model, x: Any, y: Any, loss: Any) -> int:
-    """How many products the graph of the moments has that what it returns depends on."""
+    """Counts the products in the graph of the moments that the results depend on."""
 
     @tf.function
     def run(x: Any, y: Any) -> Any:

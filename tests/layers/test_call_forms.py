@@ -1,4 +1,4 @@
-"""A wrapped layer can be called as the plain one can, and gives back what it gives."""
+"""Forms of calls: a wrapped layer accepts and returns the same structures as the plain layer."""
 
 import dataclasses
 from typing import Any
@@ -24,14 +24,14 @@ class Pair:
 
 
 class Hidden:
-    """No nest to anybody."""
+    """A class that no library treats as a nest."""
 
     def __init__(self, tensor: tf.Tensor) -> None:
         self.tensor = tensor
 
 
 class Packing(keras.layers.Layer):
-    """A product with a kernel, given back in something."""
+    """A product with a kernel that returns its result in a structure."""
 
     def __init__(self, pack: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -94,7 +94,10 @@ def test_an_object_cannot_come_out_of_a_branch() -> None:
 
 @needs_keras3("such casts")
 def test_a_call_past_the_casts_of_keras_is_past_them_inside_too() -> None:
-    """`TimeDistributed` calls the `call` of its layer, not the layer, in its own precision."""
+    """Checks that a call without Keras's casts has no casts inside either.
+
+    `TimeDistributed` calls the `call` of its layer, not the layer, in its own precision.
+    """
     for kind, given in (
         (lambda: keras.layers.Dense(3, dtype="float32"), X),
         (lambda: keras.layers.Embedding(5, 3, dtype="float32"), tf.constant([[[1, 2]], [[3, 4]]])),

@@ -1,4 +1,4 @@
-"""Layers that leave it to their call to build layers in them, as Keras allows.
+"""Layers whose call builds layers in them, as Keras allows.
 
 Which weights are parametrized must be settled before the first draw; and the weights must be those
 that the plain layer gets, from the same global seed.
@@ -17,7 +17,10 @@ SEQUENCE = tf.random.stateless_normal([4, 5, 3], [1, 2])
 
 
 class Late(keras.layers.Layer):
-    """Its `build` makes one weight, and its `call` builds a layer; another one is never called."""
+    """A layer whose `build` makes one weight and whose `call` builds a layer.
+
+    Another layer in it is never called.
+    """
 
     def __init__(self, rank: int = 2, **kwargs) -> None:
         super().__init__(**kwargs)
@@ -126,7 +129,7 @@ def test_nested_wrappers_both_act_in_the_first_call() -> None:
 
 
 class InTraining(Late):
-    """Its second layer is called in training only."""
+    """A layer whose second layer is called in training only."""
 
     def call(self, x, training=None):
         y = super().call(x)
@@ -162,7 +165,7 @@ def test_a_layer_that_was_built_and_not_called_says_so() -> None:
 
 
 class Keeps(keras.layers.Layer):
-    """Leaves it to its call to build a recurrent layer that keeps its states."""
+    """A layer whose call builds a recurrent layer that keeps its states."""
 
     def __init__(self, **kwargs) -> None:
         super().__init__(**kwargs)

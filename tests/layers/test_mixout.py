@@ -1,4 +1,4 @@
-"""`Mixout`: the paper's formula, where the reference comes from, and where it goes."""
+"""`Mixout`: the paper's formula, the origin of the reference, and its copies."""
 
 import math
 import warnings
@@ -19,7 +19,7 @@ RATE = 0.25
 
 
 def dense(units: int = 4, **options: Any) -> layers.Mixout:
-    """A layer that has begun, whose kernel has moved since."""
+    """Returns a layer after its first call, whose kernel has changed since."""
     layer = layers.Mixout(keras.layers.Dense(units), RATE, seed=7, **options)
     layer(X, training=True)
     move(layer)
@@ -46,13 +46,13 @@ def reference(layer: Any) -> np.ndarray:
 
 
 def kept(layer: Any, call: int, noise_shape: tuple | None = None) -> np.ndarray:
-    """The mask of a training call, drawn as that of weight dropout."""
+    """Returns the mask of a training call, drawn as for weight dropout."""
     seed = layer.draws.seed_at(call, 0)
     return P.Dropout(RATE, noise_shape)(tf.ones(layer.weights[0].shape), seed).numpy() != 0
 
 
 def published(layer: Any, start: np.ndarray, call: int, **options: Any) -> np.ndarray:
-    """The effective weight as the paper writes it."""
+    """Returns the effective weight by the paper's formula."""
     m, now = kept(layer, call, **options), kernel(layer).astype(np.float64)
     return ((1 - m) * start + m * now - RATE * start) / (1 - RATE)
 
@@ -104,7 +104,12 @@ def test_a_rate_of_zero_is_the_identity_bit_for_bit(scheduled: bool, size: str) 
 
 
 def test_the_expectation_is_the_weight_and_the_loss_grows_as_the_paper_says() -> None:
-    """Of a quadratic loss (which makes the bound an equation) by rate/keep * |w - w0|^2 / 2."""
+    """Checks that the mean is the weight, and that the loss grows by rate/keep * |w - w0|^2 / 2.
+
+    The paper's bound is an equation for a quadratic loss.
+
+    The paper's bound is an equation for a quadratic loss.
+    """
     now, start, draws = np.linspace(-1, 2, 7), np.linspace(1, -0.5, 7), 20000
     p = P.Mixout(RATE).towards_tensor(tf.constant(np.tile(start, (draws, 1))))
     found = p(tf.constant(np.tile(now, (draws, 1))), tf.constant([1, 2]))
@@ -173,7 +178,7 @@ STALE = "'d' has new weights, and its Mixout still mixes with those of its first
 
 
 def test_weights_that_come_after_the_references_were_taken(tmp_path) -> None:
-    """Mixout goes on with the old ones, says so, and takes them anew where it is told to."""
+    """Checks that Mixout keeps old references, warns, and takes new ones on request."""
     layer = layers.Mixout(keras.layers.Dense(4, name="d"), RATE, seed=7, name="d")
     layer(X, training=False)
     values = {"kernel": np.arange(20, dtype="float32").reshape(5, 4), "bias": np.ones(4, "float32")}
@@ -406,7 +411,7 @@ def test_replicas_have_one_reference() -> None:
 
 @extended
 def test_in_a_wrapper_and_around_one(size: str) -> None:
-    """No warning: neither is what the references are seen as a reason not to recompute."""
+    """Checks that there is no warning, and that references do not prevent recomputation."""
     inner = layers.Mixout(keras.layers.Dense(4, name="inner"), RATE, seed=1)
     model = keras.Sequential([keras.Input((5,)), inner, keras.layers.Dense(2, name="out")])
     outer = layers.WeightDropout(model, 0.5, weights="out/kernel", seed=2)

@@ -1,4 +1,4 @@
-"""The wrapper: one draw a call, seeds, zero rates, patterns and schedules."""
+"""The wrapper: one draw for each call, seeds, zero rates, patterns and schedules."""
 
 from collections import Counter
 
@@ -17,7 +17,7 @@ SEQUENCE = tf.random.stateless_normal([2, 6, 3], [1, 2])
 
 
 def operations(function, *arguments) -> Counter[tuple[str, tf.DType | None]]:
-    """How many operations a function has of each kind, with what its branches and loops have.
+    """Counts a function's operations of each kind, including its branches and loops.
 
     A kind is a type and the dtype that it computes in, None where it has none.
     """
@@ -42,8 +42,11 @@ def nonzero(layer: keras.Layer) -> None:
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
 @pytest.mark.parametrize("unroll", [False, True])
 def test_one_mask_for_the_batch_and_all_time_steps(kind: str, unroll: bool) -> None:
-    """The first step is equal between calls, as its state is zero; with equal input, so is the
-    change from step to step, whatever the batch entry."""
+    """Checks that one mask serves the batch and all time steps.
+
+    The first step is equal between calls, since its state is zero. With equal inputs the change
+    from step to step is the same for each batch entry.
+    """
     rnn = getattr(keras.layers, kind)(8, return_sequences=True, unroll=unroll)
     wrapped = layers.WeightDropout(rnn, 0.5, seed=1)
     one, two = (wrapped(SEQUENCE, training=True).numpy() for _ in range(2))

@@ -1,4 +1,4 @@
-"""Layers of 8 bits and with LoRA: what is possible works, and what is not says so."""
+"""Layers of 8 bits and with LoRA: the supported uses, and errors for the others."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""The state behind the draws: counted once a training call, kept, and no weight."""
+"""The state of the draws: it counts training calls, is saved, and is no weight."""
 
 from concurrent.futures import ThreadPoolExecutor
 

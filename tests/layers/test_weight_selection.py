@@ -1,4 +1,4 @@
-"""Which weights patterns and defaults choose, and what the weights are called."""
+"""Weights that patterns and defaults choose, and the names of weights."""
 
 import re
 
@@ -75,7 +75,7 @@ def test_the_order_is_that_of_the_weights_whatever_the_patterns(model) -> None:
 
 
 class Odd(keras.layers.Layer):
-    """Weights of every kind that a rule might get wrong."""
+    """A layer with weights of every kind that a rule might get wrong."""
 
     def build(self, shape) -> None:
         for name in ("kernel", "projection", "debiased", "bias_free", "gamma_ray", "table"):

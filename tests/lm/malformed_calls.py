@@ -1,4 +1,4 @@
-"""Calls of the four programs with something wrong in each, and what must come of them.
+"""Calls of the four programs with one error in each, and the outcomes that are required.
 
     python tests/lm/malformed_calls.py [words...]
 
@@ -61,7 +61,7 @@ def get_sweep():
 
 
 class Call(NamedTuple):
-    """A call, and what must come of it.
+    """A call, and its required outcome.
 
     Attributes:
         name: for the report.
@@ -91,7 +91,7 @@ class Call(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a call ended; `problem` is "" if it is as it must be."""
+    """The end of a call; `problem` is "" if the end is as required."""
 
     call: Call
     problem: str
@@ -102,7 +102,7 @@ class Outcome(NamedTuple):
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """What lies in a folder, by path."""
+    """Returns the content of a folder, by path."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = os.fsencode(path.relative_to(folder)).decode("utf-8", "replace")
@@ -116,7 +116,7 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 def command(call: Call) -> list[str]:
-    """The command line, with what every call has before its own."""
+    """Returns the command line, with the flags that every call has before its own."""
     first = {
         "train": ["--config=config.py"],
         "tune": ["--config=config.py", "--sweep=sweep.py"],
@@ -142,7 +142,7 @@ def run_here(call: Call) -> None:
 
 
 class Running:
-    """A call under way in a process group of its own."""
+    """A running call, in a process group of its own."""
 
     def __init__(self, call: Call, box: Path):
         self.call, self.box, self.began = call, box, time.monotonic()
@@ -182,7 +182,7 @@ class Running:
             os._exit(code)
 
     def poll(self) -> Outcome | None:
-        """How it ended; None if it has not."""
+        """Returns the outcome; None if the call has not ended."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         seconds, code = time.monotonic() - self.began, None
         if pid:
@@ -228,7 +228,7 @@ class Running:
 
 
 def template(folder: Path) -> Path:
-    """The folder that each call gets a copy of."""
+    """Returns the folder that each call gets a copy of."""
     box = folder / "template"
     box.mkdir()
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -267,7 +267,7 @@ def outcomes(calls: list[Call], folder: Path) -> Iterator[Outcome]:
 
 
 def load_programs() -> None:
-    """Imports all that the calls need, so that a fork has it."""
+    """Imports everything that the calls need, so that forks have it."""
     import importlib
 
     import tfwd_programs
@@ -292,7 +292,10 @@ def load_programs() -> None:
 
 
 def main(words: list[str], every: int = 1) -> int:
-    """Makes each `every`-th of the calls whose names have all the words; returns the exit code."""
+    """Makes each `every`-th of the calls whose names have all the words.
+
+    Returns the exit code.
+    """
     import malformed_table
 
     os.nice(int(os.environ.get("MALFORMED_NICE", "0")))

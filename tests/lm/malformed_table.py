@@ -1,4 +1,4 @@
-"""The calls of `malformed_calls.py`: values, files and folders, each wrong in one way."""
+"""Calls of `malformed_calls.py`: values, files and folders with one error in each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VALUES = ("", "abc", "-1", "nan", "1" + "0" * 30, "[]", b"\xff")
 
 
 def calls() -> list[Call]:
-    """All calls."""
+    """Returns all calls."""
     parts = (
         flags,
         workdirs,
@@ -34,7 +34,7 @@ def calls() -> list[Call]:
 
 
 def write(name: str, content: str | bytes) -> Callable[[Path], object]:
-    """What writes a file into the call's folder."""
+    """Returns a function that writes a file into the call's folder."""
     data = content if isinstance(content, bytes) else content.encode()
     return lambda box: (box / name).write_bytes(data)
 

@@ -1,4 +1,4 @@
-"""The optimizers of tensorflow-addons in tfwd-train, by the name of `tfa.LAMB` and the like."""
+"""Optimizers of tensorflow-addons in tfwd-train, by names such as `tfa.LAMB`."""
 
 import numpy as np
 import pytest

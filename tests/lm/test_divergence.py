@@ -1,4 +1,4 @@
-"""tfwd-train where training diverges: what it says, leaves out, and goes back to."""
+"""tfwd-train with diverging training: messages, skipped steps, and returns to a checkpoint."""
 
 import re
 
@@ -60,7 +60,7 @@ def test_a_loss_that_is_not_finite(text, tmp_path):
 
 @pytest.fixture
 def planted(text, monkeypatch):
-    """A NaN in the loss of the sixth window of an epoch, while `armed` is true.
+    """Plants a NaN in the loss of an epoch's sixth window while `armed` is true.
 
     The window is known by its first two targets, which no other one of the text has.
     """
@@ -170,7 +170,7 @@ def test_nothing_is_looked_at(text, tmp_path, monkeypatch):
     ("every", "step", "kept"), [pytest.param(2, 4, 2, marks=pytest.mark.slow), (3, 5, 3)]
 )
 def test_a_weight_that_is_not_finite_is_never_saved(text, tmp_path, monkeypatch, every, step, kept):
-    """After step 4: seen before it is saved, or in step 5, which is told of after step 6."""
+    """Checks a weight that turns infinite after step 4: no checkpoint may hold it."""
 
     def spoil(self, lengths):
         if self.progress.step == 4:

@@ -1,4 +1,4 @@
-"""tfwd-evaluate against the definition, and what it says about wrong input."""
+"""tfwd-evaluate against the definition, and its messages about wrong input."""
 
 import json
 import math
@@ -19,7 +19,7 @@ pytestmark = SLOW_ON_KERAS_2
 
 
 def by_definition(found, tokens, batch_size):
-    """The mean of -log p(token | what is before it in its column), from one call a column."""
+    """Returns the mean of -log p(token | tokens before it in its column), one call per column."""
     ids = found.vocabulary.encode(tokens)
     length = len(ids) // batch_size
     nats = []

@@ -1,4 +1,4 @@
-"""`--config.gradients.every`: what it writes, and that it changes nothing."""
+"""`--config.gradients.every`: its output, and no effect on training."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Calls with something wrong in each, and none ends in a traceback.
+"""Calls with one error in each: none ends in a traceback.
 
 Here each 31st of them; `python tests/lm/malformed_calls.py` makes all.
 """

@@ -1,4 +1,4 @@
-"""Drawing text: the distribution, the carried state, and what is never drawn."""
+"""Text generation: the distribution, the carried state, and tokens that are never drawn."""
 
 import math
 

@@ -85,7 +85,7 @@ def test_random_lengths_differ_by_seed_and_epoch():
 
 
 def mixture_below(value, base):
-    """P(length <= value) of the published rule, for a whole number above the least length."""
+    """Returns P(length <= value) of the published rule, for an integer above the least length."""
 
     def normal(mean):
         return (1 + math.erf((value + 0.5 - mean) / stream.DEVIATION / math.sqrt(2))) / 2
@@ -94,7 +94,7 @@ def mixture_below(value, base):
 
 
 def test_distribution_of_random_lengths():
-    """Every length's share, and that of the halved windows, within five standard errors."""
+    """Checks the share of each length and of the halved windows, to five standard errors."""
     lengths = stream.window_lengths(20_000_000, 70, random=True, seed=3)[:-1]
     count = len(lengths)
 

@@ -1,4 +1,4 @@
-"""tfwd-train in this process: a run's folder, going on, and what goes wrong."""
+"""tfwd-train in this process: a run's folder, resuming, and errors."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(text, tmp_path_factory):
-    """A run that ended, its summary and its folder."""
+    """Returns a finished run, its summary and its folder."""
     workdir = tmp_path_factory.mktemp("whole") / "run"
     config = make_config(text, training__tensorboard=True, sample__tokens=5)
     return train(config, str(workdir), StopRequest()), workdir
@@ -83,7 +83,7 @@ def test_tensorboard_shows_everything(whole):
 
 @pytest.mark.parametrize("looks", [7, pytest.param(29, marks=pytest.mark.slow)])
 def test_a_stop_anywhere_is_gone_on_from(whole, text, tmp_path, looks, capsys, monkeypatch):
-    """In the first epoch's training, and in its validation."""
+    """Checks stops in the first epoch's training and in its validation."""
     summary, finished = whole
     config = make_config(text)
     seen = []  # the states that windows hand on, where a trainer begins and where it saves

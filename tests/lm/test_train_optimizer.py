@@ -1,4 +1,4 @@
-"""The optimizer in tfwd-train: averages, decay, and weights that no gradient reaches."""
+"""The optimizer in tfwd-train: averages, decay, and weights without a gradient."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def text(tmp_path_factory):
 def test_averages_are_evaluated_and_kept_and_training_goes_on_from_the_raw_weights(
     text, tmp_path, monkeypatch
 ):
-    """Stopped in the epochs after the trigger, it ends as if it had not been."""
+    """Checks that a run stopped after the trigger ends as if it had not been stopped."""
     changes = {
         "optimizer__name": "sgd",
         "optimizer__learning_rate": 3.0,

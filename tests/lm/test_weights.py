@@ -1,4 +1,4 @@
-"""Weights in a file that either Keras reads."""
+"""Weights in a file that both versions of Keras read."""
 
 import hashlib
 import json
@@ -194,7 +194,7 @@ def test_best_weights_of_before_there_was_such_a_file(make_run):
 @once
 @pytest.mark.parametrize("program", ["evaluate", "generate"])
 def test_programs_of_the_other_stack(make_run, root, program):
-    """A run's folder, evaluated here and by the other stack, where that is set up."""
+    """Checks that a run's folder is evaluated alike on both stacks, if both are installed."""
     python = root / (".venv" if IS_KERAS_2 else ".venv-addons") / "bin" / "python"
     if not python.exists():
         pytest.skip(f"{python} is not set up")

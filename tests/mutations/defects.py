@@ -1,4 +1,4 @@
-"""The defects that are planted, each with the tests that are to find it."""
+"""The defects to plant, each with the tests that must find it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Defect(NamedTuple):
 
 
 def conformance(file: str, words: str) -> tuple[str, ...]:
-    """Some tests of the table: those whose names have the words."""
+    """Returns tests of the table whose names have all the words."""
     return (f"tests/conformance/test_{file}.py", "-k", words)
 
 

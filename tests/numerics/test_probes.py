@@ -1,4 +1,4 @@
-"""`Probes`: what they find in loops of one's own, and what they leave as it was."""
+"""`Probes` in custom loops: their findings, and the state that they must not change."""
 
 import keras
 import numpy as np
@@ -31,7 +31,7 @@ def batch(trigger=None):
 
 
 def trained(model, mode, probes=None, around=False, optimizer=None):
-    """A step of a training loop, in one of the modes."""
+    """Returns a step of a training loop, in one of the modes."""
     optimizer = optimizer or keras.optimizers.Adam(0.01)
 
     def plain(x, y):
@@ -60,7 +60,7 @@ def watched_around(step, probes):
 
 
 class Still:
-    """An optimizer that leaves all as it is, NaN in gradients too."""
+    """An optimizer that changes nothing, even for NaN in gradients."""
 
     def apply_gradients(self, pairs):
         """Does nothing with the gradients."""

@@ -1,4 +1,4 @@
-"""tensorflow-addons' names: its arguments, and its meaning."""
+"""Names of tensorflow-addons, with its arguments and its meaning."""
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ D, RATE = 0.03, 0.1
 
 
 def test_the_meaning_is_absolute_and_the_decay_comes_first():
-    """The decay does not follow the learning rate."""
+    """Checks that the decay does not follow the learning rate."""
     ours = variables()
     optimizer = SGDW(D, RATE, momentum=0.5)
     weights, velocity = values(ours), [np.zeros(v.shape) for v in ours]

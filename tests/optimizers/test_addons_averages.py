@@ -24,7 +24,7 @@ from addons_table import (  # noqa: E402
 
 @pytest.mark.parametrize("name", AVERAGES)
 def test_inside_an_average(name):
-    """As the average of an optimizer of tensorflow-addons that decays by itself."""
+    """Checks the average against an optimizer of tensorflow-addons with its own decay."""
     average = AVERAGES[name]
     ours = average(DecoupledWeightDecay(legacy.Adam(RATE), D, sparse="rows"))
     theirs = average(tfa.optimizers.AdamW(D, RATE))

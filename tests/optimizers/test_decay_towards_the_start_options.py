@@ -1,4 +1,4 @@
-"""Decay towards the start under each option, of SGD and Adam, against NumPy in float64."""
+"""Decay towards the start under each option, for SGD and Adam, against NumPy in float64."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ def float64():
 
 
 def numpy_steps(kind, starts, grads, fractions, rows=None):
-    """w - f (w - w0), then the step of SGD or Adam; all by hand.
+    """Returns the variables after w - f (w - w0) and the step of SGD or Adam, computed by hand.
 
     Args:
         kind: "SGD" or "Adam".

@@ -1,4 +1,4 @@
-"""Decay of legacy optimizers in fit, under loss scales and on replicas."""
+"""Decay of legacy optimizers in `fit`, under loss scales and on replicas."""
 
 import keras
 import numpy as np
@@ -101,7 +101,7 @@ def test_averages_on_two_replicas(name, inside):
 
 
 def test_rows_on_two_replicas():
-    """The rows of either replica's gradient are decayed once."""
+    """Checks that the rows of both replicas' gradients are decayed once."""
     strategy = tf.distribute.MirroredStrategy(
         ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
     )
@@ -126,7 +126,7 @@ def test_rows_on_two_replicas():
 
 
 def test_non_monotonic_averages_around_the_decay_of_a_legacy_optimizer():
-    """Under a loss scale, with every wrapper of the legacy kind."""
+    """Checks averages under a loss scale, with every wrapper of the legacy kind."""
     weights = variables("float32")
     asgd = NonMonotonicASGD(DecoupledWeightDecay(legacy.SGD(0.0), 0.5), 1)
     optimizer = LossScale(asgd)
@@ -168,7 +168,7 @@ def test_non_monotonic_averages_of_a_legacy_optimizer(tmp_path):
 
 
 def test_a_loop_of_ones_own_with_a_loss_scale_inside():
-    """The same loop as on Keras 3: `scale_loss`, then `apply`."""
+    """Checks the same loop as on Keras 3: `scale_loss`, then `apply`."""
     found = []
     for nest in ("inside", "none"):
         net, optimizer = model(), NESTINGS[nest]()
@@ -195,7 +195,10 @@ KINDS = {
 @pytest.mark.parametrize("form", ["net.keras", "net.h5", "net"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_as_a_whole_model(kind, form, tmp_path):
-    """With its state where Keras has it: in HDF5 always, in `.keras` that of new optimizers."""
+    """Checks whole models.
+
+    HDF5 holds the state of each optimizer. `.keras` holds it for new optimizers only.
+    """
     schedule = keras.optimizers.schedules.ExponentialDecay(RATE, 2, 0.5)
     net = model()
     net.compile(DecoupledWeightDecay(KINDS[kind](schedule), schedule, exclude="bias"), "mse")

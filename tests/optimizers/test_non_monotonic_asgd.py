@@ -40,7 +40,7 @@ def test_the_trigger_is_that_of_the_paper(losses, n):
 
 
 def test_the_trigger_by_example():
-    """With 5: a loss equal to the best does not, nor one that only the last five beat."""
+    """Checks the rule with 5: the loss must exceed the minimum of all but the last five."""
     optimizer, _ = built(5)
     for loss in (9, 7, 8, 8, 8, 8, 8, 7):  # 7 > min(9, 7) is false
         assert not optimizer.observe(loss)
@@ -80,7 +80,7 @@ def test_the_average_is_the_mean_of_the_weights_since_the_trigger():
 
 
 def test_training_is_that_of_the_wrapped_optimizer():
-    """Bit for bit, before the trigger and after it, with evaluations in between."""
+    """Checks training bit for bit, before and after the trigger, with evaluations in between."""
     optimizer, weights = built(inner="Adam", dtype="float32")
     bare, others = make("Adam"), variables("float32")
     for step in range(6):

@@ -94,7 +94,7 @@ NESTINGS = {
 
 @extended
 def test_the_order_of_nesting_with_loss_scaling_does_not_matter():
-    """Also when Keras itself puts a loss scale around what holds one already."""
+    """Checks both orders, also when Keras adds a loss scale around one that exists."""
     explicit = ("around", "inside")
     found = [trained(NESTINGS[name](), "mixed_float16") for name in explicit]
     keras.config.set_dtype_policy("mixed_float16")
@@ -283,7 +283,10 @@ def test_fit_on_two_replicas(plain, strategy, scaled):
 
 @pytest.mark.parametrize("unused", [False, True])
 def test_rows_on_two_replicas(strategy, unused):
-    """The rows of either replica's gradient are decayed once; an unused variable on each."""
+    """Checks that rows of both replicas' gradients are decayed once.
+
+    Each replica has an unused variable.
+    """
     with strategy.scope():
         table = keras.Variable(np.ones((5, 2), "float32"), name="table")
         other = keras.Variable(np.ones(3, "float32"), name="other")

@@ -1,4 +1,4 @@
-"""A second program, of a page: what `tfwd.runs` needs of one, and what it gets by it."""
+"""A second program, of one page: its obligations to `tfwd.runs`, and its features from it."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ SCHEMA = Schema(
 
 
 class Names:
-    """In the place of a vocabulary: the names of the outputs."""
+    """Names of the outputs, in place of a vocabulary."""
 
     def __init__(self, names):
         self.names = names

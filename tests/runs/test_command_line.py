@@ -1,4 +1,4 @@
-"""The command line: flags, config files and overrides, and one line for what is wrong in them."""
+"""The command line: flags, config files and overrides, and one line for each error."""
 
 import pytest
 from absl import flags

@@ -1,4 +1,4 @@
-"""What is shown while a run goes on."""
+"""Terminal output during a run."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""The log and TensorBoard's view of it."""
+"""The log, and TensorBoard's view of it."""
 
 import json
 import math

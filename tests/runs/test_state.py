@@ -1,4 +1,4 @@
-"""What a run remembers."""
+"""The state of a run."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""tfwd-tune in this process: trials, what it leaves, going on."""
+"""tfwd-tune in this process: trials, files, resuming."""
 
 import json
 import re
@@ -104,7 +104,7 @@ def hparams_are_seen(folder: Path, rows: list[dict[str, str]]) -> None:
 @once
 @soak
 def test_hyperband_goes_on_as_if_a_trial_had_not_been_stopped(run, tmp_path, root):
-    """The promoted trial's losses are, bit for bit, those of a run of all epochs."""
+    """Checks bit for bit that a promoted trial has the losses of a run of all epochs."""
     space = '{"model.weight_dropout": Float(0.2, 0.6)}'
     code, out, _ = run(space, 'method="hyperband", factor=2', epochs=2)
     assert code == 0 and "bracket 1: 2 of 1 epochs, the best 1 of 2 epochs" in out
@@ -149,7 +149,7 @@ def test_a_promoted_run_begins_with_the_files_of_its_parent(tmp_path):
 
 
 class StopAfter(StopRequest):
-    """As if Ctrl-C came at the time of the `looks`-th look."""
+    """A check for stops that acts as Ctrl-C does at the time of check number `looks`."""
 
     looks = 0
 
@@ -162,7 +162,7 @@ class StopAfter(StopRequest):
 @once
 @pytest.mark.slow
 def test_a_sweep_that_was_stopped_again_and_again_goes_on(run, tmp_path, monkeypatch):
-    """Before the first trial, in the middle of it, in the middle of the second."""
+    """Checks stops before the first trial, within it, and within the second."""
     code, _, _ = run(workdir="whole")
     assert code == 0
     for looks, done in ((0, 0), (20, 0), (45, 1)):

@@ -1,4 +1,4 @@
-"""What a sweep shows: messages, the table in few columns, the times, the pictures."""
+"""Output of a sweep: messages, the table in few columns, times, pictures."""
 
 import dataclasses
 import io
@@ -190,7 +190,7 @@ SPACE = {"model.weight_dropout": Float(0, 0.7, step=0.1), "model.input_dropout":
 
 
 def drawn(monkeypatch, rows, space):
-    """The figure of the plot; it is drawn, and not written."""
+    """Returns the figure of the plot, which is drawn and not written."""
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append(figure))
     plots.draw(rows, space, PERPLEXITY, "trials.png", "five")

@@ -1,4 +1,4 @@
-"""Sweeps over a Keras model of one's own: the README's example, promotions, stops, failures."""
+"""Sweeps over a custom Keras model: the README's example, promotions, stops, failures."""
 
 import os
 import subprocess
@@ -167,7 +167,7 @@ def make_averaged():
 
 @pytest.mark.slow
 def test_a_promotion_goes_on_as_if_it_had_not_been_stopped(tmp_path):
-    """Weights, moments, averages and draws: bit for bit those of one run of all epochs."""
+    """Checks weights, moments, averages and draws bit for bit against one run of all epochs."""
     hypermodel = tuning.rates(
         make_averaged, {"hidden/kernel": tuning.Float(0.2, 0.7), "out/kernel": 0.2}
     )
