@@ -93,3 +93,10 @@ def test_every_test_file_has_one_target() -> None:
     given = [file for target in read(tests, "tests").values() for file in target["files"]]
     files = [path.relative_to(tests).as_posix() for path in tests.rglob("test_*.py")]
     assert Counter(given) == Counter(files)
+
+
+def test_options_name_tests_that_exist() -> None:
+    for name, target in read(ROOT / "tests", "tests").items():
+        files = {file.removesuffix(".py") for file in target["files"]}
+        for option in ("fast", "more", "manual"):
+            assert set(target.get(option, ())) <= files, (name, option)
