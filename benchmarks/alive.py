@@ -2,9 +2,9 @@
 
     python benchmarks/alive.py
 
-Twelve Dense layers of 3072 x 3072 with relu, batch 64, SGD, each way in a process of its own (see
-peak.py). A thread looks at the resident set every millisecond. The peaks are compared in
-memory.py; here is when they occur, and why: kept weights pile up layer by layer through forward.
+Twelve Dense layers of 3072 x 3072 with relu, batch 64, SGD. Each way has a process of its own (see
+common/peak.py). A thread reads the resident set every millisecond. memory.py compares the peaks.
+This script shows when the peaks occur, and why: stored weights pile up layer by layer in forward.
 """
 
 from __future__ import annotations

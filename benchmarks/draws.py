@@ -2,9 +2,9 @@
 
     python benchmarks/draws.py
 
-Each side takes a weight and returns the perturbed one, as it is used inside a training step: ours
-through `tfwd.parametrizations`, TensorFlow's stateless operations, and PyTorch's, which are not
-functions of a seed. `copy` writes the weight's double, which is the least that any can do.
+Each side takes a weight and returns the perturbed weight, as inside a training step. The sides are
+`tfwd.parametrizations`, TensorFlow's stateless operations, and PyTorch's operations, which are not
+functions of a seed. `copy` writes twice the weight, which is the least work for any side.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHAPES = {
     "recurrent kernel of an LSTM of 200": (200, 800),
 }
 RATE, STDDEV = 0.5, 0.01
-# Below, a call takes longer than the draw, whoever makes it.
+# For fewer entries a call takes longer than the draw, on each side.
 LARGE = 1_000_000
 
 
@@ -90,7 +90,7 @@ def main() -> None:
                     f"times faster than {peer}",
                     cost[way],
                     {**peers, "copy": cost["copy"]},
-                    "ns an entry",
+                    "ns per entry",
                     at_least=limit if entries > LARGE else None,
                 )
             )

@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def _call(layer: Any) -> Callable[..., Any]:
-    # Not every plain layer has a training argument.
+    # Some plain layers have no training argument.
     def call(*inputs: Any, training: bool) -> Any:
         return layer(*inputs, training=training) if takes else layer(*inputs)
 

@@ -3,8 +3,8 @@
     python benchmarks/gradient_growth.py
 
 The model is the first of gradient_moments.py, an MLP 784-512-512-10. The figure is the exponent of
-the batch: the slope, by least squares, of the logarithm of the time over that of the batch. 1 is
-linear, which a loop over the examples that goes through the batch each time is not.
+the batch: the slope of log(time) over log(batch), by least squares. An exponent of 1 is linear
+growth. A loop over the examples that reads the whole batch each time grows faster.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/gradient_moments.py [NAME ...]
 
-Peers are BackPACK (`SumGradSquared`), PyTorch's `torch.func.vmap` and Opacus, as far as they are
-installed and can. Each is compared with the plain gradient of its own framework, with which it
-takes turns: what a framework leaves in the caches would fall on whatever the other runs first. A
-peer that needs more than a second for a run is timed once.
+Peers are BackPACK (`SumGradSquared`), PyTorch's `torch.func.vmap` and Opacus, if they are installed
+and support the model. Each peer runs in turn with the plain gradient of its own framework, and is
+compared with it: the caches after one framework's run would slow the first run of the other. A peer
+that needs more than a second for a run is timed once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from common import measure
 from common.measure import Row, ratio
 
 MOST_SECONDS = 1.0
-# What is measured, and the most that both moments may cost.
+# By name: the model, and the most that both moments may cost.
 CASES = {
     "mlp": ("MLP 784-512-512-10, batch 256", 1.3),
     "wide": ("MLP 4 x 1024, batch 256", 1.25),

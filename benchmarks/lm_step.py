@@ -4,9 +4,9 @@
 
 The model and the step of `tfwd-train --config=configs/awd_lstm_ptb.py`: 24 million weights, 10,000
 words, batch 20, time 70, all its dropouts, both activation penalties, clipping and SGD. PyTorch's
-side is torch_lm.py. The second row is the model of configs/quickstart.py. Before anything is timed
-both sides must have as many weights (PyTorch's second biases apart) and begin with the loss of
-guessing, ln(words). The third side makes the step's matrix products and nothing else (products.py).
+side is peers/torch_lm.py. The second row is the model of configs/quickstart.py. Before timing, both
+sides must have equally many weights (without PyTorch's second biases), and begin with the loss of
+guessing, ln(words). The third side makes the step's matrix products only (common/products.py).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def check(name: str, loss: float, words: int) -> None:
 
 def compare(name: str, config: Any, words: int, seconds: float) -> tuple[dict, dict]:
     """Times the steps of both sides, and returns their seconds and common facts."""
-    # The optimizers' first steps at full rate would leave the loss of guessing at once.
+    # At the full learning rate the first step would change the loss of guessing at once.
     config.optimizer.learning_rate *= 1e-2
     shape, draw = (config.data.batch_size, config.data.window), np.random.default_rng(0)
     ids = draw.integers(words, size=(2, *shape), dtype=np.int32)
@@ -128,7 +128,7 @@ def main() -> None:
             Row(
                 f"a training step, {name} ({facts[name]['weights'] / 1e6:.1f} M weights)",
                 ratio(peer, found["ours"]) if peer else pace["ours"],
-                "times the tokens a second of PyTorch" if peer else "tokens a second",
+                "times PyTorch's tokens per second" if peer else "tokens per second",
                 pace["ours"].median,
                 {"PyTorch": pace["PyTorch"].median if peer else "not installed"},
                 "tokens/s",
@@ -138,9 +138,9 @@ def main() -> None:
         if peer:
             rows.append(
                 Row(
-                    f"the most that could be gained over PyTorch, {name}",
+                    f"largest possible gain over PyTorch, {name}",
                     ratio(peer, found[PRODUCTS]),
-                    "times the tokens a second of PyTorch, without all but products",
+                    "times PyTorch's tokens per second, with products alone",
                     None,
                     {side: pace[side].median for side in (PRODUCTS, "PyTorch")},
                     "tokens/s",

@@ -2,15 +2,13 @@
 
     python benchmarks/lstm.py
 
-Each finds the output and the gradients of the input and of all weights. Ours and PyTorch's draw a
-mask on the recurrent kernel in every run; Keras's, which cannot, is handed a kernel that was
-dropped before.
+Each side computes the output and the gradients of the input and of all weights. tfwd and PyTorch
+draw a mask on the recurrent kernel in every run. Keras cannot, so it gets a dropped kernel.
 
-How much faster than Keras's one could be at most is put together of two measurements. `products
-alone` makes the matrix products that an LSTM with a gradient cannot do without, in the same order
-and nothing else. `operations alone` is our own LSTM on a batch of 1 with 8 units, where next to
-nothing is computed, and what remains is to start its operations, as many as in the real one; the
-same with 1 step is the price of a call, which the products have paid already.
+Two measurements give the largest possible speed-up over Keras. `products alone` makes only the
+matrix products that an LSTM with a gradient needs, in the same order. `operations alone` is tfwd's
+LSTM on a batch of 1 with 8 units: it computes almost nothing, and starts as many operations as the
+real LSTM. The same with 1 step is the cost of a call, which the products include already.
 """
 
 from __future__ import annotations
@@ -157,7 +155,7 @@ def main() -> None:
         ]
         rows += [
             Row(
-                f"the most that could be gained over {KERAS}, {shape}",
+                f"largest possible gain over {KERAS}, {shape}",
                 ratio(found[KERAS], others),
                 f"times faster, {without}",
                 None,

@@ -3,8 +3,8 @@
     python benchmarks/many_layers_growth.py
 
 `tfwd.parametrize`, the first training step, a step, `save`, `load_model`, `tfwd.unwrap` and the
-first `gradients.squared_mean`, and the same of the plain model where it has them. Each chain has a
-process of its own. An exponent of 1 is a straight line: twice the layers, twice the cost.
+first `gradients.squared_mean` are measured, and also for the plain model where it has them. Each
+chain has a process of its own. An exponent of 1 is linear growth: twice the layers, twice the cost.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from common import many_layers, measure
 from common.measure import Row
 
 LAYERS = (50, 100, 200, 400)
-# So small, and kernels orthogonal, that a signal passes through 400 layers: where no gradient is
-# left, `squared_mean` looks three times whether examples depend on one another.
+# So small, with orthogonal kernels, that a signal passes through 400 layers. Without a gradient
+# `squared_mean` would check three times whether examples depend on each other.
 RATE = 0.01
 COSTS = ("parametrize", "first step", "step", "save", "load_model", "unwrap", "squared_mean")
-# Of a straight line with what the measurement adds to it.
+# Exponent of linear growth, plus the error of the measurement.
 AT_MOST = 1.15
 
 

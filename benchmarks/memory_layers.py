@@ -8,8 +8,7 @@ a rule: a GRU and a custom layer.
 
 from __future__ import annotations
 
-import memory
-from common import measure, peak
+from common import measure, memory, peak
 
 LIMITS = {
     "conv": 0.2,
@@ -19,7 +18,7 @@ LIMITS = {
     "gru": 0.25,
     "user": 0.25,
 }
-# Bytes of the perturbed weights: of each layer, times the layers.
+# Bytes of the perturbed weights: number of layers times bytes in each.
 SIZES = {
     "conv": 8 * 9 * 512 * 512 * 4,
     "einsum": 8 * 2048 * 2048 * 4,

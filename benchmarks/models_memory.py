@@ -4,7 +4,7 @@
 
 Each model has 18 MB of weights and is fitted for three steps; `del`, `clear_session` and a garbage
 collection follow. The figure is the growth of the process from the second model to the last, in
-plain Keras and with weight dropout, each in a process of its own. docs/memory.md says what stays.
+plain Keras and with weight dropout, each in a process of its own. docs/memory.md explains it.
 """
 
 from __future__ import annotations

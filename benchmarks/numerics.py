@@ -2,17 +2,17 @@
 
     python benchmarks/numerics.py
 
-Five models, each with and without `jit_compile=True`; what is timed is the training function that
-`fit` runs, on a batch. `FiniteCheck` looks at the whole model in each step; `ApplyIfFinite` is
-alone, around the optimizer. Their time and that of `tf.debugging.enable_check_numerics` is over the
-bare step. On the stack of 100 small layers `FiniteCheck(every=10)` is a side too, and ten steps are
-timed together. PyTorch's `detect_anomaly` and `DebugUnderflowOverflow` of Hugging Face's
-transformers are over PyTorch's own bare step of the same model.
+There are five models, each with and without `jit_compile=True`. The script times the training
+function of `fit` on one batch. `FiniteCheck` checks the whole model in each step. `ApplyIfFinite`
+is alone, around the optimizer. Their times, and the time of `tf.debugging.enable_check_numerics`,
+are over the bare step. On the stack of 100 small layers `FiniteCheck(every=10)` is a side too, and
+ten steps are timed together. PyTorch's `detect_anomaly` and the `DebugUnderflowOverflow` of Hugging
+Face's transformers are over PyTorch's own bare step of the same model.
 
-Each side is then given a NaN in a weight, and what it does about it is part of its row (for
-`FiniteCheck`, whose diagnosis takes seconds, of one model). Peak memory is that of a large batch,
-each side in a process of its own (see peak.py): what `FiniteCheck` adds, as a share of the bytes of
-one activation.
+Then a weight of each side gets a NaN, and the row says what the side does about it. For
+`FiniteCheck`, whose diagnosis takes seconds, this is done with one model. Peak memory is measured
+on a large batch, each side in a process of its own (see common/peak.py). The figure is the extra
+memory of `FiniteCheck`, as a share of the bytes of one activation.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import memory
-from common import measure, peak
+from common import measure, memory, peak
 from common.measure import Row, ratio
 from common.numerics_models import (
     BARE,
@@ -42,10 +41,10 @@ from common.numerics_models import (
 MODES = {"in a graph": False, "compiled": True}
 LIMITS = {OURS: 1.05, OPTIMIZER: 1.01, EVERY: 1.02}
 LSTM_LIMIT = 1.10
-# What is the same for each model and takes seconds is done with this one: FiniteCheck's diagnosis
-# of a NaN, and TensorFlow's checks in a compiled step.
+# The model for work that takes seconds and does not depend on the model: FiniteCheck's diagnosis of
+# a NaN, and TensorFlow's checks in a compiled step.
 ONE = LSTM
-# Rounds of the others, whose ratios are far from 1.
+# Rounds of the other libraries, whose ratios are far from 1.
 FEW = 8
 LARGE = (CONVOLUTIONS, 128)
 
@@ -84,10 +83,10 @@ def rows_of(
 
     Args:
         heading: the model and how it runs.
-        name: of the model.
-        found: the seconds of each side.
-        said: what became of a planted NaN.
-        unable: why there are no others.
+        name: name of the model.
+        found: seconds of each side.
+        said: by side, the outcome of a planted NaN.
+        unable: by side that is missing, the reason.
     """
     medians = measure.milliseconds(found)
     return [
@@ -120,7 +119,7 @@ def by_tensorflow(name: str, mode: str, seconds: float) -> list[Row]:
     if name == ONE or not MODES[mode]:
         try:
             theirs = {BARE: sides[BARE], TENSORFLOW: make(TENSORFLOW)}
-        except Exception as error:  # of whatever kind: TensorFlow has several
+        except Exception as error:  # TensorFlow raises errors of several classes
             unable[TENSORFLOW] = numerics_keras.reason(error)
             measure.CONSOLE.print(f"{heading}: {TENSORFLOW} {unable[TENSORFLOW]}", style="yellow")
         else:
@@ -184,7 +183,7 @@ def main() -> None:
     arguments = options.parse_args()
     measure.equal_threads()
     memory_rows = by_memory()
-    # PyTorch's threads would spin while they wait for each other, which takes long on busy cores.
+    # PyTorch's threads would spin while they wait for each other, which is slow on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     torch_models = measure.module("peers.torch_numerics", "PyTorch")
     rows = []

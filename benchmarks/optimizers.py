@@ -2,12 +2,12 @@
 
     python benchmarks/optimizers.py
 
-Ours is `DecoupledWeightDecay` around Keras's SGD and Adam; beside it are the same optimizers alone
-and with a decay of their own, AdamW of PyTorch (foreach) and of Optax (jitted, donated). Gradients
-are fixed, and each side has weights of its own.
+tfwd's side is `DecoupledWeightDecay` around Keras's SGD and Adam. The others are the same
+optimizers alone and with their own decay, and the AdamW of PyTorch (foreach) and of Optax (jitted,
+donated). Gradients are fixed, and each side has weights of its own.
 
-Of an embedding of 10,000 words the gradient is sparse: 1,400 rows, of which the frequent words are
-repeated. There the sides differ in whether repeated rows are added up.
+The gradient of an embedding of 10,000 words is sparse: 1,400 rows, with frequent words repeated.
+One side adds up the repeated rows, the other does not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHAPES: list[tuple[int, ...]] = [
     (10_000,),
 ]
 RATE, DECAY = 1e-3, 1.2e-6
-# Our side, the other one, and the most that our time may be of the other's.
+# By group: our side, the other side, and the most that our time may be over the other time.
 RATIOS = {
     "SGD": [
         ("SGD, wrapped", "SGD alone", 1.25),

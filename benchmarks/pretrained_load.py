@@ -2,19 +2,20 @@
 
     python benchmarks/pretrained_load.py
 
-The file is random, of BERT-large's shapes (1.25 GiB), once alone and once in five shards. tfwd and
-Hugging Face's transformers (PyTorch) make the model and fill it, as does keras-hub's converter;
-safetensors' `load_file` gives arrays and no model.
+The weights are random, in BERT-large's shapes (1.25 GiB), in one file and in five shards. tfwd,
+Hugging Face's transformers (PyTorch) and keras-hub's converter make the model and fill it. The
+`load_file` of safetensors returns arrays and no model.
 
-Each weight is summed once after it is loaded: transformers maps the file, and reads it only then.
+Each weight is summed once after it is loaded, since transformers maps the file and reads it only
+when weights are used.
 
-Memory is that of a call in a process of its own, less the bytes of the weights (see peak.py): pages
-of a file that is mapped count as long as they stay in the process. Times are of calls by turns in
-one process, the file being in the system's cache. They are CPU time of the process, so that other
-programs on the machine count less.
+Memory is the peak of a call in a process of its own, minus the bytes of the weights (see
+common/peak.py). Pages of a mapped file count as long as they stay in the process. Times are CPU
+times of calls in turn in one process, with the file in the system's cache. CPU time depends less on
+other programs on the machine.
 
-How the time grows with the layers is measured on narrow layers, of which the names cost more than
-the numbers. Python forgets its compiled expressions before each call, as if it were the first.
+The growth of the time with the layers is measured on narrow layers, where names cost more than
+numbers. Compiled regular expressions are deleted before each call, as before a first call.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ NARROW = {
     "intermediate_size": 256,
 }
 AT_MOST = 3.0  # times the time of load_file
-LARGEST = CONFIG["vocab_size"] * CONFIG["hidden_size"] * 4  # bytes: the words
+LARGEST = CONFIG["vocab_size"] * CONFIG["hidden_size"] * 4  # bytes of the word embeddings
 MORE = 64 * MIB
 
 
@@ -192,7 +193,7 @@ PRELOAD = ("tensorflow", "keras", "tfwd.layers.transformer")
 def once(way: str, folder: str) -> Callable[[], list[int]]:
     """Returns a function that measures the peak of the first call; for a child."""
     call = SIDES[way](folder)
-    kept: list[Any] = []  # as whoever loads a model does
+    kept: list[Any] = []  # keeps the model, as a user does
     return lambda: peak.peaks(lambda: kept.append(call()), 1, warmup=0)
 
 
@@ -203,7 +204,7 @@ def above(found: Any, size: int) -> float | str:
 
 def by_memory(folders: dict[str, str], size: int) -> list[Row]:
     """Measures the peaks above the weights, and returns them over the largest tensor and 64 MiB."""
-    # keras-hub's converter does not read shards that are on a disk.
+    # keras-hub's converter does not read shards from a disk.
     cases = {
         (way, files): (way, folder)
         for files, folder in folders.items()
@@ -280,9 +281,9 @@ def by_layers(place: Path, seconds: float) -> list[Row]:
     ours, theirs = ([least[f"{way}, {count}"] for count in LAYERS] for way in (OURS, ARRAYS))
     rows = [
         Row(
-            f"CPU time to load {count} narrow layers into a model, a layer",
+            f"CPU time to load {count} narrow layers into a model, per layer",
             Spread.of([mine / count / (ours[0] / LAYERS[0])]),
-            f"of a layer, over that of {LAYERS[0]} layers",
+            f"per layer, over the time per layer of {LAYERS[0]} layers",
             1e3 * mine / count,
             {ARRAYS: 1e3 * other / count},
         )

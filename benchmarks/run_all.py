@@ -3,13 +3,13 @@
     python benchmarks/run_all.py
     python benchmarks/run_all.py NAME ... [--out page.md]
 
-A benchmark is a script in this folder. It prints what it likes and ends with one line of JSON:
+A benchmark is a script in this folder. It may print anything, and ends with one line of JSON:
 
     {"benchmark": NAME, "rows": [...], more ...}
 
-with rows as `measure.Row.to_json` makes them; a script without rows is shown with its JSON as it
-is. Plots are the PNG files that the scripts leave in `plots/`. A script that fails, or takes too
-long, is reported as such, and the others go on; the exit status then says so.
+The rows have the form of `measure.Row.to_json`. The JSON of a script without rows is shown as it
+is. Plots are the PNG files that the scripts write into `plots/`. A script that fails or takes too
+long is reported, and the others still run. The exit status is 1 if a script failed.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Outcome:
     """The end of one script.
 
     Attributes:
-        name: the script's.
-        seconds: how long it took.
-        line: its JSON line, or None.
-        problem: what went wrong, or an empty text.
+        name: name of the script.
+        seconds: duration of the script.
+        line: the script's JSON line, or None.
+        problem: the error, or an empty text.
     """
 
     name: str
@@ -100,13 +100,13 @@ def markdown(outcomes: Sequence[Outcome], plots: Sequence[Path], out: Path) -> s
     """Returns the text of the results' page.
 
     Args:
-        outcomes: what became of the scripts.
+        outcomes: the ends of the scripts.
         plots: PNG files.
-        out: where the page will stand; the plots are named relative to its folder.
+        out: path of the page. The links to the plots are relative to its folder.
     """
     parts = ["# Benchmarks", "", f"`make bench` wrote this page. {machine()}.", ""]
     parts += [
-        "Sides run by turns; a ratio is the median over the turns, and the spread its quartiles",
+        "Sides run in turn. A ratio is the median over the rounds, and the spread is its quartiles",
         "(for an exponent: the least and the greatest of the doublings). Ratios matter, not times.",
         "",
     ]
@@ -122,7 +122,7 @@ def markdown(outcomes: Sequence[Outcome], plots: Sequence[Path], out: Path) -> s
     parts += [""] if methods else []
     problems = [outcome for outcome in outcomes if outcome.problem]
     if problems:
-        parts += ["## What went wrong", ""]
+        parts += ["## Errors", ""]
         parts += [f"- `{outcome.name}`: {outcome.problem}" for outcome in problems] + [""]
     others = [outcome for outcome in outcomes if outcome.line and not outcome.rows]
     if others:
@@ -177,7 +177,7 @@ def main() -> int:
     unknown = [name for name in chosen.names if name not in there]
     if unknown:
         options.error(f"there is no {', '.join(unknown)}; there are {', '.join(there)}")
-    # The page of a whole run is not replaced by one of a few scripts unless that is asked for.
+    # A run of a few scripts does not replace the page of a whole run, unless `--out` names it.
     out = chosen.out or (None if chosen.names else RESULTS)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ def main() -> int:
         outcomes.append(run(there[name], chosen.limit))
         if outcomes[-1].problem:
             measure.CONSOLE.print(f"{name}: {outcomes[-1].problem}", style="red")
-        # After each one, so that what is stopped half way leaves what there is.
+        # Writes the page after each script, so that a stopped run leaves its results.
         page = markdown(outcomes, sorted((FOLDER / "plots").glob("*.png")), out or RESULTS)
         if out:
             out.write_text(page, encoding="utf-8")

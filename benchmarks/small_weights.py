@@ -2,9 +2,10 @@
 
     python benchmarks/small_weights.py
 
-A chain of twelve Dense layers, trained with weight dropout in four ways: the mask by one operation
-or by the compiled loop (`tfwd.random_masks`), and the effective weight kept for backward or drawn
-again (`tfwd.recompute`). `random_masks.SMALL` is where tfwd changes from the first to the last.
+A chain of twelve Dense layers is trained with weight dropout in four ways. One operation or the
+compiled loop draws the mask (`tfwd.random_masks`). The effective weight is stored for backward or
+drawn again (`tfwd.recompute`). tfwd uses the first way below `random_masks.SMALL`, and the last
+from there on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from common import measure
 from common.measure import Row, ratio
 
 WIDTHS = (64, 128, 181, 256, 512)
-# Whether masks are drawn by the operation, and whether effective weights are kept.
+# By name: whether one operation draws masks, and whether effective weights are drawn again.
 WAYS = {
     "operation, kept": (True, False),
     "operation, again": (True, True),

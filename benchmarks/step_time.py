@@ -4,7 +4,7 @@
 
 The step of memory.py, twelve Dense layers of 3072 x 3072 with relu. Naive is TensorFlow's
 `tf.nn.experimental.stateless_dropout` or `tf.random.stateless_normal` on the weight, in a custom
-layer, which keeps the masks and the perturbed weights for backward.
+layer. It keeps the masks and the perturbed weights for backward.
 """
 
 from __future__ import annotations

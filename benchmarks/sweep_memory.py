@@ -2,12 +2,12 @@
 
     python benchmarks/sweep_memory.py
 
-Thirty trials of tfwd-tune in one process, each a new model of some megabytes of weights, moments
-and functions. The memory that the process holds (resident set) is read after each trial. The first
-trials fill pools that stay, and now and then the allocator takes a block more; growth is therefore
-the median of the slopes between any two of the last twenty (Theil and Sen), with the quartiles. A
-model that is left behind would add at least its weights and moments: the figure is the share of
-their bytes that a trial adds.
+Thirty trials of tfwd-tune run in one process, each with a new model of some megabytes of weights,
+moments and functions. The resident set of the process is read after each trial. The first trials
+fill pools that stay, and sometimes the allocator takes one more block. So growth is the median of
+the slopes between each two of the last twenty trials (Theil and Sen), with the quartiles. A leaked
+model would add at least its weights and moments. The figure is the growth per trial, as a share of
+their bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from common import measure
 from common.measure import Row, Spread
 
 ROOT = Path(__file__).resolve().parent.parent
-LAST = 20  # trials that the growth is over
+LAST = 20  # number of last trials that the growth is computed from
 MIB = 1 << 20
 SWEEP = """
 from tfwd.lm.sweeps import Float, Sweep
@@ -77,7 +77,7 @@ def run(tuner: Any, trials: int) -> tuple[list[float], float]:
         tune.main(parse(["tfwd-tune", *flags], tune.define, schema=PROGRAM.schema))
         files = Path(folder).glob("sweep/*/run-0/best/*/tensors*")
         saved = sum(path.stat().st_size for path in files)
-    # Beside the weights, which are saved, Adam holds two moments of each.
+    # The files hold the weights; Adam holds two moments of each besides.
     return readings, 3 * saved / trials / MIB
 
 
@@ -101,7 +101,7 @@ def main() -> None:
         last = readings[-LAST:]
         growth = Spread.of(slopes(last))
         share = Spread(*(value / one for value in growth))
-        claim = f"growth of a sweep's memory a trial, over the last {len(last)} of {trials}"
+        claim = f"growth of a sweep's memory per trial, over the last {len(last)} of {trials}"
         peers: dict[str, float | str] = {"a model left behind": one}
         means = "share of a trial's weights and moments"
         rows.append(Row(claim, share, means, growth.median, peers, "MiB", no_more=0.0))

@@ -3,17 +3,17 @@
     tfwd-train --config=configs/awd_lstm_ptb.py --config.data.path=FOLDER --workdir=runs/ptb
 
 FOLDER: the Penn Treebank in Mikolov's preparation (train.txt, valid.txt, test.txt, or
-ptb.train.txt and so on; 10,000 words, the rare ones replaced already).
+ptb.train.txt and so on; 10,000 words, with rare words replaced already).
 
 Perplexities, published; not run here:
 - the paper, with averaged SGD and fine-tuning: 60.0 validation, 57.3 test;
 - the authors' program (github.com/salesforce/awd-lstm-lm) with the values below, with averaged
   SGD and without fine-tuning: about 61.2 validation, 58.8 test.
-The values are those of the program's command for this text (`--batch_size 20 --dropouti 0.4
---dropouth 0.25 --epoch 500`) and its defaults, averaged SGD among them. Where this differs from it:
-an LSTM has one bias, not two that are added; blank lines are skipped, where the program predicts an
-end of line for each; the average has all weights since it began, also the first. The run takes days
-on processors; it is meant for a GPU.
+The values come from the program's command for this text (`--batch_size 20 --dropouti 0.4
+--dropouth 0.25 --epoch 500`) and its defaults, including averaged SGD. Differences: an LSTM has one
+bias, not two that are added. Blank lines are skipped; the program predicts an end of line for each.
+The average has all weights since its start, also the first. The run takes days on a CPU; it is
+meant for a GPU.
 
 Reference: "Regularizing and Optimizing LSTM Language Models", arXiv:1708.02182.
 """

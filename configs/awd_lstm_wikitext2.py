@@ -9,11 +9,10 @@ Perplexities, published; not run here:
 - the paper, with averaged SGD and fine-tuning: 68.6 validation, 65.8 test;
 - the authors' program (github.com/salesforce/awd-lstm-lm) with the values below, with averaged
   SGD and without fine-tuning: about 68.7 validation, 65.6 test.
-The values are those of the program's command for this text (`--epochs 750 --dropouth 0.2`) and its
-defaults, averaged SGD among them. Where this differs from it: an LSTM has one bias, not two that
-are added; blank lines are skipped, where the program predicts an end of line for each; the average
-has all weights since it began, also the first. The run takes weeks on processors; it is meant for a
-GPU.
+The values come from the program's command for this text (`--epochs 750 --dropouth 0.2`) and its
+defaults, including averaged SGD. Differences: an LSTM has one bias, not two that are added. Blank
+lines are skipped; the program predicts an end of line for each. The average has all weights since
+its start, also the first. The run takes weeks on a CPU; it is meant for a GPU.
 
 Reference: "Regularizing and Optimizing LSTM Language Models", arXiv:1708.02182.
 """

@@ -3,9 +3,9 @@
     tfwd-train --config=configs/char.py --workdir=runs/char
     tfwd-train --config=configs/char.py --config.data.path=FILE.txt --workdir=runs/plays
 
-One text file is split by position, 90 % of it for training. There are few characters and each is
-seen often, so there is little to gain from dropping rows of the embedding or tying the softmax
-to it; windows are long, since a character says less than a word.
+One text file is split by position, 90 % of it for training. There are few characters, and each is
+frequent. So dropping rows of the embedding, or tying the softmax to it, gains little. Windows are
+long, since a character says less than a word.
 """
 
 from tfwd.lm.config import default_config

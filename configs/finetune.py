@@ -4,7 +4,7 @@
 
 Texts: docstrings of the standard library (877 to train on, in every Python), of six areas, so
 nothing is downloaded. The pretrained encoder is MiniLM (Wang et al., 2020; 6 layers of width 384)
-as trained for sentences, which `make finetune` sets up in .venv/minilm. Meant to end within five
+as trained for sentences. `make finetune` sets it up in .venv/minilm. The run takes less than five
 minutes on two cores.
 """
 

@@ -3,8 +3,8 @@
     tfwd-train --config=configs/quickstart.py --workdir=runs/quickstart
 
 Text: the topics of Python's reference manual (about 65,000 words, in every Python), so nothing is
-downloaded. Meant to end within three minutes on two cores. The text is short and half of it is
-code, so the perplexity says that the program works, and nothing about the method.
+downloaded. The run takes less than three minutes on two cores. The text is short, and half of it is
+code. So the perplexity shows that the program works, and tells nothing about the method.
 """
 
 from tfwd.lm.config import default_config

@@ -2,10 +2,10 @@
 
     tfwd-train --config=configs/wikitext2_small.py --config.data.path=FOLDER --workdir=runs/small
 
-FOLDER has train.txt, valid.txt and test.txt with a few hundred thousand words in all. On so little
-text a model of this size overfits, which is what the dropouts are for: weight dropout as in the
-AWD-LSTM paper, the others weaker, and none on the embedding. To see what one of them does, turn it
-off: `--config.model.weight_dropout=0`.
+FOLDER has train.txt, valid.txt and test.txt with a few hundred thousand words in all. A model of
+this size overfits on so little text, and the dropouts reduce that. Weight dropout is as in the
+AWD-LSTM paper, the other rates are lower, and the embedding has none. To see the effect of one of
+them, turn it off: `--config.model.weight_dropout=0`.
 """
 
 from tfwd.lm.config import default_config
@@ -13,7 +13,7 @@ from tfwd.lm.config import default_config
 
 def get_config():
     config = default_config()
-    config.data.min_count = 5  # on so little text, what is rarer cannot be learnt
+    config.data.min_count = 5  # rarer words cannot be learned from so little text
     config.data.batch_size = 32
     config.data.window = 35
     config.model.embedding_dim = 150

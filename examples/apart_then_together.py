@@ -3,7 +3,7 @@
     python examples/apart_then_together.py [FOLDER] [APART]
 
 The lower layers of a question can then be computed once for many documents. FOLDER has a
-config.json and weights; without one it is a tiny model of the tests.
+config.json and weights. The default is a tiny model of the tests.
 """
 
 import sys

@@ -2,7 +2,7 @@
 
     python examples/first_layers.py [FOLDER] [LAYERS]
 
-FOLDER has a config.json and weights; without one it is a tiny model of the tests.
+FOLDER has a config.json and weights. The default is a tiny model of the tests.
 """
 
 import sys

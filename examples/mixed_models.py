@@ -2,8 +2,8 @@
 
     python examples/mixed_models.py [ALBERT] [BERT]
 
-Each is a folder with a config.json and weights; without them they are tiny models of the tests.
-ALBERT's words have fewer features, which it widens; the result must be as wide as BERT's layers.
+Each is a folder with a config.json and weights. The defaults are tiny models of the tests. ALBERT's
+word vectors have fewer features; ALBERT widens them. The result must be as wide as BERT's layers.
 """
 
 import sys

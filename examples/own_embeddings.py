@@ -2,7 +2,7 @@
 
     python examples/own_embeddings.py
 
-Each text is a row of numbers, as of a sensor; the label says whether its first half is the larger.
+Each text is a row of numbers, as of a sensor. The label says whether its first half is larger.
 """
 
 import keras

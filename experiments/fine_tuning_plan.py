@@ -44,7 +44,7 @@ class Run(NamedTuple):
         method: a name in `METHODS`.
         strength: drop rate, decay, or noise in deviations of the weight.
         rate: the highest learning rate of the schedule.
-        seed: of the head, the order of the texts and all draws.
+        seed: seed of the head, of the order of the texts and of all draws.
     """
 
     kind: str

@@ -45,7 +45,7 @@ class Classifier(torch.nn.Module):
     Args:
         pretrained: the folder of the encoder.
         classes: the number of classes.
-        seed: of the head.
+        seed: seed of the head.
     """
 
     def __init__(self, pretrained: Path, classes: int, seed: int):

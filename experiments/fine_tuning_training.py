@@ -29,14 +29,14 @@ from tfwd.optimizers import steps as optimizer_steps
 from tfwd.runs.draws import seeds
 from tfwd.runs.state import RunState
 
-KERNELS = "stack/.*/kernel"  # the weights that are dropped, mixed, decayed or have noise
+KERNELS = "stack/.*/kernel"  # the weights that are dropped, mixed or decayed, or have noise
 
 
 class Training:
     """A callable that makes a run: `training(run)` returns the fields of the run's line.
 
     Args:
-        folder: with a folder of texts for each task.
+        folder: a folder with a folder of texts for each task.
         pretrained: the folder of the encoder.
 
     Attributes:
@@ -133,7 +133,7 @@ class _Method:
     """A traced training step and the first values of its variables.
 
     Args:
-        classifier: with the pretrained weights.
+        classifier: a classifier with the pretrained weights.
         method: a name in `fine_tuning_plan.METHODS`.
     """
 

@@ -1,8 +1,8 @@
 """Runs of several variants of one config, with several seeds each, and their results.
 
-What an experiment's script has of its own is its question: which flags each kind is run with. Runs
-are independent `tfwd-train` processes, as many at a time as there are cores, one thread each; what
-was stopped goes on when the script is started again, and what is finished is not made again.
+The script of an experiment only adds its question: the flags of each kind of run. Runs are
+independent `tfwd-train` processes with one thread each, as many at a time as there are cores. A
+stopped run resumes when the script is started again, and a finished run is not made again.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Experiment(NamedTuple):
     """A question that runs answer.
 
     Attributes:
-        name: of the experiment, in the line of JSON and in the plot's default file name.
+        name: name of the experiment, in the line of JSON and in the plot's default file name.
         config: a file in `configs/`.
         variants: for each kind of run its flags: config key -> value.
         baseline: the kind that the others are compared with.
-        column: the head of the table's first column.
-        seeds: how many runs are made of each kind, unless the command line says otherwise.
-        runs: the folder for the runs under `runs/`, if it is not the experiment's name. Experiments
-            that share one do not make a run twice.
+        column: head of the table's first column.
+        seeds: number of runs of each kind, unless the command line says otherwise.
+        runs: folder of the runs under `runs/`. Default: the experiment's name. Experiments that
+            share a folder do not make a run twice.
     """
 
     name: str
@@ -68,9 +68,9 @@ def finished(program: str, config: str, place: Path, flags: Mapping[str, Any]) -
     """Makes or resumes a run in a thread of its own, and returns its summary.
 
     Args:
-        program: as "tfwd-train".
+        program: name of the program, such as "tfwd-train".
         config: a file in `configs/`.
-        place: the run's folder; what the program prints goes to a file beside it.
+        place: the run's folder. The program's output goes to a file beside it.
         flags: config key -> value.
 
     Raises:
@@ -165,7 +165,7 @@ def plot(curves: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
         mean = [statistics.mean(line[i] for line in lines) for i in range(count)]
         axes.plot(range(1, count + 1), mean, color=colour, lw=2, label=kind)
     axes.set(xlabel="epoch", ylabel="validation perplexity", yscale="log")
-    # The first epochs are far above and alike; the answer is at the end.
+    # The first epochs are far above the others, and alike. The last epochs show the answer.
     axes.set_ylim(top=1.4 * min(min(line) for lines in curves.values() for line in lines))
     axes.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
     axes.yaxis.set_minor_formatter(matplotlib.ticker.ScalarFormatter())

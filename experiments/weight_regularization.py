@@ -2,8 +2,8 @@
 
     python experiments/weight_regularization.py --data=FOLDER
 
-One model and one budget, four ways to regularise the recurrent kernels, several seeds each. FOLDER
-has train.txt, valid.txt and test.txt. At the end: a table in Markdown, a plot, and one line of
+One model and one budget, four ways to regularize the recurrent kernels, several seeds each. FOLDER
+has train.txt, valid.txt and test.txt. Output: a table in Markdown, a plot, and one line of
 JSON.
 """
 

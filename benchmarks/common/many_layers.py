@@ -30,7 +30,7 @@ TITLES = {
     "BERT": "BERT of 12 layers of 64, 8 texts of 64",
     "LSTMs": "8 LSTMs of 64, 8 sequences of 10",
 }
-# What is to be reached: the figure, the other side, and how much of its cost.
+# Goals: by model and figure, the other side, and the most that may be spent of its cost.
 GOALS = {
     ("dense16", "first step"): ("naive", 1.5),
     ("dense16", "step"): ("naive", 1.0),
@@ -105,7 +105,8 @@ def operations(function: Callable[[], Any]) -> tuple[int, int]:
     """Counts the operations that a function adds to a graph, with those in functions that it calls.
 
     Returns:
-        Those that TensorFlow runs one by one; and those in functions that XLA compiles.
+        The number of operations that TensorFlow runs one by one, and the number in functions that
+        XLA compiles.
     """
     import tensorflow as tf
 
@@ -159,7 +160,7 @@ def rows(name: str, found: dict[str, list[dict[str, Any]]]) -> list[Row]:
         weights = {"dense16": 100, "dense768": 20}.get(name)
         each = (more["tfwd"] - more["plain"]) / (weights or 1)
         claim = f"{TITLES[name]}: operations, {part}"
-        means = "beyond plain, a layer" if weights else "beyond plain, all"
+        means = "beyond plain, per layer" if weights else "beyond plain, all"
         most = 60.0 if weights else None
         ours = more.pop("tfwd")
         made.append(Row(claim, Spread.of([each]), means, ours, dict(more), "", at_most=most))

@@ -1,8 +1,8 @@
 """Timing, comparison and report of the benchmarks.
 
-Candidates run by turns in one process, so that what else the machine does falls on all of them
-alike, and a comparison is the median of the ratios within the turns; single times mean little.
-Each library gets as many threads as there are cores. What a script found is a list of `Row`s, and
+Candidates run in turn in one process, so that other programs on the machine slow all candidates
+alike. A comparison is the median of the ratios within the rounds; single times mean little. Each
+library gets as many threads as there are cores. The results of a script are a list of `Row`s.
 `report` prints them as a table and, last, as one line of JSON, which `run_all.py` collects.
 """
 
@@ -25,13 +25,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-# PyTorch's builds for GPUs load Triton where they find it, whose LLVM ends a process that has
-# TensorFlow's. On a CPU nothing needs it.
+# PyTorch's builds for GPUs load Triton if it is installed. Triton's LLVM ends a process that has
+# loaded TensorFlow's LLVM. On a CPU nothing needs Triton.
 sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
 
-# Progress and tables are for the eye; standard output ends with the JSON line.
+# Progress and tables go to standard error; standard output ends with the JSON line.
 CONSOLE = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
-# After its turn a library's threads spin for some milliseconds, on the next one's cores.
+# After its turn a library's threads spin for some milliseconds on the cores of the next library.
 PAUSE = 0.01
 
 
@@ -56,16 +56,17 @@ class Row:
     """One claim and its measurement.
 
     Attributes:
-        claim: what is claimed, in words.
-        figure: the figure that the claim is about: a ratio or a share.
-        means: what the figure is, such as "time over naive".
-        ours: our side in `unit`, or None where the figure says all.
+        claim: the claim in words.
+        figure: the measured ratio or share.
+        means: meaning of the figure, such as "time over naive".
+        ours: tfwd's side in `unit`, or None where the figure is enough.
         peers: the other sides by name, in `unit`; a text says why there is no figure.
-        unit: of `ours` and `peers`.
-        at_most, at_least: what is to be reached.
-        no_more: what is to be reached by doing no more than the other side does: two equal sides
-            measure alike only within the spread, so the lower quartile must not be above it. Of
-            the three at most one is given; none says that the figure is only stated.
+        unit: unit of `ours` and `peers`.
+        at_most: goal for the median. At most one of the three goals is given. Without a goal the
+            figure is only stated.
+        at_least: goal for the median.
+        no_more: goal for two sides that do the same work. They measure alike only within the
+            spread, so the lower quartile must not be above the goal.
     """
 
     claim: str
@@ -81,7 +82,7 @@ class Row:
     @property
     def reached(self) -> bool | None:
         """Tells whether the median is where it must be; None if there is no goal."""
-        # What is compared is what is printed: two decimals.
+        # The comparison uses the printed figure: two decimals.
         median = round(self.figure.median, 2)
         if self.at_most is not None:
             return median <= self.at_most
@@ -143,16 +144,18 @@ def alternate(
 
     Args:
         candidates: functions by name; each waits until its work is done.
-        seconds: no new round begins after so long, if there were `least` of them.
-        rounds: the most rounds. In each, every candidate has one turn; who begins rotates.
+        seconds: no new round begins after this time, except for the first `least` rounds.
+        rounds: the most rounds. In each round every candidate has one turn. A different candidate
+            begins each round.
         least: the fewest rounds.
-        calls: calls in a turn, for work of less than some milliseconds; the time is for one.
-        warmup: calls of each beforehand that are not timed: tracing and compiling.
-        title: for the progress bar.
-        clock: gives the time of a call; `time.process_time` where others compute on the machine.
+        calls: calls in a turn, for work of less than some milliseconds. The result is the time of
+            one call.
+        warmup: calls of each candidate that are made first and not timed: tracing and compiling.
+        title: title of the progress bar.
+        clock: the clock; `time.process_time` where other programs compute on the machine.
 
     Returns:
-        By name, the seconds of one call, round by round: the same place in two lists is the same
+        By name, the seconds of one call in each round. The same index in two lists is the same
         round.
     """
     names = list(candidates)
@@ -304,8 +307,8 @@ def report(benchmark: str, rows: Sequence[Row], **data: Any) -> None:
 
     Args:
         benchmark: the script's name.
-        rows: what it found.
-        data: more for the JSON line, such as the points of a plot.
+        rows: the script's results.
+        data: further entries of the JSON line, such as the points of a plot.
     """
     table = Table(title=benchmark)
     for head in HEADS:

@@ -1,6 +1,6 @@
 """Models of numerics.py in Keras, and the training function that `fit` runs for them.
 
-A *way* is what looks for NaN in a step:
+A *way* is the check for NaN in a step:
 
     bare                       nothing
     FiniteCheck                tfwd's callback, the whole model, in every step
@@ -94,10 +94,10 @@ def side(name: str, way: str, compiled: bool, batch: int | None = None) -> Side:
     """Returns a model in one way, after its first step.
 
     Args:
-        name: of the model.
-        way: see above.
+        name: name of the model.
+        way: a way of this module's docstring.
         compiled: `jit_compile` of `Model.compile`.
-        batch: examples in a batch, if not the usual number.
+        batch: number of examples in a batch. None: the usual number.
     """
     trained = model(name)
     optimizer = keras.optimizers.Adam(LEARNING_RATE)
@@ -107,7 +107,7 @@ def side(name: str, way: str, compiled: bool, batch: int | None = None) -> Side:
     trained.compile(optimizer, loss, jit_compile=compiled)
     optimizer.build(trained.trainable_variables)
     iterator = iter(tf.data.Dataset.from_tensors(data(name, batch)).repeat())
-    # What follows is what `fit` does before its first batch, and around each.
+    # `fit` does the following before its first batch, and around each batch.
     trained.make_train_function()
     check = FiniteCheck(every=10 if way == EVERY else 1) if way in (OURS, EVERY) else None
     if check:
@@ -121,7 +121,7 @@ def side(name: str, way: str, compiled: bool, batch: int | None = None) -> Side:
             logs = trained.train_function(iterator)
         return float(logs["loss"])
 
-    # It acts where a graph is made. Off again, it slows no other side.
+    # It acts when a graph is made. It is turned off again, so that it slows no other side.
     if way == TENSORFLOW:
         tf.debugging.enable_check_numerics()
     try:

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 MLP, CONVOLUTIONS, LSTM, BLOCK = "MLP", "convolutions", "LSTM", "transformer block"
-STACK = "stack"  # many small layers: what a step costs a tensor shows most
-# Of the inputs; the first is the batch.
+STACK = "stack"  # many small layers, which show the cost of a check per tensor
+# Shapes of the inputs; the first axis is the batch.
 SHAPES = {
     MLP: (128, 512),
     CONVOLUTIONS: (32, 32, 32, 3),
@@ -21,7 +21,7 @@ SHAPES = {
 DEPTH, STACK_DEPTH = 8, 100
 FILTERS, UNITS, HEADS, WIDE = (32, 64), 200, 4, 1024
 CLASSES = 10
-# So small that no model runs away or comes to rest, however long it is measured.
+# So small that no model diverges or converges, however long it is measured.
 LEARNING_RATE = 1e-7
 
 BARE = "bare"
@@ -34,9 +34,10 @@ class Side(NamedTuple):
     """One way to train a model.
 
     Attributes:
-        step: makes as many steps as `steps` says, and waits; returns the last loss.
-        plant: makes an element of the last layer's kernel NaN, makes a step, and says what came
-            of it. (The last: `relu` after an earlier one makes 0 of NaN in some graphs.)
+        step: makes `steps(name)` steps, waits for them, and returns the last loss.
+        plant: makes an element of the last layer's kernel NaN, makes a step, and returns the
+            outcome in words. The layer is the last one, since a `relu` behind an earlier layer
+            makes 0 of NaN in some graphs.
     """
 
     step: Callable[[], float]

@@ -4,7 +4,7 @@ A *kind* is a stack of equal layers with an input; a *way* is how its weights ar
 
     bare                       not at all
     dropout, noise, both       by tfwd; both is noise, then dropout
-    fit                        dropout by tfwd, the step being that of model.fit
+    fit                        dropout by tfwd, in the step of model.fit
     naive dropout, ...         by TensorFlow's stateless operations on the weight, in a custom layer
     recompute_grad dropout     the same inside tf.recompute_grad
 
@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfwd import layers
 
 RATE, STDDEV = 0.5, 0.005
-# So small that no model runs away, however long it is measured.
+# So small that no model diverges, however long it is measured.
 LEARNING_RATE = 1e-7
 
 
@@ -49,12 +49,12 @@ class Kind:
     """A stack of layers and its input.
 
     Attributes:
-        title: for tables and plots.
+        title: name in tables and plots.
         layer: makes one of the layers.
-        depth: how many there are.
-        shape: of the input; its entries are normal, or ids if `ids` is not 0.
-        weights: the ends of the names of the weights that are perturbed, tfwd's own choice.
-        ids: the number of ids of an integer input.
+        depth: number of layers.
+        shape: shape of the input. Its entries are normal, or ids if `ids` is not 0.
+        weights: ends of the names of the perturbed weights, as tfwd chooses them.
+        ids: number of ids of an integer input.
     """
 
     title: str
@@ -153,9 +153,10 @@ class Naive(keras.layers.Layer):
 
     Args:
         layer: the other layer, built.
-        chosen: which of its trainable weights are perturbed.
-        noise, drop: how.
-        recompute: run all of it inside `tf.recompute_grad`.
+        chosen: for each trainable weight, whether it is perturbed.
+        noise: add noise.
+        drop: apply dropout.
+        recompute: run the layer inside `tf.recompute_grad`.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class Stack(keras.Model):
 
     def call(self, values: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         for layer in self.stack:
-            # Plain layers without dropout, and the naive one, have no training argument.
+            # Plain layers without dropout, and `Naive`, have no training argument.
             takes = isinstance(layer, layers.Parametrized | layers.WeightDropLSTM)
             values = self.apply(layer, values, **({"training": training} if takes else {}))
         return values

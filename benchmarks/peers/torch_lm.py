@@ -1,9 +1,9 @@
 """The language model of `tfwd.lm` and its training step, as PyTorch's users write them.
 
-After the authors' program of the AWD-LSTM: `torch.nn.LSTM` modules whose recurrent weight is
-replaced by a dropped one before each call, dropout of whole embedding rows, one mask for all time
-steps between the layers, a softmax tied to the embedding, and plain tensors, time first. Departure
-from `tfwd.lm`: an LSTM of PyTorch has two biases that are added.
+It follows the authors' program of the AWD-LSTM. A dropped weight replaces the recurrent weight of
+each `torch.nn.LSTM` before each call. There is dropout of whole embedding rows, one mask for all
+time steps between the layers, and a softmax tied to the embedding. Tensors are plain, time first.
+One difference from `tfwd.lm`: an LSTM of PyTorch has two biases that are added.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class WeightDropLSTM(torch.nn.Module):
     def forward(
         self, x: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        # The module puts what is assigned to this name into the list that its kernel reads.
+        # The module adds a tensor under this name to the list that its kernel reads.
         self.lstm.weight_hh_l0 = F.dropout(self.raw, self.rate, self.training)
         return self.lstm(x, state)
 
@@ -84,7 +84,7 @@ def train_step(
 ) -> tuple[Callable[[np.ndarray, np.ndarray], float], int]:
     """Returns the step `step(inputs, targets)` of `[batch, time]`, and the number of weights.
 
-    The step returns the loss in nats a token.
+    The step returns the loss in nats per token.
     """
     torch.set_num_threads(measure.cores())
     torch.manual_seed(config.seed)

@@ -11,7 +11,7 @@ import torch
 from common import measure
 from torch import nn
 
-# What holds every example's gradient is left out where that is more.
+# Libraries that store every example's gradient are left out if the gradients are larger.
 MOST_BYTES = 1 << 30
 
 
@@ -43,7 +43,7 @@ def convolutions() -> list[nn.Module]:
     return [first, nn.ReLU(), second, nn.ReLU(), Pool(), nn.Linear(64, 10)]
 
 
-# The layers of `gradient_cases.CASES`, but for the tied model.
+# The layers of `gradient_cases.CASES`, except the tied model.
 MODELS: dict[str, Callable[[], list[nn.Module]]] = {
     "mlp": lambda: dense([784, 512, 512]),
     "wide": lambda: dense([1024] * 5),

@@ -2,7 +2,7 @@
 
 bare                       nothing
 detect_anomaly             `torch.autograd.set_detect_anomaly(True)`
-DebugUnderflowOverflow     that of Hugging Face's transformers, hooks on every module
+DebugUnderflowOverflow     hooks on every module, by Hugging Face's transformers
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def side(name: str, way: str) -> Side:
     torch.set_num_threads(measure.cores())
     trained = model(name)
     inputs, labels = (torch.from_numpy(array) for array in data(name))
-    if inputs.ndim == 4:  # channels are first here
+    if inputs.ndim == 4:  # PyTorch has channels first
         inputs = inputs.permute(0, 3, 1, 2).contiguous()
     optimizer = torch.optim.Adam(trained.parameters(), LEARNING_RATE)
     if way == UNDERFLOW:
@@ -120,7 +120,7 @@ def _planted(trained: nn.Module, step: Callable[[], float]) -> str:
         weights[-2].view(-1)[0] = float("nan")
     before = [weight.detach().clone() for weight in weights]
     try:
-        # Both say where it was at length.
+        # Both print long descriptions of the position.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             step()

@@ -33,7 +33,7 @@ def _step(
         loss = forward().square().mean()
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad()  # no gradient is left when the next step begins, as in TensorFlow
+        optimizer.zero_grad()  # frees the gradients before the next step, as TensorFlow does
         return loss.item()
 
     return workloads.Step(step, dropped_bytes)

@@ -4,7 +4,7 @@ Most trials are short.
 
     tfwd-tune --config=configs/quickstart.py --sweep=configs/sweeps/rates.py --workdir=runs/rates
 
-With the 12 epochs of the quickstart that is 30 trials and 136 epochs in all (see --dry_run).
+With the 12 epochs of the quickstart the sweep has 30 trials and 136 epochs (see --dry_run).
 """
 
 from tfwd.lm.sweeps import Float, Sweep
