@@ -13,11 +13,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# A user's keras.json may hold another backend or float type; the tests bring their own empty home.
+# A user's keras.json may set another backend or float type, so tests have an empty home.
 os.environ["KERAS_HOME"] = str(ROOT / ".pytest_cache" / "keras")
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["MPLBACKEND"] = "agg"
-# Exact comparisons are made for one kind of device; tests of replicas need two of them anywhere.
+# Exact comparisons need one kind of device; tests of replicas need two devices on every machine.
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 # PyTorch's builds for GPUs load Triton, whose LLVM ends a process that has TensorFlow's.
 sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
@@ -36,7 +36,7 @@ if IS_KERAS_2:
 
 PEAKS = pytest.StashKey[dict[str, int]]()
 
-# What a machine is busy with besides is no property of the code.
+# The load of a machine is no property of the code.
 hypothesis.settings.register_profile("tfwd", deadline=None)
 hypothesis.settings.load_profile("tfwd")
 
@@ -51,7 +51,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 def pytest_configure(config: pytest.Config) -> None:
     if IS_KERAS_2:
-        # Python and NumPy have deprecated since what TensorFlow 2.15 and its Keras do.
+        # Python and NumPy have deprecated uses in TensorFlow 2.15 and its Keras.
         config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning")
         config.addinivalue_line("filterwarnings", "ignore::PendingDeprecationWarning")
         # A layer of Keras 2 calls one initializer for several weights.
@@ -75,8 +75,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Excludes objects that stay until the end, such as TensorFlow's million, from collection.
 
-    The garbage collector would walk through them again and again. It is called by `forgetting` when
-    the process has grown, and seldom besides: it took a fifth of the tests' time.
+    The garbage collector would walk through them again and again, which took a fifth of the tests'
+    time. `forgetting` calls it when the process has grown; otherwise it runs rarely.
     """
     gc.collect()
     gc.freeze()
@@ -107,8 +107,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def collected() -> Iterator[None]:
     """Frees the objects of earlier files, and keeps TensorFlow's and Keras's from the collector.
 
-    Not at a file's end, where pytest still has what the last test was given: once set apart, that
-    would be freed never.
+    It runs at the start of a file, since pytest still holds the last test's arguments at the end.
+    Objects that are set apart are never freed.
     """
     gc.collect()
     gc.freeze()
@@ -125,7 +125,7 @@ def fresh_keras() -> Iterator[None]:
 
 
 def _reset() -> None:
-    # Without the garbage collection, which takes longer than most tests.
+    # Without garbage collection, which takes longer than most tests.
     if IS_KERAS_2:
         keras.backend.clear_session()
     else:

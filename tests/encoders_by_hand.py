@@ -140,7 +140,7 @@ def encode(config, tensors, ids, seen=None, types=None):
     x = tensors["embeddings.word_embeddings.weight"][ids]
     start = 0
     places = np.arange(length)[None]
-    if config["model_type"] not in ("bert", "albert"):  # RoBERTa and what is built like it
+    if config["model_type"] not in ("bert", "albert"):  # RoBERTa and similar models
         start = config["pad_token_id"]
         is_text = ids != start
         places = np.cumsum(is_text, 1) * is_text + start

@@ -27,7 +27,7 @@ def write_tokenizer(path, tokens=TOKENS):
     made.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=ends
     )
-    made.enable_padding(length=9)  # as published ones have it, and is not to be followed
+    made.enable_padding(length=9)  # published files have it, and it must be ignored
     made.enable_truncation(4)
     made.save(str(path))
 

@@ -26,7 +26,7 @@ def make(mode="graph", optimizer="adam", strategy=None, draws=False, **compiled)
                 layers.Input((6,)),
                 layers.Dense(5, activation="tanh", name="first"),
                 layers.BatchNormalization(name="norm"),
-                # Keras 2's draws anew where a step is made again, or left out.
+                # Keras 2's layer draws again if a step is repeated or skipped.
                 *([] if IS_KERAS_2 and not draws else [layers.Dropout(0.3, seed=1)]),
                 layers.Dense(1, name="last"),
             ]

@@ -1,8 +1,8 @@
 """Memory of a test process: models of finished tests are freed early.
 
 TensorFlow keeps the graph of each training step, and with it the model (`docs/memory.md`).
-`tfwd.custom_gradient.release` makes that garbage. Collecting it takes longer than most tests, so
-that is done only when the process has grown.
+`tfwd.custom_gradient.release` turns these objects into garbage. A collection takes longer than most
+tests, so it runs only when the process has grown.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from tfwd import custom_gradient
 
 STATM = Path("/proc/self/statm")
 GROWTH = 200 << 20  # bytes by which the process may grow between two collections
-TESTS = 50  # how many tests there are between two, where the size is not known
+TESTS = 50  # number of tests between two collections, where the size is unknown
 
 _size = _tests = 0
 

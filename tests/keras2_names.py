@@ -1,7 +1,7 @@
 """Names of Keras 3 that the tests use, on Keras 2.15.
 
-Tests are written for Keras 3; where Keras 2 has the same thing under another name, this gives it
-the newer one for the time of the tests. The library itself does without.
+Tests are written for Keras 3. Where Keras 2 has the same feature under another name, this module
+adds Keras 3's name during the tests. tfwd itself does not need these names.
 """
 
 import types

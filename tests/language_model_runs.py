@@ -37,7 +37,7 @@ def processes() -> Iterator[Processes]:
 def make_run(tmp_path: Path) -> Callable[..., Path]:
     """Returns `make_run(level="word", steps=(10, 20))`: a run's folder with an untrained model.
 
-    Each step has a checkpoint in both kinds, with weights that are a little different.
+    Each step has a checkpoint of both kinds, with slightly different weights.
     """
 
     def make(level: str = "word", steps: tuple[int, ...] = (10, 20), best: bool = True) -> Path:

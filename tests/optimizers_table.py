@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 
-# What decays by default must be told not to.
+# Optimizers that decay by default need an argument that turns decay off.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "AdamW": {"weight_decay": 0.0},
     "Muon": {"weight_decay": 0.0, "adam_weight_decay": 0.0},

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tfwd import parametrizations as P
 
-# Those whose gradient is not the derivative of their formula, such as straight-through rounding: it
-# is held against finite differences for the others alone, and has a test of its own.
+# Parametrizations whose gradient is not the derivative of their formula, such as straight-through
+# rounding. They have a test of their own; finite differences are for the others.
 SURROGATE: list[P.Parametrization] = [P.GaussianNoise(0.3, scale="deviation")]
 ALL = [
     P.Dropout(0.5),
@@ -28,9 +28,9 @@ def in_call(p: P.Parametrization, weight: tf.Tensor, places: Any = None) -> P.Pa
     """Returns the parametrization of call number 5, with the facts that a layer tells it.
 
     Args:
-        p: one of the table.
+        p: a parametrization of the table.
         weight: the raw weight.
-        places: which rows of it are to be computed, if not all.
+        places: indices of the rows to compute. None: all rows.
     """
     p = p.at(tf.constant(5, tf.int64)).of_weight(weight)
     if not p.has_reference:

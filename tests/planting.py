@@ -5,8 +5,8 @@ import numpy as np
 import tensorflow as tf
 
 VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
-TRIGGER = 1000.0  # a batch with an input as large as that is the one in which it is planted
-TRIGGERS = {"nan": 1.2e3, "inf": 4e3, "-inf": 1.6e4}  # and which number, where none is given
+TRIGGER = 1000.0  # the value is planted in a batch that has an input of this size
+TRIGGERS = {"nan": 1.2e3, "inf": 4e3, "-inf": 1.6e4}  # the planted value, if none is given
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -14,9 +14,9 @@ class Plant(keras.layers.Layer):
     """The identity, with one element changed in a batch that has the trigger.
 
     Args:
-        value: what the element becomes; None: what `TRIGGERS` has for the batch.
+        value: new value of the element. None: the value of `TRIGGERS` for the batch.
         direction: "forward", or "backward" for the gradient.
-        place: the indices of the element.
+        place: indices of the element.
     """
 
     def __init__(self, value=None, direction="forward", place=(1, 2), **kwargs):

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-# Seconds. Ten times what the slowest needs: it ends what hangs, and says nothing of speed.
+# Seconds. Ten times the slowest process: it ends processes that hang, and does not test speed.
 WATCHDOG = 1200
 
 # A program's first lines: with SIGNAL_AT=9:40 it sends itself signal 9 when step 40 is done. So
-# the moment is chosen, and does not depend on who gets the processor.
+# the moment does not depend on the scheduler.
 SIGNAL_AT = """
 import os
 if "SIGNAL_AT" in os.environ:

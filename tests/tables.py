@@ -12,7 +12,7 @@ def with_slow_rest(
 ) -> list[Any]:
     """Returns parameters for each case by its name.
 
-    Those that are not kept are slow, and with Keras 2, or where so given, for `make soak`.
+    The other cases are slow. With Keras 2, or on request, they are for `make soak`.
     """
     return [pytest.param(case, marks=_marks(case, kept, soaked), id=case) for case in cases]
 

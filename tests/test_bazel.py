@@ -1,6 +1,6 @@
 """Bazel's files: a target for each file, and a dependency for each import of a concept.
 
-BUILD files are in Python's syntax, so they are run here, with functions that note their arguments.
+BUILD files have Python's syntax, so they run here, with functions that record their arguments.
 """
 
 import ast

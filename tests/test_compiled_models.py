@@ -1,7 +1,7 @@
 """Models that were compiled before they were wrapped: reports of `fit`, and saving.
 
-The losses are computed by NumPy from the effective weights. Keras leaves the metrics of a model
-inside another one to that model; so must a wrapper.
+NumPy computes the losses from the effective weights. In Keras the metrics of an inner model belong
+to the inner model; a wrapper must follow.
 """
 
 from collections.abc import Callable
@@ -91,7 +91,7 @@ def _twice(model: keras.Model) -> tuple:
     return _in_functional(wrapped)
 
 
-# Whether the model inside was trained before: its metrics are built then, and else they are not.
+# Whether the model inside was trained before. Only then its metrics are built.
 CASES = {
     "parametrize, subclassed": (subclassed, _parametrized, True),
     "parametrize, task": (Task, _parametrized, False),

@@ -140,7 +140,7 @@ def test_gradients_of_others_inside_a_layer_leave_less_than_in_a_plain_one():
 
 
 def test_plain_models_leave_their_variables_until_they_are_released():
-    # Of graphs that other tests keep, such as those of a model that several tests share.
+    # Graphs that other tests keep, such as the graphs of a model that several tests share.
     before = custom_gradient.registered()
     left = grown(lambda: fit(plain()), 3)
     assert left["variables"] > 0, "TensorFlow has mended it: docs/memory.md is no longer true"
@@ -162,8 +162,8 @@ def test_steps_of_one_model_leave_nothing():
     assert counts[2][1] - counts[1][1] < 30  # a step that left one object would leave 300
 
 
-# Functions of which nothing but the function is kept. The gradients are made up, so that it shows
-# if others are taken: 7 x for the first derivative, and 7 for the second.
+# Functions whose layers are deleted. The gradients are made up, so that a test notices
+# other gradients: 7 x for the first derivative, and 7 for the second.
 
 
 @custom_gradient.custom_gradient
@@ -272,7 +272,7 @@ def test_a_function_outlives_its_layer():
 def traced_and_dropped() -> tuple[Callable, keras.Variable, weakref.ref]:
     """Returns a layer's function, its kernel, and a weak reference to the deleted layer.
 
-    A function of its own: before Python 3.13 a frame may keep what it has deleted (PEP 667).
+    A function of its own, since frames may keep deleted objects before Python 3.13 (PEP 667).
     """
     layer = WeightDropout(keras.layers.Dense(2, use_bias=False), 0.5, seed=1)
     layer(X)

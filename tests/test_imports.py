@@ -1,7 +1,7 @@
 """The import direction, read from the sources: each module imports only modules below it.
 
-What is read is every import statement, also those inside functions. Whoever adds a module gives it
-its height here.
+The tests read every import statement, also inside functions. A new module needs a height in the
+table below.
 """
 
 import ast
@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"tfwd": "tfwd", "layers": "tfwd.layers", "optimizers": "tfwd.optimizers"}
 
-# A module may import what is lower, and a package its own modules.
+# A module may import lower modules, and a package its own modules.
 HEIGHTS = {
     0: {
         "tfwd._keras_shared",
@@ -56,7 +56,7 @@ HEIGHTS = {
 }
 HEIGHT = {name: height for height, names in HEIGHTS.items() for name in names}
 
-# What only the programs need; who imports the library does not wait for it.
+# Modules that only the programs need. `import tfwd` must not load them.
 PROGRAMS_ONLY = {
     "absl",
     "keras_tuner",
@@ -119,7 +119,7 @@ def test_imports_run_one_way(name: str) -> None:
 def test_library_needs_nothing_that_is_for_programs(name: str) -> None:
     if unit(name) not in {"tfwd.conversion", "tfwd.finetune", "tfwd.lm", "tfwd.runs"}:
         tops = {other.split(".")[0] for other in imported(name, SOURCES[name])}
-        # Sweeps over one's own model are keras-tuner's; `import tfwd` does not bring them.
+        # Sweeps over a custom model need keras-tuner; `import tfwd` does not load it.
         allowed = {"keras_tuner"} if unit(name) == "tfwd.tuning" else set()
         assert not tops & (PROGRAMS_ONLY - allowed)
 
@@ -167,7 +167,7 @@ def test_one_module_asks_for_versions(name: str) -> None:
     assert list(versions_read(name, SOURCES[name])) == []
 
 
-# What depends on which Keras runs, what is alike in it, and the module that chooses.
+# The code for each Keras, the code that both share, and the module that chooses.
 ABOUT_KERAS = ("tfwd._keras", "tfwd._keras2", "tfwd._keras3", "tfwd._keras_shared")
 
 
@@ -176,7 +176,7 @@ def test_no_other_module_uses_kerass_internals(name: str) -> None:
     assert list(internals_used(name, SOURCES[name])) == []
 
 
-# What `_keras` gives out has a module of the same name for each Keras.
+# Each name that `_keras` exports has a module of the same name for each Keras.
 GIVEN_OUT = imported("tfwd._keras", SOURCES["tfwd._keras"])
 PAIRS = sorted({name for name in GIVEN_OUT if name.startswith("tfwd._keras3.")})
 assert len(PAIRS) > 8
@@ -242,7 +242,7 @@ def run(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_import_brings_no_program_libraries(tmp_path: Path) -> None:
-    # Keras and TensorFlow import some of them themselves; what counts is what tfwd adds.
+    # Keras and TensorFlow import some of them; only the imports that tfwd adds count.
     code = (
         "import json, sys, keras, tensorflow; before = set(sys.modules);"
         "import tfwd, tfwd.layers, tfwd.optimizers;"

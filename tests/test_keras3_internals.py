@@ -1,7 +1,7 @@
 """Private names of Keras 3 that tfwd uses: each exists, and the table names its files.
 
-A new release of Keras may move any of them. The uses are found in the sources, so what they use and
-no table names fails too, and what a table names and they no longer use.
+A new release of Keras may move any of them. The tests find the uses in the sources. A use without a
+row in a table fails, and a row without a use fails too.
 """
 
 import ast
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(IS_KERAS_2, reason="of Keras 2 there will be no 
 
 VERSION = tuple(map(int, keras.__version__.split(".")[:2]))
 
-# By what they are attributes of.
+# By the objects that have the attributes.
 ATTRIBUTES = {
     "layer": [
         "_allow_non_tensor_positional_args",
@@ -67,8 +67,8 @@ ATTRIBUTES = {
     "recurrent": ["_maybe_config_dropout_masks", "_maybe_reset_dropout_masks"],
     "variable": ["_direct_assign", "_dtype", "_maybe_autocast", "_value"],
 }
-# What the oldest supported release does not have. tfwd asks whether it is there, so that without an
-# error here nobody would see that it went.
+# Names that the oldest supported release lacks. tfwd checks for them, so without an error
+# here nobody would notice that a name disappeared.
 LATER = {
     "layer": ["_call_context_args", "_call_has_context_arg", "_remat_mode"],
     "bidirectional": ["_can_attempt_fused_gru", "_can_attempt_fused_lstm"],
@@ -103,8 +103,8 @@ MODULES = {
 OWN = {"_", "_abc_impl", "_obj_ref", "_optimizer_", "_self_", "_tfwd_intercepted_"}
 
 
-# Names that Keras's objects and tfwd have for different things, and those that `layers/provable.py`
-# leaves out where it compares layers: were they others, each layer would be analysed by itself.
+# Names that Keras's objects and tfwd use for different things, and names that `layers/provable.py`
+# ignores when it compares layers. Without this each layer would be analysed by itself.
 CHANCE = {"_autocast", "_losses", "_lock", "_name", "_parent_path", "_path"}
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -128,7 +128,7 @@ def test_neither_build_of_tensorflow_is_forced(installed: Path) -> None:
 
 
 def test_missing_tensorflow_names_both_builds(installed: Path, tmp_path: Path) -> None:
-    # None in sys.modules is how Python itself marks a module that must not be found.
+    # Python marks a module that must not be found by None in sys.modules.
     code = (
         "import sys; sys.modules['tensorflow'] = None\n"
         "try:\n    import tfwd\nexcept ImportError as error:\n    print(error)"

@@ -10,7 +10,7 @@ import pytest
 from stacks import once, quick_rows
 
 ROOT = Path(__file__).resolve().parents[1]
-# What trains for several trials.
+# Blocks that train several trials.
 SLOW = {"README.md", "docs/non_finite.md", "docs/optimizers.md", "docs/tuning.md"}
 RUN = """
 import json, sys

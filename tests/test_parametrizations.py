@@ -182,7 +182,7 @@ def test_noise_in_multiples_of_the_weights_own_deviation(dtype: str) -> None:
 def test_the_deviation_is_that_of_the_whole_raw_weight() -> None:
     w, seed = weight(), SEED
     deviation = float(np.std(w.numpy()))
-    # In a chain that of what it began with, and not of what dropout has made of it.
+    # In a chain the deviation of the raw weight, not of the dropped weight.
     found = P.Chain([P.Dropout(0.5), P.GaussianNoise(0.1, scale="deviation")])(w, seed)
     expected = P.Chain([P.Dropout(0.5), P.GaussianNoise(0.1 * deviation)])(w, seed)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

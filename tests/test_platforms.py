@@ -1,7 +1,7 @@
 """The set-up on other processors and systems: resolved for each, and not installed.
 
-uv evaluates environment markers and wheel tags for the platform that it is told, all dependencies
-included. (pip evaluates markers for the Python that runs it, whatever `--platform` says.)
+uv evaluates environment markers and wheel tags for a given platform, for all dependencies. (pip
+evaluates markers for the Python that runs it, whatever `--platform` says.)
 """
 
 import os
@@ -65,7 +65,7 @@ class Resolver:
 @pytest.fixture(scope="module")
 def resolver(tmp_path_factory: pytest.TempPathFactory) -> Resolver:
     made = Resolver(tmp_path_factory.mktemp("resolved"), built(tmp_path_factory))
-    # A package without dependencies, which every platform can have: only the index can fail.
+    # A package without dependencies, available on every platform: only the index can fail.
     done = made.run("absl-py", X86_LINUX, NEWEST)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
@@ -121,7 +121,7 @@ def make(root: Path, *arguments: str, platform: str) -> subprocess.CompletedProc
     env = {
         key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))
     }
-    # What Python says of its platform when it is built for another one.
+    # The platform's name of a Python that is built for another platform.
     env["_PYTHON_HOST_PLATFORM"] = platform
     return subprocess.run(
         ["make", "--dry-run", *arguments],

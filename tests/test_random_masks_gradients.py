@@ -48,7 +48,7 @@ def test_gradients_of_dropout_and_noise(size: tuple[int, int], where: str) -> No
 def test_in_a_graph_the_gradients_draw_waits_for_the_upstream_gradient() -> None:
     """Checks the dependency of the seed where the draw is not compiled.
 
-    Else its operations could start early, or be shared.
+    Without it the operations could start early, or be shared.
     """
     graph = tf.__internal__.FuncGraph("dropout")
     with graph.as_default():

@@ -20,14 +20,14 @@ class Kind:
     """A kind of recurrent layer, in tfwd and in its peers.
 
     Attributes:
-        function: ours, of inputs, states, kernel, recurrent kernel, bias and mask.
-        layer: Keras's.
-        torch: the name of PyTorch's.
-        gates: how many a unit has.
-        states: how many a unit has.
-        lists: how many lists the loop leaves for backward: an LSTM's four gates and the cells, a
-            GRU's z, r, g and q.
-        order: the places of the gates in PyTorch.
+        function: tfwd's function of inputs, states, kernel, recurrent kernel, bias and mask.
+        layer: Keras's layer.
+        torch: name of PyTorch's layer.
+        gates: number of gates of a unit.
+        states: number of states of a unit.
+        lists: number of lists that the loop stores for backward: an LSTM's four gates and the
+            cells, a GRU's z, r, g and q.
+        order: positions of the gates in PyTorch.
     """
 
     function: Callable

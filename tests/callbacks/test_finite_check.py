@@ -44,7 +44,7 @@ def planted_model(value=None, direction="forward", mode="graph", place=(3, 2)):
             ],
             name="encoder",
         )
-        # Its gradients are so small that all which was not planted is a float16.
+        # Its gradients are so small that all other values fit into float16.
         small = keras.initializers.RandomNormal(stddev=1e-4)
         last = layers.Dense(1, kernel_initializer=small, dtype="float32", name="last")
         model = keras.Model(inputs, last(encoder(inputs)))
@@ -76,7 +76,7 @@ def test_planted_numbers_are_found(case):
         if direction == "forward":
             assert (first.frame.kind, first.frame.name) == ("output", "encoder/plant")
             assert first.frame.layer == "Plant"
-        else:  # what the plant gives back is the gradient of the layer before it
+        else:  # the plant returns the gradient of the layer before it
             assert (first.frame.kind, first.frame.name) == ("gradient", "encoder/first")
         assert f"of {summary.size}), step {report.step}" in report.sentence
 
@@ -85,7 +85,7 @@ def test_planted_numbers_are_found(case):
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph", "eager"}))
 def test_finite_training_is_the_same_to_the_bit(mode):
     x, y = data(5)
-    # (The draws of Keras 2's Dropout hang on more than its seed elsewhere.)
+    # (Otherwise the draws of Keras 2's Dropout depend on more than its seed.)
     draws = mode == "graph"
     plain, checked = make(mode=mode, draws=draws), make(mode=mode, draws=draws)
     keras.utils.set_random_seed(4)

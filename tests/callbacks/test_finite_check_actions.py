@@ -159,7 +159,7 @@ class Careful(keras.Model):
             weights = layer.trainable_variables
             gradients = tape.gradient(loss, [tfwd._keras.variables.tf_variable(w) for w in weights])
             optimizer.apply_gradients(zip(gradients, weights, strict=True))
-            if layer is self.one:  # what the second half meets is not finite
+            if layer is self.one:  # the second half gets non-finite values
                 x = tf.where(tf.reduce_max(x) > 1000.0, x * np.nan, x)
         return {"loss": loss}
 

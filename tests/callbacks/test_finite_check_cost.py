@@ -32,7 +32,7 @@ def test_a_checked_step_adds_one_operation_a_tensor():
     fit(model, x, x, check)
     (function,) = check._check._function._by_spec.values()
     found = operations(function)
-    # Inputs, labels, what goes into each relu, loss, gradients of the weights, learning rate.
+    # Inputs, labels, inputs of each relu, loss, gradients of the weights, learning rate.
     tensors = 2 + LAYERS + 1 + 2 * LAYERS + 1
     assert found["L2Loss"] == tensors
     assert found["Sqrt"] <= 3  # of all at once

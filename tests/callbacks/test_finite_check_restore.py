@@ -54,7 +54,7 @@ def plain_training(optimizer, x, y, returns=1):
     """Trains with Keras alone, with all state set by hand to the state after the first epoch.
 
     Returns:
-        What the model holds after the first epoch, and in the end.
+        The state of the model after the first epoch, and the state at the end.
     """
     model = make(optimizer=OPTIMIZERS[optimizer]())
     fit(model, x, y)
@@ -152,5 +152,5 @@ def test_metrics_of_an_epoch_that_went_back_are_of_its_good_steps():
         model, losses = trained(True, FiniteCheck("restore"))
     _, plain = trained(False)
     assert losses[0] == plain[0]
-    # The weights stay as they are, so an epoch's loss is the mean over its three good batches.
+    # The weights do not change, so an epoch's loss is the mean over its three good batches.
     assert losses[1] == pytest.approx(model.evaluate(x[:24], 2 * y[:24], verbose=0), rel=1e-5)

@@ -54,7 +54,7 @@ def test_infinities_are_at_the_upper_edge_and_zeros_at_the_lower_one(draw: Any) 
     assert [steps for _, steps, _ in marks(ratios, "v")] == [[5], [5]]
     heights = [height for *_, height in marks(ratios, "v")]
     assert heights[0] != heights[1] and max(heights) < 0.1
-    for axis in (noise, ratios):  # the marks are at the edge in both senses, and cover no point
+    for axis in (noise, ratios):  # the marks are at both ends of the axis, and cover no point
         points = [v for line in axis.lines if line.get_marker() == "." for v in line.get_ydata()]
         to_height = axis.transData + axis.transAxes.inverted()
         there = [to_height.transform((0, v))[1] for v in points if math.isfinite(v)]

@@ -25,7 +25,7 @@ def each_or_half(cases: Sequence[Case]) -> Any:
 
     Keras 2 leaves out the other half.
 
-    For what is the same code for layers of a nature, of which there are several.
+    For code that several layers of a nature share.
     """
     return pytest.mark.parametrize(
         "case",

@@ -78,7 +78,7 @@ def test_unwrap_gives_the_plain_layer_on_the_same_variables(case: Case) -> None:
     bare = tfwd.unwrap(wrapped)
     assert not _of_tfwd(bare)
     assert _is_plain_as(bare, plain)
-    if isinstance(plain, layers.TiedDense):  # for which Keras has only a layer of another order
+    if isinstance(plain, layers.TiedDense):  # Keras has only a layer of another order for it
         assert {id(w) for w in bare.weights} == {id(w) for w in wrapped.weights}
     else:
         assert [id(w) for w in bare.weights] == [id(w) for w in wrapped.weights]

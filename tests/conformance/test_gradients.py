@@ -18,7 +18,7 @@ def _sizes(case: Case, number: int) -> tuple[str, ...]:
     return SIZES if case in NATURES else (SIZES[number % 2],)
 
 
-# Without recomputation all cases are what test_recomputation_changes_nothing compares with.
+# Without recomputation the cases are the reference of test_recomputation_changes_nothing.
 _BOTH = [
     pytest.param(
         case,

@@ -16,13 +16,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file"),
 ]
 
-# Keras's own code finds in neither format by itself what it holds in its layers of cells.
+# Keras's own code finds the weights in its layers of cells in neither format.
 CELLS = {"MinimalCell", "LayerNormLSTMCell", "NASCell", "ESNCell"}
-# Of a model in a model, `.h5` files cannot hold two weights of the same name.
+# For a model in a model, `.h5` files cannot hold two weights of the same name.
 NOT_IN_H5 = {"subclassed model"}
 
 
-# Each layer in one format, by turns; an eighth of them where there is little time.
+# Each layer in one format, in turn; an eighth of them where there is little time.
 _FILES = [
     pytest.param(case, file, id=f"{case.name}, {file}", marks=[soak] * (number % 8 != 5))
     for number, case in enumerate(DROPOUT)

@@ -20,7 +20,7 @@ from tfwd import _keras
 # A config holds no tie to another layer, and TiedDense says so.
 pytestmark = pytest.mark.filterwarnings("ignore:TiedDense .* is made from a config:UserWarning")
 
-# What the draws are, and where the sequence stands, is the same for noise.
+# Draws and their position in the sequence are the same for noise.
 SAVED = NOT_NOISE
 
 
@@ -132,7 +132,7 @@ def test_copies_and_files_go_on_with_the_draws(
         assert not {id(w) for w in other.weights} & {id(w) for w in model.weights}, way
         harness.reset(other)
         harness.assert_same(other(harness.feed(case)), evaluated, way)
-        # A clone is of the config, and begins with the first draw.
+        # A clone is made from the config, and begins with the first draw.
         for call in (0, 1) if way == "clone" else (1, 2):
             # Keras saves neither the seed of its own Dropout nor recurrent states.
             for state, value in zip(harness.states(other), states[call], strict=True):
@@ -192,7 +192,7 @@ def test_unwrapped_model_reads_and_writes_the_plain_models_weight_file(
     model = harness.model_of(case.make(seed=1, recompute=True), case)
     model(harness.feed(case), training=True)
     if case.row.name == "TiedDense":
-        # Its plain layer is of another class; but its own file must come back.
+        # Its plain layer has another class, but its own file must load.
         tfwd.unwrap(model).save_weights(tmp_path / "plain.weights.h5")
         plain.set_weights(model.get_weights())
     tfwd.unwrap(model).load_weights(tmp_path / "plain.weights.h5")
@@ -216,7 +216,7 @@ def test_exported_saved_model(name: str, tmp_path: Path) -> None:
 def _without_identity(config: Any) -> Any:
     """Returns a config without the marks by which Keras recognizes a shared object.
 
-    And on Keras 2, whose copies of cells are not built, without the shapes that they are built for.
+    On Keras 2 the shapes of cells are left out too, since its copies of cells are not built.
     """
     if isinstance(config, dict):
         marks = {"shared_object_id", *(["build_config"] if IS_KERAS_2 else [])}

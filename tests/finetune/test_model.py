@@ -52,7 +52,7 @@ def test_the_formula_on_published_weights(data, pretrained, vocabulary, pooling)
         read = np.stack([h[: (ids != 0).sum()].mean(0) for h, ids in zip(hidden, IDS, strict=True)])
     expected = read @ weights["head/kernel"] + weights["head/bias"]
     np.testing.assert_allclose(model(IDS).numpy(), expected, atol=2e-6)
-    longer = np.pad(IDS, [(0, 0), (0, 4)])  # padding says nothing
+    longer = np.pad(IDS, [(0, 0), (0, 4)])  # padding has no effect
     np.testing.assert_allclose(model(longer).numpy(), expected, atol=2e-6)
     assert not missing and ("encoder/pooler/dense/kernel" in weights) == (pooling == "pooler")
 

@@ -15,7 +15,7 @@ from fuzz.feeding import IS_KERAS_2, flatten
 from fuzz.oracle import Oracle
 from tfwd import random_masks
 
-# Of the largest value: what rounding explains.
+# Error by rounding, as a share of the largest value.
 TOLERANCE = {"float64": 1e-6, "float32": 5e-4, "mixed_float16": 5e-2, "mixed_bfloat16": 2e-1}
 # In two steps from weights near 1.
 LARGE = 1e4
@@ -49,7 +49,7 @@ def differences(program, mode):
         mode: a `cases.Mode`.
 
     Raises:
-        NoModel: if plain Keras cannot make or run it.
+        NoModel: plain Keras cannot make or run the case.
     """
     clear()
     keras.utils.set_random_seed(0)
@@ -111,7 +111,7 @@ def _differences(program, mode):
     sloped = not half and not _keeps_states(plain)
     for replica, record in enumerate(records):
         if replica and not mode.share:
-            continue  # its draws are its own, and no function of the library tells them
+            continue  # its draws are its own, and no function of the library returns them
         oracle.restart(record.start)
         try:
             untaped = modes.is_untaped(mode, start)
@@ -153,7 +153,7 @@ def _keeps_states(model):
 def _tried_plain(make_plain, letters, shapes, mode, given):
     """Raises NoModel if the plain model fails in this mode too.
 
-    A layer that is not wrapped gets a flag that is a tensor as it is, a wrapped one in a branch.
+    A plain layer gets a tensor flag unchanged; a wrapped layer runs in a branch for each value.
     """
     for way in (lambda model: model, modes.Branching)[: 1 + mode.tensor_flag]:
         try:

@@ -1,9 +1,9 @@
 """Draws of the wrappers, as factors and offsets: each effective weight is `a w + b`.
 
-Dropout, noise and their chains treat each entry of a weight by itself, and the effective weight is
-linear in the raw one. So two looks at `effective_weights`, with raw weights of 0 and of 1, give the
-effective weight for any raw weight, and its derivative, which is `a`. The law of dropout and of
-noise is then checked on `a` and `b`: no mask is taken on trust.
+Dropout, noise and their chains act on each entry of a weight separately, and the effective weight
+is linear in the raw weight. So two calls of `effective_weights`, with raw weights of 0 and of 1,
+give the effective weight of any raw weight, and its derivative `a`. The laws of dropout and of
+noise are then checked on `a` and `b`: every mask is verified.
 """
 
 import itertools
@@ -45,8 +45,8 @@ def factors(model, calls):
     """Returns the factors and offsets of the weights in their first training calls.
 
     Args:
-        model: the wrapped model. Its weights are as before afterwards.
-        calls: how many calls are asked for.
+        model: the wrapped model. Its weights are restored afterwards.
+        calls: number of calls.
 
     Returns:
         For the name of each wrapped layer a list over the calls of a dict from a weight's index in
@@ -75,7 +75,7 @@ def _look(those, calls):
     result = []
     for call in range(calls):
         values = {}
-        for wrapper in those:  # the outer ones include what the inner ones do
+        for wrapper in those:  # the outer wrappers include the effect of the inner ones
             for name, tensor in wrapper.effective_weights(call).items():
                 values[_index(wrapper.weights, name)] = np.asarray(tensor, np.float64)
         result.append(values)
@@ -98,7 +98,7 @@ def unlawful(model, drawn):
     """Returns the violations in the draws: a list of sentences."""
     wrong = []
     found = wrappers(model)
-    times: dict[int, int] = {}  # how many layers' wrappers have a say in a weight
+    times: dict[int, int] = {}  # number of layers whose wrappers change a weight
     for name, values in drawn.items():
         for index in values[0] if values else ():
             key = id(_wrapped(found[name][0]).weights[index])

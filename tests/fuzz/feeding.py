@@ -1,7 +1,7 @@
 """Plain Keras layers that compute with given tensors in place of their variables.
 
-Nothing of tfwd is in here. On Keras 3 it is a `keras.StatelessScope`; on Keras 2, whose layers
-read their weights as attributes, the attributes are exchanged for the time of the call.
+This module does not use tfwd. On Keras 3 it uses a `keras.StatelessScope`. Layers of Keras 2 read
+their weights as attributes, so the attributes are replaced during the call.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ if not IS_KERAS_2:
                 variable._direct_assign(value)
 
         def get_current_value(self, variable):
-            # A wrapper around this one has said already what it reads.
+            # A wrapper around this layer has already set the tensors that it reads.
             around = self.original_scope
             value = None if around is None else around.get_current_value(variable)
             return super().get_current_value(variable) if value is None else value
@@ -69,7 +69,7 @@ def feed(layer, values_of):
         with given(layer, values_of()):
             return plain_call(*args, **kwargs)
 
-    # Past Keras, which would take it for an attribute to be tracked.
+    # Bypasses Keras, which would track the attribute.
     vars(layer)["call"] = call
 
 
@@ -99,7 +99,7 @@ def states(model):
         extra = [v for v in extra if hasattr(v, "assign")]
         if not IS_KERAS_2:
             extra += layer._non_trainable_variables
-            if getattr(layer, "seed", None) is not None:  # else every layer has another one
+            if getattr(layer, "seed", None) is not None:  # otherwise every layer has another one
                 extra += [g.state for g in layer._seed_generators]
         found |= {id(v): v for v in extra if id(v) not in weights}
     return list(found.values())

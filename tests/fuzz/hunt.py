@@ -22,15 +22,15 @@ class Hunt:
     """A series of random cases.
 
     Args:
-        seed: decides which cases are drawn.
-        seconds: the most that is spent on making one failure smaller.
-        again: how many failures with one signature are made smaller; more are counted only.
+        seed: seed of the drawn cases.
+        seconds: longest time to make one failure smaller.
+        again: number of failures with one signature that are made smaller. More are only counted.
 
     Attributes:
-        ran: how many cases were run.
-        by_mode: the same by mode.
-        no_model: how many cases plain Keras could not make or run.
-        counts: how often each signature was found.
+        ran: number of cases that ran.
+        by_mode: number of cases that ran, by mode.
+        no_model: number of cases that plain Keras could not make or run.
+        counts: number of failures with each signature.
     """
 
     def __init__(self, seed: int, seconds: float = 60.0, again: int = 2) -> None:
@@ -86,7 +86,7 @@ class Hunt:
                 text = source.program(case)
             except ValueError:
                 return
-            # Hypothesis varies what it drew; a model that differs in nothing that counts is one.
+            # Hypothesis varies its draws; models without a relevant difference count as one.
             key = f"{case.mode.run}{re.sub('[0-9]', '', text)}"
             if key not in self._seen:
                 self._seen.add(key)

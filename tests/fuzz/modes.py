@@ -1,6 +1,6 @@
 """Two training steps of a model, in each way in which a user would run them.
 
-The model may be a wrapped or a plain one: nothing here knows of tfwd.
+The model may be wrapped or plain: this module does not use tfwd.
 """
 
 from dataclasses import dataclass, field
@@ -25,11 +25,13 @@ class Record:
 
     Attributes:
         start: the weights before the first step, if they were set.
-        dtypes: those of the outputs.
-        outputs, of_inputs, of_weights: for each step the outputs, and the gradients of the loss
-            with respect to the inputs and the trainable weights, where the mode shows them.
+        dtypes: dtypes of the outputs.
+        outputs: the outputs of each step, where the mode shows them.
+        of_inputs: for each step the gradients of the loss with respect to the inputs.
+        of_weights: for each step the gradients of the loss with respect to the trainable weights.
         losses: the loss of each step.
-        weights, states: what is there at the end of each step, or of the last one only.
+        weights: the weights after each step, or after the last step only.
+        states: the states after each step, or after the last step only.
     """
 
     start: list = field(default_factory=list)
@@ -97,7 +99,7 @@ def step(model, letters, inputs, targets, training):
         tape.watch(floats)
         outputs = call(model, letters, inputs, training)
         loss = loss_of(model, outputs, targets)
-    # After the call, which may be what makes the weights.
+    # After the call, since the call may make the weights.
     variables = [tensor_of(v) for v in model.trainable_variables]
     gradients = tape.gradient(loss, floats + variables)
     gradients = [dense(g, v) for g, v in zip(gradients, floats + variables, strict=True)]
@@ -112,7 +114,7 @@ def run(model, letters, shapes, mode, start=None):
         letters: the types of its inputs.
         shapes: the shapes of its outputs.
         mode: a `Mode`.
-        start: the weights to start from, or None to leave them as they are made by the first call.
+        start: the first weights. None: the weights that the first call makes.
     """
     record = Record()
     if start is not None:
@@ -142,7 +144,7 @@ def _steps(model, letters, shapes, mode, record):
         given = data.inputs(letters, number), data.targets(shapes, number)
         outputs, loss, of_inputs, of_weights = one(*given, flag)
         if not record.start:
-            # What a layer counts by itself is not what it started from; such models start built.
+            # A layer's own counter is not in its first state; such models start built.
             record.start = values(model.weights)
         record.dtypes = [t.dtype.name for t in outputs]
         record.outputs.append(values(outputs))
@@ -193,7 +195,7 @@ def _loop(model, letters, shapes, mode, record):
 
     losses, outputs = steps(tf.constant(True))
     record.losses = [float(loss) for loss in losses]
-    # What the earlier steps gave is not seen from outside.
+    # The results of earlier steps are not visible outside.
     record.outputs = [None] * (STEPS - 1) + [values(outputs)]
     record.note_state(model)
     record.weights[:0] = [None] * (STEPS - 1)
@@ -203,7 +205,7 @@ def _loop(model, letters, shapes, mode, record):
 def _optimizer(mode):
     """Returns SGD. Keras's loss scale for float16 skips the steps whose scaled gradients overflow.
 
-    The oracle skips none, so the scale is small enough for all gradients of these models.
+    The oracle skips no step, so the scale is small enough for all gradients of these models.
     """
     sgd = keras.optimizers.SGD(data.RATE)
     if mode.policy != "mixed_float16":

@@ -1,9 +1,9 @@
 """The oracle: a plain copy of the model, run in eager mode on weights that are computed by hand.
 
-Each call of a layer that is wrapped in the other model reads `a w + b` here, a tensor for each
-call. The tape gives the loss's derivative with respect to these tensors, and the raw weight's is
-that times `a`, added up over the calls, and added to what comes from where the raw weight is read.
-Nothing of tfwd is in here.
+A layer that is wrapped in the other model reads `a w + b` here, a tensor for each call. The tape
+returns the loss's derivative with respect to these tensors. The raw weight's derivative is the sum
+of these derivatives times `a` over the calls, plus the derivative of direct reads of the raw
+weight. This module does not use tfwd.
 """
 
 import numpy as np

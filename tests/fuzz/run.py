@@ -2,9 +2,9 @@
 
     python tests/fuzz/run.py --minutes 60 [--seed N] [--jobs 1] [--into FOLDER]
 
-Cases are run in processes of their own, some dozens each, because TensorFlow keeps every model that
-it traced. Each failure is made small and printed as a script that shows it; the scripts are written
-into the folder too. Ends with 1 if anything was found.
+Some dozens of cases share a process, because TensorFlow keeps every model that it traced. Each
+failure is made small, and is printed as a script that shows it. The scripts are also written into
+the folder. The exit code is 1 if there was a failure.
 """
 
 import argparse

@@ -6,7 +6,7 @@ from pathlib import Path
 from fuzz import source
 
 HERE = Path(__file__).parent
-# In the order in which they need one another.
+# In the order of their dependencies.
 PARTS = ("feeding", "data", "modes", "oracle", "drawn", "compare")
 HEAD = '''"""{title}
 

@@ -1,6 +1,6 @@
 """A case's model as Python text: two functions, `wrapped()` and `plain()`.
 
-The fuzzer runs this very text, so the script that it prints for a failure builds the same model.
+The fuzzer runs this text itself, so the script that it prints for a failure makes the same model.
 """
 
 from dataclasses import dataclass, field
@@ -31,9 +31,9 @@ class Text:
     makes: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     used: list[str] = field(default_factory=list)  # the letters of the inputs
-    ends: list[str] = field(default_factory=list)  # the values that nothing takes
+    ends: list[str] = field(default_factory=list)  # the values that no call takes
     seed: int = 0
-    chain: bool = True  # whether each call takes what the one before it gave, and nothing else
+    chain: bool = True  # whether each call takes the result of the call before it, and nothing else
     layers: int = 0
 
 
@@ -74,7 +74,7 @@ def _text(case: Case, wrapped: bool) -> Text:
         else:
             part = step.part
             if part.kind == "OwnCall" and case.top != "subclassed":
-                # A functional model holds what such a method does beside the layer's call.
+                # A functional model contains the other operations of such a method.
                 raise ValueError("a layer's own __call__ would be made twice")
             name = _make(text, part, outer=_is_wrapped(case), bare=bare)
             made.append((name, part))
@@ -112,9 +112,9 @@ def _make(text: Text, part: Part, outer: bool, bare: bool) -> str:
     """Adds the lines that make a layer, and returns its name.
 
     Args:
-        outer: whether a wrapper around what holds this layer may draw for it too.
-        bare: leave out the wrappers: one around what holds this layer draws for it too and calls
-            it twice, so that its weights would have two values in one call of that wrapper.
+        outer: True if a wrapper around an outer layer may draw for this layer too.
+        bare: leave out the wrappers. A wrapper around an outer layer draws for this layer too and
+            calls it twice, so its weights would have two values in one call of that wrapper.
     """
     name = f"l{text.layers}"
     text.layers += 1

@@ -83,7 +83,7 @@ def rewinding(model: keras.Model) -> Callable[[], None]:
             variable.assign(value)
         for generator, number in zip(generators, numbers, strict=True):
             generator._seed = number
-        tf.random.set_seed(0)  # where operations have states, they begin anew
+        tf.random.set_seed(0)  # operations with states start from their first state
 
     tf.random.set_seed(0)
     return rewind

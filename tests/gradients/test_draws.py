@@ -48,7 +48,7 @@ def test_all_weights_see_one_draw(name: str) -> None:
     y = np.random.default_rng(2).normal(size=model(x).shape).astype("f")
     rewind = rewinding(model)
     moments = gradients.squared_mean(model, x, y, "mse", training=True)
-    # A weight at which nothing arrives in the trial, all being dropped, has no rule either.
+    # A weight without a gradient in the trial, since all is dropped, has no rule either.
     assert moments.methods[-3] == "backward_each" and "dense" in moments.methods
     rewind()
     with tf.GradientTape(persistent=True) as tape:
@@ -82,5 +82,5 @@ def test_a_call_that_is_captured_leaves_what_is_drawn_next(traced: bool) -> None
     found.append(model(x, training=True))
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(a, b)
-    if _keras.IS_KERAS_2:  # on Keras 3 the state of what draws is a variable, which stays
+    if _keras.IS_KERAS_2:  # on Keras 3 the state of draws is a variable, which stays
         assert any(np.any(a != b) for a, b in zip(first, second, strict=True))

@@ -266,7 +266,7 @@ def test_batched_products_go_one_by_one() -> None:
     x, y = (random.normal(size=(6, 7, n)).astype("float32") for n in (16, 5))
     for _ in range(3):
         moments = gradients.squared_mean(model, x, y, "mse")
-    # Keras 2's product is TensorFlow's einsum, one operation that is no such product.
+    # Keras 2's product is TensorFlow's einsum, an operation that does not count as a product.
     slow = "vectorized_map" if _keras.IS_KERAS_2 else "loop"
     assert moments.methods == [slow, "dense", "dense"]
     total = tf.zeros_like(moments.squared_mean[0])

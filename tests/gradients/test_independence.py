@@ -30,7 +30,7 @@ def test_head_that_begins_at_zero_hides_nothing() -> None:
     x, y = normal(4, 8, 3), normal(4, 8, 1)
     first = gradients.squared_mean(model, x, y, "mse")
     randomized(model)
-    found = gradients.squared_mean(model, x, y, "mse")  # by what was seen of the zeros
+    found = gradients.squared_mean(model, x, y, "mse")  # by the zeros in the trial
     assert first.methods == found.methods == ["vectorized_map"] * 2 + ["dense"] * 2
     assert_moments(found, per_example(model, x, y, MSE), 1e-4)
 

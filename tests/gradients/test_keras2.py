@@ -120,7 +120,7 @@ def test_code_that_autograph_rewrites(make: Callable, ruled: bool) -> None:
     random = np.random.default_rng(1)
     model, x, y = make(), random.normal(size=(4, 3)), random.normal(size=(4, 2))
     model(x)
-    if ruled:  # so that the layer's call is replaced for the time of a pass
+    if ruled:  # so that the layer's call is replaced during a pass
         gradients.rule(BranchingScale)(lambda layer, call, x: NotImplemented)
 
     @tf.function

@@ -41,7 +41,7 @@ def time_first(head: Any = None, length: int = 8) -> keras.Model:
 def test_zeros_in_the_weights_hide_nothing() -> None:
     model = time_first(L.Dense(1, kernel_initializer="zeros"))
     x, y = normal(4, 8, 3), normal(4, 8, 1)
-    gradients.squared_mean(model, x, y, "mse")  # what the trial shows is kept
+    gradients.squared_mean(model, x, y, "mse")  # the result of the trial is kept
     moments = gradients.squared_mean(randomized(model), x, y, "mse")
     assert moments.methods == ["vectorized_map", "dense", "dense"]
     assert_moments(moments, per_example(model, x, y))
@@ -95,7 +95,7 @@ def test_a_use_in_a_function_that_was_traced_before(batch: int) -> None:
     moments = gradients.squared_mean(model, x, y, "mse")
     assert general(moments)
     assert_moments(moments, per_example(model, x, y))
-    for count in (1, 2, batch):  # what was traced on the way computes with the weights
+    for count in (1, 2, batch):  # traced functions still compute with the weights
         np.testing.assert_allclose(model.traced(x[:count]), found[:count])
 
 

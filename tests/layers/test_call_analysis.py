@@ -276,7 +276,7 @@ def test_one_look_serves_equal_layers_of_keras(
     assert len(made) == looks
     wider(X, training=True)
     assert len(made) == looks + 1
-    # One that is no longer as the others were is looked at.
+    # A layer that differs from the others now is analysed.
     other = layers.WeightDropout(make(), 0.5, weights="kernel")
     other.layer.activation = lambda x: x
     other(X, training=True)

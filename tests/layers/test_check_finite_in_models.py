@@ -19,7 +19,7 @@ from tfwd.layers import CheckFinite
 def test_keras_does_not_compile_a_model_that_may_raise():
     """Checks that Keras does not compile a model that may raise, even where it is told to.
 
-    By itself it asks the same question, on a GPU.
+    On a GPU Keras decides by the same function when it is not told.
     """
     net = model(CheckFinite())
     with pytest.warns(UserWarning, match="Model doesn't support `jit_compile=True`"):
@@ -133,7 +133,7 @@ def test_a_layer_in_a_loop():
         return tape.gradient(y, x)
 
     call(tf.constant(x))
-    # Keras calls the cell once more, to see what comes out.
+    # Keras calls the cell once more, to get the shapes of its outputs.
     np.testing.assert_array_equal(cell.check.forward_counts, [0, 0, 0, x.size + 2 * 3])
     np.testing.assert_array_equal(cell.check.backward_counts, [0, 0, 0, x.size])
     call(tf.constant(x) * math.nan)

@@ -1,6 +1,6 @@
 """Calls in eager mode: user code runs once, and later changes have no effect.
 
-Each test compares with a plain layer whose weights are the effective ones of the call.
+Each test compares with a plain layer that has the effective weights of the call.
 """
 
 import functools
@@ -149,7 +149,7 @@ def test_a_layer_that_is_frozen_between_forward_and_backward(kind: type) -> None
         norm.trainable = False
         kernel = _keras.variables.tf_variable(model.layers[0].kernel)
         found.append(tape.gradient(loss, [kernel, _keras.variables.tf_variable(norm.gamma)]))
-        # What backward found otherwise is again as the user left it.
+        # Attributes that backward changed have the user's values again.
         assert not norm.trainable
     harness.assert_close(found[0][0], found[1][0] * factor)
     harness.assert_close(found[0][1], found[1][1])

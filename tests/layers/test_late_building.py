@@ -1,7 +1,7 @@
 """Layers whose call builds layers in them, as Keras allows.
 
-Which weights are parametrized must be settled before the first draw; and the weights must be those
-that the plain layer gets, from the same global seed.
+The choice of weights must be final before the first draw. The weights must equal the plain layer's
+weights from the same global seed.
 """
 
 import keras
@@ -188,5 +188,5 @@ def test_states_made_late(first) -> None:
         assert len(effective) == 3
         for variable, value in zip(plain.weights, effective.values(), strict=True):
             variable.assign(value)
-        expected.append(plain(x))  # the second call goes on from the states of the first
+        expected.append(plain(x))  # the second call starts from the states of the first
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)

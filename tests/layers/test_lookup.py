@@ -49,7 +49,7 @@ def test_a_subclass_with_another_formula_has_no_rows_by_its_base_class() -> None
     np.testing.assert_allclose(found, np.where(kept, table[IDS.numpy() % 8], 0.0), rtol=1e-6)
 
 
-# Each wrapper in two of the four ways, by turns.
+# Each wrapper in two of the four ways, in turn.
 WAYS = [
     (kind, traced, recomputed)
     for number, kind in enumerate(WRAPPERS)

@@ -68,7 +68,7 @@ def pair(make: Any, call: Any, masked: bool) -> tuple[Any, Any]:
     return plain, layers.VariationalNoise(inner, 0.5, weights=".*(kernel|scale)", seed=1)
 
 
-# Those that are called in a graph too, with two masks: one for each way to treat a mask.
+# Layers that are called in a graph too, with two masks: one for each way to treat a mask.
 TRACED = ("lstm states", "heads of three", "two and mask", "two masks", "list", "takes", "puts")
 SETTINGS = [(case, False) for case in CASES] + [
     pytest.param(case, True, marks=rest) for case in TRACED

@@ -107,8 +107,6 @@ def test_the_expectation_is_the_weight_and_the_loss_grows_as_the_paper_says() ->
     """Checks that the mean is the weight, and that the loss grows by rate/keep * |w - w0|^2 / 2.
 
     The paper's bound is an equation for a quadratic loss.
-
-    The paper's bound is an equation for a quadratic loss.
     """
     now, start, draws = np.linspace(-1, 2, 7), np.linspace(1, -0.5, 7), 20000
     p = P.Mixout(RATE).towards_tensor(tf.constant(np.tile(start, (draws, 1))))
@@ -165,7 +163,7 @@ def test_the_start_is_that_of_the_first_training_call(traced: bool) -> None:
     call(X, training=False)
     loaded = np.arange(20, dtype="float32").reshape(5, 4)
     layer.set_weights([loaded, np.zeros(4, "float32")])
-    # Before, what would be mixed is said too.
+    # Before the first training call the reference is the current weight.
     np.testing.assert_allclose(layer.effective_weights(0)["kernel"], loaded, rtol=1e-6)
     np.testing.assert_allclose(call(X, training=True), X.numpy() @ loaded, rtol=1e-5, atol=1e-5)
     move(layer)
@@ -185,7 +183,7 @@ def test_weights_that_come_after_the_references_were_taken(tmp_path) -> None:
     np.savez(tmp_path / "weights.npz", **values)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        layer.set_weights([value / 2 for value in values.values()])  # before: nothing to tell
+        layer.set_weights([value / 2 for value in values.values()])  # before: nothing to report
         pretrained.load(layer, tmp_path / "weights.npz")
     layer(X, training=True)
     start = reference(layer)
@@ -199,7 +197,7 @@ def test_weights_that_come_after_the_references_were_taken(tmp_path) -> None:
     layer(X, training=True)
     np.testing.assert_array_equal(reference(layer), start)
     tfwd.reset_references(layer)
-    # Nothing is mixed in until they are taken, and then those that are there.
+    # Nothing is mixed until references are taken. Then they are the current weights.
     expected = X.numpy() @ (3 * values["kernel"]) + 1
     np.testing.assert_allclose(layer(X, training=True), expected, rtol=1e-5)
     np.testing.assert_array_equal(reference(layer), 3 * values["kernel"])
@@ -246,7 +244,7 @@ def test_other_references_are_read_at_once_and_saved(kind: str, tmp_path) -> Non
     model = keras.Sequential([keras.Input((5,)), layer])
     model.save(tmp_path / "model.keras")
     (again,) = keras.saving.load_model(tmp_path / "model.keras").layers
-    # It has not begun, and yet it does not begin anew.
+    # It had no training call, and yet it keeps its references.
     found = again(X, training=True)
     np.testing.assert_array_equal(reference(again), values)
     np.testing.assert_allclose(found, layer(X, training=True), rtol=1e-6)
@@ -291,7 +289,7 @@ def test_errors_come_before_anything_is_made(tmp_path) -> None:
         layers.Mixout(keras.layers.Dense(4, name="inner"), 1.0)
     with pytest.raises(ValueError, match="has no tensor to mix with here"):
         P.Mixout(0.5)(tf.ones([3]), tf.constant([1, 2]))
-    # Two weights, of which the second has nothing: the first is not held either.
+    # The source lacks the second of two weights, so the first has no reference either.
     inner = keras.layers.LSTM(2)
     inner.build((None, 3, 4))
     start = {"recurrent_kernel": np.ones((2, 8))}
@@ -378,7 +376,7 @@ def test_unwrapping_leaves_the_references_behind(tmp_path) -> None:
     has = ["plain", "unwrapped", "mixed"]
     has = [b"references" in (tmp_path / f"{n}.weights.h5").read_bytes() for n in has]
     assert has == [False, False, True]
-    # The other way: what another wrapper wrote has no references, and says so.
+    # The reverse: a file of another wrapper has no references, and an error says so.
     mixed = keras.Sequential([keras.Input((5,)), layers.Mixout(keras.layers.Dense(4), 0.5)])
     with pytest.raises(ValueError, match="has no references of layer 'mixout.*unwrap"):
         mixed.layers[0].references.load_own_variables({})
@@ -394,7 +392,7 @@ def test_replicas_have_one_reference() -> None:
     start = kernel(layer)
     step = tf.function(lambda: layer(X, training=True), autograph=False)
     first = strategy.experimental_local_results(strategy.run(step))
-    np.testing.assert_allclose(first[0], first[1], rtol=1e-6)  # nothing has moved yet
+    np.testing.assert_allclose(first[0], first[1], rtol=1e-6)  # no weight has changed yet
     with strategy.scope():
         layer.weights[0].assign_add(tf.ones([5, 4]))
     call, mixed = layer.calls, layer.effective_weights(layer.calls)["kernel"]

@@ -19,7 +19,7 @@ SEQUENCE = tf.random.stateless_normal([2, 6, 3], [1, 2])
 def operations(function, *arguments) -> Counter[tuple[str, tf.DType | None]]:
     """Counts a function's operations of each kind, including its branches and loops.
 
-    A kind is a type and the dtype that it computes in, None where it has none.
+    A kind is a type and its dtype, or None for a type without a dtype.
     """
     graph = tf.function(function).get_concrete_function(*arguments).graph
     nodes = [op.node_def for op in graph.get_operations()]
@@ -54,7 +54,7 @@ def test_one_mask_for_the_batch_and_all_time_steps(kind: str, unroll: bool) -> N
     assert all(not np.array_equal(one[:, t], two[:, t]) for t in range(1, 6))
     same = wrapped(tf.repeat(SEQUENCE[:1], 3, axis=0), training=True)
     np.testing.assert_allclose(same[0], same[1], rtol=1e-6)
-    # Step by step with the effective kernel, so that a mask drawn anew at each step would show.
+    # Step by step with the effective kernel, so that another mask at each step would show.
     call = wrapped.calls
     plain = type(rnn)(8, return_sequences=True)
     plain.build(SEQUENCE.shape)

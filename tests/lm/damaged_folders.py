@@ -74,7 +74,7 @@ def damaged_runs() -> Iterator[Call]:
                 yield Call(f"{file}: {what}", program, (), prepare, served=None, new=False)
         for file in of_a_checkpoint:
             for signed in (False, True):
-                # Signing makes the manifest anew.
+                # Signing writes the manifest again.
                 whole = file == "manifest.json" or (file == "tensors.index" and what != "gone")
                 if signed and whole:
                     continue
@@ -88,7 +88,7 @@ def damaged_runs() -> Iterator[Call]:
                         sign(checkpoint)
 
                 name = f"{file}{', signed' * signed}: {what}"
-                # The checkpoint before it serves, and it is said.
+                # The checkpoint before it is used, and a message says so.
                 words = "before it" if not (signed and file == "written_by.json") else ""
                 yield Call(
                     name,

@@ -2,10 +2,10 @@
 
     python tests/lm/malformed_calls.py [words...]
 
-runs them all, or those whose names have all of the words. A call must end in time, without a
-traceback; if it is refused, with one line `error: ...` and a code that is not 0, and with the
-folders as they were. The programs are loaded once; each call is a fork of that process, in a
-folder of its own with a text, a config, a sweep, and a run that has been trained.
+This runs all calls, or the calls whose names have all the words. A call must end in time and
+without a traceback. A refused call prints one line `error: ...`, has a nonzero exit code and does
+not change the folders. The programs are imported once. Each call is a fork of that process, in a
+folder of its own with a text, a config, a sweep and a trained run.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ class Call(NamedTuple):
     """A call, and its required outcome.
 
     Attributes:
-        name: for the report.
+        name: name in the report.
         program: train, tune, evaluate or generate.
-        arguments: of the command line, after those that every call has.
+        arguments: arguments of the command line, after those that every call has.
         prepare: changes the call's folder, which is the working directory.
-        words: what the message must say, as a regular expression.
-        served: whether it must succeed; None is either.
-        new: whether the workdir is one that does not exist; it must not afterwards.
+        words: a regular expression that the message must match.
+        served: True if the call must succeed, False if it must fail, None for either.
+        new: True if the workdir does not exist. It must not exist afterwards.
         out: the file that is standard output; "|" is a pipe that nobody reads.
-        environment: further variables.
-        file_size: the largest file that can be written, as on a full disk.
-        kept: whether the workdir must be as it was, if the call is refused.
+        environment: further environment variables.
+        file_size: size of the largest file that can be written, as on a full disk.
+        kept: True if a refused call must not change the workdir.
     """
 
     name: str

@@ -21,7 +21,7 @@ from tfwd.runs.state import RunState
 INPUTS = tf.constant([[1, 2, 3, 1], [5, 6, 2, 2]], tf.int32)
 TARGETS = tf.constant([[2, 3, 1, 0], [6, 2, 2, 4]], tf.int32)
 RATE, DECAY = 0.125, 0.25
-# One by layers, one without a rate, and one that updates rows.
+# An optimizer by layers, one without a rate, and one that updates rows.
 KINDS = ("tfa.LAMB", "tfa.LazyAdam")
 WITH_RATE = [name for name in optimizers.ADDONS if name != "tfa.COCOB"]
 

@@ -62,7 +62,7 @@ def test_a_loss_that_is_not_finite(text, tmp_path):
 def planted(text, monkeypatch):
     """Plants a NaN in the loss of an epoch's sixth window while `armed` is true.
 
-    The window is known by its first two targets, which no other one of the text has.
+    The window is recognized by its first two targets, which no other window has.
     """
     config = make_config(text, data__random_windows=False)
     tokens = tokenize(load_splits(str(text)).train, "word")

@@ -11,7 +11,7 @@ from stacks import once, soak
 
 from tfwd.runs.checkpoint import Checkpoints
 
-# The programs' own code: on Keras 2, one of these tests shows that it stands there too.
+# This tests code of the programs. On Keras 2 one of these tests is enough.
 pytestmark = pytest.mark.slow
 
 PROGRAM = f"{SIGNAL_AT}import sys; sys.argv[0] = 'tfwd-train'; from tfwd.lm.train import run; run()"

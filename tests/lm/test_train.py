@@ -86,7 +86,7 @@ def test_a_stop_anywhere_is_gone_on_from(whole, text, tmp_path, looks, capsys, m
     """Checks stops in the first epoch's training and in its validation."""
     summary, finished = whole
     config = make_config(text)
-    seen = []  # the states that windows hand on, where a trainer begins and where it saves
+    seen = []  # the states that windows pass on, at the start of a trainer and when it saves
 
     class Watched(Trainer):
         def __init__(self, *args):

@@ -36,7 +36,7 @@ def test_averages_are_evaluated_and_kept_and_training_goes_on_from_the_raw_weigh
         "optimizer__non_monotone_interval": 1,
         "training__epochs": 6,
     }
-    losses = iter([1.0, 1.0, 2.0])  # triggered after the third epoch, whatever was learnt
+    losses = iter([1.0, 1.0, 2.0])  # triggered after the third epoch, whatever was learned
     observe = NonMonotonicASGD.observe
     monkeypatch.setattr(NonMonotonicASGD, "observe", lambda self, v: observe(self, next(losses, v)))
     seen = {}

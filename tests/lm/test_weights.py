@@ -33,7 +33,7 @@ OPTIONS = {
     "half": {"dtype_policy": "bfloat16"},
 }
 IDS = tf.constant([[1, 2, 3], [4, 0, 6]], tf.int32)
-# Written on either Keras by weights/write.py, with the logits that the models gave there.
+# Written by weights/write.py on each Keras, with the logits of the models there.
 WRITTEN = Path(__file__).parent / "weights"
 
 
@@ -76,7 +76,7 @@ def test_names_are_of_the_models_order():
         "decoder/kernel",
         "decoder/bias",
     ]
-    for case in ("tied", "perturbed", "dropped"):  # what is drawn adds no name and changes none
+    for case in ("tied", "perturbed", "dropped"):  # draws neither add nor change a name
         assert list(named_weights(make(case, 0))) == [
             "embedding/embeddings",
             "lstm_1/kernel",
@@ -108,7 +108,7 @@ def test_another_file(tmp_path):
     path, model = tmp_path / "weights.npz", make("tied", 1)
     with pytest.raises(UserError, match="cannot read .*weights.npz: No such file"):
         read(path, model)
-    os.mkfifo(path)  # which would be waited for
+    os.mkfifo(path)  # the program would wait for it
     with pytest.raises(UserError, match="cannot read .*weights.npz: it is a pipe or a device"):
         read(path, model)
     path.unlink()
@@ -149,7 +149,7 @@ def test_a_file_of_either_keras_gives_the_same_logits(written_on, case):
     read(WRITTEN / f"{written_on}-{case}.npz", found)
     logits = np.load(WRITTEN / f"{written_on}-{case}-logits.npy")
     np.testing.assert_allclose(found(IDS).logits, logits, atol=1e-5)
-    assert np.ptp(logits) > 1  # and not those of a model that knows nothing
+    assert np.ptp(logits) > 1  # the model is not untrained
 
 
 def test_a_run_of_the_other_keras_is_read_but_not_gone_on_with(make_run):

@@ -3,8 +3,8 @@
     python tests/mutations/run.py [-k WORDS] [--tree FOLDER] [--jobs N]
 
 The copy is in a temporary folder; the checkout is only read. First the tests run on a copy without
-a defect, where all must pass. The exit code is 1 if a defect survives, if its text does not stand
-in its file once, or if tests cannot be run.
+a defect, where all must pass. The exit code is 1 if a defect survives, if its text does not occur
+exactly once in its file, or if tests cannot run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from defects import DEFECTS, Defect
 
 ROOT = Path(__file__).resolve().parents[2]
 MOVED = ("layers", "optimizers")
-# Three times what the slowest takes on one busy core.
+# Three times the time of the slowest test on one busy core.
 LIMIT = 900
 # The tests of `make test`, as the Makefile says.
 QUICK = "not extended and not slow and not soak"

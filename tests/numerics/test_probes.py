@@ -75,7 +75,7 @@ def test_finds_planted_values(case):
     direction, mode = case.split(", ")
     planted = Plant(direction=direction, place=(1, 2), name="planted")
     model = make(planted, layers.Activation("linear", name="behind"))
-    # In `Plant` the trigger is looked for in what comes out of a tanh.
+    # `Plant` looks for the trigger in the output of a tanh.
     first = model.get_layer("encoder").get_layer("first")
     first.activation = keras.activations.linear
     first.set_weights([np.eye(6, 5), np.zeros(5)])
@@ -96,7 +96,7 @@ def test_finds_planted_values(case):
         assert summary.size == 40
         assert report.step == 2 * i + 2
         assert report.sentence.startswith(f"layer 'encoder/planted': {direction}")
-        assert f"'{at}'" in report.sentence  # backward, what is not finite is of its output
+        assert f"'{at}'" in report.sentence  # in backward, the gradient of its output is not finite
 
 
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))

@@ -121,7 +121,7 @@ def test_an_output_without_a_loss(case, subclass):
     before = {head: model.get_layer(head).kernel.numpy() for head in ("one", "two")}
     try:
         model.train_on_batch(X, y)
-    except (ValueError, KeyError, AttributeError):  # what this release of Keras does not take
+    except (ValueError, KeyError, AttributeError):  # this release of Keras does not accept it
         return
     for head, kernel in before.items():
         stays = np.array_equal(kernel, model.get_layer(head).kernel.numpy())

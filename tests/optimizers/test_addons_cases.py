@@ -96,7 +96,10 @@ def test_a_row_that_is_repeated_is_the_row_with_twice_the_gradient(kind, dtype):
             optimizer.apply_gradients([(gradient, table)])
         found.append(table.numpy())
     np.testing.assert_allclose(*found, rtol=1e-7)
-    if (kind, dtype) != ("AdamW", "float16"):  # where epsilon is 0, and a row without gradient NaN
+    if (kind, dtype) != (
+        "AdamW",
+        "float16",
+    ):  # epsilon is 0 there, and a row without gradient becomes NaN
         assert found[0][0] == 1
 
 

@@ -1,6 +1,6 @@
 """`ApplyIfFinite`: a skipped step changes nothing, and other steps equal the bare optimizer's.
 
-The oracle is the plain optimizer that is given only the good gradients.
+The oracle is the plain optimizer, which gets the good gradients only.
 """
 
 import math

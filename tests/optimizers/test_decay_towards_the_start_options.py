@@ -22,10 +22,10 @@ def numpy_steps(kind, starts, grads, fractions, rows=None):
 
     Args:
         kind: "SGD" or "Adam".
-        starts: the weights at first.
+        starts: the first weights.
         grads: for each step a list of dense gradients.
         fractions: f of each weight.
-        rows: for each step a mask of the rows that are decayed, for sparse decay of rows.
+        rows: for each step a mask of the decayed rows, for sparse decay of rows.
     """
     weights, after = [w.copy() for w in starts], []
     first, second = ([np.zeros_like(w) for w in starts] for _ in range(2))
@@ -45,7 +45,7 @@ def numpy_steps(kind, starts, grads, fractions, rows=None):
     return after
 
 
-# Keras computes the powers of Adam's betas in float32, of which 1 - 0.999 has five digits; a decay
+# Keras computes the powers of Adam's betas in float32, where 1 - 0.999 has five digits. A decay
 # towards zero, or none, would be off by 1e-3 after two steps.
 TOLERANCE = {"SGD": 1e-12, "Adam": 2e-5}
 

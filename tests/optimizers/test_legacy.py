@@ -22,7 +22,7 @@ from addons_table import (  # noqa: E402
     steps,
 )
 
-# Loss scales, replicas, averages of one's own.
+# Loss scales, replicas, custom averages.
 
 NESTINGS = {
     "around": lambda: LossScale(DecoupledWeightDecay(legacy.Adam(RATE), D, exclude="bias")),
@@ -218,7 +218,7 @@ def test_saved_as_a_whole_model(kind, form, tmp_path):
 
 def test_an_update_that_keras_compiles_keeps_nothing_of_the_decay():
     inner, weights = keras.optimizers.SGD(RATE), variables("float32")
-    inner.jit_compile = True  # what it is where there is a GPU
+    inner.jit_compile = True  # its value on a GPU
     old, grads = values(weights), gradients(0, "float32")
     DecoupledWeightDecay(inner, 0.5).apply(grads, weights)
     DecoupledWeightDecay(inner, 0.25).apply(grads, weights)
@@ -229,7 +229,7 @@ def test_an_update_that_keras_compiles_keeps_nothing_of_the_decay():
         np.testing.assert_allclose(found.numpy(), right, rtol=1e-5, atol=1e-6)
 
 
-# Arguments, and what is refused.
+# Arguments and errors.
 
 
 def test_hyperparameters_are_the_wrapped_ones():

@@ -16,7 +16,7 @@ from tfwd.optimizers import (
 
 LossScale = keras.optimizers.LossScaleOptimizer
 D, RATE = 0.03125, 0.125
-# Keras rounds others to float32.
+# Keras rounds other values to float32.
 EXACT = {"beta_1": 0.875, "beta_2": 0.75, "epsilon": 2.0**-20}
 ROWS = np.array([3, 0, 3, 3, 5])
 PARTS = np.random.default_rng(0).normal(size=(3, 5, 2))

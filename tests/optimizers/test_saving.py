@@ -65,7 +65,7 @@ def by_checkpoint(net, folder, name):
     return fresh
 
 
-# Averages around a decay, and a loss scale around one, hold what the others hold.
+# Averages around a decay, and a loss scale around a decay, have the state of the others.
 @quick_rows("averaged")
 @pytest.mark.parametrize("name", with_slow_rest(OPTIMIZERS, ("averaged", "loss scale around")))
 def test_a_restart_in_the_middle_is_no_restart(name, tmp_path):

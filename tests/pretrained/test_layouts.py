@@ -92,7 +92,7 @@ def test_convolution(tmp_path):
     expected = np.zeros((3, 3, 3))
     for i in range(3):
         for j in range(3):
-            part = x[0, i : i + 3, j : j + 3]  # places, places, inputs
+            part = x[0, i : i + 3, j : j + 3]  # positions, positions, inputs
             expected[i, j] = np.einsum("hwc,ochw->o", part, weight) + bias
     np.testing.assert_allclose(model(x)[0], expected, rtol=1e-4, atol=1e-5)
 
@@ -197,7 +197,7 @@ def test_layers_that_are_not_keras_own(tmp_path):
         loaded(Cubic(2, name="c"), (2, 4), tensors, tmp_path, mapping)
     assert "'c/kernel' belongs to a Cubic, and PyTorch's order of axes is" in str(caught.value)
     assert "map to Key('m.weight', transposed=True) if the file has the" in str(caught.value)
-    assert "'c/scale'" not in str(caught.value)  # of which there is one order only
+    assert "'c/scale'" not in str(caught.value)  # which have only one order
     for transposed, kernel in ((True, weight.T), (False, weight)):
         mapping = {
             "c/kernel": Key("m.weight", transposed=transposed),

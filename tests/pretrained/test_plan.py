@@ -283,7 +283,7 @@ def test_numbers_that_become_zero(folder):
     save_file(tensors, folder / "model.safetensors")
     said = "'layer_1/kernel' is float16, in which all numbers of key 'enc.1.weight' are 0"
     refused(model_of(dtype="float16"), folder, said)
-    rewrite(folder, **{"enc.1.weight": np.zeros((3, 3), "float32")})  # which it was before, too
+    rewrite(folder, **{"enc.1.weight": np.zeros((3, 3), "float32")})  # the same as before
     load(model_of(dtype="float16"), folder, mapping=MAPPING)
 
 
@@ -337,7 +337,7 @@ def test_one_tensor_at_a_time_is_held(tmp_path):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 8 * size + 1.5 * size  # what becomes the model's, and a part of one tensor
+    assert peak < 8 * size + 1.5 * size  # the model's file, and a part of one tensor
     assert all(np.asarray(layer.kernel).all() for layer in layers)
 
 

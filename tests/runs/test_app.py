@@ -149,7 +149,7 @@ def test_tensorflow_is_loaded_without_its_notes(root, tmp_path):
         command, capture_output=True, text=True, env=environment, timeout=WATCHDOG
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "2.0\n", "")
-    # What a failure to load has to say is not lost.
+    # The message of a failed import is not lost.
     (tmp_path / "tensorflow.py").write_text("import os\nos.write(2, b'why\\n')\n1 / 0\n")
     command.append(str(tmp_path))
     done = subprocess.run(

@@ -186,7 +186,7 @@ def test_a_checkpoint_is_written_where_folders_cannot_be_opened(checkpoints, mon
     opened, synced = os.open, os.fsync
 
     def windows_open(path, flags, *rest, **place):
-        if not place and os.path.isdir(path):  # with a place it is Python that removes a folder
+        if not place and os.path.isdir(path):  # with this argument Python removes a folder
             raise PermissionError(13, "Permission denied", str(path))
         return opened(path, flags, *rest, **place)
 

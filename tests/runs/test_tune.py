@@ -63,7 +63,7 @@ def test_what_a_sweep_leaves(run, tmp_path, capsys):
     for path in (folder / "plots").iterdir():
         assert path.stat().st_size > 8_000 and str(path) in out
 
-    # The best configuration, as a file for tfwd-train, trains to the very same loss.
+    # The best configuration, as a file for tfwd-train, trains to the same loss.
     config = from_file("config", str(folder / "best_config.py"), "get_config", SCHEMA)
     assert config.optimizer.name == best["optimizer.name"]
     summary = train.train(config, str(tmp_path / "best"), StopRequest())
@@ -138,13 +138,13 @@ def test_a_promoted_run_begins_with_the_files_of_its_parent(tmp_path):
     kept = {path.relative_to(parent) for path in parent.rglob("*")}
     for name in (".lock", "events.out.1", stopwatch.FILE):  # the parent's own
         (parent / name).write_text("")
-    (tmp_path / ".trial_1.new").mkdir()  # of a copy that was stopped
+    (tmp_path / ".trial_1.new").mkdir()  # a copy that was stopped has it
     promote(parent, folder)
     assert {path.relative_to(folder) for path in folder.rglob("*")} == kept
     assert (folder / "metrics.jsonl").read_text() == "metrics.jsonl"
     assert not (tmp_path / ".trial_1.new").exists()
     (folder / "metrics.jsonl").write_text("longer")
-    promote(parent, folder)  # it has begun, and goes on
+    promote(parent, folder)  # it has begun, and resumes
     assert (folder / "metrics.jsonl").read_text() == "longer"
 
 

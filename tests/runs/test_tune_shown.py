@@ -128,7 +128,7 @@ def test_the_time_of_a_trial_that_was_stopped_counts_all_its_parts(run, tmp_path
     code, out, _ = run(options="max_trials=1")
     line = next(line for line in out.splitlines() if line.startswith("trial 0  "))
     assert code == 0 and "  1:00:" in line
-    # Fewer than there are already: said, and nothing else happens.
+    # Fewer than there are already: only a message.
     assert run(options="max_trials=2")[0] == 0
     code, out, _ = run(options="max_trials=1")
     assert code == 0 and "max_trials=1 is fewer: all stay, and none is added" in out

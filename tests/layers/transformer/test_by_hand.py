@@ -104,7 +104,7 @@ def test_arguments_that_no_shape_tells(name, value, tmp_path):
     by_hand.publish(tmp_path)
     with pytest.raises(ValueError, match=f"{name} is .* there, and {value!r} in layer"):
         T.Bert.from_pretrained(tmp_path, **{name: value})
-    layer = T.Bert.from_config(tmp_path, **{name: value})  # of fresh weights it may be
+    layer = T.Bert.from_config(tmp_path, **{name: value})  # it may be equal for new weights
     layer(IDS)
     with pytest.raises(PlanError, match=f"{name} is .* there, and {value!r} in layer"):
         load(layer, tmp_path)

@@ -165,7 +165,7 @@ WRONG = {
 def test_wrong_values_in_graphs(published, what, jit_compile):
     """Checks that a graph raises, and that XLA's output is NaN, not a wrong number.
 
-    Shapes are not known when the function is traced.
+    Tracing does not know the shapes.
     """
     bert, expected = published
     given = {"ids": IDS, "token_type_ids": TYPES, "mask": MASK}

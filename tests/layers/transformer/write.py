@@ -2,7 +2,7 @@
 
     .venv-bench/bin/python tests/layers/transformer/write.py
 
-It needs PyTorch and transformers. The tests read what it wrote in `published/`, a few kB each.
+It needs PyTorch and transformers. The tests read its files in `published/`, a few kB each.
 """
 
 import json
@@ -44,7 +44,7 @@ T5 = {
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 6,
 }
-# The class, with what its config says.
+# The class, with the keys of its config.
 MODELS = {
     "bert": ("BertModel", SIZES),
     "bert_with_heads": ("BertForPreTraining", {**SIZES, "hidden_act": "gelu_new"}),

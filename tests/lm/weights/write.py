@@ -1,6 +1,6 @@
 """The files of this folder, written by the installed Keras: `python tests/lm/weights/write.py`.
 
-Each is the weights of a small model, and the logits that it gives with them for `IDS`.
+Each file has the weights of a small model, and its logits for `IDS`.
 """
 
 from pathlib import Path
