@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from stacks import SLOW_ON_KERAS_2, once
-from training_tools import log, make_config, write_text
+from training_tools import log, make_config
 
 from tfwd.lm import step
 from tfwd.lm.text import load_splits, tokenize
@@ -18,11 +18,6 @@ from tfwd.runs.errors import Diverged, UserError
 from tfwd.runs.signals import StopRequest
 
 pytestmark = SLOW_ON_KERAS_2
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
 
 
 @pytest.mark.slow

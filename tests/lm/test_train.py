@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from stacks import SLOW_ON_KERAS_2, extended, once
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training_tools import WORDS, StopAfter, log, make_config, model_options, write_text
+from training_tools import WORDS, StopAfter, log, make_config, model_options
 
 from tfwd.lm.evaluation import evaluate
 from tfwd.lm.model import LanguageModel
@@ -25,11 +25,6 @@ from tfwd.runs.folder import RunFolder
 from tfwd.runs.signals import Stopped, StopRequest
 
 pytestmark = SLOW_ON_KERAS_2
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
 
 
 @pytest.fixture(scope="module")

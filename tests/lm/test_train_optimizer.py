@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from stacks import IS_KERAS_2, SLOW_ON_KERAS_2, extended, once
-from training_tools import StopAfter, log, make_config, model_options, write_text
+from training_tools import StopAfter, log, make_config, model_options
 
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.train import train
@@ -15,11 +15,6 @@ from tfwd.runs.errors import UserError
 from tfwd.runs.signals import Stopped, StopRequest
 
 pytestmark = SLOW_ON_KERAS_2
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
 
 
 @pytest.mark.slow

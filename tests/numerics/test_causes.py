@@ -168,17 +168,15 @@ class Normalize(layers.Layer):
         return inputs / tf.reduce_sum(inputs, -1, keepdims=True)
 
 
+def on_zeros(layer, name):
+    """Returns a model in which the layer gets zeros from a layer of this name."""
+    zeros = layers.Dense(4, kernel_initializer="zeros", name=name)
+    return keras.Sequential([layers.Input((6,)), zeros, layer, layers.Dense(1)])
+
+
 def test_nothing_left_of_a_layer():
     x, y = data(2)
-    model = keras.Sequential(
-        [
-            layers.Input((6,)),
-            layers.Dense(4, kernel_initializer="zeros", name="gone"),
-            Normalize(name="divided"),
-            layers.Dense(1),
-        ]
-    )
-    report = report_of(model, x, y)
+    report = report_of(on_zeros(Normalize(name="divided"), "gone"), x, y)
     assert report.first.frame.name == "divided"
     assert names(report)[0] == "nothing is left to divide by"
     assert "'gone, output' are 0" in report.causes[0].evidence
@@ -283,15 +281,7 @@ class Length(layers.Layer):
 
 def test_infinite_derivative():
     x, y = data(2)
-    model = keras.Sequential(
-        [
-            layers.Input((6,)),
-            layers.Dense(4, kernel_initializer="zeros", name="before"),
-            Length(name="length"),
-            layers.Dense(1),
-        ]
-    )
-    report = report_of(model, x, y)
+    report = report_of(on_zeros(Length(name="length"), "before"), x, y)
     assert report.first.frame.kind == "gradient"
     assert report.first.frame.name == "before"
     assert names(report)[0] == "a function whose derivative is infinite"
