@@ -108,7 +108,7 @@ _KEPT = ("parametrize, subclassed", "Sequential, Sequential", "functional, task"
 
 @quick_rows("parametrize, subclassed", "functional, task")
 @pytest.mark.parametrize("name", with_slow_rest(CASES, _KEPT))
-def test_losses_and_metrics_are_those_of_the_outer_model(name: str) -> None:
+def test_losses_and_metrics_equal_the_outer_models(name: str) -> None:
     make, wrap, trained = CASES[name]
     inner = make()
     if trained:
@@ -234,7 +234,7 @@ class _Stop(keras.callbacks.Callback):
             raise InterruptedError
 
 
-def test_a_backup_goes_on_with_both(tmp_path: Path) -> None:
+def test_a_backup_resumes_both(tmp_path: Path) -> None:
     def made() -> keras.Model:
         keras.utils.set_random_seed(0)
         model = _filled(_parametrized, 1)

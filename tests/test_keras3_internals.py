@@ -216,7 +216,7 @@ def test_attribute_is_there(owner: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(MODULES))
-def test_what_is_taken_from_inside_is_there(path: str) -> None:
+def test_names_from_inside_keras_exist(path: str) -> None:
     module, _, name = path.rpartition(".")
     where = ", ".join(sorted(uses().get(path, ())))
     assert hasattr(importlib.import_module(module), name), f"no {path}, used in {where}"
@@ -229,7 +229,7 @@ def test_the_tables_name_what_the_sources_use_and_no_more() -> None:
     assert listed - set(uses()) == set(), "in a table, and no longer used"
 
 
-def test_what_is_undocumented_is_still_used() -> None:
+def test_undocumented_names_are_still_used() -> None:
     files = (Path(tfwd.__file__).parent / "_keras3").glob("*.py")
     words = {word for file in files for word in re.findall(r"\w+", file.read_text("utf-8"))}
     listed = {name for names in UNDOCUMENTED.values() for name in names}

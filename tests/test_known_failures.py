@@ -59,7 +59,7 @@ def test_only_one_direction_of_a_bidirectional_layer_dropped(wrapped: bool) -> N
             assert 0 < (gradient == 0.0).sum() < gradient.size
 
 
-def test_the_mask_drawn_anew_at_each_time_step() -> None:
+def test_another_mask_at_each_time_step() -> None:
     layer = layers.WeightDropout(keras.layers.SimpleRNN(5), 0.5, seed=1)
     layer.build(SEQUENCE.shape)
     y = layer(SEQUENCE, training=True)

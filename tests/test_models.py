@@ -35,7 +35,7 @@ def test_parametrize_shares_the_variables_in_their_order(kind: str) -> None:
 
 
 @each
-def test_evaluation_is_that_of_the_model_and_training_is_not(kind: str) -> None:
+def test_evaluation_equals_the_models_and_training_does_not(kind: str) -> None:
     model = ALL[kind]()
     expected = tf.nest.flatten(model(X))[0]
     raw = tf.nest.flatten(model(X, training=True))[0]
@@ -250,7 +250,7 @@ def test_a_rate_out_of_range_names_layer_and_weight(kind: str) -> None:
         tfwd.parametrize(ALL[kind](), {"kernel": P.Dropout(1.0)})
 
 
-def test_what_is_no_model_is_an_error() -> None:
+def test_a_wrong_model_is_an_error() -> None:
     with pytest.raises(ValueError, match="takes a Keras model, got .*Dense.*tfwd.layers.Param"):
         tfwd.parametrize(keras.layers.Dense(3), DROPPED)
 

@@ -48,7 +48,7 @@ def test_the_reference_has_the_published_vectors() -> None:
         ([(1 << 31) - 1, -(1 << 31)], (1 << 63) + (((1 << 64) - 1) << 64)),
     ],
 )
-def test_words_are_those_of_the_reference(way: str, key: list[int], counter: int) -> None:
+def test_words_equal_the_reference(way: str, key: list[int], counter: int) -> None:
     halves = tf.constant([counter & (1 << 64) - 1, counter >> 64], tf.uint64)
     for shape, dtype in (([11], tf.int32), ([3, 5], tf.int32), ([4, 3], tf.int64)):
 

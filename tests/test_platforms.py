@@ -177,7 +177,7 @@ def test_the_other_stack_is_tested_where_it_has_wheels(
 
 
 @needs_make
-def test_a_program_on_the_other_stack_says_what_is_missing(root: Path, tmp_path: Path) -> None:
+def test_a_program_on_the_other_stack_names_the_missing_wheel(root: Path, tmp_path: Path) -> None:
     python = interpreter(tmp_path, (3, 11))
     arguments = ("train", "STACK=addons", f"ADDONS_PYTHON={python}")
     done = make(root, *arguments, platform="linux-aarch64")

@@ -260,7 +260,7 @@ def test_small_masks_are_words_below_the_keep_probability(rate: float, generator
     assert random_masks.mask((64, 64), tf.constant(0.0), SEED).numpy().all()
 
 
-def test_what_is_small_goes_by_the_static_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_is_decided_by_the_static_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_masks, "SMALL", 12)
     assert random_masks.is_small((11,)) and random_masks.is_small(tf.TensorShape([]))
     assert random_masks.is_small([3, 1]) and not random_masks.is_small((3, 4))

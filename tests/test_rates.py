@@ -47,7 +47,7 @@ def test_a_schedule_that_cannot_be_used_is_refused_at_once(case: str) -> None:
         (lambda call: tf.complex(tf.cast(call, tf.float32), 0.0), "complex64"),
     ],
 )
-def test_what_is_seen_when_it_is_read_names_the_weight_too(schedule, message: str) -> None:
+def test_errors_at_the_read_of_a_schedule_name_the_weight_too(schedule, message: str) -> None:
     switch = []  # a schedule may say something else by then
 
     def late(call):

@@ -153,9 +153,7 @@ def assert_close(found, expected, dtype: str) -> None:
         (False, True, "float64"),
     ],
 )
-def test_values_and_gradients_are_those_of_keras(
-    kind: Kind, dtype: str, bias: bool, graph: bool
-) -> None:
+def test_values_and_gradients_equal_keras(kind: Kind, dtype: str, bias: bool, graph: bool) -> None:
     values = kind.problem(dtype, bias)
     run = tf.function(results) if graph else results
     assert_close(
@@ -167,7 +165,7 @@ def test_values_and_gradients_are_those_of_keras(
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_values_and_gradients_are_those_of_torch(kind: Kind, dtype: str, bias: bool) -> None:
+def test_values_and_gradients_equal_torch(kind: Kind, dtype: str, bias: bool) -> None:
     values = kind.problem(dtype, bias)
     expected = kind.by_torch(values, kind.upstream())
     assert_close(tf.function(results)(kind.ours, values, kind.upstream()), expected, dtype)
@@ -214,7 +212,7 @@ def test_a_masked_step_that_overflows_harms_nothing(kind: Kind) -> None:
         pytest.param("compiled", id="compiled", marks=soak),
     ],
 )
-def test_second_derivatives_are_those_of_keras(kind: Kind, graph: bool | str) -> None:
+def test_second_derivatives_equal_keras(kind: Kind, graph: bool | str) -> None:
     values = kind.problem("float64")
 
     def squares(function) -> list[tf.Tensor]:

@@ -46,7 +46,7 @@ def test_integers_tensors_and_graphs_give_the_same(root: int, call: int) -> None
     assert as_tuple(traced(tensors[0], tensors[2])) == expected
 
 
-def test_seeds_of_several_positions_are_those_of_each() -> None:
+def test_seeds_of_several_positions_equal_the_single_seeds() -> None:
     several = seeds.seeds(tf.constant([7, 3], tf.int64), 1, 5)
     for position, found in enumerate(several):
         assert as_tuple(found) == as_tuple(seeds.seed(7, position, 3, 1))

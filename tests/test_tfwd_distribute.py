@@ -84,7 +84,7 @@ def test_replicas_of_the_other_layers_differ(strategy, make) -> None:
 
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("jit", [False, True])
-def test_a_training_step_of_ones_own(strategy, recompute: bool, jit: bool) -> None:
+def test_a_custom_training_step(strategy, recompute: bool, jit: bool) -> None:
     """Checks that gradients of replicas with different masks are summed; the weight stays one."""
     with strategy.scope():
         layer = WRAPPERS["WeightDropout"](seed=1, recompute=recompute)

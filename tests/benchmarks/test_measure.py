@@ -40,7 +40,7 @@ def test_ratio_is_the_median_of_the_turns_with_its_quartiles() -> None:
         ({}, None),
     ],
 )
-def test_a_goal_is_held_against_what_is_printed(goal: dict, reached: bool | None) -> None:
+def test_a_goal_is_compared_with_the_printed_figure(goal: dict, reached: bool | None) -> None:
     measure = helper("measure")
     row = measure.Row("a claim", measure.Spread(0.7004, 0.6, 0.8), "ratio", 1.0, **goal)
     assert row.reached is reached
@@ -86,7 +86,7 @@ def test_memory_is_compared_by_the_share_of_the_weights() -> None:
 
 
 @needs_keras3("benchmarks, which are of the newer stack")
-def test_naive_layers_draw_anew_and_drop_what_tfwd_drops() -> None:
+def test_naive_layers_draw_in_each_call_and_drop_the_same_weights_as_tfwd() -> None:
     workloads = helper("workloads")
     kind = workloads.dense(width=64, depth=1, batch=2)
     sizes = {}

@@ -207,7 +207,7 @@ def test_the_report_fits_a_terminal_and_json():
     assert table[6].endswith("encoder/plant, output")
 
 
-def test_what_is_excluded():
+def test_excluded_layers():
     inputs = keras.layers.Input((6,))
     masked = keras.layers.Lambda(lambda v: tf.where(v > 0, v, -np.inf), name="masked")(inputs)
     outputs = keras.layers.Dense(1)(keras.layers.Softmax(name="shares")(masked))

@@ -165,7 +165,7 @@ class Careful(keras.Model):
 
 
 @pytest.mark.parametrize("mode", with_slow_rest(["graph", "xla"], {"graph"}))
-def test_a_training_step_of_ones_own(mode):
+def test_a_custom_training_step(mode):
     x, y = data(4)
     models = [Careful(), Careful()]
     rows = np.r_[0 : 8 * BAD, 8 * (BAD + 1) : 32]

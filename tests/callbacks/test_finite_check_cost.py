@@ -39,7 +39,7 @@ def test_a_checked_step_adds_one_operation_a_tensor():
 
 
 @pytest.mark.parametrize("mode", ["graph", "eager"])
-def test_steps_that_are_not_checked_are_those_of_keras(mode):
+def test_steps_without_a_check_equal_keras(mode):
     x, y = data(5)
     plain, checked = make(mode=mode), make(mode=mode)
     keras.utils.set_random_seed(4)

@@ -47,7 +47,7 @@ def fit(model, x, y, check, **kwargs):
 
 
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_numbers_are_those_of_numpy(jit_compile, tmp_path):
+def test_numbers_equal_numpy(jit_compile, tmp_path):
     model = make(jit_compile)
     x, y = data(4)
     kernel, bias, last, offset = (w.astype("float64") for w in model.get_weights())
@@ -108,7 +108,7 @@ def test_plot_and_report(tmp_path):
 
 
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_magnitudes_are_those_of_numpy(jit_compile, tmp_path, monkeypatch):
+def test_magnitudes_equal_numpy(jit_compile, tmp_path, monkeypatch):
     model = make(jit_compile)
     x, y = data(3)
     x[8, 0] = np.inf

@@ -82,7 +82,7 @@ def test_epochs_log_is_a_ratio_of_means() -> None:
 
 
 @extended
-def test_second_fit_goes_on_and_another_model_begins_anew(tmp_path: Path) -> None:
+def test_second_fit_continues_and_another_model_starts_from_zero(tmp_path: Path) -> None:
     callback = callbacks.GradientSquaredMean(every=2, log_dir=tmp_path)
     watched = model()
     fit(watched, callback, epochs=1)  # batches 0, 1, 2

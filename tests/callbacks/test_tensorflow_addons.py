@@ -58,7 +58,7 @@ def test_progress_bar(tfa, capsys):
     ],
 )
 @pytest.mark.parametrize("kind", ["SWA", "MovingAverage"])
-def test_averages_are_what_is_saved(tfa, kind, update, decayed, tmp_path):
+def test_averages_are_saved(tfa, kind, update, decayed, tmp_path):
     """Checks that averages are saved, with the average outside and tfwd's decay inside or not."""
     inner = keras.optimizers.legacy.SGD(0.05)
     if decayed:

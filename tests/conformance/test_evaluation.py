@@ -47,7 +47,7 @@ def test_traced_evaluation_is_bit_for_bit_the_plain_layer(case: Case) -> None:
 
 
 @harness.each_or_half(NOT_NOISE)
-def test_variables_are_those_of_the_plain_layer_in_the_same_order(case: Case) -> None:
+def test_variables_equal_the_plain_layers_in_the_same_order(case: Case) -> None:
     wrapped, plain = harness.built(case), harness.plain(case)
 
     def kinds(weights: list[keras.Variable]) -> list[tuple]:
@@ -110,7 +110,7 @@ def test_the_default_weights(row) -> None:
 
 
 @harness.each_or_half(DROPOUT)
-def test_output_spec_is_that_of_the_plain_layer(case: Case) -> None:
+def test_output_spec_equals_the_plain_layers(case: Case) -> None:
     wrapped, plain = harness.model_of(harness.built(case), case), case.row
     expected = harness.model_of(plain.make(), case)
 

@@ -35,7 +35,7 @@ _BOTH = [
 
 
 @pytest.mark.parametrize(("case", "recompute", "size"), _BOTH, indirect=["size"])
-def test_gradient_is_that_of_the_plain_layer_times_mask_over_keep(
+def test_gradient_is_the_plain_layers_times_mask_over_keep(
     case: Case, recompute: bool, size: str
 ) -> None:
     wrapped = harness.built(case, recompute=recompute)

@@ -207,7 +207,7 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_reset_run_is_that_of_a_new_process(folders, monkeypatch):
+def test_a_reset_run_equals_a_run_in_a_new_process(folders, monkeypatch):
     """Checks that earlier runs do not change a run: weights, Adam, references, draws, schedule."""
     import fine_tuning_data as data
     import fine_tuning_plan as planning

@@ -57,7 +57,7 @@ def test_the_formula_on_published_weights(data, pretrained, vocabulary, pooling)
     assert not missing and ("encoder/pooler/dense/kernel" in weights) == (pooling == "pooler")
 
 
-def test_layers_that_are_begun_anew(data, pretrained, vocabulary):
+def test_reinitialized_layers(data, pretrained, vocabulary):
     config = make_config(data, pretrained, model__pooling="pooler")
     model, _ = filled(config, vocabulary)
     before = {name: v.numpy() for name, v in named_weights(model).items()}
@@ -95,7 +95,7 @@ def test_weights_are_dropped_by_pattern(data, pretrained, vocabulary):
         make_model(config, vocabulary)
 
 
-def test_what_is_done_to_weights(data, pretrained):
+def test_parametrization_of_the_options(data, pretrained):
     options = make_config(data, pretrained).model
     assert parametrization(options) is None
     options.weight_dropout = 0.25

@@ -74,7 +74,7 @@ def whole(request, data, pretrained, tmp_path):
 
 
 @pytest.mark.parametrize("whole", ["learnt", pytest.param("everything", marks=rest)], indirect=True)
-def test_a_run_that_is_stopped_goes_on_as_if_it_was_not(whole, data, pretrained, tmp_path):
+def test_a_stopped_run_resumes_with_the_same_results(whole, data, pretrained, tmp_path):
     changes, undisturbed = whole
     config = make_config(data, pretrained, **changes)
     with pytest.raises(Stopped):

@@ -63,7 +63,7 @@ def dataset() -> tf.data.Dataset:
         (lambda: {"x": X[:0], "y": Y[:0]}, "the batch has no examples"),
     ],
 )
-def test_what_is_no_batch(given: Callable[[], dict[str, Any]], message: str) -> None:
+def test_arguments_that_are_no_batch(given: Callable[[], dict[str, Any]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         gradients.squared_mean(model(), **{"x": X, "y": Y, "loss": "mse", **given()})
 

@@ -34,7 +34,7 @@ def test_statistics_of_known_noise() -> None:
     assert math.isnan(one["noise_scale"]) and math.isnan(one["variance"])
 
 
-def test_average_of_batches_of_which_most_cannot_tell() -> None:
+def test_average_of_batches_that_are_mostly_too_noisy() -> None:
     """Checks a small signal: the ratio of means is right, the mean of ratios is infinite."""
     random, batch, size, steps = np.random.default_rng(0), 4, 10, 4000
     mu = np.full(size, 0.2)
@@ -52,7 +52,7 @@ def test_average_of_batches_of_which_most_cannot_tell() -> None:
     assert min(record["signal"] for record in records) < 0
 
 
-def test_average_of_what_is_too_noisy_of_single_examples_and_of_nan() -> None:
+def test_average_of_noisy_batches_of_single_examples_and_of_nan() -> None:
     random = np.random.default_rng(0)
     low = statistics.describe([[8.0], [1.0], [1.0]], ["w"], [2], 2)
     assert low["signal"] == 1 - 7.0

@@ -217,7 +217,7 @@ def test_dependent_examples_are_an_error_where_something_is_random(make: Callabl
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
-def test_what_is_no_number_is_no_dependence() -> None:
+def test_nan_is_no_dependence() -> None:
     model = keras.Sequential([keras.Input((3,)), L.Dense(4), L.Dense(2)])
     x, y = normal(4, 3), normal(4, 2)
     x[1, 0] = np.nan

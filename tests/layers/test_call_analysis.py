@@ -173,7 +173,7 @@ class Caching(keras.layers.Layer):
         return tf.matmul(x, self.kernel) + self.positions
 
 
-def test_a_constant_that_a_layer_keeps_is_none_of_the_inspections() -> None:
+def test_a_constant_that_a_layer_keeps_is_not_made_by_the_analysis() -> None:
     layer = Caching()
     wrapped = layers.WeightDropout(layer, 0.5, seed=1)
     with pytest.warns(UserWarning, match="it keeps a tensor in its attribute 'positions'"):

@@ -61,7 +61,7 @@ def total(found: Any) -> tf.Tensor:
 @pytest.mark.filterwarnings("ignore:.*hidden from a gradient")
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("pack", [in_pair, Hidden], ids=["dataclass", "object"])
-def test_what_is_in_an_object_has_its_gradient(pack: Any, traced: bool) -> None:
+def test_tensors_in_an_object_have_gradients(pack: Any, traced: bool) -> None:
     wrapped = layers.WeightDropout(Packing(pack), 0.5, seed=1)
     wrapped(X)
 
@@ -120,7 +120,7 @@ def test_a_call_past_the_casts_of_keras_is_past_them_inside_too() -> None:
 
 @quick_rows("small-LSTM", "large-GRU")
 @pytest.mark.parametrize("kind", [keras.layers.LSTM, keras.layers.GRU])
-def test_static_shapes_are_those_of_the_plain_layer(kind: Any) -> None:
+def test_static_shapes_equal_the_plain_layers(kind: Any) -> None:
     plain = kind(4, return_sequences=True, return_state=True)
     plain.build((3, 5, 2))
     wrapped = layers.WeightDropout(plain, 0.5, seed=1)

@@ -93,7 +93,7 @@ def test_single_elements_stop_the_program(kind, place, mode):
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_a_small_share_is_not_said_to_be_none(mode):
+def test_a_small_share_is_not_shown_as_zero(mode):
     x = np.ones(70_001, "float32")
     x[-1] = np.nan
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"has 0.0014 % non-finite elements"):

@@ -98,7 +98,7 @@ def begin(layer: keras.Layer, inner: keras.Layer) -> None:
 
 
 @pytest.mark.parametrize(("kind", "change"), CASES)
-def test_gradients_are_those_of_the_forward_pass_that_was_made(
+def test_gradients_belong_to_the_forward_pass_that_ran(
     kind: type, change: Callable[[Any], None]
 ) -> None:
     inner, plain = kind(), kind()

@@ -105,7 +105,7 @@ if not IS_KERAS_2:
 
 
 @pytest.mark.parametrize("case", OVERRIDDEN)
-def test_what_a_user_overrides_is_what_is_computed(case: str) -> None:
+def test_overridden_methods_are_computed(case: str) -> None:
     make, inputs = OVERRIDDEN[case]
     plain, inner = make(), make()
     plain(inputs), inner(inputs)

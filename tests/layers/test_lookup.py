@@ -67,7 +67,7 @@ WAYS = [
     "a norm-False-*",
 )
 @pytest.mark.parametrize(("kind", "traced", "recomputed"), WAYS)
-def test_rows_and_gradients_are_those_of_the_effective_table(
+def test_rows_and_gradients_equal_the_effective_tables(
     kind: str, traced: bool, recomputed: bool
 ) -> None:
     layer = WRAPPERS[kind](keras.layers.Embedding(8, 4))

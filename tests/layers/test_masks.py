@@ -98,7 +98,7 @@ SETTINGS = [(case, False) for case in CASES] + [
     "unmasking*",
 )
 @pytest.mark.parametrize(("case", "traced"), SETTINGS)
-def test_masks_are_those_of_the_plain_layer(case: str, traced: bool) -> None:
+def test_masks_equal_the_plain_layers(case: str, traced: bool) -> None:
     make, call = CASES[case]
     plain, wrapped = pair(make, call, traced)
 

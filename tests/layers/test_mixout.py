@@ -130,7 +130,7 @@ def test_half_precision_is_rounded_once(size: str) -> None:
     )
 
 
-def test_three_steps_of_training_are_those_of_numpy() -> None:
+def test_three_steps_of_training_equal_numpy() -> None:
     layer = layers.Mixout(keras.layers.Dense(4, use_bias=False), RATE, seed=7)
     layer.build((None, 5))
     start = kernel(layer)
@@ -157,7 +157,7 @@ def test_three_steps_of_training_are_those_of_numpy() -> None:
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_the_start_is_that_of_the_first_training_call(traced: bool) -> None:
+def test_the_start_is_the_weight_at_the_first_training_call(traced: bool) -> None:
     layer = layers.Mixout(keras.layers.Dense(4), RATE, seed=7)
     call = tf.function(layer, autograph=False) if traced else layer
     call(X, training=False)
@@ -205,7 +205,7 @@ def test_weights_that_come_after_the_references_were_taken(tmp_path) -> None:
         tfwd.reset_references(keras.layers.Dense(1, name="plain"))
 
 
-def test_references_of_a_model_are_taken_anew() -> None:
+def test_references_of_a_model_are_reset() -> None:
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, name="d")])
     mixed = tfwd.parametrize(model, {"kernel": P.Mixout(RATE)}, seed=1)
     step = tf.function(lambda x: mixed(x, training=True))
@@ -343,7 +343,7 @@ def fit(model: keras.Model) -> None:
 
 
 @extended
-def test_training_goes_on_from_every_kind_of_file(tmp_path) -> None:
+def test_training_resumes_from_every_kind_of_file(tmp_path) -> None:
     whole, half = trained(), trained()
     fit(whole)
     fit(half)

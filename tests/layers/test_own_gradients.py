@@ -123,7 +123,7 @@ class InnerTape(Branch):
 @pytest.mark.filterwarnings("ignore:.*cannot be run a second time")
 @pytest.mark.parametrize("how", ["eager", "graph", "tensor flag", "tensor flag, eager"])
 @pytest.mark.parametrize("kind", [Statistic, Branch, InnerTape])
-def test_gradients_are_those_of_the_layer_on_the_effective_weights(kind: type, how: str) -> None:
+def test_gradients_equal_the_layers_on_the_effective_weights(kind: type, how: str) -> None:
     wrapped = layers.WeightDropout(kind(), 0.5, weights="kernel", seed=1)
     wrapped(X)
     randomize(wrapped)

@@ -232,7 +232,7 @@ def test_deterministic_parametrizations_act_in_evaluation_too() -> None:
         wrapped.unwrapped()
 
 
-def test_a_function_that_is_retraced_goes_on_with_the_same_draws() -> None:
+def test_a_retraced_function_continues_the_draws() -> None:
     def outputs(sizes: list[int]) -> list[np.ndarray]:
         wrapped = layers.WeightDropout(keras.layers.Dense(5), 0.5, seed=1)
         wrapped.build((None, 5))

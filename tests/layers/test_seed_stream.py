@@ -41,7 +41,7 @@ def test_large_numbers() -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63, 1.5, "x", True])
-def test_what_is_no_seed_is_an_error(seed) -> None:
+def test_a_wrong_seed_is_an_error(seed) -> None:
     with pytest.raises(ValueError, match="seed must be None or an integer from 0 to 2\\^63 - 1"):
         SeedStream(seed)
 

@@ -78,7 +78,7 @@ def test_the_flag_of_the_model_reaches_the_wrapper() -> None:
 
 
 @pytest.mark.parametrize("recompute", [True, False])
-def test_batch_statistics_are_those_of_the_plain_layer(recompute: bool) -> None:
+def test_batch_statistics_equal_the_plain_layers(recompute: bool) -> None:
     wrapped = layers.WeightDropout(
         keras.Sequential([keras.layers.BatchNormalization(), keras.layers.Dense(2)]),
         0.5,

@@ -53,7 +53,7 @@ def bare(name, rate=RATE):
 
 @needs_addons
 @pytest.mark.parametrize("name", with_slow_rest(optimizers.ADDONS, KINDS))
-def test_steps_are_those_of_the_optimizer_itself(name):
+def test_steps_equal_the_optimizers_own(name):
     step, own = make(make_optimizer(name, RATE)), bare(name)
     start = step.state.carried
     twins = [tf.Variable(v) for v in step.model.trainable_variables]
@@ -121,7 +121,7 @@ def test_half_precision_scales_the_loss(name):
 @needs_addons
 @pytest.mark.parametrize("name", ["tfa.LAMB", "tfa.COCOB"])
 @pytest.mark.slow
-def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(name, tmp_path):
+def test_a_stopped_run_resumes_with_the_same_results(name, tmp_path):
     text = write_text(tmp_path / "text.txt")
     changes = {
         "optimizer__name": name,
@@ -139,7 +139,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(name, tmp_path):
 
 
 @needs_addons
-def test_arguments_of_ones_own():
+def test_arguments_of_an_optimizer():
     made = make_optimizer("TFA.conditionalgradient", 0.5, kwargs={"lambda_": 2.0, "ord": "fro"})
     assert float(made.get_config()["lambda_"]) == 2.0
     assert set(optimizers.arguments("tfa.ConditionalGradient")) >= {"lambda_", "ord", "epsilon"}

@@ -211,7 +211,7 @@ def test_save_and_load(tmp_path):
         loaded.model.more = 1
 
 
-def test_load_refuses_what_is_not_a_configuration(tmp_path):
+def test_load_refuses_a_wrong_configuration(tmp_path):
     file = tmp_path / "config.json"
     with pytest.raises(UserError, match=r"cannot read the configuration .*No such file"):
         SCHEMA.load(file)

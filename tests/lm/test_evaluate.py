@@ -76,7 +76,7 @@ def test_the_runs_own_test_text(make_run):
     assert result["text"] == "text.txt, test"
 
 
-def test_another_text_than_that_of_the_training(make_run, tmp_path):
+def test_another_text_than_the_training_text(make_run, tmp_path):
     run = make_run()
     text = tmp_path / "text.txt"
     text.write_text(text.read_text() + "and more\n")

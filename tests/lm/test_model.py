@@ -70,7 +70,7 @@ def test_arithmetic_is_the_papers():
     np.testing.assert_allclose(logits, numpy_logits(model, IDS.numpy()), atol=1e-6)
 
 
-def test_what_is_off_is_not_there():
+def test_switches_that_are_off_leave_no_layer():
     model = make()
     assert kinds(model) == {
         keras.layers.Embedding,

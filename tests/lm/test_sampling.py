@@ -78,7 +78,7 @@ def test_greedy_is_the_first_of_the_likeliest(logits):
     assert logits[choose(logits, generator, 1e-300)] >= logits.max() - 1e-297
 
 
-def test_carried_state_is_the_whole_text_read_anew(model, vocabulary):
+def test_carried_state_equals_reading_the_whole_text_again(model, vocabulary):
     start = vocabulary.encode(["to", "be"])
     drawn = list(draw(model, start, 12, temperature=0.0, top_k=0, seed=0, never=(0,)))
     assert len(set(drawn)) > 1

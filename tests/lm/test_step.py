@@ -213,7 +213,7 @@ def test_a_step_that_is_left_out_is_as_if_it_had_not_been(whole, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
-def test_what_is_finite_is_made_however_large():
+def test_finite_steps_are_made_however_large():
     step = make(whole=True)
     step.model.decoder.bias.assign(np.linspace(-1, 1, 7) * 1e25)
     step(INPUTS, TARGETS)

@@ -26,7 +26,7 @@ def test_columns_are_contiguous(tokens, batch, window):
 
 
 @given(tokens=st.integers(2, 500), batch=st.integers(1, 600), window=st.integers(1, 20))
-def test_the_batch_size_that_is_said_to_fit_is_the_largest(tokens, batch, window):
+def test_the_suggested_batch_size_is_the_largest_that_fits(tokens, batch, window):
     ids = np.zeros(tokens, np.int32)
     try:
         stream.columns(ids, batch, window=window)

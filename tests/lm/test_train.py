@@ -77,7 +77,7 @@ def test_tensorboard_shows_everything(whole):
 
 
 @pytest.mark.parametrize("looks", [7, pytest.param(29, marks=pytest.mark.slow)])
-def test_a_stop_anywhere_is_gone_on_from(whole, text, tmp_path, looks, capsys, monkeypatch):
+def test_a_stop_anywhere_is_resumed(whole, text, tmp_path, looks, capsys, monkeypatch):
     """Checks stops in the first epoch's training and in its validation."""
     summary, finished = whole
     config = make_config(text)

@@ -19,7 +19,7 @@ pytestmark = SLOW_ON_KERAS_2
 
 @pytest.mark.slow
 @once
-def test_averages_are_evaluated_and_kept_and_training_goes_on_from_the_raw_weights(
+def test_averages_are_evaluated_and_saved_and_training_resumes_from_raw_weights(
     text, tmp_path, monkeypatch
 ):
     """Checks that a run stopped after the trigger ends as if it had not been stopped."""
@@ -62,7 +62,7 @@ def test_averages_are_evaluated_and_kept_and_training_goes_on_from_the_raw_weigh
 
 
 @extended
-def test_what_is_decayed_is_shown_at_the_start(text, tmp_path, capsys):
+def test_decayed_weights_are_shown_at_the_start(text, tmp_path, capsys):
     config = make_config(
         text,
         optimizer__weight_decay=0.5,

@@ -52,7 +52,7 @@ def make(case, seed):
 
 @pytest.mark.bfloat16
 @pytest.mark.parametrize("case", OPTIONS)
-def test_what_is_written_is_read(case, tmp_path):
+def test_written_weights_are_read(case, tmp_path):
     model, other = make(case, 1), make(case, 2)
     for variable in model.trainable_variables:  # the biases too
         noise = tf.random.stateless_normal(variable.shape, [1, 2])
@@ -143,7 +143,7 @@ def test_a_file_of_either_keras_gives_the_same_logits(written_on, case):
     assert np.ptp(logits) > 1  # the model is not untrained
 
 
-def test_a_run_of_the_other_keras_is_read_but_not_gone_on_with(make_run):
+def test_a_run_of_the_other_keras_is_read_but_not_resumed(make_run):
     run = make_run()
     other = 3 if IS_KERAS_2 else 2
     expected = load(run).model(IDS).logits

@@ -144,7 +144,7 @@ def test_the_row_of_one_of_several_outputs():
 
 
 @extended
-def test_labels_out_of_range_are_those_of_their_output():
+def test_labels_out_of_range_belong_to_their_output():
     """Checks labels of the first output that are no classes: only the second has a sparse loss."""
     x, y = data(1)
     inputs = layers.Input((6,))

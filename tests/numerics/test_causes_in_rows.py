@@ -179,7 +179,7 @@ class Overflowing(keras.Model):
 @pytest.mark.parametrize(
     "added", [lambda p: tf.reduce_sum(tf.exp(p + 100.0)), lambda p: tf.constant(np.inf)]
 )
-def test_a_loss_of_ones_own_step(added):
+def test_a_loss_in_a_users_own_step(added):
     x, y = data(1)
     report = report_of(Overflowing(added), x, y, None)
     assert report.first.frame.kind == "loss"

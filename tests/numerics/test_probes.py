@@ -100,7 +100,7 @@ def test_finds_planted_values(case):
 
 
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
-def test_numbers_are_those_of_numpy(mode):
+def test_numbers_equal_numpy(mode):
     model = make()
     probes = Probes(model)
     step = trained(model, mode, probes)
@@ -187,7 +187,7 @@ def test_the_trace_that_ran_last():
         ({"inputs": False, "outputs": False, "include": "last"}, {"last"}),
     ],
 )
-def test_what_is_chosen(given, wanted):
+def test_chosen_layers(given, wanted):
     model = make(layers.Activation("tanh", name="behind"))
     probes = Probes(model, weights=False, **given)
     trained(model, "graph", probes)(*batch())
@@ -237,7 +237,7 @@ def test_leaves_nothing():
     assert probes.report().step == steps
 
 
-def test_gradients_that_are_taken_outside_are_said_to_be():
+def test_gradients_that_are_taken_outside_are_reported():
     model = make()
     probes = Probes(model)
     x, y = batch()

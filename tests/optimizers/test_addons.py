@@ -151,7 +151,7 @@ def test_saved_and_restored(kind, tmp_path):
     assert_same(again.get_weights(), whole.get_weights())
 
 
-def test_a_class_of_ones_own_is_saved_under_its_own_name(tmp_path):
+def test_a_custom_class_is_saved_under_its_own_name(tmp_path):
     NadamW = extend_with_decoupled_weight_decay(keras.optimizers.Nadam)
     net = model()
     net.compile(NadamW(D, learning_rate=0.1), "mse")

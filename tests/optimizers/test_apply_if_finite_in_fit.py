@@ -255,14 +255,14 @@ def test_how_many_must_be_a_whole_number(value):
         ApplyIfFinite("sgd", max_consecutive=value)
 
 
-def test_what_is_no_optimizer_is_refused():
+def test_a_wrong_optimizer_is_refused():
     with pytest.raises(TypeError, match="ApplyIfFinite needs an optimizer of keras.optimizers"):
         ApplyIfFinite(3)
 
 
 @extended
 @needs_keras3("update_step with a rate")
-def test_an_update_by_operations_of_ones_own_under_xla():
+def test_an_update_by_custom_operations_under_xla():
     """Checks that an update that bypasses the methods of variables is skipped too."""
 
     class Own(keras.optimizers.SGD):

@@ -37,7 +37,7 @@ def fit(net, epochs):
     net.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
 
 
-def test_steps_are_those_of_numpy():
+def test_steps_equal_numpy():
     net = model()
     fit(net, 4)
     for found, expected in zip(net.get_weights(), steps(KERNEL, BIAS, 4), strict=True):

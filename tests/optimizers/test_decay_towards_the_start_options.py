@@ -126,7 +126,7 @@ def test_half_precision_is_rounded_once():
     np.testing.assert_array_equal(weight.numpy(), np.array([2 - D, -1 + 2 * D], "float16"))
 
 
-def test_the_start_is_that_of_the_build_and_only_what_is_decayed_has_one():
+def test_the_start_is_the_weight_at_build_and_only_decayed_weights_have_one():
     weights, optimizer = variables(), decayed("SGD", exclude="bias")
     weights[0].assign(np.ones([3, 2]))  # as weights that are loaded
     optimizer.build(weights)

@@ -145,7 +145,7 @@ def test_caffes_decay():
         np.testing.assert_allclose(found, old * (1 - 0.0005) ** 10, rtol=1e-13)
 
 
-def test_initial_rate_of_the_schedule_scale_is_that_of_construction():
+def test_initial_rate_of_the_schedule_scale_is_the_rate_at_construction():
     inner = make("SGD", 0.4)
     optimizer = DecoupledWeightDecay(inner, D, scale="schedule")
     optimizer.learning_rate = 0.1

@@ -196,7 +196,7 @@ def test_the_table_says_why():
         ("multipliers", "embedding", "a dict from regular expressions to factors"),
     ],
 )
-def test_what_is_no_pattern_is_an_error(argument: str, value: Any, right: str) -> None:
+def test_a_wrong_pattern_is_an_error(argument: str, value: Any, right: str) -> None:
     with pytest.raises(TypeError, match=f"{argument}=.*: give {right}"):
         DecoupledWeightDecay("sgd", 0.1, **{argument: value})
 

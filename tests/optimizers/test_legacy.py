@@ -167,7 +167,7 @@ def test_non_monotonic_averages_of_a_legacy_optimizer(tmp_path):
     assert_same(again.get_weights(), seen[-1])
 
 
-def test_a_loop_of_ones_own_with_a_loss_scale_inside():
+def test_a_custom_loop_with_a_loss_scale_inside():
     """Checks the same loop as on Keras 3: `scale_loss`, then `apply`."""
     found = []
     for nest in ("inside", "none"):

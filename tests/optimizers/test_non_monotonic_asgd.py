@@ -31,7 +31,7 @@ def built(n=2, inner="SGD", dtype="float64", **options):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0, 5.0]), max_size=12), st.integers(1, 4))
-def test_the_trigger_is_that_of_the_paper(losses, n):
+def test_the_trigger_follows_the_paper(losses, n):
     optimizer, _ = built(n)
     seen = [optimizer.observe(loss) for loss in losses]
     expected = triggered_at(losses, n)
@@ -79,7 +79,7 @@ def test_the_average_is_the_mean_of_the_weights_since_the_trigger():
     assert_same(values(weights), raw)
 
 
-def test_training_is_that_of_the_wrapped_optimizer():
+def test_training_equals_the_wrapped_optimizers():
     """Checks training bit for bit, before and after the trigger, with evaluations in between."""
     optimizer, weights = built(inner="Adam", dtype="float32")
     bare, others = make("Adam"), variables("float32")

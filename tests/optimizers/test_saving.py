@@ -137,7 +137,7 @@ def test_the_decay_adds_no_state():
 
 
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")  # Keras's own, for its optimizers
-def test_deepcopy_is_that_of_a_keras_optimizer():
+def test_deepcopy_acts_as_for_a_keras_optimizer():
     """Checks that a copy is a new optimizer with the same arguments and no state."""
     optimizer = DecoupledWeightDecay(make("Adam"), 0.03, exclude="bias")
     for made in (copy.deepcopy(optimizer), copy.copy(optimizer)):

@@ -52,7 +52,7 @@ def test_the_same_however_it_runs(plain, options):
 
 @quick_rows("False")
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_loop_of_ones_own(plain, compiled):
+def test_a_custom_loop(plain, compiled):
     net, optimizer = model(), wrap(make("Adam"))
     loss = keras.losses.MeanSquaredError()
     from optimizers_table import Y
@@ -114,7 +114,7 @@ def test_unused_variables_are_decayed_under_a_loss_scale_too(nest):
     np.testing.assert_array_equal(weights[1].numpy(), old[1] * 0.25)
 
 
-def test_a_loss_scale_of_ones_own_that_is_lost_is_said():
+def test_a_custom_loss_scale_that_is_lost_gives_a_warning():
     inner = wrap(LossScale(make("Adam"), initial_scale=8.0))
     with pytest.warns(UserWarning, match="its arguments are lost"):
         LossScale(inner)

@@ -64,7 +64,7 @@ def refused(model, folder, *messages, **options):
     return str(caught.value)
 
 
-def test_what_is_loaded(folder):
+def test_loaded_weights(folder):
     model, tensors = model_of(), tensors_of()
     done = load(model, folder, mapping=MAPPING)
     assert [step.key for step in done.steps] == list(tensors)

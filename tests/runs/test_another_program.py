@@ -189,7 +189,7 @@ def configured(**training):
     return config
 
 
-def test_a_run_is_stopped_and_goes_on(tmp_path, capsys):
+def test_a_run_is_stopped_and_resumed(tmp_path, capsys):
     whole = train.train(LINE, configured(), str(tmp_path / "whole"), StopRequest())
     with pytest.raises(Stopped):
         train.train(LINE, configured(), str(tmp_path / "again"), StopAfter(14))

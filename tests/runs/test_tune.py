@@ -103,7 +103,7 @@ def hparams_are_seen(folder: Path, rows: list[dict[str, str]]) -> None:
 
 @once
 @soak
-def test_hyperband_goes_on_as_if_a_trial_had_not_been_stopped(run, tmp_path, root):
+def test_hyperband_promotes_a_trial_as_if_it_had_not_been_stopped(run, tmp_path, root):
     """Checks bit for bit that a promoted trial has the losses of a run of all epochs."""
     space = '{"model.weight_dropout": Float(0.2, 0.6)}'
     code, out, _ = run(space, 'method="hyperband", factor=2', epochs=2)
@@ -161,7 +161,7 @@ class StopAfter(StopRequest):
 
 @once
 @pytest.mark.slow
-def test_a_sweep_that_was_stopped_again_and_again_goes_on(run, tmp_path, monkeypatch):
+def test_a_sweep_that_was_stopped_again_and_again_resumes(run, tmp_path, monkeypatch):
     """Checks stops before the first trial, within it, and within the second."""
     code, _, _ = run(workdir="whole")
     assert code == 0
@@ -185,7 +185,7 @@ def test_a_sweep_that_was_stopped_again_and_again_goes_on(run, tmp_path, monkeyp
 
 
 @rest
-def test_trials_that_diverge_or_crash_are_failed_and_the_sweep_goes_on(run, tmp_path, monkeypatch):
+def test_trials_that_diverge_or_crash_fail_and_the_sweep_continues(run, tmp_path, monkeypatch):
     whole = Trainer._end_epoch
 
     def crash(self, title):

@@ -13,7 +13,7 @@ from tfwd.tuning import Float, make_oracle
 from tfwd.tuning.space import hyperparameters
 
 
-def test_the_live_table_shows_what_is_under_way(tmp_path):
+def test_the_live_table_shows_running_trials(tmp_path):
     space, now = {"model.weight_dropout": Float(0, 0.7, step=0.1)}, [0.0]
     with open(os.devnull, "w") as nowhere:
         console = Console(width=90, height=14, record=True, force_terminal=True, file=nowhere)

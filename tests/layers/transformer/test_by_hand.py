@@ -217,7 +217,7 @@ def test_a_converted_file_has_paths_as_keys(tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_plans_of_what_is_no_model(tmp_path):
+def test_plans_of_wrong_arguments(tmp_path):
     by_hand.publish(tmp_path)
     with pytest.raises(TypeError, match="model=None: give a Keras model or layer, built"):
         plan(None, tmp_path)

@@ -96,7 +96,7 @@ def test_frozen_parts_stay_frozen_in_files(what, tmp_path):
             assert len(getattr(again, kind)) == len(getattr(model, kind))
 
 
-def test_a_model_with_frozen_parts_goes_on_from_a_file(tmp_path):
+def test_a_model_with_frozen_parts_resumes_from_a_file(tmp_path):
     """Checks that the optimizer's state belongs to the trained weights, and is not dropped."""
     model = classifier()
     FREEZE["embeddings"](model.get_layer("bert"))

@@ -306,7 +306,7 @@ def test_decay_passes_over_normalizations_and_biases():
     assert len(kept) == len(layer.trainable_variables) - 3 - 2 * 6
 
 
-def test_gradient_moments_are_those_of_brute_force():
+def test_gradient_moments_equal_brute_force():
     keras.utils.set_random_seed(2)
     model = classifier("functional", bert())
     x, y = RNG.integers(1, 20, (5, 4)), RNG.integers(0, 2, 5)

@@ -196,7 +196,7 @@ def test_configs_that_cannot_be_read(tmp_path):
         T.Bert.from_pretrained(tmp_path)
 
 
-def test_what_is_no_folder_of_this_kind():
+def test_wrong_folders_and_layer_numbers_are_errors():
     with pytest.raises(ValueError, match="from the network: .* hf download bert-base-uncased --lo"):
         T.Bert.from_pretrained("bert-base-uncased")
     with pytest.raises(ValueError, match="model_type='bert' is for Bert and its parts; T5 is for"):
