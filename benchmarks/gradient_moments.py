@@ -87,7 +87,7 @@ def main() -> None:
     chosen = options.parse_args()
     unknown = [name for name in chosen.names if name not in CASES]
     if unknown:
-        options.error(f"there is no {', '.join(unknown)}; there are {', '.join(CASES)}")
+        options.error(f"there is no case {', '.join(unknown)}; give some of {', '.join(CASES)}")
     torch_moments = measure.module("peers.torch_moments", "PyTorch")
     measure.equal_threads()
     import keras

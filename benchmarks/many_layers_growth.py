@@ -71,7 +71,9 @@ def child(layers: int) -> dict[str, dict[str, float]]:
 def main() -> None:
     """Measures each chain once."""
     parser = measure.parser(__doc__)
-    parser.add_argument("--child", type=int, help="only this chain, in this process")
+    parser.add_argument(
+        "--child", type=int, help="measure the chain of this many layers in this process"
+    )
     flags = parser.parse_args()
     if flags.child:
         print(json.dumps(child(flags.child)), flush=True)

@@ -54,7 +54,7 @@ def grow(way: str, models: int) -> Callable[[], list[float]]:
 def main() -> None:
     """Measures, and reports a row."""
     options = measure.parser(__doc__)
-    options.add_argument("--models", type=int, default=50, help="how many are made")
+    options.add_argument("--models", type=int, default=50, help="number of models")
     models = options.parse_args().models
     found = peak.in_children(grow, {way: (way, models) for way in WAYS}, steps=None)
     failed = [f"{way}: {growth}" for way, growth in found.items() if isinstance(growth, str)]

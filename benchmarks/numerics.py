@@ -178,7 +178,7 @@ def main() -> None:
     """Measures, and reports a row for each side."""
     options = measure.parser(__doc__, seconds=1.0, of="a group's rounds")
     options.add_argument(
-        "--models", nargs="+", default=list(SHAPES), choices=SHAPES, help="those alone"
+        "--models", nargs="+", default=list(SHAPES), choices=SHAPES, help="some of the models"
     )
     arguments = options.parse_args()
     measure.equal_threads()

@@ -173,7 +173,7 @@ def weights(inner: str) -> str:
 def main() -> None:
     """Measures, and reports a row for each pair of sides."""
     options = measure.parser(__doc__, seconds=25.0, of="a group's rounds")
-    options.add_argument("--groups", nargs="+", default=list(RATIOS), help="those alone")
+    options.add_argument("--groups", nargs="+", default=list(RATIOS), help="some of the groups")
     arguments = options.parse_args()
     seconds = arguments.seconds
     measure.equal_threads()

@@ -166,17 +166,21 @@ def main() -> int:
     """Runs the scripts, writes the page, and returns the number of scripts that failed."""
     there = {path.stem: path for path in scripts()}
     options = measure.parser(__doc__)
-    options.add_argument("names", nargs="*", metavar="NAME", help="some of the scripts; else all")
+    options.add_argument(
+        "names", nargs="*", metavar="NAME", help="some of the scripts; default: all"
+    )
     options.add_argument(
         "--out",
         type=_path,
-        help="page to write; of all scripts benchmarks/results.md, of some none",
+        help="page to write; default: benchmarks/results.md for all scripts, none for some",
     )
-    options.add_argument("--limit", type=float, default=LIMIT, help="seconds a script may take")
+    options.add_argument(
+        "--limit", type=float, default=LIMIT, help="seconds after which a script is stopped"
+    )
     chosen = options.parse_args()
     unknown = [name for name in chosen.names if name not in there]
     if unknown:
-        options.error(f"there is no {', '.join(unknown)}; there are {', '.join(there)}")
+        options.error(f"there is no script {', '.join(unknown)}; give some of {', '.join(there)}")
     # A run of a few scripts does not replace the page of a whole run, unless `--out` names it.
     out = chosen.out or (None if chosen.names else RESULTS)
     if out:

@@ -90,10 +90,10 @@ def slopes(readings: list[float]) -> list[float]:
 def main() -> None:
     """Runs the sweep, and reports a row."""
     options = measure.parser(__doc__)
-    options.add_argument("--trials", type=int, default=30, help="at least 3")
+    options.add_argument("--trials", type=int, default=30, help="number of trials, at least 3")
     trials = options.parse_args().trials
     if trials < 3:
-        options.error(f"--trials={trials}: growth needs at least 3")
+        options.error(f"--trials={trials}: give at least 3, which the growth needs")
     tuner = measure.module("tfwd.runs.sweeps.tuner", "keras-tuner")
     rows, data = [], {}
     if tuner is not None:

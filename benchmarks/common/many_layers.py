@@ -176,7 +176,7 @@ def measured(script: str, names: Sequence[str], doc: str | None) -> None:
         doc: the script's docstring.
     """
     parser = measure.parser(doc)
-    parser.add_argument("--child", nargs=2, help="a model and a side, in this process")
+    parser.add_argument("--child", nargs=2, help="measure this model and side in this process")
     flags = parser.parse_args()
     if flags.child:
         print(json.dumps(child(*flags.child)), flush=True)
