@@ -1,10 +1,10 @@
-"""What is alive in the course of a training step: the picture of docs/recompute.md.
+"""Memory in the course of a training step: the picture of docs/recompute.md.
 
     python benchmarks/alive.py
 
-Twelve Dense layers of 3072 x 3072 with relu, batch 64, SGD, each way in a process of its own (see
-peak.py). A thread looks at the resident set every millisecond. The peaks are compared in
-memory.py; here is when they occur, and why: kept weights pile up layer by layer through forward.
+Twelve Dense layers of 3072 x 3072 with relu, batch 64, SGD. Each way has a process of its own (see
+common/peak.py). A thread reads the resident set every millisecond. memory.py compares the peaks.
+This script shows when the peaks occur, and why: stored weights pile up layer by layer in forward.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-import measure
 import numpy as np
-import peak
-from measure import Row, Spread
-from plots import COLOURS
+from common import measure, peak
+from common.measure import Row, Spread
+from common.plots import COLOURS
 
 WAYS = {"without": "bare", "naive": "naive dropout", "tfwd": "dropout"}
 LABELS = {
@@ -35,9 +34,9 @@ PAGE = 4096
 
 
 def watched(way: str) -> object:
-    """A function that runs a step and returns `[seconds, bytes]` above the level before it."""
+    """Returns a function that runs a step and samples `[seconds, bytes]` above the level before."""
     measure.equal_threads()
-    import workloads
+    from common import workloads
 
     step = workloads.train_step("dense", way)
 
@@ -52,7 +51,7 @@ def watched(way: str) -> object:
                 samples.append((time.perf_counter(), int(STATM.read_text().split()[1]) * PAGE))
                 time.sleep(0.001)
 
-        peak._give_back()
+        peak.give_back()
         watcher = threading.Thread(target=look)
         watcher.start()
         time.sleep(0.02)
@@ -70,7 +69,7 @@ def watched(way: str) -> object:
 
 
 def draw(curves: dict[str, list[list[float]]], path: Path) -> None:
-    """The picture."""
+    """Draws the picture."""
     figure, axes = plt.subplots(figsize=(7, 3.8), layout="constrained")
     for name, samples in curves.items():
         at, held = np.array(samples).T

@@ -1,10 +1,10 @@
-"""Drawing and applying a mask, or noise, an entry of the weight.
+"""Time to draw and apply a mask or noise, per entry of the weight.
 
     python benchmarks/draws.py
 
-Each side takes a weight and returns the perturbed one, as it is used inside a training step: ours
-through `tfwd.parametrizations`, TensorFlow's stateless operations, and PyTorch's, which are not
-functions of a seed. `copy` writes the weight's double, which is the least that any can do.
+Each side takes a weight and returns the perturbed weight, as inside a training step. The sides are
+`tfwd.parametrizations`, TensorFlow's stateless operations, and PyTorch's operations, which are not
+functions of a seed. `copy` writes twice the weight, which is the least work for any side.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import measure
-from measure import Row, ratio
+from common import measure
+from common.measure import Row, ratio
 
 SHAPES = {
     "recurrent kernel of an LSTM of 1150": (1150, 4600),
@@ -21,12 +21,12 @@ SHAPES = {
     "recurrent kernel of an LSTM of 200": (200, 800),
 }
 RATE, STDDEV = 0.5, 0.01
-# Below, a call takes longer than the draw, whoever makes it.
+# For fewer entries a call takes longer than the draw, on each side.
 LARGE = 1_000_000
 
 
 def tensorflow(shape: tuple[int, int]) -> dict[str, Callable[[], Any]]:
-    """Ours, TensorFlow's own and a copy."""
+    """Returns the calls of tfwd, of TensorFlow's own operations, and of a copy."""
     import tensorflow as tf
 
     from tfwd import parametrizations as P
@@ -53,7 +53,7 @@ def tensorflow(shape: tuple[int, int]) -> dict[str, Callable[[], Any]]:
 
 
 def pytorch(shape: tuple[int, int]) -> dict[str, Callable[[], Any]]:
-    """PyTorch's."""
+    """Returns the calls of PyTorch."""
     import torch
 
     torch.set_num_threads(measure.cores())
@@ -65,11 +65,9 @@ def pytorch(shape: tuple[int, int]) -> dict[str, Callable[[], Any]]:
 
 
 def main() -> None:
-    """Measures, and reports two rows a shape."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=12.0, help="time for a shape's rounds")
-    seconds = options.parse_args().seconds
-    has_torch = measure.attempt(lambda: __import__("torch"), "PyTorch")
+    """Measures, and reports two rows for each shape."""
+    seconds = measure.parser(__doc__, seconds=12.0, of="a shape's rounds").parse_args().seconds
+    has_torch = measure.module("torch", "PyTorch")
     measure.equal_threads()
     rows = []
     for name, shape in SHAPES.items():

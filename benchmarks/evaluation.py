@@ -1,4 +1,4 @@
-"""Evaluation of a wrapped layer over the bare one: the same operations, so the same time.
+"""Evaluation of a wrapped layer over the bare layer: same operations, same time.
 
     python benchmarks/evaluation.py
 
@@ -12,12 +12,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import measure
-from measure import Row, Spread, ratio
+from common import measure
+from common.measure import Row, Spread, ratio
 
 
 def kinds() -> dict[str, tuple[Any, Any]]:
-    """By name, a layer and the shape of its input."""
+    """Returns by name a layer and the shape of its input."""
     import keras
 
     return {
@@ -29,7 +29,7 @@ def kinds() -> dict[str, tuple[Any, Any]]:
 
 
 def evaluated(layer: Any, call: Callable[..., Any], values: Any) -> tuple[Callable, int]:
-    """A traced function that evaluates, and the number of operations in its graph."""
+    """Returns a traced function that evaluates, and the number of operations in its graph."""
     import tensorflow as tf
 
     arguments = [values] * (1 + _attends(layer))
@@ -44,9 +44,8 @@ def _operations(graph: Any) -> int:
 
 
 def main() -> None:
-    """Measures, and reports a row a layer."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=10.0, help="time for a layer's rounds")
+    """Measures, and reports a row for each layer."""
+    options = measure.parser(__doc__, seconds=10.0, of="a layer's rounds")
     seconds = options.parse_args().seconds
     measure.equal_threads()
     import tensorflow as tf
@@ -88,7 +87,7 @@ def main() -> None:
 
 
 def _call(layer: Any) -> Callable[..., Any]:
-    # Not every plain layer has a training argument.
+    # Some plain layers have no training argument.
     def call(*inputs: Any, training: bool) -> Any:
         return layer(*inputs, training=training) if takes else layer(*inputs)
 
@@ -97,7 +96,7 @@ def _call(layer: Any) -> Callable[..., Any]:
 
 
 def _attends(layer: Any) -> bool:
-    """Whether the layer takes its input twice, as query and as value."""
+    """Checks whether the layer takes its input twice, as query and as value."""
     return "value" in inspect.signature(layer.call).parameters
 
 

@@ -1,16 +1,16 @@
-"""How the time of both moments of per-example gradients grows with the batch, from 8 to 1024.
+"""Growth of the time of both moments of per-example gradients with the batch, from 8 to 1024.
 
     python benchmarks/gradient_growth.py
 
 The model is the first of gradient_moments.py, an MLP 784-512-512-10. The figure is the exponent of
-the batch: the slope, by least squares, of the logarithm of the time over that of the batch. 1 is
-linear, which a loop over the examples that goes through the batch each time is not.
+the batch: the slope of log(time) over log(batch), by least squares. An exponent of 1 is linear
+growth. A loop over the examples that reads the whole batch each time grows faster.
 """
 
 from __future__ import annotations
 
-import measure
-from measure import Row, Spread
+from common import measure
+from common.measure import Row, Spread
 
 BATCHES = [8, 32, 128, 512, 1024]
 LIMIT = 1.1
@@ -18,12 +18,10 @@ LIMIT = 1.1
 
 def main() -> None:
     """Measures, and reports a row."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=25.0, help="time for the rounds")
-    seconds = options.parse_args().seconds
+    seconds = measure.parser(__doc__, seconds=25.0).parse_args().seconds
     measure.equal_threads()
-    import gradient_cases
     import numpy as np
+    from common import gradient_cases
 
     runs = {}
     for batch in BATCHES:

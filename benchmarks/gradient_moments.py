@@ -1,11 +1,11 @@
-"""Time of both moments of per-example gradients over a plain gradient's, ours and the peers'.
+"""Time of both moments of per-example gradients over a plain gradient: tfwd and peers.
 
     python benchmarks/gradient_moments.py [NAME ...]
 
-Peers are BackPACK (`SumGradSquared`), PyTorch's `torch.func.vmap` and Opacus, as far as they are
-installed and can. Each is compared with the plain gradient of its own framework, with which it
-takes turns: what a framework leaves in the caches would fall on whatever the other runs first. A
-peer that needs more than a second for a run is timed once.
+Peers are BackPACK (`SumGradSquared`), PyTorch's `torch.func.vmap` and Opacus, if they are installed
+and support the model. Each peer runs in turn with the plain gradient of its own framework, and is
+compared with it: the caches after one framework's run would slow the first run of the other. A peer
+that needs more than a second for a run is timed once.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import measure
-from measure import Row, ratio
+from common import measure
+from common.measure import Row, ratio
 
 MOST_SECONDS = 1.0
-# What is measured, and the most that both moments may cost.
+# By name: the model, and the most that both moments may cost.
 CASES = {
     "mlp": ("MLP 784-512-512-10, batch 256", 1.3),
     "wide": ("MLP 4 x 1024, batch 256", 1.25),
@@ -34,14 +34,14 @@ PEERS = ("BackPACK", "PyTorch vmap", "Opacus")
 
 
 def once(run: Callable[[], Any]) -> float:
-    """Seconds of a run that warms up."""
+    """Returns the seconds of a first run."""
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
 
 
 def over_plain(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float | str]:
-    """What each peer costs over `plain`; a text for what failed."""
+    """Returns the time of each peer over `plain`, or "cannot" for a peer that failed."""
     quick, slow = {"plain": runs["plain"]}, {}
     found: dict[str, float | str] = {}
     for peer in [name for name in runs if name != "plain"]:
@@ -62,8 +62,8 @@ def over_plain(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, 
 
 
 def row(name: str, seconds: float, torch_moments: Any | None) -> tuple[Row, float]:
-    """Measures a case; also the milliseconds of our plain gradient."""
-    import gradient_cases
+    """Measures a case, and returns its row and the milliseconds of tfwd's plain gradient."""
+    from common import gradient_cases
 
     title, limit = CASES[name]
     case = gradient_cases.CASES[name]()
@@ -81,15 +81,14 @@ def row(name: str, seconds: float, torch_moments: Any | None) -> tuple[Row, floa
 
 
 def main() -> None:
-    """Measures, and reports a row a case."""
-    options = measure.parser(__doc__)
+    """Measures, and reports a row for each case."""
+    options = measure.parser(__doc__, seconds=4.0, of="a case's rounds")
     options.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(CASES)}")
-    options.add_argument("--seconds", type=float, default=4.0, help="time for a case's rounds")
     chosen = options.parse_args()
     unknown = [name for name in chosen.names if name not in CASES]
     if unknown:
-        options.error(f"there is no {', '.join(unknown)}; there are {', '.join(CASES)}")
-    torch_moments = measure.attempt(lambda: __import__("torch_moments"), "PyTorch")
+        options.error(f"there is no case {', '.join(unknown)}; give some of {', '.join(CASES)}")
+    torch_moments = measure.module("peers.torch_moments", "PyTorch")
     measure.equal_threads()
     import keras
 

@@ -1,9 +1,9 @@
-"""How the peak memory of a training step grows: each of width, depth, batch and time doubled.
+"""Growth of the peak memory of a training step when width, depth, batch or time doubles.
 
     python benchmarks/growth_memory.py
 
-The points of growth.py. Those of one way share a process, from which each model is gone before the
-next one comes; see peak.py for what is measured.
+The points are the same as in growth.py. All points of one way share a process. Each model is
+deleted before the next one is made. common/peak.py says how memory is measured.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-import growth
-import measure
-import peak
-import plots
+from common import growth, measure, peak, plots
 
 
 def sweep(axis: str, way: str) -> Callable[[], list[float]]:
-    """A function that measures the peaks of all points of an axis, MiB; for a child."""
+    """Returns a function that measures the peaks of all points of an axis, in MiB; for a child."""
     if way != "PyTorch":
         measure.equal_threads()
 
@@ -41,11 +38,11 @@ def sweep(axis: str, way: str) -> Callable[[], list[float]]:
 
 
 def main() -> None:
-    """Measures, draws, and reports a row an axis."""
+    """Measures, draws, and reports a row for each axis."""
     options = measure.parser(__doc__)
     options.add_argument("--plots", default=str(plots.FOLDER), help="folder for the plots")
     folder = options.parse_args().plots
-    has_torch = measure.attempt(lambda: __import__("torch"), "PyTorch") is not None
+    has_torch = measure.module("torch", "PyTorch") is not None
     configurations = {
         f"{axis}: {way}": (axis, way)
         for axis in growth.SWEEPS
@@ -59,14 +56,10 @@ def main() -> None:
             measure.CONSOLE.print(f"without {name}: {peaks}", style="yellow")
         else:
             costs[axis][way] = peaks
-    for model, title in (("dense", "Dense"), ("lstm", "LSTM")):
-        drawn = {axis: cost for axis, cost in costs.items() if growth.SWEEPS[axis][0] == model}
-        title = f"Peak memory of a training step above the level before it, {title}"
-        plots.draw(title, "MiB", growth.panels(drawn), folder, f"{model}_memory")
-    points = {axis: {"values": growth.SWEEPS[axis][2], "MiB": cost} for axis, cost in costs.items()}
-    measure.report(
-        "growth_memory", growth.rows("memory", costs), method=peak.method(), points=points
-    )
+    title = "Peak memory of a training step above the level before it"
+    growth.draw(title, "MiB", costs, folder, "memory")
+    rows, points = growth.rows("memory", costs), growth.points("MiB", costs)
+    measure.report("growth_memory", rows, method=peak.method(), points=points)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""A whole training step of the AWD-LSTM of published size: tokens a second, against PyTorch.
+"""A whole training step of the AWD-LSTM of published size: tokens per second, against PyTorch.
 
     python benchmarks/lm_step.py
 
 The model and the step of `tfwd-train --config=configs/awd_lstm_ptb.py`: 24 million weights, 10,000
 words, batch 20, time 70, all its dropouts, both activation penalties, clipping and SGD. PyTorch's
-side is torch_lm.py. The second row is the model of configs/quickstart.py. Before anything is timed
-both sides must have as many weights (PyTorch's second biases apart) and begin with the loss of
-guessing, ln(words). The third side makes the step's matrix products and nothing else (products.py).
+side is peers/torch_lm.py. The second row is the model of configs/quickstart.py. Before timing, both
+sides must have equally many weights (without PyTorch's second biases), and begin with the loss of
+guessing, ln(words). The third side makes the step's matrix products only (common/products.py).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import measure
 import numpy as np
-from measure import Row, Spread, ratio
+from common import measure
+from common.measure import Row, Spread, ratio
 
 PRODUCTS = "products alone"
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 
 def load_config(name: str) -> Any:
-    """The configuration of a file in configs/."""
+    """Returns the configuration of a file in configs/."""
     spec = importlib.util.spec_from_file_location(name, CONFIGS / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -35,7 +35,7 @@ def load_config(name: str) -> Any:
 
 
 def quickstart_words(config: Any) -> int:
-    """The number of words of the quickstart's text."""
+    """Returns the number of words of the quickstart's text."""
     from tfwd.lm.data import text, vocabulary
 
     train = text.load_splits(config.data.path).train
@@ -44,7 +44,7 @@ def quickstart_words(config: Any) -> int:
 
 
 def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], float], int]:
-    """The training step of `tfwd.lm`, as torch_lm.train_step."""
+    """Returns the training step of `tfwd.lm`, as `torch_lm.train_step` does."""
     import tensorflow as tf
 
     from tfwd.lm.model import make_model
@@ -66,8 +66,8 @@ def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], fl
 
 
 def only_products(config: Any, words: int) -> Callable[[], None]:
-    """The matrix products of a step: of each LSTM, and of the softmax."""
-    import products
+    """Returns a function that makes a step's matrix products: of each LSTM and of the softmax."""
+    from common import products
 
     data, model = config.data, config.model
     units = [*model.hidden_units]
@@ -79,14 +79,14 @@ def only_products(config: Any, words: int) -> Callable[[], None]:
 
 
 def check(name: str, loss: float, words: int) -> None:
-    """An untrained model guesses; another loss would be that of other work."""
+    """Checks that the first loss is the loss of an untrained model, which guesses."""
     if abs(loss - math.log(words)) > 0.1:
         raise AssertionError(f"{name}: the first loss is {loss:.3f}, not ln {words}")
 
 
 def compare(name: str, config: Any, words: int, seconds: float) -> tuple[dict, dict]:
-    """Times the steps of both sides; also what they agree on."""
-    # The optimizers' first steps at full rate would leave the loss of guessing at once.
+    """Times the steps of both sides, and returns their seconds and common facts."""
+    # At the full learning rate the first step would change the loss of guessing at once.
     config.optimizer.learning_rate *= 1e-2
     shape, draw = (config.data.batch_size, config.data.window), np.random.default_rng(0)
     ids = draw.integers(words, size=(2, *shape), dtype=np.int32)
@@ -94,7 +94,7 @@ def compare(name: str, config: Any, words: int, seconds: float) -> tuple[dict, d
     sides = {"ours": step}
     facts = {"words": words, "weights": weights, "first_loss": step(*ids)}
     check("ours", facts["first_loss"], words)
-    torch_lm = measure.attempt(lambda: __import__("torch_lm"), "PyTorch")
+    torch_lm = measure.module("peers.torch_lm", "PyTorch")
     if torch_lm:
         theirs, count = torch_lm.train_step(config, words)
         facts |= {"PyTorch_weights": count, "PyTorch_first_loss": theirs(*ids)}
@@ -108,11 +108,9 @@ def compare(name: str, config: Any, words: int, seconds: float) -> tuple[dict, d
 
 
 def main() -> None:
-    """Measures, and reports a row a model."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=40.0, help="time for the rounds")
-    seconds = options.parse_args().seconds
-    measure.attempt(lambda: __import__("torch"), "PyTorch")
+    """Measures, and reports a row for each model."""
+    seconds = measure.parser(__doc__, seconds=40.0).parse_args().seconds
+    measure.module("torch", "PyTorch")
     measure.equal_threads()
     quickstart = load_config("quickstart")
     models = {
@@ -140,9 +138,9 @@ def main() -> None:
         if peer:
             rows.append(
                 Row(
-                    f"upper limit of the speed-up over PyTorch, {name}",
+                    f"largest possible gain over PyTorch, {name}",
                     ratio(peer, found[PRODUCTS]),
-                    "times PyTorch's tokens per second, with the products alone",
+                    "times PyTorch's tokens per second, with products alone",
                     None,
                     {side: pace[side].median for side in (PRODUCTS, "PyTorch")},
                     "tokens/s",

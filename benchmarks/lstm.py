@@ -2,15 +2,13 @@
 
     python benchmarks/lstm.py
 
-Each finds the output and the gradients of the input and of all weights. Ours and PyTorch's draw a
-mask on the recurrent kernel in every run; Keras's, which cannot, is handed a kernel that was
-dropped before.
+Each side computes the output and the gradients of the input and of all weights. tfwd and PyTorch
+draw a mask on the recurrent kernel in every run. Keras cannot, so it gets a dropped kernel.
 
-How much faster than Keras's one could be at most is put together of two measurements. `products
-alone` makes the matrix products that an LSTM with a gradient cannot do without, in the same order
-and nothing else. `operations alone` is our own LSTM on a batch of 1 with 8 units, where next to
-nothing is computed, and what remains is to start its operations, as many as in the real one; the
-same with 1 step is the price of a call, which the products have paid already.
+Two measurements give the largest possible speed-up over Keras. `products alone` makes only the
+matrix products that an LSTM with a gradient needs, in the same order. `operations alone` is tfwd's
+LSTM on a batch of 1 with 8 units: it computes almost nothing, and starts as many operations as the
+real LSTM. The same with 1 step is the cost of a call, which the products include already.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import measure
-from measure import Row, ratio
+from common import measure
+from common.measure import Row, ratio
 
 if TYPE_CHECKING:
     import keras
@@ -38,7 +36,7 @@ LIMITS = {"small": {KERAS: 1.6, TORCH: 1.0}, "large": {KERAS: 3.0, TORCH: 1.1}}
 def by_tensorflow(
     layer: keras.layers.LSTM, x: np.ndarray, upstream: np.ndarray, dropped: bool
 ) -> Callable[[], None]:
-    """A run of a Keras layer; with `dropped` it is given a dropped recurrent kernel.
+    """Returns a run of a Keras layer, with a dropped recurrent kernel if `dropped`.
 
     Args:
         layer: not built yet; returns sequences.
@@ -76,9 +74,12 @@ def by_tensorflow(
 
 
 def by_torch(x: np.ndarray, upstream: np.ndarray, units: int) -> Callable[[], None]:
-    """A run of `torch.nn.LSTM` with dropout on `weight_hh`; arguments as of `by_tensorflow`."""
+    """Returns a run of `torch.nn.LSTM` with dropout on `weight_hh`.
+
+    Arguments are as in `by_tensorflow`.
+    """
     import torch
-    import torch_lm
+    from peers import torch_lm
 
     layer = torch_lm.WeightDropLSTM(x.shape[2], units, RATE)
     sequences, given = torch.tensor(x, requires_grad=True), torch.tensor(upstream)
@@ -95,10 +96,10 @@ def by_torch(x: np.ndarray, upstream: np.ndarray, units: int) -> Callable[[], No
 
 
 def candidates(size: str, has_torch: bool) -> dict[str, Callable[[], None]]:
-    """All sides on the same input."""
+    """Returns all sides on the same input."""
     import keras
     import numpy as np
-    import products
+    from common import products
 
     from tfwd import layers
 
@@ -123,11 +124,9 @@ def candidates(size: str, has_torch: bool) -> dict[str, Callable[[], None]]:
 
 
 def main() -> None:
-    """Measures, and reports a row a size and peer."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=25.0, help="time for a size's rounds")
-    seconds = options.parse_args().seconds
-    has_torch = measure.attempt(lambda: __import__("torch_lm"), "PyTorch") is not None
+    """Measures, and reports a row for each size and peer."""
+    seconds = measure.parser(__doc__, seconds=25.0, of="a size's rounds").parse_args().seconds
+    has_torch = measure.module("peers.torch_lm", "PyTorch") is not None
     measure.equal_threads()
     rows = []
     for size, limits in LIMITS.items():
@@ -156,7 +155,7 @@ def main() -> None:
         ]
         rows += [
             Row(
-                f"upper limit of the speed-up over {KERAS}, {shape}",
+                f"largest possible gain over {KERAS}, {shape}",
                 ratio(found[KERAS], others),
                 f"times faster, {without}",
                 None,

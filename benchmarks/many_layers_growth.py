@@ -1,37 +1,34 @@
-"""How costs grow with the number of layers: chains of 50, 100, 200 and 400 Dense layers of 16.
+"""Growth of costs with the number of layers: 50, 100, 200 and 400 Dense layers of 16.
 
     python benchmarks/many_layers_growth.py
 
 `tfwd.parametrize`, the first training step, a step, `save`, `load_model`, `tfwd.unwrap` and the
-first `gradients.moments`, and the same of the plain model where it has them. Each chain has a
-process of its own. An exponent of 1 is a straight line: twice the layers, twice the cost.
+first `gradients.moments` are measured, and also for the plain model where it has them. Each
+chain has a process of its own. An exponent of 1 is linear growth: twice the layers, twice the cost.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import many_layers
-import measure
-from measure import Row, Spread
+from common import many_layers, measure
+from common.measure import Row
 
 LAYERS = (50, 100, 200, 400)
-# So small, and kernels orthogonal, that a signal passes through 400 layers: where no gradient is
-# left, `moments` looks three times whether examples depend on one another.
+# So small, with orthogonal kernels, that a signal passes through 400 layers. Without a gradient
+# `squared_mean` would check three times whether examples depend on each other.
 RATE = 0.01
 COSTS = ("parametrize", "first step", "step", "save", "load_model", "unwrap", "moments")
-# Of a straight line with what the measurement adds to it.
+# Exponent of linear growth, plus the error of the measurement.
 AT_MOST = 1.15
 
 
 def child(layers: int) -> dict[str, dict[str, float]]:
-    """The seconds of each cost for a chain, by tfwd and of the plain model."""
+    """Returns the seconds of each cost for a chain, by tfwd and of the plain model."""
     measure.equal_threads()
     import keras
     import numpy as np
@@ -71,19 +68,12 @@ def child(layers: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def slopes(seconds: list[float]) -> Spread:
-    """The exponents of the doublings: median, least and greatest."""
-    each = [
-        math.log(seconds[i + 1] / seconds[i]) / math.log(LAYERS[i + 1] / LAYERS[i])
-        for i in range(len(seconds) - 1)
-    ]
-    return Spread(statistics.median(each), min(each), max(each))
-
-
 def main() -> None:
     """Measures each chain once."""
     parser = measure.parser(__doc__)
-    parser.add_argument("--child", type=int, help="only this chain, in this process")
+    parser.add_argument(
+        "--child", type=int, help="measure the chain of this many layers in this process"
+    )
     flags = parser.parse_args()
     if flags.child:
         print(json.dumps(child(flags.child)), flush=True)
@@ -104,7 +94,14 @@ def main() -> None:
         ours = last.pop(f"tfwd, {LAYERS[-1]}")
         claim = f"{cost} of 50 to 400 Dense layers"
         rows.append(
-            Row(claim, slopes(sides["tfwd"]), "exponent", ours, dict(last), at_most=AT_MOST)
+            Row(
+                claim,
+                measure.exponents(LAYERS, sides["tfwd"]),
+                "exponent",
+                ours,
+                dict(last),
+                at_most=AT_MOST,
+            )
         )
     measure.report("many_layers_growth", rows)
 

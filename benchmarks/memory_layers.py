@@ -1,17 +1,14 @@
-"""Peak memory of a training step with weight dropout, kind of layer by kind of layer.
+"""Peak memory of a training step with weight dropout, for each kind of layer.
 
     python benchmarks/memory_layers.py [--kinds conv gru ...]
 
-As memory.py, for convolutions, einsums, embeddings and attention, and for layers that no rule is
-for: a GRU and a layer that a user wrote.
+The same as memory.py for convolutions, einsums, embeddings and attention, and for layers without
+a rule: a GRU and a custom layer.
 """
 
 from __future__ import annotations
 
-import measure
-import memory
-import peak
-from measure import Row
+from common import measure, memory, peak
 
 LIMITS = {
     "conv": 0.2,
@@ -21,7 +18,7 @@ LIMITS = {
     "gru": 0.25,
     "user": 0.25,
 }
-# Bytes of the perturbed weights: of each layer, times the layers.
+# Bytes of the perturbed weights: number of layers times bytes in each.
 SIZES = {
     "conv": 8 * 9 * 512 * 512 * 4,
     "einsum": 8 * 2048 * 2048 * 4,
@@ -34,33 +31,22 @@ WAYS = ("bare", "dropout", "naive dropout")
 
 
 def main() -> None:
-    """Measures, and reports a row a kind."""
+    """Measures, and reports a row for each kind."""
     options = measure.parser(__doc__)
     options.add_argument("--steps", type=int, default=3, help="steps measured in each process")
     options.add_argument("--kinds", nargs="+", choices=LIMITS, default=list(LIMITS))
     chosen = options.parse_args()
     configurations = {f"{kind}: {way}": (kind, way) for kind in chosen.kinds for way in WAYS}
-    found = peak.in_children(memory.tensorflow, configurations, steps=chosen.steps)
-    import workloads
+    found = peak.in_children(memory.workload_step, configurations, steps=chosen.steps)
+    from common import workloads
 
     rows = []
     for kind in chosen.kinds:
         bare, ours, naive = (found[f"{kind}: {way}"] for way in WAYS)
         figure = memory.above(ours, bare, SIZES[kind])
-        if isinstance(figure, str):
-            measure.CONSOLE.print(f"without {kind}: {figure}", style="red")
-            continue
-        rows.append(
-            Row(
-                f"memory of a step with dropout, {workloads.KINDS[kind].title}",
-                figure,
-                "share of the weights",
-                figure.median,
-                {"naive": memory.shown(memory.above(naive, bare, SIZES[kind]))},
-                "",
-                at_most=LIMITS[kind],
-            )
-        )
+        peers = {"naive": memory.shown(memory.above(naive, bare, SIZES[kind]))}
+        title = f"dropout, {workloads.KINDS[kind].title}"
+        rows += memory.rows(kind, title, figure, peers, LIMITS[kind])
     if not rows:
         raise RuntimeError("no kind could be measured")
     measure.report("memory_layers", rows, method=peak.method())

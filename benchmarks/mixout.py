@@ -1,14 +1,15 @@
-"""A fine-tuning step, and with Mixout on all kernels over the plain one: tfwd and PyTorch.
+"""A fine-tuning step, and Mixout on all kernels over the plain step: tfwd and PyTorch.
 
     python benchmarks/mixout.py
 
-Time is that of a whole step with Adam, of BERT in MiniLM's shape (6 layers of 384) at 32 texts of
-64 places. PyTorch's way is that of Mixout's authors: each linear layer mixes its weight in each
-call, and keeps the mask until backward. The plain step is over PyTorch's and keras-hub's too.
+Time is the time of a whole step with Adam, of BERT in MiniLM's shape (6 layers of 384) at 32 texts
+of 64 positions. PyTorch's way is the way of Mixout's authors: each linear layer mixes its weight in
+each call, and keeps the mask until backward. The plain step is compared with PyTorch's and
+keras-hub's plain steps too.
 
-Memory is what the process holds at most within a step, over the plain one, in copies of the mixed
-weights, of BERT-base's shape (12 layers of 768) at 8 texts of 64 places; a process for each side
-(see peak.py).
+Memory is the most that the process holds within a step, over the plain step, in copies of the mixed
+weights. The model has BERT-base's shape (12 layers of 768), with 8 texts of 64 positions. Each side
+has a process of its own (see common/peak.py).
 """
 
 from __future__ import annotations
@@ -16,29 +17,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import measure
-import memory
-import peak
-from measure import Row
+from common import bert, measure, memory, peak
+from common.measure import Row
 
 PLAIN, MIXOUT, DROPOUT = "plain", "Mixout", "weight dropout"
 WAYS = (PLAIN, MIXOUT, DROPOUT)
 RATE = 0.7
-VOCABULARY, LONGEST = 30522, 512
-# Layers, width, heads, between; and texts of so many places.
-SMALL = (6, 384, 12, 1536), (32, 64)
-LARGE = (12, 768, 12, 3072), (8, 64)
+# Sizes of the model, and number of texts with their positions.
+SMALL = bert.MINI_LM, (32, 64)
+LARGE = bert.BASE, (8, 64)
 TIME, MEMORY = 1.15, 1.05
 
 
-def mixed_bytes(shape: tuple[int, int, int, int]) -> int:
-    """Of the kernels: four of attention and two beside it, in each layer."""
-    layers, width, _, wide = shape
-    return layers * (4 * width * width + 2 * width * wide) * 4
+def mixed_bytes(sizes: bert.Sizes) -> int:
+    """Returns the bytes of the kernels: four of attention and two beside it, in each layer."""
+    return sizes.layers * (4 * sizes.width * sizes.width + 2 * sizes.width * sizes.wide) * 4
 
 
 def _step(call: Callable[[], Any], weights: list[Any]) -> Callable[[], Any]:
-    """A step with Keras's Adam; the loss is the mean square of what comes out."""
+    """Returns a step with Keras's Adam. The loss is the mean square of the outputs."""
     import keras
     import tensorflow as tf
 
@@ -56,50 +53,32 @@ def _step(call: Callable[[], Any], weights: list[Any]) -> Callable[[], Any]:
     return lambda: step().numpy()
 
 
-def ours(way: str, shape: tuple[int, int, int, int], texts: tuple[int, int]) -> Callable[[], Any]:
-    """A step of tfwd's BERT."""
-    import tensorflow as tf
-    import transformer_step
-
+def ours(way: str, sizes: bert.Sizes, texts: tuple[int, int]) -> Callable[[], Any]:
+    """Returns a step of tfwd's BERT."""
     from tfwd import layers
     from tfwd import parametrizations as P
-    from tfwd.layers import transformer
 
-    ids, mask = map(tf.constant, transformer_step.data(texts))
-    count, width, heads, wide = shape
-    bert = transformer.Bert(
-        VOCABULARY, width, count, heads, wide, LONGEST, dropout=0.0, attention_dropout=0.0
-    )
-    bert(ids)
+    plain, call = bert.ours(sizes, texts)
     ways = {MIXOUT: P.Mixout(RATE), DROPOUT: P.Dropout(RATE)}
-    model = bert
+    model = plain
     if way != PLAIN:
-        model = layers.Parametrized(bert, {"stack/.*/kernel": ways[way]}, seed=1)
-        assert len(model.effective_weights(0)) == 6 * count
-    return _step(lambda: model(ids, mask=mask, training=True), bert.trainable_variables)
+        model = layers.Parametrized(plain, {"stack/.*/kernel": ways[way]}, seed=1)
+        assert len(model.effective_weights(0)) == 6 * sizes.layers
+    return _step(lambda: call(True, model), plain.trainable_variables)
 
 
-def hub(way: str, shape: tuple[int, int, int, int], texts: tuple[int, int]) -> Callable[[], Any]:
-    """A step of keras-hub's BERT, plain."""
-    import keras_hub
-    import tensorflow as tf
-    import transformer_step
+def hub(sizes: bert.Sizes, texts: tuple[int, int]) -> Callable[[], Any]:
+    """Returns a plain step of keras-hub's BERT."""
+    from peers import bert as peers
 
-    assert way == PLAIN
-    ids, mask = map(tf.constant, transformer_step.data(texts))
-    count, width, heads, wide = shape
-    model = keras_hub.models.BertBackbone(
-        VOCABULARY, count, heads, width, wide, dropout=0.0, max_sequence_length=LONGEST
-    )
-    given = {"token_ids": ids, "padding_mask": mask, "segment_ids": tf.zeros_like(ids)}
-    return _step(lambda: model(given, training=True)["sequence_output"], model.trainable_variables)
+    model, call = peers.keras_hub(sizes, texts)
+    return _step(lambda: call(True), model.trainable_variables)
 
 
-def torch(way: str, shape: tuple[int, int, int, int], texts: tuple[int, int]) -> Callable[[], Any]:
-    """A step of Hugging Face's BERT, whose linear layers mix at each call."""
+def torch(way: str, sizes: bert.Sizes, texts: tuple[int, int]) -> Callable[[], Any]:
+    """Returns a step of Hugging Face's BERT, with linear layers that mix at each call."""
     import torch
-    import transformer_step
-    import transformers
+    from peers import bert as peers
 
     class Mixed(torch.autograd.Function):
         @staticmethod
@@ -124,19 +103,7 @@ def torch(way: str, shape: tuple[int, int, int, int], texts: tuple[int, int]) ->
         def forward(self, x: Any) -> Any:
             return torch.nn.functional.linear(x, Mixed.apply(self.weight, self.target), self.bias)
 
-    measure.equal_threads()
-    count, width, heads, wide = shape
-    config = transformers.BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=width,
-        num_hidden_layers=count,
-        num_attention_heads=heads,
-        intermediate_size=wide,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    model = transformers.BertModel(config, add_pooling_layer=False)
-    ids, mask = (torch.from_numpy(array.astype("int64")) for array in transformer_step.data(texts))
+    model, call = peers.hugging_face(sizes, texts)
     if way != PLAIN:
         mixed = 0
         for module in list(model.encoder.modules()):
@@ -144,12 +111,12 @@ def torch(way: str, shape: tuple[int, int, int, int], texts: tuple[int, int]) ->
                 if isinstance(child, torch.nn.Linear):
                     setattr(module, name, MixLinear(child))
                     mixed += 1
-        assert mixed == 6 * count
+        assert mixed == 6 * sizes.layers
     optimizer = torch.optim.Adam(model.parameters(), 1e-5)
     model.train()
 
     def step() -> float:
-        loss = model(ids, attention_mask=mask).last_hidden_state.square().mean()
+        loss = call().square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -162,7 +129,7 @@ SIDES = {"tfwd": ours, "PyTorch": torch}
 
 
 def held(side: str, way: str) -> Callable[[], list[int]]:
-    """What the process holds at most in each of three steps, bytes; made in the child."""
+    """Returns a function that measures the peak of each of three steps, in bytes; for a child."""
     measure.equal_threads()
     step = SIDES[side](way, *LARGE)
 
@@ -174,7 +141,7 @@ def held(side: str, way: str) -> Callable[[], list[int]]:
 
 
 def by_memory(sides: list[str]) -> list[Row]:
-    """A row for each side and way."""
+    """Measures the memory of each side with and without Mixout, and returns the row."""
     found = peak.in_children(
         held,
         {f"{side}, {way}": (side, way) for side in sides for way in WAYS[:2]},
@@ -200,25 +167,18 @@ def by_memory(sides: list[str]) -> list[Row]:
 
 
 def by_time(sides: list[str], seconds: float) -> list[Row]:
-    """A row for each side and way, and the plain step over those of the others."""
+    """Measures all steps, and returns a row for each comparison."""
     made: dict[str, Any] = {
         f"{side}, {way}": SIDES[side](way, *SMALL) for side in sides for way in WAYS
     }
-    theirs = measure.attempt(lambda: hub(PLAIN, *SMALL), "keras-hub")
+    theirs = measure.attempt(lambda: hub(*SMALL), "keras-hub")
     if theirs:
         made[f"keras-hub, {PLAIN}"] = theirs
     found = measure.alternate(made, seconds=seconds, title="MiniLM's shape, 32 x 64")
-    medians = measure.milliseconds(found)
 
     def row(name: str, one: str, other: str, limit: float | None) -> Row:
-        return Row(
-            f"{name}, MiniLM's shape, 32 x 64",
-            measure.ratio(found[one], found[other]),
-            f"time over {other}",
-            float(medians[one]),
-            {other: medians[other]},
-            at_most=limit,
-        )
+        claim = f"{name}, MiniLM's shape, 32 x 64"
+        return measure.time_over(claim, found, one, other, at_most=limit)
 
     rows = [
         row(
@@ -240,12 +200,10 @@ def by_time(sides: list[str], seconds: float) -> list[Row]:
 
 def main() -> None:
     """Measures, and reports."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=40.0, help="for the steps")
-    seconds = options.parse_args().seconds
+    seconds = measure.parser(__doc__, seconds=40.0, of="the steps").parse_args().seconds
     measure.equal_threads()
-    torch_is_here = measure.attempt(lambda: __import__("transformers") and __import__("torch"), "")
-    sides = ["tfwd", *(["PyTorch"] if torch_is_here else [])]
+    has_torch = measure.module("transformers", "PyTorch") and measure.module("torch", "PyTorch")
+    sides = ["tfwd", *(["PyTorch"] if has_torch else [])]
     rows = by_memory(sides) + by_time(sides, seconds)
     measure.report("mixout", rows, method=peak.method())
 

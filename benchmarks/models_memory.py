@@ -1,10 +1,10 @@
-"""What models leave behind that were built, fitted and dropped.
+"""Memory that stays after models are built, fitted and deleted.
 
     python benchmarks/models_memory.py
 
 Each model has 18 MB of weights and is fitted for three steps; `del`, `clear_session` and a garbage
 collection follow. The figure is the growth of the process from the second model to the last, in
-plain Keras and with weight dropout, each in a process of its own. docs/memory.md says what stays.
+plain Keras and with weight dropout, each in a process of its own. docs/memory.md explains it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
-import measure
-import peak
-from measure import Row, Spread
+from common import measure, peak
+from common.measure import Row, Spread
 
 WIDTH, LAYERS = 1062, 4  # 4 x 1062 x 1062 weights of 4 bytes are 18 MB
 WAYS = ("plain", "plain, released", "wrapped")
 
 
 def grow(way: str, models: int) -> Callable[[], list[float]]:
-    """A function that makes the models and returns the growth in MiB; for a child."""
+    """Returns a function that makes the models and returns the growth in MiB; for a child."""
     measure.equal_threads()
     import keras
     import tensorflow as tf
@@ -55,7 +54,7 @@ def grow(way: str, models: int) -> Callable[[], list[float]]:
 def main() -> None:
     """Measures, and reports a row."""
     options = measure.parser(__doc__)
-    options.add_argument("--models", type=int, default=50, help="how many are made")
+    options.add_argument("--models", type=int, default=50, help="number of models")
     models = options.parse_args().models
     found = peak.in_children(grow, {way: (way, models) for way in WAYS}, steps=None)
     failed = [f"{way}: {growth}" for way, growth in found.items() if isinstance(growth, str)]

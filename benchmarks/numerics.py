@@ -1,18 +1,18 @@
-"""What a training step costs whose values are held to be finite: tfwd's ways and the others.
+"""Cost of finite checks in a training step: tfwd's ways and other libraries' ways.
 
     python benchmarks/numerics.py
 
-Five models, each with and without `jit_compile=True`; what is timed is the training function that
-`fit` runs, on a batch. `FiniteCheck` looks at the whole model in each step; `ApplyIfFinite` is
-alone, around the optimizer. Their time and that of `tf.debugging.enable_check_numerics` is over the
-bare step. On the stack of 100 small layers `FiniteCheck(every=10)` is a side too, and ten steps are
-timed together. PyTorch's `detect_anomaly` and `DebugUnderflowOverflow` of Hugging Face's
-transformers are over PyTorch's own bare step of the same model.
+There are five models, each with and without `jit_compile=True`. The script times the training
+function of `fit` on one batch. `FiniteCheck` checks the whole model in each step. `ApplyIfFinite`
+is alone, around the optimizer. Their times, and the time of `tf.debugging.enable_check_numerics`,
+are over the bare step. On the stack of 100 small layers `FiniteCheck(every=10)` is a side too, and
+ten steps are timed together. PyTorch's `detect_anomaly` and the `DebugUnderflowOverflow` of Hugging
+Face's transformers are over PyTorch's own bare step of the same model.
 
-Each side is then given a NaN in a weight, and what it does about it is part of its row (for
-`FiniteCheck`, whose diagnosis takes seconds, of one model). Peak memory is that of a large batch,
-each side in a process of its own (see peak.py): what `FiniteCheck` adds, as a share of the bytes of
-one activation.
+Then a weight of each side gets a NaN, and the row says what the side does about it. For
+`FiniteCheck`, whose diagnosis takes seconds, this is done with one model. Peak memory is measured
+on a large batch, each side in a process of its own (see common/peak.py). The figure is the extra
+memory of `FiniteCheck`, as a share of the bytes of one activation.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import measure
-import memory
-import peak
-from measure import Row, ratio
-from numerics_models import (
+from common import measure, memory, peak
+from common.measure import Row, ratio
+from common.numerics_models import (
     BARE,
     CONVOLUTIONS,
     EVERY,
@@ -43,30 +41,30 @@ from numerics_models import (
 MODES = {"in a graph": False, "compiled": True}
 LIMITS = {OURS: 1.05, OPTIMIZER: 1.01, EVERY: 1.02}
 LSTM_LIMIT = 1.10
-# What is the same for each model and takes seconds is done with this one: FiniteCheck's diagnosis
-# of a NaN, and TensorFlow's checks in a compiled step.
+# The model for work that takes seconds and does not depend on the model: FiniteCheck's diagnosis of
+# a NaN, and TensorFlow's checks in a compiled step.
 ONE = LSTM
-# Rounds of the others, whose ratios are far from 1.
+# Rounds of the other libraries, whose ratios are far from 1.
 FEW = 8
 LARGE = (CONVOLUTIONS, 128)
 
 
 def step(way: str, compiled: bool) -> Callable[[], Any]:
-    """A step of the model of `LARGE`, made in the child."""
+    """Returns a step of the model of `LARGE`; for a child."""
     measure.equal_threads()
-    import numerics_keras
+    from common import numerics_keras
 
     return numerics_keras.side(LARGE[0], way, compiled, batch=LARGE[1]).step
 
 
 def times(sides: dict[str, Side], heading: str, **limits: Any) -> dict[str, list[float]]:
-    """The seconds of each side's steps."""
+    """Returns the seconds of each side's steps."""
     steps = {way: side.step for way, side in sides.items()}
     return measure.alternate(steps, warmup=1, title=heading, **limits)
 
 
 def planted(sides: dict[str, Side], name: str) -> dict[str, str]:
-    """What each side does about a NaN, as far as it is asked."""
+    """Plants a NaN on each side that is asked, and returns what the side does about it."""
     asked = [way for way in sides if way not in (BARE, EVERY) and (way != OURS or name == ONE)]
     found = {way: sides[way].plant() for way in asked}
     for way, said in found.items():
@@ -81,14 +79,14 @@ def rows_of(
     said: dict[str, str],
     unable: dict[str, str] | None = None,
 ) -> list[Row]:
-    """A row for each side but the bare one.
+    """Returns a row for each side except the bare one.
 
     Args:
         heading: the model and how it runs.
-        name: of the model.
-        found: the seconds of each side.
-        said: what became of a planted NaN.
-        unable: why there are no others.
+        name: name of the model.
+        found: seconds of each side.
+        said: by side, the outcome of a planted NaN.
+        unable: by side that is missing, the reason.
     """
     medians = measure.milliseconds(found)
     return [
@@ -106,8 +104,8 @@ def rows_of(
 
 
 def by_tensorflow(name: str, mode: str, seconds: float) -> list[Row]:
-    """The rows of a model in TensorFlow in one mode."""
-    import numerics_keras
+    """Measures a model in TensorFlow in one mode, and returns its rows."""
+    from common import numerics_keras
 
     heading = f"{title(name)}, {mode}"
 
@@ -121,7 +119,7 @@ def by_tensorflow(name: str, mode: str, seconds: float) -> list[Row]:
     if name == ONE or not MODES[mode]:
         try:
             theirs = {BARE: sides[BARE], TENSORFLOW: make(TENSORFLOW)}
-        except Exception as error:  # of whatever kind: TensorFlow has several
+        except Exception as error:  # TensorFlow raises errors of several classes
             unable[TENSORFLOW] = numerics_keras.reason(error)
             measure.CONSOLE.print(f"{heading}: {TENSORFLOW} {unable[TENSORFLOW]}", style="yellow")
         else:
@@ -131,7 +129,7 @@ def by_tensorflow(name: str, mode: str, seconds: float) -> list[Row]:
 
 
 def by_torch(name: str, torch_sides: Callable[[str], dict[str, Side]], seconds: float) -> list[Row]:
-    """The rows of a model in PyTorch."""
+    """Measures a model in PyTorch, and returns its rows."""
     heading = f"{title(name)}, PyTorch"
     sides = torch_sides(name)
     if BARE not in sides:
@@ -141,8 +139,8 @@ def by_torch(name: str, torch_sides: Callable[[str], dict[str, Side]], seconds: 
 
 
 def by_memory() -> list[Row]:
-    """A row a mode, with what `FiniteCheck` adds to the peak of a step."""
-    import numerics_keras
+    """Measures what `FiniteCheck` adds to the peak of a step, and returns a row for each mode."""
+    from common import numerics_keras
 
     name, batch = LARGE
     largest = numerics_keras.largest_activation(name, batch)
@@ -177,18 +175,17 @@ def by_memory() -> list[Row]:
 
 
 def main() -> None:
-    """Measures, and reports a row a side."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=1.0, help="time for a group's rounds")
+    """Measures, and reports a row for each side."""
+    options = measure.parser(__doc__, seconds=1.0, of="a group's rounds")
     options.add_argument(
-        "--models", nargs="+", default=list(SHAPES), choices=SHAPES, help="those alone"
+        "--models", nargs="+", default=list(SHAPES), choices=SHAPES, help="some of the models"
     )
     arguments = options.parse_args()
     measure.equal_threads()
     memory_rows = by_memory()
-    # PyTorch's threads would spin while they wait for each other, which takes long on busy cores.
+    # PyTorch's threads would spin while they wait for each other, which is slow on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    torch_models = measure.attempt(lambda: __import__("numerics_torch"), "PyTorch")
+    torch_models = measure.module("peers.torch_numerics", "PyTorch")
     rows = []
     for name in arguments.models:
         for mode in MODES:

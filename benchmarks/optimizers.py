@@ -1,13 +1,13 @@
-"""Time of an optimizer's step with decoupled decay, 24 million weights shaped as an AWD-LSTM's.
+"""Time of an optimizer's step with decoupled decay, on the 24 million weights of an AWD-LSTM.
 
     python benchmarks/optimizers.py
 
-Ours is `DecoupledWeightDecay` around Keras's SGD and Adam; beside it are the same optimizers alone
-and with a decay of their own, AdamW of PyTorch (foreach) and of Optax (jitted, donated). Gradients
-are fixed, and each side has weights of its own.
+tfwd's side is `DecoupledWeightDecay` around Keras's SGD and Adam. The others are the same
+optimizers alone and with their own decay, and the AdamW of PyTorch (foreach) and of Optax (jitted,
+donated). Gradients are fixed, and each side has weights of its own.
 
-Of an embedding of 10,000 words the gradient is sparse: 1,400 rows, of which the frequent words are
-repeated. There the sides differ in whether repeated rows are added up.
+The gradient of an embedding of 10,000 words is sparse: 1,400 rows, with frequent words repeated.
+One side adds up the repeated rows, the other does not.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import measure
-from measure import Row, ratio
+from common import measure
 
 if TYPE_CHECKING:
     import keras
@@ -32,7 +31,7 @@ SHAPES: list[tuple[int, ...]] = [
     (10_000,),
 ]
 RATE, DECAY = 1e-3, 1.2e-6
-# Our side, the other one, and the most that our time may be of the other's.
+# By group: our side, the other side, and the most that our time may be over the other time.
 RATIOS = {
     "SGD": [
         ("SGD, wrapped", "SGD alone", 1.25),
@@ -52,7 +51,7 @@ TABLE, WORDS = (10_000, 400), 1400
 
 
 def arrays(seed: int) -> list[np.ndarray]:
-    """Normal numbers in all the shapes, the same each time."""
+    """Returns normal numbers in all the shapes, the same each time."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -60,7 +59,7 @@ def arrays(seed: int) -> list[np.ndarray]:
 
 
 def in_keras(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
-    """A step of an optimizer, in a `tf.function`, on variables of its own."""
+    """Returns a step of an optimizer, in a `tf.function`, on variables of its own."""
     import keras
     import tensorflow as tf
 
@@ -77,7 +76,10 @@ def in_keras(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
 
 
 def of_rows(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
-    """The same for a sparse gradient of one table, which is an argument: no constant is folded."""
+    """Returns a step on a sparse gradient of one table.
+
+    The gradient is an argument, so that no constant is folded.
+    """
     import keras
     import numpy as np
     import tensorflow as tf
@@ -100,7 +102,7 @@ def of_rows(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
 
 
 def in_torch() -> Callable[[], Any]:
-    """PyTorch's AdamW."""
+    """Returns a step of PyTorch's AdamW."""
     import torch
 
     torch.set_num_threads(measure.cores())
@@ -111,7 +113,7 @@ def in_torch() -> Callable[[], Any]:
 
 
 def in_optax() -> Callable[[], None]:
-    """Optax's adamw in one compiled function."""
+    """Returns a step of Optax's adamw in one compiled function."""
     import jax
     import optax
 
@@ -133,7 +135,7 @@ def in_optax() -> Callable[[], None]:
 
 
 def candidates(inner: str) -> dict[str, Callable[[], Any]]:
-    """All sides of a group of `RATIOS`, as far as they are installed."""
+    """Returns all installed sides of a group of `RATIOS`."""
     from keras import optimizers
 
     from tfwd.optimizers import DecoupledWeightDecay
@@ -164,15 +166,14 @@ def candidates(inner: str) -> dict[str, Callable[[], Any]]:
 
 
 def weights(inner: str) -> str:
-    """What a group's sides update."""
+    """Names the weights that a group's sides update."""
     return "an embedding of 4 M" if inner.endswith(" of rows") else "24 M weights"
 
 
 def main() -> None:
-    """Measures, and reports a row a pair of sides."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=25.0, help="time for a group's rounds")
-    options.add_argument("--groups", nargs="+", default=list(RATIOS), help="those alone")
+    """Measures, and reports a row for each pair of sides."""
+    options = measure.parser(__doc__, seconds=25.0, of="a group's rounds")
+    options.add_argument("--groups", nargs="+", default=list(RATIOS), help="some of the groups")
     arguments = options.parse_args()
     seconds = arguments.seconds
     measure.equal_threads()
@@ -182,12 +183,11 @@ def main() -> None:
         found = measure.alternate(candidates(inner), seconds=seconds, warmup=3, title=inner)
         medians |= measure.milliseconds(found)
         rows += [
-            Row(
+            measure.time_over(
                 f"step of an optimizer over {weights(inner)}: {ours}, against {other}",
-                ratio(found[ours], found[other]),
-                f"time over {other}",
-                float(medians[ours]),
-                {other: medians[other]},
+                found,
+                ours,
+                other,
                 at_most=limit,
             )
             for ours, other, limit in pairs

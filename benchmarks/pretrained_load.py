@@ -1,20 +1,21 @@
-"""Loading the weights of a published model: peak memory above the model, time, and its growth.
+"""Loading weights of a published model: peak memory above the model, time, and growth.
 
     python benchmarks/pretrained_load.py
 
-The file is random, of BERT-large's shapes (1.25 GiB), once alone and once in five shards. tfwd and
-Hugging Face's transformers (PyTorch) make the model and fill it, as does keras-hub's converter;
-safetensors' `load_file` gives arrays and no model.
+The weights are random, in BERT-large's shapes (1.25 GiB), in one file and in five shards. tfwd,
+Hugging Face's transformers (PyTorch) and keras-hub's converter make the model and fill it. The
+`load_file` of safetensors returns arrays and no model.
 
-Each weight is summed once after it is loaded: transformers maps the file, and reads it only then.
+Each weight is summed once after it is loaded, since transformers maps the file and reads it only
+when weights are used.
 
-Memory is that of a call in a process of its own, less the bytes of the weights (see peak.py): pages
-of a file that is mapped count as long as they stay in the process. Times are of calls by turns in
-one process, the file being in the system's cache. They are CPU time of the process, so that other
-programs on the machine count less.
+Memory is the peak of a call in a process of its own, minus the bytes of the weights (see
+common/peak.py). Pages of a mapped file count as long as they stay in the process. Times are CPU
+times of calls in turn in one process, with the file in the system's cache. CPU time depends less on
+other programs on the machine.
 
-How the time grows with the layers is measured on narrow layers, of which the names cost more than
-the numbers. Python forgets its compiled expressions before each call, as if it were the first.
+The growth of the time with the layers is measured on narrow layers, where names cost more than
+numbers. Compiled regular expressions are deleted before each call, as before a first call.
 """
 
 from __future__ import annotations
@@ -29,13 +30,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import measure
-import peak
-from growth import exponents
-from measure import Row, Spread
+from common import measure, peak
+from common.measure import Row, Spread
 
 MIB = 1 << 20
-OURS, FILL = "tfwd", "tfwd, into an existing model"
+OURS, FILL = "tfwd", "tfwd, into a model that is there"
 TORCH, HUB, ARRAYS = "transformers", "keras-hub", "load_file"
 SINGLE, SHARDS = "one file", "five shards"
 CONFIG = {
@@ -63,12 +62,12 @@ NARROW = {
     "intermediate_size": 256,
 }
 AT_MOST = 3.0  # times the time of load_file
-LARGEST = CONFIG["vocab_size"] * CONFIG["hidden_size"] * 4  # bytes: the words
+LARGEST = CONFIG["vocab_size"] * CONFIG["hidden_size"] * 4  # bytes of the word embeddings
 MORE = 64 * MIB
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The tensors of a `BertModel` with a config, by name."""
+    """Returns the shapes of the tensors of a `BertModel` with a config, by name."""
     width, wide = config["hidden_size"], config["intermediate_size"]
     found: dict[str, tuple[int, ...]] = {}
 
@@ -95,7 +94,7 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def write(folder: Path, files: int, config: Mapping[str, Any] = CONFIG) -> int:
-    """Writes a model in a number of files; returns the bytes of its weights."""
+    """Writes a model in a number of files, and returns the bytes of its weights."""
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -122,7 +121,7 @@ def write(folder: Path, files: int, config: Mapping[str, Any] = CONFIG) -> int:
 
 
 def ours(folder: str) -> Callable[[], Any]:
-    """A model by `from_pretrained`."""
+    """Returns a call that makes a model by `from_pretrained`."""
     measure.equal_threads()
     from tfwd.layers import transformer
 
@@ -130,7 +129,7 @@ def ours(folder: str) -> Callable[[], Any]:
 
 
 def fill(folder: str) -> Callable[[], Any]:
-    """A plan for a model that is built, and its `apply`."""
+    """Returns a call that loads the weights into a built model."""
     measure.equal_threads()
     import tfwd
     from tfwd.layers import transformer
@@ -146,7 +145,7 @@ def fill(folder: str) -> Callable[[], Any]:
 
 
 def torch(folder: str) -> Callable[[], Any]:
-    """Hugging Face's, for PyTorch."""
+    """Returns a call of Hugging Face's loader for PyTorch."""
     import transformers
 
     measure.equal_threads()
@@ -161,7 +160,7 @@ def torch(folder: str) -> Callable[[], Any]:
 
 
 def hub(folder: str) -> Callable[[], Any]:
-    """keras-hub's converter."""
+    """Returns a call of keras-hub's converter."""
     measure.equal_threads()
     import keras_hub
 
@@ -169,7 +168,7 @@ def hub(folder: str) -> Callable[[], Any]:
 
 
 def arrays(folder: str) -> Callable[[], Any]:
-    """All tensors as NumPy arrays."""
+    """Returns a call that reads all tensors as NumPy arrays."""
     from safetensors.numpy import load_file
 
     def read() -> dict[str, Any]:
@@ -192,20 +191,20 @@ PRELOAD = ("tensorflow", "keras", "tfwd.layers.transformer")
 
 
 def once(way: str, folder: str) -> Callable[[], list[int]]:
-    """Measures the peak of one call, the first, in the child."""
+    """Returns a function that measures the peak of the first call; for a child."""
     call = SIDES[way](folder)
-    kept: list[Any] = []  # as whoever loads a model does
+    kept: list[Any] = []  # keeps the model, as a user does
     return lambda: peak.peaks(lambda: kept.append(call()), 1, warmup=0)
 
 
 def above(found: Any, size: int) -> float | str:
-    """MiB of a peak above the weights, or why there is no figure."""
+    """Returns the MiB of a peak above the weights, or a text that says why there is no figure."""
     return found if isinstance(found, str) else (found[0] - size) / MIB
 
 
 def by_memory(folders: dict[str, str], size: int) -> list[Row]:
-    """The peaks above the weights, over the largest tensor and 64 MiB."""
-    # keras-hub's converter does not read shards that are on a disk.
+    """Measures the peaks above the weights, and returns them over the largest tensor and 64 MiB."""
+    # keras-hub's converter does not read shards from a disk.
     cases = {
         (way, files): (way, folder)
         for files, folder in folders.items()
@@ -241,7 +240,7 @@ def by_memory(folders: dict[str, str], size: int) -> list[Row]:
 
 
 def by_time(folders: dict[str, str], seconds: float) -> list[Row]:
-    """A row for the file and one for the shards."""
+    """Measures the time, and returns rows for the single file and for the shards."""
     rows = []
     for files, folder in folders.items():
         made = {
@@ -258,26 +257,17 @@ def by_time(folders: dict[str, str], seconds: float) -> list[Row]:
             title=f"load from {files}",
             clock=time.process_time,
         )
-        medians = measure.milliseconds(found)
         for way in (TORCH, HUB, ARRAYS):
             if way not in found:
                 continue
-            rows.append(
-                Row(
-                    f"CPU time to load a model from {files}: tfwd over {way}",
-                    measure.ratio(found[OURS], found[way]),
-                    f"time over {way}",
-                    float(medians[OURS]),
-                    {way: medians[way]},
-                    at_most=AT_MOST if way == ARRAYS else None,
-                    no_more=1.0 if way == TORCH else None,
-                )
-            )
+            goal = {ARRAYS: {"at_most": AT_MOST}, TORCH: {"no_more": 1.0}}.get(way, {})
+            claim = f"CPU time to load a model from {files}: tfwd over {way}"
+            rows.append(measure.time_over(claim, found, OURS, way, **goal))
     return rows
 
 
 def by_layers(place: Path, seconds: float) -> list[Row]:
-    """A row for each number of layers, and one for the growth."""
+    """Measures each number of layers, and returns a row for each and a row for the growth."""
     calls = {}
     for count in LAYERS:
         folder = place / f"layers_{count}"
@@ -293,20 +283,20 @@ def by_layers(place: Path, seconds: float) -> list[Row]:
         Row(
             f"CPU time to load {count} narrow layers into a model, per layer",
             Spread.of([mine / count / (ours[0] / LAYERS[0])]),
-            f"per layer, relative to {LAYERS[0]} layers",
+            f"per layer, over the time per layer of {LAYERS[0]} layers",
             1e3 * mine / count,
             {ARRAYS: 1e3 * other / count},
         )
         for count, mine, other in zip(LAYERS, ours, theirs, strict=True)
     ]
-    growth = exponents(LAYERS, ours)
+    growth = measure.exponents(LAYERS, ours)
     claim = f"growth of the time with the layers, {LAYERS[0]} to {LAYERS[-1]}"
-    peers: dict[str, float | str] = {ARRAYS: exponents(LAYERS, theirs).median}
+    peers: dict[str, float | str] = {ARRAYS: measure.exponents(LAYERS, theirs).median}
     return [*rows, Row(claim, growth, "exponent", growth.median, peers, "", at_most=1.1)]
 
 
 def _forgotten(call: Callable[[], Any]) -> Callable[[], None]:
-    """A call for which no regular expression is compiled yet."""
+    """Returns the call without compiled regular expressions, as if it were the first call."""
 
     def run() -> None:
         re.purge()
@@ -316,7 +306,7 @@ def _forgotten(call: Callable[[], Any]) -> Callable[[], None]:
 
 
 def _freed(call: Callable[[], Any]) -> Callable[[], None]:
-    """A call, after what the one before left was given back."""
+    """Returns the call with a garbage collection after it."""
 
     def run() -> None:
         call()
@@ -326,7 +316,7 @@ def _freed(call: Callable[[], Any]) -> Callable[[], None]:
 
 
 def processor() -> str:
-    """Returns the processor's name, as far as the system says it."""
+    """Returns the processor's name as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -339,9 +329,7 @@ def processor() -> str:
 
 def main() -> None:
     """Measures, and reports."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=20.0, help="of timing, for each kind")
-    seconds = options.parse_args().seconds
+    seconds = measure.parser(__doc__, seconds=20.0, of="each kind").parse_args().seconds
     with tempfile.TemporaryDirectory() as place:
         folders = {SINGLE: f"{place}/single", SHARDS: f"{place}/shards"}
         size = write(Path(folders[SINGLE]), 1)

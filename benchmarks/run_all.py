@@ -1,15 +1,15 @@
-"""Runs every benchmark and writes what came out: `make bench`.
+"""Runs every benchmark and writes the results' page: `make bench`.
 
     python benchmarks/run_all.py
     python benchmarks/run_all.py NAME ... [--out page.md]
 
-A benchmark is a script in this folder. It prints what it likes and ends with one line of JSON:
+A benchmark is a script in this folder. It may print anything, and ends with one line of JSON:
 
     {"benchmark": NAME, "rows": [...], more ...}
 
-with rows as `measure.Row.to_json` makes them; a script without rows is shown with its JSON as it
-is. Plots are the PNG files that the scripts leave in `plots/`. A script that fails, or takes too
-long, is reported as such, and the others go on; the exit status then says so.
+The rows have the form of `measure.Row.to_json`. The JSON of a script without rows is shown as it
+is. Plots are the PNG files that the scripts write into `plots/`. A script that fails or takes too
+long is reported, and the others still run. The exit status is 1 if a script failed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import measure
-from measure import Row
+from common import measure
+from common.measure import Row
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "results.md"
@@ -37,13 +37,13 @@ LIMIT = 300.0  # seconds after which it is stopped
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of one script.
+    """The end of one script.
 
     Attributes:
-        name: the script's.
-        seconds: how long it took.
-        line: its JSON line, or None.
-        problem: what went wrong, or an empty text.
+        name: name of the script.
+        seconds: duration of the script.
+        line: the script's JSON line, or None.
+        problem: the error, or an empty text.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Outcome:
 
     @property
     def rows(self) -> list[Row]:
-        """Its rows, if it has any."""
+        """Returns the script's rows; none without a JSON line."""
         return [Row.from_json(row) for row in (self.line or {}).get("rows", [])]
 
 
 def scripts(folder: Path = FOLDER) -> list[Path]:
-    """The benchmarks of a folder: what can be run, except this file."""
+    """Returns the benchmarks of a folder: every script except this one."""
     return sorted(
         path
         for path in folder.glob("*.py")
@@ -68,7 +68,7 @@ def scripts(folder: Path = FOLDER) -> list[Path]:
 
 
 def run(path: Path, limit: float = LIMIT) -> Outcome:
-    """Runs one script; its progress and its errors go to the terminal."""
+    """Runs one script. Its progress and its errors go to the terminal."""
     begin = time.monotonic()
     try:
         done = subprocess.run(
@@ -87,7 +87,7 @@ def run(path: Path, limit: float = LIMIT) -> Outcome:
 
 
 def last_json(text: str) -> dict[str, Any] | None:
-    """The JSON object in the last line that is not blank, or None."""
+    """Returns the JSON object in the last line that is not blank, or None."""
     lines = text.strip().splitlines()
     try:
         found = json.loads(lines[-1]) if lines else None
@@ -97,18 +97,17 @@ def last_json(text: str) -> dict[str, Any] | None:
 
 
 def markdown(outcomes: Sequence[Outcome], plots: Sequence[Path], out: Path) -> str:
-    """The text of the results' page.
+    """Returns the text of the results' page.
 
     Args:
-        outcomes: what became of the scripts.
+        outcomes: the ends of the scripts.
         plots: PNG files.
-        out: where the page will stand; the plots are named relative to its folder.
+        out: path of the page. The links to the plots are relative to its folder.
     """
     parts = ["# Benchmarks", "", f"`make bench` wrote this page. {machine()}.", ""]
     parts += [
-        "The libraries run in turns. A ratio is the median over the turns. The spread gives its",
-        "quartiles. (For an exponent it gives the least and the greatest of the doublings.)",
-        "Compare ratios, not times.",
+        "Sides run in turn. A ratio is the median over the rounds, and the spread is its quartiles",
+        "(for an exponent: the least and the greatest of the doublings). Ratios matter, not times.",
         "",
     ]
     rows = [row for outcome in outcomes for row in outcome.rows]
@@ -123,7 +122,7 @@ def markdown(outcomes: Sequence[Outcome], plots: Sequence[Path], out: Path) -> s
     parts += [""] if methods else []
     problems = [outcome for outcome in outcomes if outcome.problem]
     if problems:
-        parts += ["## What went wrong", ""]
+        parts += ["## Errors", ""]
         parts += [f"- `{outcome.name}`: {outcome.problem}" for outcome in problems] + [""]
     others = [outcome for outcome in outcomes if outcome.line and not outcome.rows]
     if others:
@@ -145,7 +144,7 @@ def markdown(outcomes: Sequence[Outcome], plots: Sequence[Path], out: Path) -> s
 
 
 def machine() -> str:
-    """Cores, Python, and the versions of what was compared."""
+    """Returns the number of cores, Python's version and the versions of the compared libraries."""
     found = [f"{measure.cores()} cores", f"Python {platform.python_version()}"]
     for name in PACKAGES:
         try:
@@ -164,21 +163,25 @@ def _path(given: str) -> Path:
 
 
 def main() -> int:
-    """Runs, writes the page, and returns how many scripts went wrong."""
+    """Runs the scripts, writes the page, and returns the number of scripts that failed."""
     there = {path.stem: path for path in scripts()}
     options = measure.parser(__doc__)
-    options.add_argument("names", nargs="*", metavar="NAME", help="some of the scripts; else all")
+    options.add_argument(
+        "names", nargs="*", metavar="NAME", help="some of the scripts; default: all"
+    )
     options.add_argument(
         "--out",
         type=_path,
-        help="page to write; of all scripts benchmarks/results.md, of some none",
+        help="page to write; default: benchmarks/results.md for all scripts, none for some",
     )
-    options.add_argument("--limit", type=float, default=LIMIT, help="seconds a script may take")
+    options.add_argument(
+        "--limit", type=float, default=LIMIT, help="seconds after which a script is stopped"
+    )
     chosen = options.parse_args()
     unknown = [name for name in chosen.names if name not in there]
     if unknown:
-        options.error(f"there is no {', '.join(unknown)}; there are {', '.join(there)}")
-    # The page of a whole run is not replaced by one of a few scripts unless that is asked for.
+        options.error(f"there is no script {', '.join(unknown)}; give some of {', '.join(there)}")
+    # A run of a few scripts does not replace the page of a whole run, unless `--out` names it.
     out = chosen.out or (None if chosen.names else RESULTS)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +191,7 @@ def main() -> int:
         outcomes.append(run(there[name], chosen.limit))
         if outcomes[-1].problem:
             measure.CONSOLE.print(f"{name}: {outcomes[-1].problem}", style="red")
-        # After each one, so that what is stopped half way leaves what there is.
+        # Writes the page after each script, so that a stopped run leaves its results.
         page = markdown(outcomes, sorted((FOLDER / "plots").glob("*.png")), out or RESULTS)
         if out:
             out.write_text(page, encoding="utf-8")

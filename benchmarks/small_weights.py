@@ -1,11 +1,11 @@
-"""From which size on a weight is worth the compiled loop, and worth drawing again in backward.
+"""Sizes from which a weight is worth the compiled loop, and worth drawing again in backward.
 
     python benchmarks/small_weights.py
 
-A chain of twelve Dense layers, trained with weight dropout in four ways: the mask by one operation
-or by the compiled loop (`tfwd._random.random_masks`), and the effective weight kept for backward or
-drawn again (`tfwd._graph.recompute`). `random_masks.SMALL` is where tfwd changes from the first to
-the last.
+A chain of twelve Dense layers is trained with weight dropout in four ways. One operation or the
+compiled loop draws the mask (`tfwd._random.random_masks`). The effective weight is stored for
+backward or drawn again (`tfwd._graph.recompute`). tfwd uses the first way below
+`random_masks.SMALL`, and the last from there on.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-import measure
-from measure import Row, ratio
+from common import measure
+from common.measure import Row, ratio
 
 WIDTHS = (64, 128, 181, 256, 512)
-# Whether masks are drawn by the operation, and whether effective weights are kept.
+# By name: whether one operation draws masks, and whether effective weights are drawn again.
 WAYS = {
     "operation, kept": (True, False),
     "operation, again": (True, True),
@@ -28,8 +28,8 @@ WAYS = {
 
 
 def make(width: int, way: str) -> Callable[[], Any]:
-    """The training step, traced."""
-    from many_layers_models import dense
+    """Returns the training step, traced."""
+    from common.many_layers_models import dense
 
     from tfwd._random import random_masks
     from tfwd.layers._substitution import substituted_call
@@ -46,7 +46,7 @@ def make(width: int, way: str) -> Callable[[], Any]:
 
 
 def main() -> None:
-    """Measures all ways at each width, by turns."""
+    """Measures all ways at each width, in turn."""
     parser = measure.parser(__doc__)
     parser.parse_args()
     measure.equal_threads()

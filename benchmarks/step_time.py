@@ -4,26 +4,24 @@
 
 The step of memory.py, twelve Dense layers of 3072 x 3072 with relu. Naive is TensorFlow's
 `tf.nn.experimental.stateless_dropout` or `tf.random.stateless_normal` on the weight, in a custom
-layer, which keeps the masks and the perturbed weights for backward.
+layer. It keeps the masks and the perturbed weights for backward.
 """
 
 from __future__ import annotations
 
-import measure
-from measure import Row, ratio
+from common import measure
+from common.measure import Row, ratio
 
 LIMITS = {"dropout": 0.70, "noise": 0.75}
 KIND = "dense"
 
 
 def main() -> None:
-    """Measures, and reports a row a way."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=40.0, help="time for the rounds")
-    seconds = options.parse_args().seconds
-    torch_workloads = measure.attempt(lambda: __import__("torch_workloads"), "PyTorch")
+    """Measures, and reports a row for each way."""
+    seconds = measure.parser(__doc__, seconds=40.0).parse_args().seconds
+    torch_workloads = measure.module("peers.torch_workloads", "PyTorch")
     measure.equal_threads()
-    import workloads
+    from common import workloads
 
     ways = ["bare", *LIMITS, *(f"naive {way}" for way in LIMITS), "recompute_grad dropout"]
     steps = {way: workloads.train_step(KIND, way) for way in ways}

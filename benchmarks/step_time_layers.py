@@ -1,15 +1,15 @@
-"""Time of a training step with weight dropout over the naive step, kind of layer by kind.
+"""Time of a training step with weight dropout over the naive step, for each kind of layer.
 
     python benchmarks/step_time_layers.py [--kinds conv gru ...]
 
-As step_time.py, for the layers of memory_layers.py. Where a layer has no rule of its own it is run
-again in backward, so there the time is only stated.
+The same as step_time.py for the layers of memory_layers.py. A layer without a rule runs again in
+backward, so its time has no goal.
 """
 
 from __future__ import annotations
 
-import measure
-from measure import Row, ratio
+from common import measure
+from common.measure import Row, ratio
 
 LIMITS = {
     "conv": 0.9,
@@ -22,13 +22,12 @@ LIMITS = {
 
 
 def main() -> None:
-    """Measures, and reports a row a kind."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=3.5, help="time for a kind's rounds")
+    """Measures, and reports a row for each kind."""
+    options = measure.parser(__doc__, seconds=3.5, of="a kind's rounds")
     options.add_argument("--kinds", nargs="+", choices=LIMITS, default=list(LIMITS))
     chosen = options.parse_args()
     measure.equal_threads()
-    import workloads
+    from common import workloads
 
     rows = []
     for kind in chosen.kinds:

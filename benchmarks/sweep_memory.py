@@ -1,13 +1,13 @@
-"""Whether a sweep's memory grows from trial to trial.
+"""Growth of a sweep's memory from trial to trial.
 
     python benchmarks/sweep_memory.py
 
-Thirty trials of tfwd-tune in one process, each a new model of some megabytes of weights, moments
-and functions. The memory that the process holds (resident set) is read after each trial. The first
-trials fill pools that stay, and now and then the allocator takes a block more; growth is therefore
-the median of the slopes between any two of the last twenty (Theil and Sen), with the quartiles. A
-model that is left behind would add at least its weights and moments: the figure is the share of
-their bytes that a trial adds.
+Thirty trials of tfwd-tune run in one process, each with a new model of some megabytes of weights,
+moments and functions. The resident set of the process is read after each trial. The first trials
+fill pools that stay, and sometimes the allocator takes one more block. So growth is the median of
+the slopes between each two of the last twenty trials (Theil and Sen), with the quartiles. A leaked
+model would add at least its weights and moments. The figure is the growth per trial, as a share of
+their bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import measure
-from measure import Row, Spread
+from common import measure
+from common.measure import Row, Spread
 
 ROOT = Path(__file__).resolve().parent.parent
-LAST = 20  # trials that the growth is over
+LAST = 20  # number of last trials that the growth is computed from
 MIB = 1 << 20
 SWEEP = """
 from tfwd.lm.sweeps import Float, Sweep
@@ -43,13 +43,13 @@ SETTINGS = {
 
 
 def resident() -> float:
-    """The process's resident memory now, in MiB."""
+    """Returns the process's resident memory in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / MIB
 
 
 def run(tuner: Any, trials: int) -> tuple[list[float], float]:
-    """The memory after each trial, and the size of a trial's weights and moments, in MiB."""
+    """Returns the memory after each trial, and the size of a trial's weights and moments (MiB)."""
     import numpy as np
 
     from tfwd.lm.commands import tune
@@ -77,12 +77,12 @@ def run(tuner: Any, trials: int) -> tuple[list[float], float]:
         tune.main(parse(["tfwd-tune", *flags], tune.define, schema=PROGRAM.schema))
         files = Path(folder).glob("sweep/*/run-0/best/*/tensors*")
         saved = sum(path.stat().st_size for path in files)
-    # Beside the weights, which are saved, Adam holds two moments of each.
+    # The files hold the weights; Adam holds two moments of each besides.
     return readings, 3 * saved / trials / MIB
 
 
 def slopes(readings: list[float]) -> list[float]:
-    """The growth a trial between any two of them."""
+    """Returns the growth per trial between each two of the readings."""
     pairs = itertools.combinations(enumerate(readings), 2)
     return [(after - before) / (j - i) for (i, before), (j, after) in pairs]
 
@@ -90,13 +90,11 @@ def slopes(readings: list[float]) -> list[float]:
 def main() -> None:
     """Runs the sweep, and reports a row."""
     options = measure.parser(__doc__)
-    options.add_argument("--trials", type=int, default=30, help="at least 3")
+    options.add_argument("--trials", type=int, default=30, help="number of trials, at least 3")
     trials = options.parse_args().trials
     if trials < 3:
-        options.error(f"--trials={trials}: growth needs at least 3")
-    tuner = measure.attempt(
-        lambda: __import__("tfwd.runs.sweeps.tuner", fromlist=["tuner"]), "keras-tuner"
-    )
+        options.error(f"--trials={trials}: give at least 3, which the growth needs")
+    tuner = measure.module("tfwd.runs.sweeps.tuner", "keras-tuner")
     rows, data = [], {}
     if tuner is not None:
         readings, one = run(tuner, trials)

@@ -2,9 +2,10 @@
 
     python benchmarks/transformer_step.py
 
-The model is BERT in MiniLM's shape: 6 layers of 384, 12 heads, 1536 between; random weights, no
-dropout, and once with the usual rate of 0.1. A fifth of the places is padding. tfwd and keras-hub
-run in a `tf.function`, with XLA too; Hugging Face's `BertModel` runs as it does by default.
+The model is BERT in MiniLM's shape: 6 layers of 384, 12 heads, 1536 between. Weights are random.
+There is no dropout, and once the usual rate of 0.1. A fifth of the positions is padding. tfwd and
+keras-hub run in a `tf.function`, with XLA too. Hugging Face's `BertModel` runs as it does by
+default.
 """
 
 from __future__ import annotations
@@ -12,32 +13,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import measure
-import numpy as np
-from measure import Row
+from common import bert, measure
+from common.measure import Row
+from peers import bert as peers
 
 OURS, TORCH, HUB = "tfwd", "PyTorch", "keras-hub"
-VOCABULARY, LAYERS, WIDTH, HEADS, WIDE, LONGEST = 30522, 6, 384, 12, 1536, 512
 SHAPES = ((32, 64), (8, 256))
 FORWARD, BOTH = "forward", "forward and backward"
 OVER_TORCH, OVER_HUB = 1.0, 1 / 1.2  # of the time
 
 
-def data(shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids, of which the last are padding, and where there is text."""
-    rng = np.random.default_rng(0)
-    ids = rng.integers(1, VOCABULARY, shape).astype("int32")
-    lengths = rng.integers(shape[1] * 3 // 5, shape[1] + 1, shape[0])
-    mask = np.arange(shape[1]) < lengths[:, None]
-    return ids * mask, mask.astype("int32")
-
-
-def _tensorflow(
-    model: Any, call: Callable[[bool], Any], passes: str, compiled: bool
+def in_tensorflow(
+    make: Callable[..., tuple[Any, Callable[[bool], Any]]],
+    shape: tuple[int, int],
+    passes: str,
+    dropout: float,
+    compiled: bool = False,
 ) -> Callable[[], Any]:
-    """A pass of a Keras model; the loss is the mean square of what comes out."""
+    """Returns a pass of a Keras model. The loss is the mean square of the outputs.
+
+    Args:
+        make: `bert.ours` or `peers.keras_hub`.
+        shape: number of texts, and positions in each.
+        passes: `FORWARD` or `BOTH`.
+        dropout: rate of dropout.
+        compiled: `jit_compile` of the function.
+    """
     import tensorflow as tf
 
+    model, call = make(bert.MINI_LM, shape, dropout)
     if passes == FORWARD:
         run = tf.function(lambda: call(False), jit_compile=compiled)
         return lambda: run().numpy()
@@ -52,71 +56,18 @@ def _tensorflow(
     return lambda: both()[0].numpy()
 
 
-def ours(
-    shape: tuple[int, int], passes: str, dropout: float, compiled: bool = False
-) -> Callable[[], Any]:
-    """tfwd's layers."""
-    import tensorflow as tf
-
-    from tfwd.layers import transformer
-
-    ids, mask = map(tf.constant, data(shape))
-    model = transformer.Bert(
-        VOCABULARY,
-        WIDTH,
-        LAYERS,
-        HEADS,
-        WIDE,
-        max_length=LONGEST,
-        dropout=dropout,
-        attention_dropout=dropout,
-    )
-    model(ids)
-    return _tensorflow(model, lambda t: model(ids, mask=mask, training=t), passes, compiled)
-
-
-def hub(
-    shape: tuple[int, int], passes: str, dropout: float, compiled: bool = False
-) -> Callable[[], Any]:
-    """keras-hub's backbone."""
-    import keras_hub
-    import tensorflow as tf
-
-    ids, mask = map(tf.constant, data(shape))
-    model = keras_hub.models.BertBackbone(
-        VOCABULARY, LAYERS, HEADS, WIDTH, WIDE, dropout=dropout, max_sequence_length=LONGEST
-    )
-    given = {"token_ids": ids, "padding_mask": mask, "segment_ids": tf.zeros_like(ids)}
-    return _tensorflow(
-        model, lambda t: model(given, training=t)["sequence_output"], passes, compiled
-    )
-
-
-def torch(shape: tuple[int, int], passes: str, dropout: float) -> Callable[[], Any]:
-    """Hugging Face's model."""
+def in_torch(shape: tuple[int, int], passes: str, dropout: float) -> Callable[[], Any]:
+    """Returns a pass of Hugging Face's model; arguments as in `in_tensorflow`."""
     import torch
-    import transformers
 
-    measure.equal_threads()
-    config = transformers.BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        intermediate_size=WIDE,
-        max_position_embeddings=LONGEST,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
-    model = transformers.BertModel(config, add_pooling_layer=False)
-    ids, mask = (torch.from_numpy(array.astype("int64")) for array in data(shape))
+    model, call = peers.hugging_face(bert.MINI_LM, shape, dropout)
 
     def forward() -> float:
         with torch.no_grad():
-            return model(ids, attention_mask=mask).last_hidden_state.sum().item()
+            return call().sum().item()
 
     def both() -> float:
-        loss = model(ids, attention_mask=mask).last_hidden_state.square().mean()
+        loss = call().square().mean()
         loss.backward()
         model.zero_grad()
         return loss.item()
@@ -126,13 +77,14 @@ def torch(shape: tuple[int, int], passes: str, dropout: float) -> Callable[[], A
 
 
 def rows_of(shape: tuple[int, int], passes: str, dropout: float, seconds: float) -> list[Row]:
-    """The rows of one shape and pass."""
+    """Measures one shape and pass, and returns its rows."""
+    case = (shape, passes, dropout)
     sides = {
-        OURS: lambda: ours(shape, passes, dropout),
-        f"{OURS}, XLA": lambda: ours(shape, passes, dropout, compiled=True),
-        TORCH: lambda: torch(shape, passes, dropout),
-        HUB: lambda: hub(shape, passes, dropout),
-        f"{HUB}, XLA": lambda: hub(shape, passes, dropout, compiled=True),
+        OURS: lambda: in_tensorflow(bert.ours, *case),
+        f"{OURS}, XLA": lambda: in_tensorflow(bert.ours, *case, compiled=True),
+        TORCH: lambda: in_torch(*case),
+        HUB: lambda: in_tensorflow(peers.keras_hub, *case),
+        f"{HUB}, XLA": lambda: in_tensorflow(peers.keras_hub, *case, compiled=True),
     }
     made = {name: measure.attempt(make, name) for name, make in sides.items()}
     heading = f"{passes}, {shape[0]} x {shape[1]}" + (f", dropout {dropout}" if dropout else "")
@@ -141,7 +93,6 @@ def rows_of(shape: tuple[int, int], passes: str, dropout: float, seconds: float)
         seconds=seconds,
         title=heading,
     )
-    medians = measure.milliseconds(found)
     pairs = [
         (OURS, TORCH, OVER_TORCH),
         (OURS, HUB, OVER_HUB),
@@ -149,14 +100,7 @@ def rows_of(shape: tuple[int, int], passes: str, dropout: float, seconds: float)
         (f"{OURS}, XLA", f"{HUB}, XLA", OVER_HUB),
     ]
     return [
-        Row(
-            f"{heading}: {mine} over {other}",
-            measure.ratio(found[mine], found[other]),
-            f"time over {other}",
-            float(medians[mine]),
-            {other: medians[other]},
-            at_most=limit,
-        )
+        measure.time_over(f"{heading}: {mine} over {other}", found, mine, other, at_most=limit)
         for mine, other, limit in pairs
         if other in found
     ]
@@ -164,8 +108,7 @@ def rows_of(shape: tuple[int, int], passes: str, dropout: float, seconds: float)
 
 def main() -> None:
     """Measures, and reports."""
-    options = measure.parser(__doc__)
-    options.add_argument("--seconds", type=float, default=9.0, help="for each shape and pass")
+    options = measure.parser(__doc__, seconds=9.0, of="each shape and pass")
     seconds = options.parse_args().seconds
     measure.equal_threads()
     cases = [(shape, passes, 0.0) for shape in SHAPES for passes in (FORWARD, BOTH)]

@@ -3,7 +3,7 @@
     python examples/apart_then_together.py [FOLDER] [APART]
 
 The lower layers of a question can then be computed once for many documents. FOLDER has a
-config.json and weights; without one it is a tiny model of the tests.
+config.json and weights. The default is a tiny model of the tests.
 """
 
 import sys
@@ -19,7 +19,7 @@ TINY = Path(__file__).parents[1] / "tests" / "layers" / "transformer" / "publish
 
 
 class ApartThenTogether(keras.Model):
-    """Tells how two texts relate."""
+    """A classifier of the relation of two texts."""
 
     def __init__(self, folder: str | Path, apart: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class ApartThenTogether(keras.Model):
 
 
 def main(folder: str | Path = TINY, apart: int = 1, epochs: int = 6) -> float:
-    """Learns whether the first text has a word more often; returns the accuracy on new texts."""
+    """Learns which of two texts has a word more often, and returns the accuracy on new texts."""
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     one, two = rng.integers(5, 9, (2, 2400, 5))

@@ -2,7 +2,7 @@
 
     python examples/first_layers.py [FOLDER] [LAYERS]
 
-FOLDER has a config.json and weights; without one it is a tiny model of the tests.
+FOLDER has a config.json and weights. The default is a tiny model of the tests.
 """
 
 import sys
@@ -17,7 +17,7 @@ TINY = Path(__file__).parents[1] / "tests" / "layers" / "transformer" / "publish
 
 
 def model(folder: str | Path, count: int) -> keras.Model:
-    """Embeddings, the first layers, the mean over the places that are no padding, an answer."""
+    """Returns embeddings, the first layers, the mean over positions with text, and an answer."""
     bert = T.Bert.from_pretrained(folder, layers=range(count), dropout=0.1, name="bert")
     inputs = keras.Input((None,), dtype="int32")
     pooled = keras.layers.GlobalAveragePooling1D()(bert(inputs))
@@ -25,7 +25,7 @@ def model(folder: str | Path, count: int) -> keras.Model:
 
 
 def main(folder: str | Path = TINY, count: int = 1, epochs: int = 10) -> float:
-    """Learns whether a text has token 7; returns the accuracy on texts that were not seen."""
+    """Learns whether a text has token 7, and returns the accuracy on new texts."""
     keras.utils.set_random_seed(0)
     ids = np.random.default_rng(0).integers(5, 12, (1200, 8))
     ids[::3, 5:] = 0

@@ -2,8 +2,8 @@
 
     python examples/mixed_models.py [ALBERT] [BERT]
 
-Each is a folder with a config.json and weights; without them they are tiny models of the tests.
-ALBERT's words have fewer features, which it widens; the result must be as wide as BERT's layers.
+Each is a folder with a config.json and weights. The defaults are tiny models of the tests. ALBERT's
+word vectors have fewer features; ALBERT widens them. The result must be as wide as BERT's layers.
 """
 
 import sys
@@ -18,7 +18,7 @@ TINY = Path(__file__).parents[1] / "tests" / "layers" / "transformer" / "publish
 
 
 def model(albert: str | Path, bert: str | Path) -> keras.Model:
-    """ALBERT's embeddings, BERT's layers, BERT's pooler, an answer."""
+    """Returns ALBERT's embeddings, BERT's layers, BERT's pooler and an answer."""
     inputs = keras.Input((None,), dtype="int32")
     embeddings = T.Embeddings.from_pretrained(albert, name="albert")
     stack = T.TransformerStack.from_pretrained(bert, name="bert")
@@ -27,7 +27,7 @@ def model(albert: str | Path, bert: str | Path) -> keras.Model:
 
 
 def main(albert=TINY / "albert", bert=TINY / "bert", epochs: int = 10) -> float:
-    """Learns whether a text has token 7; returns the accuracy on texts that were not seen."""
+    """Learns whether a text has token 7, and returns the accuracy on new texts."""
     keras.utils.set_random_seed(0)
     ids = np.random.default_rng(0).integers(5, 12, (1200, 6))
     labels = (ids == 7).any(1).astype("int32")

@@ -1,8 +1,8 @@
-"""Embeddings of one's own, and a small stack that is made anew: a classifier without a tokenizer.
+"""Custom embeddings and a small untrained stack: a classifier without a tokenizer.
 
     python examples/own_embeddings.py
 
-Each text is a row of numbers, as of a sensor; the label says whether its first half is the larger.
+Each text is a row of numbers, as of a sensor. The label says whether its first half is larger.
 """
 
 import keras
@@ -12,7 +12,7 @@ from tfwd.layers import transformer as T
 
 
 def model(places: int = 12) -> keras.Model:
-    """A product for each place, positions that are learnt, and two transformer layers."""
+    """Returns a product for each position, learned positions, and two transformer layers."""
     inputs = keras.Input((places, 3))
     x = keras.layers.Dense(16, name="embeddings")(inputs)
     x = keras.layers.Dense(16, name="mixed")(keras.layers.LayerNormalization()(x))
@@ -22,7 +22,7 @@ def model(places: int = 12) -> keras.Model:
 
 
 def main(epochs: int = 8) -> float:
-    """Trains, and returns the accuracy on rows that were not seen."""
+    """Trains, and returns the accuracy on new rows."""
     keras.utils.set_random_seed(0)
     x = np.random.default_rng(0).normal(size=(1200, 12, 3)).astype("float32")
     y = (x[:, :6].mean((1, 2)) > x[:, 6:].mean((1, 2))).astype("int32")

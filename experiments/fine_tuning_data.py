@@ -28,7 +28,7 @@ def configuration(data: Path, pretrained: Path) -> ml_collections.ConfigDict:
 
 
 def read_texts(data: Path, pretrained: Path) -> dict[str, Corpus]:
-    """Returns the texts of each task: always the same ones, whatever the seed.
+    """Returns the texts of each task, which do not depend on the seed.
 
     Args:
         data: a folder with the folders of `TASKS`, each with train.tsv, test.tsv and possibly

@@ -90,7 +90,7 @@ def carry_out(
     Args:
         path: the file of finished runs.
         plan: finished runs -> all runs, in order. It is asked again after each run.
-        make: makes one run and returns what its line says.
+        make: makes one run and returns the fields of its line.
         minutes: no run starts if it would probably end later than this.
         expected: a run and the finished runs -> expected seconds.
         show: called before each run, and at the end, with the finished runs, the runs that are
@@ -98,7 +98,7 @@ def carry_out(
         clock: seconds from any start.
 
     Returns:
-        Whether all runs are finished.
+        True if all runs are finished.
     """
     began = clock()
     while True:

@@ -1,4 +1,4 @@
-"""Which runs the fine-tuning experiment has, in which order, and what the validation texts choose.
+"""Runs of the fine-tuning experiment, their order, and the choice by the validation texts.
 
 A run is identified by the fields of `Run`. Every choice is computed from the finished runs alone.
 """
@@ -44,7 +44,7 @@ class Run(NamedTuple):
         method: a name in `METHODS`.
         strength: drop rate, decay, or noise in deviations of the weight.
         rate: the highest learning rate of the schedule.
-        seed: of the head, the order of the texts and all draws.
+        seed: seed of the head, of the order of the texts and of all draws.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class Run(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What the validation texts of a task choose.
+    """The settings that the validation texts of a task choose.
 
     Attributes:
         common: the learning rate of the plain method.
@@ -100,7 +100,7 @@ def choose(lines: Lines, task: str) -> Choice:
 
 
 def rates(common: float) -> list[float]:
-    """Returns the learning rates that every method but the plain one tries."""
+    """Returns the learning rates that every method except the plain one tries."""
     return [factor * common for factor in FACTORS]
 
 

@@ -1,4 +1,4 @@
-"""Makes the table, the plot and the section of the fine-tuning experiment from its finished runs.
+"""Table, plot and section of the fine-tuning experiment, made from its finished runs.
 
     python experiments/fine_tuning_table.py
 
@@ -53,7 +53,7 @@ def accuracy(line: dict[str, Any]) -> float:
 
 
 def failed(line: dict[str, Any]) -> bool:
-    """Returns whether a final run failed."""
+    """Checks whether a final run failed."""
     above = accuracy(line) - 100 * line["test_majority"]
     return line["diverged"] or round(above, 6) <= MARGIN
 
@@ -258,7 +258,7 @@ def plot(lines: Lines, path: Path) -> None:
 
 
 def replace_section(page: Path, text: str) -> None:
-    """Replaces what is between the two markers of a page.
+    """Replaces the text between the two markers of a page.
 
     Raises:
         ValueError: the page does not have each marker once, in this order.

@@ -1,4 +1,4 @@
-"""Makes the plain runs of the fine-tuning experiment with Hugging Face's BERT in PyTorch.
+"""Plain runs of the fine-tuning experiment with Hugging Face's BERT in PyTorch.
 
     python experiments/fine_tuning_torch.py --data=FOLDER
 
@@ -46,7 +46,7 @@ class Classifier(torch.nn.Module):
     Args:
         pretrained: the folder of the encoder.
         classes: the number of classes.
-        seed: of the head.
+        seed: seed of the head.
     """
 
     def __init__(self, pretrained: Path, classes: int, seed: int):
@@ -71,7 +71,7 @@ class Classifier(torch.nn.Module):
 
 
 class Training:
-    """Makes runs: `training(run)` returns what the line of the run says."""
+    """A callable that makes a run: `training(run)` returns the fields of the run's line."""
 
     def __init__(self, folder: Path, pretrained: Path):
         self._pretrained = pretrained

@@ -1,4 +1,4 @@
-"""Makes runs of the fine-tuning experiment in one process.
+"""Runs of the fine-tuning experiment in one process.
 
 The pretrained weights are read once. Each method of each task has one traced training step. Before
 a run, every variable that the traced step reads or writes is reset: weights, optimizer, schedule,
@@ -30,14 +30,14 @@ from tfwd.optimizers._updates import steps as optimizer_steps
 from tfwd.runs.storage.state import RunState
 from tfwd.runs.training.model_seeds import seeds
 
-KERNELS = "stack/.*/kernel"  # the weights that are dropped, mixed, decayed or have noise
+KERNELS = "stack/.*/kernel"  # the weights that are dropped, mixed or decayed, or have noise
 
 
 class Training:
-    """Makes runs: `training(run)` returns what the line of the run says.
+    """A callable that makes a run: `training(run)` returns the fields of the run's line.
 
     Args:
-        folder: with a folder of texts for each task.
+        folder: a folder with a folder of texts for each task.
         pretrained: the folder of the encoder.
 
     Attributes:
@@ -86,7 +86,10 @@ class Training:
         }
 
     def _method(self, run: Run) -> _Method:
-        """Returns the method with its traced step; the strength is a variable in all but one."""
+        """Returns the method with its traced step.
+
+        The strength is a variable, except for "dropout".
+        """
         dropout = run.strength if run.method == "dropout" else 0.0
         key = run.task, run.method, dropout
         if key not in self._methods:
@@ -94,7 +97,7 @@ class Training:
         return self._methods[key]
 
     def _classifier(self, task: str, dropout: float) -> _Classifier:
-        """Returns a classifier and its Adam as they begin; methods of a task share both."""
+        """Returns an untrained classifier and its Adam; all methods of a task share both."""
         key = task, dropout
         if key not in self._classifiers:
             config = data.configuration(self._folder / task, self._pretrained)
@@ -131,7 +134,7 @@ class _Method:
     """A traced training step and the first values of its variables.
 
     Args:
-        classifier: with the pretrained weights.
+        classifier: a classifier with the pretrained weights.
         method: a name in `fine_tuning_plan.METHODS`.
     """
 
@@ -172,7 +175,7 @@ class _Method:
         self._first = [(v, _first(v)) for v in variables(self.step)]
 
     def reset(self, run: Run) -> None:
-        """Sets everything to how a run begins in a new process."""
+        """Sets everything to the state at the start of a run in a new process."""
         for variable, value in self._first:
             variable.assign(tf.zeros_like(variable) if value is None else value)
         self._strength.assign(run.strength)

@@ -1,18 +1,18 @@
-"""What decoupled decay and averaging do to a language model's perplexity.
+"""Effect of decoupled decay and averaging on a language model's perplexity.
 
     python experiments/optimizers.py strength --data=FOLDER
     python experiments/optimizers.py decay --data=FOLDER
     python experiments/optimizers.py averaging --data=FOLDER
 
-Each is made with one model and one budget. FOLDER has train.txt, valid.txt and test.txt.
+Each question has one model and one budget. FOLDER has train.txt, valid.txt and test.txt.
 
 - strength, with Adam and without weight dropout: none, coupled L2 (l2 * w added to the gradient,
   which Adam then divides by its second moment) and decoupled decay, two strengths each, one seed;
 - decay: the better strength of each by the validation text, several seeds;
-- averaging, with SGD: plain SGD, and SGD whose weights are averaged from the epoch on in which the
-  validation loss is no better than the best of all but the last few before it (NT-ASGD).
+- averaging, with SGD: plain SGD, and SGD with averaged weights (NT-ASGD). Averaging begins when the
+  validation loss is no better than the best of all epochs except the last few.
 
-At the end: a table in Markdown, a plot, and one line of JSON.
+Output: a table in Markdown, a plot, and one line of JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import runs
 
 CONFIG = "configs/wikitext2_small.py"
-# Without weight dropout, so that there is something left to regularise.
+# Without weight dropout, so that decay has an overfitting model to regularize.
 BARE = {"model.weight_dropout": 0.0}
 STRENGTH = {
     "no decay": BARE,

@@ -1,8 +1,8 @@
-"""Several kinds of runs of one config, several seeds each: made, gathered, shown.
+"""Runs of several variants of one config, with several seeds each, and their results.
 
-What an experiment's script has of its own is its question: which flags each kind is run with. Runs
-are independent `tfwd-train` processes, as many at a time as there are cores, one thread each; what
-was stopped goes on when the script is started again, and what is finished is not made again.
+The script of an experiment only adds its question: the flags of each kind of run. Runs are
+independent `tfwd-train` processes with one thread each, as many at a time as there are cores. A
+stopped run resumes when the script is started again, and a finished run is not made again.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ COLOURS = ["#666666", "#3b6ea5", "#c0392b", "#7d5ba6", "#2e8b57", "#b8860b"]
 
 
 class Experiment(NamedTuple):
-    """A question put to runs.
+    """A question that runs answer.
 
     Attributes:
-        name: of the experiment, in the line of JSON and in the plot's default file name.
+        name: name of the experiment, in the line of JSON and in the plot's default file name.
         config: a file in `configs/`.
         variants: for each kind of run its flags: config key -> value.
         baseline: the kind that the others are compared with.
-        column: the head of the table's first column.
-        seeds: how many runs are made of each kind, unless the command line says otherwise.
-        runs: the folder for the runs under `runs/`, if it is not the experiment's name. Experiments
-            that share one do not make a run twice.
+        column: head of the table's first column.
+        seeds: number of runs of each kind, unless the command line says otherwise.
+        runs: folder of the runs under `runs/`. Default: the experiment's name. Experiments that
+            share a folder do not make a run twice.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Experiment(NamedTuple):
 
 
 def options(experiment: Experiment, description: str) -> argparse.Namespace:
-    """The command line that every experiment has."""
+    """Returns the command line that every experiment has."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", required=True, help="folder with train, valid and test text")
     parser.add_argument(
@@ -60,17 +60,17 @@ def options(experiment: Experiment, description: str) -> argparse.Namespace:
 
 
 def folder(runs: Path, kind: str, seed: int) -> Path:
-    """The folder of one run."""
+    """Returns the folder of one run."""
     return runs / f"{kind.replace(' ', '_').replace('/', '_')}-{seed}"
 
 
 def finished(program: str, config: str, place: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes a run, or goes on with it, in one thread of its own; its summary.
+    """Makes or resumes a run in a thread of its own, and returns its summary.
 
     Args:
-        program: as "tfwd-train".
+        program: name of the program, such as "tfwd-train".
         config: a file in `configs/`.
-        place: the run's folder; what the program prints goes to a file beside it.
+        place: the run's folder. The program's output goes to a file beside it.
         flags: config key -> value.
 
     Raises:
@@ -98,7 +98,7 @@ def finished(program: str, config: str, place: Path, flags: Mapping[str, Any]) -
 
 
 def train(experiment: Experiment, given: argparse.Namespace, kind: str, seed: int) -> dict:
-    """One run, or what it left if it has been made; its perplexities at the best epoch."""
+    """Makes a run unless it is finished, and returns its perplexities at the best epoch."""
     place = folder(Path(given.runs).resolve(), kind, seed)
     flags = {"data.path": Path(given.data).resolve(), **experiment.variants[kind], "seed": seed}
     flags.update(pair.split("=", 1) for pair in given.set)
@@ -109,13 +109,13 @@ def train(experiment: Experiment, given: argparse.Namespace, kind: str, seed: in
 
 
 def epochs(place: Path) -> list[dict[str, Any]]:
-    """The records of the validations of one run."""
+    """Returns the records of the validations of one run."""
     lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if line["kind"] == "valid"]
 
 
 def make(experiment: Experiment, given: argparse.Namespace) -> dict[tuple[str, int], dict]:
-    """All runs, seed by seed, so that what is stopped half way has something of each kind."""
+    """Makes all runs, seed by seed, so that a stopped experiment has some runs of each kind."""
     with ThreadPoolExecutor(given.parallel) as pool:
         futures = {
             (kind, seed): pool.submit(train, experiment, given, kind, seed)
@@ -126,7 +126,7 @@ def make(experiment: Experiment, given: argparse.Namespace) -> dict[tuple[str, i
 
 
 def table(experiment: Experiment, results: Mapping[tuple[str, int], dict]) -> tuple[str, dict]:
-    """The results in Markdown, and as what goes into the line of JSON."""
+    """Returns the results in Markdown, and as an object for the line of JSON."""
 
     def figures(kind: str, text: str) -> list[float]:
         return [result[text] for (name, _), result in results.items() if name == kind]
@@ -151,7 +151,7 @@ def table(experiment: Experiment, results: Mapping[tuple[str, int], dict]) -> tu
 
 
 def plot(curves: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
-    """Validation perplexity by epoch: a thin line a seed, a thick one for their mean."""
+    """Plots validation perplexity by epoch: a thin line per seed, a thick line for their mean."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -165,7 +165,7 @@ def plot(curves: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
         mean = [statistics.mean(line[i] for line in lines) for i in range(count)]
         axes.plot(range(1, count + 1), mean, color=colour, lw=2, label=kind)
     axes.set(xlabel="epoch", ylabel="validation perplexity", yscale="log")
-    # The first epochs are far above and alike; the answer is at the end.
+    # The first epochs are far above the others, and alike. The last epochs show the answer.
     axes.set_ylim(top=1.4 * min(min(line) for lines in curves.values() for line in lines))
     axes.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
     axes.yaxis.set_minor_formatter(matplotlib.ticker.ScalarFormatter())
@@ -177,7 +177,7 @@ def plot(curves: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
 
 
 def answer(experiment: Experiment, description: str) -> None:
-    """Makes the runs; prints a table in Markdown and a line of JSON; writes a plot."""
+    """Makes the runs, prints a table in Markdown and a line of JSON, and writes a plot."""
     given = options(experiment, description)
     results = make(experiment, given)
     text, found = table(experiment, results)

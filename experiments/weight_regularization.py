@@ -1,9 +1,9 @@
-"""What weight dropout and variational noise do to a language model's perplexity.
+"""Effect of weight dropout and variational noise on a language model's perplexity.
 
     python experiments/weight_regularization.py --data=FOLDER
 
-One model and one budget, four ways to regularise the recurrent kernels, several seeds each. FOLDER
-has train.txt, valid.txt and test.txt. At the end: a table in Markdown, a plot, and one line of
+One model and one budget, four ways to regularize the recurrent kernels, several seeds each. FOLDER
+has train.txt, valid.txt and test.txt. Output: a table in Markdown, a plot, and one line of
 JSON.
 """
 
@@ -15,7 +15,7 @@ import runs
 
 
 def rates(dropout: float, noise: float) -> dict[str, Any]:
-    """The flags of one kind of run."""
+    """Returns the flags of one kind of run."""
     return {"model.weight_dropout": dropout, "model.variational_noise": noise}
 
 

@@ -1,4 +1,4 @@
-"""The legacy optimizers of Keras 2, and tensorflow-addons', of which all are legacy."""
+"""Table of the legacy optimizers of Keras 2 and of tensorflow-addons, which has no other ones."""
 
 import keras
 import numpy as np

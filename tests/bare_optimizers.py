@@ -1,4 +1,4 @@
-"""Steps of optimizers on gradients some of which are not finite, and what is expected of them."""
+"""Steps of optimizers on gradients that are partly not finite, and the expected results."""
 
 import math
 
@@ -28,19 +28,19 @@ LossScale = keras.optimizers.LossScaleOptimizer
 
 
 def function(step, mode):
-    """A step in a mode."""
+    """Returns a step that runs in a mode."""
     if mode == "eager":
         return step
     return tf.function(step, jit_compile=mode == "xla", autograph=False)
 
 
 def stepping(optimizer, weights, mode):
-    """A step of an optimizer, of gradients that it has scaled itself where it does."""
+    """Returns a step of an optimizer, on gradients scaled by its own loss scale if it has one."""
     return function(lambda *grads: optimizer.apply(grads, weights), mode)
 
 
 def spoiled(grads, value=math.nan, which=0, place=0):
-    """Gradients with one element that is not finite."""
+    """Returns gradients with one element that is not finite."""
     grads = list(grads)
     flat = grads[which].numpy().ravel()
     flat[place] = value
@@ -49,7 +49,7 @@ def spoiled(grads, value=math.nan, which=0, place=0):
 
 
 def run(optimizer, steps, mode="eager", dtype="float32"):
-    """The weights after steps, each a list of gradients."""
+    """Returns the weights after steps, each on a list of gradients."""
     weights = variables(dtype)
     build(optimizer, weights)
     for held in (optimizer, getattr(optimizer, "optimizer", None)):
@@ -66,14 +66,14 @@ def run(optimizer, steps, mode="eager", dtype="float32"):
 
 
 def state(optimizer):
-    """The values of all variables of an optimizer, without those of ApplyIfFinite itself."""
+    """Returns the values of all variables of an optimizer, except those of ApplyIfFinite."""
     found = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
     own = ("skipped", "consecutive")
     return [np.asarray(v) for v in found if not any(name in v.name for name in own)]
 
 
 def assert_alike(found, expected, mode):
-    """Equal, bit for bit; XLA fuses operations otherwise, which may round otherwise."""
+    """Asserts that values are equal bit for bit, or close under XLA, which rounds differently."""
     if mode != "xla":
         assert_same(found, expected)
         return
@@ -90,14 +90,14 @@ def build(optimizer, variables):
 
 
 def some_bad(dtype="float32", at=(0, 2, 3)):
-    """Six steps, some of them bad, and the good ones alone."""
+    """Returns six steps, some of them bad, and the good steps alone."""
     steps = [gradients(number, dtype) for number in range(6)]
     mixed = [spoiled(grads) if number in at else grads for number, grads in enumerate(steps)]
     return mixed, [grads for number, grads in enumerate(steps) if number not in at]
 
 
 def check(wrapped, plain, mode, dtype="float32"):
-    """Trains both, and compares all that there is."""
+    """Trains both, and compares all variables."""
     mixed, good = some_bad(dtype)
     assert_alike(run(wrapped, mixed, mode, dtype), run(plain, good, mode, dtype), mode)
     assert_alike(state(wrapped), state(plain), mode)

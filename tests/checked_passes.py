@@ -1,4 +1,4 @@
-"""Passes through `CheckFinite`, forward and backward, with what is not finite in them."""
+"""Passes through `CheckFinite`, forward and backward, with non-finite values."""
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +20,7 @@ def function(call, mode):
 
 
 def both_ways(layer):
-    """The output of a layer and the gradient of its input, for an input and an upstream one."""
+    """Returns a layer's output and its input's gradient, for an input and an upstream gradient."""
 
     def call(x, upstream):
         with tf.GradientTape() as tape:
@@ -40,5 +40,5 @@ def line(way, *, nan=0, positive=0, negative=0, size=SIZE, name="scores"):
 
 
 def said(caught):
-    """What an error says; TensorFlow's operation puts a backslash before a quote."""
+    """Returns the message of an error, without TensorFlow's backslash before a quote."""
     return str(caught.value).replace("\\'", "'")

@@ -1,4 +1,4 @@
-"""What every test starts from: a quiet TensorFlow on two CPU devices, and a fresh Keras.
+"""Set-up of every test: a quiet TensorFlow on two CPU devices, and a fresh Keras.
 
 The environment is set before TensorFlow and Keras are imported, because both read it only then.
 """
@@ -13,11 +13,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# A user's keras.json may hold another backend or float type; the tests bring their own empty home.
+# A user's keras.json may set another backend or float type, so tests have an empty home.
 os.environ["KERAS_HOME"] = str(ROOT / ".pytest_cache" / "keras")
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["MPLBACKEND"] = "agg"
-# Exact comparisons are made for one kind of device; tests of replicas need two of them anywhere.
+# Exact comparisons need one kind of device; tests of replicas need two devices on every machine.
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 # PyTorch's builds for GPUs load Triton, whose LLVM ends a process that has TensorFlow's.
 sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
@@ -36,7 +36,7 @@ if IS_KERAS_2:
 
 PEAKS = pytest.StashKey[dict[str, int]]()
 
-# What a machine is busy with besides is no property of the code.
+# The load of a machine is no property of the code.
 hypothesis.settings.register_profile("tfwd", deadline=None)
 hypothesis.settings.load_profile("tfwd")
 
@@ -51,7 +51,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 def pytest_configure(config: pytest.Config) -> None:
     if IS_KERAS_2:
-        # Python and NumPy have deprecated since what TensorFlow 2.15 and its Keras do.
+        # Python and NumPy have deprecated uses in TensorFlow 2.15 and its Keras.
         config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning")
         config.addinivalue_line("filterwarnings", "ignore::PendingDeprecationWarning")
         # A layer of Keras 2 calls one initializer for several weights.
@@ -73,10 +73,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Sets apart what stays until the end, TensorFlow's million objects first of all.
+    """Excludes objects that stay until the end, such as TensorFlow's million, from collection.
 
-    The garbage collector would walk through them again and again. It is called by `forgetting` when
-    the process has grown, and seldom besides: it took a fifth of the tests' time.
+    The garbage collector would walk through them again and again, which took a fifth of the tests'
+    time. `forgetting` calls it when the process has grown; otherwise it runs rarely.
     """
     gc.collect()
     gc.freeze()
@@ -84,14 +84,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Has a worker tell how much memory it has taken."""
+    """Makes a worker report its largest memory."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["peak"] = tiers.peak_memory()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Keeps what a worker has told."""
+    """Stores the memory that a worker has reported."""
     if "peak" in getattr(node, "workeroutput", {}):
         node.config.stash.setdefault(PEAKS, {})[node.gateway.id] = node.workeroutput["peak"]
 
@@ -105,10 +105,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.fixture(autouse=True, scope="module")
 def collected() -> Iterator[None]:
-    """Frees what the files before have left, and sets apart what TensorFlow and Keras keep.
+    """Frees the objects of earlier files, and keeps TensorFlow's and Keras's from the collector.
 
-    Not at a file's end, where pytest still has what the last test was given: once set apart, that
-    would be freed never.
+    It runs at the start of a file, since pytest still holds the last test's arguments at the end.
+    Objects that are set apart are never freed.
     """
     gc.collect()
     gc.freeze()
@@ -117,7 +117,7 @@ def collected() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def fresh_keras() -> Iterator[None]:
-    """The same layer names, random numbers and float types, whichever tests ran before."""
+    """Sets the same layer names, random numbers and float types, whichever tests ran before."""
     _reset()
     yield
     _reset()
@@ -125,7 +125,7 @@ def fresh_keras() -> Iterator[None]:
 
 
 def _reset() -> None:
-    # Without the garbage collection, which takes longer than most tests.
+    # Without garbage collection, which takes longer than most tests.
     if IS_KERAS_2:
         keras.backend.clear_session()
     else:
@@ -137,7 +137,7 @@ def _reset() -> None:
 
 @pytest.fixture
 def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every weight is drawn, and drawn again in backward, as large ones are."""
+    """Makes tfwd draw every weight as a large one, and again in backward."""
     from tfwd._random import random_masks
 
     monkeypatch.setattr(random_masks, "SMALL", 0)
@@ -145,7 +145,7 @@ def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["small", "large"])
 def size(request: pytest.FixtureRequest) -> str:
-    """Every weight is treated as a small one, and as a large one."""
+    """Runs a test twice: every weight is treated as a small one, and as a large one."""
     if request.param == "large":
         request.getfixturevalue("all_large")
     return request.param
@@ -153,5 +153,5 @@ def size(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The top of the checkout."""
+    """Returns the top of the checkout."""
     return ROOT

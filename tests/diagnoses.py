@@ -1,4 +1,4 @@
-"""Reports of small models that are fitted to data until something is not finite."""
+"""Reports of small models that are fitted until a value is not finite."""
 
 import keras
 import pytest

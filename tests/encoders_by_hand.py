@@ -1,4 +1,4 @@
-"""BERT and ALBERT in NumPy, from Hugging Face's names of tensors: an oracle that is not tfwd."""
+"""BERT and ALBERT in NumPy, from Hugging Face's tensor names: an oracle independent of tfwd."""
 
 import json
 
@@ -52,7 +52,7 @@ ACTIVATIONS = {
 
 
 def publish(folder, **config):
-    """Writes a config and a file of random weights; returns the config and the tensors."""
+    """Writes a config and a file of random weights, and returns the config and the tensors."""
     config = {**SIZES, "model_type": "bert", "hidden_act": "gelu", **config}
     is_albert = config["model_type"] == "albert"
     width, inner = config["hidden_size"], config["intermediate_size"]
@@ -121,7 +121,10 @@ def names_of(config, at):
 
 
 def encode(config, tensors, ids, seen=None, types=None):
-    """The last hidden state and the pooled one, in float64; `seen` is `[batch, length, length]`."""
+    """Returns the last hidden state and the pooled one, in float64.
+
+    `seen` is `[batch, length, length]`.
+    """
     tensors = {name: value.astype("float64") for name, value in tensors.items()}
 
     def linear(name, x):
@@ -137,7 +140,7 @@ def encode(config, tensors, ids, seen=None, types=None):
     x = tensors["embeddings.word_embeddings.weight"][ids]
     start = 0
     places = np.arange(length)[None]
-    if config["model_type"] not in ("bert", "albert"):  # RoBERTa and what is built like it
+    if config["model_type"] not in ("bert", "albert"):  # RoBERTa and similar models
         start = config["pad_token_id"]
         is_text = ids != start
         places = np.cumsum(is_text, 1) * is_text + start

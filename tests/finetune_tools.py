@@ -16,7 +16,7 @@ TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *NICE, *DULL, *WORDS]  # 20, as th
 
 
 def write_tokenizer(path, tokens=TOKENS):
-    """A `tokenizer.json` of whole words."""
+    """Writes a `tokenizer.json` of whole words."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     numbers = {token: number for number, token in enumerate(tokens)}
@@ -27,13 +27,13 @@ def write_tokenizer(path, tokens=TOKENS):
     made.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=ends
     )
-    made.enable_padding(length=9)  # as published ones have it, and is not to be followed
+    made.enable_padding(length=9)  # published files have it, and it must be ignored
     made.enable_truncation(4)
     made.save(str(path))
 
 
 def write_pretrained(folder):
-    """A folder in Hugging Face's form: the random BERT of the layers' tests, and a tokenizer."""
+    """Writes a folder in Hugging Face's form: a random BERT and a tokenizer."""
     os.makedirs(folder)
     for name in ("config.json", "model.safetensors"):
         shutil.copy(BERT / name, folder)
@@ -43,7 +43,7 @@ def write_pretrained(folder):
 
 
 def lines(words, start=0, count=8):
-    """Texts of which one word says the label."""
+    """Returns texts. One word of each text decides the label."""
     found = []
     for number in range(start, start + count):
         filler = [WORDS[(number * k + k) % len(WORDS)] for k in range(1, 2 + number % 4)]
@@ -53,7 +53,7 @@ def lines(words, start=0, count=8):
 
 
 def write_data(folder, parts=(("train", 0, 8), ("valid", 3, 4), ("test", 5, 4))):
-    """`train.tsv`, `valid.tsv` and `test.tsv`."""
+    """Writes `train.tsv`, `valid.tsv` and `test.tsv`."""
     os.makedirs(folder, exist_ok=True)
     for name, start, count in parts:
         rows = [f"{text}\tpos\n" for text in lines(NICE, start, count)]
@@ -63,7 +63,7 @@ def write_data(folder, parts=(("train", 0, 8), ("valid", 3, 4), ("test", 5, 4)))
 
 
 def make_config(data, pretrained, **changes):
-    """A configuration for the toy task; `group__name=value` changes a key."""
+    """Returns a configuration for the toy task; `group__name=value` changes a key."""
     config = default_config()
     config.data.update({"path": str(data), "batch_size": 4, "max_length": 10})
     config.model.update({"pretrained": str(pretrained), "pooling": "mean"})
@@ -88,12 +88,12 @@ LEARNT = {
 
 
 def log(workdir):
-    """A run's log, without what depends on the clock."""
+    """Returns a run's log, without clock times."""
     found = read_metrics(Path(workdir) / "metrics.jsonl")
     return [{k: v for k, v in r.items() if k != "tokens_per_second"} for r in found]
 
 
 def summary(workdir):
-    """A run's summary, without what depends on the clock."""
+    """Returns a run's summary, without clock times."""
     found = json.loads((Path(workdir) / "report" / "summary.json").read_text())
     return {k: v for k, v in found.items() if k != "texts_per_second"}

@@ -1,4 +1,4 @@
-"""Fits with `FiniteCheck`: a small model with states, the modes, and what is the same."""
+"""Fits with `FiniteCheck`: a small model with states, the modes, and comparisons."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ MODES = {
 
 
 def make(mode="graph", optimizer="adam", strategy=None, draws=False, **compiled):
-    """A small model with what has states: BatchNormalization, Dropout, metrics."""
+    """Returns a small model with states: BatchNormalization, Dropout, metrics."""
     keras.utils.set_random_seed(3)
     layers = keras.layers
     with (strategy or tf.distribute.get_strategy()).scope():
@@ -26,7 +26,7 @@ def make(mode="graph", optimizer="adam", strategy=None, draws=False, **compiled)
                 layers.Input((6,)),
                 layers.Dense(5, activation="tanh", name="first"),
                 layers.BatchNormalization(name="norm"),
-                # Keras 2's draws anew where a step is made again, or left out.
+                # Keras 2's layer draws again if a step is repeated or skipped.
                 *([] if IS_KERAS_2 and not draws else [layers.Dropout(0.3, seed=1)]),
                 layers.Dense(1, name="last"),
             ]
@@ -37,7 +37,7 @@ def make(mode="graph", optimizer="adam", strategy=None, draws=False, **compiled)
 
 
 def same(ours, theirs, mode="graph"):
-    """Equal to the bit, but where XLA may round in another way."""
+    """Compares values bit for bit, or closely where XLA may round differently."""
     for one, other in zip(ours, theirs, strict=True):
         if mode == "xla":
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)

@@ -1,8 +1,8 @@
-"""Keeps a test process small: models of tests that are over are freed before they are many.
+"""Memory of a test process: models of finished tests are freed early.
 
 TensorFlow keeps the graph of each training step, and with it the model (`docs/memory.md`).
-`tfwd.custom_gradient.release` makes that garbage. Collecting it takes longer than most tests, so
-that is done only when the process has grown.
+`tfwd.custom_gradient.release` turns these objects into garbage. A collection takes longer than most
+tests, so it runs only when the process has grown.
 """
 
 import ctypes
@@ -14,13 +14,13 @@ from tfwd._graph import custom_gradient
 
 STATM = Path("/proc/self/statm")
 GROWTH = 200 << 20  # bytes by which the process may grow between two collections
-TESTS = 50  # how many tests there are between two, where the size is not known
+TESTS = 50  # number of tests between two collections, where the size is unknown
 
 _size = _tests = 0
 
 
 def forget() -> None:
-    """To be called after each test."""
+    """Frees the models of finished tests; called after each test."""
     global _size, _tests
     _tests += 1
     custom_gradient.release()
@@ -33,7 +33,7 @@ def forget() -> None:
 
 
 def resident() -> int:
-    """The bytes of memory that this process has; 0 if that is not known."""
+    """Returns the bytes of memory of this process; 0 if they are unknown."""
     if not STATM.exists():
         return 0
     return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

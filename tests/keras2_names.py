@@ -1,7 +1,7 @@
-"""The names of Keras 3 that the tests use, on Keras 2.15.
+"""Names of Keras 3 that the tests use, on Keras 2.15.
 
-Tests are written for Keras 3; where Keras 2 has the same thing under another name, this gives it
-the newer one for the time of the tests. The library itself does without.
+Tests are written for Keras 3. Where Keras 2 has the same feature under another name, this module
+adds Keras 3's name during the tests. tfwd itself does not need these names.
 """
 
 import types
@@ -25,7 +25,7 @@ class _Meta(type):
 
 
 class _Variable(metaclass=_Meta):
-    """`keras.Variable(value)` is a `tf.Variable`, and a `tf.Variable` an instance of it."""
+    """The name `keras.Variable` for `tf.Variable`, also in `isinstance`."""
 
 
 def _ops() -> types.SimpleNamespace:
@@ -63,7 +63,10 @@ def _apply_scaled(self: Any, grads: Any, trainable_variables: Any) -> None:
 
 
 def _optimizers() -> None:
-    """A step by `apply`, and the loss scale, which takes scaled gradients there."""
+    """Adds `apply` and the loss scale to Keras 2's optimizers.
+
+    `apply` takes scaled gradients there.
+    """
     LossScale = keras.mixed_precision.LossScaleOptimizer
     keras.optimizers.LossScaleOptimizer = LossScale
     keras.optimizers.Optimizer.apply = keras.optimizers.legacy.Optimizer.apply = _apply

@@ -1,4 +1,4 @@
-"""A run's folder that no training was needed for, and `tfwd-tune` in this process."""
+"""A run's folder without training, and `tfwd-tune` in this process."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ WORDS = [*"abcdefghij", "the", "cat", "sat", "on", "dog", "saw", "it", "there"]
 
 
 def some_text(lines: int = 300) -> str:
-    """Lines of a few words, each of another length and order."""
+    """Returns lines of a few words, each of another length and order."""
     return "".join(
         " ".join(WORDS[(i * i + 3 * j) % len(WORDS)] for j in range(3 + i % 5)) + "\n"
         for i in range(lines)
@@ -28,16 +28,16 @@ def some_text(lines: int = 300) -> str:
 
 @pytest.fixture
 def processes() -> Iterator[Processes]:
-    """Starts processes that end with the test."""
+    """Yields a starter of processes that end with the test."""
     with Processes() as started:
         yield started
 
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
-    """`make_run(level="word", steps=(10, 20))`: a run's folder, its model never trained.
+    """Returns `make_run(level="word", steps=(10, 20))`: a run's folder with an untrained model.
 
-    Each step has a checkpoint in both kinds, with weights that are a little different.
+    Each step has a checkpoint of both kinds, with slightly different weights.
     """
 
     def make(level: str = "word", steps: tuple[int, ...] = (10, 20), best: bool = True) -> Path:
@@ -74,7 +74,7 @@ def run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., tuple[int, str, str]]:
-    """`run(space, options, *arguments, **training)`: the exit code and what was printed."""
+    """Returns `run(space, options, *arguments, **training)`: the exit code and the output."""
     sweep_tools.forget_others(monkeypatch)
 
     def start(*arguments: str, **options: object) -> tuple[int, str, str]:

@@ -13,7 +13,7 @@ UNITS = 4
 
 
 class Kernel(L.Layer):
-    """A product with a kernel; subclasses say what else they do with what they are given."""
+    """A product with a kernel; subclasses say what else they do with their inputs."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -28,7 +28,7 @@ class Kernel(L.Layer):
 
 
 def shown(mask: Any, like: tf.Tensor) -> tf.Tensor:
-    """A mask as numbers that are seen in an output; -1 for none."""
+    """Returns a mask as numbers that an output shows; -1 for no mask."""
     if mask is None:
         return -tf.ones_like(like)
     return tf.cast(mask, like.dtype)[..., None] * tf.ones_like(like)
@@ -72,7 +72,7 @@ class Nest(Kernel):
 
 
 class Takes(Kernel):
-    """Takes the mask off what it is given."""
+    """A layer that removes the mask of its input."""
 
     def call(self, a, b=None):
         a._keras_mask = None
@@ -80,7 +80,7 @@ class Takes(Kernel):
 
 
 class Puts(Kernel):
-    """Puts another mask on what it is given."""
+    """A layer that sets another mask on its input."""
 
     def call(self, a, b=None):
         a._keras_mask = tf.reduce_all(tf.cast(a, tf.bool), -1)
@@ -88,14 +88,14 @@ class Puts(Kernel):
 
 
 class Same(Kernel):
-    """Asks whether it is given the same tensor twice."""
+    """A layer that checks whether it gets the same tensor twice."""
 
     def call(self, a, b):
         return self.times(a) * (2.0 if a is b else 1.0)
 
 
 class Unmasking(Kernel):
-    """Overrides `__call__` so that its outputs have no masks, whatever `compute_mask` says."""
+    """A layer whose `__call__` returns outputs without masks, whatever `compute_mask` says."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return tf.identity(super().__call__(*args, **kwargs))
@@ -105,7 +105,7 @@ class Unmasking(Kernel):
 
 
 def merged() -> keras.Model:
-    """A model that joins its two inputs, with a mask made in it and one that it is given."""
+    """Returns a model that joins its two inputs, with a mask made in it and a given one."""
     one, two = L.Input(SIZE[1:]), L.Input(SIZE[1:])
     joined = L.Concatenate()([L.Masking(1.0)(one), L.Dense(UNITS)(two)])
     return keras.Model([one, two], L.LSTM(UNITS, return_sequences=True)(joined))

@@ -1,4 +1,4 @@
-"""Models of every kind, small, for the tests of `parametrize` and `unwrap`."""
+"""Small models of every kind, for the tests of `parametrize` and `unwrap`."""
 
 import keras
 import pytest
@@ -43,7 +43,7 @@ class Subclassed(keras.Model):
     def __init__(self, **kwargs) -> None:
         super().__init__(**kwargs)
         self.blocks = [keras.layers.Dense(6, activation="tanh") for _ in range(2)]
-        # One that can be repeated: Keras 2 draws from a global state by default.
+        # A repeatable initializer: Keras 2 draws from a global state by default.
         repeatable = {"rng_type": "stateless"} if IS_KERAS_2 else {}
         self.dropout = keras.layers.Dropout(0.2, **repeatable)
         self.out = keras.layers.Dense(2)

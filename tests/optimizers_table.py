@@ -1,4 +1,4 @@
-"""Every optimizer of keras.optimizers, with the arguments that make it one without decay."""
+"""Table of every optimizer of keras.optimizers, with arguments that turn off its decay."""
 
 import inspect
 from typing import Any
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 
-# What decays by default must be told not to.
+# Optimizers that decay by default need an argument that turns decay off.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "AdamW": {"weight_decay": 0.0},
     "Muon": {"weight_decay": 0.0, "adam_weight_decay": 0.0},
@@ -27,7 +27,7 @@ HAS_MULTI = hasattr(keras.optimizers, "MultiOptimizer")
 
 
 def make(name: str, learning_rate: Any = 0.1, **options: Any) -> keras.optimizers.Optimizer:
-    """The optimizer of that name, without decay of its own."""
+    """Returns the optimizer of that name, without decay of its own."""
     arguments = {**ARGUMENTS.get(name, {}), **options}
     if name == "Multi":
         return keras.optimizers.MultiOptimizer(
@@ -39,7 +39,7 @@ def make(name: str, learning_rate: Any = 0.1, **options: Any) -> keras.optimizer
 
 
 def variables(dtype: str = "float64") -> list[keras.Variable]:
-    """A matrix and a vector, the same each time."""
+    """Returns a matrix and a vector, the same each time."""
     rng = np.random.default_rng(0)
     return [
         keras.Variable(rng.normal(size=(3, 2)), dtype=dtype, name="kernel"),
@@ -48,7 +48,7 @@ def variables(dtype: str = "float64") -> list[keras.Variable]:
 
 
 def gradients(step: int, dtype: str = "float64") -> list[tf.Tensor]:
-    """The gradients of a step, the same each time."""
+    """Returns the gradients of a step, the same each time."""
     rng = np.random.default_rng(step + 1)
     return [tf.constant(rng.normal(size=shape), dtype) for shape in ((3, 2), (2,))]
 
@@ -58,13 +58,13 @@ def values(variables: list[Any]) -> list[np.ndarray]:
 
 
 def assert_same(found: list[Any], expected: list[Any]) -> None:
-    """Equal, bit for bit."""
+    """Asserts that values are equal bit for bit."""
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def model(dtype: str | None = None) -> keras.Model:
-    """A small model, the same each time."""
+    """Returns a small model, the same each time."""
     keras.utils.set_random_seed(3)
     return keras.Sequential(
         [
@@ -81,7 +81,7 @@ Y = np.random.default_rng(8).normal(size=(12, 1)).astype("float32")
 
 
 def fit(model: keras.Model, **options: Any) -> keras.callbacks.History:
-    """Three steps an epoch, in the same order each time."""
+    """Fits with three steps per epoch, in the same order each time."""
     options = {"epochs": 1, "batch_size": 4, "verbose": 0, "shuffle": False, **options}
     return model.fit(X, Y, **options)
 
@@ -90,14 +90,14 @@ LossScale = keras.optimizers.LossScaleOptimizer
 
 
 def trigger(optimizer: Any) -> None:
-    """Has an averaging optimizer begin."""
+    """Makes an averaging optimizer begin."""
     for loss in [1.0] * (optimizer.non_monotone_interval + 1):
         optimizer.observe(loss)
     assert optimizer.observe(2.0) and optimizer.triggered
 
 
 def triggered_at(losses: list[float], n: int) -> int | None:
-    """The rule of the authors' program, written out: compared before the new loss is appended."""
+    """Returns the trigger's epoch by the authors' rule: compares before the loss is appended."""
     before = []
     for t, loss in enumerate(losses):
         if len(before) > n and loss > min(before[:-n]):

@@ -1,4 +1,4 @@
-"""One row for each parametrization, or for each option that changes what it computes."""
+"""Table with one row for each parametrization, or for each option that changes its result."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tfwd import parametrizations as P
 
-# Those whose gradient is not the derivative of their formula, such as straight-through rounding: it
-# is held against finite differences for the others alone, and has a test of its own.
+# Parametrizations whose gradient is not the derivative of their formula, such as straight-through
+# rounding. They have a test of their own; finite differences are for the others.
 SURROGATE: list[P.Parametrization] = [P.GaussianNoise(0.3, scale="deviation")]
 ALL = [
     P.Dropout(0.5),
@@ -25,12 +25,12 @@ ALL = [
 
 
 def in_call(p: P.Parametrization, weight: tf.Tensor, places: Any = None) -> P.Parametrization:
-    """The parametrization of call number 5, with what a layer tells it of its weight.
+    """Returns the parametrization of call number 5, with the facts that a layer tells it.
 
     Args:
-        p: one of the table.
+        p: a parametrization of the table.
         weight: the raw weight.
-        places: which rows of it are to be computed, if not all.
+        places: indices of the rows to compute. None: all rows.
     """
     p = p.at(tf.constant(5, tf.int64)).of_weight(weight)
     if not p.has_reference:

@@ -1,12 +1,12 @@
-"""Models with a number that is not finite planted at a known place, and what is expected of it."""
+"""Models with a non-finite number planted at a known position, and the expected reports."""
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
-TRIGGER = 1000.0  # a batch with an input as large as that is the one in which it is planted
-TRIGGERS = {"nan": 1.2e3, "inf": 4e3, "-inf": 1.6e4}  # and which number, where none is given
+TRIGGER = 1000.0  # the value is planted in a batch that has an input of this size
+TRIGGERS = {"nan": 1.2e3, "inf": 4e3, "-inf": 1.6e4}  # the planted value, if none is given
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -14,9 +14,9 @@ class Plant(keras.layers.Layer):
     """The identity, with one element changed in a batch that has the trigger.
 
     Args:
-        value: what the element becomes; None: what `TRIGGERS` has for the batch.
+        value: new value of the element. None: the value of `TRIGGERS` for the batch.
         direction: "forward", or "backward" for the gradient.
-        place: the indices of the element.
+        place: indices of the element.
     """
 
     def __init__(self, value=None, direction="forward", place=(1, 2), **kwargs):
@@ -49,12 +49,12 @@ class Plant(keras.layers.Layer):
 
 
 def counts(value):
-    """How many NaN, +Inf and -Inf a single planted value is."""
+    """Returns how many NaN, +Inf and -Inf a single planted value makes."""
     return int(np.isnan(value)), int(value == np.inf), int(value == -np.inf)
 
 
 def data(batches=4, bad=None, size=8, features=6, seed=0):
-    """Inputs and labels of some batches, with the trigger in one of them."""
+    """Returns inputs and labels of some batches, with the trigger in one of them."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(batches * size, features)).astype("float32")
     y = rng.normal(size=(batches * size, 1)).astype("float32")
@@ -64,7 +64,7 @@ def data(batches=4, bad=None, size=8, features=6, seed=0):
 
 
 def state(model):
-    """All that a model and its optimizer and metrics hold, by value."""
+    """Returns all values of a model, its optimizer and its metrics."""
     held = [*model.variables, *model.optimizer.variables]
     held += [v for metric in model.metrics for v in metric.variables]
     return [v.numpy() for v in held]

@@ -1,4 +1,4 @@
-"""Processes that a test starts: a limit on the clock is a watchdog, and none is left behind."""
+"""Processes that a test starts and always ends; a limit on the clock is only a watchdog."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-# Seconds. Ten times what the slowest needs: it ends what hangs, and says nothing of speed.
+# Seconds. Ten times the slowest process: it ends processes that hang, and does not test speed.
 WATCHDOG = 1200
 
 # A program's first lines: with SIGNAL_AT=9:40 it sends itself signal 9 when step 40 is done. So
-# the moment is chosen, and does not depend on who gets the processor.
+# the moment does not depend on the scheduler.
 SIGNAL_AT = """
 import os
 if "SIGNAL_AT" in os.environ:
@@ -31,7 +31,7 @@ if "SIGNAL_AT" in os.environ:
 
 
 class Processes:
-    """Starts processes, each in a group of its own, and ends what is left of them on leaving."""
+    """Starter of processes in groups of their own, which ends all of them on leaving."""
 
     def __init__(self) -> None:
         self._started: list[subprocess.Popen[str]] = []
@@ -78,6 +78,6 @@ class Processes:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Waits for the end: the exit code, and what was printed."""
+    """Waits for the end, and returns the exit code and the output."""
     output, _ = process.communicate(timeout=WATCHDOG)
     return process.returncode, output

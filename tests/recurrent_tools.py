@@ -1,4 +1,4 @@
-"""What tests of recurrent layers compare."""
+"""Helpers to compare recurrent layers."""
 
 import tensorflow as tf
 
@@ -6,7 +6,7 @@ from tfwd import _keras
 
 
 def gradients(function, weights: list, x: tf.Tensor, **arguments) -> list[tf.Tensor]:
-    """What a layer's call returns, and the gradients of its input and weights."""
+    """Returns the result of a layer's call, and the gradients of its input and weights."""
     with tf.GradientTape() as tape:
         tape.watch(x)
         found = tf.nest.flatten(function(x, **arguments))

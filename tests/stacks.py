@@ -1,4 +1,4 @@
-"""Which of the two stacks runs the tests: Keras 3, or Keras 2.15 with tensorflow-addons."""
+"""The two stacks, Keras 3 or Keras 2.15 with tensorflow-addons, and marks for tests."""
 
 import importlib.util
 
@@ -10,7 +10,7 @@ IS_KERAS_2 = keras.__version__.startswith("2.")
 
 
 def needs_keras3(what: str) -> pytest.MarkDecorator:
-    """For a test of something that Keras 2 does not have: what it is."""
+    """Returns the mark of a test of a feature that Keras 2 does not have."""
     return pytest.mark.skipif(IS_KERAS_2, reason=f"Keras 2 has no {what}")
 
 
@@ -22,19 +22,19 @@ needs_addons = pytest.mark.skipif(
 # For slow tests in which Keras has no part.
 once = pytest.mark.skipif(IS_KERAS_2, reason="the tests on Keras 3 have it")
 
-# For files of tests that hardly ask which Keras it is: `make test` runs them on Keras 3, and
+# For files of tests that hardly depend on Keras's version: `make test` runs them on Keras 3, and
 # `make test-slow` on Keras 2 too.
 SLOW_ON_KERAS_2 = [pytest.mark.slow] if IS_KERAS_2 else []
 
-# The same, but that `make soak` runs them on Keras 2: what they are about has other tests there.
+# The same, but `make soak` runs them on Keras 2, where other tests cover the same code.
 SOAK_ON_KERAS_2 = [pytest.mark.soak] if IS_KERAS_2 else []
 
-# For one more way to use what other tests show: `make test-all` runs it, `make test` does not.
+# For another use of a feature that has a test: `make test-all` runs it, `make test` does not.
 extended = pytest.mark.extended
 
 
 def quick_rows(*ids: str) -> pytest.MarkDecorator:
-    """For a table of which `make test` runs some rows, and `make test-all` the others.
+    """Returns the mark of a table that names the rows of `make test`; others are extended.
 
     Args:
         ids: the rows that `make test` runs, as in the brackets of a test's name. A `*` stands for
@@ -43,10 +43,10 @@ def quick_rows(*ids: str) -> pytest.MarkDecorator:
     return pytest.mark.quick_rows(*ids)
 
 
-# For what repeats in more combinations what other tests show: `make soak` runs it, before a release
-# and when what it is about has changed.
+# For more combinations of features that have tests: `make soak` runs it, before a release and when
+# the feature has changed.
 soak = pytest.mark.soak
 
-# For what differs little from what is kept: `make test-slow` runs it on Keras 3, `make soak` on
+# For small variations of other tests: `make test-slow` runs them on Keras 3, `make soak` on
 # Keras 2.
 rest = soak if IS_KERAS_2 else pytest.mark.slow

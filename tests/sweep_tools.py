@@ -1,4 +1,4 @@
-"""What the tests of sweeps share: a text, a model and a space that are tiny."""
+"""Tiny text, model and space for the tests of sweeps."""
 
 import csv
 from pathlib import Path
@@ -28,7 +28,7 @@ SPACE = '{"model.weight_dropout": Float(0, 0.7, step=0.1)}'
 
 
 def forget_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process alone, whatever the environment says."""
+    """Makes the process run alone, whatever the environment says."""
     for name in ("TUNER_ID", "ORACLE_IP", "ORACLE_PORT"):
         monkeypatch.delenv(f"KERASTUNER_{name}", raising=False)
 
@@ -43,7 +43,7 @@ def tune(
     workdir: str = "sweep",
     **training: object,
 ) -> tuple[int, str, str]:
-    """tfwd-tune in this process, over a sweep file: the exit code and what was printed."""
+    """Runs tfwd-tune over a sweep file in this process; returns the exit code and the output."""
     (folder / "sweep.py").write_text(FILE.format(space=space, options=options))
     flags = tiny_flags(folder, root, **{"epochs": 1, **training})
     flags += [f"--sweep={folder / 'sweep.py'}", f"--workdir={folder / workdir}"]
@@ -55,7 +55,7 @@ def tune(
 
 
 class NoTraining:
-    """In the place of the trainer: 20 windows an epoch, in which nothing is learnt."""
+    """A trainer that learns nothing, with 20 windows per epoch."""
 
     def __init__(self, config, size, texts, folder, display, stop):
         self.progress = Progress(best_loss=2.0 + config.seed)
@@ -79,7 +79,7 @@ class NoTraining:
 
 
 def write_text(folder: Path) -> Path:
-    """A text of 300 lines in which each word but one says what the next is likely to be."""
+    """Writes a text of 300 lines; each word but one makes one next word likely."""
     random, path = np.random.default_rng(0), folder / "text.txt"
     lines = []
     for _ in range(300):
@@ -90,7 +90,7 @@ def write_text(folder: Path) -> Path:
 
 
 def tiny_flags(folder: Path, root: Path, **training: object) -> list[str]:
-    """The command line of a model that trains in a second."""
+    """Returns the flags of a model that trains in a second."""
     settings = {
         "data.path": write_text(folder),
         "data.batch_size": 4,
@@ -109,6 +109,6 @@ def tiny_flags(folder: Path, root: Path, **training: object) -> list[str]:
 
 
 def table(folder: Path) -> list[dict[str, str]]:
-    """The rows of a sweep's `trials.csv`."""
+    """Returns the rows of a sweep's `trials.csv`."""
     with open(folder / "trials.csv", newline="") as file:
         return list(csv.DictReader(file))

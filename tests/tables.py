@@ -1,4 +1,4 @@
-"""Tables of cases, of which the suite takes some and `make test-slow` or `make soak` the rest."""
+"""Tables of cases that are divided between the suite, `make test-slow` and `make soak`."""
 
 from collections.abc import Container, Iterable
 from typing import Any
@@ -10,9 +10,9 @@ from stacks import rest, soak
 def with_slow_rest(
     cases: Iterable[str], kept: Container[str], soaked: Container[str] = ()
 ) -> list[Any]:
-    """Parameters for each case by its name.
+    """Returns parameters for each case by its name.
 
-    Those that are not kept are slow, and with Keras 2, or where so given, for `make soak`.
+    The other cases are slow. With Keras 2, or on request, they are for `make soak`.
     """
     return [pytest.param(case, marks=_marks(case, kept, soaked), id=case) for case in cases]
 

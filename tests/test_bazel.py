@@ -1,6 +1,6 @@
-"""What Bazel itself would not miss: a file without a target, and a concept without its dependency.
+"""Bazel's files: a target for each file, and a dependency for each import of a concept.
 
-BUILD files are in Python's syntax, so they are run here, with functions that note their arguments.
+BUILD files have Python's syntax, so they run here, with functions that record their arguments.
 """
 
 import ast
@@ -15,7 +15,7 @@ MOVED = ("layers/", "optimizers/")
 
 
 def read(package: Path, kind: str) -> dict[str, dict]:
-    """The arguments of each target of a kind, by the target's name."""
+    """Returns the arguments of each target of a kind, by the target's name."""
     targets: dict[str, dict] = {}
 
     def glob(include: list[str], exclude: Iterable[str] = ()) -> list[str]:
@@ -42,7 +42,7 @@ CONCEPTS = read(ROOT, "concept")
 
 
 def module(source: str) -> str:
-    """The installed name of a source file."""
+    """Returns the installed name of a source file."""
     inner = ("tfwd/" if source.startswith(MOVED) else "") + source
     return inner.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
@@ -53,7 +53,7 @@ OF_CONCEPT = {
 
 
 def imported(source: str) -> Iterator[str]:
-    """The concepts that a source file imports, also inside functions."""
+    """Yields the concepts that a source file imports, also inside functions."""
     for node in ast.walk(ast.parse((ROOT / source).read_text("utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -68,7 +68,7 @@ def imported(source: str) -> Iterator[str]:
 
 
 def with_deps(name: str) -> set[str]:
-    """A concept and all that it stands on."""
+    """Returns a concept and all concepts that it depends on."""
     deps = [dep.removeprefix(":") for dep in CONCEPTS[name].get("deps", ())]
     return {name}.union(*map(with_deps, deps))
 
@@ -93,3 +93,10 @@ def test_every_test_file_has_one_target() -> None:
     given = [file for target in read(tests, "tests").values() for file in target["files"]]
     files = [path.relative_to(tests).as_posix() for path in tests.rglob("test_*.py")]
     assert Counter(given) == Counter(files)
+
+
+def test_options_name_tests_that_exist() -> None:
+    for name, target in read(ROOT / "tests", "tests").items():
+        files = {file.removesuffix(".py") for file in target["files"]}
+        for option in ("fast", "more", "manual"):
+            assert set(target.get(option, ())) <= files, (name, option)

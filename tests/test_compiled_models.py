@@ -1,7 +1,7 @@
-"""A model that was compiled before it was wrapped: what `fit` reports, and what is saved of it.
+"""Models that were compiled before they were wrapped: reports of `fit`, and saving.
 
-The losses are computed by NumPy from the effective weights. Keras leaves the metrics of a model
-inside another one to that model; so must a wrapper.
+NumPy computes the losses from the effective weights. In Keras the metrics of an inner model belong
+to the inner model; a wrapper must follow.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class Subclassed(keras.Model):
 
 @keras.saving.register_keras_serializable("test_compiled_models")
 class Task(keras.Model):
-    """One that is functional inside and compiles itself, as keras-hub's do."""
+    """A model that is functional inside and compiles itself, as the models of keras-hub do."""
 
     def __init__(self, **kwargs) -> None:
         inputs = keras.Input((3,))
@@ -91,7 +91,7 @@ def _twice(model: keras.Model) -> tuple:
     return _in_functional(wrapped)
 
 
-# Whether the model inside was trained before: its metrics are built then, and else they are not.
+# Whether the model inside was trained before. Only then its metrics are built.
 CASES = {
     "parametrize, subclassed": (subclassed, _parametrized, True),
     "parametrize, task": (Task, _parametrized, False),
@@ -108,7 +108,7 @@ _KEPT = ("parametrize, subclassed", "Sequential, Sequential", "functional, task"
 
 @quick_rows("parametrize, subclassed", "functional, task")
 @pytest.mark.parametrize("name", with_slow_rest(CASES, _KEPT))
-def test_losses_and_metrics_are_those_of_the_outer_model(name: str) -> None:
+def test_losses_and_metrics_equal_the_outer_models(name: str) -> None:
     make, wrap, trained = CASES[name]
     inner = make()
     if trained:
@@ -150,7 +150,7 @@ def test_callbacks_see_the_loss(tmp_path: Path) -> None:
 
 
 class WithMetric(keras.layers.Layer):
-    """A layer with a metric of its own, which is the outer model's too, as in Keras."""
+    """A layer with a metric of its own, which belongs to the outer model too, as in Keras."""
 
     def __init__(self, **kwargs) -> None:
         super().__init__(**kwargs)
@@ -173,7 +173,7 @@ def test_a_metric_of_a_layer_inside_is_still_reported() -> None:
 
 
 def _state(model: keras.Model) -> list:
-    """The variables of the optimizers of a model and of those in it."""
+    """Returns the variables of the optimizers of a model and of the models in it."""
     found = []
     for inner in _keras.layers.all_layers(model):
         optimizer = getattr(inner, "optimizer", None)
@@ -184,7 +184,7 @@ def _state(model: keras.Model) -> list:
 
 
 def _filled(wrap: Callable, start: int) -> keras.Model:
-    """A model with a compiled one inside, and other numbers in each variable of the optimizers."""
+    """Returns a model with a compiled one inside, and other values in the optimizers' variables."""
     inner = subclassed()
     model, _ = wrap(inner)
     model.compile(keras.optimizers.Adam(0.01), "mse")
@@ -234,7 +234,7 @@ class _Stop(keras.callbacks.Callback):
             raise InterruptedError
 
 
-def test_a_backup_goes_on_with_both(tmp_path: Path) -> None:
+def test_a_backup_resumes_both(tmp_path: Path) -> None:
     def made() -> keras.Model:
         keras.utils.set_random_seed(0)
         model = _filled(_parametrized, 1)

@@ -1,4 +1,4 @@
-"""Models that were dropped are freed, and functions that are kept can still be differentiated."""
+"""Deleted models are freed, and stored functions can still be differentiated."""
 
 import functools
 import gc
@@ -22,7 +22,7 @@ X, Y = tf.ones([4, 3]), tf.ones([4, 2])
 
 @pytest.fixture(autouse=True)
 def nothing_from_before() -> Iterator[None]:
-    """What earlier tests have left is gone, and can be counted no more."""
+    """Removes the objects of earlier tests, so that they are not counted."""
     custom_gradient.release()
     gc.collect()
     yield
@@ -91,7 +91,7 @@ WAYS = {
 
 
 def kept() -> Counter:
-    """What a model that is kept shows by: its variables, its graphs, and names of gradients."""
+    """Counts the traces of a stored model: its variables, its graphs, and names of gradients."""
     objects = gc.get_objects()
     eager = type(tf.constant(0))
     return Counter(
@@ -102,7 +102,7 @@ def kept() -> Counter:
 
 
 def grown(way: Callable[[], None], models: int) -> Counter:
-    """What the models leave, beyond what the first two of them do."""
+    """Counts the objects that the models leave, beyond those of the first two."""
     found = Counter()
     for number in range(models):
         way()
@@ -125,19 +125,22 @@ def test_models_that_were_dropped_leave_nothing(way):
 @pytest.mark.slow
 @once
 def test_fifty_models_leave_nothing():
-    """By the most common way; three models of each other one show the same."""
+    """Checks fifty models of the most common kind; three of each other kind show the same."""
     assert not any(grown(WAYS["fit"], 50).values())
 
 
 @extended
 def test_gradients_of_others_inside_a_layer_leave_less_than_in_a_plain_one():
-    """Such as TensorFlow's silu. Keras 2 traces it once more, in a graph without tfwd."""
+    """Checks gradients such as TensorFlow's silu.
+
+    Keras 2 traces it once more, in a graph without tfwd.
+    """
     ours, theirs = (grown(lambda make=make: fit(make("silu")), 3) for make in (wrapped, plain))
     assert all(ours[what] < theirs[what] for what in ("variables", "graphs", "names"))
 
 
 def test_plain_models_leave_their_variables_until_they_are_released():
-    # Of graphs that other tests keep, such as those of a model that several tests share.
+    # Graphs that other tests keep, such as the graphs of a model that several tests share.
     before = custom_gradient.registered()
     left = grown(lambda: fit(plain()), 3)
     assert left["variables"] > 0, "TensorFlow has mended it: docs/memory.md is no longer true"
@@ -159,8 +162,8 @@ def test_steps_of_one_model_leave_nothing():
     assert counts[2][1] - counts[1][1] < 30  # a step that left one object would leave 300
 
 
-# Functions of which nothing but the function is kept. The gradients are made up, so that it shows
-# if others are taken: 7 x for the first derivative, and 7 for the second.
+# Functions whose layers are deleted. The gradients are made up, so that a test notices
+# other gradients: 7 x for the first derivative, and 7 for the second.
 
 
 @custom_gradient.custom_gradient
@@ -267,9 +270,9 @@ def test_a_function_outlives_its_layer():
 
 
 def traced_and_dropped() -> tuple[Callable, keras.Variable, weakref.ref]:
-    """A layer's function, its kernel, and a reference to the layer, which nothing holds any more.
+    """Returns a layer's function, its kernel, and a weak reference to the deleted layer.
 
-    A function of its own: before Python 3.13 a frame may keep what it has deleted (PEP 667).
+    A function of its own, since frames may keep deleted objects before Python 3.13 (PEP 667).
     """
     layer = WeightDropout(keras.layers.Dense(2, use_bias=False), 0.5, seed=1)
     layer(X)

@@ -1,15 +1,25 @@
-"""Docstrings: no argument is documented twice."""
+"""Docstrings: no argument is documented twice, and summaries say what the object does."""
 
 import ast
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("tfwd", "layers", "optimizers")
+# Folders in which no docstring may begin with "What" or "Whether".
+SUMMARIES = ("benchmarks", "configs", "examples", "experiments", "tests")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def docstrings(path: Path) -> Iterator[tuple[str, str]]:
+    """Yields the name and the docstring of a file, and of each class and function in it."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, DOCUMENTED):
+            yield getattr(node, "name", "module"), ast.get_docstring(node) or ""
 
 
 def documented_twice(docstring: str) -> list[str]:
@@ -26,7 +36,7 @@ def documented_twice(docstring: str) -> list[str]:
     return [name.strip() for name in found]
 
 
-def test_it_is_found() -> None:
+def test_an_argument_that_is_documented_twice_is_found() -> None:
     text = "Does.\n\nArgs:\n    a: one.\n    b, c: two.\n        more.\n    a: again.\n"
     assert documented_twice(text) == ["a"]
 
@@ -36,10 +46,38 @@ def test_no_argument_is_documented_twice(folder: str) -> None:
     files = list((ROOT / folder).rglob("*.py"))
     assert files
     problems = [
-        (path.name, getattr(node, "name", "module"), names)
+        (path.name, name, names)
         for path in files
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, DOCUMENTED)
-        if (names := documented_twice(ast.get_docstring(node) or ""))
+        for name, docstring in docstrings(path)
+        if (names := documented_twice(docstring))
+    ]
+    assert problems == []
+
+
+def begins_with_a_question(docstring: str) -> bool:
+    return re.match(r"(What|Whether)\b", docstring) is not None
+
+
+def test_a_question_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        '"""What it is."""\n\n'
+        'class A:\n    """Whatever it is."""\n\n'
+        '    def b(self):\n        """Whether it is."""\n\n'
+        '        async def c():\n            """Checks whether it is."""\n'
+    )
+    found = {name for name, text in docstrings(path) if begins_with_a_question(text)}
+    assert found == {"module", "b"}
+
+
+@pytest.mark.parametrize("folder", SUMMARIES)
+def test_no_docstring_begins_with_a_question(folder: str) -> None:
+    files = list((ROOT / folder).rglob("*.py"))
+    assert files
+    problems = [
+        (str(path.relative_to(ROOT)), name)
+        for path in files
+        for name, docstring in docstrings(path)
+        if begins_with_a_question(docstring)
     ]
     assert problems == []

@@ -1,4 +1,4 @@
-"""Runs the examples in the docstrings of every module, under the module's installed name.
+"""The examples in the docstrings of every module, under the module's installed name.
 
 pytest's own --doctest-modules would import ``layers/`` by its folder's name, which is an error.
 """

@@ -1,4 +1,4 @@
-"""The examples run, and what they train answers texts that it has not seen."""
+"""The examples run, and their models answer new texts."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is finite in a tensor, against NumPy in float64."""
+"""Finite values in a tensor, against NumPy in float64."""
 
 import math
 
@@ -20,7 +20,7 @@ SHAPES = ((1,), (2,), (7,), (8,), (3, 5), (64, 16), (9, 7, 8), (70_001,), (1, 1)
 
 
 def functions(mode):
-    """What is tested, in one function, so that each shape is compiled once."""
+    """Returns the tested functions in one function, so that each shape is compiled once."""
 
     def found(x):
         return summarize(x), extent(x), all_finite([x])
@@ -29,14 +29,14 @@ def functions(mode):
 
 
 def numbers(dtype, shape):
-    """Numbers of either sign, with zeros."""
+    """Returns numbers of either sign, with zeros."""
     x = np.random.default_rng(len(shape)).normal(size=shape)
     x.ravel()[::5] = 0.0
     return tf.cast(tf.constant(x), dtype)
 
 
 def expected(x):
-    """NumPy's counts, and smallest and largest absolute value."""
+    """Returns NumPy's counts, and the smallest and largest absolute values."""
     wide = tf.cast(x, tf.float64).numpy().ravel()
     finite_ones = np.abs(wide[np.isfinite(wide)])
     others = finite_ones[finite_ones > 0]
@@ -114,7 +114,7 @@ def test_scalars(dtype, mode):
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_that_overflow(dtype, mode):
-    """All elements are finite, whatever an extent says."""
+    """Checks finite elements whose sum overflows."""
     look = functions(mode)
     largest = float(tf.as_dtype(dtype).max)
     for row in (
@@ -141,7 +141,7 @@ def test_an_extent_is_as_large_as_it_is_said(mode):
 
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
 def test_rows(mode):
-    """Of slices the rows count that are there."""
+    """Checks that only the existing rows of slices count."""
 
     def found(values):
         slices = tf.IndexedSlices(values, tf.constant([4, 1]), tf.constant([9, 3]))
@@ -197,7 +197,7 @@ def test_what_has_no_numbers():
 
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
 def test_several_tensors_of_several_dtypes(mode):
-    """The one that is not finite may be anywhere among them."""
+    """Checks a non-finite tensor at any position among the others."""
 
     def look(*tensors):
         return all_finite([*tensors, tf.constant(3), tf.constant(["a"]), None])

@@ -1,7 +1,7 @@
-"""The import direction, read from the sources: each module stands on those below it only.
+"""The import direction, read from the sources: each module imports only modules below it.
 
-What is read is every import statement, also those inside functions. Whoever adds a module gives it
-its height here.
+The tests read every import statement, also inside functions. A new module needs a height in the
+table below.
 """
 
 import ast
@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"tfwd": "tfwd", "layers": "tfwd.layers", "optimizers": "tfwd.optimizers"}
 
-# A module may import what is lower, and a package its own modules.
+# A module may import lower modules, and a package its own modules.
 HEIGHTS = {
     0: {"tfwd._keras_shared", "tfwd.deprecation", "tfwd.dtypes", "tfwd.files", "tfwd.paths"},
     1: {"tfwd._keras2", "tfwd._keras3"},
@@ -34,7 +34,7 @@ HEIGHTS = {
 }
 HEIGHT = {name: height for height, names in HEIGHTS.items() for name in names}
 
-# What only the programs need; who imports the library does not wait for it.
+# Modules that only the programs need. `import tfwd` must not load them.
 PROGRAMS_ONLY = {
     "absl",
     "keras_tuner",
@@ -47,7 +47,7 @@ PROGRAMS_ONLY = {
 
 
 def sources() -> dict[str, ast.Module]:
-    """Every module's syntax tree, by its installed name; packages under their own name."""
+    """Returns every module's syntax tree by its installed name; packages have their own name."""
     trees = {}
     for folder, package in PACKAGES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -65,7 +65,7 @@ def is_ours(name: str) -> bool:
 
 
 def imported(name: str, tree: ast.Module) -> Iterator[str]:
-    """The full names of what a module imports, relative imports resolved."""
+    """Yields the full names of a module's imports, with relative imports resolved."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -79,7 +79,7 @@ def imported(name: str, tree: ast.Module) -> Iterator[str]:
 
 
 def unit(name: str) -> str:
-    """The entry of HEIGHT that a module belongs to: a package's modules share the package's."""
+    """Returns the entry of HEIGHT for a module: a package's modules share the package's entry."""
     parts = name.removesuffix(".__init__").split(".")
     return ".".join(parts[:2])
 
@@ -97,13 +97,13 @@ def test_imports_run_one_way(name: str) -> None:
 def test_library_needs_nothing_that_is_for_programs(name: str) -> None:
     if unit(name) not in {"tfwd.conversion", "tfwd.finetune", "tfwd.lm", "tfwd.runs"}:
         tops = {other.split(".")[0] for other in imported(name, SOURCES[name])}
-        # Sweeps over one's own model are keras-tuner's; `import tfwd` does not bring them.
+        # Sweeps over a custom model need keras-tuner; `import tfwd` does not load it.
         allowed = {"keras_tuner"} if unit(name) == "tfwd.tuning" else set()
         assert not tops & (PROGRAMS_ONLY - allowed)
 
 
 def versions_read(name: str, tree: ast.Module) -> Iterator[str]:
-    """Where a module asks which Keras or TensorFlow is running."""
+    """Yields the places in a module that ask which Keras or TensorFlow is installed."""
     for other in imported(name, tree):
         if other in {"keras.__version__", "keras.version"}:
             yield other
@@ -129,7 +129,7 @@ def versions_read(name: str, tree: ast.Module) -> Iterator[str]:
 
 
 def internals_used(name: str, tree: ast.Module) -> Iterator[str]:
-    """Where a module reaches behind Keras's API, or for one of the two Kerases by name."""
+    """Yields the places in a module that use Keras's internals, or name one of the two versions."""
     for other in imported(name, tree):
         if other.startswith(("keras.src", "tfwd._keras2", "tfwd._keras3", "tfwd._keras_shared")):
             yield other
@@ -145,7 +145,7 @@ def test_one_module_asks_for_versions(name: str) -> None:
     assert list(versions_read(name, SOURCES[name])) == []
 
 
-# What depends on which Keras runs, what is alike in it, and the module that chooses.
+# The code for each Keras, the code that both share, and the module that chooses.
 ABOUT_KERAS = ("tfwd._keras", "tfwd._keras2", "tfwd._keras3", "tfwd._keras_shared")
 
 
@@ -154,7 +154,7 @@ def test_no_other_module_uses_kerass_internals(name: str) -> None:
     assert list(internals_used(name, SOURCES[name])) == []
 
 
-# What `_keras` gives out has a module of the same name for each Keras.
+# Each name that `_keras` exports has a module of the same name for each Keras.
 GIVEN_OUT = imported("tfwd._keras", SOURCES["tfwd._keras"])
 PAIRS = sorted({name for name in GIVEN_OUT if name.startswith("tfwd._keras3.")})
 assert len(PAIRS) > 8
@@ -220,7 +220,7 @@ def run(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_import_brings_no_program_libraries(tmp_path: Path) -> None:
-    # Keras and TensorFlow import some of them themselves; what counts is what tfwd adds.
+    # Keras and TensorFlow import some of them; only the imports that tfwd adds count.
     code = (
         "import json, sys, keras, tensorflow; before = set(sys.modules);"
         "import tfwd, tfwd.layers, tfwd.optimizers;"

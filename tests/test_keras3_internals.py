@@ -1,7 +1,7 @@
-"""Each private name of Keras 3 that tfwd uses: that it is there, and which file uses it.
+"""Private names of Keras 3 that tfwd uses: each exists, and the table names its files.
 
-A new release of Keras may move any of them. The uses are found in the sources, so what they use and
-no table names fails too, and what a table names and they no longer use.
+A new release of Keras may move any of them. The tests find the uses in the sources. A use without a
+row in a table fails, and a row without a use fails too.
 """
 
 import ast
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(IS_KERAS_2, reason="of Keras 2 there will be no 
 
 VERSION = tuple(map(int, keras.__version__.split(".")[:2]))
 
-# By what they are attributes of.
+# By the objects that have the attributes.
 ATTRIBUTES = {
     "layer": [
         "_allow_non_tensor_positional_args",
@@ -67,8 +67,8 @@ ATTRIBUTES = {
     "recurrent": ["_maybe_config_dropout_masks", "_maybe_reset_dropout_masks"],
     "variable": ["_direct_assign", "_dtype", "_maybe_autocast", "_value"],
 }
-# What the oldest supported release does not have. tfwd asks whether it is there, so that without an
-# error here nobody would see that it went.
+# Names that the oldest supported release lacks. tfwd checks for them, so without an error
+# here nobody would notice that a name disappeared.
 LATER = {
     "layer": ["_call_context_args", "_call_has_context_arg", "_remat_mode"],
     "bidirectional": ["_can_attempt_fused_gru", "_can_attempt_fused_lstm"],
@@ -103,16 +103,15 @@ MODULES = {
 OWN = {"_", "_abc_impl", "_obj_ref", "_optimizer_", "_self_", "_tfwd_intercepted_"}
 
 
-# Names that Keras's objects and tfwd use for different things, and the names that
-# `layers/_substitution/provable.py` skips when it compares layers. If Keras renamed the latter,
-# each layer would be analysed separately.
+# Names that Keras's objects and tfwd use for different things, and names that
+# `layers/_substitution/provable.py` ignores when it compares layers. Without this each layer would be analysed by itself.
 CHANCE = {"_autocast", "_losses", "_lock", "_name", "_parent_path", "_path"}
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @functools.cache
 def uses() -> dict[str, set[str]]:
-    """The files in which each private name stands, and each path into `keras.src`."""
+    """Returns the files of each private name, and of each path into `keras.src`."""
     package = Path(tfwd.__file__).parent
     files = [*package.glob("_keras3/*.py"), *package.glob("_keras_shared/*.py")]
     trees = {
@@ -129,7 +128,10 @@ def uses() -> dict[str, set[str]]:
 
 
 def defined(tree: ast.Module) -> Iterator[str]:
-    """What the sources define: functions, annotated attributes, attributes of `self`."""
+    """Yields the names that the sources define.
+
+    These are functions, annotated attributes and attributes of `self`.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             named = node.name
@@ -144,7 +146,7 @@ def defined(tree: ast.Module) -> Iterator[str]:
 
 
 def used(tree: ast.Module) -> Iterator[str]:
-    """Private attributes, by name or in a string, and what is taken from `keras.src`."""
+    """Yields private attributes, by name or in a string, and imports from `keras.src`."""
     inner = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
@@ -168,7 +170,7 @@ KERASS = {name for table in (ATTRIBUTES, LATER) for names in table.values() for 
 
 @functools.cache
 def owners() -> dict[str, Any]:
-    """An object of each kind that the tables name."""
+    """Returns an object of each kind that the tables name."""
     dense = keras.layers.Dense(1)
     model = keras.Sequential([keras.Input((2,)), dense])
     model.compile(keras.optimizers.Adam(use_ema=True), "mse")
@@ -214,7 +216,7 @@ def test_attribute_is_there(owner: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(MODULES))
-def test_what_is_taken_from_inside_is_there(path: str) -> None:
+def test_names_from_inside_keras_exist(path: str) -> None:
     module, _, name = path.rpartition(".")
     where = ", ".join(sorted(uses().get(path, ())))
     assert hasattr(importlib.import_module(module), name), f"no {path}, used in {where}"
@@ -227,7 +229,7 @@ def test_the_tables_name_what_the_sources_use_and_no_more() -> None:
     assert listed - set(uses()) == set(), "in a table, and no longer used"
 
 
-def test_what_is_undocumented_is_still_used() -> None:
+def test_undocumented_names_are_still_used() -> None:
     files = (Path(tfwd.__file__).parent / "_keras3").glob("*.py")
     words = {word for file in files for word in re.findall(r"\w+", file.read_text("utf-8"))}
     listed = {name for names in UNDOCUMENTED.values() for name in names}
@@ -235,7 +237,7 @@ def test_what_is_undocumented_is_still_used() -> None:
 
 
 def test_no_name_of_keras_is_taken_for_one_of_tfwds_own() -> None:
-    """In any file, a method that overrides one of Keras's, and an attribute, are uses of it too."""
+    """Checks that overriding methods and attributes in any file count as uses."""
     there = {name for owner in owners().values() for name in dir(owner) if is_private(name)}
     found: dict[str, set[str]] = {}
     for file in sorted(ROOT.glob("tfwd/**/*.py")) + sorted(ROOT.glob("[lo]*s/*.py")):

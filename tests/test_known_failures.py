@@ -1,4 +1,4 @@
-"""Failures that implementations of weight dropout are known for, each shown not to happen here."""
+"""Known failures of other implementations of weight dropout: each must not happen here."""
 
 import copy
 import pickle
@@ -28,7 +28,7 @@ def gradient_of(layer: keras.Layer, x: tf.Tensor, weight: keras.Variable) -> tup
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
 def test_dropped_weights_without_effect_after_a_framework_upgrade(kind: str) -> None:
-    """With nearly all recurrent weights dropped, the output is nearly that of none at all."""
+    """Checks that dropping almost all recurrent weights has almost the effect of dropping all."""
     rnn = getattr(keras.layers, kind)(6)
     wrapped = layers.WeightDropout(rnn, 0.999, seed=1)
     raw = wrapped(SEQUENCE)
@@ -59,7 +59,7 @@ def test_only_one_direction_of_a_bidirectional_layer_dropped(wrapped: bool) -> N
             assert 0 < (gradient == 0.0).sum() < gradient.size
 
 
-def test_the_mask_drawn_anew_at_each_time_step() -> None:
+def test_another_mask_at_each_time_step() -> None:
     layer = layers.WeightDropout(keras.layers.SimpleRNN(5), 0.5, seed=1)
     layer.build(SEQUENCE.shape)
     y = layer(SEQUENCE, training=True)
@@ -262,7 +262,7 @@ def test_deepcopy_clone_or_pickle_that_breaks(how: str, built: bool) -> None:
 
 @pytest.mark.parametrize("traced", [True, False])
 def test_recomputation_that_draws_another_mask(traced: bool) -> None:
-    """With y = sum(x w'), the gradient is x where the weight was kept in forward."""
+    """Checks y = sum(x w'): the gradient is x wherever forward kept the weight."""
     layer = layers.WeightDropout(
         keras.layers.Dense(1, use_bias=False, kernel_initializer="ones"), 0.5, recompute=True
     )
@@ -357,7 +357,7 @@ def test_crash_on_the_first_training_step_after_an_evaluation(build: str, jit: b
 
 
 def test_decay_or_dropout_of_a_model_that_shares_a_layer() -> None:
-    """One wrapped layer in two places of a model is called, and draws, twice; it is one weight."""
+    """Checks one wrapped layer in two positions of a model: two calls and draws, one weight."""
     shared = layers.WeightDropout(keras.layers.Dense(6, use_bias=False), 0.5, seed=1)
     inputs = keras.Input((6,))
     model = keras.Model(inputs, shared(shared(inputs)))

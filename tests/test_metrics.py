@@ -74,7 +74,7 @@ def test_wrong_moments_and_no_variables() -> None:
 @pytest.mark.parametrize("options", [{}, {"run_eagerly": True}])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_in_compile_it_says_what_to_do(options: dict, weighted: bool) -> None:
-    """Keras gives it targets and outputs, and by name the samples' weights."""
+    """Checks the error in `compile`, where Keras passes targets, outputs and sample weights."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     metric = metrics.GradientSquaredMean(model.trainable_variables)
     lists = {"weighted_metrics" if weighted else "metrics": [metric]}

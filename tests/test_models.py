@@ -35,7 +35,7 @@ def test_parametrize_shares_the_variables_in_their_order(kind: str) -> None:
 
 
 @each
-def test_evaluation_is_that_of_the_model_and_training_is_not(kind: str) -> None:
+def test_evaluation_equals_the_models_and_training_does_not(kind: str) -> None:
     model = ALL[kind]()
     expected = tf.nest.flatten(model(X))[0]
     raw = tf.nest.flatten(model(X, training=True))[0]
@@ -48,7 +48,7 @@ def test_evaluation_is_that_of_the_model_and_training_is_not(kind: str) -> None:
     np.testing.assert_array_equal(tf.nest.flatten(dropped(X))[0], expected)
     found = tf.nest.flatten(dropped(X, training=True))[0]
     assert not np.allclose(found, raw)
-    # The given model goes on with the raw weights.
+    # The given model keeps the raw weights.
     if kind not in ("sequential", "nested", "subclassed"):
         again = tf.nest.flatten(model(X, training=True))[0]
         np.testing.assert_array_equal(again, raw)
@@ -90,7 +90,7 @@ def test_saved_and_loaded(kind: str, tmp_path: Path) -> None:
     other = keras.saving.load_model(tmp_path / "model.keras")
     for found, expected in zip(tf.nest.flatten(other(X)), tf.nest.flatten(dropped(X)), strict=True):
         np.testing.assert_array_equal(found, expected)
-    if kind != "subclassed":  # whose inner Dropout has a seed that Keras does not save
+    if kind != "subclassed":  # its inner Dropout has a seed that Keras does not save
         found, expected = (tf.nest.flatten(m(X, training=True))[0] for m in (other, dropped))
         np.testing.assert_array_equal(found, expected)
 
@@ -250,7 +250,7 @@ def test_a_rate_out_of_range_names_layer_and_weight(kind: str) -> None:
         tfwd.parametrize(ALL[kind](), {"kernel": P.Dropout(1.0)})
 
 
-def test_what_is_no_model_is_an_error() -> None:
+def test_a_wrong_model_is_an_error() -> None:
     with pytest.raises(ValueError, match="takes a Keras model, got .*Dense.*tfwd.layers.Param"):
         tfwd.parametrize(keras.layers.Dense(3), DROPPED)
 

@@ -1,4 +1,4 @@
-"""The built wheel: what it holds, and that it works without checkout and editable install."""
+"""The built wheel: its content, and its use without checkout and editable install."""
 
 import ast
 import json
@@ -27,13 +27,13 @@ json.dump({"files": files, "bare": bare}, sys.stdout)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built of this checkout's sources."""
+    """Returns a wheel of this checkout's sources."""
     return built(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel installed, and nothing else."""
+    """Returns a folder with the installed wheel and nothing else."""
     target = tmp_path_factory.mktemp("installed")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir")
     run(*pip, "install", "--no-deps", "--no-index", "--target", target, wheel, cwd=target)
@@ -128,7 +128,7 @@ def test_neither_build_of_tensorflow_is_forced(installed: Path) -> None:
 
 
 def test_missing_tensorflow_names_both_builds(installed: Path, tmp_path: Path) -> None:
-    # None in sys.modules is how Python itself marks a module that must not be found.
+    # Python marks a module that must not be found by None in sys.modules.
     code = (
         "import sys; sys.modules['tensorflow'] = None\n"
         "try:\n    import tfwd\nexcept ImportError as error:\n    print(error)"

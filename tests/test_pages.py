@@ -1,4 +1,4 @@
-"""The Python blocks of README.md and docs/, of each page in order, as a reader would run them."""
+"""The Python blocks of README.md and docs/, run in order for each page as a reader would."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 from stacks import once, quick_rows
 
 ROOT = Path(__file__).resolve().parents[1]
-# What trains for several trials.
+# Blocks that train several trials.
 SLOW = {"README.md", "docs/non_finite.md", "docs/optimizers.md", "docs/tuning.md"}
 RUN = """
 import json, sys
@@ -22,7 +22,7 @@ for page, line, code in json.load(sys.stdin):
 
 
 def blocks(page: str) -> list[tuple[str, int, str]]:
-    """The page, the line before the block's first, and the block."""
+    """Returns the page, the number of the line before the block, and the block."""
     text = (ROOT / page).read_text("utf-8")
     found = re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S)
     return [(page, text.count("\n", 0, one.start(1)), one[1]) for one in found]
@@ -34,7 +34,7 @@ def pages() -> list[str]:
 
 
 def run(page: str, folder: Path) -> str:
-    """What the blocks print, in a process and a folder of their own."""
+    """Returns the output of the blocks, in a process and a folder of their own."""
     done = subprocess.run(
         [sys.executable, "-c", RUN],
         input=json.dumps(blocks(page)),
@@ -70,7 +70,7 @@ def test_a_page_runs_from_its_top_to_its_end(page: str, tmp_path: Path) -> None:
 
 
 def test_no_page_or_message_tells_to_install_from_an_index() -> None:
-    """There is none that has tfwd: extras are those of a checkout."""
+    """Checks that no text refers to a package index: extras belong to a checkout."""
     texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
     for folder in ("tfwd", "layers", "optimizers"):
         texts += (ROOT / folder).rglob("*.py")

@@ -1,4 +1,4 @@
-"""What each parametrization computes, its gradient, its errors and its config."""
+"""Parametrizations: their results, gradients, errors and configs."""
 
 import math
 
@@ -48,7 +48,7 @@ def test_config_round_trip(p: P.Parametrization) -> None:
 
 
 @pytest.mark.parametrize("p", [p for p in ALL if p.by_rows], ids=repr)
-def test_rows_are_those_of_the_whole(p: P.Parametrization) -> None:
+def test_rows_equal_the_whole_weights_rows(p: P.Parametrization) -> None:
     w, places = weight(), tf.constant([[3, 29], [3, 0]])
     found = in_call(p, w, places).of_rows(tf.gather(w, places), SEED, places, tuple(w.shape))
     whole = in_call(p, w)(w, SEED)
@@ -56,7 +56,7 @@ def test_rows_are_those_of_the_whole(p: P.Parametrization) -> None:
 
 
 @pytest.mark.parametrize("p", [p for p in ALL if p not in SURROGATE], ids=repr)
-def test_the_gradient_is_that_of_finite_differences(p: P.Parametrization) -> None:
+def test_the_gradient_equals_finite_differences(p: P.Parametrization) -> None:
     w = weight("float64", (4, 5))
     p = in_call(p, w)
     scale = tf.constant(np.cos(np.arange(20.0)).reshape(4, 5))
@@ -179,10 +179,10 @@ def test_noise_in_multiples_of_the_weights_own_deviation(dtype: str) -> None:
     np.testing.assert_array_equal(tape.gradient(noisy, w), np.ones([200, 200], dtype))
 
 
-def test_the_deviation_is_that_of_the_whole_raw_weight() -> None:
+def test_the_deviation_is_the_whole_raw_weights() -> None:
     w, seed = weight(), SEED
     deviation = float(np.std(w.numpy()))
-    # In a chain that of what it began with, and not of what dropout has made of it.
+    # In a chain the deviation of the raw weight, not of the dropped weight.
     found = P.Chain([P.Dropout(0.5), P.GaussianNoise(0.1, scale="deviation")])(w, seed)
     expected = P.Chain([P.Dropout(0.5), P.GaussianNoise(0.1 * deviation)])(w, seed)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
@@ -287,7 +287,7 @@ def test_a_parametrization_written_by_a_user() -> None:
         P.Parametrization()(weight(), SEED)
 
 
-def test_apply_skips_what_is_not_in_training() -> None:
+def test_apply_skips_parametrizations_that_are_off_in_training() -> None:
     links = [
         chain.BoundParametrization(P.WeightNorm(), None, False),
         chain.BoundParametrization(P.Dropout(0.5), SEED, False),

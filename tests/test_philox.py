@@ -1,4 +1,4 @@
-"""Philox against the published test vectors, by an implementation that shares nothing with ours."""
+"""Philox against the published test vectors, by an independent implementation."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ MASK = 0xFFFFFFFF
 
 
 def block(counter: list[int], key: list[int]) -> list[int]:
-    """Philox 4x32 of ten rounds, as Salmon et al. (2011) write it, in Python's integers."""
+    """Returns a block of Philox 4x32 with ten rounds (Salmon et al., 2011), by plain integers."""
     (a, b, c, d), (low, high) = counter, key
     for _ in range(10):
         left, right = 0xD2511F53 * a, 0xCD9E8D57 * c
@@ -21,7 +21,7 @@ def block(counter: list[int], key: list[int]) -> list[int]:
 
 
 def stream(count: int, key: list[int], counter: int) -> np.ndarray:
-    """The first 32-bit words of the blocks from a counter of 128 bits on."""
+    """Returns the first 32-bit words of the blocks from a counter of 128 bits on."""
     words: list[int] = []
     while len(words) < count:
         words += block([counter >> 32 * i & MASK for i in range(4)], [k & MASK for k in key])
@@ -30,7 +30,7 @@ def stream(count: int, key: list[int], counter: int) -> np.ndarray:
 
 
 def test_the_reference_has_the_published_vectors() -> None:
-    """Those of the Random123 library, file kat_vectors."""
+    """Checks the vectors of the Random123 library, file kat_vectors."""
     assert block([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     assert block([MASK] * 4, [MASK] * 2) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
     pi = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]
@@ -48,7 +48,7 @@ def test_the_reference_has_the_published_vectors() -> None:
         ([(1 << 31) - 1, -(1 << 31)], (1 << 63) + (((1 << 64) - 1) << 64)),
     ],
 )
-def test_words_are_those_of_the_reference(way: str, key: list[int], counter: int) -> None:
+def test_words_equal_the_reference(way: str, key: list[int], counter: int) -> None:
     halves = tf.constant([counter & (1 << 64) - 1, counter >> 64], tf.uint64)
     for shape, dtype in (([11], tf.int32), ([3, 5], tf.int32), ([4, 3], tf.int64)):
 

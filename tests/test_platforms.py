@@ -1,7 +1,7 @@
-"""The set-up on other processors and systems: resolved for each of them, and not installed.
+"""The set-up on other processors and systems: resolved for each, and not installed.
 
-uv evaluates environment markers and wheel tags for the platform that it is told, all dependencies
-included. (pip evaluates markers for the Python that runs it, whatever `--platform` says.)
+uv evaluates environment markers and wheel tags for a given platform, for all dependencies. (pip
+evaluates markers for the Python that runs it, whatever `--platform` says.)
 """
 
 import os
@@ -31,7 +31,7 @@ HAS_ADDONS = {X86_LINUX: "tensorflow-cpu", APPLE: "tensorflow", INTEL_MAC: "tens
 
 
 class Resolver:
-    """Resolves requirements with wheels alone, as `uv pip compile` does, into versions by name."""
+    """Resolver of requirements to versions by name, by wheels only, as `uv pip compile`."""
 
     def __init__(self, folder: Path, wheel: Path) -> None:
         self.folder, self.wheel = folder, wheel
@@ -65,7 +65,7 @@ class Resolver:
 @pytest.fixture(scope="module")
 def resolver(tmp_path_factory: pytest.TempPathFactory) -> Resolver:
     made = Resolver(tmp_path_factory.mktemp("resolved"), built(tmp_path_factory))
-    # A package without dependencies, which every platform can have: only the index can fail.
+    # A package without dependencies, available on every platform: only the index can fail.
     done = made.run("absl-py", X86_LINUX, NEWEST)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
@@ -107,7 +107,7 @@ def test_the_extras_of_the_other_stack_resolve(
 def test_what_the_set_up_leaves_out_has_no_wheel(
     resolver: Resolver, line: str, platform: str, python: str
 ) -> None:
-    """Else the markers of setup.py, the Makefile's NO_ADDONS or README's table are out of date."""
+    """Checks the markers of setup.py, the Makefile's NO_ADDONS and README's table."""
     done = resolver.run(line, platform, python)
     said = " ".join(done.stderr.split())  # uv breaks lines by the width of the terminal
     assert done.returncode != 0 and "has no wheels with a matching" in said, done.stderr
@@ -121,7 +121,7 @@ def make(root: Path, *arguments: str, platform: str) -> subprocess.CompletedProc
     env = {
         key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))
     }
-    # What Python says of its platform when it is built for another one.
+    # The platform's name of a Python that is built for another platform.
     env["_PYTHON_HOST_PLATFORM"] = platform
     return subprocess.run(
         ["make", "--dry-run", *arguments],
@@ -157,7 +157,7 @@ def test_why_the_other_stack_is_skipped_is_said_in_one_line(
 
 
 def interpreter(folder: Path, version: tuple[int, int]) -> Path:
-    """A Python that says it is of another version."""
+    """Returns a Python that claims to have another version."""
     path = folder / f"python{version[0]}.{version[1]}"
     start = f"import sys; sys.version_info = {(*version, 0, 'final', 0)}"
     path.write_text(f"#!/bin/sh\nshift; exec \"{sys.executable}\" -c \"{start}; exec('''$1''')\"\n")
@@ -177,7 +177,7 @@ def test_the_other_stack_is_tested_where_it_has_wheels(
 
 
 @needs_make
-def test_a_program_on_the_other_stack_says_what_is_missing(root: Path, tmp_path: Path) -> None:
+def test_a_program_on_the_other_stack_names_the_missing_wheel(root: Path, tmp_path: Path) -> None:
     python = interpreter(tmp_path, (3, 11))
     arguments = ("train", "STACK=addons", f"ADDONS_PYTHON={python}")
     done = make(root, *arguments, platform="linux-aarch64")

@@ -16,7 +16,7 @@ SHAPE = (200, 500)
 
 @pytest.fixture(params=["XXH32", "Philox"], autouse=True)
 def generator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whatever its size, a draw is made the one way and the other."""
+    """Makes draws of every size in one way and then in the other."""
     monkeypatch.setattr(random_masks, "SMALL", {"XXH32": 0, "Philox": 1 << 40}[request.param])
     return request.param
 
@@ -38,7 +38,7 @@ def test_the_mask_rate_is_right(rate: float) -> None:
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.999])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_drop_rate_is_right_in_every_type(dtype: str, rate: float) -> None:
-    """0.001 is not 0 in bfloat16, which has three digits."""
+    """Checks small rates: 0.001 is not 0 in bfloat16, which has three digits."""
     kept = random_masks.mask(SHAPE, rate, seeds.seed(1, 0, 0))
     dropped = random_masks.drop(tf.ones(SHAPE, dtype), kept, rate)
     assert dropped.dtype == dtype
@@ -68,7 +68,7 @@ def test_keep_of_a_tensor_is_keep_of_the_float(rate: float) -> None:
 
 
 def test_the_expectation_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over all 2^16 words of 16 bits, exactly `keep * 2^16` are kept."""
+    """Checks that exactly `keep * 2^16` of the 2^16 words of 16 bits are kept."""
     words = tf.constant(np.arange(65536, dtype=np.uint32) << 16)
     monkeypatch.setattr(xxh32, "words", lambda *_: words)
     signed = tf.bitcast(words, tf.int32) - (1 << 31)
@@ -101,7 +101,7 @@ def test_masks_of_every_shape(shape: tuple[int, ...], generator: str) -> None:
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """In standard errors."""
+    """Returns the correlation in standard errors."""
     a, b = a.ravel() - a.mean(), b.ravel() - b.mean()
     return abs((a * b).mean() / (a.std() * b.std())) * math.sqrt(a.size)
 
@@ -197,7 +197,7 @@ def test_a_dropped_entry_is_exactly_zero_whatever_it_was() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_division_is_made_in_float32_at_least(dtype: str) -> None:
-    """keep = 0.7 is 0.69921875 in bfloat16; the quotient must not suffer from that."""
+    """Checks a rate that bfloat16 rounds: keep = 0.7 is 0.69921875 there."""
     weight = tf.cast(tf.linspace(1.0, 2.0, 128), dtype)
     found = random_masks.drop(weight, tf.ones([128], tf.bool), 0.3)
     keep = random_masks.keep_probability(0.3)
@@ -225,7 +225,7 @@ def test_dropout_is_a_mask_and_its_application(dtype: str, noise_shape: tuple | 
 @pytest.mark.parametrize("draw", [random_masks.dropout, random_masks.noise])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_compiled_draws_are_the_same(draw, dtype: str, generator: str) -> None:
-    """XXH32's compiled loop against its operations one by one; Philox's against the same in XLA."""
+    """Checks compiled loops: XXH32's against single operations, Philox's against XLA."""
     tensor = tf.cast(tf.random.stateless_normal(LARGE, [1, 2]), dtype)
     one, other = draw(tensor, 0.3, SEED), draw
     if generator == "XXH32":  # of which only tensors of static shape are compiled
@@ -260,7 +260,7 @@ def test_small_masks_are_words_below_the_keep_probability(rate: float, generator
     assert random_masks.mask((64, 64), tf.constant(0.0), SEED).numpy().all()
 
 
-def test_what_is_small_goes_by_the_static_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_is_decided_by_the_static_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_masks, "SMALL", 12)
     assert random_masks.is_small((11,)) and random_masks.is_small(tf.TensorShape([]))
     assert random_masks.is_small([3, 1]) and not random_masks.is_small((3, 4))
@@ -289,7 +289,7 @@ def test_noise_of_deviation_zero_is_the_tensor_bit_for_bit(generator: str) -> No
 
 
 def test_normal_follows_its_distribution_into_the_tails() -> None:
-    """The distribution function of the draws against the exact one, wherever it can be told."""
+    """Checks the distribution function of the draws against the exact one, wherever it can."""
     n = 2_000_000
     x = np.sort(random_masks.normal((n,), tf.float32, SEED).numpy().astype(np.float64))
     for bound in (-4.5, -4.0, -3.0, -1.0, -0.1, 0.0, 0.5, 2.0, 3.5, 4.2):

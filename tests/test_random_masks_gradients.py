@@ -26,7 +26,7 @@ def test_the_gradient_of_drop(dtype: str) -> None:
 @pytest.mark.parametrize("where", ["eager", "graph", "XLA"])
 @pytest.mark.parametrize("size", [(6, 5), LARGE])
 def test_gradients_of_dropout_and_noise(size: tuple[int, int], where: str) -> None:
-    """d(dropout)/d(tensor) = mask / keep; d(noise)/d(tensor) = 1."""
+    """Checks d(dropout)/d(tensor) = mask / keep and d(noise)/d(tensor) = 1."""
     tensor, upstream = (tf.random.stateless_normal(size, [1, i]) for i in (2, 3))
 
     def gradients(tensor: tf.Tensor) -> list[tf.Tensor]:
@@ -46,7 +46,10 @@ def test_gradients_of_dropout_and_noise(size: tuple[int, int], where: str) -> No
 
 
 def test_in_a_graph_the_gradients_draw_waits_for_the_upstream_gradient() -> None:
-    """By its seed, where the draw is not compiled: its operations could begin, or be shared."""
+    """Checks the dependency of the seed where the draw is not compiled.
+
+    Without it the operations could start early, or be shared.
+    """
     graph = tf.__internal__.FuncGraph("dropout")
     with graph.as_default():
         x, upstream = (tf.compat.v1.placeholder(tf.float32, [None, 30]) for _ in range(2))
@@ -83,7 +86,7 @@ def test_second_derivatives_of_dropout() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("kind", ["dropout", "noise"])
 def test_a_gradient_from_outside_of_a_branch(kind: str, compiled: bool) -> None:
-    """XLA asks for static shapes of all that the gradient keeps of either branch."""
+    """Checks static shapes, which XLA needs for all tensors that a branch's gradient stores."""
 
     def perturbed(x: tf.Tensor) -> tf.Tensor:
         return (

@@ -1,4 +1,4 @@
-"""Rates that are schedules: what they may return, and when it is said that they may not."""
+"""Rates that are schedules: their valid results, and the time of errors."""
 
 import random
 
@@ -47,7 +47,7 @@ def test_a_schedule_that_cannot_be_used_is_refused_at_once(case: str) -> None:
         (lambda call: tf.complex(tf.cast(call, tf.float32), 0.0), "complex64"),
     ],
 )
-def test_what_is_seen_when_it_is_read_names_the_weight_too(schedule, message: str) -> None:
+def test_errors_at_the_read_of_a_schedule_name_the_weight_too(schedule, message: str) -> None:
     switch = []  # a schedule may say something else by then
 
     def late(call):
@@ -88,7 +88,7 @@ def test_schedules_of_any_real_kind_are_taken(schedule) -> None:
 
 
 def test_a_schedule_may_read_what_a_function_is_given() -> None:
-    """What it needs may only be there when it is read, in the function that is traced."""
+    """Checks a schedule that reads tensors of the traced function."""
 
     @tf.function
     def rates(given):

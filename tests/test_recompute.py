@@ -1,4 +1,4 @@
-"""The recomputed call: its result and its gradients, first and second."""
+"""The recomputed call: its result, and its first and second gradients."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_integers_get_no_gradient_and_results_may_be_integers() -> None:
 
 
 def test_a_draw_and_its_recomputation_are_the_same() -> None:
-    """A stateful draw inside `tf.recompute_grad` is not: its gradients are silently wrong."""
+    """Checks gradients; a stateful draw inside `tf.recompute_grad` gives silently wrong ones."""
     w = tf.ones([1000])
     for traced in (False, True):
 
@@ -83,7 +83,7 @@ def test_a_draw_and_its_recomputation_are_the_same() -> None:
 
 @pytest.mark.parametrize("first", [0.0, -0.0, np.nan, np.inf, -1.0, 1.0])
 def test_what_ties_a_seed_to_data_is_always_zero(first: float) -> None:
-    """Whatever the data: forward and backward would otherwise draw different masks."""
+    """Checks that the link from data to a seed adds 0 for any data, so that masks stay equal."""
     x = tf.constant([[first] * 6, [1.0] * 6])
     eager = recompute.call(dropped, product, True, [x, W], [SEED])[0]
     signature = [tf.TensorSpec(x.shape)]
@@ -107,7 +107,7 @@ def test_an_empty_batch() -> None:
 
 @pytest.mark.parametrize("traced", [True, False])
 def test_second_derivatives(traced: bool) -> None:
-    """d/dx of a sum of squares of a gradient: right, or an error, never silently None or wrong."""
+    """Checks d/dx of a sum of squares of a gradient: right, or an error, never silently wrong."""
     x = tf.constant([[0.3, 0.7]])
 
     def function(training, tensors, seeds, weights):

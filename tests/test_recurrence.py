@@ -1,4 +1,4 @@
-"""LSTM and GRU with gradients written by hand, against those of Keras and PyTorch."""
+"""LSTM and GRU with custom gradients, against the gradients of Keras and PyTorch."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,17 +18,17 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 
 @dataclasses.dataclass
 class Kind:
-    """A kind of recurrent layer, ours and its peers.
+    """A kind of recurrent layer, in tfwd and in its peers.
 
     Attributes:
-        function: ours, of inputs, states, kernel, recurrent kernel, bias and mask.
-        layer: Keras's.
-        torch: the name of PyTorch's.
-        gates: how many a unit has.
-        states: how many a unit has.
-        lists: how many lists the loop leaves for backward: an LSTM's four gates and the cells, a
-            GRU's z, r, g and q.
-        order: the places of the gates in PyTorch.
+        function: tfwd's function of inputs, states, kernel, recurrent kernel, bias and mask.
+        layer: Keras's layer.
+        torch: name of PyTorch's layer.
+        gates: number of gates of a unit.
+        states: number of states of a unit.
+        lists: number of lists that the loop stores for backward: an LSTM's four gates and the
+            cells, a GRU's z, r, g and q.
+        order: positions of the gates in PyTorch.
     """
 
     function: Callable
@@ -40,7 +40,7 @@ class Kind:
     order: tuple[int, ...]
 
     def split(self, values: Sequence) -> tuple[list, list]:
-        """The states and the weights of what follows the inputs."""
+        """Returns the states and the weights from the arguments after the inputs."""
         return list(values[: self.states]), list(values[self.states :])
 
     def ours(self, x, *rest, mask=None) -> tuple:
@@ -65,7 +65,7 @@ class Kind:
     def problem(
         self, dtype: str, bias: bool = True, time: int = TIME, batch: int = BATCH
     ) -> list[tf.Tensor]:
-        """Inputs, states, kernel, recurrent kernel, and bias."""
+        """Returns inputs, states, kernel, recurrent kernel, and bias."""
         generator, width = np.random.default_rng(0), self.gates * UNITS
         shapes = [(time, batch, FEATURES), *[(batch, UNITS)] * self.states]
         shapes += [(FEATURES, width), (UNITS, width), (2, width) if self.gates == 3 else (width,)]
@@ -73,7 +73,7 @@ class Kind:
         return values if bias else values[:-1]
 
     def upstream(self) -> list[np.ndarray]:
-        """The gradients of the outputs and of the last states."""
+        """Returns the gradients of the outputs and of the last states."""
         generator = np.random.default_rng(1)
         shapes = [(TIME, BATCH, UNITS), *[(BATCH, UNITS)] * self.states]
         return [generator.normal(size=shape) for shape in shapes]
@@ -82,7 +82,7 @@ class Kind:
         torch = pytest.importorskip("torch")
 
         def turned(weight: np.ndarray, order: Sequence[int]) -> np.ndarray:
-            """With the gates, along the last axis, in another order."""
+            """Returns an array with the gates, along the last axis, in another order."""
             parts = np.split(weight, self.gates, -1)
             return np.concatenate([parts[place] for place in order], -1)
 
@@ -130,7 +130,7 @@ def kind(request) -> Kind:
 
 
 def results(function, values: list[tf.Tensor], gradients: list[np.ndarray], **options):
-    """What the function returns, and the gradients of all arguments."""
+    """Returns the function's results, and the gradients of all arguments."""
     with tf.GradientTape() as tape:
         tape.watch(values)
         found = function(*values, **options)
@@ -154,9 +154,7 @@ def assert_close(found, expected, dtype: str) -> None:
         (False, True, "float64"),
     ],
 )
-def test_values_and_gradients_are_those_of_keras(
-    kind: Kind, dtype: str, bias: bool, graph: bool
-) -> None:
+def test_values_and_gradients_equal_keras(kind: Kind, dtype: str, bias: bool, graph: bool) -> None:
     values = kind.problem(dtype, bias)
     run = tf.function(results) if graph else results
     assert_close(
@@ -168,7 +166,7 @@ def test_values_and_gradients_are_those_of_keras(
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_values_and_gradients_are_those_of_torch(kind: Kind, dtype: str, bias: bool) -> None:
+def test_values_and_gradients_equal_torch(kind: Kind, dtype: str, bias: bool) -> None:
     values = kind.problem(dtype, bias)
     expected = kind.by_torch(values, kind.upstream())
     assert_close(tf.function(results)(kind.ours, values, kind.upstream()), expected, dtype)
@@ -215,7 +213,7 @@ def test_a_masked_step_that_overflows_harms_nothing(kind: Kind) -> None:
         pytest.param("compiled", id="compiled", marks=soak),
     ],
 )
-def test_second_derivatives_are_those_of_keras(kind: Kind, graph: bool | str) -> None:
+def test_second_derivatives_equal_keras(kind: Kind, graph: bool | str) -> None:
     values = kind.problem("float64")
 
     def squares(function) -> list[tf.Tensor]:
@@ -278,7 +276,7 @@ def test_half_precision(kind: Kind, dtype: str) -> None:
 
 def test_what_backward_keeps_a_step_row_and_unit(kind: Kind) -> None:
     def kept(time: int) -> int:
-        """Numbers that the graph hands from forward to backward in lists, by tracing alone."""
+        """Counts by tracing the numbers that forward hands to backward in lists."""
         values = kind.problem("float32", time=time)
         forward = tf.function(lambda *v: kind.ours(*v)[0]).get_concrete_function(*values)
         graph = forward.graph

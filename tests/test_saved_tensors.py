@@ -1,4 +1,4 @@
-"""What backward keeps, that it draws the same again, and that the two draws stay two."""
+"""Tensors that backward stores: it draws the same masks again, and the two draws stay separate."""
 
 import gc
 import weakref
@@ -43,7 +43,7 @@ def inputs(kind: str = "dense") -> tf.Tensor:
 
 
 def _source(tensor: tf.Tensor) -> str:
-    """The type of the operation that made the tensor, past identities."""
+    """Returns the type of the operation that made the tensor, past identities."""
     passing = ("Identity", "IdentityN", "StatelessWhile")  # a loop hands its constants on
     while tensor.op.type in passing and tensor.value_index < len(tensor.op.inputs):
         tensor = tensor.op.inputs[tensor.value_index]
@@ -51,7 +51,7 @@ def _source(tensor: tf.Tensor) -> str:
 
 
 def _kept(model: keras.Model, x: tf.Tensor) -> list[tf.Tensor]:
-    """What the forward function hands to backward, when the tape is outside of it."""
+    """Returns the tensors that forward hands to backward, with the tape outside."""
     concrete = tf.function(lambda x: model(x, training=True)).get_concrete_function(x)
     forward, _ = concrete._delayed_rewrite_functions.forward_backward()
     return list(forward.graph.outputs)[1:]
@@ -62,7 +62,7 @@ _RAW = {"ReadVariableOp", "Placeholder"}
 
 @pytest.mark.parametrize("kind", ["dense", "rnn", "mixout"])
 def test_no_effective_weight_and_no_mask_is_kept_for_backward(kind: str) -> None:
-    """With the tape outside, forward hands backward raw weights and inputs, no drawn tensor."""
+    """Checks that forward hands raw weights and inputs to backward, and no drawn tensor."""
 
     def drawn(recomputed: bool) -> list[str]:
         kept = _kept(stack(recomputed, kind=kind), inputs(kind))
@@ -75,7 +75,7 @@ def test_no_effective_weight_and_no_mask_is_kept_for_backward(kind: str) -> None
 
 @pytest.mark.parametrize("kind", ["dense", "mixout"])
 def test_nothing_that_grows_with_the_weights_but_the_weights_is_kept(kind: str) -> None:
-    """Whatever its shape: a mask may be laid flat, or packed."""
+    """Checks tensors of every shape, since a mask may be flat or packed."""
     large = [
         t for t in _kept(stack(True, kind=kind), inputs()) if t.shape.num_elements() >= N * N // 32
     ]
@@ -83,7 +83,7 @@ def test_nothing_that_grows_with_the_weights_but_the_weights_is_kept(kind: str) 
 
 
 def test_eager_mode_keeps_no_effective_weight() -> None:
-    """Counts the tensors that tapes hold, without variables' own: no weight, no mask, no bits."""
+    """Counts the tensors that tapes hold, except variables: no weight, no mask, no bits."""
     depth, passes = 3, 4
 
     def held(recomputed: bool) -> list[tuple[int, ...]]:
@@ -107,7 +107,7 @@ def test_eager_mode_keeps_no_effective_weight() -> None:
 
 
 def _buffers() -> dict[int, tuple[int, ...]]:
-    """Addresses and shapes of all eager tensors with at least a bit for each entry of a weight."""
+    """Returns addresses and shapes of eager tensors with at least one bit per weight entry."""
     gc.collect()
     eager = type(tf.zeros([]))
     tensors = [t for t in gc.get_objects() if isinstance(t, eager) and t.dtype != tf.resource]
@@ -132,7 +132,7 @@ def test_a_tape_that_is_dropped_frees_everything() -> None:
 
 
 def _optimized_draws(model: keras.Model, x: tf.Tensor) -> int:
-    """How many masks a training step draws once it is optimized."""
+    """Counts the masks that an optimized training step draws."""
     weights = [_keras.variables.tf_variable(w) for w in model.trainable_weights]
 
     @tf.function
@@ -153,7 +153,7 @@ def _optimized_draws(model: keras.Model, x: tf.Tensor) -> int:
 
 
 def test_the_optimized_step_draws_in_forward_and_again_in_backward() -> None:
-    """If the optimizer merged the draws, the first would be kept alive until backward."""
+    """Checks that the optimizer does not merge the draws, which would keep the first alive."""
     x = inputs()
     assert _optimized_draws(stack(False), x) > 0
     # Of each layer forward's, backward's for the weight's gradient, and, save for the first
@@ -186,7 +186,7 @@ def test_forward_draws_depend_on_the_input_and_backward_draws_on_the_gradient() 
 
 
 def _seeds(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """The seeds of the calls that draw masks."""
+    """Returns the seeds of the calls that draw masks."""
     calls = [op for op in operations if "PartitionedCall" in op.type]
     whole = [op for op in calls if op.outputs and op.outputs[0].shape == [N * N]]
     drawing = [op for op in whole if any(inner.type == "Less" for inner in _body(op))]
@@ -198,7 +198,7 @@ def _body(call: tf.Operation) -> list[tf.Operation]:
 
 
 def _depends(op: tf.Operation, source: tf.Operation) -> bool:
-    """Through data: a control dependency does not keep operations from being merged."""
+    """Checks for a data dependency; a control dependency does not prevent merging."""
     seen, todo = set(), [op]
     while todo:
         current = todo.pop()
@@ -211,7 +211,7 @@ def _depends(op: tf.Operation, source: tf.Operation) -> bool:
 
 
 def _kept_of(function, *weights: tf.Tensor) -> set[str]:
-    """What a function of two effective weights leaves for backward, by the operations' types."""
+    """Returns the types of operations that a function of two effective weights keeps."""
     shape = weights[0].shape
 
     def call(x: tf.Tensor, v: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
@@ -249,7 +249,7 @@ def test_what_follows_from_weights_and_constants_is_made_again(function) -> None
 
 
 def test_a_gradient_by_hand_may_use_a_tape() -> None:
-    """The tape follows what stands for the weight, as it would follow the weight."""
+    """Checks that a tape follows the stand-in of the weight as it would follow the weight."""
 
     @tf.custom_gradient
     def product(x: tf.Tensor, w: tf.Tensor) -> tuple:
@@ -281,7 +281,7 @@ def test_a_gradient_by_hand_may_use_a_tape() -> None:
 
 @pytest.mark.parametrize("kind", ["dense", "rnn", "mixout"])
 def test_the_weights_of_a_model_are_drawn_as_its_layers_are_reached(kind: str) -> None:
-    """One wrapper around all of it: no draw can be made before the product of the layer before."""
+    """Checks one wrapper around a model: no draw comes before the product of the layer before."""
     plain = [keras.layers.Dense(N, use_bias=False) for _ in range(3)]
     if kind == "rnn":
         plain = [keras.layers.SimpleRNN(N, return_sequences=True) for _ in range(3)]
@@ -313,7 +313,7 @@ def test_the_weights_of_a_model_are_drawn_as_its_layers_are_reached(kind: str) -
 
 
 def _above(operation: tf.Operation) -> list[tf.Operation]:
-    """An operation, and those that made its inputs, past what only hands on."""
+    """Returns an operation and the makers of its inputs, past operations that only pass on."""
     found = [operation]
     while found[-1].type in ("Identity", "IdentityN", "Transpose", "Cast", "Reshape"):
         found.append(found[-1].inputs[0].op)

@@ -1,4 +1,4 @@
-"""Seeds are pure functions of all that a draw depends on, and of nothing else."""
+"""Seeds are pure functions of all arguments of a draw, and of nothing else."""
 
 import itertools
 
@@ -27,7 +27,7 @@ def test_all_combinations_have_seeds_of_their_own() -> None:
 
 @pytest.mark.parametrize("which", range(4))
 def test_arguments_do_not_stand_for_one_another(which: int) -> None:
-    """`(a, b)` and `(b, a)`, and sums that are equal, are different draws."""
+    """Checks that `(a, b)`, `(b, a)` and arguments with equal sums give different draws."""
     arguments = [3, 3, 3, 3]
     more, less = list(arguments), list(arguments)
     more[which] += 1
@@ -46,7 +46,7 @@ def test_integers_tensors_and_graphs_give_the_same(root: int, call: int) -> None
     assert as_tuple(traced(tensors[0], tensors[2])) == expected
 
 
-def test_seeds_of_several_positions_are_those_of_each() -> None:
+def test_seeds_of_several_positions_equal_the_single_seeds() -> None:
     several = seeds.seeds(tf.constant([7, 3], tf.int64), 1, 5)
     for position, found in enumerate(several):
         assert as_tuple(found) == as_tuple(seeds.seed(7, position, 3, 1))
@@ -83,7 +83,7 @@ def test_the_global_seed_plays_no_part() -> None:
 
 
 def test_the_values_do_not_change_between_releases() -> None:
-    """A checkpoint of today must go on with the same draws under a later version."""
+    """Checks fixed values: a checkpoint must continue with the same draws in later versions."""
     assert as_tuple(seeds.seed(7, position=1, call=0)) == PINNED
 
 
@@ -91,7 +91,7 @@ PINNED = (490388034, 367897730)
 
 
 def test_bits_of_the_seeds_of_successive_calls_are_fair_and_independent() -> None:
-    """Each bit is set half of the time, and flips half of the time from call to call."""
+    """Checks that each bit is set half of the time, and flips half of the time between calls."""
     draw = tf.function(lambda calls: tf.map_fn(lambda c: seeds.seed(3, 1, c), calls))
     words = draw(tf.range(2000)).numpy().view(np.uint32)
     bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1).astype(float)

@@ -1,4 +1,4 @@
-"""A call on other values: nothing else changes, nothing is assigned."""
+"""Calls on other values: nothing else changes, nothing is assigned."""
 
 import keras
 import numpy as np
@@ -146,7 +146,7 @@ def test_what_was_read_is_known() -> None:
 
 
 class Rows(keras.layers.Layer):
-    """Updates rows of a table in its call."""
+    """A layer that updates rows of a table in its call."""
 
     def __init__(self, method: str) -> None:
         super().__init__()

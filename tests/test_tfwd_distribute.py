@@ -1,4 +1,4 @@
-"""Draws under tf.distribute: replicas differ unless asked to share, and weights stay mirrored."""
+"""Draws under tf.distribute: replicas differ unless they share, and weights stay mirrored."""
 
 from collections.abc import Callable
 
@@ -84,8 +84,8 @@ def test_replicas_of_the_other_layers_differ(strategy, make) -> None:
 
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("jit", [False, True])
-def test_a_training_step_of_ones_own(strategy, recompute: bool, jit: bool) -> None:
-    """Gradients of replicas with different masks are summed; the weight stays one."""
+def test_a_custom_training_step(strategy, recompute: bool, jit: bool) -> None:
+    """Checks that gradients of replicas with different masks are summed; the weight stays one."""
     with strategy.scope():
         layer = WRAPPERS["WeightDropout"](seed=1, recompute=recompute)
         layer.build(X.shape)

@@ -1,4 +1,4 @@
-"""`unwrap`: the way back, for every kind of model."""
+"""`unwrap`: the plain model again, for every kind of model."""
 
 from pathlib import Path
 
@@ -150,7 +150,7 @@ def test_unwrap_of_a_tied_head_wherever_it_stands(head_first: bool) -> None:
 
 
 def served(folder: Path, ids: np.ndarray) -> np.ndarray:
-    """What TensorFlow makes of an exported model, without Keras and without tfwd."""
+    """Returns TensorFlow's outputs of an exported model, without Keras and without tfwd."""
     loaded = tf.saved_model.load(str(folder))
     function = getattr(loaded, "serve", None) or loaded.signatures["serving_default"]
     found = function(tf.constant(ids))
@@ -158,7 +158,7 @@ def served(folder: Path, ids: np.ndarray) -> np.ndarray:
 
 
 def test_both_can_be_exported(tmp_path: Path) -> None:
-    """Exporting the wrapped model does not keep the plain one from being exported."""
+    """Checks that the plain model can be exported after the wrapped one."""
     ids = np.arange(6).reshape(2, 3)
     model = keras.Sequential(
         [

@@ -1,4 +1,4 @@
-"""The generator: that it is XXH32, and what is asked of a generator."""
+"""The generator: it equals XXH32, and passes the tests of a generator."""
 
 import math
 import struct
@@ -22,7 +22,7 @@ def bits(values: np.ndarray) -> np.ndarray:
 
 
 def test_it_is_xxh32() -> None:
-    """Against the reference implementation, at random and at the ends."""
+    """Checks random values and extreme values against the reference implementation."""
     xxhash = pytest.importorskip("xxhash")
     triples = np.random.default_rng(0).integers(0, 1 << 32, [300, 3])
     ends = [0, 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1]
@@ -63,7 +63,7 @@ def run(counters: np.ndarray, *seed: np.uint32) -> np.ndarray:
 
 @pytest.mark.parametrize("what", ["counter", "key", "tail"])
 def test_avalanche(what: str) -> None:
-    """A flip of any bit of what goes in flips each bit of what comes out half of the time."""
+    """Checks that a flip of any input bit flips each output bit half of the time."""
     rng = np.random.default_rng(1)
     counters = rng.integers(0, 1 << 32, 4096, dtype=np.uint32)
     for bit in range(32):
@@ -95,13 +95,13 @@ def test_pairs_of_neighbours_are_uniform() -> None:
 
 
 def test_words_repeat_as_often_as_by_chance() -> None:
-    """Birthdays: of 2^16 words of 32 bits, N^2 / 2^33 = half a pair is equal."""
+    """Checks the birthday count: of 2^16 words of 32 bits, N^2 / 2^33 = half a pair is equal."""
     repeated = sum(N - len(np.unique(words(seed=(i, 7)))) for i in range(40))
     assert abs(repeated - 20) < 5 * math.sqrt(20)
 
 
 def test_one_sequence_is_not_another_one_shifted() -> None:
-    """With an additive key alone it would be: the seed's other half comes in after mixing."""
+    """Checks that the seed's other half enters after mixing; an additive key alone would shift."""
     known = set(words(seed=(1, 2)).tolist())
     for call in range(20):
         a, b = seeds.seed(3, 0, call).numpy().tolist()

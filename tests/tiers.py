@@ -1,4 +1,4 @@
-"""Which tests run where, and how much memory the workers took."""
+"""Marks of tests by target, and the memory of the workers."""
 
 import re
 import sys
@@ -12,10 +12,10 @@ def mark_extended_rows(items: list[pytest.Item], check: bool) -> None:
 
     Args:
         items: the collected tests.
-        check: whether an id that no row has is an error. False where single rows were asked for.
+        check: True if an unknown id is an error. False if the command line names single rows.
 
     Raises:
-        pytest.UsageError: if an id of `quick_rows` fits none of the rows.
+        pytest.UsageError: an id of `quick_rows` fits no row.
     """
     tables = defaultdict(list)
     for item in items:
@@ -35,10 +35,10 @@ def mark_extended_rows(items: list[pytest.Item], check: bool) -> None:
 
 
 def skip_bfloat16(items: list[pytest.Item]) -> None:
-    """Skips what computes in bfloat16, where an AVX-512 processor is to compute as one without.
+    """Skips tests in bfloat16 on an AVX-512 processor that computes as one without.
 
-    TensorFlow asks the processor for AVX-512 and oneDNN obeys the setting, so that a product of
-    two bfloat16 matrices ends the process: `tf.matmul(x, x)`, without tfwd.
+    TensorFlow asks the processor for AVX-512, and oneDNN obeys the setting. So a product of two
+    bfloat16 matrices, `tf.matmul(x, x)`, ends the process, also without tfwd.
     """
     reason = "TensorFlow's bfloat16 products end the process under ONEDNN_MAX_CPU_ISA"
     for item in items:

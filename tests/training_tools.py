@@ -12,7 +12,7 @@ WORDS = np.array(["one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 class StopAfter(StopRequest):
-    """As if SIGTERM came at the time of the `looks`-th look."""
+    """A check for stops that acts as SIGTERM does at the time of check number `looks`."""
 
     def __init__(self, looks):
         super().__init__()

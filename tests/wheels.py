@@ -1,7 +1,7 @@
-"""Builds a wheel of this checkout, for the tests of what is installed.
+"""A wheel of this checkout, for the tests of installed packages.
 
-The build works on a copy of the sources, because setuptools writes beside them and would pack what
-an earlier build had left there.
+The build works on a copy of the sources, because setuptools writes beside the sources and would
+pack files of an earlier build.
 """
 
 import os

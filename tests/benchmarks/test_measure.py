@@ -1,4 +1,4 @@
-"""The helpers of the benchmarks on work whose cost is known. No time is asserted."""
+"""Tests of the benchmarks' helpers on work of known cost. No time is asserted."""
 
 import importlib
 import json
@@ -11,7 +11,7 @@ from stacks import needs_keras3
 
 
 def helper(name: str) -> types.ModuleType:
-    return importlib.import_module(name)
+    return importlib.import_module(f"common.{name}")
 
 
 def test_candidates_run_by_turns_and_begin_in_turn() -> None:
@@ -40,7 +40,7 @@ def test_ratio_is_the_median_of_the_turns_with_its_quartiles() -> None:
         ({}, None),
     ],
 )
-def test_a_goal_is_held_against_what_is_printed(goal: dict, reached: bool | None) -> None:
+def test_a_goal_is_compared_with_the_printed_figure(goal: dict, reached: bool | None) -> None:
     measure = helper("measure")
     row = measure.Row("a claim", measure.Spread(0.7004, 0.6, 0.8), "ratio", 1.0, **goal)
     assert row.reached is reached
@@ -68,7 +68,7 @@ def test_a_process_that_dies_is_not_waited_for() -> None:
 
 
 def test_exponents_are_the_slopes_of_the_doublings() -> None:
-    found = helper("growth").exponents([1, 2, 4, 8], [1.0, 2.0, 8.0, 64.0])
+    found = helper("measure").exponents([1, 2, 4, 8], [1.0, 2.0, 8.0, 64.0])
     assert found == (2.0, 1.0, 3.0)
 
 
@@ -86,7 +86,7 @@ def test_memory_is_compared_by_the_share_of_the_weights() -> None:
 
 
 @needs_keras3("benchmarks, which are of the newer stack")
-def test_naive_layers_draw_anew_and_drop_what_tfwd_drops() -> None:
+def test_naive_layers_draw_in_each_call_and_drop_the_same_weights_as_tfwd() -> None:
     workloads = helper("workloads")
     kind = workloads.dense(width=64, depth=1, batch=2)
     sizes = {}

@@ -1,4 +1,4 @@
-"""The runner on scripts of a few lines, the page that it writes, and every script's --help."""
+"""Tests of the runner on scripts of a few lines, of its page, and of every script's --help."""
 
 import ast
 import importlib
@@ -39,7 +39,7 @@ def test_every_end_of_a_script_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_page_has_rows_problems_other_figures_and_plots(tmp_path: Path) -> None:
-    run_all, measure = (importlib.import_module(name) for name in ("run_all", "measure"))
+    run_all, measure = (importlib.import_module(name) for name in ("run_all", "common.measure"))
     row = measure.Row(
         "step",
         measure.Spread(0.651, 0.6, 0.7),

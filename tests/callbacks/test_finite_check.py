@@ -1,4 +1,4 @@
-"""`FiniteCheck`: what it finds in each mode, what it leaves as it was, and what it does."""
+"""`FiniteCheck` in each mode: its findings, its actions, and the state that it must not change."""
 
 import contextlib
 import warnings
@@ -18,7 +18,7 @@ from tfwd.numerics import NonFiniteError
 
 
 def planted_model(value=None, direction="forward", mode="graph", place=(3, 2)):
-    """The plant is right behind the input, where the trigger reaches it, or behind a layer."""
+    """Returns a model with a plant right behind the input, which the trigger reaches, or deeper."""
     keras.utils.set_random_seed(3)
     layers = keras.layers
     options, scope = {"jit_compile": False}, contextlib.nullcontext()
@@ -44,7 +44,7 @@ def planted_model(value=None, direction="forward", mode="graph", place=(3, 2)):
             ],
             name="encoder",
         )
-        # Its gradients are so small that all which was not planted is a float16.
+        # Its gradients are so small that all other values fit into float16.
         small = keras.initializers.RandomNormal(stddev=1e-4)
         last = layers.Dense(1, kernel_initializer=small, dtype="float32", name="last")
         model = keras.Model(inputs, last(encoder(inputs)))
@@ -76,7 +76,7 @@ def test_planted_numbers_are_found(case):
         if direction == "forward":
             assert (first.frame.kind, first.frame.name) == ("output", "encoder/plant")
             assert first.frame.layer == "Plant"
-        else:  # what the plant gives back is the gradient of the layer before it
+        else:  # the plant returns the gradient of the layer before it
             assert (first.frame.kind, first.frame.name) == ("gradient", "encoder/first")
         assert f"of {summary.size}), step {report.step}" in report.sentence
 
@@ -85,7 +85,7 @@ def test_planted_numbers_are_found(case):
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph", "eager"}))
 def test_finite_training_is_the_same_to_the_bit(mode):
     x, y = data(5)
-    # (The draws of Keras 2's Dropout hang on more than its seed elsewhere.)
+    # (Otherwise the draws of Keras 2's Dropout depend on more than its seed.)
     draws = mode == "graph"
     plain, checked = make(mode=mode, draws=draws), make(mode=mode, draws=draws)
     keras.utils.set_random_seed(4)
@@ -112,7 +112,7 @@ def test_wrong_arguments(arguments, message):
 
 
 def test_the_input_that_relu_swallows():
-    """oneDNN's relu makes 0 of NaN in a graph, so that all after it is finite."""
+    """Checks an input that oneDNN's relu hides: it makes 0 of NaN in a graph."""
     x, y = data(4)
     x[8 * BAD + 1, 4] = np.nan
     model = keras.Sequential(
@@ -207,7 +207,7 @@ def test_the_report_fits_a_terminal_and_json():
     assert table[6].endswith("encoder/plant, output")
 
 
-def test_what_is_excluded():
+def test_excluded_layers():
     inputs = keras.layers.Input((6,))
     masked = keras.layers.Lambda(lambda v: tf.where(v > 0, v, -np.inf), name="masked")(inputs)
     outputs = keras.layers.Dense(1)(keras.layers.Softmax(name="shares")(masked))

@@ -1,4 +1,4 @@
-"""`FiniteCheck`: what a bad step leaves as it was, and what is done about it."""
+"""`FiniteCheck` at a bad step: the state that stays, and each action."""
 
 import keras
 import numpy as np
@@ -141,7 +141,7 @@ def test_accumulated_gradients():
 
 
 class Careful(keras.Model):
-    """A model with a training step of its own, of two updates."""
+    """A model with a custom training step of two updates."""
 
     def __init__(self):
         super().__init__()
@@ -159,13 +159,13 @@ class Careful(keras.Model):
             weights = layer.trainable_variables
             gradients = tape.gradient(loss, [tfwd._keras.variables.tf_variable(w) for w in weights])
             optimizer.apply_gradients(zip(gradients, weights, strict=True))
-            if layer is self.one:  # what the second half meets is not finite
+            if layer is self.one:  # the second half gets non-finite values
                 x = tf.where(tf.reduce_max(x) > 1000.0, x * np.nan, x)
         return {"loss": loss}
 
 
 @pytest.mark.parametrize("mode", with_slow_rest(["graph", "xla"], {"graph"}))
-def test_a_training_step_of_ones_own(mode):
+def test_a_custom_training_step(mode):
     x, y = data(4)
     models = [Careful(), Careful()]
     rows = np.r_[0 : 8 * BAD, 8 * (BAD + 1) : 32]
@@ -216,12 +216,15 @@ tf_variable = tfwd._keras.variables.tf_variable
 
 
 def write(variable, value):
-    """Assigns by an operation, past the methods of the variable."""
+    """Assigns by an operation that bypasses the methods of the variable."""
     tf.raw_ops.AssignVariableOp(resource=tf_variable(variable).handle, value=value)
 
 
 class ByOperations(keras.optimizers.Optimizer):
-    """Writes weights and a slot by operations; a large gradient makes infinity of both."""
+    """An optimizer that writes weights and a slot by operations.
+
+    A large gradient makes both infinite.
+    """
 
     def __init__(self, learning_rate=0.01, name="by_operations"):
         super().__init__(
@@ -262,7 +265,10 @@ class StepByOperations(keras.Sequential):
 @pytest.mark.parametrize("mode", with_slow_rest(["graph", "eager", "xla"], {"graph"}))
 @pytest.mark.parametrize("kind", ["optimizer", "training step"])
 def test_an_infinity_that_an_operation_writes(kind, mode):
-    """The bad batch leaves weights and slots as they are: the rest is training without it."""
+    """Checks that a bad batch leaves weights and slots unchanged.
+
+    The rest equals training without the bad batch.
+    """
     x, y = data(4)
     rows = np.r_[0 : 8 * BAD, 8 * (BAD + 1) : 32]
     checks = [[], [FiniteCheck("skip")], [FiniteCheck()]]
@@ -296,7 +302,10 @@ def test_an_infinity_that_an_operation_writes(kind, mode):
 @pytest.mark.slow
 @once
 def test_finite_but_enormous_steps_are_made():
-    """One pass over such tensors cannot tell: they are looked at closely, and the step is made."""
+    """Checks that a step with enormous but finite values is made.
+
+    One pass over such tensors cannot decide, so a closer look follows.
+    """
     x, y = data(3)
     models = []
     for callbacks in ([], [FiniteCheck()]):

@@ -1,4 +1,4 @@
-"""What `FiniteCheck` adds to a step, counted in operations: no time is measured."""
+"""Cost of `FiniteCheck` in a step, counted in operations: no time is measured."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ LAYERS = 20
 
 
 def operations(function):
-    """How many operations of each kind the graphs of a traced function have."""
+    """Counts the operations of each kind in the graphs of a traced function."""
     found: list[Counter] = []
     for concrete in function._list_all_concrete_functions_for_serialization():
         graph = concrete.graph.as_graph_def()
@@ -32,14 +32,14 @@ def test_a_checked_step_adds_one_operation_a_tensor():
     fit(model, x, x, check)
     (function,) = check._check._function._by_spec.values()
     found = operations(function)
-    # Inputs, labels, what goes into each relu, loss, gradients of the weights, learning rate.
+    # Inputs, labels, inputs of each relu, loss, gradients of the weights, learning rate.
     tensors = 2 + LAYERS + 1 + 2 * LAYERS + 1
     assert found["L2Loss"] == tensors
     assert found["Sqrt"] <= 3  # of all at once
 
 
 @pytest.mark.parametrize("mode", ["graph", "eager"])
-def test_steps_that_are_not_checked_are_those_of_keras(mode):
+def test_steps_without_a_check_equal_keras(mode):
     x, y = data(5)
     plain, checked = make(mode=mode), make(mode=mode)
     keras.utils.set_random_seed(4)
@@ -47,7 +47,7 @@ def test_steps_that_are_not_checked_are_those_of_keras(mode):
     own_calls = []
 
     class Counts(keras.callbacks.Callback):
-        """Stands around the model's own training function before the check replaces it."""
+        """A counter around the model's own training function, before the check replaces it."""
 
         def on_train_begin(self, logs=None):
             own = self.model.train_function

@@ -1,4 +1,4 @@
-"""What `FiniteCheck` writes: TensorBoard's scalars, histograms and reports, and the plot."""
+"""Output of `FiniteCheck`: TensorBoard's scalars, histograms and reports, and the plot."""
 
 import json
 
@@ -33,7 +33,7 @@ def make(jit_compile=False):
 
 
 def scalars(folder):
-    """By tag the values by step, and the tags of anything else."""
+    """Returns the values by tag and step, and the tags of everything else."""
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
     found, others = {}, {}
     for tag in events.Tags()["tensors"]:
@@ -47,7 +47,7 @@ def fit(model, x, y, check, **kwargs):
 
 
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_numbers_are_those_of_numpy(jit_compile, tmp_path):
+def test_numbers_equal_numpy(jit_compile, tmp_path):
     model = make(jit_compile)
     x, y = data(4)
     kernel, bias, last, offset = (w.astype("float64") for w in model.get_weights())
@@ -108,7 +108,7 @@ def test_plot_and_report(tmp_path):
 
 
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_magnitudes_are_those_of_numpy(jit_compile, tmp_path, monkeypatch):
+def test_magnitudes_equal_numpy(jit_compile, tmp_path, monkeypatch):
     model = make(jit_compile)
     x, y = data(3)
     x[8, 0] = np.inf

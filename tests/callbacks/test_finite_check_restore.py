@@ -1,4 +1,4 @@
-"""`FiniteCheck("restore")`: it goes back to the end of the last epoch."""
+"""`FiniteCheck("restore")`: return to the end of the last epoch."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ from tfwd.numerics import NonFiniteError
 
 
 class Breaks(keras.callbacks.Callback):
-    """Makes a weight NaN after a batch, and keeps what it finds after the batch that follows."""
+    """A callback that makes a weight NaN after a batch, and records the state one batch later."""
 
     def __init__(self, epoch=1, batch=1):
         super().__init__()
@@ -29,7 +29,7 @@ class Breaks(keras.callbacks.Callback):
 
 
 def held(model):
-    """The weights, the random states and the optimizer's variables, without metrics."""
+    """Returns the weights, the random states and the optimizer's variables, without metrics."""
     variables = model.optimizer.variables
     return [*model.variables, *(variables() if callable(variables) else variables)]
 
@@ -51,10 +51,10 @@ def rate_of(optimizer):
 
 
 def plain_training(optimizer, x, y, returns=1):
-    """Keras's own training, in which all is set by hand to what the first epoch left.
+    """Trains with Keras alone, with all state set by hand to the state after the first epoch.
 
     Returns:
-        What the model holds after the first epoch, and in the end.
+        The state of the model after the first epoch, and the state at the end.
     """
     model = make(optimizer=OPTIMIZERS[optimizer]())
     fit(model, x, y)
@@ -68,7 +68,7 @@ def plain_training(optimizer, x, y, returns=1):
 
 
 def close(ours, theirs):
-    """Equal but for last bits: the two steps are different graphs."""
+    """Asserts that values are equal except for last bits: the two steps are different graphs."""
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
@@ -93,7 +93,10 @@ def test_restore_goes_back_to_the_last_epoch(optimizer):
 
 
 def test_restore_keeps_no_epoch_that_is_not_finite():
-    """Steps that are not checked can leave what is not finite at the end of an epoch."""
+    """Checks that no epoch with non-finite values is stored.
+
+    Steps that are not checked can leave such values at the end of an epoch.
+    """
     x, y = data(4)
     model = make(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
     breaks = Breaks(1, 3)
@@ -149,5 +152,5 @@ def test_metrics_of_an_epoch_that_went_back_are_of_its_good_steps():
         model, losses = trained(True, FiniteCheck("restore"))
     _, plain = trained(False)
     assert losses[0] == plain[0]
-    # The weights stay as they are, so an epoch's loss is the mean over its three good batches.
+    # The weights do not change, so an epoch's loss is the mean over its three good batches.
     assert losses[1] == pytest.approx(model.evaluate(x[:24], 2 * y[:24], verbose=0), rel=1e-5)

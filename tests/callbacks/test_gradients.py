@@ -67,7 +67,7 @@ def test_record_is_of_the_batch_before_its_step() -> None:
 
 
 def test_epochs_log_is_a_ratio_of_means() -> None:
-    """One batch that is too noisy to tell does not make the epoch so."""
+    """Checks that one batch whose noise hides the signal does not spoil the epoch's value."""
     callback = callbacks.GradientSquaredMean(every=1, training=True)
     history = fit(model(), callback, epochs=4).history
     assert any(math.isinf(record["noise_scale"]) for record in callback.records)
@@ -82,7 +82,7 @@ def test_epochs_log_is_a_ratio_of_means() -> None:
 
 
 @extended
-def test_second_fit_goes_on_and_another_model_begins_anew(tmp_path: Path) -> None:
+def test_second_fit_continues_and_another_model_starts_from_zero(tmp_path: Path) -> None:
     callback = callbacks.GradientSquaredMean(every=2, log_dir=tmp_path)
     watched = model()
     fit(watched, callback, epochs=1)  # batches 0, 1, 2
@@ -105,7 +105,7 @@ def test_batches_of_several_steps_an_execution() -> None:
     watched = model(steps_per_execution=4)
     watched.fit(X, Y, batch_size=2, verbose=0, callbacks=[callback])
     assert [record["step"] for record in callback.records] == [0, 4, 8]
-    # Of 6 batches an epoch, the second execution has two: 12 to 15, 16 and 17, 18 to 21, 22 and 23.
+    # Of an epoch's 6 batches, the second execution has two: 12 to 15, 16, 17, 18 to 21, 22, 23.
     watched.fit(X, Y, batch_size=4, epochs=2, verbose=0, callbacks=[callback])
     assert [record["step"] for record in callback.records] == [0, 4, 8, 12, 18]
 
@@ -133,7 +133,7 @@ def test_matplotlib_is_imported_for_the_plot_only(monkeypatch: pytest.MonkeyPatc
 
 @extended
 def test_replicas_measure_the_global_batch() -> None:
-    # Collectives of two strategies in one process would take each other for their own.
+    # Collectives of two strategies in one process would be confused with each other.
     strategy = tf.distribute.MirroredStrategy(
         ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
     )

@@ -1,4 +1,4 @@
-"""The plot: infinity and zero on logarithmic axes, and many weights."""
+"""Tests of the plot: infinity and zero on logarithmic axes, and many weights."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,7 @@ from tfwd.gradients import statistics
 
 
 def record(step: int, weights: int = 2, signal: float = 4.0, squares: float = 8.0) -> Any:
-    """A batch of 2: V = 2 (squares - mean^2), G = 2 mean^2 - squares."""
+    """Returns the record of a batch of 2: V = 2 (squares - mean^2), G = 2 mean^2 - squares."""
     mean = (signal + squares) / 2
     sums = [[value / 10**w for w in range(weights)] for value in (squares, mean, mean)]
     paths = [f"model/layer_{w}/kernel" for w in range(weights)]
@@ -22,7 +22,7 @@ def record(step: int, weights: int = 2, signal: float = 4.0, squares: float = 8.
 
 @pytest.fixture
 def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Draws records; returns the figure."""
+    """Draws records, and returns the figure."""
     figures: list[Figure] = []
     save = Figure.savefig
     monkeypatch.setattr(
@@ -38,7 +38,7 @@ def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def marks(axis: Any, marker: str) -> list[tuple[str, list[float], float]]:
-    """Colour, steps and height (0 to 1, of the panel's) of the rows of such marks."""
+    """Returns colour, steps and height (0 to 1 of the panel) of the rows of such marks."""
     return [
         (line.get_color(), list(line.get_xdata()), line.get_ydata()[0])
         for line in axis.lines
@@ -54,7 +54,7 @@ def test_infinities_are_at_the_upper_edge_and_zeros_at_the_lower_one(draw: Any) 
     assert [steps for _, steps, _ in marks(ratios, "v")] == [[5], [5]]
     heights = [height for *_, height in marks(ratios, "v")]
     assert heights[0] != heights[1] and max(heights) < 0.1
-    for axis in (noise, ratios):  # the marks are at the edge in both senses, and cover no point
+    for axis in (noise, ratios):  # the marks are at both ends of the axis, and cover no point
         points = [v for line in axis.lines if line.get_marker() == "." for v in line.get_ydata()]
         to_height = axis.transData + axis.transAxes.inverted()
         there = [to_height.transform((0, v))[1] for v in points if math.isfinite(v)]

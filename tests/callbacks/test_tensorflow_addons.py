@@ -18,7 +18,7 @@ Y = X.sum((1, 2))[:, None]
 
 @pytest.fixture
 def tfa():
-    """The module, which warns when it is imported that its development has ended."""
+    """Returns tensorflow-addons, which warns at import that its development has ended."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import tensorflow_addons
@@ -26,7 +26,7 @@ def tfa():
 
 
 def make(optimizer):
-    """A model with a weight that is dropped and one with noise."""
+    """Returns a model with a dropped weight and a weight with noise."""
     model = keras.Sequential(
         [
             keras.Input((5, 3)),
@@ -58,8 +58,8 @@ def test_progress_bar(tfa, capsys):
     ],
 )
 @pytest.mark.parametrize("kind", ["SWA", "MovingAverage"])
-def test_averages_are_what_is_saved(tfa, kind, update, decayed, tmp_path):
-    """With the average outside, and tfwd's decay inside it or not."""
+def test_averages_are_saved(tfa, kind, update, decayed, tmp_path):
+    """Checks that averages are saved, with the average outside and tfwd's decay inside or not."""
     inner = keras.optimizers.legacy.SGD(0.05)
     if decayed:
         inner = optimizers.DecoupledWeightDecay(inner, 0.1)

@@ -1,4 +1,4 @@
-"""What the tests of the table have in common: built layers, training steps, comparisons."""
+"""Helpers of the table's tests: built layers, training steps, comparisons."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from tfwd import _keras
 
 
 def each(cases: Sequence[Case]) -> Any:
-    """Parametrizes a test over cases, which are named in the test's id."""
+    """Parametrizes a test over cases, and names them in the test's id."""
     return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
 
 
 def each_or_half(cases: Sequence[Case]) -> Any:
-    """The same, but that every other case is for `make soak`: with Keras 2 the others.
+    """Parametrizes a test over cases. Every other case is for `make soak`.
 
-    For what is the same code for layers of a nature, of which there are several.
+    Keras 2 leaves out the other half.
+
+    For code that several layers of a nature share.
     """
     return pytest.mark.parametrize(
         "case",
@@ -39,7 +41,7 @@ def each_or_half(cases: Sequence[Case]) -> Any:
 
 
 def randomize(layer: keras.Layer) -> None:
-    """Gives every weight values that are not zero, the same for layers of the same kind."""
+    """Gives every weight values other than zero, the same for layers of the same kind."""
     random = np.random.default_rng(7)
     for weight in layer.weights:
         values = random.uniform(0.2, 0.9, weight.shape) * random.choice([-1, 1], weight.shape)
@@ -47,7 +49,7 @@ def randomize(layer: keras.Layer) -> None:
 
 
 def built(case: Case, seed: int | None = SEED, recompute: bool = True) -> keras.Layer:
-    """The case's layer, built by a call in evaluation, with the weights of `randomize`."""
+    """Returns the case's layer, built by a call in evaluation, with the weights of `randomize`."""
     layer = case.make(seed=seed, recompute=recompute)
     run(layer, case)
     randomize(layer)
@@ -56,7 +58,7 @@ def built(case: Case, seed: int | None = SEED, recompute: bool = True) -> keras.
 
 
 def plain(case: Case, values: Sequence[Any] | None = None) -> keras.Layer:
-    """The row's plain layer, with the weights of `randomize` or the given ones."""
+    """Returns the row's plain layer, with the weights of `randomize` or the given ones."""
     layer = case.row.make()
     run(layer, case)
     if values is None:
@@ -73,7 +75,7 @@ def run(layer: keras.Layer, case: Case, training: Any = False, inputs: Any = Non
 
 
 def states(layer: keras.Layer) -> list[keras.Variable]:
-    """Variables that are no weights: seeds and recurrent states, without the state of draws."""
+    """Returns the seeds and recurrent states, without the state of draws."""
     weights = {id(weight) for weight in layer.weights}
     own = {id(inner.draws.state) for inner in inner_layers(layer) if hasattr(inner, "draws")}
     seeds = [v for v in layer.variables if id(v) not in weights | own]
@@ -83,7 +85,7 @@ def states(layer: keras.Layer) -> list[keras.Variable]:
 
 
 def inner_layers(layer: keras.Layer) -> list[keras.Layer]:
-    """The layer and all in it, outermost first."""
+    """Returns the layer and all layers in it, outermost first."""
     return [layer, *(f for inner in _keras.layers.sublayers(layer) for f in inner_layers(inner))]
 
 
@@ -92,7 +94,7 @@ def numbers(nest: Any) -> list[np.ndarray]:
 
 
 def assert_same(actual: Any, expected: Any, what: str = "") -> None:
-    """Bit for bit."""
+    """Asserts that values are equal bit for bit."""
     actual, expected = numbers(actual), numbers(expected)
     assert len(actual) == len(expected), what
     for a, b in zip(actual, expected, strict=True):
@@ -114,14 +116,14 @@ def differ(one: Any, other: Any) -> bool:
 
 
 def perturbing(layer: keras.Layer) -> list[keras.Layer]:
-    """The outermost layers inside a layer, or the layer itself, that perturb weights."""
+    """Returns the outermost layers that perturb weights: layers inside, or the layer itself."""
     if hasattr(layer, "effective_weights"):
         return [layer]
     return [found for inner in _keras.layers.sublayers(layer) for found in perturbing(inner)]
 
 
 def effective(layer: keras.Layer, call: int) -> dict[int, tf.Tensor]:
-    """The effective weights of a training call, by their positions in `layer.weights`."""
+    """Returns the effective weights of a training call, by their positions in `layer.weights`."""
     positions = {id(weight): i for i, weight in enumerate(layer.weights)}
     result = {}
     for inner in perturbing(layer):
@@ -131,26 +133,26 @@ def effective(layer: keras.Layer, call: int) -> dict[int, tf.Tensor]:
 
 
 def weight_named(layer: keras.Layer, name: str) -> keras.Variable:
-    """The one weight whose path ends in the name."""
+    """Returns the one weight whose path ends in the name."""
     paths = zip(layer.weights, _keras.variables.paths(layer), strict=True)
     (weight,) = (weight for weight, path in paths if f"/{path}".endswith(f"/{name}"))
     return weight
 
 
 def rates(case: Case, layer: keras.Layer) -> dict[int, float | None]:
-    """The drop rates of the case by positions in `layer.weights`."""
+    """Returns the drop rates of the case by positions in `layer.weights`."""
     positions = {id(weight): i for i, weight in enumerate(layer.weights)}
     return {positions[id(weight_named(layer, name))]: rate for name, rate in case.rates.items()}
 
 
 def all_effective(layer: keras.Layer, call: int) -> list[Any]:
-    """All weights as training call number `call` sees them."""
+    """Returns all weights as training call number `call` uses them."""
     found = effective(layer, call)
     return [found.get(i, weight) for i, weight in enumerate(layer.weights)]
 
 
 def loss_of(outputs: Any, losses: Sequence[Any]) -> tf.Tensor:
-    """A scalar to which every entry of every output contributes differently."""
+    """Returns a scalar to which every entry of every output contributes differently."""
     total = tf.add_n([tf.cast(x, tf.float32) for x in losses]) if losses else tf.zeros([])
     for output in tf.nest.flatten(outputs):
         if not output.dtype.is_floating:
@@ -162,7 +164,7 @@ def loss_of(outputs: Any, losses: Sequence[Any]) -> tf.Tensor:
 
 
 def step(layer: keras.Layer, case: Case, training: Any = True) -> tuple[Any, list[Any]]:
-    """Outputs of a call, and gradients for the trainable weights and the floating inputs."""
+    """Returns outputs, and gradients of the trainable weights and the floating-point inputs."""
     return step_on(layer, case.row.inputs(), training)
 
 
@@ -179,7 +181,7 @@ def step_on(layer: keras.Layer, inputs: Any, training: Any = True) -> tuple[Any,
 
 
 def model_of(layer: keras.Layer, case: Case) -> keras.Model:
-    """A functional model that consists of the layer."""
+    """Returns a functional model that consists of the layer."""
     arguments, keywords = case.row.inputs()
     inputs = tf.nest.map_structure(
         lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype.name), arguments
@@ -194,7 +196,7 @@ def model_of(layer: keras.Layer, case: Case) -> keras.Model:
 
 
 def feed(case: Case) -> Any:
-    """The inputs of `model_of`."""
+    """Returns the inputs of `model_of`."""
     arguments, keywords = case.row.inputs()
     flat = [*tf.nest.flatten(arguments), *keywords.values()]
     return flat[0] if len(flat) == 1 else flat
@@ -208,6 +210,6 @@ def reset(layer: keras.Layer) -> None:
 
 
 def copy_states(source: keras.Layer, target: keras.Layer) -> None:
-    """Gives a layer the seeds and recurrent states of another of its kind."""
+    """Gives a layer the seeds and recurrent states of another layer of its kind."""
     for a, b in zip(states(source), states(target), strict=True):
         b.assign(_keras.variables.value(a))

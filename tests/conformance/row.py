@@ -1,4 +1,4 @@
-"""A row of the table: a kind of layer, with what it is called on."""
+"""A row of the table: a kind of layer and the inputs of its calls."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Row(NamedTuple):
     """A kind of layer.
 
     Attributes:
-        name: for test ids.
-        make: builds a fresh plain layer.
-        inputs: its call's arguments, the same every time.
-        default: the names of the weights that are parametrized when none are named.
+        name: name for test ids.
+        make: makes a new plain layer.
+        inputs: arguments of the layer's call, the same every time.
+        default: names of the weights that are parametrized by default.
     """
 
     name: str

@@ -1,10 +1,10 @@
-"""The table: every kind of layer once, and every way in which its weights are perturbed.
+"""The table of every kind of layer and of every way to perturb its weights.
 
-A `Row` is a plain layer with its inputs and the weights that are dropped when none are named. A
-`Case` is a row under one of tfwd's wrappers, or one of tfwd's own layers beside the plain layer
-that it becomes in evaluation. The files beside this one take every case through every property.
-Where two lists could be multiplied, each entry of one meets some entries of the other, chosen so
-that each code path is met; `make test-slow` has what costs too much of the rest.
+A `Row` is a plain layer with its inputs and the weights that are dropped by default. A `Case` is a
+row under one of tfwd's wrappers, or one of tfwd's own layers beside the plain layer that it equals
+in evaluation. The test files of this folder check every property for every case. Where two lists
+could be multiplied, each entry of one meets some entries of the other, so that each code path is
+tested. `make test-slow` has some more combinations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STDDEV = 0.3
 
 @keras.saving.register_keras_serializable("conformance")
 class MinimalCell(keras.layers.Layer):
-    """A user's recurrent cell."""
+    """A custom recurrent cell."""
 
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -53,12 +53,12 @@ class MinimalCell(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("conformance")
 class UsersLayer(keras.layers.Layer):
-    """A user's layer, with a loss, an inner dropout and a weight of an odd name."""
+    """A custom layer with a loss, an inner dropout and a weight with an odd name."""
 
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.units = units
-        # One that can be repeated: Keras 2 draws from a global state by default.
+        # A repeatable initializer: Keras 2 draws from a global state by default.
         repeatable = {"rng_type": "stateless"} if IS_KERAS_2 else {}
         self.dropout = keras.layers.Dropout(0.3, seed=5, **repeatable)
         self.dense = keras.layers.Dense(units, activity_regularizer=keras.regularizers.L2(0.1))
@@ -82,7 +82,7 @@ class UsersLayer(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("conformance")
 class SubclassedModel(keras.Model):
-    """A user's model, written as a class."""
+    """A custom model, written as a class."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -101,15 +101,15 @@ class SubclassedModel(keras.Model):
 
 
 class Case(NamedTuple):
-    """A layer that perturbs weights, and the plain layer it is in evaluation.
+    """A layer that perturbs weights, and the plain layer that it equals in evaluation.
 
     Attributes:
-        name: for test ids.
+        name: name for test ids.
         row: the plain layer.
-        make: builds the layer from `seed` and `recompute`.
-        rates: the drop rate of each parametrized weight by its name; None: noise of `STDDEV`.
-        mask_shape: the shape of one mask by the shape of the weight.
-        config_is_all: whether a config says all that is computed; references are in files alone.
+        make: makes the layer from `seed` and `recompute`.
+        rates: drop rate of each parametrized weight by its name. None: noise of `STDDEV`.
+        mask_shape: shape of one mask by the shape of the weight.
+        config_is_all: True if the config determines all results. References are in files only.
     """
 
     name: str
@@ -248,7 +248,7 @@ if HAS_ADDONS:
     from conformance import addons
 
     ROWS += addons.ROWS
-# The other dimensions of what stands in ROWS with two: only through what depends on shapes.
+# Other numbers of dimensions of layers that ROWS has with two, for tests that depend on shapes.
 OTHER_DIMENSIONS = [
     Row("Conv1D", lambda: K.Conv1D(3, 2), given(floats(2, 5, 2)), ("kernel",)),
     Row("Conv3D", lambda: K.Conv3D(2, 2), given(floats(1, 3, 3, 3, 2)), ("kernel",)),
@@ -284,7 +284,7 @@ def _noise_case(row: Row) -> Case:
 
 
 def _mixout_case(name: str, shape: tuple[int, ...]) -> Case:
-    """Mixout towards zero, which drops as dropout does."""
+    """Returns a case of Mixout towards zero, which drops as dropout does."""
     row = ROW[name]
     (weight,) = row.default
     start = {weight: np.zeros(shape, "float32")}
@@ -319,7 +319,7 @@ def _parametrized_model(**options: Any) -> keras.Model:
 
 
 DROPOUT = [_dropout_case(row) for row in ROWS]
-# What noise does is the same for all layers, but those that look rows up, or have a loop or two.
+# Noise acts the same in all layers, except in lookups and in layers with loops.
 NOISE = [_noise_case(ROW[name]) for name in ("Dense", "Embedding", "LSTM", "Bidirectional")]
 MIXOUT = [
     _mixout_case("Dense", (5, 3)),
@@ -365,12 +365,12 @@ OWN = [
     ),
 ]
 CASES = [*DROPOUT, *NOISE, *MIXOUT, *OWN]
-# A layer of each nature, for what is the same for others of its nature.
+# A layer of each nature, for properties that all layers of a nature share.
 NATURES = [
     case
     for case in DROPOUT
     if case.row.name in ("Dense", "LSTM", "BatchNormalization", "user's layer")
 ]
 FURTHER = [_dropout_case(row) for row in OTHER_DIMENSIONS]
-# For what cannot depend on the parametrization.
+# For properties that cannot depend on the parametrization.
 NOT_NOISE = [*DROPOUT, *MIXOUT, *OWN]

@@ -1,4 +1,4 @@
-"""XLA, and every floating type."""
+"""Tests of the table under XLA and in every floating-point type."""
 
 import keras
 import numpy as np
@@ -9,7 +9,7 @@ from stacks import IS_KERAS_2, quick_rows, soak
 from conformance import harness
 from conformance.table import DROPOUT, NOISE, OWN, Case
 
-# XLA compiles slowly, and keeps what it has compiled: here one layer for each kind of kernel.
+# XLA compiles slowly, and keeps compiled functions. So there is one layer for each kind of kernel.
 _KERNELS = {
     "Dense, dropout",
     "Embedding, dropout",
@@ -32,7 +32,7 @@ _COMPILED = [
     for number, case in enumerate((*DROPOUT, *OWN))
     if (case in DROPOUT and number % 2 == IS_KERAS_2) or case.name in _KERNELS
 ]
-# One type for all, and all types for what holds or looks up its weights in a way of its own.
+# One type for all layers, and all types for layers that store or look up weights in a special way.
 _TYPES = ("mixed_bfloat16", "float64", "bfloat16")
 _EACH_TYPE = {
     "Dense, dropout",
@@ -61,7 +61,7 @@ def test_jit_compiled_training_step(case: Case) -> None:
     outputs, gradients = tf.function(lambda: harness.step(wrapped, case), jit_compile=True)()
     assert all(np.isfinite(x).all() for x in harness.numbers([outputs, gradients]))
     assert harness.differ(outputs, harness.run(harness.plain(case), case, training=True))
-    # Under XLA the masks may be others, but they must be masks: exact zeros in the gradient.
+    # Under XLA the masks may differ, but they must be masks: exact zeros in the gradient.
     trainable = [i for i, w in enumerate(wrapped.weights) if w.trainable]
     for position, rate in harness.rates(case, wrapped).items():
         if rate is not None and wrapped.weights[position].shape.num_elements() > 20:
@@ -101,6 +101,6 @@ def test_noise_is_drawn_and_added_in_the_variables_own_type(case: Case, policy: 
     wrapped = harness.built(case)
     (value,) = harness.effective(wrapped, 0).values()
     assert value.dtype == "float32"
-    # In the narrow type there would be no more than a few bits behind the point.
+    # The narrow type would have only a few bits behind the point.
     narrow = tf.cast(tf.cast(value, wrapped.compute_dtype), tf.float32)
     assert np.mean(narrow == value) < 0.2

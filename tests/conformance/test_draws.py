@@ -1,4 +1,4 @@
-"""Training draws: anew at every call, alike from one seed, at the right rate, and as announced."""
+"""Training draws: new in every call, equal from one seed, at the right rate, and as announced."""
 
 import itertools
 import math
@@ -31,7 +31,7 @@ def test_the_same_seed_draws_the_same_whatever_was_built_between(case: Case) -> 
         case.row.make()
     keras.layers.Dense(2, name="other")(tf.ones([1, 1]))
     second = harness.built(case)
-    # What training computes with is what is announced, as the test after the next one shows.
+    # Training uses the announced weights, as the test after the next one shows.
     for _ in range(2 if case in NATURES else 0):
         outputs = [harness.run(layer, case, training=True) for layer in (first, second)]
         harness.assert_same(*outputs)
@@ -61,7 +61,7 @@ def test_every_training_call_draws_the_weights_that_effective_weights_announces(
     raw = harness.plain(case).get_weights()
     first, second = (harness.all_effective(wrapped, call) for call in range(2))
     for position in harness.effective(wrapped, 0):
-        if raw[position].size < 8:  # where two draws may well be equal
+        if raw[position].size < 8:  # two draws may be equal here
             continue
         draws = [raw[position], first[position], second[position]]
         assert all(harness.differ(*pair) for pair in itertools.combinations(draws, 2))
@@ -73,7 +73,7 @@ def test_every_training_call_draws_the_weights_that_effective_weights_announces(
         outputs = harness.run(wrapped, case, training=True)
         harness.assert_close(outputs, harness.run(plain, case, training=True), 1e-6)
         harness.assert_close(wrapped.losses, plain.losses, 1e-6)
-        # What else the call updates: statistics, seeds, recurrent states.
+        # Other variables that the call updates: statistics, seeds, recurrent states.
         harness.assert_close(harness.states(wrapped), harness.states(plain), 1e-6)
         given = set(harness.effective(wrapped, call))
         pairs = enumerate(zip(wrapped.weights, plain.weights, strict=True))

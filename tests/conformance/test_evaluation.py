@@ -1,4 +1,4 @@
-"""In evaluation a perturbed layer is the plain layer, and its weights are the plain layer's."""
+"""Evaluation of a perturbed layer: the same outputs and weights as the plain layer."""
 
 from collections import Counter
 
@@ -33,7 +33,7 @@ def test_evaluation_is_bit_for_bit_the_plain_layer(case: Case) -> None:
 
 @harness.each_or_half(NOT_NOISE)
 def test_traced_evaluation_is_bit_for_bit_the_plain_layer(case: Case) -> None:
-    """By the same operations, and no other."""
+    """Checks that traced evaluation consists of the plain layer's operations and no other."""
     wrapped, plain = harness.built(case), harness.plain(case)
     functions = [
         tf.function(lambda layer=layer: harness.run(layer, case)) for layer in (wrapped, plain)
@@ -47,7 +47,7 @@ def test_traced_evaluation_is_bit_for_bit_the_plain_layer(case: Case) -> None:
 
 
 @harness.each_or_half(NOT_NOISE)
-def test_variables_are_those_of_the_plain_layer_in_the_same_order(case: Case) -> None:
+def test_variables_equal_the_plain_layers_in_the_same_order(case: Case) -> None:
     wrapped, plain = harness.built(case), harness.plain(case)
 
     def kinds(weights: list[keras.Variable]) -> list[tuple]:
@@ -78,7 +78,7 @@ def test_unwrap_gives_the_plain_layer_on_the_same_variables(case: Case) -> None:
     bare = tfwd.unwrap(wrapped)
     assert not _of_tfwd(bare)
     assert _is_plain_as(bare, plain)
-    if isinstance(plain, layers.TiedDense):  # for which Keras has only a layer of another order
+    if isinstance(plain, layers.TiedDense):  # Keras has only a layer of another order for it
         assert {id(w) for w in bare.weights} == {id(w) for w in wrapped.weights}
     else:
         assert [id(w) for w in bare.weights] == [id(w) for w in wrapped.weights]
@@ -110,7 +110,7 @@ def test_the_default_weights(row) -> None:
 
 
 @harness.each_or_half(DROPOUT)
-def test_output_spec_is_that_of_the_plain_layer(case: Case) -> None:
+def test_output_spec_equals_the_plain_layers(case: Case) -> None:
     wrapped, plain = harness.model_of(harness.built(case), case), case.row
     expected = harness.model_of(plain.make(), case)
 

@@ -1,4 +1,4 @@
-"""Gradients: those of the very draw, with or without recomputation, in every kind of program."""
+"""Gradients of the same draw, with or without recomputation, in every kind of program."""
 
 import numpy as np
 import pytest
@@ -15,11 +15,11 @@ SIZES = ("small", "large")
 
 
 def _sizes(case: Case, number: int) -> tuple[str, ...]:
-    """Both for a layer of each nature, and for the others one by turns."""
+    """Returns both sizes for one layer of each nature, and one size in turn for the others."""
     return SIZES if case in NATURES else (SIZES[number % 2],)
 
 
-# Without recomputation all cases are what test_recomputation_changes_nothing compares with.
+# Without recomputation the cases are the reference of test_recomputation_changes_nothing.
 _BOTH = [
     pytest.param(
         case,
@@ -36,7 +36,7 @@ _BOTH = [
 
 
 @pytest.mark.parametrize(("case", "recompute", "size"), _BOTH, indirect=["size"])
-def test_gradient_is_that_of_the_plain_layer_times_mask_over_keep(
+def test_gradient_is_the_plain_layers_times_mask_over_keep(
     case: Case, recompute: bool, size: str
 ) -> None:
     wrapped = harness.built(case, recompute=recompute)
@@ -62,7 +62,7 @@ def test_gradient_is_that_of_the_plain_layer_times_mask_over_keep(
 
 
 def _expected(case: Case) -> list[np.ndarray]:
-    """The training in eager mode without recomputation, which all others must equal."""
+    """Returns the training in eager mode without recomputation, which all others must equal."""
     key = case.name, random_masks.SMALL
     if key not in _known:
         _known[key] = _train(case, "eager", recompute=False)
@@ -73,7 +73,7 @@ _known: dict[tuple[str, int], list[np.ndarray]] = {}
 
 
 def _train(case: Case, mode: str, recompute: bool) -> list[np.ndarray]:
-    """Outputs, gradients and weights of some training steps with a plain gradient descent."""
+    """Returns outputs, gradients and weights of some steps of plain gradient descent."""
     layer = harness.built(case, recompute=recompute)
     return [*_MODES[mode](layer, case), *(w.numpy() for w in layer.weights)]
 
@@ -99,7 +99,7 @@ def _function(layer, case: Case) -> list[np.ndarray]:
 
 
 def _while_loop(layer, case: Case, flag: tf.Tensor | None = None) -> list[np.ndarray]:
-    """All steps in one loop; the training flag is a tensor if one is given."""
+    """Makes all steps in one loop. The training flag is a tensor if one is given."""
     expected = _expected(case)
     kinds = [(x.shape, x.dtype) for x in expected[: (len(expected) - len(layer.weights)) // STEPS]]
 
@@ -120,7 +120,7 @@ def _while_loop(layer, case: Case, flag: tf.Tensor | None = None) -> list[np.nda
 
 
 def _tape_outside(layer, case: Case) -> list[np.ndarray]:
-    """The tape is outside of a function that takes the flag as a tensor."""
+    """Trains with the tape outside a function that takes the flag as a tensor."""
     arguments, keywords = case.row.inputs()
     watched = [x for x in tf.nest.flatten(arguments) if x.dtype.is_floating]
 

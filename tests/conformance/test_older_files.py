@@ -16,13 +16,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file"),
 ]
 
-# Keras's own code finds in neither format by itself what it holds in its layers of cells.
+# Keras's own code finds the weights in its layers of cells in neither format.
 CELLS = {"MinimalCell", "LayerNormLSTMCell", "NASCell", "ESNCell"}
-# Of a model in a model, `.h5` files cannot hold two weights of the same name.
+# For a model in a model, `.h5` files cannot hold two weights of the same name.
 NOT_IN_H5 = {"subclassed model"}
 
 
-# Each layer in one format, by turns; an eighth of them where there is little time.
+# Each layer in one format, in turn; an eighth of them where there is little time.
 _FILES = [
     pytest.param(case, file, id=f"{case.name}, {file}", marks=[soak] * (number % 8 != 5))
     for number, case in enumerate(DROPOUT)
@@ -57,7 +57,10 @@ def test_whole_model(case: Case, file: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_saved_training_function_has_gradients(tmp_path: Path) -> None:
-    """As it is read without tfwd, whose gradients by hand TensorFlow could not save."""
+    """Checks that a saved training function has gradients when it is loaded without tfwd.
+
+    TensorFlow cannot save tfwd's custom gradients.
+    """
     inputs = keras.Input((5, 3))
     dropped = layers.WeightDropLSTM(4, 0.5, seed=1, return_sequences=True)
     model = keras.Model(inputs, layers.WeightDropout(keras.layers.GRU(2), 0.5)(dropped(inputs)))

@@ -1,4 +1,4 @@
-"""Copies and files: every way in which Keras and TensorFlow copy a layer or keep it in a file."""
+"""Copies and files: every way in which Keras and TensorFlow copy or save a layer."""
 
 import copy
 import pickle
@@ -20,7 +20,7 @@ from tfwd import _keras
 # A config holds no tie to another layer, and TiedDense says so.
 pytestmark = pytest.mark.filterwarnings("ignore:TiedDense .* is made from a config:UserWarning")
 
-# What the draws are, and where the sequence stands, is the same for noise.
+# Draws and their position in the sequence are the same for noise.
 SAVED = NOT_NOISE
 
 
@@ -101,7 +101,11 @@ def _kept() -> Iterator[Any]:
 def test_copies_and_files_go_on_with_the_draws(
     case: Case, ways: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """One layer is kept in several ways after its first training call, and then goes on itself."""
+    """Checks that copies and files continue the draws.
+
+    One layer is copied and saved in several ways after its first training call. Then it continues
+    itself.
+    """
     wrapped = harness.built(case)
     states, outputs = [_values(wrapped)], [harness.run(wrapped, case, training=True)]
     _check_copy(case, wrapped, copy.deepcopy(wrapped), calls=1)
@@ -128,7 +132,7 @@ def test_copies_and_files_go_on_with_the_draws(
         assert not {id(w) for w in other.weights} & {id(w) for w in model.weights}, way
         harness.reset(other)
         harness.assert_same(other(harness.feed(case)), evaluated, way)
-        # A clone is of the config, and begins with the first draw.
+        # A clone is made from the config, and begins with the first draw.
         for call in (0, 1) if way == "clone" else (1, 2):
             # Keras saves neither the seed of its own Dropout nor recurrent states.
             for state, value in zip(harness.states(other), states[call], strict=True):
@@ -188,7 +192,7 @@ def test_unwrapped_model_reads_and_writes_the_plain_models_weight_file(
     model = harness.model_of(case.make(seed=1, recompute=True), case)
     model(harness.feed(case), training=True)
     if case.row.name == "TiedDense":
-        # Its plain layer is of another class; but its own file must come back.
+        # Its plain layer has another class, but its own file must load.
         tfwd.unwrap(model).save_weights(tmp_path / "plain.weights.h5")
         plain.set_weights(model.get_weights())
     tfwd.unwrap(model).load_weights(tmp_path / "plain.weights.h5")
@@ -210,9 +214,9 @@ def test_exported_saved_model(name: str, tmp_path: Path) -> None:
 
 
 def _without_identity(config: Any) -> Any:
-    """A config without the marks by which Keras knows a shared object again.
+    """Returns a config without the marks by which Keras recognizes a shared object.
 
-    And on Keras 2, whose copies of cells are not built, without the shapes that they are built for.
+    On Keras 2 the shapes of cells are left out too, since its copies of cells are not built.
     """
     if isinstance(config, dict):
         marks = {"shared_object_id", *(["build_config"] if IS_KERAS_2 else [])}

@@ -1,4 +1,4 @@
-"""tfwd-pretrained: what it prints and writes, and its exit codes."""
+"""tfwd-pretrained: its output, its files and its exit codes."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[1] / "layers" / "transformer" / "published"
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Runs a command line: its exit code, and what it printed."""
+    """Runs a command line, and returns its exit code and its output."""
 
     def call(*argv):
         monkeypatch.setattr(sys, "argv", ["tfwd-pretrained", *map(str, argv)])

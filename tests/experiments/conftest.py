@@ -1,4 +1,4 @@
-"""Makes the experiments' modules importable, for these tests alone."""
+"""A fixture that makes the experiments importable in these tests."""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 
 @pytest.fixture(autouse=True)
 def helpers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The folder is on the path, and what was imported from it is forgotten afterwards."""
+    """Puts the folder on the path, and removes the modules imported from it afterwards."""
     monkeypatch.syspath_prepend(str(EXPERIMENTS))
     yield
     names = {path.stem for path in EXPERIMENTS.glob("*.py")}

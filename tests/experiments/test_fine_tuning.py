@@ -1,4 +1,4 @@
-"""The plan of the fine-tuning experiment, its file of finished runs, its table and its resets."""
+"""The fine-tuning experiment: plan, file of finished runs, table and resets."""
 
 import json
 import math
@@ -13,7 +13,10 @@ pytestmark = once  # the experiment is made on one stack
 
 
 def made_up(run, **changes):
-    """What a run's line says: better with seed, and best at rate 1e-4 and the second strength."""
+    """Returns the fields of a run's line.
+
+    Results improve with the seed. They are best at rate 1e-4 and the second strength.
+    """
     import fine_tuning_plan as planning
 
     strengths = planning.METHODS[run.method]
@@ -26,7 +29,7 @@ def made_up(run, **changes):
 
 
 def all_made(path):
-    """A file with all runs of both frameworks, made up."""
+    """Returns a file with all runs of both frameworks, made up."""
     import fine_tuning_lines as file
     import fine_tuning_plan as planning
 
@@ -196,7 +199,7 @@ def test_batches_have_similar_lengths_and_all_texts():
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Texts of two tasks, and a tiny pretrained encoder."""
+    """Returns texts of two tasks, and a tiny pretrained encoder."""
     folder = tmp_path_factory.mktemp("tasks")
     for task in ("trec", "sst2"):
         write_data(folder / task)
@@ -204,8 +207,8 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_reset_run_is_that_of_a_new_process(folders, monkeypatch):
-    """What runs before a run does not change it: weights, Adam, references, draws, schedule."""
+def test_a_reset_run_equals_a_run_in_a_new_process(folders, monkeypatch):
+    """Checks that earlier runs do not change a run: weights, Adam, references, draws, schedule."""
     import fine_tuning_data as data
     import fine_tuning_plan as planning
     import fine_tuning_training as training

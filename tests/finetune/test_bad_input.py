@@ -1,4 +1,4 @@
-"""What is wrong with data, pretrained folders and folders of runs: a line each, nothing is lost."""
+"""Bad data, pretrained folders and run folders: one line for each error, and nothing is lost."""
 
 import json
 import shutil
@@ -30,7 +30,10 @@ CONFIG = "from tfwd.finetune.config import default_config\ndef get_config():\n"
 
 @pytest.fixture
 def refused(tmp_path, data, pretrained, capsys):
-    """`refused(*flags)`: the one line with which tfwd-finetune refuses; nothing was written."""
+    """Returns `refused(*flags)`: the one line with which tfwd-finetune refuses to start.
+
+    Nothing may be written.
+    """
 
     def start(*flags, workdir="run"):
         config = tmp_path / "config.py"
@@ -275,7 +278,7 @@ def test_classify_skips_empty_lines(tmp_path, learnt, capsys, monkeypatch):
 
 
 def test_headers_of_tab_separated_files(tmp_path):
-    """Of other names too, as SST-2 has them; a label of the column's name is a label."""
+    """Checks headers with other names too, as in SST-2, and a label with the column's name."""
     file = tmp_path / "train.tsv"
     rows = [examples.Example("a fine film", "1"), examples.Example("a dull one", "0")]
     body = "".join(f"{text}\t{label}\n" for text, label in rows)

@@ -53,12 +53,12 @@ def test_the_formula_on_published_weights(data, pretrained, vocabulary, pooling)
         read = np.stack([h[: (ids != 0).sum()].mean(0) for h, ids in zip(hidden, IDS, strict=True)])
     expected = read @ weights["head/kernel"] + weights["head/bias"]
     np.testing.assert_allclose(model(IDS).numpy(), expected, atol=2e-6)
-    longer = np.pad(IDS, [(0, 0), (0, 4)])  # padding says nothing
+    longer = np.pad(IDS, [(0, 0), (0, 4)])  # padding has no effect
     np.testing.assert_allclose(model(longer).numpy(), expected, atol=2e-6)
     assert not missing and ("encoder/pooler/dense/kernel" in weights) == (pooling == "pooler")
 
 
-def test_layers_that_are_begun_anew(data, pretrained, vocabulary):
+def test_reinitialized_layers(data, pretrained, vocabulary):
     config = make_config(data, pretrained, model__pooling="pooler")
     model, _ = filled(config, vocabulary)
     before = {name: v.numpy() for name, v in named_weights(model).items()}
@@ -96,7 +96,7 @@ def test_weights_are_dropped_by_pattern(data, pretrained, vocabulary):
         make_model(config, vocabulary)
 
 
-def test_what_is_done_to_weights(data, pretrained):
+def test_parametrization_of_the_options(data, pretrained):
     options = make_config(data, pretrained).model
     assert parametrization(options) is None
     options.weight_dropout = 0.25
@@ -152,7 +152,10 @@ def test_every_weight_has_one_name(data, pretrained, vocabulary):
 
 @pytest.mark.slow
 def test_recomputed_calls_draw_the_same(data, pretrained, vocabulary):
-    """With masks on activations too, losses and gradients are those without recomputation."""
+    """Checks that losses and gradients equal those without recomputation.
+
+    Masks on activations are on too.
+    """
     config = make_config(data, pretrained, model__weight_dropout=0.4)
     config.model.update({"dropout": 0.3, "attention_dropout": 0.3, "head_dropout": 0.3})
     found = []

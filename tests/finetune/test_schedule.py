@@ -48,7 +48,7 @@ def vocabulary(data, pretrained):
 @quick_rows("adam")
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_each_weight_is_updated_at_its_layers_rate(data, pretrained, vocabulary, name):
-    """Two steps of given gradients, in NumPy: decay, then the optimizer's step, at rate_v."""
+    """Checks two steps in NumPy: decay, then the optimizer's step, at rate_v."""
     config = make_config(data, pretrained, optimizer__name=name, optimizer__layer_decay=0.5)
     config.optimizer.update({"weight_decay": 0.1, "learning_rate": 0.01, "schedule": "constant"})
     config.optimizer.update({"decay_exclude": "bias", "warmup": 0.0})

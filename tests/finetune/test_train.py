@@ -1,4 +1,4 @@
-"""Whole runs on a toy task: what is learnt, what is written, and that a stop changes nothing."""
+"""Whole runs on a toy task: learning, files, and stops that change nothing."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ EVERYTHING = {
 
 @pytest.fixture
 def whole(request, data, pretrained, tmp_path):
-    """The changes to a config, and the folder of a run with it that was never stopped."""
+    """Returns the changes to a config, and the folder of a run with it that was never stopped."""
     if request.param == "learnt":
         return LEARNT, request.getfixturevalue("learnt")
     run(make_config(data, pretrained, **EVERYTHING), tmp_path / "whole")
@@ -74,7 +74,7 @@ def whole(request, data, pretrained, tmp_path):
 
 
 @pytest.mark.parametrize("whole", ["learnt", pytest.param("everything", marks=rest)], indirect=True)
-def test_a_run_that_is_stopped_goes_on_as_if_it_was_not(whole, data, pretrained, tmp_path):
+def test_a_stopped_run_resumes_with_the_same_results(whole, data, pretrained, tmp_path):
     changes, undisturbed = whole
     config = make_config(data, pretrained, **changes)
     with pytest.raises(Stopped):
@@ -94,7 +94,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_was_not(whole, data, pretrained,
 
 @extended
 def test_weights_are_held_to_the_pretrained_ones(data, pretrained, tmp_path):
-    """With a rate of next to nothing, and a decay that takes most of what was gone."""
+    """Checks the weights with almost no learning rate, and a decay that undoes most changes."""
     held = {"optimizer__weight_decay": 0.9, "optimizer__decay_scale": "absolute"}
     held |= {"optimizer__decay_towards": "start", "optimizer__decay_include": "stack/.*kernel"}
     changes = {**held, "model__mixout": 0.5, "optimizer__learning_rate": 1e-4}

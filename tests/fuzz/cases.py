@@ -1,7 +1,7 @@
 """Random cases: a model, described by small numbers, and a way to run it.
 
-The numbers are taken modulo what there is to choose from, so that nearly every case is a model, and
-a case with a step less is one too: that is what makes failures shrink.
+The numbers are taken modulo the number of choices, so that nearly every case is a model. A case
+with one step less is a model too, so that failures can be made smaller.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 
 from fuzz import kinds
 
-# Those that compile with XLA, or run twice, cost several times as much as the others.
+# Cases that compile with XLA, or run twice, take several times as long as the others.
 SHARES = {
     "eager": 3,
     "function": 4,
@@ -28,7 +28,7 @@ FITS = tuple(run for run in RUNS if run.startswith("fit"))
 
 @dataclass(frozen=True)
 class Wrap:
-    """A wrapper: "drop", "noise" or "param", on which weights, and how much."""
+    """A wrapper: "drop", "noise" or "param", its weights, and its strength."""
 
     kind: str
     pattern: int = 0
@@ -37,7 +37,7 @@ class Wrap:
 
 @dataclass(frozen=True)
 class Part:
-    """A layer, the wrappers around it from the inside, and what it holds if it is a nest."""
+    """A layer, the wrappers around it from the inside, and the layers that a nest holds."""
 
     kind: str
     wraps: tuple[Wrap, ...] = ()
@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Step:
-    """A call: of a new layer, or again of one that was called before."""
+    """A call of a new layer, or another call of an earlier layer."""
 
     part: Part
     again: bool = False
@@ -57,18 +57,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Mode:
-    """How the model is run.
+    """A way to run the model.
 
     Attributes:
         run: one of `RUNS`.
-        tensor_flag: whether the training flag is a tensor.
+        tensor_flag: True if the training flag is a tensor.
         recompute: the wrappers' argument.
-        policy: the dtype policy of all layers.
-        fresh: whether the first call of a subclassed model is the training call.
-        share: whether replicas draw alike.
-        slope: whether the oracle's gradient is checked by finite differences.
-        untaped: whether a training call that no tape records comes first ("eager", "function").
-        small: below how many entries weights are small (`tfwd._random.random_masks.SMALL`).
+        policy: dtype policy of all layers.
+        fresh: True if the first call of a subclassed model is the training call.
+        share: True if replicas draw alike.
+        slope: True if finite differences check the oracle's gradient.
+        untaped: "eager" or "function" if a training call without a tape comes first.
+        small: number of entries below which weights are small (`tfwd._random.random_masks.SMALL`).
     """
 
     run: str = "eager"
@@ -88,8 +88,8 @@ class Case:
 
     Attributes:
         top: "functional", "sequential" (if it can be) or "subclassed".
-        whole: what `tfwd.parametrize` puts on the model, if anything.
-        compiled: whether the model is compiled before that.
+        whole: parametrization of the model by `tfwd.parametrize`, if any.
+        compiled: True if the model is compiled before that.
     """
 
     steps: tuple[Step, ...]

@@ -1,4 +1,4 @@
-"""Runs a case on the wrapped model and on the oracle, and says in what they differ."""
+"""Comparison of a case on the wrapped model and on the oracle."""
 
 import contextlib
 import functools
@@ -15,18 +15,18 @@ from fuzz.feeding import IS_KERAS_2, flatten
 from fuzz.oracle import Oracle
 from tfwd._random import random_masks
 
-# Of the largest value: what rounding explains.
+# Error by rounding, as a share of the largest value.
 TOLERANCE = {"float64": 1e-6, "float32": 5e-4, "mixed_float16": 5e-2, "mixed_bfloat16": 2e-1}
 # In two steps from weights near 1.
 LARGE = 1e4
 
 
 class NoModel(Exception):
-    """The case is no model, or plain Keras cannot run it in this way."""
+    """An error for a case that is no model, or that plain Keras cannot run in this way."""
 
 
 def clear():
-    """A fresh Keras: layers' names begin again."""
+    """Starts a fresh Keras: layer names begin again."""
     if IS_KERAS_2:
         keras.backend.clear_session()
     else:
@@ -41,7 +41,7 @@ def strategy():
 
 
 def differences(program, mode):
-    """In what the wrapped model differs from the oracle: a list of sentences.
+    """Returns the differences between the wrapped model and the oracle: a list of sentences.
 
     Args:
         program: `wrapped` and `plain`, functions that make the two models, and `INPUTS`, the types
@@ -49,7 +49,7 @@ def differences(program, mode):
         mode: a `cases.Mode`.
 
     Raises:
-        NoModel: if plain Keras cannot make or run it.
+        NoModel: plain Keras cannot make or run the case.
     """
     clear()
     keras.utils.set_random_seed(0)
@@ -111,7 +111,7 @@ def _differences(program, mode):
     sloped = not half and not _keeps_states(plain)
     for replica, record in enumerate(records):
         if replica and not mode.share:
-            continue  # its draws are its own, and no function of the library tells them
+            continue  # its draws are its own, and no function of the library returns them
         oracle.restart(record.start)
         try:
             untaped = modes.is_untaped(mode, start)
@@ -135,7 +135,10 @@ def _place(mode):
 
 
 def _can_be_fresh(model, mode):
-    """Whether the first call can be the training call: what it changes is not known before it."""
+    """Checks whether the first call can be the training call.
+
+    Changes of that call are not known before it.
+    """
     # And Keras's first call of a Block in another model does not tell it the flag of that call.
     kept = ("BatchNormalization", "Sums", "Dropout", "LSTMStateful", "Block")
     held = {type(layer).__name__ for layer in flatten(model)}
@@ -150,7 +153,7 @@ def _keeps_states(model):
 def _tried_plain(make_plain, letters, shapes, mode, given):
     """Raises NoModel if the plain model fails in this mode too.
 
-    A layer that is not wrapped gets a flag that is a tensor as it is, a wrapped one in a branch.
+    A plain layer gets a tensor flag unchanged; a wrapped layer runs in a branch for each value.
     """
     for way in (lambda model: model, modes.Branching)[: 1 + mode.tensor_flag]:
         try:
@@ -168,7 +171,7 @@ def _tried_plain(make_plain, letters, shapes, mode, given):
 
 
 def _compared(record, expected, tolerance, sloped):
-    """The differences between two records."""
+    """Returns the differences between two records."""
     found = []
     if record.dtypes and record.dtypes != expected.dtypes:
         found.append(f"outputs are {record.dtypes}, {expected.dtypes} expected")
@@ -206,7 +209,7 @@ def _apart(what, one, other, tolerance):
 
 
 def _counted(wrapped):
-    """Wrappers around one layer must count alike."""
+    """Checks that wrappers around one layer count alike."""
     for name, those in drawn.wrappers(wrapped).items():
         counts = {int(w.calls) for w in those}
         if len(counts) > 1:
@@ -220,7 +223,7 @@ def _calls_differ(wrapped, oracle):
 
 
 def _evaluation_differs(wrapped, oracle, letters, mode):
-    """Evaluation is the plain layer's, to the last bit."""
+    """Checks that evaluation equals the plain layer's, to the last bit."""
     oracle.feeds = False
     plain = oracle.model
     data.set_weights(wrapped, [np.asarray(v) for v in plain.weights])

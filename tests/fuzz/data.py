@@ -1,4 +1,4 @@
-"""What the random models are fed with, and the weights that they start from."""
+"""Inputs of the random models, and their first weights."""
 
 import keras
 import numpy as np
@@ -26,7 +26,7 @@ def floatx():
 
 
 def inputs(letters, step, batch=BATCH):
-    """A list of the inputs of one step, a tensor for each letter."""
+    """Returns a list of the inputs of one step, a tensor for each letter."""
     rng = np.random.default_rng([7, step])
     shown = rng.random((batch, 3)) < 0.7
     shown[:, step % 3] = True
@@ -40,13 +40,13 @@ def inputs(letters, step, batch=BATCH):
 
 
 def targets(shapes, step):
-    """A tensor for each output."""
+    """Returns a tensor for each output."""
     rng = np.random.default_rng([11, step])
     return [tf.constant(rng.normal(size=shape), floatx()) for shape in shapes]
 
 
 def weights(model):
-    """Random values for all weights of a model; positive ones for what is not trained."""
+    """Returns random values for all weights of a model; positive ones for non-trainable weights."""
     rng = np.random.default_rng(3)
     trained = {id(v) for v in model.trainable_weights}
     values = []
@@ -59,7 +59,7 @@ def weights(model):
 
 
 def made(model):
-    """The weights that there are; Keras 2 refuses to tell before there are all."""
+    """Returns the existing weights; Keras 2 refuses to list them before all exist."""
     try:
         return model.weights
     except ValueError:
@@ -72,12 +72,12 @@ def set_weights(model, values):
 
 
 def forget(model):
-    """Recurrent layers that keep their states begin again at zero."""
+    """Resets recurrent layers that keep their states to zero."""
     for variable in states(model):
         if "float" in str(variable.dtype):
             variable.assign(np.zeros(tuple(variable.shape)))
 
 
 def flat(nest):
-    """The tensors of a model's result."""
+    """Returns the tensors of a model's result."""
     return tf.nest.flatten(nest)

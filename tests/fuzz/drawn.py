@@ -1,9 +1,9 @@
-"""What the wrappers drew, as factors and offsets: each effective weight is `a w + b`.
+"""Draws of the wrappers, as factors and offsets: each effective weight is `a w + b`.
 
-Dropout, noise and their chains treat each entry of a weight by itself, and the effective weight is
-linear in the raw one. So two looks at `effective_weights`, with raw weights of 0 and of 1, give the
-effective weight for any raw weight, and its derivative, which is `a`. The law of dropout and of
-noise is then checked on `a` and `b`: no mask is taken on trust.
+Dropout, noise and their chains act on each entry of a weight separately, and the effective weight
+is linear in the raw weight. So two calls of `effective_weights`, with raw weights of 0 and of 1,
+give the effective weight of any raw weight, and its derivative `a`. The laws of dropout and of
+noise are then checked on `a` and `b`: every mask is verified.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from fuzz.feeding import IS_KERAS_2, flatten
 
 
 def wrappers(model):
-    """For the name of each wrapped layer the wrappers around it that draw, from the inside."""
+    """Returns by wrapped layer's name the wrappers around it that draw, from the inside."""
     found = {}
     for layer in flatten(model):
         if hasattr(layer, "effective_weights") and hasattr(layer, "draws") and _draws(layer):
@@ -24,7 +24,7 @@ def wrappers(model):
 
 
 def _draws(wrapper):
-    """Whether it counts its calls: one with a rate of 0 does not."""
+    """Checks whether a wrapper counts its calls: one with a rate of 0 does not."""
     if hasattr(wrapper, "parametrization"):
         return not wrapper.parametrization.is_identity
     return not all(p.is_identity for p in wrapper.parametrizations.values())
@@ -42,11 +42,11 @@ def _depth(layer):
 
 
 def factors(model, calls):
-    """What the wrappers do to the weights in their first training calls.
+    """Returns the factors and offsets of the weights in their first training calls.
 
     Args:
-        model: the wrapped model. Its weights are as before afterwards.
-        calls: how many calls are asked for.
+        model: the wrapped model. Its weights are restored afterwards.
+        calls: number of calls.
 
     Returns:
         For the name of each wrapped layer a list over the calls of a dict from a weight's index in
@@ -75,7 +75,7 @@ def _look(those, calls):
     result = []
     for call in range(calls):
         values = {}
-        for wrapper in those:  # the outer ones include what the inner ones do
+        for wrapper in those:  # the outer wrappers include the effect of the inner ones
             for name, tensor in wrapper.effective_weights(call).items():
                 values[_index(wrapper.weights, name)] = np.asarray(tensor, np.float64)
         result.append(values)
@@ -84,7 +84,7 @@ def _look(those, calls):
 
 
 def path(variable):
-    """A variable's path without what Keras 2 adds to it."""
+    """Returns a variable's path without Keras 2's additions."""
     return variable.name.split(":")[0] if IS_KERAS_2 else variable.path
 
 
@@ -95,10 +95,10 @@ def _index(weights, name):
 
 
 def unlawful(model, drawn):
-    """What is wrong with the draws: a list of sentences."""
+    """Returns the violations in the draws: a list of sentences."""
     wrong = []
     found = wrappers(model)
-    times: dict[int, int] = {}  # how many layers' wrappers have a say in a weight
+    times: dict[int, int] = {}  # number of layers whose wrappers change a weight
     for name, values in drawn.items():
         for index in values[0] if values else ():
             key = id(_wrapped(found[name][0]).weights[index])
@@ -113,7 +113,7 @@ def unlawful(model, drawn):
 
 
 def _wrong(elements, looks):
-    """What is wrong with the draws of one weight, one for each call."""
+    """Returns the violations in the draws of one weight, one for each call."""
     keeps = [round((1.0 - e.rate) * 65536) / 65536 for e in elements if hasattr(e, "rate")]
     spread = sum(e.stddev for e in elements if hasattr(e, "stddev"))
     scales = [1.0 / np.prod(keeps), *([0.0] if min(keeps, default=1) < 1 else [])]
@@ -133,7 +133,7 @@ def _wrong(elements, looks):
 
 
 def _elements(wrapper, index):
-    """The parametrizations that one wrapper puts on a weight."""
+    """Returns the parametrizations that one wrapper puts on a weight."""
     names = [_index(wrapper.weights, name) for name in wrapper.effective_weights(0)]
     if index not in names:
         return []

@@ -1,7 +1,7 @@
 """Plain Keras layers that compute with given tensors in place of their variables.
 
-Nothing of tfwd is in here. On Keras 3 it is a `keras.StatelessScope`; on Keras 2, whose layers
-read their weights as attributes, the attributes are exchanged for the time of the call.
+This module does not use tfwd. On Keras 3 it uses a `keras.StatelessScope`. Layers of Keras 2 read
+their weights as attributes, so the attributes are replaced during the call.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ if not IS_KERAS_2:
                 variable._direct_assign(value)
 
         def get_current_value(self, variable):
-            # A wrapper around this one has said already what it reads.
+            # A wrapper around this layer has already set the tensors that it reads.
             around = self.original_scope
             value = None if around is None else around.get_current_value(variable)
             return super().get_current_value(variable) if value is None else value
@@ -32,7 +32,7 @@ if not IS_KERAS_2:
 
 @contextlib.contextmanager
 def given(layer, values):
-    """Within it the layer reads tensors: `values` are pairs of a variable and a tensor."""
+    """Makes the layer read tensors in the context: `values` are pairs of variable and tensor."""
     if IS_KERAS_2:
         with _exchanged(layer, values):
             yield
@@ -62,19 +62,19 @@ def _exchanged(layer, values):
 
 
 def feed(layer, values_of):
-    """From now on each call of the layer reads what `values_of()` returns for this call."""
+    """Makes each later call of the layer read the tensors that `values_of()` returns for it."""
     plain_call = layer.call
 
     def call(*args, **kwargs):
         with given(layer, values_of()):
             return plain_call(*args, **kwargs)
 
-    # Past Keras, which would take it for an attribute to be tracked.
+    # Bypasses Keras, which would track the attribute.
     vars(layer)["call"] = call
 
 
 def flatten(layer):
-    """The layer and all layers in it, each once."""
+    """Returns the layer and all layers in it, each once."""
     found = {}
     for inner in layer._flatten_layers():
         found.setdefault(id(inner), inner)
@@ -82,12 +82,12 @@ def flatten(layer):
 
 
 def tensor_of(variable):
-    """The `tf.Variable` behind a variable."""
+    """Returns the `tf.Variable` behind a variable."""
     return variable if isinstance(variable, tf.Variable) or IS_KERAS_2 else variable.value
 
 
 def states(model):
-    """What calls leave behind that is not among the weights: states of RNNs, of generators."""
+    """Returns the states that calls leave outside the weights: of RNNs and of generators."""
     weights = {id(v) for v in model.weights}
     found = {}
     # Keras lists the layers of a wrapped model in another order, under the same names.
@@ -99,7 +99,7 @@ def states(model):
         extra = [v for v in extra if hasattr(v, "assign")]
         if not IS_KERAS_2:
             extra += layer._non_trainable_variables
-            if getattr(layer, "seed", None) is not None:  # else every layer has another one
+            if getattr(layer, "seed", None) is not None:  # otherwise every layer has another one
                 extra += [g.state for g in layer._seed_generators]
         found |= {id(v): v for v in extra if id(v) not in weights}
     return list(found.values())

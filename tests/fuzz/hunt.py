@@ -1,4 +1,4 @@
-"""Draws cases, runs each once, and hands on what fails."""
+"""Search for failing cases: draws cases, runs each once, and returns the failures."""
 
 import re
 import time
@@ -11,7 +11,7 @@ from fuzz import cases, compare, shrink, source
 
 
 class Failure(NamedTuple):
-    """A case that fails, made small, and in what it differs."""
+    """A failing case, made small, and its differences."""
 
     case: cases.Case
     found: list[str]
@@ -19,18 +19,18 @@ class Failure(NamedTuple):
 
 
 class Hunt:
-    """Runs random cases.
+    """A series of random cases.
 
     Args:
-        seed: decides which cases are drawn.
-        seconds: the most that is spent on making one failure smaller.
-        again: how many failures with one signature are made smaller; more are counted only.
+        seed: seed of the drawn cases.
+        seconds: longest time to make one failure smaller.
+        again: number of failures with one signature that are made smaller. More are only counted.
 
     Attributes:
-        ran: how many cases were run.
-        by_mode: the same by mode.
-        no_model: how many cases plain Keras could not make or run.
-        counts: how often each signature was found.
+        ran: number of cases that ran.
+        by_mode: number of cases that ran, by mode.
+        no_model: number of cases that plain Keras could not make or run.
+        counts: number of failures with each signature.
     """
 
     def __init__(self, seed: int, seconds: float = 60.0, again: int = 2) -> None:
@@ -46,7 +46,7 @@ class Hunt:
     def run(
         self, many: int, until: float = float("inf"), runs: tuple[str, ...] = cases.RUNS
     ) -> Iterator[Failure]:
-        """Runs so many different cases, or until a time of `time.monotonic()`."""
+        """Runs a number of different cases, or runs until a time of `time.monotonic()`."""
         for case in self._drawn(many, runs):
             if time.monotonic() > until or self.ran >= many:
                 return
@@ -66,7 +66,10 @@ class Hunt:
                 yield Failure(*shrink.shrunk(case, found, self.seconds), case)
 
     def _drawn(self, many: int, runs: tuple[str, ...]) -> list[cases.Case]:
-        """Different cases that are models, as Hypothesis draws them; the same for the same seed."""
+        """Returns different cases that are models, as Hypothesis draws them.
+
+        Equal seeds give equal cases.
+        """
         result: list[cases.Case] = []
 
         @hypothesis.seed(self.seed)
@@ -83,7 +86,7 @@ class Hunt:
                 text = source.program(case)
             except ValueError:
                 return
-            # Hypothesis varies what it drew; a model that differs in nothing that counts is one.
+            # Hypothesis varies its draws; models without a relevant difference count as one.
             key = f"{case.mode.run}{re.sub('[0-9]', '', text)}"
             if key not in self._seen:
                 self._seen.add(key)

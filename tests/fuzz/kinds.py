@@ -1,4 +1,4 @@
-"""What the random models are made of: the layers, and the ways in which each can be called.
+"""Parts of the random models: the layers, and the ways to call each.
 
 All values are of four types, so that nearly every choice of arguments is a model: `i` are ids
 `[batch, 3]`, `s` a sequence `[batch, 3, 4]`, `v` a vector `[batch, 4]`, `m` a mask `[batch, 3]`.
@@ -16,7 +16,7 @@ class Form(NamedTuple):
 
     Attributes:
         takes: the arguments' types, a letter each.
-        call: the arguments as Python, `{0}` the first one.
+        call: the arguments as Python text; `{0}` is the first one.
         gives: the results' types.
     """
 
@@ -29,11 +29,11 @@ class Kind(NamedTuple):
     """A layer.
 
     Attributes:
-        make: Python that makes it; `{o}` stands for further keyword arguments.
-        forms: the ways to call it.
-        patterns: those that choose weights of it; none if it has none. None means the default.
-        only: "all", or "keras3" if Keras 2 has no such layer, or not with these arguments.
-        stateful: whether a call leaves something behind that the next one depends on.
+        make: Python text that makes the layer; `{o}` stands for further keyword arguments.
+        forms: the ways to call the layer.
+        patterns: patterns that choose the layer's weights; empty without weights. None: default.
+        only: "all", or "keras3" if Keras 2 lacks the layer or these arguments.
+        stateful: True if a call changes a state that the next call depends on.
     """
 
     make: str
@@ -198,12 +198,12 @@ KINDS = {
     "Twice": Kind("Twice([{a}, {b}]{o})", (S,), (None, ".*kernel", ".*")),
 }
 NESTS = ("Sequential", "Functional", "Siamese", "Block", "Compiled", "Tells", "InTime", "Twice")
-# Those that call what they hold more than once in a call.
+# Nests that call an inner layer more than once in a call.
 REPEATING = ("Siamese", "InTime", "Twice")
-# What some of them hold, and nothing else.
+# Layers that only some nests hold.
 HELD = {"Tells": "Reader", "InTime": "Single"}
 NAMES = [
     name for name, kind in KINDS.items() if kind.forms and (kind.only == "all" or not IS_KERAS_2)
 ]
-# What stands in a nest: sequences in, sequences out.
+# Layers in a nest: sequences in, sequences out.
 INNER = [name for name in NAMES if S in KINDS[name].forms and name not in NESTS]

@@ -1,4 +1,4 @@
-"""Cases of defects that there were, as the fuzzer describes them: each must show no difference."""
+"""Cases of former defects, as the fuzzer describes them: each must show no difference."""
 
 from fuzz.cases import Case, Mode, Part, Step, Wrap
 

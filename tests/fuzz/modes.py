@@ -1,6 +1,6 @@
-"""Runs two training steps of a model, in any of the ways in which a user would.
+"""Two training steps of a model, in each way in which a user would run them.
 
-The model may be a wrapped or a plain one: nothing here knows of tfwd.
+The model may be wrapped or plain: this module does not use tfwd.
 """
 
 from dataclasses import dataclass, field
@@ -21,15 +21,17 @@ LOSS_SCALE = 64
 
 @dataclass
 class Record:
-    """What a run gave.
+    """The results of a run.
 
     Attributes:
         start: the weights before the first step, if they were set.
-        dtypes: those of the outputs.
-        outputs, of_inputs, of_weights: for each step the outputs, and the gradients of the loss
-            with respect to the inputs and the trainable weights, where the mode shows them.
+        dtypes: dtypes of the outputs.
+        outputs: the outputs of each step, where the mode shows them.
+        of_inputs: for each step the gradients of the loss with respect to the inputs.
+        of_weights: for each step the gradients of the loss with respect to the trainable weights.
         losses: the loss of each step.
-        weights, states: what is there at the end of each step, or of the last one only.
+        weights: the weights after each step, or after the last step only.
+        states: the states after each step, or after the last step only.
     """
 
     start: list = field(default_factory=list)
@@ -51,12 +53,12 @@ def values(variables):
 
 
 def dense(gradient, like):
-    """A gradient as a tensor; zeros where there is none."""
+    """Returns a gradient as a tensor; zeros where there is none."""
     return tf.zeros_like(like) if gradient is None else tf.convert_to_tensor(gradient)
 
 
 def loss_of(model, outputs, targets):
-    """The sum of mean squares, and the losses that layers added."""
+    """Returns the sum of mean squares, and the losses that layers added."""
     terms = [
         tf.reduce_mean(tf.square(tf.cast(o, t.dtype) - t))
         for o, t in zip(data.flat(outputs), targets, strict=True)
@@ -65,13 +67,13 @@ def loss_of(model, outputs, targets):
 
 
 def call(model, letters, inputs, training):
-    """A call, with a bare tensor for a Sequential model."""
+    """Calls a model, with a bare tensor for a Sequential model."""
     one = isinstance(model, keras.Sequential)
     return model(inputs[0] if one else inputs, training=training)
 
 
 class Branching:
-    """A plain model that looks at a flag that is a tensor as tfwd does, by `tf.cond`."""
+    """A plain model that handles a tensor flag as tfwd does, by `tf.cond`."""
 
     losses = ()
 
@@ -91,13 +93,13 @@ class Branching:
 
 
 def step(model, letters, inputs, targets, training):
-    """A training step without the update: outputs, loss, gradients."""
+    """Makes a training step without the update: outputs, loss, gradients."""
     floats = [x for x in inputs if x.dtype.is_floating]
     with tf.GradientTape() as tape:
         tape.watch(floats)
         outputs = call(model, letters, inputs, training)
         loss = loss_of(model, outputs, targets)
-    # After the call, which may be what makes the weights.
+    # After the call, since the call may make the weights.
     variables = [tensor_of(v) for v in model.trainable_variables]
     gradients = tape.gradient(loss, floats + variables)
     gradients = [dense(g, v) for g, v in zip(gradients, floats + variables, strict=True)]
@@ -112,7 +114,7 @@ def run(model, letters, shapes, mode, start=None):
         letters: the types of its inputs.
         shapes: the shapes of its outputs.
         mode: a `Mode`.
-        start: the weights to start from, or None to leave them as they are made by the first call.
+        start: the first weights. None: the weights that the first call makes.
     """
     record = Record()
     if start is not None:
@@ -142,7 +144,7 @@ def _steps(model, letters, shapes, mode, record):
         given = data.inputs(letters, number), data.targets(shapes, number)
         outputs, loss, of_inputs, of_weights = one(*given, flag)
         if not record.start:
-            # What a layer counts by itself is not what it started from; such models start built.
+            # A layer's own counter is not in its first state; such models start built.
             record.start = values(model.weights)
         record.dtypes = [t.dtype.name for t in outputs]
         record.outputs.append(values(outputs))
@@ -154,7 +156,7 @@ def _steps(model, letters, shapes, mode, record):
 
 
 def is_untaped(mode, start):
-    """Whether a training call comes first of which no gradient is taken."""
+    """Checks whether a training call without a gradient comes first."""
     return mode.untaped and mode.run in ("eager", "function") and bool(start)
 
 
@@ -193,7 +195,7 @@ def _loop(model, letters, shapes, mode, record):
 
     losses, outputs = steps(tf.constant(True))
     record.losses = [float(loss) for loss in losses]
-    # What the earlier steps gave is not seen from outside.
+    # The results of earlier steps are not visible outside.
     record.outputs = [None] * (STEPS - 1) + [values(outputs)]
     record.note_state(model)
     record.weights[:0] = [None] * (STEPS - 1)
@@ -201,9 +203,9 @@ def _loop(model, letters, shapes, mode, record):
 
 
 def _optimizer(mode):
-    """SGD. Keras's own loss scale for float16 skips the steps whose scaled gradients overflow.
+    """Returns SGD. Keras's loss scale for float16 skips the steps whose scaled gradients overflow.
 
-    The oracle skips none, so the scale is small enough for all gradients of these models.
+    The oracle skips no step, so the scale is small enough for all gradients of these models.
     """
     sgd = keras.optimizers.SGD(data.RATE)
     if mode.policy != "mixed_float16":
@@ -233,7 +235,10 @@ def _fit(model, letters, shapes, mode, record):
 
 
 def in_replicas(model, letters, shapes, mode, strategy, start) -> list[Record]:
-    """The same on two replicas, each with its own batch, without updates: a record for each."""
+    """Makes the steps on two replicas, each with its own batch, without updates.
+
+    There is a record for each replica.
+    """
     data.set_weights(model, start)
     records = [Record(values(model.weights)), Record(values(model.weights))]
 
@@ -260,7 +265,7 @@ def in_replicas(model, letters, shapes, mode, strategy, start) -> list[Record]:
 
 
 def keras_loss(model, inputs, targets, outputs):
-    """The loss of `fit`, by Keras itself."""
+    """Returns the loss of `fit`, computed by Keras."""
     if isinstance(model, keras.Sequential):
         inputs, targets = inputs[0], targets[0]
     if IS_KERAS_2:

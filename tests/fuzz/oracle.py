@@ -1,9 +1,9 @@
 """The oracle: a plain copy of the model, run in eager mode on weights that are computed by hand.
 
-Each call of a layer that is wrapped in the other model reads `a w + b` here, a tensor for each
-call. The tape gives the loss's derivative with respect to these tensors, and the raw weight's is
-that times `a`, added up over the calls, and added to what comes from where the raw weight is read.
-Nothing of tfwd is in here.
+A layer that is wrapped in the other model reads `a w + b` here, a tensor for each call. The tape
+returns the loss's derivative with respect to these tensors. The raw weight's derivative is the sum
+of these derivatives times `a` over the calls, plus the derivative of direct reads of the raw
+weight. This module does not use tfwd.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from fuzz.feeding import feed, flatten, states, tensor_of
 
 
 class Oracle:
-    """Runs the plain model.
+    """The plain model, run on effective weights.
 
     Args:
         model: the plain model, built.
@@ -56,7 +56,7 @@ class Oracle:
         return pairs
 
     def forward(self, letters, inputs, targets, loss):
-        """The outputs and the loss; `loss` is "mean" or that of "fit"."""
+        """Returns the outputs and the loss; `loss` is "mean" or the loss of "fit"."""
         self.fed = []
         outputs = modes.call(self.model, letters, inputs, True)
         if loss == "fit":
@@ -64,7 +64,7 @@ class Oracle:
         return outputs, modes.loss_of(self.model, outputs, targets)
 
     def step(self, letters, inputs, targets, loss):
-        """Outputs, loss, and the gradients with respect to inputs and raw weights."""
+        """Returns outputs, loss, and the gradients of inputs and raw weights."""
         floats = [x for x in inputs if x.dtype.is_floating]
         with tf.GradientTape() as self.tape:
             self.tape.watch(floats)
@@ -88,7 +88,7 @@ class Oracle:
         return outputs, float(value), of_inputs, [totals[id(v)] for v in trained]
 
     def slope(self, letters, inputs, targets, loss, gradients, size=1e-6):
-        """The loss's slope along a random direction by finite differences, and by the gradients."""
+        """Returns the loss's slope along a random direction, by differences and by gradients."""
         rng = np.random.default_rng(5)
         trained = list(self.model.trainable_variables)
         ways = [rng.normal(size=tuple(v.shape)) for v in trained]
@@ -108,7 +108,7 @@ class Oracle:
         return (found[0] - found[1]) / (2 * size), float(by_gradients)
 
     def run(self, letters, shapes, mode, replica, untaped=False):
-        """Two steps, recorded as `modes.run` and `modes.in_replicas` do it."""
+        """Makes two steps, recorded as `modes.run` and `modes.in_replicas` do it."""
         record = modes.Record(modes.values(self.model.weights))
         loss = "fit" if mode.run in FITS else "mean"
         if loss == "fit":
@@ -140,7 +140,7 @@ class Oracle:
         return record
 
     def _slope_before(self, outside, place, letters, loss, gradients):
-        """`slope` at the state before the step, with the state after it put back."""
+        """Returns `slope` at the state before the step, and restores the state after it."""
         given, calls = place
         after, done = [(v, np.asarray(v)) for v, _ in outside], self.calls
         for variable, value in outside:

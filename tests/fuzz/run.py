@@ -1,10 +1,10 @@
-"""Random models against plain Keras, for as long as one likes: `make fuzz`.
+"""Random models against plain Keras, for any length of time: `make fuzz`.
 
     python tests/fuzz/run.py --minutes 60 [--seed N] [--jobs 1] [--into FOLDER]
 
-Cases are run in processes of their own, some dozens each, because TensorFlow keeps every model that
-it traced. Each failure is made small and printed as a script that shows it; the scripts are written
-into the folder too. Ends with 1 if anything was found.
+Some dozens of cases share a process, because TensorFlow keeps every model that it traced. Each
+failure is made small, and is printed as a script that shows it. The scripts are also written into
+the folder. The exit code is 1 if there was a failure.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def child(arguments: argparse.Namespace) -> int:
 
 
 def prepare() -> None:
-    """What tests/conftest.py does, in a process without pytest."""
+    """Prepares a process without pytest as tests/conftest.py does."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

@@ -1,4 +1,4 @@
-"""A failing case as one file of Python that needs tfwd and nothing of the tests."""
+"""A failing case as one Python file that needs tfwd and no file of the tests."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from fuzz import source
 
 HERE = Path(__file__).parent
-# In the order in which they need one another.
+# In the order of their dependencies.
 PARTS = ("feeding", "data", "modes", "oracle", "drawn", "compare")
 HEAD = '''"""{title}
 
@@ -62,7 +62,7 @@ sys.exit(bool(found))
 
 
 def script(case, found):
-    """The text of the script.
+    """Returns the text of the script.
 
     Args:
         case: the case.
@@ -77,6 +77,6 @@ def script(case, found):
 
 
 def _text(name):
-    """A module of this folder without its docstring."""
+    """Returns the text of a module of this folder without its docstring."""
     text = (HERE / f"{name}.py").read_text("utf-8")
     return re.sub(r'\A""".*?"""\n', "", text, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""Makes a failing case smaller, as long as it fails in the same way."""
+"""Reduction of a failing case that still fails in the same way."""
 
 import dataclasses
 import re
@@ -9,7 +9,7 @@ from fuzz.cases import Mode
 
 
 def found_in(case, must_run=False):
-    """The differences of a case; none if it is no model, unless it must be one."""
+    """Returns the differences of a case; none if it is no model, unless it must be one."""
     try:
         return compare.differences(source.functions(source.program(case)), case.mode)
     except (ValueError, compare.NoModel):
@@ -19,12 +19,12 @@ def found_in(case, must_run=False):
 
 
 def signature(found):
-    """What a failure is known by: its first sentence without numbers and names."""
+    """Returns the signature of a failure: its first sentence without numbers and names."""
     return re.sub(r"'[^']*'|\(.*?\)|[-+]?\d[\d.e+-]*", "_", found[0])[:80] if found else ""
 
 
 def shrunk(case, found, seconds):
-    """The smallest case that could be reached, and its differences."""
+    """Returns the smallest case that was reached, and its differences."""
     wanted = signature(found)
     end = time.monotonic() + seconds
     tried = {source.program(case) + str(case.mode)}
@@ -49,7 +49,7 @@ def shrunk(case, found, seconds):
 
 
 def _smaller(case):
-    """Simpler cases, those first that leave out most."""
+    """Yields simpler cases. The cases that leave out most come first."""
     change = dataclasses.replace
     for index in range(len(case.steps)):
         if len(case.steps) > 1:

@@ -1,6 +1,6 @@
 """A case's model as Python text: two functions, `wrapped()` and `plain()`.
 
-The fuzzer runs this very text, so the script that it prints for a failure builds the same model.
+The fuzzer runs this text itself, so the script that it prints for a failure makes the same model.
 """
 
 from dataclasses import dataclass, field
@@ -24,21 +24,21 @@ ANY = ".*"
 
 @dataclass
 class Text:
-    """The lines that make the layers, those that call them, and what they were made of."""
+    """Lines that make the layers, lines that call them, and the parts that they were made of."""
 
     case: Case
     wrapped: bool
     makes: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     used: list[str] = field(default_factory=list)  # the letters of the inputs
-    ends: list[str] = field(default_factory=list)  # the values that nothing takes
+    ends: list[str] = field(default_factory=list)  # the values that no call takes
     seed: int = 0
-    chain: bool = True  # whether each call takes what the one before it gave, and nothing else
+    chain: bool = True  # whether each call takes the result of the call before it, and nothing else
     layers: int = 0
 
 
 def program(case: Case) -> str:
-    """The two functions. Raises ValueError for a case that is no model."""
+    """Returns the text of the two functions. Raises ValueError for a case that is no model."""
     texts = [_text(case, wrapped) for wrapped in (True, False)]
     inputs = [letter for letter in INPUTS if letter in texts[0].used]
     head = f"INPUTS = {''.join(inputs)!r}\n"
@@ -46,7 +46,7 @@ def program(case: Case) -> str:
 
 
 def functions(text: str) -> dict[str, Any]:
-    """What a program defines."""
+    """Returns the names that a program defines."""
     names = {"keras": keras, "tfwd": tfwd, "layers": layers, "P": P, "BATCH": data.BATCH}
     names |= {k: v for k, v in vars(user_layers).items() if callable(v)}
     exec(text, names)
@@ -54,7 +54,7 @@ def functions(text: str) -> dict[str, Any]:
 
 
 def weighs(part: Part) -> bool:
-    """Whether there are weights to parametrize."""
+    """Checks whether there are weights to parametrize."""
     return bool(KINDS[part.kind].patterns) and (
         part.kind not in NESTS or any(map(weighs, part.held))
     )
@@ -74,7 +74,7 @@ def _text(case: Case, wrapped: bool) -> Text:
         else:
             part = step.part
             if part.kind == "OwnCall" and case.top != "subclassed":
-                # A functional model holds what such a method does beside the layer's call.
+                # A functional model contains the other operations of such a method.
                 raise ValueError("a layer's own __call__ would be made twice")
             name = _make(text, part, outer=_is_wrapped(case), bare=bare)
             made.append((name, part))
@@ -104,7 +104,7 @@ def _text(case: Case, wrapped: bool) -> Text:
 
 
 def _is_wrapped(case: Case) -> bool:
-    """Whether one wrapper is around the whole model."""
+    """Checks whether one wrapper is around the whole model."""
     return case.whole is not None and case.top == "subclassed"
 
 
@@ -112,9 +112,9 @@ def _make(text: Text, part: Part, outer: bool, bare: bool) -> str:
     """Adds the lines that make a layer, and returns its name.
 
     Args:
-        outer: whether a wrapper around what holds this layer may draw for it too.
-        bare: leave out the wrappers: one around what holds this layer draws for it too and calls
-            it twice, so that its weights would have two values in one call of that wrapper.
+        outer: True if a wrapper around an outer layer may draw for this layer too.
+        bare: leave out the wrappers. A wrapper around an outer layer draws for this layer too and
+            calls it twice, so its weights would have two values in one call of that wrapper.
     """
     name = f"l{text.layers}"
     text.layers += 1
@@ -140,7 +140,7 @@ def _make(text: Text, part: Part, outer: bool, bare: bool) -> str:
 
 
 def _patterns(part: Part) -> list[str | None]:
-    """The patterns that choose some weight of a layer; for a nest, of the layers that it holds."""
+    """Returns the patterns that choose some weight of a layer, or of the layers in a nest."""
     patterns = list(KINDS[part.kind].patterns)
     if part.kind in NESTS:
         inside = [pattern for inner in part.held for pattern in _patterns(inner)]
@@ -225,6 +225,6 @@ def _function(text: Text, inputs: list[str]) -> str:
 
 
 def _some(case: Case) -> bool:
-    """Whether `SOME` matches."""
+    """Checks whether `SOME` matches."""
     parts = [inner for step in case.steps for inner in (step.part, *step.part.held)]
     return any(weighs(part) and "Normalization" not in part.kind for part in parts)

@@ -1,7 +1,7 @@
-"""Random models on effective weights give what plain Keras gives on those weights.
+"""Random models on effective weights against plain Keras on the same weights.
 
-Keras 3 has 18 random cases, of which six are fast, and Keras 2 has twelve others;
-`tests/fuzz/run.py` goes on for as long as one likes.
+Keras 3 has 18 random cases, of which six are fast, and Keras 2 has twelve others.
+`tests/fuzz/run.py` runs for any length of time.
 """
 
 import keras
@@ -25,7 +25,7 @@ def report(case, found):
     return "\n".join([*found, "This script shows it:", script.script(case, found)])
 
 
-# The others have a test of their own too, and are here to try the fuzzer.
+# The others also have tests of their own. They are here to test the fuzzer.
 KEPT = (
     "self-attention in a graph",
     "a compiled model wrapped whole",

@@ -1,4 +1,4 @@
-"""Layers as a user would write them, for the random models."""
+"""Custom layers for the random models, as users would write them."""
 
 import keras
 import tensorflow as tf
@@ -7,7 +7,7 @@ WIDTH = 4
 
 
 class Late(keras.layers.Layer):
-    """Makes one weight in `build` and leaves its Dense to be built by the call."""
+    """A layer that makes one weight in `build`. Its call builds its Dense."""
 
     def __init__(self, rank, **kwargs):
         super().__init__(**kwargs)
@@ -27,7 +27,7 @@ class Late(keras.layers.Layer):
 
 
 class Gate(keras.layers.Layer):
-    """Two inputs, each with a mask that Keras passes by the name of its argument."""
+    """A layer with two inputs. Keras passes a mask for each by the name of its argument."""
 
     def build(self, *args, **kwargs):
         self.kernel = self.add_weight(shape=(WIDTH, WIDTH), name="kernel")
@@ -43,7 +43,7 @@ class Gate(keras.layers.Layer):
 
 
 class Sums(keras.layers.Layer):
-    """Reads its mask, adds a loss, and counts in a variable that is not trained."""
+    """A layer that reads its mask, adds a loss, and counts in a non-trainable variable."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -64,7 +64,7 @@ class Sums(keras.layers.Layer):
 
 
 class Twice(keras.layers.Layer):
-    """Calls the layers that it holds one after the other, the first one twice."""
+    """A layer that calls its layers one after the other, the first one twice."""
 
     def __init__(self, layers, **kwargs):
         super().__init__(**kwargs)
@@ -90,7 +90,7 @@ class Block(keras.Model):
 
 
 class Reader(keras.layers.Layer):
-    """Is told of a tensor by an attribute, and not by an argument."""
+    """A layer that gets a tensor by an attribute, not by an argument."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -105,7 +105,7 @@ class Reader(keras.layers.Layer):
 
 
 class Tells(keras.layers.Layer):
-    """Tells a `Reader` its tensor before it calls it."""
+    """A layer that gives a `Reader` its tensor before it calls it."""
 
     def __init__(self, reader, **kwargs):
         super().__init__(**kwargs)
@@ -120,14 +120,14 @@ class Tells(keras.layers.Layer):
 
 
 class OwnCall(keras.layers.Embedding):
-    """An embedding that does more than Keras's, though its `call` is Keras's."""
+    """An embedding that does more than Keras's, with the `call` of Keras."""
 
     def __call__(self, *args, **kwargs):
         return 3.0 * super().__call__(*args, **kwargs)
 
 
 def own_cell(layer):
-    """A recurrent layer whose cell's `call` is replaced on the instance."""
+    """Returns a recurrent layer with a cell whose `call` is replaced on the instance."""
     before = layer.cell.call
 
     def call(*args, **kwargs):
@@ -139,7 +139,7 @@ def own_cell(layer):
 
 
 def doubled(layer):
-    """A layer whose `call` is replaced on the instance."""
+    """Returns a layer whose `call` is replaced on the instance."""
     before = layer.call
 
     def call(*args, **kwargs):
@@ -150,6 +150,6 @@ def doubled(layer):
 
 
 def compiled(model):
-    """A model that was compiled before it became a part of another."""
+    """Returns a model that was compiled before it became a part of another."""
     model.compile(optimizer="sgd", loss="mse")
     return model

@@ -18,7 +18,10 @@ MSE64 = MSE() if _keras.IS_KERAS_2 else MSE(dtype="float64")
 
 
 def per_example(model: keras.Model, x: Any, y: Any, loss: Any = None, **kwargs: Any) -> list:
-    """`[B, *shape]` for each weight: the gradients of `loss` for each example as a batch of one."""
+    """Returns the gradients `[B, *shape]` of `loss` for each weight.
+
+    Each example is a batch of one.
+    """
     loss = loss or MSE64
     rows = []
     for b in range(len(tf.nest.flatten(y)[0])):
@@ -35,7 +38,7 @@ def per_example(model: keras.Model, x: Any, y: Any, loss: Any = None, **kwargs: 
 
 
 def assert_moments(moments: gradients.Moments, rows: list, tolerance: float = 1e-9) -> None:
-    """The moments are those of these per-example gradients."""
+    """Asserts that the moments are the moments of these per-example gradients."""
     for mean, squares, row in zip(moments.mean, moments.mean_square, rows, strict=True):
         for found, wanted in ((mean, row.mean(0)), (squares, (row**2).mean(0))):
             scale = np.abs(wanted).max() + 1e-30
@@ -45,12 +48,12 @@ def assert_moments(moments: gradients.Moments, rows: list, tolerance: float = 1e
 
 
 def general(moments: gradients.Moments) -> bool:
-    """Whether any weight was computed the general way."""
+    """Checks whether any weight was computed the general way."""
     return any(m in ("vectorized_map", "loop", "backward_each") for m in moments.methods)
 
 
 def randomized(model: keras.Model, seed: int = 0) -> keras.Model:
-    """The model with no weight at a special value, such as a bias at 0."""
+    """Returns the model with no weight at a special value, such as a bias at 0."""
     random = np.random.default_rng(seed)
     for variable in model.trainable_variables:
         variable.assign(np.asarray(variable) + 0.2 * random.normal(size=variable.shape))
@@ -58,7 +61,7 @@ def randomized(model: keras.Model, seed: int = 0) -> keras.Model:
 
 
 def states(model: keras.Model) -> list:
-    """The variables that say what the model draws next."""
+    """Returns the variables that determine the model's next draws."""
     seeded = [
         layer
         for layer in _keras.layers.all_layers(model)
@@ -68,7 +71,7 @@ def states(model: keras.Model) -> list:
 
 
 def rewinding(model: keras.Model) -> Callable[[], None]:
-    """Returns a function by which the model draws again as it would from here on."""
+    """Returns a function that makes the model draw again as from here on."""
     generators = [
         g for layer in _keras.layers.all_layers(model) if (g := _generator(layer)) is not None
     ]
@@ -80,12 +83,12 @@ def rewinding(model: keras.Model) -> Callable[[], None]:
             variable.assign(value)
         for generator, number in zip(generators, numbers, strict=True):
             generator._seed = number
-        tf.random.set_seed(0)  # where operations have states, they begin anew
+        tf.random.set_seed(0)  # operations with states start from their first state
 
     tf.random.set_seed(0)
     return rewind
 
 
 def _generator(layer: Any) -> Any:
-    """What a layer of Keras 2 draws with, which is no variable."""
+    """Returns the generator of a Keras 2 layer, which is no variable."""
     return getattr(layer, "_random_generator", None) if _keras.IS_KERAS_2 else None

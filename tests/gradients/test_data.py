@@ -1,4 +1,4 @@
-"""Which arguments are a batch, and which are an error."""
+"""Arguments that are a batch, and arguments that are an error."""
 
 from collections.abc import Callable
 from typing import Any
@@ -63,13 +63,13 @@ def dataset() -> tf.data.Dataset:
         (lambda: {"x": X[:0], "y": Y[:0]}, "the batch has no examples"),
     ],
 )
-def test_what_is_no_batch(given: Callable[[], dict[str, Any]], message: str) -> None:
+def test_arguments_that_are_no_batch(given: Callable[[], dict[str, Any]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         gradients.moments(model(), **{"x": X, "y": Y, "loss": "mse", **given()})
 
 
 class Scaled(L.Layer):
-    """A layer without a rule, with a loss that is not of an example."""
+    """A layer without a rule, whose loss does not belong to an example."""
 
     def build(self, shape: Any) -> None:
         self.supports_masking = True
@@ -84,7 +84,10 @@ class Scaled(L.Layer):
 @once
 @pytest.mark.parametrize("chunk_size", [None, 2])
 def test_a_batch_that_turns_out_to_be_empty_has_moments_of_zero(chunk_size: int | None) -> None:
-    """Also where computing on no examples, or on made-up ones, gives NaN or an error."""
+    """Checks that an empty batch has moments of zero.
+
+    Computing on no examples, or on made-up ones, may give NaN or an error.
+    """
     stack = [keras.Input((4,), dtype="int32"), L.Embedding(5, 3, mask_zero=True),
              Scaled(), L.GRU(3, return_sequences=True),
              L.Dense(2, kernel_regularizer="l2")]  # fmt: skip

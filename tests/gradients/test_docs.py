@@ -1,4 +1,4 @@
-"""docs/gradient_moments.md names what there is."""
+"""Agreement of docs/gradient_moments.md with the code."""
 
 import sys
 from pathlib import Path

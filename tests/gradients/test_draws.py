@@ -1,4 +1,4 @@
-"""Layers with dropout: all weights see the same masks, and later draws stay as they were."""
+"""Layers with dropout: all weights get the same masks, and later draws do not change."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ L = keras.layers
 
 
 class Scale(L.Layer):
-    """A layer without a rule, so that the model is run a second time."""
+    """A layer without a rule, so that the model runs a second time."""
 
     def build(self, shape: tuple) -> None:
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
@@ -49,7 +49,7 @@ def test_all_weights_see_one_draw(name: str) -> None:
     y = np.random.default_rng(2).normal(size=model(x).shape).astype("f")
     rewind = rewinding(model)
     moments = gradients.moments(model, x, y, "mse", training=True)
-    # A weight at which nothing arrives in the trial, all being dropped, has no rule either.
+    # A weight without a gradient in the trial, since all is dropped, has no rule either.
     assert moments.methods[-3] == "backward_each" and "dense" in moments.methods
     rewind()
     with tf.GradientTape(persistent=True) as tape:
@@ -62,8 +62,8 @@ def test_all_weights_see_one_draw(name: str) -> None:
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_a_call_that_is_captured_leaves_what_is_drawn_next(traced: bool) -> None:
-    """And draws something else each time, in a function too."""
+def test_a_captured_call_does_not_change_later_draws(traced: bool) -> None:
+    """Checks that a captured call does not change later draws, and draws anew each time."""
     model = keras.Sequential([keras.Input((3,)), L.Dense(4), L.Dropout(0.5), L.Dense(2)])
     x, y = tf.random.normal([6, 3]), tf.random.normal([6, 2])
 
@@ -83,5 +83,5 @@ def test_a_call_that_is_captured_leaves_what_is_drawn_next(traced: bool) -> None
     found.append(model(x, training=True))
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(a, b)
-    if _keras.IS_KERAS_2:  # on Keras 3 the state of what draws is a variable, which stays
+    if _keras.IS_KERAS_2:  # on Keras 3 the state of draws is a variable, which stays
         assert any(np.any(a != b) for a, b in zip(first, second, strict=True))

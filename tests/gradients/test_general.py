@@ -1,4 +1,4 @@
-"""Weights without a rule are computed the general way; what cannot be computed is an error."""
+"""Weights without a rule are computed the general way, or raise an error."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def float64() -> None:
 
 
 class Scale(L.Layer):
-    """A user's layer, without a rule."""
+    """A custom layer without a rule."""
 
     def build(self, shape: Any) -> None:
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
@@ -33,7 +33,7 @@ class Scale(L.Layer):
 
 
 class Own(keras.Model):
-    """A model that uses its layers' weights in ways of its own."""
+    """A model that uses its layers' weights in its own ways."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -74,7 +74,10 @@ def test_model_whose_only_layer_is_a_users_own() -> None:
     ("batch", "inside"), [pytest.param(None, True, marks=pytest.mark.slow), (5, False)]
 )
 def test_users_layer_beside_a_loop_in_a_function(batch: int | None, inside: bool) -> None:
-    """vectorized_map of a recurrent layer is traced without an error, and fails when it is run."""
+    """Checks a custom layer beside a recurrent layer in a function.
+
+    vectorized_map of a recurrent layer is traced without an error, and fails when it runs.
+    """
 
     class Around(L.Layer):
         def __init__(self) -> None:
@@ -160,7 +163,7 @@ def test_loop_where_vectorized_map_fails() -> None:
 
 
 def test_random_layers_see_one_draw() -> None:
-    """A weight without a rule is computed under the very masks that the rules saw."""
+    """Checks that a weight without a rule is computed under the same masks as the rules."""
     twin = L.Dense(3, "tanh", name="twin")
     model = keras.Sequential([keras.Input((3,)), Scale(), twin, L.Dropout(0.5, seed=1), L.Dense(2)])
     x, y = data(6, 3)
@@ -246,7 +249,7 @@ def test_rule_is_for_layer_classes() -> None:
 
 
 class Einsum(L.Layer):
-    """A batched product, with which vectorized_map can end the process."""
+    """A batched product. vectorized_map of it can end the process."""
 
     def build(self, shape: Any) -> None:
         self.kernel = self.add_weight(shape=(shape[-1], 16))
@@ -263,7 +266,7 @@ def test_batched_products_go_one_by_one() -> None:
     x, y = (random.normal(size=(6, 7, n)).astype("float32") for n in (16, 5))
     for _ in range(3):
         moments = gradients.moments(model, x, y, "mse")
-    # Keras 2's product is TensorFlow's einsum, one operation that is no such product.
+    # Keras 2's product is TensorFlow's einsum, an operation that does not count as a product.
     slow = "vectorized_map" if _keras.IS_KERAS_2 else "loop"
     assert moments.methods == [slow, "dense", "dense"]
     total = tf.zeros_like(moments.mean_square[0])

@@ -1,4 +1,4 @@
-"""Which rows are whose in hard cases: zero heads, functions, positions, fixed batches."""
+"""Examples to which rows belong, in hard cases: zero heads, functions, positions, fixed batches."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def test_head_that_begins_at_zero_hides_nothing() -> None:
     x, y = normal(4, 8, 3), normal(4, 8, 1)
     first = gradients.moments(model, x, y, "mse")
     randomized(model)
-    found = gradients.moments(model, x, y, "mse")  # by what was seen of the zeros
+    found = gradients.moments(model, x, y, "mse")  # by the zeros in the trial
     assert first.methods == found.methods == ["vectorized_map"] * 2 + ["dense"] * 2
     assert_moments(found, per_example(model, x, y, MSE), 1e-4)
 
@@ -59,7 +59,10 @@ def test_inputs_of_zero_and_a_trial_inside_a_function(x: np.ndarray) -> None:
 
 @extended
 def test_positions_in_a_function_that_does_not_know_their_number() -> None:
-    """The trial's made-up inputs may be longer than the table of positions."""
+    """Checks positions of unknown number in a function.
+
+    The trial's made-up inputs may be longer than the table of positions.
+    """
 
     class Model(keras.Model):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What layers of Keras 2 do that those of Keras 3 do not: by a rule, or else the general way."""
+"""Layers of Keras 2 that differ from Keras 3's: by a rule, or the general way."""
 
 import warnings
 from collections.abc import Callable
@@ -89,7 +89,7 @@ def test_ragged_sequences() -> None:
 
 
 class Branches(keras.Model):
-    """Its `call` needs AutoGraph in a function, which Keras 2 applies to it."""
+    """A layer whose `call` needs AutoGraph in a function. Keras 2 applies AutoGraph to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def test_code_that_autograph_rewrites(make: Callable, ruled: bool) -> None:
     random = np.random.default_rng(1)
     model, x, y = make(), random.normal(size=(4, 3)), random.normal(size=(4, 2))
     model(x)
-    if ruled:  # so that the layer's call is replaced for the time of a pass
+    if ruled:  # so that the layer's call is replaced during a pass
         gradients.rule(BranchingScale)(lambda layer, call, x: NotImplemented)
 
     @tf.function

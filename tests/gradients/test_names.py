@@ -1,4 +1,4 @@
-"""What `tfwd.gradients` exports, and the names that it had before."""
+"""Names that `tfwd.gradients` exports, and their former names."""
 
 import warnings
 

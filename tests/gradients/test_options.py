@@ -1,4 +1,4 @@
-"""Losses, weights, chunks, precision and the ways to run it."""
+"""Losses, weights, chunks, precision and modes."""
 
 import threading
 from typing import Any
@@ -246,7 +246,7 @@ def test_function_with_an_unknown_batch_size_and_chunks() -> None:
 
 
 def test_replicas_share_the_moments_of_the_global_batch() -> None:
-    # Collectives of two strategies in one process would take each other for their own.
+    # Collectives of two strategies in one process would be confused with each other.
     strategy = tf.distribute.MirroredStrategy(
         ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
     )

@@ -1,4 +1,4 @@
-"""The forms of per-example gradients against the gradients that they stand for, in NumPy."""
+"""The forms of per-example gradients against the full gradients in NumPy."""
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def test_uses_are_summed_before_they_are_squared() -> None:
 
 
 def test_embedding_makes_nothing_of_the_size_of_batch_times_table() -> None:
-    """In the graph of the moments no tensor has the rows of the table for each example."""
+    """Checks that no tensor in the graph of the moments has the table's rows for each example."""
 
     @tf.function
     def run(ids: tf.Tensor, d: tf.Tensor) -> tuple:

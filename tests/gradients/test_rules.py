@@ -66,7 +66,7 @@ def check(model: keras.Model, x: np.ndarray, chunk_size: int | None = None) -> N
     assert_moments(moments, per_example(model, x, y))
 
 
-# One of each way to sum; what is left differs from one of them in an argument.
+# One layer for each way to sum. The others differ from one of them in an argument.
 KEPT = (
     "dense",
     "einsum_groups",

@@ -13,7 +13,7 @@ from tfwd.gradients import statistics
 def noisy(
     random: np.random.Generator, mu: np.ndarray, batch: int, same: float = 0.0
 ) -> statistics.Record:
-    """The statistics of gradients N(mu, 1), and of a part that is the same for all examples."""
+    """Returns the statistics of gradients N(mu, 1) plus a part that all examples share."""
     each = mu + random.normal(size=(batch, mu.size))
     own = each.mean(0)
     sums = [(each**2).mean(0).sum(), ((own + same) ** 2).sum(), (own**2).sum()]
@@ -21,7 +21,10 @@ def noisy(
 
 
 def test_statistics_of_known_noise() -> None:
-    """Gradients N(mu, 1) of n entries: the noise scale is n / |mu|^2, to five standard errors."""
+    """Checks that the noise scale of gradients N(mu, 1) is n / |mu|^2, to five standard errors.
+
+    n is the number of entries.
+    """
     random, batch, size = np.random.default_rng(0), 500, 400
     mu = random.normal(size=size)
     found = noisy(random, mu, batch)
@@ -31,8 +34,8 @@ def test_statistics_of_known_noise() -> None:
     assert math.isnan(one["noise_scale"]) and math.isnan(one["variance"])
 
 
-def test_average_of_batches_of_which_most_cannot_tell() -> None:
-    """Where the signal is small, the ratio of means is right and the mean of ratios infinite."""
+def test_average_of_batches_that_are_mostly_too_noisy() -> None:
+    """Checks a small signal: the ratio of means is right, the mean of ratios is infinite."""
     random, batch, size, steps = np.random.default_rng(0), 4, 10, 4000
     mu = np.full(size, 0.2)
     records = [noisy(random, mu, batch) for _ in range(steps)]
@@ -49,7 +52,7 @@ def test_average_of_batches_of_which_most_cannot_tell() -> None:
     assert min(record["signal"] for record in records) < 0
 
 
-def test_average_of_what_is_too_noisy_of_single_examples_and_of_nan() -> None:
+def test_average_of_noisy_batches_of_single_examples_and_of_nan() -> None:
     random = np.random.default_rng(0)
     low = statistics.describe([[8.0], [1.0], [1.0]], ["w"], [2], 2)
     assert low["signal"] == 1 - 7.0
@@ -67,7 +70,7 @@ def test_average_of_what_is_too_noisy_of_single_examples_and_of_nan() -> None:
 
 
 def test_regularizers_are_no_noise_and_are_signal() -> None:
-    """With the same gradient added to every example's, V stays, and G is of the sum."""
+    """Checks a gradient that is added to every example's: V stays, and G belongs to the sum."""
     random = np.random.default_rng(0)
     x, y = random.normal(size=(64, 3)).astype("f"), random.normal(size=(64, 2)).astype("f")
     found = {}

@@ -1,4 +1,4 @@
-"""The trial that finds which rows are whose: weights that it shows nothing of have no rule."""
+"""The trial that finds the examples of each row: weights that it cannot decide have no rule."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +41,7 @@ def time_first(head: Any = None, length: int = 8) -> keras.Model:
 def test_zeros_in_the_weights_hide_nothing() -> None:
     model = time_first(L.Dense(1, kernel_initializer="zeros"))
     x, y = normal(4, 8, 3), normal(4, 8, 1)
-    gradients.moments(model, x, y, "mse")  # what the trial shows is kept
+    gradients.moments(model, x, y, "mse")  # the result of the trial is kept
     moments = gradients.moments(randomized(model), x, y, "mse")
     assert moments.methods == ["vectorized_map", "dense", "dense"]
     assert_moments(moments, per_example(model, x, y))
@@ -58,7 +58,7 @@ def test_zeros_and_nans_in_the_first_examples_hide_nothing(value: float) -> None
 
 
 def test_one_time_step_of_all() -> None:
-    """The first example's gradient arrives at the first rows only, and so does the second's."""
+    """Checks that the gradients of the first and the second example arrive at their own rows."""
     head = keras.Sequential([L.Lambda(lambda h: h[:, 0]), L.Dense(2)])
     model, x, y = time_first(head), normal(4, 8, 3), normal(4, 2)
     moments = gradients.moments(model, x, y, "mse")
@@ -95,12 +95,12 @@ def test_a_use_in_a_function_that_was_traced_before(batch: int) -> None:
     moments = gradients.moments(model, x, y, "mse")
     assert general(moments)
     assert_moments(moments, per_example(model, x, y))
-    for count in (1, 2, batch):  # what was traced on the way computes with the weights
+    for count in (1, 2, batch):  # traced functions still compute with the weights
         np.testing.assert_allclose(model.traced(x[:count]), found[:count])
 
 
 def test_a_use_that_no_read_shows() -> None:
-    """Keras builds a layer inside the function, which so has no variable at its first shape."""
+    """Checks a layer that Keras builds inside the function, when its first shape is unknown."""
 
     class Own(keras.Model):
         def __init__(self) -> None:
@@ -175,7 +175,7 @@ def test_the_trial_inside_a_function_sees_gradients() -> None:
 
 
 class Normalizes(keras.Model):
-    """BatchNormalization in training, whatever it is told."""
+    """BatchNormalization in training, whatever the training flag says."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ def of_ids() -> keras.Model:
 
 
 class Noisy(L.Layer):
-    """Draws past Keras's generators."""
+    """A layer that draws without Keras's generators."""
 
     def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         return x + tf.random.normal(tf.shape(x), dtype=x.dtype) if training else x
@@ -217,7 +217,7 @@ def test_dependent_examples_are_an_error_where_something_is_random(make: Callabl
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
-def test_what_is_no_number_is_no_dependence() -> None:
+def test_nan_is_no_dependence() -> None:
     model = keras.Sequential([keras.Input((3,)), L.Dense(4), L.Dense(2)])
     x, y = normal(4, 3), normal(4, 2)
     x[1, 0] = np.nan
@@ -235,7 +235,7 @@ def test_noise_of_a_layers_own_is_no_dependence() -> None:
 
 
 class OwnLoop(L.LSTM):
-    """What Keras 3 calls for its loop, and Keras 2 before it."""
+    """A custom loop: Keras 3 calls it for its loop, and Keras 2 before it."""
 
     def inner_loop(self, sequences: tf.Tensor, *args: Any, **kwargs: Any) -> Any:
         return super().inner_loop(2 * sequences, *args, **kwargs)
@@ -311,7 +311,10 @@ class Penalty(L.Layer):
     ("batch", "chunk_size"), [(1, None), (4, None), (4, 1), (4, 3), (6, None), (6, 4)]
 )
 def test_a_vector_that_is_as_long_as_the_batch(batch: int, chunk_size: int | None) -> None:
-    """Its squares are added to `mean`, whatever its length; an example's own go into both."""
+    """Checks a vector as long as the batch.
+
+    Its squares are added to `mean`, whatever its length. An example's own squares go into both.
+    """
     x, y = normal(batch, 4), normal(batch, 2)
     vector = keras.Sequential([keras.Input((4,)), Penalty(own=False), L.Dense(2)])
     moments = gradients.moments(vector, x, y, "mse", chunk_size=chunk_size)

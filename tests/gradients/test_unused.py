@@ -1,4 +1,4 @@
-"""Weights that no example's loss depends on: zeros, named "unused", that cost nothing."""
+"""Weights that no example's loss depends on: zeros, named "unused", at no cost."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def test_head_without_a_loss(
 
 
 def products(model: keras.Model, x: Any, y: Any, loss: Any) -> int:
-    """How many products the graph of the moments has that what it returns depends on."""
+    """Counts the products in the graph of the moments that the results depend on."""
 
     @tf.function
     def run(x: Any, y: Any) -> Any:
@@ -99,7 +99,7 @@ def test_layer_that_is_not_called_and_one_with_a_loss_of_its_own() -> None:
     np.testing.assert_array_equal(found.mean[2], np.zeros([3, 2]))
     np.testing.assert_array_equal(found.mean_square[4], np.zeros([3, 2]))
     assert found.penalty[2] is None and found.penalty[0] is None
-    # Of the chunks of 2, 2 and 1 examples, by their sizes.
+    # The chunks have 2, 2 and 1 examples, and count by their sizes.
     output = model.penalized(x).numpy()
     parts = [2 * x[a:b].T @ output[a:b] * (b - a) / 5 for a, b in ((0, 2), (2, 4), (4, 5))]
     np.testing.assert_allclose(found.penalty[4], sum(parts), rtol=1e-4)

@@ -57,7 +57,7 @@ STACKS: list[Callable[[], list]] = [dense, noise, lstm, chain, block]
 
 
 def one_by_one(model: keras.Model, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
-    """The gradients of each example's own loss, for each weight `[batch, ...]`, by a tape."""
+    """Returns the gradients `[batch, ...]` of each example's own loss, by a tape."""
     with tf.GradientTape(persistent=True) as tape:
         losses = tf.unstack(tf.reduce_mean((model(x, training=True) - y) ** 2, -1))
     sources = [_keras.variables.tf_variable(v) for v in model.trainable_variables]
@@ -69,7 +69,7 @@ def one_by_one(model: keras.Model, x: np.ndarray, y: np.ndarray) -> list[np.ndar
 @pytest.mark.parametrize("chunk_size", [None, 3])
 @pytest.mark.parametrize("stack", STACKS)
 def test_against_the_model_on_its_effective_weights(stack: Callable, chunk_size: int) -> None:
-    """The draw is that of the layer's next training call, whatever the chunks."""
+    """Checks that the draw is the next training call's draw, whatever the chunks."""
     model = randomized(keras.Sequential([keras.Input((3, 3)), *stack()]))
     x = np.random.default_rng(1).normal(size=(4, 3, 3))
     y = np.random.default_rng(2).normal(size=model(x).shape)
@@ -155,7 +155,7 @@ class Squares(P.Parametrization):
 
 
 class RoundsSoftly(P.Parametrization):
-    """`w' = w - sin(2 pi w) / (2 pi)`: a smooth rounding, whose slope is 0 at whole numbers."""
+    """`w' = w - sin(2 pi w) / (2 pi)`: smooth rounding, with slope 0 at whole numbers."""
 
     elementwise = True
 
@@ -164,7 +164,7 @@ class RoundsSoftly(P.Parametrization):
 
 
 class MixingDropout(P.Dropout):
-    """A subclass whose `__call__` mixes entries: what its base class says is not for it."""
+    """A subclass whose `__call__` mixes entries, unlike its base class."""
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         return super().__call__(weight - tf.reduce_mean(weight), seed)

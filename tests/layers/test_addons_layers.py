@@ -14,7 +14,7 @@ TWICE = "cannot be run a second time in backward"
 
 
 def pair() -> tuple[keras.layers.Layer, keras.layers.Layer]:
-    """A normalized layer whose gain is set, and weight dropout around it."""
+    """Returns a normalized layer with a set gain, and weight dropout around it."""
     normalized = tfa.layers.WeightNormalization(keras.layers.Dense(3), data_init=False)
     normalized(X)
     normalized.v.assign(tf.random.stateless_normal([5, 3], [3, 4]))

@@ -1,4 +1,4 @@
-"""Layers that cannot be run on other weights, or not twice, and how that is found out."""
+"""Layers that cannot run on other weights, or not twice, and their detection."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ def test_a_layer_that_assigns_to_the_parametrized_weight_is_an_error() -> None:
 
 
 class StatefulDraw(keras.layers.Layer):
-    """Draws from TensorFlow's global generator, anew at each run."""
+    """A layer that draws from TensorFlow's global generator, anew at each run."""
 
     def build(self, shape) -> None:
         self.kernel = self.add_weight(shape=(5, 3), name="kernel")
@@ -100,7 +100,7 @@ def test_a_layer_that_draws_statefully_is_not_run_twice(traced: bool) -> None:
 
 
 class Sampled(keras.layers.Layer):
-    """Takes rows that a sampler with a state of its own chooses, as a sampled softmax does."""
+    """A layer that takes rows chosen by a stateful sampler, as a sampled softmax does."""
 
     def build(self, shape) -> None:
         self.kernel = self.add_weight(shape=(50, 8), name="kernel")
@@ -160,7 +160,7 @@ def test_a_weight_that_is_returned_is_the_effective_one(recompute: bool, traced:
 
 
 class Caching(keras.layers.Layer):
-    """Makes a constant in its first call, and keeps it."""
+    """A layer that makes a constant in its first call, and keeps it."""
 
     positions = None
 
@@ -173,7 +173,7 @@ class Caching(keras.layers.Layer):
         return tf.matmul(x, self.kernel) + self.positions
 
 
-def test_a_constant_that_a_layer_keeps_is_none_of_the_inspections() -> None:
+def test_a_constant_that_a_layer_keeps_is_not_made_by_the_analysis() -> None:
     layer = Caching()
     wrapped = layers.WeightDropout(layer, 0.5, seed=1)
     with pytest.warns(UserWarning, match="it keeps a tensor in its attribute 'positions'"):
@@ -184,7 +184,7 @@ def test_a_constant_that_a_layer_keeps_is_none_of_the_inspections() -> None:
 
 
 class Untraceable(PastKeras):
-    """Needs values while it is called, so that it runs in eager mode alone."""
+    """A layer that needs values while it is called, so that it runs in eager mode only."""
 
     def __init__(self, past: bool) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ def test_a_method_that_keeps_what_it_was_traced_with_is_an_error(traced: bool) -
 
 
 class Doubled(keras.layers.Dense):
-    """A user's layer."""
+    """A custom layer."""
 
     def call(self, x):
         return 2 * super().call(x)
@@ -276,7 +276,7 @@ def test_one_look_serves_equal_layers_of_keras(
     assert len(made) == looks
     wider(X, training=True)
     assert len(made) == looks + 1
-    # One that is no longer as the others were is looked at.
+    # A layer that differs from the others now is analysed.
     other = layers.WeightDropout(make(), 0.5, weights="kernel")
     other.layer.activation = lambda x: x
     other(X, training=True)

@@ -1,4 +1,4 @@
-"""A wrapped layer can be called as the plain one can, and gives back what it gives."""
+"""Forms of calls: a wrapped layer accepts and returns the same structures as the plain layer."""
 
 import dataclasses
 from typing import Any
@@ -24,14 +24,14 @@ class Pair:
 
 
 class Hidden:
-    """No nest to anybody."""
+    """A class that no library treats as a nest."""
 
     def __init__(self, tensor: tf.Tensor) -> None:
         self.tensor = tensor
 
 
 class Packing(keras.layers.Layer):
-    """A product with a kernel, given back in something."""
+    """A product with a kernel that returns its result in a structure."""
 
     def __init__(self, pack: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -61,7 +61,7 @@ def total(found: Any) -> tf.Tensor:
 @pytest.mark.filterwarnings("ignore:.*hidden from a gradient")
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("pack", [in_pair, Hidden], ids=["dataclass", "object"])
-def test_what_is_in_an_object_has_its_gradient(pack: Any, traced: bool) -> None:
+def test_tensors_in_an_object_have_gradients(pack: Any, traced: bool) -> None:
     wrapped = layers.WeightDropout(Packing(pack), 0.5, seed=1)
     wrapped(X)
 
@@ -94,7 +94,10 @@ def test_an_object_cannot_come_out_of_a_branch() -> None:
 
 @needs_keras3("such casts")
 def test_a_call_past_the_casts_of_keras_is_past_them_inside_too() -> None:
-    """`TimeDistributed` calls the `call` of its layer, not the layer, in its own precision."""
+    """Checks that a call without Keras's casts has no casts inside either.
+
+    `TimeDistributed` calls the `call` of its layer, not the layer, in its own precision.
+    """
     for kind, given in (
         (lambda: keras.layers.Dense(3, dtype="float32"), X),
         (lambda: keras.layers.Embedding(5, 3, dtype="float32"), tf.constant([[[1, 2]], [[3, 4]]])),
@@ -117,7 +120,7 @@ def test_a_call_past_the_casts_of_keras_is_past_them_inside_too() -> None:
 
 @quick_rows("small-LSTM", "large-GRU")
 @pytest.mark.parametrize("kind", [keras.layers.LSTM, keras.layers.GRU])
-def test_static_shapes_are_those_of_the_plain_layer(kind: Any) -> None:
+def test_static_shapes_equal_the_plain_layers(kind: Any) -> None:
     plain = kind(4, return_sequences=True, return_state=True)
     plain.build((3, 5, 2))
     wrapped = layers.WeightDropout(plain, 0.5, seed=1)

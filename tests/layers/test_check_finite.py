@@ -1,4 +1,4 @@
-"""CheckFinite changes nothing, and finds each single element, forward and backward."""
+"""`CheckFinite` changes nothing, and finds each single element, forward and backward."""
 
 import math
 
@@ -93,7 +93,7 @@ def test_single_elements_stop_the_program(kind, place, mode):
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_a_small_share_is_not_said_to_be_none(mode):
+def test_a_small_share_is_not_shown_as_zero(mode):
     x = np.ones(70_001, "float32")
     x[-1] = np.nan
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"has 0.0014 % non-finite elements"):
@@ -112,7 +112,7 @@ def test_large_numbers_are_finite(action):
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_nothing_behind_it_happens_before_the_error(mode):
-    """A weight is as it was."""
+    """Checks that a weight assigned behind the layer does not change before the error."""
     layer, weight = CheckFinite(), tf.Variable(tf.zeros([ROWS, COLUMNS]))
 
     def step(x, upstream):
@@ -178,7 +178,7 @@ def test_complex_numbers(mode):
 
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
 def test_a_gradient_of_rows(mode):
-    """That of a lookup behind the layer."""
+    """Checks the gradient of a lookup behind the layer."""
     layer = CheckFinite("count", name="scores")
 
     def call(x, upstream):

@@ -17,7 +17,10 @@ from tfwd.layers import CheckFinite
 
 @needs_keras3("question of a layer whether it can be compiled")
 def test_keras_does_not_compile_a_model_that_may_raise():
-    """Nor where it is told to; by itself it asks the same question, on a GPU."""
+    """Checks that Keras does not compile a model that may raise, even where it is told to.
+
+    On a GPU Keras decides by the same function when it is not told.
+    """
     net = model(CheckFinite())
     with pytest.warns(UserWarning, match="Model doesn't support `jit_compile=True`"):
         net.compile("sgd", "mse", jit_compile=True)
@@ -99,7 +102,7 @@ def test_masks_go_through(action):
 
 
 def test_a_layer_in_a_loop():
-    """A cell of a recurrent layer: each step is counted, both ways."""
+    """Checks a layer in the cell of a recurrent layer: each step is counted, both ways."""
 
     @keras.saving.register_keras_serializable("test_check_finite")
     class Cell(keras.layers.Layer):
@@ -130,7 +133,7 @@ def test_a_layer_in_a_loop():
         return tape.gradient(y, x)
 
     call(tf.constant(x))
-    # Keras calls the cell once more, to see what comes out.
+    # Keras calls the cell once more, to get the shapes of its outputs.
     np.testing.assert_array_equal(cell.check.forward_counts, [0, 0, 0, x.size + 2 * 3])
     np.testing.assert_array_equal(cell.check.backward_counts, [0, 0, 0, x.size])
     call(tf.constant(x) * math.nan)
@@ -248,7 +251,7 @@ def test_unwrapped(action):
 
 
 def test_a_call_of_keras_before_there_are_values():
-    """The shapes and dtypes of symbolic inputs."""
+    """Checks the shapes and dtypes of symbolic inputs."""
     for action in ("raise", "count"):
         for dtype in ("float16", "int32"):
             given = keras.Input((3,), dtype=dtype)

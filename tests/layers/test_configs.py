@@ -1,4 +1,4 @@
-"""Configs: what they hold, and that a layer that was never called comes back from its own."""
+"""Configs: their content, and a layer that is restored from its config before its first call."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""`calls` with a rate of 0: training calls count, and the layer is the plain one."""
+"""`calls` with a rate of 0: training calls count, and the layer equals the plain layer."""
 
 import keras
 import numpy as np

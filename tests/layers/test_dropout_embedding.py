@@ -1,4 +1,4 @@
-"""Whole words are dropped, draw for draw as the wrapper would, with a sparse gradient."""
+"""Dropout of whole words: the same draws as the wrapper's, with a sparse gradient."""
 
 import math
 

@@ -1,6 +1,6 @@
-"""What eager mode may not get wrong: user code runs once, and later changes come too late.
+"""Calls in eager mode: user code runs once, and later changes have no effect.
 
-Each test compares with a plain layer whose weights are the effective ones of the call.
+Each test compares with a plain layer that has the effective weights of the call.
 """
 
 import functools
@@ -23,7 +23,7 @@ X = tf.random.stateless_normal([8, 5], [1, 2])
 
 
 class OfUser(keras.layers.Layer):
-    """A product, whose subclasses do with it what a user's layer may."""
+    """A product; subclasses do with it what a custom layer may do."""
 
     def build(self, shape) -> None:
         self.kernel = self.add_weight(shape=(5, 3), name="kernel")
@@ -34,7 +34,7 @@ class OfUser(keras.layers.Layer):
         """Sets attributes."""
 
     def factor(self, y: tf.Tensor) -> Any:
-        """What the product is multiplied by."""
+        """Returns the factor of the product."""
         return 1.0
 
     def call(self, x):
@@ -69,7 +69,7 @@ class Scaled(OfUser):
 
 
 class DrawsLater(OfUser):
-    """Draws from TensorFlow's generator in its third call and after it."""
+    """A layer that draws from TensorFlow's generator from its third call on."""
 
     def begin(self) -> None:
         self.calls_made = 0
@@ -98,7 +98,7 @@ def begin(layer: keras.Layer, inner: keras.Layer) -> None:
 
 
 @pytest.mark.parametrize(("kind", "change"), CASES)
-def test_gradients_are_those_of_the_forward_pass_that_was_made(
+def test_gradients_belong_to_the_forward_pass_that_ran(
     kind: type, change: Callable[[Any], None]
 ) -> None:
     inner, plain = kind(), kind()
@@ -126,7 +126,7 @@ def test_gradients_are_those_of_the_forward_pass_that_was_made(
 
 
 class Norm(keras.Sequential):
-    """A user's model: Keras's layers in a class that is not Keras's."""
+    """A custom model: Keras's layers in a class that is not Keras's."""
 
 
 def normalized(kind: type) -> keras.Model:
@@ -149,7 +149,7 @@ def test_a_layer_that_is_frozen_between_forward_and_backward(kind: type) -> None
         norm.trainable = False
         kernel = _keras.variables.tf_variable(model.layers[0].kernel)
         found.append(tape.gradient(loss, [kernel, _keras.variables.tf_variable(norm.gamma)]))
-        # What backward found otherwise is again as the user left it.
+        # Attributes that backward changed have the user's values again.
         assert not norm.trainable
     harness.assert_close(found[0][0], found[1][0] * factor)
     harness.assert_close(found[0][1], found[1][1])
@@ -171,7 +171,7 @@ def test_a_rate_that_changes_between_forward_and_backward() -> None:
 
 
 def test_the_look_at_a_first_call_leaves_no_trace() -> None:
-    """Neither a count nor a generator, a user's or NumPy's, goes further than without it."""
+    """Checks that the analysis of a first call advances no counter and no generator."""
     for kind in (Counts, DrawsFromNumPy):
         results = []
         for wrap in (False, True):
@@ -184,7 +184,7 @@ def test_the_look_at_a_first_call_leaves_no_trace() -> None:
 
 
 class Context(keras.layers.Layer):
-    """Adds a tensor that it was given as an attribute."""
+    """A layer that adds a tensor from an attribute."""
 
     context = None
 
@@ -234,7 +234,7 @@ def test_a_context_of_the_same_graph_has_its_gradient() -> None:
 
 
 class OfKeras(keras.layers.Dense):
-    """Keras's layer by a user's name."""
+    """A Keras layer under a custom name."""
 
 
 def replaced_on_the_instance(units: int) -> keras.Layer:
@@ -256,7 +256,10 @@ def replaced_on_the_instance(units: int) -> keras.Layer:
     ],
 )
 def test_what_a_user_wrote_runs_once(make: Callable, runs: int, monkeypatch: Any) -> None:
-    """And what is Keras's own runs again, so that no effective weight is kept."""
+    """Checks that custom code runs once.
+
+    Keras's own code runs again, so that no effective weight is stored.
+    """
     made = []
     own = keras.layers.Dense.call
 
@@ -277,7 +280,7 @@ def test_what_a_user_wrote_runs_once(make: Callable, runs: int, monkeypatch: Any
 
 
 def test_recompute_can_be_set_later() -> None:
-    """With recompute=False forward-mode derivatives work, and with True they do not."""
+    """Checks that forward-mode derivatives work with recompute=False, and not with True."""
     layer = layers.WeightDropout(keras.layers.Dense(3), 0.5, seed=1)
     layer(X)
 

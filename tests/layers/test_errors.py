@@ -1,4 +1,4 @@
-"""Errors name the layer, the weight, the value, and what there is."""
+"""Errors name the layer, the weight, the value and the valid choices."""
 
 import keras
 import numpy as np
@@ -51,7 +51,7 @@ ERRORS = list(cases_of_errors())
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(("make", "message"), ERRORS, ids=[message for _, message in ERRORS])
 def test_errors_name_the_layer_the_weight_and_the_value(make, message: str, when: str) -> None:
-    """Whether the wrapped layer is built before it is wrapped or after."""
+    """Checks errors of layers that are built before wrapping, and of layers that are not."""
     if when == "before" and not ("'r'" in message and IS_KERAS_2):  # where a call builds a ReLU
         with pytest.raises(ValueError, match=message), _built_at_once():
             make()
@@ -61,7 +61,7 @@ def test_errors_name_the_layer_the_weight_and_the_value(make, message: str, when
 
 
 class _built_at_once:
-    """Layers are built as soon as they are made."""
+    """A context in which Dense and LSTM are built as soon as they are made."""
 
     def __enter__(self) -> None:
         self.patch = pytest.MonkeyPatch()

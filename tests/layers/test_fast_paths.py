@@ -1,4 +1,4 @@
-"""The faster lookups and recurrent loops stay away from whatever a user has overridden."""
+"""The faster lookups and recurrent loops are not used for anything that a user overrides."""
 
 import types
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class OwnMatrix(keras.layers.Embedding):
 
 
 def with_a_method(make: Callable[[], Any], name: str, held: str = "") -> Callable[[], Any]:
-    """A layer with a method of the instance, or of what it holds, that gives thrice as much."""
+    """Returns a layer with an instance method, on it or a part of it, that triples the result."""
 
     def made() -> Any:
         layer = make()
@@ -78,7 +78,7 @@ def regularized_cell() -> Any:
 
 
 class Renamed(keras.layers.LSTM):
-    """Overrides nothing that is computed."""
+    """A subclass that overrides nothing that is computed."""
 
     def __init__(self, units: int = 4, note: str = "") -> None:
         super().__init__(units)
@@ -106,7 +106,7 @@ if not IS_KERAS_2:
 
 
 @pytest.mark.parametrize("case", OVERRIDDEN)
-def test_what_a_user_overrides_is_what_is_computed(case: str) -> None:
+def test_overridden_methods_are_computed(case: str) -> None:
     make, inputs = OVERRIDDEN[case]
     plain, inner = make(), make()
     plain(inputs), inner(inputs)
@@ -147,7 +147,7 @@ def test_plain_embeddings_are_looked_up(make: Any, monkeypatch) -> None:
 
 
 def test_a_replacement_in_the_class_of_keras_is_seen(monkeypatch) -> None:
-    """For the whole process, as libraries that patch Keras make it."""
+    """Checks a replacement in Keras's class, as libraries that patch Keras make it."""
     own = keras.layers.LSTMCell.call
 
     def call(self, inputs, states, training=None):

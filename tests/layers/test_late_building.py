@@ -1,7 +1,7 @@
-"""Layers that leave it to their call to build layers in them, as Keras allows.
+"""Layers whose call builds layers in them, as Keras allows.
 
-Which weights are parametrized must be settled before the first draw; and the weights must be those
-that the plain layer gets, from the same global seed.
+The choice of weights must be final before the first draw. The weights must equal the plain layer's
+weights from the same global seed.
 """
 
 import keras
@@ -17,7 +17,10 @@ SEQUENCE = tf.random.stateless_normal([4, 5, 3], [1, 2])
 
 
 class Late(keras.layers.Layer):
-    """Its `build` makes one weight, and its `call` builds a layer; another one is never called."""
+    """A layer whose `build` makes one weight and whose `call` builds a layer.
+
+    Another layer in it is never called.
+    """
 
     def __init__(self, rank: int = 2, **kwargs) -> None:
         super().__init__(**kwargs)
@@ -126,7 +129,7 @@ def test_nested_wrappers_both_act_in_the_first_call() -> None:
 
 
 class InTraining(Late):
-    """Its second layer is called in training only."""
+    """A layer whose second layer is called in training only."""
 
     def call(self, x, training=None):
         y = super().call(x)
@@ -162,7 +165,7 @@ def test_a_layer_that_was_built_and_not_called_says_so() -> None:
 
 
 class Keeps(keras.layers.Layer):
-    """Leaves it to its call to build a recurrent layer that keeps its states."""
+    """A layer whose call builds a recurrent layer that keeps its states."""
 
     def __init__(self, **kwargs) -> None:
         super().__init__(**kwargs)
@@ -185,5 +188,5 @@ def test_states_made_late(first) -> None:
         assert len(effective) == 3
         for variable, value in zip(plain.weights, effective.values(), strict=True):
             variable.assign(value)
-        expected.append(plain(x))  # the second call goes on from the states of the first
+        expected.append(plain(x))  # the second call starts from the states of the first
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)

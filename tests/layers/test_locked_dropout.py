@@ -1,4 +1,4 @@
-"""One mask for all time steps, each example its own, and draws that go on after a restart."""
+"""One mask for all time steps, another for each example, and draws that continue on restart."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Wrapped embeddings: the looked up rows of the effective table, without that table."""
+"""Wrapped embeddings: rows of the effective table, without the whole table."""
 
 import keras
 import numpy as np
@@ -33,7 +33,7 @@ WRAPPERS = {
 
 
 class Halved(P.Dropout):
-    """Has another formula, which the rows of the class that it comes from know nothing of."""
+    """A subclass with another formula, which its base class's lookup does not know."""
 
     def __call__(self, weight, seed):
         return 0.5 * super().__call__(weight, seed)
@@ -49,7 +49,7 @@ def test_a_subclass_with_another_formula_has_no_rows_by_its_base_class() -> None
     np.testing.assert_allclose(found, np.where(kept, table[IDS.numpy() % 8], 0.0), rtol=1e-6)
 
 
-# Each wrapper in two of the four ways, by turns.
+# Each wrapper in two of the four ways, in turn.
 WAYS = [
     (kind, traced, recomputed)
     for number, kind in enumerate(WRAPPERS)
@@ -67,7 +67,7 @@ WAYS = [
     "a norm-False-*",
 )
 @pytest.mark.parametrize(("kind", "traced", "recomputed"), WAYS)
-def test_rows_and_gradients_are_those_of_the_effective_table(
+def test_rows_and_gradients_equal_the_effective_tables(
     kind: str, traced: bool, recomputed: bool
 ) -> None:
     layer = WRAPPERS[kind](keras.layers.Embedding(8, 4))
@@ -114,7 +114,7 @@ def test_the_gradient_stays_sparse(kind: str) -> None:
 @quick_rows("dropout", "chain")
 @pytest.mark.parametrize("kind", ["dropout", "noise", "chain", "nested"])
 def test_nothing_of_the_size_of_the_table_is_computed(kind: str) -> None:
-    """What is computed reaches the outputs; what is not is pruned."""
+    """Checks that nothing as large as the table is computed, after pruning."""
     layer = WRAPPERS[kind](keras.layers.Embedding(997, 4))
     layer.build((None, 3))
 

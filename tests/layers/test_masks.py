@@ -1,4 +1,4 @@
-"""A wrapped layer gets the masks that the plain one would get from Keras, and leaves the same.
+"""Masks: a wrapped layer gets the masks that the plain layer gets from Keras, and returns the same.
 
 The oracle is a plain layer with the effective weights assigned by hand.
 """
@@ -41,7 +41,7 @@ def to_effective(plain: keras.layers.Layer, wrapped: Any, call: int) -> None:
 
 
 def observed(call: Any, layer: Any, masked: bool, training: bool) -> tuple[list, list]:
-    """What a call gives: its outputs, and all masks, on them and on what it was given."""
+    """Returns the results of a call: its outputs, and all masks of outputs and inputs."""
     x, y = tf.identity(X), tf.identity(Y)
     x._keras_mask = tf.identity(MASK)
     if masked:
@@ -59,7 +59,7 @@ def assert_alike(found: tuple[list, list], expected: tuple[list, list]) -> None:
 
 
 def pair(make: Any, call: Any, masked: bool) -> tuple[Any, Any]:
-    """A plain layer, and one of the same weights that is wrapped."""
+    """Returns a plain layer, and a wrapped layer with the same weights."""
     plain, inner = make(), make()
     for layer in (plain, inner):
         observed(call, layer, masked, False)
@@ -68,7 +68,7 @@ def pair(make: Any, call: Any, masked: bool) -> tuple[Any, Any]:
     return plain, layers.VariationalNoise(inner, 0.5, weights=".*(kernel|scale)", seed=1)
 
 
-# Those that are called in a graph too, with two masks: one for each way to treat a mask.
+# Layers that are called in a graph too, with two masks: one for each way to treat a mask.
 TRACED = ("lstm states", "heads of three", "two and mask", "two masks", "list", "takes", "puts")
 SETTINGS = [(case, False) for case in CASES] + [
     pytest.param(case, True, marks=rest) for case in TRACED
@@ -98,7 +98,7 @@ SETTINGS = [(case, False) for case in CASES] + [
     "unmasking*",
 )
 @pytest.mark.parametrize(("case", "traced"), SETTINGS)
-def test_masks_are_those_of_the_plain_layer(case: str, traced: bool) -> None:
+def test_masks_equal_the_plain_layers(case: str, traced: bool) -> None:
     make, call = CASES[case]
     plain, wrapped = pair(make, call, traced)
 
@@ -122,7 +122,7 @@ LAYERS_IN_A_ROW = {
 @quick_rows("lstm", "two")
 @pytest.mark.parametrize("second", LAYERS_IN_A_ROW)
 def test_a_layer_sees_what_the_one_before_it_has_left(second: str) -> None:
-    """In a functional model that is fitted, and under a flag that is a tensor."""
+    """Checks masks of the layer before, in a fitted functional model and under a tensor flag."""
     firsts = [keras.layers.MultiHeadAttention(2, 3) for _ in range(2)]
     seconds = [LAYERS_IN_A_ROW[second]() for _ in range(2)]
 
@@ -184,7 +184,10 @@ class InDataclass(Kernel):
 
 
 def test_a_mask_that_a_dataclass_gets_in_a_branch_stays_there() -> None:
-    """Keras gives one to the dataclass itself; outside, nothing can be done with that tensor."""
+    """Checks that a mask on a dataclass in a branch stays in the branch.
+
+    Keras sets it on the dataclass itself. Nothing outside can use that tensor.
+    """
     layer = layers.WeightDropout(InDataclass(), 0.5, seed=1)
 
     def call(training: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`Mixout`: the paper's formula, where the reference comes from, and where it goes."""
+"""`Mixout`: the paper's formula, the origin of the reference, and its copies."""
 
 import math
 import warnings
@@ -19,7 +19,7 @@ RATE = 0.25
 
 
 def dense(units: int = 4, **options: Any) -> layers.Mixout:
-    """A layer that has begun, whose kernel has moved since."""
+    """Returns a layer after its first call, whose kernel has changed since."""
     layer = layers.Mixout(keras.layers.Dense(units), RATE, seed=7, **options)
     layer(X, training=True)
     move(layer)
@@ -46,13 +46,13 @@ def reference(layer: Any) -> np.ndarray:
 
 
 def kept(layer: Any, call: int, noise_shape: tuple | None = None) -> np.ndarray:
-    """The mask of a training call, drawn as that of weight dropout."""
+    """Returns the mask of a training call, drawn as for weight dropout."""
     seed = layer.draws.seed_at(call, 0)
     return P.Dropout(RATE, noise_shape)(tf.ones(layer.weights[0].shape), seed).numpy() != 0
 
 
 def published(layer: Any, start: np.ndarray, call: int, **options: Any) -> np.ndarray:
-    """The effective weight as the paper writes it."""
+    """Returns the effective weight by the paper's formula."""
     m, now = kept(layer, call, **options), kernel(layer).astype(np.float64)
     return ((1 - m) * start + m * now - RATE * start) / (1 - RATE)
 
@@ -104,7 +104,10 @@ def test_a_rate_of_zero_is_the_identity_bit_for_bit(scheduled: bool, size: str) 
 
 
 def test_the_expectation_is_the_weight_and_the_loss_grows_as_the_paper_says() -> None:
-    """Of a quadratic loss (which makes the bound an equation) by rate/keep * |w - w0|^2 / 2."""
+    """Checks that the mean is the weight, and that the loss grows by rate/keep * |w - w0|^2 / 2.
+
+    The paper's bound is an equation for a quadratic loss.
+    """
     now, start, draws = np.linspace(-1, 2, 7), np.linspace(1, -0.5, 7), 20000
     p = P.Mixout(RATE).towards_tensor(tf.constant(np.tile(start, (draws, 1))))
     found = p(tf.constant(np.tile(now, (draws, 1))), tf.constant([1, 2]))
@@ -127,7 +130,7 @@ def test_half_precision_is_rounded_once(size: str) -> None:
     )
 
 
-def test_three_steps_of_training_are_those_of_numpy() -> None:
+def test_three_steps_of_training_equal_numpy() -> None:
     layer = layers.Mixout(keras.layers.Dense(4, use_bias=False), RATE, seed=7)
     layer.build((None, 5))
     start = kernel(layer)
@@ -154,13 +157,13 @@ def test_three_steps_of_training_are_those_of_numpy() -> None:
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_the_start_is_that_of_the_first_training_call(traced: bool) -> None:
+def test_the_start_is_the_weight_at_the_first_training_call(traced: bool) -> None:
     layer = layers.Mixout(keras.layers.Dense(4), RATE, seed=7)
     call = tf.function(layer, autograph=False) if traced else layer
     call(X, training=False)
     loaded = np.arange(20, dtype="float32").reshape(5, 4)
     layer.set_weights([loaded, np.zeros(4, "float32")])
-    # Before, what would be mixed is said too.
+    # Before the first training call the reference is the current weight.
     np.testing.assert_allclose(layer.effective_weights(0)["kernel"], loaded, rtol=1e-6)
     np.testing.assert_allclose(call(X, training=True), X.numpy() @ loaded, rtol=1e-5, atol=1e-5)
     move(layer)
@@ -173,14 +176,14 @@ STALE = "'d' has new weights, and its Mixout still mixes with those of its first
 
 
 def test_weights_that_come_after_the_references_were_taken(tmp_path) -> None:
-    """Mixout goes on with the old ones, says so, and takes them anew where it is told to."""
+    """Checks that Mixout keeps old references, warns, and takes new ones on request."""
     layer = layers.Mixout(keras.layers.Dense(4, name="d"), RATE, seed=7, name="d")
     layer(X, training=False)
     values = {"kernel": np.arange(20, dtype="float32").reshape(5, 4), "bias": np.ones(4, "float32")}
     np.savez(tmp_path / "weights.npz", **values)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        layer.set_weights([value / 2 for value in values.values()])  # before: nothing to tell
+        layer.set_weights([value / 2 for value in values.values()])  # before: nothing to report
         pretrained.load(layer, tmp_path / "weights.npz")
     layer(X, training=True)
     start = reference(layer)
@@ -194,7 +197,7 @@ def test_weights_that_come_after_the_references_were_taken(tmp_path) -> None:
     layer(X, training=True)
     np.testing.assert_array_equal(reference(layer), start)
     tfwd.reset_references(layer)
-    # Nothing is mixed in until they are taken, and then those that are there.
+    # Nothing is mixed until references are taken. Then they are the current weights.
     expected = X.numpy() @ (3 * values["kernel"]) + 1
     np.testing.assert_allclose(layer(X, training=True), expected, rtol=1e-5)
     np.testing.assert_array_equal(reference(layer), 3 * values["kernel"])
@@ -202,7 +205,7 @@ def test_weights_that_come_after_the_references_were_taken(tmp_path) -> None:
         tfwd.reset_references(keras.layers.Dense(1, name="plain"))
 
 
-def test_references_of_a_model_are_taken_anew() -> None:
+def test_references_of_a_model_are_reset() -> None:
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, name="d")])
     mixed = tfwd.parametrize(model, {"kernel": P.Mixout(RATE)}, seed=1)
     step = tf.function(lambda x: mixed(x, training=True))
@@ -241,7 +244,7 @@ def test_other_references_are_read_at_once_and_saved(kind: str, tmp_path) -> Non
     model = keras.Sequential([keras.Input((5,)), layer])
     model.save(tmp_path / "model.keras")
     (again,) = keras.saving.load_model(tmp_path / "model.keras").layers
-    # It has not begun, and yet it does not begin anew.
+    # It had no training call, and yet it keeps its references.
     found = again(X, training=True)
     np.testing.assert_array_equal(reference(again), values)
     np.testing.assert_allclose(found, layer(X, training=True), rtol=1e-6)
@@ -286,7 +289,7 @@ def test_errors_come_before_anything_is_made(tmp_path) -> None:
         layers.Mixout(keras.layers.Dense(4, name="inner"), 1.0)
     with pytest.raises(ValueError, match="has no tensor to mix with here"):
         P.Mixout(0.5)(tf.ones([3]), tf.constant([1, 2]))
-    # Two weights, of which the second has nothing: the first is not held either.
+    # The source lacks the second of two weights, so the first has no reference either.
     inner = keras.layers.LSTM(2)
     inner.build((None, 3, 4))
     start = {"recurrent_kernel": np.ones((2, 8))}
@@ -340,7 +343,7 @@ def fit(model: keras.Model) -> None:
 
 
 @extended
-def test_training_goes_on_from_every_kind_of_file(tmp_path) -> None:
+def test_training_resumes_from_every_kind_of_file(tmp_path) -> None:
     whole, half = trained(), trained()
     fit(whole)
     fit(half)
@@ -373,7 +376,7 @@ def test_unwrapping_leaves_the_references_behind(tmp_path) -> None:
     has = ["plain", "unwrapped", "mixed"]
     has = [b"references" in (tmp_path / f"{n}.weights.h5").read_bytes() for n in has]
     assert has == [False, False, True]
-    # The other way: what another wrapper wrote has no references, and says so.
+    # The reverse: a file of another wrapper has no references, and an error says so.
     mixed = keras.Sequential([keras.Input((5,)), layers.Mixout(keras.layers.Dense(4), 0.5)])
     with pytest.raises(ValueError, match="has no references of layer 'mixout.*unwrap"):
         mixed.layers[0].references.load_own_variables({})
@@ -389,7 +392,7 @@ def test_replicas_have_one_reference() -> None:
     start = kernel(layer)
     step = tf.function(lambda: layer(X, training=True), autograph=False)
     first = strategy.experimental_local_results(strategy.run(step))
-    np.testing.assert_allclose(first[0], first[1], rtol=1e-6)  # nothing has moved yet
+    np.testing.assert_allclose(first[0], first[1], rtol=1e-6)  # no weight has changed yet
     with strategy.scope():
         layer.weights[0].assign_add(tf.ones([5, 4]))
     call, mixed = layer.calls, layer.effective_weights(layer.calls)["kernel"]
@@ -406,7 +409,7 @@ def test_replicas_have_one_reference() -> None:
 
 @extended
 def test_in_a_wrapper_and_around_one(size: str) -> None:
-    """No warning: neither is what the references are seen as a reason not to recompute."""
+    """Checks that there is no warning, and that references do not prevent recomputation."""
     inner = layers.Mixout(keras.layers.Dense(4, name="inner"), RATE, seed=1)
     model = keras.Sequential([keras.Input((5,)), inner, keras.layers.Dense(2, name="out")])
     outer = layers.WeightDropout(model, 0.5, weights="out/kernel", seed=2)

@@ -1,4 +1,4 @@
-"""Wrappers around wrappers are one chain, the inner first."""
+"""Nested wrappers form one chain, the inner first."""
 
 import keras
 import numpy as np

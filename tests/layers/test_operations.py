@@ -1,4 +1,4 @@
-"""How many operations a wrapped layer adds to a graph, with those of functions that it calls."""
+"""Numbers of operations that a wrapped layer adds to a graph, including called functions."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from tfwd import _keras, layers
 
 
 def count(function: Callable[[], object]) -> int:
-    """The operations of a function's graph; a function that XLA compiles is one."""
+    """Counts the operations of a function's graph; a function that XLA compiles counts as one."""
     graph = tf.function(function, autograph=False).get_concrete_function().graph.as_graph_def()
     library = {f.signature.name: f for f in graph.library.function}
 
@@ -27,7 +27,7 @@ def count(function: Callable[[], object]) -> int:
 
 
 def of_layer(layer: keras.Layer, *x: tf.Tensor) -> tuple[int, int]:
-    """The operations of forward, and those that backward adds."""
+    """Counts the operations of forward, and those that backward adds."""
     layer(*x, training=True)
     weights = [_keras.variables.tf_variable(w) for w in layer.trainable_weights]
 

@@ -1,4 +1,4 @@
-"""Layers with a say in their gradients: functions that bring their own, tapes, branches."""
+"""Layers that affect their gradients: functions with custom gradients, tapes, branches."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ X = tf.random.stateless_normal([4, 5], [1, 2])
 
 
 class OwnGradient(keras.layers.Layer):
-    """Has a function with a gradient of its own, which reads weights as attributes or not."""
+    """A layer with a custom gradient that reads weights as attributes or as arguments."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def test_another_weight_that_is_read_in_backward_has_its_gradient(traced: bool) 
 
 
 class Statistic(keras.layers.Layer):
-    """Takes away a mean that it has just updated."""
+    """A layer that subtracts a mean that it has just updated."""
 
     def build(self, shape) -> None:
         self.kernel = self.add_weight(shape=(5, 3), name="kernel")
@@ -98,7 +98,7 @@ class Statistic(keras.layers.Layer):
 
 
 class Branch(keras.layers.Layer):
-    """Uses its weight in a branch."""
+    """A layer that uses its weight in a branch."""
 
     def build(self, shape) -> None:
         self.kernel = self.add_weight(shape=(5, 3), name="kernel")
@@ -109,7 +109,7 @@ class Branch(keras.layers.Layer):
 
 
 class InnerTape(Branch):
-    """Gives the gradient of something with respect to its inputs."""
+    """A layer that returns a gradient with respect to its inputs."""
 
     def call(self, x):
         kernel = tf.convert_to_tensor(self.kernel)
@@ -123,7 +123,7 @@ class InnerTape(Branch):
 @pytest.mark.filterwarnings("ignore:.*cannot be run a second time")
 @pytest.mark.parametrize("how", ["eager", "graph", "tensor flag", "tensor flag, eager"])
 @pytest.mark.parametrize("kind", [Statistic, Branch, InnerTape])
-def test_gradients_are_those_of_the_layer_on_the_effective_weights(kind: type, how: str) -> None:
+def test_gradients_equal_the_layers_on_the_effective_weights(kind: type, how: str) -> None:
     wrapped = layers.WeightDropout(kind(), 0.5, weights="kernel", seed=1)
     wrapped(X)
     randomize(wrapped)

@@ -1,4 +1,4 @@
-"""The wrapper: one draw a call, seeds, zero rates, patterns and schedules."""
+"""The wrapper: one draw for each call, seeds, zero rates, patterns and schedules."""
 
 from collections import Counter
 
@@ -17,9 +17,9 @@ SEQUENCE = tf.random.stateless_normal([2, 6, 3], [1, 2])
 
 
 def operations(function, *arguments) -> Counter[tuple[str, tf.DType | None]]:
-    """How many operations a function has of each kind, with what its branches and loops have.
+    """Counts a function's operations of each kind, including its branches and loops.
 
-    A kind is a type and the dtype that it computes in, None where it has none.
+    A kind is a type and its dtype, or None for a type without a dtype.
     """
     graph = tf.function(function).get_concrete_function(*arguments).graph
     nodes = [op.node_def for op in graph.get_operations()]
@@ -42,8 +42,11 @@ def nonzero(layer: keras.Layer) -> None:
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
 @pytest.mark.parametrize("unroll", [False, True])
 def test_one_mask_for_the_batch_and_all_time_steps(kind: str, unroll: bool) -> None:
-    """The first step is equal between calls, as its state is zero; with equal input, so is the
-    change from step to step, whatever the batch entry."""
+    """Checks that one mask serves the batch and all time steps.
+
+    The first step is equal between calls, since its state is zero. With equal inputs the change
+    from step to step is the same for each batch entry.
+    """
     rnn = getattr(keras.layers, kind)(8, return_sequences=True, unroll=unroll)
     wrapped = layers.WeightDropout(rnn, 0.5, seed=1)
     one, two = (wrapped(SEQUENCE, training=True).numpy() for _ in range(2))
@@ -51,7 +54,7 @@ def test_one_mask_for_the_batch_and_all_time_steps(kind: str, unroll: bool) -> N
     assert all(not np.array_equal(one[:, t], two[:, t]) for t in range(1, 6))
     same = wrapped(tf.repeat(SEQUENCE[:1], 3, axis=0), training=True)
     np.testing.assert_allclose(same[0], same[1], rtol=1e-6)
-    # Step by step with the effective kernel, so that a mask drawn anew at each step would show.
+    # Step by step with the effective kernel, so that another mask at each step would show.
     call = wrapped.calls
     plain = type(rnn)(8, return_sequences=True)
     plain.build(SEQUENCE.shape)
@@ -229,7 +232,7 @@ def test_deterministic_parametrizations_act_in_evaluation_too() -> None:
         wrapped.unwrapped()
 
 
-def test_a_function_that_is_retraced_goes_on_with_the_same_draws() -> None:
+def test_a_retraced_function_continues_the_draws() -> None:
     def outputs(sizes: list[int]) -> list[np.ndarray]:
         wrapped = layers.WeightDropout(keras.layers.Dense(5), 0.5, seed=1)
         wrapped.build((None, 5))

@@ -1,4 +1,4 @@
-"""Layers of 8 bits and with LoRA: what is possible works, and what is not says so."""
+"""Layers of 8 bits and with LoRA: the supported uses, and errors for the others."""
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ def dense() -> keras.layers.Dense:
     return layer
 
 
-def test_a_wrapper_that_is_asked_to_quantize_says_what_is_possible() -> None:
+def test_quantize_of_a_wrapper_is_an_error_with_advice() -> None:
     layer = layers.WeightDropout(dense(), 0.5)
     layer(X)
     with pytest.raises(ValueError, match=f"'weight_dropout.*' cannot be.*{WHAT_IS_POSSIBLE}"):

@@ -24,7 +24,7 @@ DRAWING = {
 
 
 class Holds(keras.layers.Layer):
-    """A layer that recomputes the one it holds."""
+    """A layer that recomputes the layer in it."""
 
     def __init__(self, inner):
         super().__init__()
@@ -39,7 +39,7 @@ class Holds(keras.layers.Layer):
 
 
 def taken(run, layer, traced):
-    """A function that returns the gradients of the layer's weights."""
+    """Returns a function that computes the gradients of the layer's weights."""
 
     def step(x):
         sources = [tfwd._keras.variables.tf_variable(v) for v in layer.trainable_variables]

@@ -1,4 +1,4 @@
-"""The faster loops of LSTM and GRU compute what Keras's do, and are taken where they can be."""
+"""The faster loops of LSTM and GRU: equal to Keras's, and used wherever possible."""
 
 import functools
 from typing import Any
@@ -127,7 +127,7 @@ def test_a_gpu_gets_the_loop_of_keras(kind: str, monkeypatch) -> None:
 
 
 @every_kind
-def test_a_cell_of_ones_own_is_kept(kind: str) -> None:
+def test_a_custom_cell_is_used(kind: str) -> None:
     class Cell(CELLS[kind]):
         pass
 
@@ -139,7 +139,7 @@ def test_a_cell_of_ones_own_is_kept(kind: str) -> None:
 
 @needs_keras3("loop that a layer could replace")
 @every_kind
-def test_a_loop_of_ones_own_is_kept(kind: str) -> None:
+def test_a_custom_loop_is_used(kind: str) -> None:
     class Loop(KINDS[kind]):
         def inner_loop(self, *args, **kwargs):
             return super().inner_loop(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""One tensor at several places of a wrapped layer's call: each place has a gradient of its own."""
+"""One tensor in several positions of a wrapped layer's call: a separate gradient for each."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ S = tf.random.stateless_normal([2, 3], [3, 4])
 
 
 class Nested(keras.layers.Layer):
-    """Takes its tensors out of lists and dicts, and returns one of them twice."""
+    """A layer that takes its tensors out of lists and dicts, and returns one of them twice."""
 
     def build(self, *shapes) -> None:
         self.kernel = self.add_weight(shape=(6, 3), name="kernel")
@@ -33,7 +33,7 @@ class Nested(keras.layers.Layer):
 
 
 class Attached(keras.layers.Layer):
-    """Uses its argument twice, and a tensor that it was given as an attribute."""
+    """A layer that uses its argument twice, and a tensor from an attribute."""
 
     context = None
 
@@ -45,7 +45,7 @@ class Attached(keras.layers.Layer):
 
 
 class Case(NamedTuple):
-    """A layer, and a call of it that gives one tensor at several places.
+    """A layer, and a call that passes one tensor in several positions.
 
     Attributes:
         make: makes the layer.
@@ -118,7 +118,7 @@ def gradients(
 
 
 def expected(case: Case, wrapped: keras.Layer) -> list[np.ndarray]:
-    """Gradients of a plain layer with the weights of the first call, led through the masks."""
+    """Returns gradients of a plain layer with the first call's weights, times the masks."""
     plain = case.make()
     case.call(plain, *case.inputs, training=False)
     values = [np.asarray(v) for v in harness.all_effective(wrapped, 0)]
@@ -163,7 +163,7 @@ def test_each_place_has_a_gradient_of_its_own(name: str, recomputed: bool) -> No
 
 @quick_rows("large")
 def test_fit_of_self_attention() -> None:
-    """The layer below the attention gets the gradient that it gets from a plain one."""
+    """Checks that the layer below attention gets the same gradient as below a plain layer."""
 
     def model(attention: keras.Layer) -> keras.Model:
         inputs = keras.Input((4, 6))
@@ -194,7 +194,7 @@ def test_fit_of_self_attention() -> None:
 
 @quick_rows("large")
 def test_a_variable_at_two_places() -> None:
-    """One tensor may stand twice among the tensors for other reasons than a call's arguments."""
+    """Checks a tensor that is given twice to `recompute.call`, not by a call's arguments."""
     w = tf.Variable([1.0, 2.0])
 
     def draw(training: bool, tensors: list, seeds: list) -> list:

@@ -1,4 +1,4 @@
-"""The state behind the draws: counted once a training call, kept, and no weight."""
+"""The state of the draws: it counts training calls, is saved, and is no weight."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -41,7 +41,7 @@ def test_large_numbers() -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63, 1.5, "x", True])
-def test_what_is_no_seed_is_an_error(seed) -> None:
+def test_a_wrong_seed_is_an_error(seed) -> None:
     with pytest.raises(ValueError, match="seed must be None or an integer from 0 to 2\\^63 - 1"):
         SeedStream(seed)
 

@@ -1,4 +1,4 @@
-"""Small weights are kept for backward, large ones are drawn again; both train as they should."""
+"""Small weights are stored for backward, and large ones are drawn again; both train correctly."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ from tfwd._random import random_masks
 
 
 def kept(layer: keras.Layer, x: tf.Tensor) -> list[tuple[int, ...]]:
-    """The shapes of the floating tensors that forward computes and backward takes from it."""
+    """Returns the shapes of the floating-point tensors that forward hands to backward."""
     weights = [_keras.variables.tf_variable(w) for w in layer.trainable_weights]
     graph = tf.__internal__.FuncGraph("step")
     with graph.as_default():
@@ -41,7 +41,10 @@ def test_an_effective_weight_is_kept_if_it_is_smaller_than_the_limit(
 
 @pytest.mark.parametrize("eager", [True, False])
 def test_one_large_weight_among_small_ones(eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its layer is treated as large; values and gradients are those of the plain layer."""
+    """Checks that a layer with one large weight is treated as large.
+
+    Values and gradients equal the plain layer's.
+    """
     monkeypatch.setattr(random_masks, "SMALL", 20)
     drop = {"kernel": P.Dropout(0.5), "bias": P.Dropout(0.5)}
     plain = keras.layers.Dense(6)
@@ -85,7 +88,7 @@ def test_a_large_weight_after_a_small_one(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_small_draw_depends_on_nothing_but_the_seed_and_the_place() -> None:
-    """Eager, in a function, compiled by XLA, and by `effective_weights`."""
+    """Checks draws in eager mode, in a function, under XLA, and by `effective_weights`."""
     x = tf.eye(5)
     made = []
     for run in (lambda f: f, tf.function, lambda f: tf.function(f, jit_compile=True)):
@@ -104,7 +107,7 @@ def test_a_small_draw_depends_on_nothing_but_the_seed_and_the_place() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.usefixtures("size")
 def test_a_branch_in_a_loop(compiled: bool) -> None:
-    """Values and gradients are those of the plain layer on the drawn weights, written out."""
+    """Checks values and gradients against the plain layer on the drawn weights, written out."""
     layer = layers.WeightDropout(keras.layers.Dense(4, use_bias=False), 0.5, seed=1)
     x = tf.random.stateless_normal([3, 4], [1, 2])
     layer.build(x.shape)

@@ -1,4 +1,4 @@
-"""What wrapping leaves as it is: the training flag, losses, masks, statistics, states."""
+"""Wrapping does not change the training flag, losses, masks, statistics or states."""
 
 import keras
 import numpy as np
@@ -24,7 +24,7 @@ class Recorder(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("test_parametrized")
 class FrozenNorm(keras.layers.Layer):
-    """Holds a normalization that is never trained."""
+    """A layer with a normalization that is never trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def test_a_frozen_normalization_inside_does_not_change_later_layers_flag(
     rate: float, recompute: bool
 ) -> None:
     class Model(keras.Model):
-        """Passes no flag on, so that its layers see that of the call that is under way."""
+        """A model that passes no flag on, so that its layers use the flag of the current call."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -78,7 +78,7 @@ def test_the_flag_of_the_model_reaches_the_wrapper() -> None:
 
 
 @pytest.mark.parametrize("recompute", [True, False])
-def test_batch_statistics_are_those_of_the_plain_layer(recompute: bool) -> None:
+def test_batch_statistics_equal_the_plain_layers(recompute: bool) -> None:
     wrapped = layers.WeightDropout(
         keras.Sequential([keras.layers.BatchNormalization(), keras.layers.Dense(2)]),
         0.5,
@@ -262,7 +262,7 @@ def test_no_call_assigns_to_a_weight() -> None:
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_statistics_of_the_batch_are_kept(traced: bool, all_large: None) -> None:
-    """As a plain model keeps them whose kernel was assigned by hand."""
+    """Checks statistics against a plain model whose kernel was assigned by hand."""
 
     def make() -> keras.Sequential:
         model = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization()])

@@ -1,4 +1,4 @@
-"""What `VariationalNoise` adds to `Parametrized`: its arguments, and the step it starts at."""
+"""`VariationalNoise`: its arguments, and the step at which it starts."""
 
 import keras
 import numpy as np
@@ -59,7 +59,10 @@ def test_arguments_are_attributes_and_in_the_config() -> None:
 
 
 def test_in_multiples_of_the_deviation_of_the_whole_table() -> None:
-    """Also where an embedding looks a few rows up, or the config is read back."""
+    """Checks that noise scales with the deviation of the whole table.
+
+    It does so too where an embedding looks a few rows up, and after a round trip by the config.
+    """
     plain = keras.layers.Embedding(40, 3)
     layer = layers.VariationalNoise(plain, 0.5, seed=1, scale="deviation")
     layer = layers.VariationalNoise.from_config(layer.get_config())

@@ -1,4 +1,4 @@
-"""`WeightDropLSTM` is an LSTM in every respect but the recurrent kernel of its training calls."""
+"""`WeightDropLSTM`: an LSTM except for the recurrent kernel of its training calls."""
 
 import keras
 import numpy as np

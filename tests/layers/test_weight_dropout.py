@@ -1,4 +1,4 @@
-"""What `WeightDropout` adds to `Parametrized`: its arguments."""
+"""`WeightDropout`: its arguments."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Which weights patterns and defaults choose, and what the weights are called."""
+"""Weights that patterns and defaults choose, and the names of weights."""
 
 import re
 
@@ -68,14 +68,14 @@ def test_a_part_of_a_path_is_told_what_would_match(pattern: str, instead: str) -
             weight_selection.match(model, {nothing: 1})
 
 
-def test_the_order_is_that_of_the_weights_whatever_the_patterns(model) -> None:
+def test_the_order_follows_the_weights_not_the_patterns(model) -> None:
     assert names(model, ["two/kernel", "one/kernel"]) == ["one/kernel", "two/kernel"]
     positions = [t.position for t, _ in weight_selection.match(model, {"kernel": 1})]
     assert positions == [0, 2, 4]
 
 
 class Odd(keras.layers.Layer):
-    """Weights of every kind that a rule might get wrong."""
+    """A layer with weights of every kind that a rule might get wrong."""
 
     def build(self, shape) -> None:
         for name in ("kernel", "projection", "debiased", "bias_free", "gamma_ray", "table"):
@@ -91,7 +91,7 @@ class Odd(keras.layers.Layer):
         return x
 
 
-def test_defaults_of_a_layer_of_ones_own() -> None:
+def test_defaults_of_a_custom_layer() -> None:
     layer = Odd()
     layer.build(None)
     chosen = names(layer)
@@ -162,7 +162,7 @@ def test_a_container_has_the_union_of_its_layers_defaults() -> None:
         ("norm/(gamma|moving_mean)", ["gamma", "moving_mean"]),
     ],
 )
-def test_what_is_not_trained_is_chosen_by_its_name_alone(pattern: str, expected) -> None:
+def test_untrained_weights_are_chosen_only_by_their_names(pattern: str, expected) -> None:
     model = keras.Sequential(
         [
             keras.Input((3,)),

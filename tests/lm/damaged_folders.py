@@ -1,4 +1,4 @@
-"""Calls of `malformed_calls.py` on folders of runs and sweeps of which one file is damaged."""
+"""Calls of `malformed_calls.py` on folders of runs and sweeps with one damaged file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTENTS: dict[str, bytes] = {
 
 
 def damages() -> Iterator[tuple[str, Callable[[Path], object]]]:
-    """What may happen to a file: (name, what does it)."""
+    """Yields the damages to a file: (name, function)."""
 
     def cut(path: Path) -> None:
         os.truncate(path, path.stat().st_size * 2 // 3)
@@ -48,7 +48,7 @@ def _newest(folder: Path) -> Path:
 
 
 def sign(checkpoint: Path) -> None:
-    """Makes the manifest right, as a program would that writes files of another form."""
+    """Makes the manifest valid, as a program that writes files of another form would."""
     from tfwd.runs.storage.checkpoint import _facts
 
     files = [path for path in sorted(checkpoint.iterdir()) if path.name != "manifest.json"]
@@ -74,7 +74,7 @@ def damaged_runs() -> Iterator[Call]:
                 yield Call(f"{file}: {what}", program, (), prepare, served=None, new=False)
         for file in of_a_checkpoint:
             for signed in (False, True):
-                # Signing makes the manifest anew.
+                # Signing writes the manifest again.
                 whole = file == "manifest.json" or (file == "tensors.index" and what != "gone")
                 if signed and whole:
                     continue
@@ -88,7 +88,7 @@ def damaged_runs() -> Iterator[Call]:
                         sign(checkpoint)
 
                 name = f"{file}{', signed' * signed}: {what}"
-                # The checkpoint before it serves, and it is said.
+                # The checkpoint before it is used, and a message says so.
                 words = "before it" if not (signed and file == "written_by.json") else ""
                 yield Call(
                     name,

@@ -1,11 +1,11 @@
-"""Calls of the four programs with something wrong in each, and what must come of them.
+"""Calls of the four programs with one error in each, and the outcomes that are required.
 
     python tests/lm/malformed_calls.py [words...]
 
-runs them all, or those whose names have all of the words. A call must end in time, without a
-traceback; if it is refused, with one line `error: ...` and a code that is not 0, and with the
-folders as they were. The programs are loaded once; each call is a fork of that process, in a
-folder of its own with a text, a config, a sweep, and a run that has been trained.
+This runs all calls, or the calls whose names have all the words. A call must end in time and
+without a traceback. A refused call prints one line `error: ...`, has a nonzero exit code and does
+not change the folders. The programs are imported once. Each call is a fork of that process, in a
+folder of its own with a text, a config, a sweep and a trained run.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ def get_sweep():
 
 
 class Call(NamedTuple):
-    """A call, and what must come of it.
+    """A call, and its required outcome.
 
     Attributes:
-        name: for the report.
+        name: name in the report.
         program: train, tune, evaluate or generate.
-        arguments: of the command line, after those that every call has.
+        arguments: arguments of the command line, after those that every call has.
         prepare: changes the call's folder, which is the working directory.
-        words: what the message must say, as a regular expression.
-        served: whether it must succeed; None is either.
-        new: whether the workdir is one that does not exist; it must not afterwards.
+        words: a regular expression that the message must match.
+        served: True if the call must succeed, False if it must fail, None for either.
+        new: True if the workdir does not exist. It must not exist afterwards.
         out: the file that is standard output; "|" is a pipe that nobody reads.
-        environment: further variables.
-        file_size: the largest file that can be written, as on a full disk.
-        kept: whether the workdir must be as it was, if the call is refused.
+        environment: further environment variables.
+        file_size: size of the largest file that can be written, as on a full disk.
+        kept: True if a refused call must not change the workdir.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Call(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a call ended; `problem` is "" if it is as it must be."""
+    """The end of a call; `problem` is "" if the end is as required."""
 
     call: Call
     problem: str
@@ -102,7 +102,7 @@ class Outcome(NamedTuple):
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """What lies in a folder, by path."""
+    """Returns the content of a folder, by path."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = os.fsencode(path.relative_to(folder)).decode("utf-8", "replace")
@@ -116,7 +116,7 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 def command(call: Call) -> list[str]:
-    """The command line, with what every call has before its own."""
+    """Returns the command line, with the flags that every call has before its own."""
     first = {
         "train": ["--config=config.py"],
         "tune": ["--config=config.py", "--sweep=sweep.py"],
@@ -142,7 +142,7 @@ def run_here(call: Call) -> None:
 
 
 class Running:
-    """A call under way in a process group of its own."""
+    """A running call, in a process group of its own."""
 
     def __init__(self, call: Call, box: Path):
         self.call, self.box, self.began = call, box, time.monotonic()
@@ -182,7 +182,7 @@ class Running:
             os._exit(code)
 
     def poll(self) -> Outcome | None:
-        """How it ended; None if it has not."""
+        """Returns the outcome; None if the call has not ended."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         seconds, code = time.monotonic() - self.began, None
         if pid:
@@ -228,7 +228,7 @@ class Running:
 
 
 def template(folder: Path) -> Path:
-    """The folder that each call gets a copy of."""
+    """Returns the folder that each call gets a copy of."""
     box = folder / "template"
     box.mkdir()
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -267,7 +267,7 @@ def outcomes(calls: list[Call], folder: Path) -> Iterator[Outcome]:
 
 
 def load_programs() -> None:
-    """Imports all that the calls need, so that a fork has it."""
+    """Imports everything that the calls need, so that forks have it."""
     import importlib
 
     import tfwd_programs
@@ -292,7 +292,10 @@ def load_programs() -> None:
 
 
 def main(words: list[str], every: int = 1) -> int:
-    """Makes each `every`-th of the calls whose names have all the words; returns the exit code."""
+    """Makes each `every`-th of the calls whose names have all the words.
+
+    Returns the exit code.
+    """
     import malformed_table
 
     os.nice(int(os.environ.get("MALFORMED_NICE", "0")))

@@ -1,4 +1,4 @@
-"""The calls of `malformed_calls.py`: values, files and folders, each wrong in one way."""
+"""Calls of `malformed_calls.py`: values, files and folders with one error in each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VALUES = ("", "abc", "-1", "nan", "1" + "0" * 30, "[]", b"\xff")
 
 
 def calls() -> list[Call]:
-    """All calls."""
+    """Returns all calls."""
     parts = (
         flags,
         workdirs,
@@ -34,7 +34,7 @@ def calls() -> list[Call]:
 
 
 def write(name: str, content: str | bytes) -> Callable[[Path], object]:
-    """What writes a file into the call's folder."""
+    """Returns a function that writes a file into the call's folder."""
     data = content if isinstance(content, bytes) else content.encode()
     return lambda box: (box / name).write_bytes(data)
 
@@ -54,7 +54,7 @@ def flags() -> Iterator[Call]:
             "a flag that says no": ["--noworkdir"],
             "a long argument": ["x" * 100_000],
         }.items():
-            # absl reads flag files, and passes over --noworkdir; neither is of our making.
+            # absl reads flag files and ignores --noworkdir; tfwd does neither.
             yield Call(name, program, tuple(arguments), served=False)
 
 
@@ -84,9 +84,9 @@ def values() -> Iterator[Call]:
     from tfwd.lm.config import KEYS
 
     for key in KEYS:
-        for value in VALUES[key == "data.path" :]:  # no path is the embedded text
+        for value in VALUES[key == "data.path" :]:  # without a path the text is the embedded one
             argument = os.fsencode(f"--config.{key}=") + os.fsencode(value)
-            # A value that is right after all ends at the text that is not there.
+            # A valid value leads to the error about the missing text.
             yield Call(f"{key}={value!r}", "train", ("--config.data.path=nowhere", argument))
         yield Call(f"{key} without a value", "train", ("--config.data.path=no", f"--config.{key}"))
     for key in (
@@ -178,7 +178,7 @@ def values() -> Iterator[Call]:
     ):
         for value in VALUES:
             if (name, value) in (("method", ""),):
-                continue  # that is right
+                continue  # this value is valid
             argument = os.fsencode(f"--{name}=") + os.fsencode(value)
             yield Call(f"{name}={value!r}", "tune", ("--config.data.path=nowhere", argument))
 
@@ -445,7 +445,7 @@ def texts() -> Iterator[Call]:
 def _socket(box: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         before = os.getcwd()
-        os.chdir(box)  # an address is short
+        os.chdir(box)  # socket addresses have a short limit
         made.bind("socket")
         os.chdir(before)
 

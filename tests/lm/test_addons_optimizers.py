@@ -1,4 +1,4 @@
-"""The optimizers of tensorflow-addons in tfwd-train, by the name of `tfa.LAMB` and the like."""
+"""Optimizers of tensorflow-addons in tfwd-train, by names such as `tfa.LAMB`."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from tfwd.runs.training.signals import Stopped, StopRequest
 INPUTS = tf.constant([[1, 2, 3, 1], [5, 6, 2, 2]], tf.int32)
 TARGETS = tf.constant([[2, 3, 1, 0], [6, 2, 2, 4]], tf.int32)
 RATE, DECAY = 0.125, 0.25
-# One by layers, one without a rate, and one that updates rows.
+# An optimizer by layers, one without a rate, and one that updates rows.
 KINDS = ("tfa.LAMB", "tfa.LazyAdam")
 WITH_RATE = [name for name in optimizers.ADDONS if name != "tfa.COCOB"]
 
@@ -53,7 +53,7 @@ def bare(name, rate=RATE):
 
 @needs_addons
 @pytest.mark.parametrize("name", with_slow_rest(optimizers.ADDONS, KINDS))
-def test_steps_are_those_of_the_optimizer_itself(name):
+def test_steps_equal_the_optimizers_own(name):
     step, own = make(make_optimizer(name, RATE)), bare(name)
     start = step.state.carried
     twins = [tf.Variable(v) for v in step.model.trainable_variables]
@@ -121,7 +121,7 @@ def test_half_precision_scales_the_loss(name):
 @needs_addons
 @pytest.mark.parametrize("name", ["tfa.LAMB", "tfa.COCOB"])
 @pytest.mark.slow
-def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(name, tmp_path):
+def test_a_stopped_run_resumes_with_the_same_results(name, tmp_path):
     text = write_text(tmp_path / "text.txt")
     changes = {
         "optimizer__name": name,
@@ -139,7 +139,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(name, tmp_path):
 
 
 @needs_addons
-def test_arguments_of_ones_own():
+def test_arguments_of_an_optimizer():
     made = make_optimizer("TFA.conditionalgradient", 0.5, kwargs={"lambda_": 2.0, "ord": "fro"})
     assert float(made.get_config()["lambda_"]) == 2.0
     assert set(optimizers.arguments("tfa.ConditionalGradient")) >= {"lambda_", "ord", "epsilon"}

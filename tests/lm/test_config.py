@@ -11,7 +11,7 @@ from tfwd.runs.errors import UserError, suggest
 from tfwd.runs.settings import command_line, validators
 from tfwd.runs.settings import config as config_lib
 
-# One wrong value for each key, and a part of what must be said about it.
+# A wrong value for each key, and a part of the expected message.
 WRONG = {
     "seed": (-1, "a whole number, at least 0"),
     "data.level": ("wrd", r"word or char \(did you mean word\?\)"),
@@ -59,7 +59,7 @@ WRONG = {
     "sample.temperature": (-0.5, "a number, at least 0"),
     "sample.top_k": (-1, "at least 0"),
 }
-OF_ONE_TYPE = (validators.FLAG, validators.TEXT, validators.MAPPING)  # ConfigDict sees to the type
+OF_ONE_TYPE = (validators.FLAG, validators.TEXT, validators.MAPPING)  # ConfigDict checks the type
 
 
 def set_key(config, key, value):
@@ -141,7 +141,7 @@ def test_locked_against_new_keys_and_other_types():
         config.model.weigth_dropout = 0.5
     with pytest.raises(TypeError):
         config.data.window = 1.5
-    config.model.weight_dropout = 0  # a whole number is a number
+    config.model.weight_dropout = 0  # an integer is a number
     assert config.model.weight_dropout == 0.0
 
 
@@ -211,7 +211,7 @@ def test_save_and_load(tmp_path):
         loaded.model.more = 1
 
 
-def test_load_refuses_what_is_not_a_configuration(tmp_path):
+def test_load_refuses_a_wrong_configuration(tmp_path):
     file = tmp_path / "config.json"
     with pytest.raises(UserError, match=r"cannot read the configuration .*No such file"):
         SCHEMA.load(file)

@@ -1,4 +1,4 @@
-"""tfwd-train where training diverges: what it says, leaves out, and goes back to."""
+"""tfwd-train with diverging training: messages, skipped steps, and returns to a checkpoint."""
 
 import re
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from stacks import SLOW_ON_KERAS_2, once
-from training_tools import log, make_config, write_text
+from training_tools import log, make_config
 
 from tfwd.lm import step
 from tfwd.lm.commands.train import train
@@ -18,11 +18,6 @@ from tfwd.runs.storage.checkpoint import Checkpoints
 from tfwd.runs.training.signals import StopRequest
 
 pytestmark = SLOW_ON_KERAS_2
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
 
 
 @pytest.mark.slow
@@ -60,9 +55,9 @@ def test_a_loss_that_is_not_finite(text, tmp_path):
 
 @pytest.fixture
 def planted(text, monkeypatch):
-    """A NaN in the loss of the sixth window of an epoch, while `armed` is true.
+    """Plants a NaN in the loss of an epoch's sixth window while `armed` is true.
 
-    The window is known by its first two targets, which no other one of the text has.
+    The window is recognized by its first two targets, which no other window has.
     """
     config = make_config(text, data__random_windows=False)
     tokens = tokenize(load_splits(str(text)).train, "word")
@@ -170,7 +165,7 @@ def test_nothing_is_looked_at(text, tmp_path, monkeypatch):
     ("every", "step", "kept"), [pytest.param(2, 4, 2, marks=pytest.mark.slow), (3, 5, 3)]
 )
 def test_a_weight_that_is_not_finite_is_never_saved(text, tmp_path, monkeypatch, every, step, kept):
-    """After step 4: seen before it is saved, or in step 5, which is told of after step 6."""
+    """Checks a weight that turns infinite after step 4: no checkpoint may hold it."""
 
     def spoil(self, lengths):
         if self.progress.step == 4:

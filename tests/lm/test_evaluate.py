@@ -1,4 +1,4 @@
-"""tfwd-evaluate against the definition, and what it says about wrong input."""
+"""tfwd-evaluate against the definition, and its messages about wrong input."""
 
 import json
 import math
@@ -19,7 +19,7 @@ pytestmark = SLOW_ON_KERAS_2
 
 
 def by_definition(found, tokens, batch_size):
-    """The mean of -log p(token | what is before it in its column), from one call a column."""
+    """Returns the mean of -log p(token | tokens before it in its column), one call per column."""
     ids = found.vocabulary.encode(tokens)
     length = len(ids) // batch_size
     nats = []
@@ -76,7 +76,7 @@ def test_the_runs_own_test_text(make_run):
     assert result["text"] == "text.txt, test"
 
 
-def test_another_text_than_that_of_the_training(make_run, tmp_path):
+def test_another_text_than_the_training_text(make_run, tmp_path):
     run = make_run()
     text = tmp_path / "text.txt"
     text.write_text(text.read_text() + "and more\n")

@@ -1,4 +1,4 @@
-"""`--config.gradients.every`: what it writes, and that it changes nothing."""
+"""`--config.gradients.every`: its output, and no effect on training."""
 
 import numpy as np
 import pytest
@@ -42,8 +42,8 @@ def test_record_is_of_the_columns_with_their_states() -> None:
     rows = np.stack(rows)
     assert record["squared_mean"] == pytest.approx((rows**2).mean(), rel=1e-4)
     assert record["square_of_mean"] == pytest.approx((rows.mean(0) ** 2).mean(), rel=1e-4)
-    # Of three columns: V = 3/2 sum (s - m^2), and G = sum m^2 - V/3 as it is, below zero or not, so
-    # that what several lines of the log say can be put together.
+    # Three columns: V = 3/2 sum (s - m^2), and G = sum m^2 - V/3. G may be below zero, so
+    # that lines of the log can be averaged.
     variance = 1.5 * ((rows**2).mean(0) - rows.mean(0) ** 2).sum()
     signal = (rows.mean(0) ** 2).sum() - variance / 3
     assert record["variance"] == pytest.approx(variance, rel=1e-3)

@@ -1,4 +1,4 @@
-"""AR and TAR by hand."""
+"""AR and TAR, computed by hand."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
-"""Calls with something wrong in each, and none ends in a traceback.
+"""Calls with one error in each: none ends in a traceback.
 
-Here each 31st of them; `python tests/lm/malformed_calls.py` makes all.
+This file makes each 31st call; `python tests/lm/malformed_calls.py` makes all.
 """
 
 import re

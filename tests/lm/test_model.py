@@ -33,7 +33,7 @@ def sigmoid(x):
 
 
 def numpy_logits(model, ids):
-    """The plain model in NumPy: gates in the order input, forget, candidate, output."""
+    """Returns the plain model's logits in NumPy: gates are input, forget, candidate, output."""
     embeddings = model.embedding.embeddings.numpy()
     values = embeddings[ids]
     for lstm in model.lstms:
@@ -70,7 +70,7 @@ def test_arithmetic_is_the_papers():
     np.testing.assert_allclose(logits, numpy_logits(model, IDS.numpy()), atol=1e-6)
 
 
-def test_what_is_off_is_not_there():
+def test_switches_that_are_off_leave_no_layer():
     model = make()
     assert kinds(model) == {
         keras.layers.Embedding,
@@ -189,7 +189,7 @@ def test_a_seed_fixes_weights_and_draws():
 
 
 def seeds_of_parts(model):
-    """The seeds in the order in which the parts are made; None for a draw that is off."""
+    """Returns the seeds in the order of the parts; None for a draw that is off."""
     yield model.embedding.embeddings_initializer.seed
     yield getattr(model.embedding, "seed", None)
     yield getattr(model.input_dropout, "seed", None)
@@ -206,7 +206,7 @@ def seeds_of_parts(model):
 
 @pytest.mark.parametrize("options", [{}, ALL], ids=["off", "on"])
 def test_each_part_has_its_place_in_the_row_of_seeds(options):
-    """One more that a part took would change weights and draws of all parts after it."""
+    """Checks the order of the seeds: one more seed for a part would change all parts after it."""
     row = list(itertools.islice(blocks.seeds(3), 14))
     assert row[:3] == [1742692731, 183930186, 385346043]
     found = list(seeds_of_parts(make(tie_weights=False, **options)))

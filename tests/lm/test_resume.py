@@ -1,4 +1,4 @@
-"""Runs in processes of their own that are stopped, killed and damaged, and then go on."""
+"""Runs in processes of their own that are stopped, killed and damaged, and then resume."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from stacks import once, soak
 
 from tfwd.runs.storage.checkpoint import Checkpoints
 
-# The programs' own code: on Keras 2, one of these tests shows that it stands there too.
+# This tests code of the programs. On Keras 2 one of these tests is enough.
 pytestmark = pytest.mark.slow
 
 PROGRAM = (
@@ -50,7 +50,7 @@ TIMED = ("tokens_per_second",)
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """A config file, and a text of ten words in an order that can be learnt in part."""
+    """Writes a config file, and a text of ten words in an order that can be learned in part."""
     folder = tmp_path_factory.mktemp("run")
     place, lines = 1, []
     for _ in range(450):
@@ -66,7 +66,7 @@ def config(tmp_path_factory):
 
 
 def start(processes, config, workdir, *arguments, at=None):
-    """tfwd-train; with `at=(signal, step)` it sends itself the signal after that step."""
+    """Starts tfwd-train; with `at=(signal, step)` it sends itself the signal after that step."""
     flags = [f"--config={config}", f"--workdir={workdir}", *arguments]
     return processes.python(PROGRAM, flags, {"SIGNAL_AT": f"{at[0]:d}:{at[1]}"} if at else {})
 
@@ -84,7 +84,7 @@ def summary(workdir):
 
 @pytest.fixture(scope="module")
 def whole(config, tmp_path_factory):
-    """The run that was never stopped."""
+    """Returns the run that was never stopped."""
     workdir = tmp_path_factory.mktemp("whole") / "run"
     with Processes() as processes:
         code, output = finish(start(processes, config, workdir))
@@ -166,7 +166,7 @@ def test_a_finished_run_prints_its_report_again(config, whole, processes):
 @soak
 @once
 def test_output_that_nobody_reads_any_more_is_a_stop(config, whole, tmp_path, processes):
-    """As in `tfwd-train ... | head -1`: what was trained is saved, and the rest follows."""
+    """Checks `tfwd-train ... | head -1`: the trained part is saved, and the rest follows."""
     workdir = tmp_path / "run"
     talkative = """
 import time

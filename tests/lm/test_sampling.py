@@ -1,4 +1,4 @@
-"""Drawing text: the distribution, the carried state, and what is never drawn."""
+"""Text generation: the distribution, the carried state, and tokens that are never drawn."""
 
 import math
 
@@ -37,7 +37,9 @@ def model(vocabulary):
         output_dropout=0.5,
         seed=3,
     )
-    made.set_weights([weight * 6 for weight in made.get_weights()])  # so that it has opinions
+    made.set_weights(
+        [weight * 6 for weight in made.get_weights()]
+    )  # so that its probabilities differ
     return made
 
 
@@ -72,11 +74,11 @@ def test_greedy_is_the_first_of_the_likeliest(logits):
     generator = np.random.default_rng(0)
     assert choose(logits, generator, 0.0) == int(np.argmax(logits))
     assert choose(logits, generator, 1.0, top_k=1) == int(np.argmax(logits))
-    # Nearly 0 is the same, but for those that are equal, or nearer to it than that.
+    # A temperature near 0 gives the same, except for almost equal logits.
     assert logits[choose(logits, generator, 1e-300)] >= logits.max() - 1e-297
 
 
-def test_carried_state_is_the_whole_text_read_anew(model, vocabulary):
+def test_carried_state_equals_reading_the_whole_text_again(model, vocabulary):
     start = vocabulary.encode(["to", "be"])
     drawn = list(draw(model, start, 12, temperature=0.0, top_k=0, seed=0, never=(0,)))
     assert len(set(drawn)) > 1
@@ -97,7 +99,7 @@ def test_one_seed_one_text(model, vocabulary):
     keras.utils.set_random_seed(99)
     before = np.random.get_state()[1].copy()
     assert write(seed=5) == text
-    assert (np.random.get_state()[1] == before).all()  # nobody else's draws are moved
+    assert (np.random.get_state()[1] == before).all()  # no other draws change
     assert len({write(seed=seed) for seed in range(5)}) == 5
 
 
@@ -118,7 +120,7 @@ def test_prompt(model, vocabulary):
     assert write("to  be", tokens=0) == "to be"
     assert write("to be\n", tokens=0) == "to be\n"
     assert write("", tokens=0) == ""
-    # An open line goes on; a closed one is followed by a new line's beginning.
+    # An open line continues; after a closed line a new line begins.
     go_on = draw(model, vocabulary.encode(["to"]), 3, temperature=0.0, top_k=0, seed=0, never=(0,))
     expected = vocabulary.decode(go_on)
     assert write("to", tokens=3).split() == ["to", *(t for t in expected if t != "<eos>")]

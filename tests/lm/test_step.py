@@ -32,7 +32,7 @@ def weights(step):
 
 
 def expected_gradients(model, alpha=0.0, beta=0.0):
-    """By Keras's own loss, in eager mode, the penalties written out."""
+    """Returns the gradients by Keras's own loss, in eager mode, with the penalties written out."""
     with tf.GradientTape() as tape:
         output = model(INPUTS, training=False)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(TARGETS, output.logits)
@@ -97,7 +97,7 @@ def test_coupled_decay_under_a_loss_scale():
 @quick_rows("True")
 @pytest.mark.parametrize("tied", [True, False])
 def test_rows_of_an_embedding_that_is_only_looked_up(tied):
-    """The window has no 0 and no 4; a tied embedding's gradient is dense."""
+    """Checks rows of an embedding: the window has no 0 and no 4; a tied gradient is dense."""
     model = LanguageModel(7, 4, (6, 4), seed=3, tie_weights=tied)
     made = make_optimizer("sgd", 0.0, weight_decay=0.5, decay_scale="absolute", decay_sparse="rows")
     step = TrainStep(model, made, RunState(model.zero_state(2), 1e-30), sparse=True)
@@ -184,7 +184,10 @@ def test_a_step_that_is_not_finite_changes_nothing():
 @once
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_step_that_is_left_out_is_as_if_it_had_not_been(whole, monkeypatch):
-    """Draws included: the next step is that of a model that never saw the bad window."""
+    """Checks that a skipped step has no effect, draws included.
+
+    The next step equals the step of a model that never saw the bad window.
+    """
     own = train_step.token_nats
     monkeypatch.setattr(
         train_step,
@@ -210,7 +213,7 @@ def test_a_step_that_is_left_out_is_as_if_it_had_not_been(whole, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
-def test_what_is_finite_is_made_however_large():
+def test_finite_steps_are_made_however_large():
     step = make(whole=True)
     step.model.decoder.bias.assign(np.linspace(-1, 1, 7) * 1e25)
     step(INPUTS, TARGETS)

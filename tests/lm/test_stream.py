@@ -26,7 +26,7 @@ def test_columns_are_contiguous(tokens, batch, window):
 
 
 @given(tokens=st.integers(2, 500), batch=st.integers(1, 600), window=st.integers(1, 20))
-def test_the_batch_size_that_is_said_to_fit_is_the_largest(tokens, batch, window):
+def test_the_suggested_batch_size_is_the_largest_that_fits(tokens, batch, window):
     ids = np.zeros(tokens, np.int32)
     try:
         stream.columns(ids, batch, window=window)
@@ -85,7 +85,7 @@ def test_random_lengths_differ_by_seed_and_epoch():
 
 
 def mixture_below(value, base):
-    """P(length <= value) of the published rule, for a whole number above the least length."""
+    """Returns P(length <= value) of the published rule, for an integer above the least length."""
 
     def normal(mean):
         return (1 + math.erf((value + 0.5 - mean) / stream.DEVIATION / math.sqrt(2))) / 2
@@ -94,7 +94,7 @@ def mixture_below(value, base):
 
 
 def test_distribution_of_random_lengths():
-    """Every length's share, and that of the halved windows, within five standard errors."""
+    """Checks the share of each length and of the halved windows, to five standard errors."""
     lengths = stream.window_lengths(20_000_000, 70, random=True, seed=3)[:-1]
     count = len(lengths)
 

@@ -1,4 +1,4 @@
-"""tfwd-train in this process: a run's folder, going on, and what goes wrong."""
+"""tfwd-train in this process: a run's folder, resuming, and errors."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from stacks import SLOW_ON_KERAS_2, extended, once
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training_tools import WORDS, StopAfter, log, make_config, model_options, write_text
+from training_tools import WORDS, StopAfter, log, make_config, model_options
 
 from tfwd.lm.commands.train import define, main, train
 from tfwd.lm.data.text import load_splits, tokenize
@@ -28,13 +28,8 @@ pytestmark = SLOW_ON_KERAS_2
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
-
-
-@pytest.fixture(scope="module")
 def whole(text, tmp_path_factory):
-    """A run that ended, its summary and its folder."""
+    """Returns a finished run, its summary and its folder."""
     workdir = tmp_path_factory.mktemp("whole") / "run"
     config = make_config(text, training__tensorboard=True, sample__tokens=5)
     return train(config, str(workdir), StopRequest()), workdir
@@ -82,11 +77,11 @@ def test_tensorboard_shows_everything(whole):
 
 
 @pytest.mark.parametrize("looks", [7, pytest.param(29, marks=pytest.mark.slow)])
-def test_a_stop_anywhere_is_gone_on_from(whole, text, tmp_path, looks, capsys, monkeypatch):
-    """In the first epoch's training, and in its validation."""
+def test_a_stop_anywhere_is_resumed(whole, text, tmp_path, looks, capsys, monkeypatch):
+    """Checks stops in the first epoch's training and in its validation."""
     summary, finished = whole
     config = make_config(text)
-    seen = []  # the states that windows hand on, where a trainer begins and where it saves
+    seen = []  # the states that windows pass on, at the start of a trainer and when it saves
 
     class Watched(Trainer):
         def __init__(self, *args):

@@ -1,9 +1,9 @@
-"""The optimizer in tfwd-train: averages, decay, and weights that no gradient reaches."""
+"""The optimizer in tfwd-train: averages, decay, and weights without a gradient."""
 
 import numpy as np
 import pytest
 from stacks import IS_KERAS_2, SLOW_ON_KERAS_2, extended, once
-from training_tools import StopAfter, log, make_config, model_options, write_text
+from training_tools import StopAfter, log, make_config, model_options
 
 from tfwd.lm.commands.train import train
 from tfwd.lm.data.vocabulary import Vocabulary
@@ -17,17 +17,12 @@ from tfwd.runs.training.signals import Stopped, StopRequest
 pytestmark = SLOW_ON_KERAS_2
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
-
-
 @pytest.mark.slow
 @once
-def test_averages_are_evaluated_and_kept_and_training_goes_on_from_the_raw_weights(
+def test_averages_are_evaluated_and_saved_and_training_resumes_from_raw_weights(
     text, tmp_path, monkeypatch
 ):
-    """Stopped in the epochs after the trigger, it ends as if it had not been."""
+    """Checks that a run stopped after the trigger ends as if it had not been stopped."""
     changes = {
         "optimizer__name": "sgd",
         "optimizer__learning_rate": 3.0,
@@ -36,7 +31,7 @@ def test_averages_are_evaluated_and_kept_and_training_goes_on_from_the_raw_weigh
         "optimizer__non_monotone_interval": 1,
         "training__epochs": 6,
     }
-    losses = iter([1.0, 1.0, 2.0])  # triggered after the third epoch, whatever was learnt
+    losses = iter([1.0, 1.0, 2.0])  # triggered after the third epoch, whatever was learned
     observe = NonMonotonicASGD.observe
     monkeypatch.setattr(NonMonotonicASGD, "observe", lambda self, v: observe(self, next(losses, v)))
     seen = {}
@@ -67,7 +62,7 @@ def test_averages_are_evaluated_and_kept_and_training_goes_on_from_the_raw_weigh
 
 
 @extended
-def test_what_is_decayed_is_shown_at_the_start(text, tmp_path, capsys):
+def test_decayed_weights_are_shown_at_the_start(text, tmp_path, capsys):
     config = make_config(
         text,
         optimizer__weight_decay=0.5,

@@ -81,7 +81,7 @@ def test_save_and_load(tmp_path_factory, tokens):
     assert loaded.fingerprint() == vocabulary.fingerprint()
 
 
-def test_load_refuses_what_is_not_whole(tmp_path):
+def test_load_refuses_an_incomplete_file(tmp_path):
     file = tmp_path / "vocabulary.json"
     with pytest.raises(UserError, match=r"cannot read the vocabulary .*No such file"):
         Vocabulary.load(file)

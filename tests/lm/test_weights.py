@@ -1,4 +1,4 @@
-"""Weights in a file that either Keras reads."""
+"""Weights in a file that both versions of Keras read."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ OPTIONS = {
     "half": {"dtype_policy": "bfloat16"},
 }
 IDS = tf.constant([[1, 2, 3], [4, 0, 6]], tf.int32)
-# Written on either Keras by weights/write.py, with the logits that the models gave there.
+# Written by weights/write.py on each Keras, with the logits of the models there.
 WRITTEN = Path(__file__).parent / "weights"
 
 
@@ -52,7 +52,7 @@ def make(case, seed):
 
 @pytest.mark.bfloat16
 @pytest.mark.parametrize("case", OPTIONS)
-def test_what_is_written_is_read(case, tmp_path):
+def test_written_weights_are_read(case, tmp_path):
     model, other = make(case, 1), make(case, 2)
     for variable in model.trainable_variables:  # the biases too
         noise = tf.random.stateless_normal(variable.shape, [1, 2])
@@ -65,7 +65,7 @@ def test_what_is_written_is_read(case, tmp_path):
 
 
 def test_names_are_of_the_models_order():
-    assert list(named_weights(make("untied", 0))) == [
+    names = [
         "embedding/embeddings",
         "lstm_1/kernel",
         "lstm_1/recurrent_kernel",
@@ -73,20 +73,11 @@ def test_names_are_of_the_models_order():
         "lstm_2/kernel",
         "lstm_2/recurrent_kernel",
         "lstm_2/bias",
-        "decoder/kernel",
-        "decoder/bias",
     ]
-    for case in ("tied", "perturbed", "dropped"):  # what is drawn adds no name and changes none
-        assert list(named_weights(make(case, 0))) == [
-            "embedding/embeddings",
-            "lstm_1/kernel",
-            "lstm_1/recurrent_kernel",
-            "lstm_1/bias",
-            "lstm_2/kernel",
-            "lstm_2/recurrent_kernel",
-            "lstm_2/bias",
-            "decoder/bias",
-        ]
+    untied = [*names, "decoder/kernel", "decoder/bias"]
+    assert list(named_weights(make("untied", 0))) == untied
+    for case in ("tied", "perturbed", "dropped"):  # draws neither add nor change a name
+        assert list(named_weights(make(case, 0))) == [*names, "decoder/bias"]
 
 
 def test_a_file_that_is_cut_short_or_changed(tmp_path):
@@ -108,7 +99,7 @@ def test_another_file(tmp_path):
     path, model = tmp_path / "weights.npz", make("tied", 1)
     with pytest.raises(UserError, match="cannot read .*weights.npz: No such file"):
         read(path, model)
-    os.mkfifo(path)  # which would be waited for
+    os.mkfifo(path)  # the program would wait for it
     with pytest.raises(UserError, match="cannot read .*weights.npz: it is a pipe or a device"):
         read(path, model)
     path.unlink()
@@ -149,10 +140,10 @@ def test_a_file_of_either_keras_gives_the_same_logits(written_on, case):
     read(WRITTEN / f"{written_on}-{case}.npz", found)
     logits = np.load(WRITTEN / f"{written_on}-{case}-logits.npy")
     np.testing.assert_allclose(found(IDS).logits, logits, atol=1e-5)
-    assert np.ptp(logits) > 1  # and not those of a model that knows nothing
+    assert np.ptp(logits) > 1  # the model is not untrained
 
 
-def test_a_run_of_the_other_keras_is_read_but_not_gone_on_with(make_run):
+def test_a_run_of_the_other_keras_is_read_but_not_resumed(make_run):
     run = make_run()
     other = 3 if IS_KERAS_2 else 2
     expected = load(run).model(IDS).logits
@@ -194,7 +185,7 @@ def test_best_weights_of_before_there_was_such_a_file(make_run):
 @once
 @pytest.mark.parametrize("program", ["evaluate", "generate"])
 def test_programs_of_the_other_stack(make_run, root, program):
-    """A run's folder, evaluated here and by the other stack, where that is set up."""
+    """Checks that a run's folder is evaluated alike on both stacks, if both are installed."""
     python = root / (".venv" if IS_KERAS_2 else ".venv-addons") / "bin" / "python"
     if not python.exists():
         pytest.skip(f"{python} is not set up")

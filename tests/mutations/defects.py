@@ -1,4 +1,4 @@
-"""The defects that are planted, each with the tests that are to find it."""
+"""The defects to plant, each with the tests that must find it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ class Defect(NamedTuple):
     """A defect.
 
     Attributes:
-        what: what goes wrong.
-        file: the source, as it stands in the repository.
-        old: a text that stands in it once.
-        new: what takes its place.
-        tests: pytest's arguments: the tests that may find it. Slow ones are left out.
+        what: the effect of the defect, in words.
+        file: path of the source in the repository.
+        old: a text that occurs once in the source.
+        new: the text that replaces it.
+        tests: pytest's arguments, which name the tests that may find it. Slow ones are left out.
     """
 
     what: str
@@ -24,7 +24,7 @@ class Defect(NamedTuple):
 
 
 def conformance(file: str, words: str) -> tuple[str, ...]:
-    """Some tests of the table: those whose names have the words."""
+    """Returns tests of the table whose names have all the words."""
     return (f"tests/conformance/test_{file}.py", "-k", words)
 
 
@@ -355,7 +355,7 @@ DEFECTS = [
         "default_rng([seed, 0])",
         ("tests/finetune/test_model.py", "-k", "batches"),
     ),
-    # What is not finite
+    # Non-finite values
     Defect(
         "infinities of the two signs are taken for each other",
         "tfwd/finite.py",

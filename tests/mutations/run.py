@@ -1,10 +1,10 @@
-"""Plants defects in a copy of the sources, one at a time, and sees whether the tests find each.
+"""Test of the tests: plants defects in a copy of the sources, one at a time.
 
     python tests/mutations/run.py [-k WORDS] [--tree FOLDER] [--jobs N]
 
 The copy is in a temporary folder; the checkout is only read. First the tests run on a copy without
-a defect, where all must pass. The exit code is 1 if a defect survives, if its text does not stand
-in its file once, or if tests cannot be run.
+a defect, where all must pass. The exit code is 1 if a defect survives, if its text does not occur
+exactly once in its file, or if tests cannot run.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ from defects import DEFECTS, Defect
 
 ROOT = Path(__file__).resolve().parents[2]
 MOVED = ("layers", "optimizers")
-# Three times what the slowest takes on one busy core.
+# Three times the time of the slowest test on one busy core.
 LIMIT = 900
 # The tests of `make test`, as the Makefile says.
 QUICK = "not extended and not slow and not soak"
 
 
 def copy(tree: Path, folder: Path) -> None:
-    """Copies what tests read, the package under its installed names, with links to where it was."""
+    """Copies the files that tests read, with the package under its installed names.
+
+    Links lead to the former positions.
+    """
     for path in tree.iterdir():
         if path.name.startswith(".") or path.name in ("runs", "build", "dist"):
             continue
@@ -70,7 +73,7 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def tested(folder: Path, arguments: tuple[str, ...]) -> tuple[str, str]:
-    """What came of the tests of `make test`: "passed", "failed" or "not run", and a last line."""
+    """Returns "passed", "failed" or "not run" for the tests of `make test`, and a last line."""
     options = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "-m", QUICK)
     command = ("-m", "pytest", *options, *arguments)
     try:
@@ -84,7 +87,10 @@ def tested(folder: Path, arguments: tuple[str, ...]) -> tuple[str, str]:
 
 
 def plant(folder: Path, defect: Defect) -> str | None:
-    """Puts a defect into the copy; returns what stood there, None if its text is not there once."""
+    """Puts a defect into the copy, and returns the former text.
+
+    Returns None if the defect's old text does not occur exactly once.
+    """
     path = folder / defect.file
     before = path.read_text("utf-8")
     if before.count(defect.old) != 1:
@@ -94,7 +100,7 @@ def plant(folder: Path, defect: Defect) -> str | None:
 
 
 def judge(folder: Path, defect: Defect) -> tuple[str, str]:
-    """ "caught", or what else came of a defect; and which test said so."""
+    """Returns "caught" or another verdict on a defect, and the test that failed."""
     before = plant(folder, defect)
     if before is None:
         return "no such text", f"not once in {defect.file}: {defect.old.strip()}"
@@ -106,7 +112,7 @@ def judge(folder: Path, defect: Defect) -> tuple[str, str]:
 
 
 def check(folder: Path, chosen: list[Defect]) -> list[str]:
-    """What is wrong before anything is planted: another library, or tests that fail."""
+    """Returns the problems before anything is planted: another library, or tests that fail."""
     names = ["tfwd", *(f"tfwd.{name}" for name in MOVED)]
     show = f"import sys, {', '.join(names)}; print(*(sys.modules[n].__file__ for n in {names}))"
     where = python(folder, "-c", show).stdout

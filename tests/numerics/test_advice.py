@@ -1,4 +1,4 @@
-"""What reports advise: the nearest place, and nothing that does not fit."""
+"""Advice in reports: the nearest position, and nothing that does not fit."""
 
 import types
 
@@ -101,7 +101,7 @@ def test_a_mask_of_infinity(name):
 
 
 def test_rows_that_are_masked_are_told_from_others():
-    """A mask that is one value in each row says nothing."""
+    """Checks rows that are masked: a mask with one value in each row tells nothing."""
     values = np.ones((3, 4))
     values[1] = np.nan
     bad = found("output", "pool", values, "Pool")
@@ -129,7 +129,7 @@ def test_a_gradient_that_grew_until_it_was_infinite_has_no_odd_derivative(value)
 
 
 class Latent(layers.Layer):
-    """A mean and a variance of which the exponential is taken."""
+    """A layer with a mean and a variance, whose exponential is taken."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

@@ -1,4 +1,4 @@
-"""What reports of whole trainings say where a defect is planted, and what they leave out."""
+"""Reports of whole trainings with a planted defect: their content, and what they omit."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ layers = keras.layers
 
 
 class Mix(layers.Layer):
-    """Attention whose mask, computed inside, leaves no key to queries with a large element."""
+    """Attention whose inner mask leaves no key to queries with a large element."""
 
     def call(self, inputs, mask=None):
         scores = inputs @ tf.transpose(inputs, [0, 2, 1])
@@ -24,7 +24,7 @@ class Mix(layers.Layer):
 
 
 class Scores(layers.Layer):
-    """The scores of such an attention, whose softmax is in another layer."""
+    """The scores of such attention. Its softmax is in another layer."""
 
     def call(self, inputs):
         kept = tf.reduce_max(tf.abs(inputs), -1, keepdims=True) < 50
@@ -59,7 +59,7 @@ def test_single_queries_to_which_no_key_is_left():
 
 
 def test_vectors_of_zeros_are_no_queries():
-    """A norm of 0 makes NaN of whole vectors too."""
+    """Checks vectors of zeros: a norm of 0 makes NaN of whole vectors too."""
     x, y = texts()
     x[3, 2] = 0.0
     norm = layers.Lambda(lambda v: v / tf.sqrt(tf.reduce_sum(v * v, -1, keepdims=True)))
@@ -69,7 +69,7 @@ def test_vectors_of_zeros_are_no_queries():
 
 
 class Own(keras.Model):
-    """Computes the loss in its training step."""
+    """A model that computes the loss in its training step."""
 
     def __init__(self):
         super().__init__()
@@ -106,7 +106,10 @@ def logarithm(y_true, y_pred):
 
 @pytest.mark.parametrize("named", [False, True])
 def test_the_output_whose_loss_it_is(named):
-    """The other output has labels and predictions that would be suspicious there."""
+    """Checks the output of the bad loss.
+
+    The other output has labels and predictions that would be suspicious there.
+    """
     x, y = data(1)
     inputs = layers.Input((6,))
     one = layers.Dense(1, name="one")(inputs)
@@ -141,8 +144,8 @@ def test_the_row_of_one_of_several_outputs():
 
 
 @extended
-def test_labels_out_of_range_are_those_of_their_output():
-    """Labels of the first output are no classes: only the second has a sparse loss."""
+def test_labels_out_of_range_belong_to_their_output():
+    """Checks labels of the first output that are no classes: only the second has a sparse loss."""
     x, y = data(1)
     inputs = layers.Input((6,))
     model = keras.Model(inputs, [layers.Dense(1)(inputs), layers.Dense(3, name="two")(inputs)])
@@ -213,7 +216,7 @@ def test_spectral_normalization_cannot_be_parametrized():
 
 
 def test_a_message_per_output_is_for_those_that_are_bad():
-    """Two of three outputs are not finite, each with its own row."""
+    """Checks two non-finite outputs of three, each with its own row."""
     x, y = data(1)
     x = np.abs(x)
     inputs = layers.Input((6,))

@@ -1,4 +1,4 @@
-"""Each cause of `docs/non_finite.md` is provoked, and the report names it."""
+"""Each cause of `docs/non_finite.md` is provoked, and the report must name it."""
 
 import re
 from pathlib import Path
@@ -35,7 +35,10 @@ def test_labels():
 
 @pytest.mark.slow
 def test_label_out_of_range():
-    """Under XLA, where it makes NaN; elsewhere TensorFlow refuses it on a CPU by itself."""
+    """Checks a label out of range under XLA, where it makes NaN.
+
+    Without XLA TensorFlow refuses it on a CPU.
+    """
     x, _ = data(2)
     y = np.arange(16) % 4
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -146,7 +149,7 @@ def test_nothing_left_of_sample_weights():
     weights = np.r_[np.ones(8), np.zeros(8)].astype("float32")
 
     class Divided(keras.losses.Loss):
-        """The mean over the examples that count."""
+        """Returns the mean over the examples that count."""
 
         def __call__(self, y, p, sample_weight=None):
             squares = tf.reduce_sum((p - y) ** 2, -1) * sample_weight
@@ -159,23 +162,21 @@ def test_nothing_left_of_sample_weights():
 
 
 class Normalize(layers.Layer):
-    """Rows divided by their sum."""
+    """A layer that divides rows by their sum."""
 
     def call(self, inputs):
         return inputs / tf.reduce_sum(inputs, -1, keepdims=True)
 
 
+def on_zeros(layer, name):
+    """Returns a model in which the layer gets zeros from a layer of this name."""
+    zeros = layers.Dense(4, kernel_initializer="zeros", name=name)
+    return keras.Sequential([layers.Input((6,)), zeros, layer, layers.Dense(1)])
+
+
 def test_nothing_left_of_a_layer():
     x, y = data(2)
-    model = keras.Sequential(
-        [
-            layers.Input((6,)),
-            layers.Dense(4, kernel_initializer="zeros", name="gone"),
-            Normalize(name="divided"),
-            layers.Dense(1),
-        ]
-    )
-    report = report_of(model, x, y)
+    report = report_of(on_zeros(Normalize(name="divided"), "gone"), x, y)
     assert report.first.frame.name == "divided"
     assert names(report)[0] == "nothing is left to divide by"
     assert "'gone, output' are 0" in report.causes[0].evidence
@@ -272,7 +273,7 @@ def test_weights():
 
 
 class Length(layers.Layer):
-    """The length of each row, whose derivative is 0/0 for a row of zeros."""
+    """A layer that returns the length of each row. Its derivative is 0/0 for a row of zeros."""
 
     def call(self, inputs):
         return tf.sqrt(tf.reduce_sum(inputs**2, -1, keepdims=True))
@@ -280,15 +281,7 @@ class Length(layers.Layer):
 
 def test_infinite_derivative():
     x, y = data(2)
-    model = keras.Sequential(
-        [
-            layers.Input((6,)),
-            layers.Dense(4, kernel_initializer="zeros", name="before"),
-            Length(name="length"),
-            layers.Dense(1),
-        ]
-    )
-    report = report_of(model, x, y)
+    report = report_of(on_zeros(Length(name="length"), "before"), x, y)
     assert report.first.frame.kind == "gradient"
     assert report.first.frame.name == "before"
     assert names(report)[0] == "a function whose derivative is infinite"
@@ -304,7 +297,7 @@ def test_update():
 
 
 class Random(layers.Layer):
-    """NaN of no cause that can be seen."""
+    """A layer that makes NaN without a visible cause."""
 
     def call(self, inputs):
         return tf.math.acosh(tf.tanh(inputs) / 2)

@@ -1,4 +1,4 @@
-"""Causes that are told by the examples in which a tensor is not finite."""
+"""Causes that are recognized by the examples in which a tensor is not finite."""
 
 import keras
 import numpy as np
@@ -78,7 +78,10 @@ def squared_root(y, p):
     [(gaussian, 1, "is 0"), (squared_root, 0, "is negative")],
 )
 def test_examples_whose_loss_is_not_finite(loss, column, what):
-    """The other column has zeros, or negative numbers, in other rows."""
+    """Checks examples with a non-finite loss.
+
+    Another column has zeros or negative numbers in other rows.
+    """
     x, y = data(1)
     x[:, :2] = [[2, 1], [-1, 1], [1, 2], [3, 0], [-2, 1], [1, 0], [1, -1], [1, 3]]
     x[:, 1] += loss is squared_root
@@ -100,7 +103,7 @@ def test_examples_whose_loss_is_not_finite(loss, column, what):
 
 
 def deviance(y, p):
-    """Of counts; in float64 by NumPy it is finite but where a count is 0."""
+    """Returns the deviance of counts; in float64 NumPy's is finite unless a count is 0."""
     return 2 * tf.reduce_mean(y * tf.math.log(y / p) - (y - p), axis=-1)
 
 
@@ -130,7 +133,7 @@ def test_a_state_that_grows():
 
 @pytest.mark.parametrize("kind", with_slow_rest(["SimpleRNN", "LSTM", "GRU"], {"SimpleRNN"}))
 def test_recurrent_layers_with_a_relu(kind):
-    """Their activation is their cell's, and cannot be set."""
+    """Checks recurrent layers, whose activation belongs to their cell and cannot be set."""
     x = np.random.default_rng(0).normal(size=(8, 4, 2)).astype("float32")
     x[3, 2, 1] = np.nan
     rnn = getattr(layers, kind)(3, activation="relu", name="rnn")
@@ -151,7 +154,7 @@ def test_data_that_are_not_scaled():
 
 
 class Overflowing(keras.Model):
-    """A training step of its own, whose loss is infinite and its predictions are not."""
+    """A model with a custom training step: its loss is infinite, its predictions are not."""
 
     def __init__(self, added):
         super().__init__()
@@ -176,7 +179,7 @@ class Overflowing(keras.Model):
 @pytest.mark.parametrize(
     "added", [lambda p: tf.reduce_sum(tf.exp(p + 100.0)), lambda p: tf.constant(np.inf)]
 )
-def test_a_loss_of_ones_own_step(added):
+def test_a_loss_in_a_users_own_step(added):
     x, y = data(1)
     report = report_of(Overflowing(added), x, y, None)
     assert report.first.frame.kind == "loss"
@@ -224,7 +227,7 @@ def test_the_prediction_for_which_a_loss_has_no_derivative():
 
 
 class OfTexts(keras.Model):
-    """A model whose labels are text, with a step of its own; or whose prediction is one number."""
+    """A model with text labels and a custom step, or with one number as prediction."""
 
     def __init__(self, scalar):
         super().__init__()

@@ -1,4 +1,4 @@
-"""`Probes`: what they find in loops of one's own, and what they leave as it was."""
+"""`Probes` in custom loops: their findings, and the state that they must not change."""
 
 import keras
 import numpy as np
@@ -31,7 +31,7 @@ def batch(trigger=None):
 
 
 def trained(model, mode, probes=None, around=False, optimizer=None):
-    """A step of a training loop, in one of the modes."""
+    """Returns a step of a training loop, in one of the modes."""
     optimizer = optimizer or keras.optimizers.Adam(0.01)
 
     def plain(x, y):
@@ -60,7 +60,7 @@ def watched_around(step, probes):
 
 
 class Still:
-    """An optimizer that leaves all as it is, NaN in gradients too."""
+    """An optimizer that changes nothing, even for NaN in gradients."""
 
     def apply_gradients(self, pairs):
         """Does nothing with the gradients."""
@@ -75,7 +75,7 @@ def test_finds_planted_values(case):
     direction, mode = case.split(", ")
     planted = Plant(direction=direction, place=(1, 2), name="planted")
     model = make(planted, layers.Activation("linear", name="behind"))
-    # In `Plant` the trigger is looked for in what comes out of a tanh.
+    # `Plant` looks for the trigger in the output of a tanh.
     first = model.get_layer("encoder").get_layer("first")
     first.activation = keras.activations.linear
     first.set_weights([np.eye(6, 5), np.zeros(5)])
@@ -96,11 +96,11 @@ def test_finds_planted_values(case):
         assert summary.size == 40
         assert report.step == 2 * i + 2
         assert report.sentence.startswith(f"layer 'encoder/planted': {direction}")
-        assert f"'{at}'" in report.sentence  # backward, what is not finite is of its output
+        assert f"'{at}'" in report.sentence  # in backward, the gradient of its output is not finite
 
 
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
-def test_numbers_are_those_of_numpy(mode):
+def test_numbers_equal_numpy(mode):
     model = make()
     probes = Probes(model)
     step = trained(model, mode, probes)
@@ -187,7 +187,7 @@ def test_the_trace_that_ran_last():
         ({"inputs": False, "outputs": False, "include": "last"}, {"last"}),
     ],
 )
-def test_what_is_chosen(given, wanted):
+def test_chosen_layers(given, wanted):
     model = make(layers.Activation("tanh", name="behind"))
     probes = Probes(model, weights=False, **given)
     trained(model, "graph", probes)(*batch())
@@ -237,7 +237,7 @@ def test_leaves_nothing():
     assert probes.report().step == steps
 
 
-def test_gradients_that_are_taken_outside_are_said_to_be():
+def test_gradients_that_are_taken_outside_are_reported():
     model = make()
     probes = Probes(model)
     x, y = batch()

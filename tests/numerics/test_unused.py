@@ -1,4 +1,4 @@
-"""`unused`: the weights that no gradient reaches, against models in which it is known which."""
+"""`unused`: weights without a gradient, against models in which they are known."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ Y = X[:, :1]
 
 
 class Sided(keras.Model):
-    """A model with a layer that it calls and does not use, and one whose units are all dead."""
+    """A model with a layer that it calls and does not use, and one with dead units only."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ def test_several_outputs(named):
 
 
 def two_outputs(named, subclass=False):
-    """Two heads on a layer, of which each may be without a loss."""
+    """Returns two heads on a layer; each may be without a loss."""
     if subclass:
 
         class Heads(keras.Model):
@@ -112,7 +112,7 @@ LOSSES = {  # and which heads are without a gradient then
 @pytest.mark.parametrize("subclass", [False, True])
 @pytest.mark.parametrize("case", LOSSES)
 def test_an_output_without_a_loss(case, subclass):
-    """As by `fit` itself: a head that no loss reaches stays as it was."""
+    """Checks that a head without a loss does not change, as in `fit` itself."""
     loss, y, without = LOSSES[case]
     model = two_outputs("dict" in case, subclass)
     wanted = {f"{head}/{part}": "no gradient" for head in without for part in ("kernel", "bias")}
@@ -121,7 +121,7 @@ def test_an_output_without_a_loss(case, subclass):
     before = {head: model.get_layer(head).kernel.numpy() for head in ("one", "two")}
     try:
         model.train_on_batch(X, y)
-    except (ValueError, KeyError, AttributeError):  # what this release of Keras does not take
+    except (ValueError, KeyError, AttributeError):  # this release of Keras does not accept it
         return
     for head, kernel in before.items():
         stays = np.array_equal(kernel, model.get_layer(head).kernel.numpy())

@@ -1,4 +1,4 @@
-"""tensorflow-addons' names: its arguments, and its meaning."""
+"""Names of tensorflow-addons, with its arguments and its meaning."""
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ D, RATE = 0.03, 0.1
 
 
 def test_the_meaning_is_absolute_and_the_decay_comes_first():
-    """The decay does not follow the learning rate."""
+    """Checks that the decay does not follow the learning rate."""
     ours = variables()
     optimizer = SGDW(D, RATE, momentum=0.5)
     weights, velocity = values(ours), [np.zeros(v.shape) for v in ours]
@@ -151,7 +151,7 @@ def test_saved_and_restored(kind, tmp_path):
     assert_same(again.get_weights(), whole.get_weights())
 
 
-def test_a_class_of_ones_own_is_saved_under_its_own_name(tmp_path):
+def test_a_custom_class_is_saved_under_its_own_name(tmp_path):
     NadamW = extend_with_decoupled_weight_decay(keras.optimizers.Nadam)
     net = model()
     net.compile(NadamW(D, learning_rate=0.1), "mse")

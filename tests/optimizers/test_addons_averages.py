@@ -24,7 +24,7 @@ from addons_table import (  # noqa: E402
 
 @pytest.mark.parametrize("name", AVERAGES)
 def test_inside_an_average(name):
-    """As the average of an optimizer of tensorflow-addons that decays by itself."""
+    """Checks the average against an optimizer of tensorflow-addons with its own decay."""
     average = AVERAGES[name]
     ours = average(DecoupledWeightDecay(legacy.Adam(RATE), D, sparse="rows"))
     theirs = average(tfa.optimizers.AdamW(D, RATE))
@@ -83,7 +83,7 @@ def test_fit_and_a_checkpoint_with_an_average(name, inside, tmp_path):
     assert_same(again.get_weights(), whole.get_weights())
 
 
-def test_the_learning_rate_of_an_average_is_that_of_the_one_in_it():
+def test_the_learning_rate_of_an_average_is_the_inner_optimizers():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
     for optimizer in (
         DecoupledWeightDecay(tfa.optimizers.Lookahead(legacy.SGD(schedule)), 0.5, "learning_rate"),
@@ -100,7 +100,7 @@ def test_the_learning_rate_of_an_average_is_that_of_the_one_in_it():
 
 
 @pytest.mark.parametrize("name", ["SWA", "MovingAverage"])
-def test_tensorflow_addons_saves_the_averages_of_what_is_decayed(name, tmp_path):
+def test_tensorflow_addons_saves_the_averages_of_decayed_weights(name, tmp_path):
     net = model()
     net.compile(AVERAGES[name](DecoupledWeightDecay(legacy.Adam(RATE), D)), "mse")
     path = str(tmp_path / "net.keras")

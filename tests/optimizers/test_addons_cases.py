@@ -1,4 +1,4 @@
-"""What tensorflow-addons promises of AdamW, SGDW and the classes it extends, case by case."""
+"""Rules of tensorflow-addons for AdamW, SGDW and the classes it extends, case by case."""
 
 import keras
 import numpy as np
@@ -48,7 +48,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def follows(optimizer, expected, dtype, sparse=False, listed=False):
-    """Three steps on two variables of TensorFlow's, each where it is expected."""
+    """Checks three steps on two TensorFlow variables against the expected values."""
     weights = [tf.Variable(start, dtype=dtype, name=f"w{i}") for i, start in enumerate(STARTS)]
     gradients = [tf.constant(gradient, dtype) for gradient in GRADIENTS]
     if sparse:
@@ -96,7 +96,10 @@ def test_a_row_that_is_repeated_is_the_row_with_twice_the_gradient(kind, dtype):
             optimizer.apply_gradients([(gradient, table)])
         found.append(table.numpy())
     np.testing.assert_allclose(*found, rtol=1e-7)
-    if (kind, dtype) != ("AdamW", "float16"):  # where epsilon is 0, and a row without gradient NaN
+    if (kind, dtype) != (
+        "AdamW",
+        "float16",
+    ):  # epsilon is 0 there, and a row without gradient becomes NaN
         assert found[0][0] == 1
 
 
@@ -110,7 +113,7 @@ def test_fit():
 @pytest.mark.parametrize("by", ["apply_gradients", "minimize"])
 @kinds
 def test_the_list_wins_over_the_exclusion(kind, by):
-    """What the list names is decayed, and nothing else; without a list the exclusion counts."""
+    """Checks that exactly the listed variables are decayed; without a list the exclusion counts."""
     made, arguments, _ = KINDS[kind]
     arguments = {**arguments, "learning_rate": 0.0}
     kernel, bias = tf.Variable([8.0], name="kernel"), tf.Variable([8.0], name="bias")

@@ -1,6 +1,6 @@
-"""What ApplyIfFinite leaves out changes nothing; what it makes is the bare optimizer's step.
+"""`ApplyIfFinite`: a skipped step changes nothing, and other steps equal the bare optimizer's.
 
-The oracle is the plain optimizer that is given only the good gradients.
+The oracle is the plain optimizer, which gets the good gradients only.
 """
 
 import math
@@ -49,7 +49,7 @@ MODES = ("eager", "graph", "xla")
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
 @pytest.mark.parametrize("value", BAD)
 def test_a_single_element(value, mode):
-    """In the first and the last place of the first and the last weight, each by itself."""
+    """Checks one element in the first and the last position of the first and the last weight."""
     optimizer, weights = ApplyIfFinite(make("Adam"), max_consecutive=9), variables("float32")
     optimizer.build(weights)
     step = stepping(optimizer, weights, mode)
@@ -88,7 +88,7 @@ def test_legacy_optimizers(name, mode):
 
 
 def test_large_numbers_are_finite():
-    """The sum of all elements overflows, of either sign or to NaN; none of them is infinite."""
+    """Checks large numbers: their sum overflows, of either sign or to NaN; none is infinite."""
     huge = float(np.finfo("float32").max)
     for row in ([huge, huge], [-huge, -huge], [huge, -huge]):
         steps = [[tf.constant([row] * 3), tf.constant(row)]]
@@ -112,7 +112,7 @@ def test_in_and_around_other_wrappers(name, mode):
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
 @pytest.mark.parametrize("around", [True, False])
 def test_a_loss_scale_sees_what_it_must(around, mode):
-    """It lowers its scale as it would by itself, and counts no more steps."""
+    """Checks that a loss scale is lowered as without the wrapper, and counts no more steps."""
 
     def nest(inner):
         return ApplyIfFinite(LossScale(inner)) if around else LossScale(ApplyIfFinite(inner))
@@ -137,7 +137,7 @@ def test_a_loss_scale_sees_what_it_must(around, mode):
 
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
 def test_an_average_around_that_has_a_loss_scale_inside(mode):
-    """A step is averaged if neither has left it out."""
+    """Checks that a step is averaged if neither wrapper has skipped it."""
     optimizer = NonMonotonicASGD(ApplyIfFinite(LossScale(make("SGD"))), 1)
     weights = variables("float32")
     optimizer.build(weights)
@@ -157,7 +157,7 @@ def test_an_average_around_that_has_a_loss_scale_inside(mode):
 
 
 def test_a_loss_scale_that_acts_outside():
-    """The one inside is turned off, so that gradients are looked at again."""
+    """Checks that the loss scale inside is turned off, so that gradients are checked again."""
     inner = ApplyIfFinite(LossScale(make("Adam")))
     LossScale(inner)
     weights = variables("float32")
@@ -184,7 +184,7 @@ def test_a_learning_rate_that_is_assigned(value, mode):
 
 @keras.saving.register_keras_serializable("test_apply_if_finite")
 class Broken(Schedule):
-    """0.1, but for one step."""
+    """A schedule of 0.1, except for one step."""
 
     def __init__(self, value, at):
         self.value, self.at = value, at
@@ -199,7 +199,7 @@ class Broken(Schedule):
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
 @pytest.mark.parametrize("value", [math.nan, -0.5])
 def test_a_schedule_that_breaks_is_left_out_until_that_is_too_often(value, mode):
-    """The counter stands still, and with it the schedule: the same step is tried again."""
+    """Checks that the counter and the schedule stay: the same step is tried again."""
     optimizer = ApplyIfFinite(make("SGD", Broken(value, 1)), max_consecutive=3)
     weights = variables("float32")
     optimizer.build(weights)

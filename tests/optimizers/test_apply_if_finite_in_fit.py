@@ -1,4 +1,4 @@
-"""`ApplyIfFinite` in `fit`, on replicas, in files, and what it refuses."""
+"""`ApplyIfFinite` in `fit`, on replicas and in files, and its errors."""
 
 import math
 
@@ -38,7 +38,7 @@ from tfwd.optimizers import ApplyIfFinite, DecoupledWeightDecay, NonMonotonicASG
 
 
 def data(bad):
-    """Six batches, two of them bad where `bad`, and left out otherwise."""
+    """Returns six batches. Two are bad if `bad`, and are left out otherwise."""
     x, y = np.concatenate([X, X]), np.concatenate([Y, Y])
     x = x.copy()
     x[5, 1] = np.nan
@@ -49,7 +49,7 @@ def data(bad):
 
 
 def assert_close(found, expected):
-    """Equal but for roundings, which a few steps have made larger."""
+    """Asserts that values are equal except for rounding, which grows over a few steps."""
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
@@ -64,7 +64,7 @@ def assert_close(found, expected):
     ],
 )
 def test_fit(name, compiled):
-    """As on the good batches alone."""
+    """Checks that training equals training on the good batches alone."""
 
     def train(optimizer, bad):
         net = model()
@@ -99,7 +99,7 @@ def test_finite_steps_are_as_without(compiled):
 
 
 def test_fit_in_half_precision():
-    """Keras puts a loss scale around, which leaves the step out."""
+    """Checks half precision, where Keras adds a loss scale that skips the step."""
     keras.config.set_dtype_policy("mixed_float16")
     net = model()
     net.compile(ApplyIfFinite(make("Adam")), "mse", jit_compile=False)
@@ -255,15 +255,15 @@ def test_how_many_must_be_a_whole_number(value):
         ApplyIfFinite("sgd", max_consecutive=value)
 
 
-def test_what_is_no_optimizer_is_refused():
+def test_a_wrong_optimizer_is_refused():
     with pytest.raises(TypeError, match="ApplyIfFinite needs an optimizer of keras.optimizers"):
         ApplyIfFinite(3)
 
 
 @extended
 @needs_keras3("update_step with a rate")
-def test_an_update_by_operations_of_ones_own_under_xla():
-    """It writes past the methods of variables, and is left out all the same."""
+def test_an_update_by_custom_operations_under_xla():
+    """Checks that an update that bypasses the methods of variables is skipped too."""
 
     class Own(keras.optimizers.SGD):
         def update_step(self, gradient, variable, learning_rate):
@@ -279,7 +279,7 @@ def test_an_update_by_operations_of_ones_own_under_xla():
 
 @pytest.mark.skipif(not IS_KERAS_2, reason="Keras 3 compiles no update by itself")
 def test_an_update_that_keras_compiles_by_itself():
-    """It is traced once and kept; what one step decided must not be kept with it."""
+    """Checks an update that is traced once: one step's decision must not stay in it."""
     inner = make("SGD")
     inner.jit_compile = True  # as on a GPU
     optimizer, weights = ApplyIfFinite(inner), variables("float32")

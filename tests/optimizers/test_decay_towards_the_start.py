@@ -1,4 +1,4 @@
-"""Decay towards what weights were, against NumPy."""
+"""Decay towards the first weights, against NumPy."""
 
 import keras
 import numpy as np
@@ -25,7 +25,7 @@ def model(**options):
 
 
 def steps(kernel, bias, count):
-    """What is computed by hand."""
+    """Returns the steps, computed by hand."""
     for _ in range(count):
         error = 2 * (X @ kernel + bias - Y) / Y.size
         kernel = kernel - DECAY * (kernel - KERNEL)
@@ -37,7 +37,7 @@ def fit(net, epochs):
     net.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
 
 
-def test_steps_are_those_of_numpy():
+def test_steps_equal_numpy():
     net = model()
     fit(net, 4)
     for found, expected in zip(net.get_weights(), steps(KERNEL, BIAS, 4), strict=True):
@@ -86,7 +86,7 @@ def test_rows_of_a_table(sparse):
 
 
 def test_a_large_variable_in_one_pass():
-    """That of SGD is decayed and updated by one compiled function."""
+    """Checks that one compiled function decays and updates a large variable of SGD."""
     start = RNG.normal(size=2**18).astype("float32")
     variable = tf.Variable(start, name="large")
     optimizer = DecoupledWeightDecay(keras.optimizers.SGD(RATE), DECAY, towards="start")

@@ -1,4 +1,4 @@
-"""Decay towards the start under each option, of SGD and Adam, against NumPy in float64."""
+"""Decay towards the start under each option, for SGD and Adam, against NumPy in float64."""
 
 import keras
 import numpy as np
@@ -18,14 +18,14 @@ def float64():
 
 
 def numpy_steps(kind, starts, grads, fractions, rows=None):
-    """w - f (w - w0), then the step of SGD or Adam; all by hand.
+    """Returns the variables after w - f (w - w0) and the step of SGD or Adam, computed by hand.
 
     Args:
         kind: "SGD" or "Adam".
-        starts: the weights at first.
+        starts: the first weights.
         grads: for each step a list of dense gradients.
         fractions: f of each weight.
-        rows: for each step a mask of the rows that are decayed, for sparse decay of rows.
+        rows: for each step a mask of the decayed rows, for sparse decay of rows.
     """
     weights, after = [w.copy() for w in starts], []
     first, second = ([np.zeros_like(w) for w in starts] for _ in range(2))
@@ -45,7 +45,7 @@ def numpy_steps(kind, starts, grads, fractions, rows=None):
     return after
 
 
-# Keras computes the powers of Adam's betas in float32, of which 1 - 0.999 has five digits; a decay
+# Keras computes the powers of Adam's betas in float32, where 1 - 0.999 has five digits. A decay
 # towards zero, or none, would be off by 1e-3 after two steps.
 TOLERANCE = {"SGD": 1e-12, "Adam": 2e-5}
 
@@ -126,7 +126,7 @@ def test_half_precision_is_rounded_once():
     np.testing.assert_array_equal(weight.numpy(), np.array([2 - D, -1 + 2 * D], "float16"))
 
 
-def test_the_start_is_that_of_the_build_and_only_what_is_decayed_has_one():
+def test_the_start_is_the_weight_at_build_and_only_decayed_weights_have_one():
     weights, optimizer = variables(), decayed("SGD", exclude="bias")
     weights[0].assign(np.ones([3, 2]))  # as weights that are loaded
     optimizer.build(weights)

@@ -1,4 +1,4 @@
-"""Closed forms in float64 for every rule of DecoupledWeightDecay."""
+"""Closed forms in float64 for every rule of `DecoupledWeightDecay`."""
 
 import keras
 import numpy as np
@@ -20,7 +20,7 @@ def float64():
 
 
 def run(optimizer, steps=4):
-    """The variables after each step."""
+    """Returns the variables after each step."""
     weights = variables()
     after = []
     for step in range(steps):
@@ -30,7 +30,7 @@ def run(optimizer, steps=4):
 
 
 def sgd(fraction, rate=lambda t: RATE, steps=4):
-    """NumPy: w - f*w - rate*g, with f by step and position."""
+    """Returns w - f*w - rate*g in NumPy, with f by step and position."""
     weights, after = values(variables()), []
     for step in range(steps):
         for i, gradient in enumerate(gradients(step)):
@@ -136,7 +136,7 @@ def test_a_variable_as_weight_decay_is_read_in_each_step():
 
 
 def test_caffes_decay():
-    """W = W * (1 - 0.0005) is what happens to a weight whose gradient is zero."""
+    """Checks that a weight with zero gradient becomes W * (1 - 0.0005)."""
     optimizer, weights = DecoupledWeightDecay(make("SGD", RATE), 0.0005), variables()
     before = values(weights)
     for _ in range(10):
@@ -145,7 +145,7 @@ def test_caffes_decay():
         np.testing.assert_allclose(found, old * (1 - 0.0005) ** 10, rtol=1e-13)
 
 
-def test_initial_rate_of_the_schedule_scale_is_that_of_construction():
+def test_initial_rate_of_the_schedule_scale_is_the_rate_at_construction():
     inner = make("SGD", 0.4)
     optimizer = DecoupledWeightDecay(inner, D, scale="schedule")
     optimizer.learning_rate = 0.1

@@ -1,4 +1,4 @@
-"""What is refused, before anything is changed."""
+"""Errors, which are raised before anything is changed."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def test_both_decays_of_muon_are_named_at_once():
     ],
 )
 def test_a_pattern_that_matches_nothing_lists_the_paths(arguments):
-    """The variables are first known at build, and nothing is built then."""
+    """Checks a pattern that matches nothing. The variables are known at build; nothing is built."""
     optimizer, weights = DecoupledWeightDecay(make("Adam"), 0.1, **arguments), variables()
     old = values(weights)
     (kind,) = arguments
@@ -124,7 +124,7 @@ def test_weight_decay_cannot_be_assigned_nor_exclusions_be_named_keras_way():
 
 
 def test_the_wrapped_optimizer_by_itself_does_not_decay():
-    """Two around one optimizer do not disturb each other, nor does it keep anything of them."""
+    """Checks that two wrappers around one optimizer do not affect each other or the optimizer."""
     inner, weights = make("SGD", 0.0), variables()
     optimizer = DecoupledWeightDecay(inner, 0.5)
     other = DecoupledWeightDecay(inner, 0.25)
@@ -197,7 +197,7 @@ def test_the_table_says_why():
         ("multipliers", "embedding", "a dict from regular expressions to factors"),
     ],
 )
-def test_what_is_no_pattern_is_an_error(argument: str, value: Any, right: str) -> None:
+def test_a_wrong_pattern_is_an_error(argument: str, value: Any, right: str) -> None:
     with pytest.raises(TypeError, match=f"{argument}=.*: give {right}"):
         DecoupledWeightDecay("sgd", 0.1, **{argument: value})
 

@@ -1,4 +1,4 @@
-"""Every optimizer of Keras: decay first, then its own step; zero decay is itself; saved whole."""
+"""Every optimizer of Keras: first decay, then its own step; zero decay; saving."""
 
 import keras
 import numpy as np
@@ -30,7 +30,7 @@ def float64():
 @quick_rows("Adam", "SGD", "Muon", "Lion", "Ftrl", "Adafactor", *MULTI)
 @pytest.mark.parametrize("name", ALL)
 def test_decays_first_and_then_makes_the_step_of_the_wrapped_one(name):
-    """By hand: the decay on the variable, then the bare optimizer. Its slots come first."""
+    """Checks by hand: the decay on the variable, then the bare optimizer. Its slots come first."""
     wrapped = optimizers.DecoupledWeightDecay(make(name), 0.03)
     bare = make(name)
     ours, theirs = variables(), variables()
@@ -61,7 +61,7 @@ def test_without_decay_it_is_the_wrapped_one_bit_for_bit(name):
 @quick_rows("Adam", "SGD", "Muon", *MULTI)
 @pytest.mark.parametrize("name", ALL)
 def test_in_a_tf_function_from_config_and_from_a_checkpoint(name, tmp_path):
-    """Four steps at once, against two, a checkpoint, a new optimizer from the config, two more."""
+    """Checks four steps at once against two, a checkpoint, a new optimizer, and two more."""
 
     def steps(optimizer, variables, first, count):
         @tf.function

@@ -1,4 +1,4 @@
-"""Decay of legacy optimizers in fit, under loss scales and on replicas."""
+"""Decay of legacy optimizers in `fit`, under loss scales and on replicas."""
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ from addons_table import (  # noqa: E402
     steps,
 )
 
-# Loss scales, replicas, averages of one's own.
+# Loss scales, replicas, custom averages.
 
 NESTINGS = {
     "around": lambda: LossScale(DecoupledWeightDecay(legacy.Adam(RATE), D, exclude="bias")),
@@ -101,7 +101,7 @@ def test_averages_on_two_replicas(name, inside):
 
 
 def test_rows_on_two_replicas():
-    """The rows of either replica's gradient are decayed once."""
+    """Checks that the rows of both replicas' gradients are decayed once."""
     strategy = tf.distribute.MirroredStrategy(
         ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
     )
@@ -126,7 +126,7 @@ def test_rows_on_two_replicas():
 
 
 def test_non_monotonic_averages_around_the_decay_of_a_legacy_optimizer():
-    """Under a loss scale, with every wrapper of the legacy kind."""
+    """Checks averages under a loss scale, with every wrapper of the legacy kind."""
     weights = variables("float32")
     asgd = NonMonotonicASGD(DecoupledWeightDecay(legacy.SGD(0.0), 0.5), 1)
     optimizer = LossScale(asgd)
@@ -167,8 +167,8 @@ def test_non_monotonic_averages_of_a_legacy_optimizer(tmp_path):
     assert_same(again.get_weights(), seen[-1])
 
 
-def test_a_loop_of_ones_own_with_a_loss_scale_inside():
-    """The same loop as on Keras 3: `scale_loss`, then `apply`."""
+def test_a_custom_loop_with_a_loss_scale_inside():
+    """Checks the same loop as on Keras 3: `scale_loss`, then `apply`."""
     found = []
     for nest in ("inside", "none"):
         net, optimizer = model(), NESTINGS[nest]()
@@ -195,7 +195,10 @@ KINDS = {
 @pytest.mark.parametrize("form", ["net.keras", "net.h5", "net"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_as_a_whole_model(kind, form, tmp_path):
-    """With its state where Keras has it: in HDF5 always, in `.keras` that of new optimizers."""
+    """Checks whole models.
+
+    HDF5 holds the state of each optimizer. `.keras` holds it for new optimizers only.
+    """
     schedule = keras.optimizers.schedules.ExponentialDecay(RATE, 2, 0.5)
     net = model()
     net.compile(DecoupledWeightDecay(KINDS[kind](schedule), schedule, exclude="bias"), "mse")
@@ -215,7 +218,7 @@ def test_saved_as_a_whole_model(kind, form, tmp_path):
 
 def test_an_update_that_keras_compiles_keeps_nothing_of_the_decay():
     inner, weights = keras.optimizers.SGD(RATE), variables("float32")
-    inner.jit_compile = True  # what it is where there is a GPU
+    inner.jit_compile = True  # its value on a GPU
     old, grads = values(weights), gradients(0, "float32")
     DecoupledWeightDecay(inner, 0.5).apply(grads, weights)
     DecoupledWeightDecay(inner, 0.25).apply(grads, weights)
@@ -226,7 +229,7 @@ def test_an_update_that_keras_compiles_keeps_nothing_of_the_decay():
         np.testing.assert_allclose(found.numpy(), right, rtol=1e-5, atol=1e-6)
 
 
-# Arguments, and what is refused.
+# Arguments and errors.
 
 
 def test_hyperparameters_are_the_wrapped_ones():

@@ -1,4 +1,4 @@
-"""Decay of legacy optimizers: what is refused, and why."""
+"""Decay of legacy optimizers: errors and their reasons."""
 
 import pytest
 from optimizers_table import gradients, model, variables

@@ -31,7 +31,7 @@ def built(n=2, inner="SGD", dtype="float64", **options):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0, 5.0]), max_size=12), st.integers(1, 4))
-def test_the_trigger_is_that_of_the_paper(losses, n):
+def test_the_trigger_follows_the_paper(losses, n):
     optimizer, _ = built(n)
     seen = [optimizer.observe(loss) for loss in losses]
     expected = triggered_at(losses, n)
@@ -40,7 +40,7 @@ def test_the_trigger_is_that_of_the_paper(losses, n):
 
 
 def test_the_trigger_by_example():
-    """With 5: a loss equal to the best does not, nor one that only the last five beat."""
+    """Checks the rule with 5: the loss must exceed the minimum of all but the last five."""
     optimizer, _ = built(5)
     for loss in (9, 7, 8, 8, 8, 8, 8, 7):  # 7 > min(9, 7) is false
         assert not optimizer.observe(loss)
@@ -79,8 +79,8 @@ def test_the_average_is_the_mean_of_the_weights_since_the_trigger():
     assert_same(values(weights), raw)
 
 
-def test_training_is_that_of_the_wrapped_optimizer():
-    """Bit for bit, before the trigger and after it, with evaluations in between."""
+def test_training_equals_the_wrapped_optimizers():
+    """Checks training bit for bit, before and after the trigger, with evaluations in between."""
     optimizer, weights = built(inner="Adam", dtype="float32")
     bare, others = make("Adam"), variables("float32")
     for step in range(6):

@@ -1,4 +1,4 @@
-"""Averaging in `fit`: its callback, what others see, and what it says."""
+"""Averaging in `fit`: its callback, its effect on other callbacks, and its messages."""
 
 import re
 import warnings
@@ -24,7 +24,7 @@ from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD, NonMonotonic
 
 
 class Seen(keras.callbacks.Callback):
-    """The weights at the end of each epoch, and after each step."""
+    """A callback that records the weights at the end of each epoch and after each step."""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +38,7 @@ class Seen(keras.callbacks.Callback):
 
 
 def test_the_callback_in_fit():
-    """Validation rises: triggered after the third epoch; then all that is seen is averaged."""
+    """Checks rising validation loss: a trigger after epoch 3, then averages for all observers."""
     net, seen = model(), Seen()
     net.compile(NonMonotonicASGD(make("SGD"), 1), "mse", jit_compile=False)
     history = fit(
@@ -72,7 +72,7 @@ def test_the_callback_needs_the_optimizer_and_a_loss():
 
 @extended
 def test_a_moving_average_of_keras_s_gives_way_once_this_one_is_in_the_model():
-    """Keras writes its own into the model when `fit` ends; until the trigger it may."""
+    """Checks that Keras's average is written into the model in `fit` only until the trigger."""
     average = {"use_ema": True, "ema_momentum": 0.5}
     weights = []
     for options in ({}, average):
@@ -129,7 +129,7 @@ def test_it_says_nothing_where_the_callback_or_the_user_tells_it_losses():
 
 
 class Watching(keras.callbacks.Callback):
-    """What a callback that saves the optimizer when an epoch ends would find there."""
+    """A callback that records the state that a saved optimizer would have at an epoch's end."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Against the optimizers that decay by themselves: Keras's AdamW, PyTorch's AdamW and SGD."""
+"""Comparison with optimizers that decay by themselves: Keras's AdamW, PyTorch's AdamW and SGD."""
 
 import keras
 import numpy as np
@@ -51,7 +51,7 @@ def test_pytorchs_adamw():
 
 
 def test_pytorchs_sgd():
-    """Without momentum, PyTorch's coupled decay is the decoupled one, times the rate."""
+    """Checks SGD without momentum: PyTorch's coupled decay is decoupled decay times the rate."""
     expected = torch_run(lambda o, w: o.SGD(w, lr=0.1, weight_decay=0.3), 10)
     ours = variables()
     optimizer = DecoupledWeightDecay(make("SGD"), 0.3, scale="learning_rate")

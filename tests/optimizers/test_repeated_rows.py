@@ -1,4 +1,4 @@
-"""A row that a sparse gradient has more than once: as its dense gradient, in the same optimizer."""
+"""Repeated rows of a sparse gradient: the same step as with the dense gradient."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ from tfwd.optimizers.addons import AdamW, extend_with_decoupled_weight_decay
 
 LossScale = keras.optimizers.LossScaleOptimizer
 D, RATE = 0.03125, 0.125
-# Keras rounds others to float32.
+# Keras rounds other values to float32.
 EXACT = {"beta_1": 0.875, "beta_2": 0.75, "epsilon": 2.0**-20}
 ROWS = np.array([3, 0, 3, 3, 5])
 PARTS = np.random.default_rng(0).normal(size=(3, 5, 2))
@@ -24,7 +24,7 @@ def bare(**options):
 
 
 def stepped(optimizer, sparse=True, dtype="float64", compiled=None, rows=ROWS):
-    """A table after three steps with the same gradients, sparse or dense."""
+    """Returns a table after three steps with the same gradients, sparse or dense."""
     table = keras.Variable(START, dtype=dtype, name="table")
     optimizer.build([table])
 
@@ -41,7 +41,7 @@ def stepped(optimizer, sparse=True, dtype="float64", compiled=None, rows=ROWS):
 
 
 def adam(decay=0.0):
-    """Adam in NumPy, after a decay, on the sum of each row's parts."""
+    """Returns Adam's table in NumPy, after a decay, on the sum of each row's parts."""
     weight, m, v = START.copy(), np.zeros_like(START), np.zeros_like(START)
     for t, parts in enumerate(PARTS, 1):
         gradient = np.zeros_like(START)
@@ -99,7 +99,7 @@ CLIPS = [{"clipnorm": 0.5}, {"global_clipnorm": 0.5}, {"clipvalue": 0.3}]
 @pytest.mark.parametrize("name", ["Adam", "SGD"])
 @pytest.mark.parametrize("clip", CLIPS, ids=str)
 def test_clipping_is_of_the_sum(name, clip):
-    """Its norm is that of the gradient, and not of the parts side by side."""
+    """Checks that clipping uses the norm of the sum, not the norm of the separate parts."""
     optimizers = [DecoupledWeightDecay(make(name, **clip), D) for _ in range(2)]
     found, expected = stepped(optimizers[0]), stepped(optimizers[1], sparse=False)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
@@ -137,7 +137,7 @@ def test_in_the_dtype_of_the_gradient(dtype, tolerance):
 
 @pytest.mark.parametrize("kind", [DecoupledWeightDecay, AdamW, NonMonotonicASGD])
 def test_keras_s_own_way_on_demand(kind):
-    """Bit for bit the wrapped optimizer, also from its config."""
+    """Checks the wrapped optimizer's own way bit for bit, also from its config."""
     inner = {} if kind is AdamW else {"optimizer": make("Adam", clipnorm=0.5)}
     rest = {NonMonotonicASGD: {}, DecoupledWeightDecay: {"weight_decay": 0}}
     more = rest.get(kind, {"weight_decay": 0, "learning_rate": 0.1, "clipnorm": 0.5})
@@ -175,7 +175,7 @@ def operations(optimizer):
 
 @needs_keras3("optimizer that leaves the sum to this")
 def test_it_costs_what_it_must_and_no_more():
-    """SGD is linear in the gradient, unless it clips; two wrappers add up once."""
+    """Checks the cost: SGD is linear in the gradient unless it clips; two wrappers add up once."""
     adam, sgd = keras.optimizers.Adam, keras.optimizers.SGD
     assert operations(DecoupledWeightDecay(sgd(RATE, momentum=0.9), D)) == 0
     assert operations(DecoupledWeightDecay(sgd(RATE, clipnorm=1.0), D)) == 1
@@ -190,7 +190,7 @@ TARGETS = np.array([[1.0], [-1.0], [0.5], [2.0]], "float32")
 
 
 def language(sparse, optimizer, **options):
-    """A model of words, by lookups or by products with one-hot vectors, after five epochs."""
+    """Returns a model of words, by lookups or by one-hot products, after five epochs."""
     keras.utils.set_random_seed(1)
     first = keras.layers.Embedding(6, 2) if sparse else keras.layers.Dense(2, use_bias=False)
     inputs = keras.Input((4,), dtype="int32") if sparse else keras.Input((4, 6))
@@ -229,7 +229,7 @@ def test_an_embedding_in_fit(kind, expected):
 @extended
 @needs_keras3("optimizer of its own that does not add them up")
 def test_what_keras_does_by_itself(expected):
-    """As long as this holds, there is something to mend."""
+    """Checks Keras's own behaviour, which makes the repair necessary."""
     found = language(True, keras.optimizers.Adam(RATE))
     assert abs(found[0] - expected[0]).max() > 0.05
 
@@ -244,7 +244,7 @@ def strategy():
 @extended
 @pytest.mark.parametrize(("clip", "nested"), [({}, True), ({"clipnorm": 0.5}, False)])
 def test_on_two_replicas(strategy, clip, nested):
-    """Rows that are repeated on a replica, and rows that both have."""
+    """Checks rows that are repeated on a replica, and rows that both replicas have."""
     tables = []
     for sparse in (True, False):
         with strategy.scope():

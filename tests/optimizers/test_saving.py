@@ -1,4 +1,4 @@
-"""Saved and restored: .keras, weight files, TensorFlow checkpoints, configs, copies."""
+"""Saving and restoring: .keras, weight files, TensorFlow checkpoints, configs, copies."""
 
 import copy
 
@@ -46,7 +46,7 @@ def by_keras(net, folder, name):
 
 
 def by_weights(net, folder, name):
-    """The file of weights has the optimizer's state too, once that is built."""
+    """Saves weights; the file has the optimizer's state too, once the optimizer is built."""
     net.save_weights(folder / "net.weights.h5")
     fresh = model()
     fresh.compile(OPTIMIZERS[name](), "mse", jit_compile=False)
@@ -65,7 +65,7 @@ def by_checkpoint(net, folder, name):
     return fresh
 
 
-# Averages around a decay, and a loss scale around one, hold what the others hold.
+# Averages around a decay, and a loss scale around a decay, have the state of the others.
 @quick_rows("averaged")
 @pytest.mark.parametrize("name", with_slow_rest(OPTIMIZERS, ("averaged", "loss scale around")))
 def test_a_restart_in_the_middle_is_no_restart(name, tmp_path):
@@ -137,8 +137,8 @@ def test_the_decay_adds_no_state():
 
 
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")  # Keras's own, for its optimizers
-def test_deepcopy_is_that_of_a_keras_optimizer():
-    """A new optimizer with the same arguments and no state."""
+def test_deepcopy_acts_as_for_a_keras_optimizer():
+    """Checks that a copy is a new optimizer with the same arguments and no state."""
     optimizer = DecoupledWeightDecay(make("Adam"), 0.03, exclude="bias")
     for made in (copy.deepcopy(optimizer), copy.copy(optimizer)):
         assert made is not optimizer and made.optimizer is not optimizer.optimizer
@@ -146,7 +146,7 @@ def test_deepcopy_is_that_of_a_keras_optimizer():
 
 
 def test_averaged_weights_and_raw_ones_are_both_in_the_file(tmp_path):
-    """Saved while the averages are in the model; `fit` goes on from the raw weights."""
+    """Checks a file that is saved with averages in the model: `fit` resumes from raw weights."""
 
     def make_net():
         net = model()
@@ -175,7 +175,7 @@ def test_averaged_weights_and_raw_ones_are_both_in_the_file(tmp_path):
 @extended
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 def test_a_compiled_model_from_an_hdf5_file(tmp_path):
-    """Keras 3 builds its optimizer with no variables there; it is built when training begins."""
+    """Checks an HDF5 file: Keras 3 builds its optimizer without variables until training begins."""
     net = model()
     optimizer = NonMonotonicASGD(DecoupledWeightDecay(make("Adam"), 0.1, exclude="bias"))
     net.compile(optimizer, keras.losses.MeanSquaredError())

@@ -1,4 +1,4 @@
-"""Legacy optimizers, and tensorflow-addons': decay first, then their own step; its own decay."""
+"""Legacy optimizers and those of tensorflow-addons: first decay, then their own step."""
 
 import keras
 import numpy as np
@@ -29,7 +29,7 @@ def decay_by_hand(weights):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_decays_first_and_then_makes_the_step_of_the_wrapped_one(name):
-    """Bit for bit; slots are made before the first decay."""
+    """Checks steps bit for bit; slots are made before the first decay."""
     optimizer, bare = DecoupledWeightDecay(EVERY[name](), D), EVERY[name]()
     assert isinstance(optimizer, legacy.Optimizer) and isinstance(optimizer, DecoupledWeightDecay)
     ours, theirs = variables("float32"), variables("float32")
@@ -54,7 +54,7 @@ def test_without_decay_it_is_the_wrapped_one_bit_for_bit(name):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_in_a_tf_function_from_config_and_from_a_checkpoint(name, tmp_path):
-    """Four steps at once, against two, a checkpoint, a new optimizer from the config, two more."""
+    """Checks four steps at once against two, a checkpoint, a new optimizer, and two more."""
     whole, weights = DecoupledWeightDecay(EVERY[name](), D, exclude="bias"), variables("float32")
     whole.build(weights)
     steps(whole, weights, 0, 4, compiled=True)
@@ -142,7 +142,7 @@ def test_equal_to_tensorflow_addons_bit_for_bit(name, compiled, decay):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", PEERS)
 def test_equal_with_sparse_gradients_bit_for_bit(name, compiled):
-    """Rows that the indices name twice are decayed once by both."""
+    """Checks that both decay rows once that the indices name twice."""
     theirs, inner = PEERS[name]
     found = []
     for optimizer in (theirs(D), DecoupledWeightDecay(inner(), D, sparse="rows")):
@@ -162,7 +162,7 @@ def test_equal_with_sparse_gradients_bit_for_bit(name, compiled):
 
 
 def test_sgdw_without_momentum_forgets_rows_and_this_does_not():
-    """tensorflow-addons' SGDW decays nothing of a sparse gradient if it has no momentum."""
+    """Checks that the SGDW of tensorflow-addons decays no sparse gradient without momentum."""
     gradient = tf.IndexedSlices(tf.zeros([2, 2]), tf.constant([1, 1]), tf.constant([6, 2]))
     ours, theirs = table(), table()
     old = ours.numpy()

@@ -52,7 +52,7 @@ def test_the_same_however_it_runs(plain, options):
 
 @quick_rows("False")
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_loop_of_ones_own(plain, compiled):
+def test_a_custom_loop(plain, compiled):
     net, optimizer = model(), wrap(make("Adam"))
     loss = keras.losses.MeanSquaredError()
     from optimizers_table import Y
@@ -94,7 +94,7 @@ NESTINGS = {
 
 @extended
 def test_the_order_of_nesting_with_loss_scaling_does_not_matter():
-    """Also when Keras itself puts a loss scale around what holds one already."""
+    """Checks both orders, also when Keras adds a loss scale around one that exists."""
     explicit = ("around", "inside")
     found = [trained(NESTINGS[name](), "mixed_float16") for name in explicit]
     keras.config.set_dtype_policy("mixed_float16")
@@ -114,7 +114,7 @@ def test_unused_variables_are_decayed_under_a_loss_scale_too(nest):
     np.testing.assert_array_equal(weights[1].numpy(), old[1] * 0.25)
 
 
-def test_a_loss_scale_of_ones_own_that_is_lost_is_said():
+def test_a_custom_loss_scale_that_is_lost_gives_a_warning():
     inner = wrap(LossScale(make("Adam"), initial_scale=8.0))
     with pytest.warns(UserWarning, match="its arguments are lost"):
         LossScale(inner)
@@ -283,7 +283,10 @@ def test_fit_on_two_replicas(plain, strategy, scaled):
 
 @pytest.mark.parametrize("unused", [False, True])
 def test_rows_on_two_replicas(strategy, unused):
-    """The rows of either replica's gradient are decayed once; an unused variable on each."""
+    """Checks that rows of both replicas' gradients are decayed once.
+
+    Each replica has an unused variable.
+    """
     with strategy.scope():
         table = keras.Variable(np.ones((5, 2), "float32"), name="table")
         other = keras.Variable(np.ones(3, "float32"), name="other")

@@ -1,4 +1,4 @@
-"""Layouts: a layer on a tensor as PyTorch has it computes what PyTorch's formula says."""
+"""Layouts: a layer with PyTorch's tensor computes PyTorch's formula."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ def normal(*shape):
 
 
 def loaded(layer, shape, tensors, folder, mapping):
-    """A model of one layer, with the tensors in it."""
+    """Returns a model of one layer with loaded tensors."""
     model = keras.Sequential([keras.Input(shape), layer])
     save_file(tensors, folder / "model.safetensors")
     load(model, folder, mapping=mapping)
@@ -52,7 +52,7 @@ def test_a_square_kernel_is_transposed_too(tmp_path):
     ],
 )
 def test_products_of_many_axes(equation, shape, output, tmp_path):
-    """PyTorch's matrix is of all outputs by all inputs, each in the order of the equation."""
+    """Checks PyTorch's matrix of all outputs by all inputs, each in the order of the equation."""
     inputs = {"abc": (7, 4), "abcd": (7, 2, 3)}[equation.partition(",")[0]]
     size = int(np.prod(inputs[1:]))
     weight, x = normal(output, size), normal(2, *inputs)
@@ -63,7 +63,7 @@ def test_products_of_many_axes(equation, shape, output, tmp_path):
 
 
 def test_keras_attention(tmp_path):
-    """Heads are the slow axis of PyTorch's rows, and of its columns where they are joined."""
+    """Checks that heads are the slow axis of PyTorch's rows, and of its columns in the output."""
     width, heads, size = 8, 2, 4
     names = {"query": "q", "key": "k", "value": "v", "attention_output": "o"}
     tensors = {f"{n}.weight": normal(width, width) for n in names.values()}
@@ -92,14 +92,17 @@ def test_convolution(tmp_path):
     expected = np.zeros((3, 3, 3))
     for i in range(3):
         for j in range(3):
-            part = x[0, i : i + 3, j : j + 3]  # places, places, inputs
+            part = x[0, i : i + 3, j : j + 3]  # positions, positions, inputs
             expected[i, j] = np.einsum("hwc,ochw->o", part, weight) + bias
     np.testing.assert_allclose(model(x)[0], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_transposed_convolution(rank, tmp_path):
-    """Each input writes `x W` to the outputs below the kernel; PyTorch: inputs, outputs, sizes."""
+    """Checks that each input writes `x W` to the outputs below the kernel.
+
+    PyTorch's axes: inputs, outputs, sizes.
+    """
     weight, bias, x = normal(3, 3, *[3] * rank), normal(3), normal(1, *[3] * rank, 3)
     layer = [layers.Conv1DTranspose, layers.Conv2DTranspose][rank - 1](3, 3, strides=2, name="c")
     tensors = {"c.weight": weight, "c.bias": bias}
@@ -112,7 +115,7 @@ def test_transposed_convolution(rank, tmp_path):
 
 
 def test_depthwise_and_separable_convolutions(tmp_path):
-    """PyTorch's `groups=inputs`: output i * multiplier + m is of input i."""
+    """Checks PyTorch's `groups=inputs`: output i * multiplier + m belongs to input i."""
     weight, point, x = normal(4, 1, 3, 3), normal(4, 4, 1, 1), normal(1, 5, 5, 2)
     deep = np.zeros((3, 3, 4))
     for i, j in np.ndindex(3, 3):
@@ -130,7 +133,7 @@ def test_depthwise_and_separable_convolutions(tmp_path):
 
 
 def pytorch_rnn(kind, x, w, u):
-    """PyTorch's formulas, with its order of gates, without biases; the last state."""
+    """Returns the last state by PyTorch's formulas and order of gates, without biases."""
     size, h = u.shape[1], np.zeros((len(x), u.shape[1]))
     c = h
 
@@ -171,7 +174,7 @@ def test_a_gru_of_another_formula(tmp_path):
 
 @keras.saving.register_keras_serializable("tests")
 class Cubic(keras.layers.Layer):
-    """Owns a kernel of an order of axes that nobody else knows."""
+    """A layer with a kernel whose order of axes no other layer has."""
 
     def __init__(self, rank, **kwargs):
         super().__init__(**kwargs)
@@ -194,7 +197,7 @@ def test_layers_that_are_not_keras_own(tmp_path):
         loaded(Cubic(2, name="c"), (2, 4), tensors, tmp_path, mapping)
     assert "'c/kernel' belongs to a Cubic, and PyTorch's order of axes is" in str(caught.value)
     assert "map to Key('m.weight', transposed=True) if the file has the" in str(caught.value)
-    assert "'c/scale'" not in str(caught.value)  # of which there is one order only
+    assert "'c/scale'" not in str(caught.value)  # which have only one order
     for transposed, kernel in ((True, weight.T), (False, weight)):
         mapping = {
             "c/kernel": Key("m.weight", transposed=transposed),
@@ -226,7 +229,7 @@ def test_normalizations(tmp_path):
 
 
 def test_names_of_normalizations_are_whole_names(tmp_path):
-    """`gamma` in the name of a layer is none."""
+    """Checks that `gamma` in the name of a layer is not the name of a weight."""
     tensors = {
         "my_gamma_proj.weight": normal(2, 4),
         "norm.gamma": normal(2),

@@ -23,7 +23,7 @@ DTYPES = {name: getattr(ml_dtypes, name, name) for name in ("float16", "bfloat16
 
 
 def bert_file(folder, count):
-    """A config and a file of a small BERT with `count` layers."""
+    """Writes a config and a file of a small BERT with `count` layers."""
     size, wide = 4, 8
     config = {"model_type": "bert", "hidden_size": size, "num_attention_heads": 2}
     config |= {"num_hidden_layers": count, "intermediate_size": wide, "vocab_size": 10}
@@ -50,7 +50,7 @@ def bert_file(folder, count):
 
 
 def calls(function):
-    """How many functions are called, those of C among them."""
+    """Counts function calls, including calls of C functions."""
     counts = Counter()
     sys.setprofile(lambda frame, event, argument: counts.update([event]))
     try:
@@ -62,7 +62,7 @@ def calls(function):
 
 @pytest.mark.parametrize("part", [False, True])
 def test_the_work_grows_with_the_number_of_layers(part, tmp_path):
-    """As many calls for each variable with 24 layers as with 6; where some are wanted, too."""
+    """Checks that 24 layers need as many calls per variable as 6, also for a part of the layers."""
     by_layers = {}
     for count in (2, 6, 24):  # the first fills caches
         config, file = bert_file(tmp_path / str(count), count)
@@ -114,7 +114,7 @@ def bits(values):
 
 
 def loaded_kernel(layer, inputs, weight, folder):
-    """The bits of a layer's kernel, once by `load` and once by `value_of`, which must agree."""
+    """Returns the bits of a layer's kernel, by `load` and by `value_of`, which must agree."""
     model = keras.Sequential([keras.Input(inputs), layer])
     save_file({"x.weight": weight}, folder / "model.safetensors")
     done = load(model, folder, mapping={layer.name: "x"})
@@ -124,7 +124,7 @@ def loaded_kernel(layer, inputs, weight, folder):
 
 
 def special(shape, dtype):
-    """Random numbers, among them both zeros, and the least that there is."""
+    """Returns random numbers, with both zeros and the smallest number among them."""
     values = np.random.default_rng(0).normal(size=shape).astype(DTYPES[dtype])
     values.reshape(-1)[:3] = np.array([0.0, -0.0, 1e-45 if dtype == "float32" else 6e-8])[
         : values.size
@@ -196,7 +196,7 @@ def test_kernels_of_heads_to_the_last_bit(
 @pytest.mark.parametrize("suffix", ["safetensors", "npz"])
 @pytest.mark.parametrize("block", [1, 64, 1 << 20])
 def test_tables_as_they_are(suffix, block, tmp_path, monkeypatch):
-    """Read straight into their memory where the file's format allows."""
+    """Checks tables that are read straight into their memory where the file's format allows it."""
     monkeypatch.setattr(base, "BLOCK", block)
     table = special((13, 3), "float32")
     model = keras.Sequential([keras.Input((2,)), layers.Embedding(13, 3, name="w")])

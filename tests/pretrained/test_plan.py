@@ -1,4 +1,4 @@
-"""Plans: all that is wrong is said at once, before anything is assigned."""
+"""Plans: all errors are reported at once, before anything is assigned."""
 
 import tracemalloc
 
@@ -53,7 +53,7 @@ def rewrite(folder, drop=(), **more):
 
 
 def refused(model, folder, *messages, **options):
-    """Each message is in the error, and the model is as it was."""
+    """Asserts that the error has each message, and that the model did not change."""
     before = [w.numpy() for w in model.weights]
     with pytest.raises(PlanError) as caught:
         load(model, folder, **{"mapping": MAPPING, **options})
@@ -64,7 +64,7 @@ def refused(model, folder, *messages, **options):
     return str(caught.value)
 
 
-def test_what_is_loaded(folder):
+def test_loaded_weights(folder):
     model, tensors = model_of(), tensors_of()
     done = load(model, folder, mapping=MAPPING)
     assert [step.key for step in done.steps] == list(tensors)
@@ -250,7 +250,7 @@ def test_special_numbers_stay_as_they_are(folder):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite(folder, dtype, value):
-    """Some are told by a warning; a tensor with nothing else is an error."""
+    """Checks that a warning names some; a tensor of nothing else is an error."""
     import ml_dtypes
 
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
@@ -267,7 +267,7 @@ def test_numbers_that_are_not_finite(folder, dtype, value):
 
 
 def test_large_numbers_are_finite(folder):
-    """Also if their sum is not."""
+    """Checks large numbers, also if their sum is not finite."""
     rewrite(folder, **{"enc.1.weight": np.full((3, 3), 3e38, "float32")})
     load(model_of(), folder, mapping=MAPPING)
 
@@ -283,12 +283,12 @@ def test_numbers_that_become_zero(folder):
     save_file(tensors, folder / "model.safetensors")
     said = "'layer_1/kernel' is float16, in which all numbers of key 'enc.1.weight' are 0"
     refused(model_of(dtype="float16"), folder, said)
-    rewrite(folder, **{"enc.1.weight": np.zeros((3, 3), "float32")})  # which it was before, too
+    rewrite(folder, **{"enc.1.weight": np.zeros((3, 3), "float32")})  # the same as before
     load(model_of(dtype="float16"), folder, mapping=MAPPING)
 
 
 def test_first_numbers_that_are_not_finite_do_not_decide(tmp_path):
-    """Of a tensor of more blocks than one; from each kind of source."""
+    """Checks tensors of several blocks, from each kind of source."""
     values = np.full((64, 32), np.nan, "float32")
     values[-1, -1] = 1.0
     model = keras.Sequential([keras.Input((64,)), layers.Dense(32, use_bias=False, name="d")])
@@ -337,7 +337,7 @@ def test_one_tensor_at_a_time_is_held(tmp_path):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 8 * size + 1.5 * size  # what becomes the model's, and a part of one tensor
+    assert peak < 8 * size + 1.5 * size  # the model's file, and a part of one tensor
     assert all(np.asarray(layer.kernel).all() for layer in layers)
 
 
@@ -374,7 +374,7 @@ def test_models_that_are_not_built(folder):
 
 
 def test_the_file_changes_after_the_plan(folder):
-    """Names, shapes and dtypes are looked at again before the first variable is assigned."""
+    """Checks that names, shapes and dtypes are read again before the first variable is assigned."""
     model = model_of()
     before = [w.numpy() for w in model.weights]
     made = plan(model, folder, mapping=MAPPING)

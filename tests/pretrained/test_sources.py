@@ -1,4 +1,4 @@
-"""Sources of weights: what they say and give, and what is wrong with a damaged one."""
+"""Sources of weights: their names and values, and errors for damaged files."""
 
 import json
 import os
@@ -147,7 +147,7 @@ def test_a_checkpoint_that_was_cut_is_one_error(tmp_path):
 
 
 def rewritten(path, change):
-    """A safetensors file with another header."""
+    """Writes a safetensors file with another header."""
     whole = path.read_bytes()
     (length,) = struct.unpack("<Q", whole[:8])
     header = change(json.loads(whole[8 : 8 + length]))

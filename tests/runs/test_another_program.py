@@ -1,4 +1,4 @@
-"""A second program, of a page: what `tfwd.runs` needs of one, and what it gets by it."""
+"""A second program, of one page: its obligations to `tfwd.runs`, and its features from it."""
 
 import hashlib
 import json
@@ -45,7 +45,7 @@ SCHEMA = Schema(
 
 
 class Names:
-    """In the place of a vocabulary: the names of the outputs."""
+    """Names of the outputs, in place of a vocabulary."""
 
     def __init__(self, names):
         self.names = names
@@ -192,7 +192,7 @@ def configured(**training):
     return config
 
 
-def test_a_run_is_stopped_and_goes_on(tmp_path, capsys):
+def test_a_run_is_stopped_and_resumed(tmp_path, capsys):
     whole = train.train(LINE, configured(), str(tmp_path / "whole"), StopRequest())
     with pytest.raises(Stopped):
         train.train(LINE, configured(), str(tmp_path / "again"), StopAfter(14))

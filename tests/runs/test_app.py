@@ -1,4 +1,4 @@
-"""Running a program: exit codes, help, one line for what stops it, pipes and streams."""
+"""Running a program: exit codes, help, one line for each error, pipes and streams."""
 
 import os
 import subprocess
@@ -112,7 +112,7 @@ tfwd.runs.settings.app.run(main, lambda values: None, "A program.")
 
 @pytest.mark.slow
 def test_closed_pipe_is_no_error(tmp_path):
-    """As in `program | head`."""
+    """Checks `program | head`."""
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
     command = [sys.executable, str(file)]
@@ -142,14 +142,14 @@ print(float(tf.constant(1.0) + 1.0))
 
 @extended
 def test_tensorflow_is_loaded_without_its_notes(root, tmp_path):
-    """In a process of its own, and without what else `import tfwd` loads."""
+    """Checks a process of its own, without the other modules of `import tfwd`."""
     command = [sys.executable, "-c", QUIET, str(root / "tfwd_programs.py")]
     environment = {"CUDA_VISIBLE_DEVICES": "-1", "HOME": str(tmp_path)}
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment, timeout=WATCHDOG
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "2.0\n", "")
-    # What a failure to load has to say is not lost.
+    # The message of a failed import is not lost.
     (tmp_path / "tensorflow.py").write_text("import os\nos.write(2, b'why\\n')\n1 / 0\n")
     command.append(str(tmp_path))
     done = subprocess.run(
@@ -178,7 +178,7 @@ with programs._stderr_aside():
 
 
 def test_streams_that_are_closed_and_a_machine_without_temporary_files(root):
-    """Without TensorFlow, which the module does not load by itself."""
+    """Checks closed streams without TensorFlow, which the module does not import."""
     command = [sys.executable, "-c", CLOSED, str(root / "tfwd_programs.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "True True\n")

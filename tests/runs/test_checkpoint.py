@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there."""
+"""Checkpoints, which are whole or absent."""
 
 import fcntl
 import json
@@ -81,7 +81,7 @@ FORMS = [b"[]", b"3", b"null", b"{}", b'{"keras": []}', b'"3"', b"\xff", b"[" * 
 
 
 def test_files_of_another_form_are_passed_over_and_it_is_said(checkpoints):
-    """Whatever wrote them: the manifest is right."""
+    """Checks files with a valid manifest and another form, whatever wrote them."""
     for name, forms in {"written_by.json": FORMS, "progress.json": [b"[]", b"3", b"{no"]}.items():
         for content in forms:
             save(checkpoints, 1, [1.0, 1.0])
@@ -182,11 +182,11 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 
 
 def test_a_checkpoint_is_written_where_folders_cannot_be_opened(checkpoints, monkeypatch):
-    """Windows opens no folders, and syncs only files that are open for writing."""
+    """Checks writing as on Windows, which opens no folders and syncs only files opened to write."""
     opened, synced = os.open, os.fsync
 
     def windows_open(path, flags, *rest, **place):
-        if not place and os.path.isdir(path):  # with a place it is Python that removes a folder
+        if not place and os.path.isdir(path):  # with this argument Python removes a folder
             raise PermissionError(13, "Permission denied", str(path))
         return opened(path, flags, *rest, **place)
 

@@ -1,4 +1,4 @@
-"""The command line: flags, config files and overrides, and one line for what is wrong in them."""
+"""The command line: flags, config files and overrides, and one line for each error."""
 
 import pytest
 from absl import flags
@@ -38,7 +38,7 @@ def read(*arguments, config=False):
 def test_plain_flags():
     values = read("--workdir=here", "--tokens", "3", "--fresh")
     assert (values.workdir, values.tokens, values.fresh) == ("here", 3, True)
-    assert read("--workdir=here").tokens == 200  # nothing of the last time is left
+    assert read("--workdir=here").tokens == 200  # no values of the last parse remain
 
 
 def test_config_and_overrides(config_file):

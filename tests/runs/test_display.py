@@ -1,4 +1,4 @@
-"""What is shown while a run goes on."""
+"""Terminal output during a run."""
 
 import io
 
@@ -21,7 +21,7 @@ def test_lines_come_no_closer_than_asked():
 
 
 def test_a_terminal_gets_a_bar(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")  # in a dumb one nothing can move
+    monkeypatch.setenv("TERM", "xterm")  # a dumb terminal cannot move the cursor
     out = io.StringIO()
     display = Display(
         PERPLEXITY, Console(file=out, width=100, force_terminal=True, legacy_windows=False)

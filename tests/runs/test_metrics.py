@@ -1,4 +1,4 @@
-"""The log and TensorBoard's view of it."""
+"""The log, and TensorBoard's view of it."""
 
 import json
 import math
@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_written(tmp_path):
 
 
 @extended
-def test_a_log_that_is_damaged_is_told_of_and_gone_on_with(tmp_path):
+def test_a_damaged_log_is_reported_and_continued(tmp_path):
     path = tmp_path / "metrics.jsonl"
     whole = b'{"kind": "train", "step": 1, "loss": 2.0}\n'
     other = b'{"kind": "train", "step": 2, "norms": {"a": []}}\n'

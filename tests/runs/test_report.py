@@ -1,4 +1,4 @@
-"""The closing table and the picture."""
+"""The final table and the picture."""
 
 import io
 import math
@@ -77,7 +77,7 @@ def test_the_best_epoch_is_marked_where_it_was(monkeypatch):
 
 
 def test_axes_are_named_in_the_words_of_the_field(tmp_path, monkeypatch):
-    """Plots say "nats per token", "true label" and "predicted label"."""
+    """Checks that plots say "nats per token", "true label" and "predicted label"."""
     names = set()
     own = Figure.savefig
 

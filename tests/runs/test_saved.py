@@ -57,7 +57,7 @@ def test_no_whole_checkpoint_is_left(make_run):
     assert load(run, "last").progress["step"] == 20
 
 
-def test_what_is_missing(make_run, tmp_path):
+def test_errors_of_incomplete_runs(make_run, tmp_path):
     with pytest.raises(UserError, match=r"there is no run in .*nothing: it has no config\.json"):
         load(tmp_path / "nothing")
     run = make_run(best=False)

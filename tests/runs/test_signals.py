@@ -1,4 +1,4 @@
-"""Signals as requests."""
+"""Signals that request a stop."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from tfwd.runs.training.signals import Stopped, StopRequest
 
 @pytest.fixture
 def _interruptible():
-    """Ctrl-C as in a foreground process; what runs in the background may have it ignored."""
+    """Enables Ctrl-C as in a foreground process; processes in the background may ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -37,7 +37,7 @@ def test_exit_codes(number, code):
 
 
 def test_a_closed_pipe_is_a_request_on_systems_without_its_signal(monkeypatch):
-    """Such as Windows, whose module signal has no SIGPIPE."""
+    """Checks a closed pipe on systems without SIGPIPE, such as Windows."""
     monkeypatch.delattr(signal, "SIGPIPE", raising=False)
     stop = StopRequest()
     stop.output_is_gone()

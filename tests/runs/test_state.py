@@ -1,4 +1,4 @@
-"""What a run remembers."""
+"""The state of a run."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def test_best_and_patience():
     assert progress.finished(epochs=5)
 
 
-def test_plateau_counts_anew_after_a_decay():
+def test_plateau_counts_from_zero_after_a_decay():
     progress = Progress()
     falls = []
     for loss in [5.0, 6.0, 6.0, 6.0, 6.0, 4.0, 6.0]:

@@ -1,4 +1,4 @@
-"""tfwd-tune in this process: trials, what it leaves, going on."""
+"""tfwd-tune in this process: trials, files, resuming."""
 
 import json
 import re
@@ -63,7 +63,7 @@ def test_what_a_sweep_leaves(run, tmp_path, capsys):
     for path in (folder / "plots").iterdir():
         assert path.stat().st_size > 8_000 and str(path) in out
 
-    # The best configuration, as a file for tfwd-train, trains to the very same loss.
+    # The best configuration, as a file for tfwd-train, trains to the same loss.
     config = from_file("config", str(folder / "best_config.py"), "get_config", SCHEMA)
     assert config.optimizer.name == best["optimizer.name"]
     summary = train.train(config, str(tmp_path / "best"), StopRequest())
@@ -103,8 +103,8 @@ def hparams_are_seen(folder: Path, rows: list[dict[str, str]]) -> None:
 
 @once
 @soak
-def test_hyperband_goes_on_as_if_a_trial_had_not_been_stopped(run, tmp_path, root):
-    """The promoted trial's losses are, bit for bit, those of a run of all epochs."""
+def test_hyperband_promotes_a_trial_as_if_it_had_not_been_stopped(run, tmp_path, root):
+    """Checks bit for bit that a promoted trial has the losses of a run of all epochs."""
     space = '{"model.weight_dropout": Float(0.2, 0.6)}'
     code, out, _ = run(space, 'method="hyperband", factor=2', epochs=2)
     assert code == 0 and "bracket 1: 2 of 1 epochs, the best 1 of 2 epochs" in out
@@ -138,18 +138,18 @@ def test_a_promoted_run_begins_with_the_files_of_its_parent(tmp_path):
     kept = {path.relative_to(parent) for path in parent.rglob("*")}
     for name in (".lock", "events.out.1", stopwatch.FILE):  # the parent's own
         (parent / name).write_text("")
-    (tmp_path / ".trial_1.new").mkdir()  # of a copy that was stopped
+    (tmp_path / ".trial_1.new").mkdir()  # a copy that was stopped has it
     promote(parent, folder)
     assert {path.relative_to(folder) for path in folder.rglob("*")} == kept
     assert (folder / "metrics.jsonl").read_text() == "metrics.jsonl"
     assert not (tmp_path / ".trial_1.new").exists()
     (folder / "metrics.jsonl").write_text("longer")
-    promote(parent, folder)  # it has begun, and goes on
+    promote(parent, folder)  # it has begun, and resumes
     assert (folder / "metrics.jsonl").read_text() == "longer"
 
 
 class StopAfter(StopRequest):
-    """As if Ctrl-C came at the time of the `looks`-th look."""
+    """A check for stops that acts as Ctrl-C does at the time of check number `looks`."""
 
     looks = 0
 
@@ -161,8 +161,8 @@ class StopAfter(StopRequest):
 
 @once
 @pytest.mark.slow
-def test_a_sweep_that_was_stopped_again_and_again_goes_on(run, tmp_path, monkeypatch):
-    """Before the first trial, in the middle of it, in the middle of the second."""
+def test_a_sweep_that_was_stopped_again_and_again_resumes(run, tmp_path, monkeypatch):
+    """Checks stops before the first trial, within it, and within the second."""
     code, _, _ = run(workdir="whole")
     assert code == 0
     for looks, done in ((0, 0), (20, 0), (45, 1)):
@@ -185,7 +185,7 @@ def test_a_sweep_that_was_stopped_again_and_again_goes_on(run, tmp_path, monkeyp
 
 
 @rest
-def test_trials_that_diverge_or_crash_are_failed_and_the_sweep_goes_on(run, tmp_path, monkeypatch):
+def test_trials_that_diverge_or_crash_fail_and_the_sweep_continues(run, tmp_path, monkeypatch):
     whole = Trainer._end_epoch
 
     def crash(self, title):

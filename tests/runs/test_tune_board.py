@@ -13,7 +13,7 @@ from tfwd.tuning import Float, make_oracle
 from tfwd.tuning.space import hyperparameters
 
 
-def test_the_live_table_shows_what_is_under_way(tmp_path):
+def test_the_live_table_shows_running_trials(tmp_path):
     space, now = {"model.weight_dropout": Float(0, 0.7, step=0.1)}, [0.0]
     with open(os.devnull, "w") as nowhere:
         console = Console(width=90, height=14, record=True, force_terminal=True, file=nowhere)
@@ -48,5 +48,5 @@ def test_the_live_table_shows_what_is_under_way(tmp_path):
         assert "8 of 8 trials" in text and "60.00" in text and "1:01" in text
         assert "best" in next(line for line in text.splitlines() if line.startswith(" 0000 "))
         rows = [line for line in text.splitlines() if line[1:5].isdigit()]
-        assert len(rows) == 6  # what fits
+        assert len(rows) == 6  # the rows that fit
         assert any(line.startswith(" 0007 ") for line in rows)  # the newest is among them

@@ -60,7 +60,7 @@ def test_a_worker_that_is_killed_loses_no_trial(tmp_path, root, processes):
     state = json.loads((workdir / "oracle.json").read_text())
     assert not state["ongoing_trials"] and not state["retry_queue"]
     assert sorted(state["end_order"]) == [row["trial"] for row in rows]
-    # The other worker went on with what the lost one had saved, and did not begin anew.
+    # The other worker resumed from the lost worker's checkpoint, and did not begin again.
     log = (workdir / f"trial_{lost}" / "run-0" / "log.txt").read_text()
     assert log.count(f"epoch 1/{EPOCHS}  perplexity") == 1
     assert f"trial {lost}" in worker and "the chief has no more trials" in worker

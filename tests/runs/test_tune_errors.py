@@ -1,4 +1,4 @@
-"""tfwd-tune in this process, when something is wrong: one line, and nothing is lost."""
+"""tfwd-tune in this process with errors: one line for each, and nothing is lost."""
 
 import pytest
 import sweep_tools

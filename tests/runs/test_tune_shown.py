@@ -1,4 +1,4 @@
-"""What a sweep shows: messages, the table in few columns, the times, the pictures."""
+"""Output of a sweep: messages, the table in few columns, times, pictures."""
 
 import dataclasses
 import io
@@ -128,7 +128,7 @@ def test_the_time_of_a_trial_that_was_stopped_counts_all_its_parts(run, tmp_path
     code, out, _ = run(options="max_trials=1")
     line = next(line for line in out.splitlines() if line.startswith("trial 0  "))
     assert code == 0 and "  1:00:" in line
-    # Fewer than there are already: said, and nothing else happens.
+    # Fewer than there are already: only a message.
     assert run(options="max_trials=2")[0] == 0
     code, out, _ = run(options="max_trials=1")
     assert code == 0 and "max_trials=1 is fewer: all stay, and none is added" in out
@@ -190,7 +190,7 @@ SPACE = {"model.weight_dropout": Float(0, 0.7, step=0.1), "model.input_dropout":
 
 
 def drawn(monkeypatch, rows, space):
-    """The figure of the plot; it is drawn, and not written."""
+    """Returns the figure of the plot, which is drawn and not written."""
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append(figure))
     plots.draw(rows, space, PERPLEXITY, "trials.png", "five")

@@ -65,7 +65,7 @@ def end(oracle, trial, status="COMPLETED"):
 
 
 def run(oracle, stop_after=None, worker="one"):
-    """Runs trials to the end, or stops in the middle of one; returns (number, values)."""
+    """Runs trials to the end, or stops within one, and returns (number, values)."""
     done = []
     while (trial := oracle.create_trial(worker)).status == "RUNNING":
         if stop_after is not None and len(done) >= stop_after:
@@ -234,7 +234,7 @@ def test_a_chief_that_is_started_again_waits_for_its_workers(tmp_path):
 
 
 def test_a_disk_that_is_full_is_remembered_and_not_raised(tmp_path, monkeypatch):
-    """Raised inside keras-tuner, it would leave its lock taken."""
+    """Checks that the error waits: raised inside keras-tuner, it would leave its lock taken."""
     oracle = make(tmp_path)
     monkeypatch.setattr("os.replace", lambda *paths: (_ for _ in ()).throw(OSError(28, "full")))
     trial = oracle.create_trial("one")
@@ -248,7 +248,7 @@ def test_methods():
 
 
 def test_hyperband_over_too_few_points_is_refused(tmp_path):
-    """keras-tuner would stop after the first short trials."""
+    """Checks a space with too few points: keras-tuner would stop after the first short trials."""
     with pytest.raises(ValueError, match="draws 10 different points and the space has 6"):
         make(tmp_path, "hyperband", space={"rate": Float(0, 0.5, step=0.1)})
     make(tmp_path, "hyperband", space={"rate": Float(0, 0.5)})

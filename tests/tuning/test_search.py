@@ -1,4 +1,4 @@
-"""What a search over one's own model says, refuses and adds up."""
+"""A search over a custom model: messages, errors and sums."""
 
 import keras
 import keras_tuner

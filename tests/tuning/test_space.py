@@ -1,4 +1,4 @@
-"""What a sweep may vary, and what keras-tuner makes of it."""
+"""Spaces of a sweep, and keras-tuner's form of them."""
 
 import keras_tuner
 import pytest
@@ -37,7 +37,7 @@ def test_values(spec, values):
 
 
 def test_keras_tuner_alone_misses_the_last_step():
-    """Why a stepped Float is declared as a choice."""
+    """Checks why a stepped Float is declared as a choice."""
     hp = keras_tuner.HyperParameters()
     hp.Float("rate", 0, 0.7, step=0.1)
     assert 0.7 not in list(hp.space[0].values)

@@ -1,4 +1,4 @@
-"""Sweeps over a Keras model of one's own: the README's example, promotions, stops, failures."""
+"""Sweeps over a custom Keras model: the README's example, promotions, stops, failures."""
 
 import os
 import subprocess
@@ -150,7 +150,7 @@ def test_rates_of_a_subclassed_model_trains():
     model.fit(X[:, 0], Y, verbose=0)
 
 
-def test_rates_says_what_is_missing():
+def test_errors_of_rates():
     with pytest.raises(ValueError, match="give rates to try"):
         tuning.rates(make_model)
     plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -166,8 +166,8 @@ def make_averaged():
 
 
 @pytest.mark.slow
-def test_a_promotion_goes_on_as_if_it_had_not_been_stopped(tmp_path):
-    """Weights, moments, averages and draws: bit for bit those of one run of all epochs."""
+def test_a_promotion_resumes_with_the_same_results(tmp_path):
+    """Checks weights, moments, averages and draws bit for bit against one run of all epochs."""
     hypermodel = tuning.rates(
         make_averaged, {"hidden/kernel": tuning.Float(0.2, 0.7), "out/kernel": 0.2}
     )
@@ -228,7 +228,7 @@ def test_full_state_keeps_the_history_of_a_run_that_was_stopped(tmp_path):
     assert len(fit(tmp_path / "whole")["val_loss"]) == 4  # nothing is left to train
 
 
-def test_trials_that_diverge_or_crash_are_failed_and_the_search_goes_on(tmp_path):
+def test_trials_that_diverge_or_crash_fail_and_the_search_continues(tmp_path):
     def make(hp):
         what = hp.Choice("what", ["fine", "diverges", "crashes", "infinite"])
         if what == "crashes" and hp.values.get("ready"):

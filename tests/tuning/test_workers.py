@@ -1,4 +1,4 @@
-"""Where a chief can be, and how long a worker waits for one."""
+"""Addresses of a chief, and the time that a worker waits for one."""
 
 import socket
 
@@ -11,7 +11,7 @@ NAMES = ("TUNER_ID", "ORACLE_IP", "ORACLE_PORT")
 
 @pytest.fixture
 def shared(monkeypatch):
-    """`shared(name, address, port)` sets keras-tuner's variables; None unsets."""
+    """Returns `shared(name, address, port)`, which sets keras-tuner's variables; None unsets."""
 
     def set_them(*values):
         for name, value in zip(NAMES, values, strict=True):

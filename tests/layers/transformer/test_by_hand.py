@@ -19,7 +19,7 @@ IDS = np.array([[5, 6, 7, 8, 9], [3, 4, 5, 6, 7]])
 
 
 def agrees(folder, config, tensors, **options):
-    """The layer that is loaded computes what NumPy does."""
+    """Checks that the loaded layer computes the same as NumPy."""
     bert = T.Bert.from_pretrained(folder, add_pooler=True)
     found = bert(IDS)
     last, pooled = by_hand.encode(config, tensors, IDS, **options)
@@ -34,7 +34,7 @@ def test_albert_has_a_projection_at_equal_widths_too(embedding_size, tmp_path):
 
 
 def test_a_part_of_the_family_that_the_layer_lacks_is_an_error(tmp_path):
-    """Only the pooler and the named heads may be left out."""
+    """Checks that only the pooler and the named heads may be missing."""
     sizes = {"model_type": "albert", "embedding_size": 12, "num_hidden_groups": 1}
     by_hand.publish(tmp_path, **sizes)
     T.Bert.from_pretrained(tmp_path)
@@ -49,7 +49,7 @@ def test_a_part_of_the_family_that_the_layer_lacks_is_an_error(tmp_path):
     ("layers", "groups"), [(18, 14), (27, 21), (36, 14), (45, 35), (46, 30), (6, 3), (7, 3)]
 )
 def test_which_layers_share_their_weights(layers, groups):
-    """The group of layer i is `int(i / (layers / groups))`, in floating point."""
+    """Checks that the group of layer i is `int(i / (layers / groups))`, in floating point."""
     sizes = {"num_heads": 1, "hidden_size": 2, "intermediate_size": 1}
     stack = T.TransformerStack(layers, num_shared=groups, **sizes)
     called = []
@@ -72,7 +72,7 @@ def test_activations_have_hugging_faces_formulas(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["prelu", "laplace", "hardswish", "elu", "selu", "softplus"])
 def test_activations_that_are_not_here(name, tmp_path):
-    """Those of Keras too, which Hugging Face does not have."""
+    """Checks activations that are not supported, also those that only Keras has."""
     by_hand.publish(tmp_path, hidden_act=name)
     with pytest.raises(ValueError, match=f"hidden_act='{name}': .* is not built here; there are"):
         T.Bert.from_config(tmp_path)
@@ -100,11 +100,11 @@ def test_families_that_are_built_like_roberta(model_type, tmp_path):
     ],
 )
 def test_arguments_that_no_shape_tells(name, value, tmp_path):
-    """Other heads fit the same weights, and make another model of them."""
+    """Checks arguments that no shape reveals, such as other heads on the same weights."""
     by_hand.publish(tmp_path)
     with pytest.raises(ValueError, match=f"{name} is .* there, and {value!r} in layer"):
         T.Bert.from_pretrained(tmp_path, **{name: value})
-    layer = T.Bert.from_config(tmp_path, **{name: value})  # of fresh weights it may be
+    layer = T.Bert.from_config(tmp_path, **{name: value})  # it may be equal for new weights
     layer(IDS)
     with pytest.raises(PlanError, match=f"{name} is .* there, and {value!r} in layer"):
         load(layer, tmp_path)
@@ -141,7 +141,7 @@ def test_configs_whose_numbers_are_none(change, message, tmp_path):
 
 
 def prefixed(folder, prefix):
-    """The same file, whose keys begin with something."""
+    """Writes the same file with a prefix on its keys."""
     tensors = load_file(folder / "model.safetensors")
     save_file({prefix + k: v for k, v in tensors.items()}, folder / "model.safetensors")
 
@@ -205,7 +205,7 @@ def test_a_t5_knows_its_keys():
 
 
 def test_a_converted_file_has_paths_as_keys(tmp_path):
-    """What `tfwd-pretrained convert` writes is read without a mapping, as before."""
+    """Checks that the output of `tfwd-pretrained convert` is read without a mapping."""
     by_hand.publish(tmp_path)
     stack = T.TransformerStack.from_pretrained(tmp_path)
     arrays = {t.path: np.asarray(t.variable) for t in targets_of(stack)}
@@ -217,7 +217,7 @@ def test_a_converted_file_has_paths_as_keys(tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_plans_of_what_is_no_model(tmp_path):
+def test_plans_of_wrong_arguments(tmp_path):
     by_hand.publish(tmp_path)
     with pytest.raises(TypeError, match="model=None: give a Keras model or layer, built"):
         plan(None, tmp_path)

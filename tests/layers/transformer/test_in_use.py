@@ -96,8 +96,8 @@ def test_frozen_parts_stay_frozen_in_files(what, tmp_path):
             assert len(getattr(again, kind)) == len(getattr(model, kind))
 
 
-def test_a_model_with_frozen_parts_goes_on_from_a_file(tmp_path):
-    """The optimizer's state belongs to the weights that are trained, and is not dropped."""
+def test_a_model_with_frozen_parts_resumes_from_a_file(tmp_path):
+    """Checks that the optimizer's state belongs to the trained weights, and is not dropped."""
     model = classifier()
     FREEZE["embeddings"](model.get_layer("bert"))
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", jit_compile=False)
@@ -125,7 +125,7 @@ def variables_of(optimizer):
 
 
 def test_flags_of_layers_inside_are_the_configs():
-    """Each flag as it was, also one of a layer inside a frozen one; and none where none is set."""
+    """Checks that each flag stays as it was, also inside a frozen layer; unset flags stay unset."""
     stacks = [T.TransformerStack(2, 2, 6, 8, name=name) for name in ("first", "second")]
     both = T.BiModalEncoder(*stacks, connections=[(1, 1)])
     assert "trainable_inside" not in both.get_config()

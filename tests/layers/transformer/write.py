@@ -1,8 +1,8 @@
-"""Writes small models of each family with Hugging Face's own classes, and what they compute.
+"""Small models of each family and their outputs, written by Hugging Face's own classes.
 
     .venv-bench/bin/python tests/layers/transformer/write.py
 
-It needs PyTorch and transformers. The tests read what it wrote in `published/`, a few kB each.
+It needs PyTorch and transformers. The tests read its files in `published/`, a few kB each.
 """
 
 import json
@@ -44,7 +44,7 @@ T5 = {
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 6,
 }
-# The class, with what its config says.
+# The class, with the keys of its config.
 MODELS = {
     "bert": ("BertModel", SIZES),
     "bert_with_heads": ("BertForPreTraining", {**SIZES, "hidden_act": "gelu_new"}),
@@ -62,7 +62,7 @@ MODELS = {
 
 
 def inputs(padding: int) -> dict[str, np.ndarray]:
-    """Three texts, of which two are padded."""
+    """Returns three texts, two of them padded."""
     ids = np.random.default_rng(1).integers(4, 20, (3, 9))
     ids[1, 6:] = ids[2, 3:] = padding
     mask = (ids != padding).astype("int64")
@@ -70,7 +70,7 @@ def inputs(padding: int) -> dict[str, np.ndarray]:
 
 
 def write(name: str) -> None:
-    """Writes a model, its config, what it is given and what it computes."""
+    """Writes a model, its config, its inputs and its outputs."""
     kind, said = MODELS[name]
     family = getattr(transformers, kind)
     config = family.config_class(**said)

@@ -1,6 +1,6 @@
-"""Writes the files of this folder, on the Keras that runs it: `python tests/lm/weights/write.py`.
+"""The files of this folder, written by the installed Keras: `python tests/lm/weights/write.py`.
 
-Each is the weights of a small model, and the logits that it gives with them for `IDS`.
+Each file has the weights of a small model, and its logits for `IDS`.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ CASES = {
 
 
 def make(case: str) -> LanguageModel:
-    """A model of one of the cases; its weights are to be set."""
+    """Returns a model of one of the cases, whose weights are to be set."""
     return LanguageModel(7, embedding_dim=4, hidden_units=(5, 4), seed=1, **CASES[case])
 
 

@@ -1,9 +1,9 @@
 """The language model of `tfwd.lm` and its training step, as PyTorch's users write them.
 
-After the authors' program of the AWD-LSTM: `torch.nn.LSTM` modules whose recurrent weight is
-replaced by a dropped one before each call, dropout of whole embedding rows, one mask for all time
-steps between the layers, a softmax tied to the embedding, and plain tensors, time first. Departure
-from `tfwd.lm`: an LSTM of PyTorch has two biases that are added.
+It follows the authors' program of the AWD-LSTM. A dropped weight replaces the recurrent weight of
+each `torch.nn.LSTM` before each call. There is dropout of whole embedding rows, one mask for all
+time steps between the layers, and a softmax tied to the embedding. Tensors are plain, time first.
+One difference from `tfwd.lm`: an LSTM of PyTorch has two biases that are added.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-import measure
 import ml_collections
 import numpy as np
 import torch
+from common import measure
 from torch.nn import functional as F
 
 State = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def locked(x: torch.Tensor, rate: float) -> torch.Tensor:
-    """Dropout of `[time, batch, units]` with one mask for all time steps."""
+    """Returns dropout of `[time, batch, units]` with one mask for all time steps."""
     if not rate:
         return x
     return x * x.new_empty(1, *x.shape[1:]).bernoulli_(1 - rate).div_(1 - rate)
@@ -41,7 +41,7 @@ class WeightDropLSTM(torch.nn.Module):
     def forward(
         self, x: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        # The module puts what is assigned to this name into the list that its kernel reads.
+        # The module adds a tensor under this name to the list that its kernel reads.
         self.lstm.weight_hh_l0 = F.dropout(self.raw, self.rate, self.training)
         return self.lstm(x, state)
 
@@ -65,7 +65,7 @@ class LanguageModel(torch.nn.Module):
     def forward(
         self, ids: torch.Tensor, state: State
     ) -> tuple[torch.Tensor, State, torch.Tensor, torch.Tensor]:
-        """Logits, states, the last LSTM's output, and that output dropped."""
+        """Returns logits, states, the last LSTM's output, and the same output dropped."""
         config, keep = self.config, 1 - self.config.embedding_dropout
         rows = self.embedding.new_empty(len(self.embedding), 1).bernoulli_(keep).div_(keep)
         x = locked(F.embedding(ids, self.embedding * rows), config.input_dropout)
@@ -82,9 +82,9 @@ class LanguageModel(torch.nn.Module):
 def train_step(
     config: ml_collections.ConfigDict, words: int
 ) -> tuple[Callable[[np.ndarray, np.ndarray], float], int]:
-    """The training step, `step(inputs, targets)` of `[batch, time]`, and the number of weights.
+    """Returns the step `step(inputs, targets)` of `[batch, time]`, and the number of weights.
 
-    The step returns the loss in nats a token.
+    The step returns the loss in nats per token.
     """
     torch.set_num_threads(measure.cores())
     torch.manual_seed(config.seed)

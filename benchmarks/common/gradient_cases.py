@@ -1,4 +1,4 @@
-"""The models, the batches and our side of the benchmarks of gradient moments."""
+"""Models, batches and tfwd's side for the benchmarks of gradient moments."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ class Case(NamedTuple):
 
 
 def floats(*shape: int) -> np.ndarray:
-    """Inputs."""
+    """Returns random inputs."""
     return RANDOM.normal(size=shape).astype("float32")
 
 
 def ids(count: int, *shape: int) -> np.ndarray:
-    """Words or classes."""
+    """Returns random word ids or classes."""
     return RANDOM.integers(0, count, size=shape).astype("int32")
 
 
 def mlp(widths: list[int], batch: int) -> Case:
-    """Dense layers and ten classes."""
+    """Returns Dense layers with ten classes."""
     hidden = [L.Dense(width, "relu") for width in widths[1:]]
     stack = [keras.Input((widths[0],)), *hidden, L.Dense(10)]
     return Case(keras.Sequential(stack), floats(batch, widths[0]), ids(10, batch))
 
 
 def sequence() -> Case:
-    """Dense layers at each of many positions."""
+    """Returns Dense layers at each of many positions."""
     stack = [keras.Input((64, 128)), L.Dense(256, "relu"), L.Dense(256, "relu"), L.Dense(10)]
     return Case(keras.Sequential(stack), floats(32, 64, 128), ids(10, 32, 64))
 
 
 def convolutions() -> Case:
-    """Two convolutions on small images."""
+    """Returns two convolutions on small images."""
     options = {"padding": "same", "activation": "relu"}
     stack = [L.Conv2D(32, 3, **options), L.Conv2D(64, 3, **options), L.GlobalAveragePooling2D()]
     model = keras.Sequential([keras.Input((32, 32, 3)), *stack, L.Dense(10)])
@@ -55,19 +55,23 @@ def convolutions() -> Case:
 
 
 def embedding() -> Case:
-    """An embedding and a class at each position."""
+    """Returns an embedding with a class at each position."""
     stack = [keras.Input((32,), dtype="int32"), L.Embedding(2000, 64), L.Dense(10)]
     return Case(keras.Sequential(stack), ids(2000, 64, 32), ids(10, 64, 32))
 
 
 def lstm() -> Case:
-    """One recurrent layer."""
+    """Returns one recurrent layer."""
     stack = [keras.Input((32, 64)), L.LSTM(128), L.Dense(10)]
     return Case(keras.Sequential(stack), floats(16, 32, 64), ids(10, 16))
 
 
 def language_model() -> Case:
-    """The quickstart's layers: an embedding of 4,522 words, LSTMs of 256 and 128, tied."""
+    """Returns the quickstart's layers.
+
+    They are an embedding of 4,522 words and LSTMs of 256 and 128. The softmax is tied to the
+    embedding.
+    """
     table = L.Embedding(4522, 128)
     lstms = [L.LSTM(units, return_sequences=True) for units in (256, 128)]
     stack = [keras.Input((35,), dtype="int32"), table, *lstms, layers.TiedDense(table)]
@@ -86,7 +90,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def ours(case: Case) -> dict[str, Callable[[], Any]]:
-    """Runs of a plain gradient, `plain`, and of both moments, `tfwd`."""
+    """Returns runs of a plain gradient, `plain`, and of both moments, `tfwd`."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model, given = case.model, (tf.constant(case.x), tf.constant(case.y))
 

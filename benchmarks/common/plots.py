@@ -1,4 +1,4 @@
-"""The plots of the benchmarks: cost against size, both axes logarithmic."""
+"""Plots of the benchmarks: cost against size, both axes logarithmic."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-FOLDER = Path(__file__).resolve().parent / "plots"
-# Ours is the strong colour; who does nothing, and has the least to pay, is grey.
+FOLDER = Path(__file__).resolve().parents[1] / "plots"
+# tfwd has the strong colour. The side without perturbation, which costs least, is grey.
 COLOURS = {"tfwd": "#c0392b", "naive": "#3b6ea5", "without": "#888888", "PyTorch": "#d68910"}
 MARKERS = {"tfwd": "o", "naive": "s", "without": "^", "PyTorch": "D"}
 
@@ -23,10 +23,10 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        title: above it.
-        size: what is doubled, the horizontal axis.
-        values: its values.
-        costs: a list of costs, one a value, by the line's name.
+        title: title above the axes.
+        size: name of the doubled size, the horizontal axis.
+        values: values of the size.
+        costs: by the line's name, a cost for each value.
     """
 
     title: str
@@ -36,7 +36,7 @@ class Panel:
 
 
 def draw(title: str, unit: str, panels: Sequence[Panel], folder: str | Path, name: str) -> Path:
-    """Draws the panels in a row and writes `folder/name.png`; returns that path."""
+    """Draws the panels in a row, writes `folder/name.png`, and returns that path."""
     figure, row = plt.subplots(
         1, len(panels), figsize=(3.3 * len(panels) + 0.6, 3.6), squeeze=False, layout="constrained"
     )
@@ -61,7 +61,7 @@ def draw(title: str, unit: str, panels: Sequence[Panel], folder: str | Path, nam
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3, which="both", lw=0.5)
     row[0][0].set_ylabel(unit)
-    # The legend of the panel with most lines holds for all.
+    # The legend of the panel with the most lines serves all panels.
     fullest = max(row[0], key=lambda axes: len(axes.get_lines()))
     figure.legend(
         *fullest.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False

@@ -1,10 +1,9 @@
-"""The matrix products of a training step by themselves: what no implementation can leave out.
+"""The matrix products of a training step alone, which no implementation can leave out.
 
 An LSTM of time T, batch B, input I and units U has `R = T B` rows and `24 R U (U + I)` floating
-point operations, forward and backward: `8 R U^2` in each of two loops over the steps, by products
-of B rows, and the rest in products of all rows. Here they are made in that order, those of the
-loops in four blocks as in `tfwd._recurrent.lstm`, and nothing else is: no gates, no masks, no
-updates.
+point operations, forward and backward. Each of two loops over the steps has `8 R U^2`, in products
+of B rows. The rest are products of all rows. This module makes these products in the same order,
+and nothing else: no gates, no masks, no updates. The loops use four blocks, as tfwd's LSTM does.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import tensorflow as tf
 
 
 class Lstm(NamedTuple):
-    """The sizes of an LSTM."""
+    """Sizes of an LSTM."""
 
     time: int
     batch: int
@@ -25,7 +24,7 @@ class Lstm(NamedTuple):
 
 
 class Dense(NamedTuple):
-    """The sizes of a product of all rows, such as a softmax's."""
+    """Sizes of a product of all rows, such as a softmax's."""
 
     rows: int
     features: int
@@ -33,7 +32,7 @@ class Dense(NamedTuple):
 
 
 def run(layers: Sequence[Lstm | Dense]) -> Callable[[], None]:
-    """A function that makes the products of the layers, one layer after the other."""
+    """Returns a function that makes the products of the layers, one layer after the other."""
     made = [_lstm(*layer) if isinstance(layer, Lstm) else _dense(*layer) for layer in layers]
 
     @tf.function
@@ -42,7 +41,7 @@ def run(layers: Sequence[Lstm | Dense]) -> Callable[[], None]:
         for make in made:
             with tf.control_dependencies(found[-1]):
                 found.append(make())
-        # All of them: what is only waited for, TensorFlow leaves out.
+        # Returns all tensors: TensorFlow leaves out an operation that is only waited for.
         return [tensor for tensors in found for tensor in tensors]
 
     def step() -> None:
@@ -53,7 +52,7 @@ def run(layers: Sequence[Lstm | Dense]) -> Callable[[], None]:
 
 
 def _given(*shapes: tuple[int, int]) -> list[tf.Variable]:
-    """Random matrices whose products in a loop grow smaller, and so do not overflow."""
+    """Returns random matrices. Their products in a loop grow smaller, and so do not overflow."""
     return [
         tf.Variable(tf.random.stateless_normal(shape, [1, i]) / (8 * shape[0] ** 0.5))
         for i, shape in enumerate(shapes)
@@ -64,7 +63,7 @@ def _dense(rows: int, features: int, units: int) -> Callable[[], list[tf.Tensor]
     variables = _given((rows, features), (features, units))
 
     def make() -> list[tf.Tensor]:
-        # Read here, so that nothing is taken for equal to what another step has made.
+        # Reads the variables here, so that TensorFlow does not reuse products of another step.
         x, kernel = (variable.read_value() for variable in variables)
         z = x @ kernel
         return [tf.matmul(z, kernel, transpose_b=True), tf.matmul(x, z, transpose_a=True)]

@@ -1,17 +1,16 @@
-"""The peak memory of a step, in a process of its own.
+"""Peak memory of a step, in a process of its own.
 
-What is measured is the resident set of the process: its peak during the step less its level just
-before. Linux keeps the peak as VmHWM and sets it back on request (/proc/self/clear_refs); then
-every step has a figure of its own, and the first ones, which trace and compile, are left out.
-Elsewhere the peak is ru_maxrss, which never falls: there the figure is that of all steps together,
-the first one included.
+The figure is the peak of the resident set during the step, minus its level just before. Linux keeps
+the peak as VmHWM and resets it on request (/proc/self/clear_refs). Then every step has a figure of
+its own, and the first steps, which trace and compile, are left out. On other systems the peak is
+ru_maxrss, which never falls. There is one figure for all steps then, including the first.
 
-Freed memory must leave the process for that. TensorFlow on x86 keeps what was freed in a pool of
-its own; it is told to use the system's allocator, and that of glibc to give back at once what is
-larger than a megabyte. So the figure is what is alive, without what a pool keeps beside it.
+Freed memory must leave the process. TensorFlow on x86 keeps freed memory in a pool of its own, so
+it is told to use the system's allocator. The allocator of glibc is told to return blocks of more
+than a megabyte at once. So the figure counts live memory, without the free memory of a pool.
 
-A process begins as a fork of one that has loaded TensorFlow and done nothing with it, which is as
-good as a fresh one and three seconds earlier.
+A process begins as a fork of a process that has imported TensorFlow and not used it. That is as
+good as a new process, and three seconds faster.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import measure
+from common import measure
 
 MIB = 1 << 20
 ALLOCATOR = {
@@ -43,7 +42,7 @@ STATUS = Path("/proc/self/status")
 
 
 def can_reset() -> bool:
-    """Whether this process can set its peak back."""
+    """Checks whether this process can reset its peak."""
     try:
         CLEAR.write_text("5")
     except OSError:
@@ -52,7 +51,7 @@ def can_reset() -> bool:
 
 
 def method() -> str:
-    """What is measured on this machine, in words."""
+    """Returns in words how memory is measured on this machine."""
     if can_reset():
         return "VmHWM during a step, less VmRSS before it"
     return "growth of ru_maxrss from before the first step"
@@ -66,37 +65,40 @@ def _status(field: str) -> int:
 
 
 def resident() -> int:
-    """The resident set now, bytes, after what is free was given back; the largest so far if
-    the system does not tell."""
-    _give_back()
+    """Returns the resident set in bytes, after free memory was given back.
+
+    Returns the largest resident set so far on systems that do not report the current one.
+    """
+    give_back()
     return _status("VmRSS") if STATUS.exists() else _largest()
 
 
 def _largest() -> int:
-    """The largest resident set so far, bytes."""
+    """Returns the largest resident set so far, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _give_back() -> None:
+def give_back() -> None:
+    """Collects garbage, and returns free memory to the system where glibc can."""
     gc.collect()
     if hasattr(ctypes.CDLL(None), "malloc_trim"):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def peaks(step: Callable[[], Any], steps: int = 3, warmup: int = 1) -> list[int]:
-    """The bytes by which each of the steps raised this process's resident set, at most.
+    """Returns by how many bytes each step raised the resident set of this process at its peak.
 
     Args:
         step: runs one step, and waits for it.
-        steps: how many are measured.
-        warmup: how many run before; where the peak cannot be set back they are measured too.
+        steps: number of measured steps.
+        warmup: number of steps before. They are measured too if the peak cannot be reset.
 
     Returns:
-        A figure a step, or a single one where the peak cannot be set back.
+        A figure for each step, or a single figure if the peak cannot be reset.
     """
     if not can_reset():
-        _give_back()
+        give_back()
         level = _largest()
         for _ in range(warmup + steps):
             step()
@@ -105,7 +107,7 @@ def peaks(step: Callable[[], Any], steps: int = 3, warmup: int = 1) -> list[int]
         step()
     found = []
     for _ in range(steps):
-        _give_back()
+        give_back()
         level = _status("VmRSS")
         CLEAR.write_text("5")
         step()
@@ -133,7 +135,7 @@ def _shown(answer: Any) -> str:
 
 
 def _answer(child: Any, answer: Any, seconds: float) -> Any:
-    """What a child sends within the time; a text if it does not. It has ended then."""
+    """Returns the answer of a child, or a text if there is none within the time; ends the child."""
     end = time.monotonic() + seconds
     found = None
     while found is None and time.monotonic() < end:
@@ -159,19 +161,19 @@ def in_children(
     at_once: int = 2,
     preload: Sequence[str] = ("tensorflow", "keras", "tfwd.layers"),
 ) -> dict[str, Any]:
-    """The peaks of one step of each configuration, a process each.
+    """Measures the peak of one step of each configuration, each in a process of its own.
 
     Args:
         make: a function of a module's top level; `make(*arguments)` returns the step.
         configurations: the arguments by the configuration's name.
-        steps: the steps that are measured; None if what `make` returns measures for itself.
+        steps: number of measured steps. None: the function that `make` returns measures by itself.
         seconds: a child that takes longer is ended.
-        at_once: children that run beside one another, most of whose time is tracing. What a process
-            holds does not depend on the others.
-        preload: what the process that the children are forks of has loaded.
+        at_once: number of children that run at the same time. Most of their time is tracing, and
+            the memory of a process does not depend on the others.
+        preload: modules that the children's parent imports.
 
     Returns:
-        By name, bytes a step, or what was measured; a text if it failed.
+        By name, the bytes of each step or the child's own results; a text if it failed.
     """
     kind = "forkserver" if sys.platform == "linux" else "spawn"
     context: Any = multiprocessing.get_context(kind)

@@ -1,8 +1,8 @@
-"""The models of numerics.py in PyTorch, with what looks for NaN there.
+"""Models of numerics.py in PyTorch, and PyTorch's checks for NaN.
 
 bare                       nothing
 detect_anomaly             `torch.autograd.set_detect_anomaly(True)`
-DebugUnderflowOverflow     that of Hugging Face's transformers, hooks on every module
+DebugUnderflowOverflow     hooks on every module, by Hugging Face's transformers
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import io
 import warnings
 from collections.abc import Callable
 
-import measure
 import torch
-from numerics_models import (
+from common import measure
+from common.numerics_models import (
     ANOMALY,
     BARE,
     BLOCK,
@@ -38,7 +38,7 @@ from torch import nn
 
 
 class _Last(nn.Module):
-    """An LSTM's last output."""
+    """An LSTM that returns its last output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class _Last(nn.Module):
 
 
 class _Block(nn.Module):
-    """A transformer block, normalized before attention and before the two layers."""
+    """A transformer block with normalization before attention and before the two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class _Block(nn.Module):
 
 
 def model(name: str) -> nn.Module:
-    """One of the models, with the same weights each time."""
+    """Returns one of the models, with the same weights each time."""
     torch.manual_seed(0)
     if name in (MLP, STACK):
         width = SHAPES[name][1]
@@ -85,7 +85,7 @@ def model(name: str) -> nn.Module:
 
 
 def side(name: str, way: str) -> Side:
-    """A model in one way.
+    """Returns a model in one way.
 
     Raises:
         ImportError: transformers is not installed, and `way` needs it.
@@ -93,7 +93,7 @@ def side(name: str, way: str) -> Side:
     torch.set_num_threads(measure.cores())
     trained = model(name)
     inputs, labels = (torch.from_numpy(array) for array in data(name))
-    if inputs.ndim == 4:  # channels are first here
+    if inputs.ndim == 4:  # PyTorch has channels first
         inputs = inputs.permute(0, 3, 1, 2).contiguous()
     optimizer = torch.optim.Adam(trained.parameters(), LEARNING_RATE)
     if way == UNDERFLOW:
@@ -120,7 +120,7 @@ def _planted(trained: nn.Module, step: Callable[[], float]) -> str:
         weights[-2].view(-1)[0] = float("nan")
     before = [weight.detach().clone() for weight in weights]
     try:
-        # Both say where it was at length.
+        # Both print long descriptions of the position.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             step()
@@ -135,7 +135,7 @@ def _planted(trained: nn.Module, step: Callable[[], float]) -> str:
 
 
 def sides(name: str) -> dict[str, Side]:
-    """Bare, and what there is beside it, by way."""
+    """Returns the bare side and the installed others, by way."""
     ways = (BARE, ANOMALY, UNDERFLOW)
     found = {way: measure.attempt(lambda way=way: side(name, way), way) for way in ways}
     return {way: one for way, one in found.items() if one is not None}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import measure
 import torch
+from common import measure
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
@@ -24,7 +24,7 @@ class Dropped(torch.nn.Module):
 
 
 def step(name: str, rate: float) -> Callable[[], float]:
-    """A training step: forward, backward and SGD."""
+    """Returns a training step: forward, backward and SGD."""
     torch.set_num_threads(measure.cores())
     torch.manual_seed(0)
     depth, width = SIZES[name]

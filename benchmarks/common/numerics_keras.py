@@ -1,6 +1,6 @@
-"""The models of numerics.py in Keras, and the training function that `fit` runs for them.
+"""Models of numerics.py in Keras, and the training function that `fit` runs for them.
 
-A *way* is what looks for NaN in a step:
+A *way* is the check for NaN in a step:
 
     bare                       nothing
     FiniteCheck                tfwd's callback, the whole model, in every step
@@ -18,7 +18,8 @@ from collections.abc import Callable
 import keras
 import numpy as np
 import tensorflow as tf
-from numerics_models import (
+
+from common.numerics_models import (
     BLOCK,
     CLASSES,
     CONVOLUTIONS,
@@ -40,14 +41,13 @@ from numerics_models import (
     depth,
     steps,
 )
-
 from tfwd.callbacks import FiniteCheck
 from tfwd.numerics import NonFiniteError
 from tfwd.optimizers import ApplyIfFinite
 
 
 def model(name: str) -> keras.Model:
-    """One of the models, not compiled, with the same weights each time."""
+    """Returns one of the models, not compiled, with the same weights each time."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input(SHAPES[name][1:])
     body = {
@@ -85,19 +85,19 @@ def _block(x: keras.KerasTensor) -> keras.KerasTensor:
 
 
 def largest_activation(name: str, batch: int) -> int:
-    """The bytes of the largest output of a layer."""
+    """Returns the bytes of the largest output of a layer."""
     shapes = [layer.output.shape for layer in model(name).layers]
     return 4 * batch * max(math.prod(shape[1:]) for shape in shapes)
 
 
 def side(name: str, way: str, compiled: bool, batch: int | None = None) -> Side:
-    """A model in one way, whose first step was made.
+    """Returns a model in one way, after its first step.
 
     Args:
-        name: of the model.
-        way: see above.
+        name: name of the model.
+        way: a way of this module's docstring.
         compiled: `jit_compile` of `Model.compile`.
-        batch: examples in a batch, if not the usual number.
+        batch: number of examples in a batch. None: the usual number.
     """
     trained = model(name)
     optimizer = keras.optimizers.Adam(LEARNING_RATE)
@@ -107,7 +107,7 @@ def side(name: str, way: str, compiled: bool, batch: int | None = None) -> Side:
     trained.compile(optimizer, loss, jit_compile=compiled)
     optimizer.build(trained.trainable_variables)
     iterator = iter(tf.data.Dataset.from_tensors(data(name, batch)).repeat())
-    # What follows is what `fit` does before its first batch, and around each.
+    # `fit` does the following before its first batch, and around each batch.
     trained.make_train_function()
     check = FiniteCheck(every=10 if way == EVERY else 1) if way in (OURS, EVERY) else None
     if check:
@@ -121,7 +121,7 @@ def side(name: str, way: str, compiled: bool, batch: int | None = None) -> Side:
             logs = trained.train_function(iterator)
         return float(logs["loss"])
 
-    # It acts where a graph is made. Off again, it slows no other side.
+    # It acts when a graph is made. It is turned off again, so that it slows no other side.
     if way == TENSORFLOW:
         tf.debugging.enable_check_numerics()
     try:
@@ -158,7 +158,7 @@ def _same(before: np.ndarray, after: np.ndarray) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Why a step could not be made, in a few words."""
+    """Returns in a few words why a step could not be made."""
     if "unsupported operations" in str(error):
         return "does not compile"
     return f"{type(error).__name__}: {error}".splitlines()[0][:80]

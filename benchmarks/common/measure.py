@@ -1,8 +1,8 @@
-"""How the benchmarks time, compare and report.
+"""Timing, comparison and report of the benchmarks.
 
-Candidates run by turns in one process, so that what else the machine does falls on all of them
-alike, and a comparison is the median of the ratios within the turns; single times mean little.
-Each library gets as many threads as there are cores. What a script found is a list of `Row`s, and
+Candidates run in turn in one process, so that other programs on the machine slow all candidates
+alike. A comparison is the median of the ratios within the rounds; single times mean little. Each
+library gets as many threads as there are cores. The results of a script are a list of `Row`s.
 `report` prints them as a table and, last, as one line of JSON, which `run_all.py` collects.
 """
 
@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import importlib
 import json
+import math
 import os
 import statistics
 import sys
@@ -23,13 +25,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-# PyTorch's builds for GPUs load Triton where they find it, whose LLVM ends a process that has
-# TensorFlow's. On a CPU nothing needs it.
+# PyTorch's builds for GPUs load Triton if it is installed. Triton's LLVM ends a process that has
+# loaded TensorFlow's LLVM. On a CPU nothing needs Triton.
 sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
 
-# Progress and tables are for the eye; standard output ends with the JSON line.
+# Progress and tables go to standard error; standard output ends with the JSON line.
 CONSOLE = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
-# After its turn a library's threads spin for some milliseconds, on the next one's cores.
+# After its turn a library's threads spin for some milliseconds on the cores of the next library.
 PAUSE = 0.01
 
 
@@ -42,7 +44,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of some values; of one value, that value thrice."""
+        """Returns the spread of some values. One value is its own quartiles."""
         if len(values) == 1:
             return cls(values[0], values[0], values[0])
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -51,19 +53,20 @@ class Spread(NamedTuple):
 
 @dataclasses.dataclass
 class Row:
-    """One claim and what was measured for it.
+    """One claim and its measurement.
 
     Attributes:
-        claim: what is claimed, in words.
-        figure: the figure that the claim is about: a ratio or a share.
-        means: what the figure is, such as "time over naive".
-        ours: our side in `unit`, or None where the figure says all.
+        claim: the claim in words.
+        figure: the measured ratio or share.
+        means: meaning of the figure, such as "time over naive".
+        ours: tfwd's side in `unit`, or None where the figure is enough.
         peers: the other sides by name, in `unit`; a text says why there is no figure.
-        unit: of `ours` and `peers`.
-        at_most, at_least: what is to be reached.
-        no_more: what is to be reached by doing no more than the other side does: two equal sides
-            measure alike only within the spread, so the lower quartile must not be above it. Of
-            the three at most one is given; none says that the figure is only stated.
+        unit: unit of `ours` and `peers`.
+        at_most: goal for the median. At most one of the three goals is given. Without a goal the
+            figure is only stated.
+        at_least: goal for the median.
+        no_more: goal for two sides that do the same work. They measure alike only within the
+            spread, so the lower quartile must not be above the goal.
     """
 
     claim: str
@@ -78,8 +81,8 @@ class Row:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the median is where it is to be; None if nothing is to be reached."""
-        # What is compared is what is printed: two decimals.
+        """Tells whether the median is where it must be; None if there is no goal."""
+        # The comparison uses the printed figure: two decimals.
         median = round(self.figure.median, 2)
         if self.at_most is not None:
             return median <= self.at_most
@@ -90,24 +93,27 @@ class Row:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """All attributes, and `reached`."""
+        """Returns all attributes, and `reached`."""
         fields = dataclasses.asdict(self)
         return {**fields, "figure": self.figure._asdict(), "reached": self.reached}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Row:
-        """The reverse of `to_json`."""
+        """Returns the row of a dict that `to_json` made."""
         fields = {name: value for name, value in fields.items() if name != "reached"}
         return cls(**{**fields, "figure": Spread(**fields["figure"])})
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def equal_threads() -> int:
-    """Gives TensorFlow, and PyTorch if it is loaded, one thread a core; returns their number."""
+    """Gives TensorFlow and PyTorch one thread per core, and returns the number of threads.
+
+    PyTorch gets its threads only if it is imported already.
+    """
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(cores())
@@ -118,7 +124,7 @@ def equal_threads() -> int:
 
 
 def progress() -> Progress:
-    """A progress bar on the terminal: what runs now, how many are done, the time."""
+    """Returns a progress bar with the current task, the number of finished ones and the time."""
     columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), console=CONSOLE, transient=True)
 
@@ -134,20 +140,22 @@ def alternate(
     title: str = "",
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Runs the candidates by turns and times each run.
+    """Runs the candidates in turn and times each run.
 
     Args:
         candidates: functions by name; each waits until its work is done.
-        seconds: no new round begins after so long, if there were `least` of them.
-        rounds: the most rounds. In each, every candidate has one turn; who begins rotates.
+        seconds: no new round begins after this time, except for the first `least` rounds.
+        rounds: the most rounds. In each round every candidate has one turn. A different candidate
+            begins each round.
         least: the fewest rounds.
-        calls: calls in a turn, for work of less than some milliseconds; the time is for one.
-        warmup: calls of each beforehand that are not timed: tracing and compiling.
-        title: for the progress bar.
-        clock: gives the time of a call; `time.process_time` where others compute on the machine.
+        calls: calls in a turn, for work of less than some milliseconds. The result is the time of
+            one call.
+        warmup: calls of each candidate that are made first and not timed: tracing and compiling.
+        title: title of the progress bar.
+        clock: the clock; `time.process_time` where other programs compute on the machine.
 
     Returns:
-        By name, the seconds of one call, round by round: the same place in two lists is the same
+        By name, the seconds of one call in each round. The same index in two lists is the same
         round.
     """
     names = list(candidates)
@@ -182,17 +190,57 @@ def alternate(
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Spread:
-    """The spread of `above / below`, round by round."""
+    """Returns the spread of `above / below`, round by round."""
     return Spread.of([a / b for a, b in zip(above, below, strict=True)])
 
 
+def exponents(sizes: Sequence[float], costs: Sequence[float]) -> Spread:
+    """Returns the log-log slopes of costs over sizes: median, least and greatest.
+
+    The slope between two neighbours is `log(cost_2 / cost_1) / log(size_2 / size_1)`.
+    """
+    slopes = [
+        math.log(costs[i + 1] / costs[i]) / math.log(sizes[i + 1] / sizes[i])
+        for i in range(len(costs) - 1)
+    ]
+    return Spread(statistics.median(slopes), min(slopes), max(slopes))
+
+
 def milliseconds(times: Mapping[str, Sequence[float]]) -> dict[str, float | str]:
-    """The median of each list of seconds, in milliseconds."""
+    """Returns the median of each list of seconds, in milliseconds."""
     return {name: 1e3 * statistics.median(values) for name, values in times.items()}
 
 
+def time_over(
+    claim: str, times: Mapping[str, Sequence[float]], ours: str, other: str, **goal: float | None
+) -> Row:
+    """Returns the row of our time over another side's time.
+
+    Args:
+        claim: the claim in words.
+        times: by side, the seconds of each round.
+        ours: our side.
+        other: the other side.
+        goal: `at_most` or `no_more` of the row.
+    """
+    median = {side: 1e3 * statistics.median(times[side]) for side in (ours, other)}
+    figure = ratio(times[ours], times[other])
+    means = f"time over {other}"
+    return Row(claim, figure, means, median[ours], {other: median[other]}, **goal)
+
+
+def module(name: str, what: str) -> Any | None:
+    """Returns a module, or None if it cannot be imported, and prints the reason."""
+    return attempt(lambda: importlib.import_module(name), what)
+
+
 def attempt(make: Callable[[], Any], what: str) -> Any | None:
-    """What `make` returns; None if it fails, which is said: one peer less, and the rest goes on."""
+    """Returns what `make` returns, or None if it fails, and prints the reason.
+
+    Args:
+        make: makes a peer.
+        what: the peer's name.
+    """
     try:
         return make()
     except Exception as error:
@@ -200,15 +248,26 @@ def attempt(make: Callable[[], Any], what: str) -> Any | None:
         return None
 
 
-def parser(doc: str | None) -> argparse.ArgumentParser:
-    """The command line of a script, described by its docstring."""
-    return argparse.ArgumentParser(
+def parser(
+    doc: str | None, seconds: float | None = None, of: str = "the rounds"
+) -> argparse.ArgumentParser:
+    """Returns the command line of a script.
+
+    Args:
+        doc: the script's docstring, which describes it.
+        seconds: default of `--seconds`. None: the script does not have this flag.
+        of: the part of the work that `--seconds` is for.
+    """
+    options = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    if seconds is not None:
+        options.add_argument("--seconds", type=float, default=seconds, help=f"time for {of}")
+    return options
 
 
 def goal(row: Row) -> str:
-    """What is to be reached, in words."""
+    """Returns the goal in words."""
     if row.at_most is not None:
         return f"at most {row.at_most:.2f}"
     if row.no_more is not None:
@@ -217,12 +276,12 @@ def goal(row: Row) -> str:
 
 
 def verdict(row: Row) -> str:
-    """Whether it is reached, in words."""
+    """Returns "yes" or "no", or an empty text if the row has no goal."""
     return {True: "yes", False: "no", None: ""}[row.reached]
 
 
 def number(value: float | str | None, unit: str = "") -> str:
-    """A figure with three digits and its unit; a text as it is."""
+    """Returns a figure with three digits and its unit. A text stays as it is."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -235,7 +294,7 @@ HEADS = ("claim", "to reach", "ours", "peers", "ratio", "spread", "reached")
 
 
 def cells(row: Row) -> Iterable[str]:
-    """A row of the table under `HEADS`."""
+    """Returns the cells of a row under `HEADS`."""
     low, high = row.figure.low, row.figure.high
     peers = ", ".join(f"{name} {number(value, row.unit)}" for name, value in row.peers.items())
     figure = f"{row.figure.median:.2f} ({row.means})"
@@ -244,12 +303,12 @@ def cells(row: Row) -> Iterable[str]:
 
 
 def report(benchmark: str, rows: Sequence[Row], **data: Any) -> None:
-    """Prints the rows as a table on the terminal, and as one line of JSON, which is the last.
+    """Prints the rows as a table on the terminal, and then as one line of JSON.
 
     Args:
         benchmark: the script's name.
-        rows: what it found.
-        data: more for the JSON line, such as the points of a plot.
+        rows: the script's results.
+        data: further entries of the JSON line, such as the points of a plot.
     """
     table = Table(title=benchmark)
     for head in HEADS:

@@ -1,4 +1,4 @@
-"""The models of many_layers.py: without dropout, with tfwd's, and with what a user would write."""
+"""The models of many_layers.py: without dropout, with tfwd, and with a naive custom layer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from many_layers import RATE
 
 import tfwd
+from common.many_layers import RATE
 from tfwd import layers, parametrizations
 
 Made = tuple[keras.Model, Any, Any]
@@ -34,7 +34,7 @@ class NaiveDense(keras.layers.Dense):
 
 
 class Naive(keras.layers.Wrapper):
-    """The same around any layer, by the way in which Keras substitutes variables."""
+    """Another layer on dropped weights, which `keras.StatelessScope` substitutes."""
 
     def build(self, *shapes: Any) -> None:
         self.calls = self.add_weight(shape=(), dtype="int32", trainable=False, name="calls")
@@ -54,14 +54,14 @@ class Naive(keras.layers.Wrapper):
 
 
 def wrap(layer: keras.layers.Layer, side: str) -> keras.layers.Layer:
-    """The layer as a side has it."""
+    """Returns the layer as a side uses it."""
     if side == "plain":
         return layer
     return layers.WeightDropout(layer, RATE) if side == "tfwd" else Naive(layer)
 
 
 def dense(depth: int, width: int, side: str) -> Made:
-    """A chain of Dense layers."""
+    """Returns a chain of Dense layers."""
 
     def layer() -> keras.layers.Layer:
         if side == "naive":
@@ -74,7 +74,7 @@ def dense(depth: int, width: int, side: str) -> Made:
 
 
 def lstms(depth: int, width: int, side: str) -> Made:
-    """A stack of LSTM layers."""
+    """Returns a stack of LSTM layers."""
     stack = [keras.layers.LSTM(width, return_sequences=True) for _ in range(depth)]
     model = keras.Sequential([keras.Input((10, width)), *(wrap(layer, side) for layer in stack)])
     x = np.random.default_rng(0).normal(size=(8, 10, width)).astype("float32")
@@ -82,7 +82,7 @@ def lstms(depth: int, width: int, side: str) -> Made:
 
 
 def mobilenet(side: str) -> Made:
-    """MobileNetV2, every kernel of which is dropped by `tfwd.parametrize`."""
+    """Returns MobileNetV2. `tfwd.parametrize` drops every kernel of it."""
     model = keras.applications.MobileNetV2((64, 64, 3), weights=None, classes=10)
     if side == "tfwd":
         model = tfwd.parametrize(model, {r".*kernel": parametrizations.Dropout(RATE)})
@@ -92,7 +92,7 @@ def mobilenet(side: str) -> Made:
 
 
 def bert(depth: int, side: str, width: int = 64, words: int = 1000) -> Made:
-    """An encoder of BERT layers made of Keras layers."""
+    """Returns an encoder of BERT layers made of Keras layers."""
     ids = keras.Input((64,), dtype="int32")
     x = wrap(keras.layers.Embedding(words, width), side)(ids)
     for _ in range(depth):

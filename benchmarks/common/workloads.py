@@ -1,10 +1,10 @@
-"""The models that several benchmarks train, each in several ways.
+"""Models that several benchmarks train, each in several ways.
 
 A *kind* is a stack of equal layers with an input; a *way* is how its weights are perturbed:
 
     bare                       not at all
     dropout, noise, both       by tfwd; both is noise, then dropout
-    fit                        dropout by tfwd, the step being that of model.fit
+    fit                        dropout by tfwd, in the step of model.fit
     naive dropout, ...         by TensorFlow's stateless operations on the weight, in a custom layer
     recompute_grad dropout     the same inside tf.recompute_grad
 
@@ -24,12 +24,12 @@ import tensorflow as tf
 from tfwd import layers
 
 RATE, STDDEV = 0.5, 0.005
-# So small that no model runs away, however long it is measured.
+# So small that no model diverges, however long it is measured.
 LEARNING_RATE = 1e-7
 
 
 class Gated(keras.layers.Layer):
-    """A layer as a user writes it, which tfwd has no rule for: `tanh(x A) * sigmoid(x B)`."""
+    """A custom layer without a rule in tfwd: `tanh(x A) * sigmoid(x B)`."""
 
     def __init__(self, units: int) -> None:
         super().__init__()
@@ -49,12 +49,12 @@ class Kind:
     """A stack of layers and its input.
 
     Attributes:
-        title: for tables and plots.
+        title: name in tables and plots.
         layer: makes one of the layers.
-        depth: how many there are.
-        shape: of the input; its entries are normal, or ids if `ids` is not 0.
-        weights: the ends of the names of the weights that are perturbed, tfwd's own choice.
-        ids: the number of ids of an integer input.
+        depth: number of layers.
+        shape: shape of the input. Its entries are normal, or ids if `ids` is not 0.
+        weights: ends of the names of the perturbed weights, as tfwd chooses them.
+        ids: number of ids of an integer input.
     """
 
     title: str
@@ -65,19 +65,19 @@ class Kind:
     ids: int = 0
 
     def inputs(self) -> tf.Tensor:
-        """The input, the same in every process."""
+        """Returns the input, the same in every process."""
         draw = np.random.default_rng(0)
         if self.ids:
             return tf.constant(draw.integers(self.ids, size=self.shape), tf.int32)
         return tf.constant(draw.normal(size=self.shape), tf.float32)
 
     def chosen(self, layer: keras.layers.Layer) -> list[bool]:
-        """Which of the layer's trainable weights are perturbed."""
+        """Returns for each trainable weight of the layer whether it is perturbed."""
         return [v.path.split("/")[-1] in self.weights for v in layer.trainable_variables]
 
 
 def dense(width: int = 3072, depth: int = 12, batch: int = 64) -> Kind:
-    """Dense layers with relu."""
+    """Returns Dense layers with relu."""
 
     def layer() -> keras.layers.Layer:
         return keras.layers.Dense(width, activation="relu", kernel_initializer="he_uniform")
@@ -86,7 +86,7 @@ def dense(width: int = 3072, depth: int = 12, batch: int = 64) -> Kind:
 
 
 def lstm(units: int = 512, time: int = 35, batch: int = 20) -> Kind:
-    """One LSTM with an input of its own width."""
+    """Returns one LSTM with an input as wide as its output."""
 
     def layer() -> keras.layers.Layer:
         return keras.layers.LSTM(units, return_sequences=True)
@@ -149,13 +149,14 @@ def _naive(weight: tf.Tensor, seed: tf.Tensor, noise: bool, drop: bool) -> tf.Te
 
 
 class Naive(keras.layers.Layer):
-    """Another layer, run on weights that TensorFlow's own operations have perturbed.
+    """Another layer on weights that TensorFlow's own operations have perturbed.
 
     Args:
         layer: the other layer, built.
-        chosen: which of its trainable weights are perturbed.
-        noise, drop: how.
-        recompute: run all of it inside `tf.recompute_grad`.
+        chosen: for each trainable weight, whether it is perturbed.
+        noise: add noise.
+        drop: apply dropout.
+        recompute: run the layer inside `tf.recompute_grad`.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class Naive(keras.layers.Layer):
 
 
 def perturbed(way: str, layer: keras.layers.Layer, chosen: list[bool], seed: int) -> Any:
-    """The layer, built, with its weights perturbed in the given way."""
+    """Returns the built layer with its weights perturbed in the given way."""
     if way == "bare":
         return layer
     noise, drop = "noise" in way or "both" in way, "noise" not in way
@@ -238,19 +239,19 @@ class Stack(keras.Model):
             self.stack.append(perturbed(way, layer, chosen, 10 * place))
 
     def apply(self, layer: keras.layers.Layer, values: tf.Tensor, **kwargs: Any) -> tf.Tensor:
-        """One of the layers on its input; attention is of the input to itself."""
+        """Calls one of the layers; attention gets its input as query and as value."""
         return layer(values, values, **kwargs) if self.attends else layer(values, **kwargs)
 
     def call(self, values: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         for layer in self.stack:
-            # Plain layers without dropout, and the naive one, have no training argument.
+            # Plain layers without dropout, and `Naive`, have no training argument.
             takes = isinstance(layer, layers.Parametrized | layers.WeightDropLSTM)
             values = self.apply(layer, values, **({"training": training} if takes else {}))
         return values
 
 
 def train_step(kind: Kind | str, way: str) -> Callable[[], Any]:
-    """A training step as users write it: a traced function with a tape, and SGD.
+    """Returns a training step as users write it: a traced function with a tape, and SGD.
 
     Returns:
         A function that runs one step, waits for it, and returns the loss; its attribute
@@ -280,7 +281,7 @@ def train_step(kind: Kind | str, way: str) -> Callable[[], Any]:
 
 @dataclasses.dataclass
 class Step:
-    """A step that can be called, and the size of the weights that are perturbed in it."""
+    """A step that can be called, and the size of the weights that it perturbs."""
 
     run: Callable[[], Any]
     dropped_bytes: int

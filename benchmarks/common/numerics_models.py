@@ -1,4 +1,4 @@
-"""The five models of numerics.py in numbers, and what a side of it is; no library is loaded."""
+"""Sizes and names of the five models of numerics.py; imports no library."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 MLP, CONVOLUTIONS, LSTM, BLOCK = "MLP", "convolutions", "LSTM", "transformer block"
-STACK = "stack"  # many small layers: what a step costs a tensor shows most
-# Of the inputs; the first is the batch.
+STACK = "stack"  # many small layers, which show the cost of a check per tensor
+# Shapes of the inputs; the first axis is the batch.
 SHAPES = {
     MLP: (128, 512),
     CONVOLUTIONS: (32, 32, 32, 3),
@@ -21,7 +21,7 @@ SHAPES = {
 DEPTH, STACK_DEPTH = 8, 100
 FILTERS, UNITS, HEADS, WIDE = (32, 64), 200, 4, 1024
 CLASSES = 10
-# So small that no model runs away or comes to rest, however long it is measured.
+# So small that no model diverges or converges, however long it is measured.
 LEARNING_RATE = 1e-7
 
 BARE = "bare"
@@ -31,12 +31,13 @@ ANOMALY, UNDERFLOW = "detect_anomaly", "DebugUnderflowOverflow"
 
 
 class Side(NamedTuple):
-    """One way of a model.
+    """One way to train a model.
 
     Attributes:
-        step: makes as many steps as `steps` says, and waits; returns the last loss.
-        plant: makes an element of the last layer's kernel NaN, makes a step, and says what came
-            of it. (The last: `relu` after an earlier one makes 0 of NaN in some graphs.)
+        step: makes `steps(name)` steps, waits for them, and returns the last loss.
+        plant: makes an element of the last layer's kernel NaN, makes a step, and returns the
+            outcome in words. The layer is the last one, since a `relu` behind an earlier layer
+            makes 0 of NaN in some graphs.
     """
 
     step: Callable[[], float]
@@ -44,17 +45,17 @@ class Side(NamedTuple):
 
 
 def depth(name: str) -> int:
-    """The number of hidden Dense layers of a model that has nothing else."""
+    """Returns the number of hidden Dense layers of a model that has nothing else."""
     return STACK_DEPTH if name == STACK else DEPTH
 
 
 def steps(name: str) -> int:
-    """The number of training steps that are timed together."""
+    """Returns the number of training steps that are timed together."""
     return 10 if name == STACK else 1
 
 
 def title(name: str) -> str:
-    """A model for the tables."""
+    """Returns a model's name for the tables."""
     batch, *shape = SHAPES[name]
     return {
         MLP: f"{DEPTH} Dense {shape[0]}, batch {batch}",
@@ -66,7 +67,7 @@ def title(name: str) -> str:
 
 
 def data(name: str, batch: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and labels, the same each time; `batch` in place of the usual one."""
+    """Returns inputs and labels, the same each time; `batch` replaces the usual batch size."""
     import numpy as np
 
     rng = np.random.default_rng(0)

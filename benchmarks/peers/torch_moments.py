@@ -1,4 +1,4 @@
-"""The ways to the moments of per-example gradients in PyTorch, as their users write them."""
+"""Moments of per-example gradients in PyTorch, as its users compute them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import measure
 import numpy as np
 import torch
+from common import measure
 from torch import nn
 
-# What holds every example's gradient is left out where that is more.
+# Libraries that store every example's gradient are left out if the gradients are larger.
 MOST_BYTES = 1 << 30
 
 
@@ -30,7 +30,7 @@ class Last(nn.Module):
 
 
 def dense(widths: list[int]) -> list[nn.Module]:
-    """Linear layers with relu, and ten classes."""
+    """Returns linear layers with relu, and ten classes."""
     stack: list[nn.Module] = []
     for a, b in itertools.pairwise(widths):
         stack += [nn.Linear(a, b), nn.ReLU()]
@@ -38,12 +38,12 @@ def dense(widths: list[int]) -> list[nn.Module]:
 
 
 def convolutions() -> list[nn.Module]:
-    """Two convolutions, and ten classes."""
+    """Returns two convolutions, and ten classes."""
     first, second = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 64, 3, padding=1)
     return [first, nn.ReLU(), second, nn.ReLU(), Pool(), nn.Linear(64, 10)]
 
 
-# The layers of `gradient_cases.CASES`, but for the tied model.
+# The layers of `gradient_cases.CASES`, except the tied model.
 MODELS: dict[str, Callable[[], list[nn.Module]]] = {
     "mlp": lambda: dense([784, 512, 512]),
     "wide": lambda: dense([1024] * 5),
@@ -55,23 +55,23 @@ MODELS: dict[str, Callable[[], list[nn.Module]]] = {
 
 
 def model(name: str) -> nn.Sequential:
-    """A model of `MODELS`, the same each time."""
+    """Returns a model of `MODELS`, the same each time."""
     torch.manual_seed(0)
     return nn.Sequential(*MODELS[name]())
 
 
 def cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The mean over all positions."""
+    """Returns the mean cross entropy over all positions."""
     return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), target.reshape(-1))
 
 
 def both(samples: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The moments of gradients that are held example by example."""
+    """Returns both moments of gradients that are stored example by example."""
     return [(g.mean(0), (g * g).mean(0)) for g in samples]
 
 
 def by_vmap(name: str, x: torch.Tensor, y: torch.Tensor) -> Callable[[], Any]:
-    """`torch.func.vmap` of `torch.func.grad`."""
+    """Returns a run of `torch.func.vmap` of `torch.func.grad`."""
     net = model(name)
     parameters = {k: v.detach() for k, v in net.named_parameters()}
 
@@ -83,7 +83,7 @@ def by_vmap(name: str, x: torch.Tensor, y: torch.Tensor) -> Callable[[], Any]:
 
 
 def by_backpack(name: str, x: torch.Tensor, y: torch.Tensor) -> Callable[[], Any]:
-    """BackPACK's `SumGradSquared`."""
+    """Returns a run of BackPACK's `SumGradSquared`."""
     from backpack import backpack, extend
     from backpack.extensions import SumGradSquared
 
@@ -100,7 +100,7 @@ def by_backpack(name: str, x: torch.Tensor, y: torch.Tensor) -> Callable[[], Any
 
 
 def by_opacus(name: str, x: torch.Tensor, y: torch.Tensor) -> Callable[[], Any]:
-    """Opacus's `GradSampleModule`."""
+    """Returns a run of Opacus's `GradSampleModule`."""
     from opacus import GradSampleModule
 
     watched = GradSampleModule(model(name))
@@ -117,7 +117,7 @@ HOLDING = {"PyTorch vmap": by_vmap, "Opacus": by_opacus}
 
 
 def runs(name: str, x: np.ndarray, y: np.ndarray) -> dict[str, Callable[[], Any]]:
-    """Runs of a plain gradient, `plain`, and of both moments by what is installed."""
+    """Returns runs of a plain gradient, `plain`, and of both moments by each installed library."""
     torch.set_num_threads(measure.cores())
     if name == "conv":
         x = x.transpose(0, 3, 1, 2).copy()

@@ -1,15 +1,16 @@
-"""The stack of Dense layers, and the LSTM, in PyTorch, perturbed as PyTorch's users do it."""
+"""The stack of Dense layers and the LSTM in PyTorch, perturbed as PyTorch's users do it."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable
 
-import measure
 import torch
-import torch_lm
-import workloads
+from common import measure, workloads
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+from peers import torch_lm
 
 
 def _layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, way: str) -> torch.Tensor:
@@ -20,8 +21,26 @@ def _layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, way: str) 
     return F.relu(F.linear(x, weight, bias))
 
 
+def _step(
+    forward: Callable[[], torch.Tensor],
+    parameters: Iterable[torch.nn.Parameter],
+    dropped_bytes: int,
+) -> workloads.Step:
+    """Returns a step of SGD. The loss is the mean square of the outputs of `forward`."""
+    optimizer = torch.optim.SGD(parameters, workloads.LEARNING_RATE)
+
+    def step() -> float:
+        loss = forward().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()  # frees the gradients before the next step, as TensorFlow does
+        return loss.item()
+
+    return workloads.Step(step, dropped_bytes)
+
+
 def train_step(way: str, width: int = 3072, depth: int = 12, batch: int = 64) -> workloads.Step:
-    """A training step of the Dense stack: forward, backward and SGD.
+    """Returns a training step of the Dense stack: forward, backward and SGD.
 
     Args:
         way: "bare", "dropout", "noise" or "both"; with "checkpoint" in it, each layer runs inside
@@ -33,39 +52,27 @@ def train_step(way: str, width: int = 3072, depth: int = 12, batch: int = 64) ->
     inputs = torch.from_numpy(workloads.dense(width, depth, batch).inputs().numpy())
     linears = [torch.nn.Linear(width, width) for _ in range(depth)]
     parameters = [p for linear in linears for p in linear.parameters()]
-    optimizer = torch.optim.SGD(parameters, workloads.LEARNING_RATE)
     run = functools.partial(checkpoint, use_reentrant=False) if "checkpoint" in way else None
 
-    def step() -> float:
+    def forward() -> torch.Tensor:
         x = inputs
         for linear in linears:
             arguments = (x, linear.weight, linear.bias, way)
             x = run(_layer, *arguments) if run else _layer(*arguments)
-        loss = x.square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()  # no gradient is left when the next step begins, as in TensorFlow
-        return loss.item()
+        return x
 
-    return workloads.Step(step, depth * width * width * 4)
+    return _step(forward, parameters, depth * width * width * 4)
 
 
 def lstm_step(units: int = 512, time: int = 35, batch: int = 20) -> workloads.Step:
-    """A training step of one LSTM with dropout on its recurrent weight, as `workloads.lstm`."""
+    """Returns a training step of one LSTM with dropout on its recurrent weight.
+
+    The sizes are as in `workloads.lstm`.
+    """
     torch.set_num_threads(measure.cores())
     torch.manual_seed(0)
     inputs = torch.from_numpy(workloads.lstm(units, time, batch).inputs().numpy()).transpose(0, 1)
     inputs = inputs.contiguous()
     lstm = torch_lm.WeightDropLSTM(units, units, workloads.RATE)
-    optimizer = torch.optim.SGD(lstm.parameters(), workloads.LEARNING_RATE)
     zero = torch.zeros(1, batch, units)
-
-    def step() -> float:
-        outputs, _ = lstm(inputs, (zero, zero))
-        loss = outputs.square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
-
-    return workloads.Step(step, 16 * units * units)
+    return _step(lambda: lstm(inputs, (zero, zero))[0], lstm.parameters(), 16 * units * units)

@@ -1,0 +1,1 @@
+"""Helpers that several benchmarks share: timing, memory, plots, models."""
