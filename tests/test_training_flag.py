@@ -73,7 +73,7 @@ def test_cond_of_a_bool_runs_one_branch_only() -> None:
 
 def test_there_is_one_cond_in_the_library(root) -> None:
     """Checks rule 7: every dependence on the flag goes through `training_flag.cond`."""
-    sources = [*(root / "tfwd").glob("*.py"), *(root / "layers").glob("*.py")]
+    sources = [*(root / "tfwd").rglob("*.py"), *(root / "layers").rglob("*.py")]
     flagged = [
         path
         for path in sources
