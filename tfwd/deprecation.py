@@ -8,7 +8,7 @@ from typing import Any
 
 
 def renamed(module: str, names: Mapping[str, tuple[str, Any]]) -> Callable[[str], Any]:
-    """The `__getattr__` of a module some of whose names have changed.
+    """Returns the `__getattr__` of a module some of whose names have changed.
 
     Args:
         module: the module's name.

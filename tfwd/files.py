@@ -47,7 +47,7 @@ def write_atomically(path: str | os.PathLike[str], content: str) -> None:
 
 
 def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
+    """Returns the process's umask, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -23,7 +23,7 @@ here = threading.local()
 
 
 def is_watching() -> bool:
-    """Whether something looks at all layers of the step that the present thread runs."""
+    """Returns True if something looks at all layers of the step that the present thread runs."""
     return getattr(here, "watch", None) is not None
 
 
@@ -50,7 +50,7 @@ class Summary(NamedTuple):
     abs_max: Any
 
     def numbers(self) -> Summary:
-        """The same with Python's numbers."""
+        """Returns the same with Python's numbers."""
         counts = [int(value) for value in self[:5]]
         return Summary(*counts, *(float(value) for value in self[5:]))
 
@@ -65,7 +65,7 @@ class Summary(NamedTuple):
         return 100.0 * float(self.non_finite) / max(float(self.size), 1.0)
 
     def __str__(self) -> str:
-        """The counts in words, as Caffe reports them."""
+        """Returns the counts in words, as Caffe reports them."""
         numbers = self.numbers()
         share = f"{numbers.percent:.2f}"
         if numbers.non_finite and share == "0.00":
@@ -136,7 +136,7 @@ def extent(tensor: Any) -> tf.Tensor:
 
 
 def probe(tensor: Any) -> tf.Tensor:
-    """A number of a tensor that is not finite if an element is not; `extent_of` makes its extent.
+    """Returns a number of a tensor that is not finite if an element is not; `extent_of` makes its extent.
 
     So a step computes one operation for each tensor, and the rest once for all of them.
     """
@@ -151,26 +151,26 @@ def probe(tensor: Any) -> tf.Tensor:
 
 
 def extent_of(probes: tf.Tensor) -> tf.Tensor:
-    """The extents of tensors whose `probe` these are, in the same function."""
+    """Returns the extents of tensors whose `probe` these are, in the same function."""
     return probes if graphs.in_xla() else tf.sqrt(2.0 * probes)
 
 
 def largest(tensor: Any) -> tf.Tensor:
-    """The largest absolute value that is finite, of floating numbers; a float32, or a float64."""
+    """Returns the largest absolute value that is finite, of floating numbers; a float32, or a float64."""
     magnitude = at_least_float32(tf.abs(_values(tensor)))
     found = tf.reduce_max(tf.where(tf.math.is_finite(magnitude), magnitude, 0.0))
     return tf.maximum(found, 0.0)  # of nothing it is -Inf
 
 
 def is_watched(value: Any) -> bool:
-    """Whether it is a tensor whose elements can be other than finite."""
+    """Returns True if it is a tensor whose elements can be other than finite."""
     if isinstance(value, tf.IndexedSlices):
         value = value.values
     return isinstance(value, tf.Tensor) and (value.dtype.is_floating or value.dtype.is_complex)
 
 
 def all_finite(tensors: Sequence[Any]) -> tf.Tensor:
-    """Whether all elements of all floating and complex tensors are finite: a boolean scalar.
+    """Returns True if all elements of all floating and complex tensors are finite: a boolean scalar.
 
     The sum of a tensor is finite only if all of its elements are, and costs one pass. If it is
     not, a finite tensor may be so large that its sum is not; only then the elements are looked at.
@@ -196,7 +196,7 @@ def _values(tensor: Any) -> tf.Tensor:
 
 
 def _real(tensor: tf.Tensor) -> tf.Tensor:
-    """A complex tensor as one of its parts, any other as it is."""
+    """Returns a complex tensor as one of its parts, any other as it is."""
     if not tensor.dtype.is_complex:
         return tensor
     return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])

@@ -107,11 +107,11 @@ class GradientSquaredMean(keras.metrics.Metric):
         self.examples.assign_add(weight)
 
     def result(self) -> tf.Tensor:
-        """The mean over the entries of all weights."""
+        """Returns the mean over the entries of all weights."""
         return tf.reduce_sum(self._means() * self.sizes) / float(sum(self.sizes))
 
     def by_variable(self) -> dict[str, tf.Tensor]:
-        """The mean over each weight's entries, by its path."""
+        """Returns the mean over each weight's entries, by its path."""
         return dict(zip(self.paths, tf.unstack(self._means()), strict=True))
 
     def _means(self) -> tf.Tensor:

@@ -24,7 +24,7 @@ def parametrize(
     recompute: bool = True,
     share_across_replicas: bool = False,
 ) -> keras.Model:
-    """A model on the same variables that computes with functions of its weights while it trains.
+    """Returns a model on the same variables that computes with functions of its weights while it trains.
 
     In a Sequential or functional model each layer that holds a matching weight is wrapped in a
     `tfwd.layers.Parametrized` of its own, under the layer's name, in nested models too; all other
@@ -110,7 +110,7 @@ def parametrize(
 
 
 def unwrap(model: keras.Layer) -> keras.Layer:
-    """The plain Keras model, or layer, on the same variables: the way back from tfwd.
+    """Returns the plain Keras model, or layer, on the same variables: the way back from tfwd.
 
     Wrappers give way to the layers they wrap, and tfwd's own layers to plain ones on the same
     variables: `WeightDropLSTM` to `LSTM`, `DropoutEmbedding` to `Embedding`, `LockedDropout` to
@@ -231,7 +231,7 @@ class ParametrizedModel(keras.Model):
 
 
 def _unwrap(layer: Any, done: dict[int, Any]) -> Any:
-    """The plain layer; a layer that stands in several places becomes one layer."""
+    """Returns the plain layer; a layer that stands in several places becomes one layer."""
     if not isinstance(layer, keras.layers.Layer):
         return layer
     if id(layer) not in done:

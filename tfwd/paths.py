@@ -6,7 +6,7 @@ import re
 
 
 def compiled(pattern: str, what: str) -> re.Pattern[str]:
-    """The compiled pattern.
+    """Returns the compiled pattern.
 
     Args:
         pattern: a regular expression.
@@ -22,7 +22,7 @@ def compiled(pattern: str, what: str) -> re.Pattern[str]:
 
 
 def matches(expression: re.Pattern[str], path: str) -> bool:
-    """Whether the expression matches the whole path, or a whole end of it that follows a `/`.
+    """Returns True if the expression matches the whole path, or a whole end of it that follows a `/`.
 
     Example:
 

@@ -37,7 +37,7 @@ def naming(where: str) -> Iterator[None]:
 
 
 def constant(value: Any) -> Any:
-    """A float for a scalar array or a tensor whose value is known; anything else as it is."""
+    """Returns a float for a scalar array or a tensor whose value is known; anything else as it is."""
     if isinstance(value, np.ndarray) or (tf.is_tensor(value) and not _is_variable(value)):
         known = tf.get_static_value(value) if tf.is_tensor(value) else value
         if known is not None and np.ndim(known) == 0 and np.issubdtype(known.dtype, np.floating):
@@ -46,7 +46,7 @@ def constant(value: Any) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a real number, and no bool."""
+    """Returns True if it is a real number, and no bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
@@ -123,7 +123,7 @@ def _try(where: str, name: str, schedule: Any) -> None:
 
 
 def read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
-    """A float as it is; a variable or a schedule as a float32 scalar.
+    """Returns a float as it is; a variable or a schedule as a float32 scalar.
 
     Raises:
         ValueError: if a schedule returns what is no real scalar.

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def standardize(training: Any) -> bool | tf.Tensor:
-    """The flag as a Python bool where its value is known, else as a scalar boolean tensor.
+    """Returns the flag as a Python bool where its value is known, else as a scalar boolean tensor.
 
     Args:
         training: a bool, an int, a NumPy bool, a scalar tensor or variable, or None, which means

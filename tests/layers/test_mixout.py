@@ -169,7 +169,9 @@ def test_the_start_is_that_of_the_first_training_call(traced: bool) -> None:
     assert [tuple(w.shape) for w in layer.weights] == [(5, 4), (4,)]
 
 
-STALE = "'d' has new weights, and its Mixout still mixes with those of its first training call"
+STALE = (
+    "'d' has new weights, but its Mixout still mixes with the weights of its first"
+)
 
 
 def test_weights_that_come_after_the_references_were_taken(tmp_path) -> None:
@@ -198,7 +200,7 @@ def test_weights_that_come_after_the_references_were_taken(tmp_path) -> None:
     expected = X.numpy() @ (3 * values["kernel"]) + 1
     np.testing.assert_allclose(layer(X, training=True), expected, rtol=1e-5)
     np.testing.assert_array_equal(reference(layer), 3 * values["kernel"])
-    with pytest.raises(ValueError, match="'plain' has no references: give a model or a layer"):
+    with pytest.raises(ValueError, match="'plain' has no references: pass a model or a layer"):
         tfwd.reset_references(keras.layers.Dense(1, name="plain"))
 
 

@@ -241,13 +241,13 @@ DEFECTS = [
         "the decay comes after the step",
         "optimizers/decoupled_weight_decay.py",
         """                done = decay(variable, fraction, self._start(variable))
-            with _keras_updates.after(leaf, done):
+            with _keras_updates.waiting_for(leaf, done):
                 own(gradient, variable, rate)
 """,
         """                own(gradient, variable, rate)
                 decay(variable, fraction, self._start(variable))
                 return
-            with _keras_updates.after(leaf, done):
+            with _keras_updates.waiting_for(leaf, done):
                 own(gradient, variable, rate)
 """,
         DECAY,

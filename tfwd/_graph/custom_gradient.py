@@ -91,14 +91,14 @@ def release() -> None:
 
 
 def registered() -> set[str]:
-    """The names of all custom gradients in TensorFlow's table."""
+    """Returns the names of all custom gradients in TensorFlow's table."""
     # A copy first, in one go: a garbage collection inside a loop may take names out.
     names = list(ops.gradient_registry._registry)
     return {name for name in names if name.startswith(_PREFIX)}
 
 
 def find(name: str) -> Callable[..., Any]:
-    """The gradient that was registered under a name, and not a reference to it."""
+    """Returns the gradient that was registered under a name, and not a reference to it."""
     found = ops.gradient_registry.lookup(name)
     return found.held() or found if hasattr(found, "held") else found
 
@@ -129,7 +129,7 @@ def _remove(name: str) -> None:
 
 
 def _reference(name: str, gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls a gradient as long as something else holds that."""
+    """Returns a function that calls a gradient as long as something else holds that."""
     held = weakref.ref(gradient)
 
     @tf.autograph.experimental.do_not_convert
@@ -173,7 +173,7 @@ def follow(graph: tf.Graph | None = None) -> None:
 
 
 def _functions(graph: Any) -> Iterator[tf.Graph]:
-    """The graphs of the functions around an operation, from within."""
+    """Returns the graphs of the functions around an operation, from within."""
     while isinstance(graph, tf.__internal__.FuncGraph):
         yield graph
         graph = graph.outer_graph
@@ -189,7 +189,7 @@ def _hand_over_if(name: str, chosen: Callable[[tf.Graph], bool]) -> None:
 
 
 def _graph_of(gradient: Callable[..., Any]) -> tf.Graph | None:
-    """The graph in which TensorFlow has traced a custom gradient, None if that cannot be told."""
+    """Returns the graph in which TensorFlow has traced a custom gradient, None if that cannot be told."""
     results = _enclosed(_enclosed(gradient).get("tape_grad_fn")).get("result")
     tensors = tf.nest.flatten(results, expand_composites=True)
     graphs = {id(t.graph): t.graph for t in tensors if _is_symbolic(t)}

@@ -57,11 +57,11 @@ class ScratchGraph(tf.__internal__.FuncGraph):
             yield
 
     def variables_read(self) -> list[tf.Variable]:
-        """The TensorFlow variables that are read, as far as they are known."""
+        """Returns the TensorFlow variables that are read, as far as they are known."""
         return list(self._watched_variables)
 
     def reads(self, variable: keras.Variable) -> bool:
-        """Whether the `tf.Variable` behind a Keras variable is read, or passed to a function."""
+        """Returns True if the `tf.Variable` behind a Keras variable is read, or passed to a function."""
         parts = _keras.variables.tf_variables(variable)
         read = self.variables_read()
         return any(
@@ -70,7 +70,7 @@ class ScratchGraph(tf.__internal__.FuncGraph):
         )
 
     def kept_by(self, layer: keras.Layer) -> str | None:
-        """The name of an attribute in which the layer kept a tensor of this graph, if any."""
+        """Returns the name of an attribute in which the layer kept a tensor of this graph, if any."""
         for name, attribute in vars(layer).items():
             if isinstance(attribute, dict):
                 attribute = list(attribute.values())
@@ -91,7 +91,7 @@ class ScratchGraph(tf.__internal__.FuncGraph):
 
 
 def has_users_gradient(node: Any) -> bool:
-    """Whether a user has written an operation's gradient, and not TensorFlow or tfwd.
+    """Returns True if a user has written an operation's gradient, and not TensorFlow or tfwd.
 
     Args:
         node: the operation's definition.
@@ -111,7 +111,7 @@ def _enclosed(function: Any) -> list[Any]:
 
 
 def is_of_scratch(value: Any) -> bool:
-    """Whether it is a graph that was to be looked at only, or a tensor or a function in one."""
+    """Returns True if it is a graph that was to be looked at only, or a tensor or a function in one."""
     graph = value if isinstance(value, tf.Graph) else None
     if isinstance(value, tf.Tensor):
         graph = getattr(value, "graph", None)
@@ -123,7 +123,7 @@ def is_of_scratch(value: Any) -> bool:
 def taken(
     outputs: Iterable[tf.Tensor], known: Iterable[tf.Tensor], before: tf.Operation
 ) -> list[tf.Tensor]:
-    """The tensors that outputs of the present graph were computed from, beside known ones.
+    """Returns the tensors that outputs of the present graph were computed from, beside known ones.
 
     Args:
         outputs: tensors; what made them is followed up to the given operation.
@@ -159,7 +159,7 @@ def _is_differentiable(tensor: tf.Tensor) -> bool:
 
 
 def nodes(graph: tf.Graph, operations: Iterable[tf.Operation]) -> Iterator[Any]:
-    """The definitions of operations of a graph, and of those in the functions that they call."""
+    """Returns the definitions of operations of a graph, and of those in the functions that they call."""
     found = [operation.node_def for operation in operations]
     yield from found
     functions: dict[str, Any] | None = None
@@ -206,7 +206,7 @@ def captures_from(graph: tf.Graph, find: Callable[[tf.Tensor], tf.Tensor | None]
 def gradients(
     outputs: list[tf.Tensor], sources: list[tf.Tensor], upstream: list[tf.Tensor]
 ) -> list[Any]:
-    """The partial derivatives of a graph's outputs, built in the graph of the present function.
+    """Returns the partial derivatives of a graph's outputs, built in the graph of the present function.
 
     A tape would do it too, but under a second tape TensorFlow wraps loops in functions that keep
     what they were given.
@@ -262,7 +262,7 @@ def _looking_no_further(ends: list[tf.Operation]) -> Iterator[None]:
 
 
 def is_loop_invariant(loop: tf.Operation, index: int) -> bool:
-    """Whether a loop of TensorFlow's hands a variable on as it got it, at each turn."""
+    """Returns True if a loop of TensorFlow's hands a variable on as it got it, at each turn."""
     body = getattr(loop, "_body_graph", None)
     if body is None or index >= len(body.inputs):
         return False
@@ -273,7 +273,7 @@ def is_loop_invariant(loop: tf.Operation, index: int) -> bool:
 
 
 def _present_and_around() -> Iterator[Any]:
-    """The present graph and those around it, from within."""
+    """Returns the present graph and those around it, from within."""
     graph: Any = _keras.present_graph()
     while graph is not None:
         yield graph
@@ -281,7 +281,7 @@ def _present_and_around() -> Iterator[Any]:
 
 
 def in_branch() -> bool:
-    """Whether the present graph is that of a branch of a `tf.cond`, or inside one.
+    """Returns True if the present graph is that of a branch of a `tf.cond`, or inside one.
 
     There a gradient by hand fails for a tape outside of the branch: the tensors that it keeps have
     no static shape outside, which XLA asks for. TensorFlow's own gradients are right there.
@@ -290,7 +290,7 @@ def in_branch() -> bool:
 
 
 def in_branch_of_loop() -> bool:
-    """Whether the present graph is in a branch of a `tf.cond` that stands in a `tf.while_loop`.
+    """Returns True if the present graph is in a branch of a `tf.cond` that stands in a `tf.while_loop`.
 
     TensorFlow's gradient of such a branch fails if a gradient by hand in it asks for a tensor.
     """
@@ -304,7 +304,7 @@ def _is_branch(graph: Any) -> bool:
 
 
 def held_here(variable: tf.Variable) -> tf.Tensor | None:
-    """A variable's resource, as the loop or branch around has it; None outside of both.
+    """Returns a variable's resource, as the loop or branch around has it; None outside of both.
 
     TensorFlow's gradients of loops and branches can use a resource that these have themselves, and
     no other.
@@ -319,7 +319,7 @@ def held_here(variable: tf.Variable) -> tf.Tensor | None:
 
 
 def is_saving() -> bool:
-    """Whether functions are traced for a SavedModel, with the gradients that they have.
+    """Returns True if functions are traced for a SavedModel, with the gradients that they have.
 
     TensorFlow cannot save a gradient by hand that needs what a loop has kept.
     """
@@ -335,7 +335,7 @@ class Accesses(record.VariableWatcher):
     """Notes the `tf.Variable`s that are read in its body, directly or by a traced function."""
 
     def has(self, variable: keras.Variable) -> bool:
-        """Whether the `tf.Variable` behind a Keras variable was among them."""
+        """Returns True if the `tf.Variable` behind a Keras variable was among them."""
         parts = _keras.variables.tf_variables(variable)
         return any(part is other for other in self.watched_variables() for part in parts)
 
@@ -356,6 +356,6 @@ def eagerly() -> Iterator[None]:
 
 
 def in_xla() -> bool:
-    """Whether operations are now traced to be compiled by XLA."""
+    """Returns True if operations are now traced to be compiled by XLA."""
     graph = _keras.present_graph()
     return graph is not None and control_flow_util.GraphOrParentsInXlaContext(graph)

@@ -103,7 +103,7 @@ def call(
 
 
 def _saving(draw: Draw, function: Function, training: bool, count: int) -> Callable[..., Any]:
-    """The function with a gradient that keeps no effective weight, for use in a graph."""
+    """Returns the function with a gradient that keeps no effective weight, for use in a graph."""
 
     def saving(*arguments: tf.Tensor) -> Any:
         values, keys = _places(arguments[:count]), list(arguments[count:])
@@ -157,7 +157,7 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
 def _pull(
     tape: tf.GradientTape, outputs: Tensors, upstream: Sequence[Any], sources: Tensors
 ) -> list:
-    """The gradients of a tape's outputs with respect to its sources; None where there is none."""
+    """Returns the gradients of a tape's outputs with respect to its sources; None where there is none."""
     pairs = [(o, g) for o, g in zip(outputs, upstream, strict=True) if g is not None]
     if not pairs:
         return [None for _ in sources]
@@ -167,7 +167,7 @@ def _pull(
 
 
 def _joined(direct: Sequence[Any], drawn: Sequence[Any]) -> list:
-    """The sums of two lists of gradients; those of no raw weight wait for those that are."""
+    """Returns the sums of two lists of gradients; those of no raw weight wait for those that are."""
     finished = [gradient for gradient in drawn if gradient is not None]
     joined = []
     with tf.control_dependencies(finished):
@@ -188,7 +188,7 @@ def _dense(gradient: Any) -> tf.Tensor | None:
 def _running_again(
     draw: Draw, function: Function, training: bool | tf.Tensor, count: int
 ) -> Callable[..., Any]:
-    """The function with a gradient that keeps its arguments only, and runs it again."""
+    """Returns the function with a gradient that keeps its arguments only, and runs it again."""
 
     def whole(training: bool, values: Tensors, keys: Tensors) -> Tensors:
         return function(training, values, keys, draw(training, values, keys))
@@ -252,7 +252,7 @@ def _gradients(
 
 
 def _places(tensors: Sequence[tf.Tensor]) -> Tensors:
-    """The tensors, with an identity for each that stood in the list before.
+    """Returns the tensors, with an identity for each that stood in the list before.
 
     What is asked for the gradients of one tensor at two places gives all of it at either place.
     """

@@ -110,7 +110,7 @@ def _is_constant(tensor: tf.Tensor) -> bool:
 
 
 def _inputs(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """The tensors that it was computed from; none if it cannot be computed again."""
+    """Returns the tensors that it was computed from; none if it cannot be computed again."""
     operation = tensor.op
     if operation.type == "IdentityN":  # what a function with a gradient of its own returns
         return [operation.inputs[tensor.value_index]]

@@ -110,7 +110,7 @@ class Tentative:
         ]
 
     def _is_around(self) -> bool:
-        """Whether operations are now added to the step's graph or to one inside it."""
+        """Returns True if operations are now added to the step's graph or to one inside it."""
         graph = _keras.present_graph()
         if self._graph is None:
             # A function is traced once, and would keep the answer of this step.
@@ -146,7 +146,7 @@ class Tentative:
 
 
 def agreed(good: tf.Tensor) -> tf.Tensor:
-    """Whether all replicas are good; called on each of them, or where there is but one."""
+    """Returns True if all replicas are good; called on each of them, or where there is but one."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return good

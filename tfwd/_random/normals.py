@@ -29,7 +29,7 @@ def box_muller(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
 
 
 def inverted(high: tf.Tensor, low: tf.Tensor | None = None) -> tf.Tensor:
-    """The inverse of the normal distribution function at the middle of a word's interval.
+    """Returns the inverse of the normal distribution function at the middle of a word's interval.
 
     Args:
         high: uint32 words.
@@ -64,7 +64,7 @@ _TAIL = (
 
 
 def half_normal(tail: tf.Tensor) -> tf.Tensor:
-    """The value that |N(0, 1)| exceeds with the given probability, in float32."""
+    """Returns the value that |N(0, 1)| exceeds with the given probability, in float32."""
     w = -tf.math.log(tail * (2.0 - tail))
     central = w < 5.0
     t = tf.where(central, w - 2.5, tf.sqrt(w) - 3.0)

@@ -51,5 +51,5 @@ def words(
 
 
 def key_of(seed: tf.Tensor) -> tf.Tensor:
-    """A seed, int32 `[2]`, as a key: its low and its high word."""
+    """Returns a seed, int32 `[2]`, as a key: its low and its high word."""
     return tf.raw_ops.Bitcast(input=tf.raw_ops.Pack(values=[seed]), type=tf.uint64)

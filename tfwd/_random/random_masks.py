@@ -57,7 +57,7 @@ def keep_probability(rate: float | tf.Tensor) -> float | tf.Tensor:
 
 
 def mask(shape: xxh32.Shape, rate: float | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """A boolean tensor whose entries are True with probability `keep_probability(rate)`.
+    """Returns a boolean tensor whose entries are True with probability `keep_probability(rate)`.
 
     Args:
         shape: the mask's shape, static or a 1-D integer tensor.
@@ -80,7 +80,7 @@ def mask(shape: xxh32.Shape, rate: float | tf.Tensor, seed: tf.Tensor) -> tf.Ten
 
 
 def is_small(shape: xxh32.Shape) -> bool:
-    """Whether a mask or noise of the shape is drawn the small way."""
+    """Returns True if a mask or noise of the shape is drawn the small way."""
     if isinstance(shape, (list, tuple)):
         return None not in shape and math.prod(shape) < SMALL
     size = shape.num_elements() if isinstance(shape, tf.TensorShape) else None
@@ -293,7 +293,7 @@ def _small_normal(shape: xxh32.Shape, dtype: tf.DType, seed: tf.Tensor) -> tf.Te
 
 
 def _of_rows(drawn: tf.Tensor, rows: tf.Tensor | None) -> tf.Tensor:
-    """The rows of what was drawn for a table; the one row that serves all has no number."""
+    """Returns the rows of what was drawn for a table; the one row that serves all has no number."""
     if rows is None:
         return drawn
     return drawn[0] if drawn.shape[0] == 1 else tf.gather(drawn, rows)
@@ -424,7 +424,7 @@ def _run(
     shape: xxh32.Shape | None,
     *others: tf.Tensor,
 ) -> tf.Tensor:
-    """The function's result, from one compiled loop where that is worth it.
+    """Returns the function's result, from one compiled loop where that is worth it.
 
     Else from a function that is traced once for all weights: building its operations for each takes
     longer than running them. They are built one by one where rows are looked up, where a mask has a
@@ -462,7 +462,7 @@ _compiled = {
 def _traced(
     function: Callable[..., tf.Tensor], number: tf.DType, *tensors: tf.DType
 ) -> Callable[..., tf.Tensor]:
-    """The function for tensors of all shapes, which are its last arguments here."""
+    """Returns the function for tensors of all shapes, which are its last arguments here."""
     return tf.function(
         lambda number, seed, tensor, *others: function(tensor, number, seed, None, None, *others),
         autograph=False,

@@ -38,7 +38,7 @@ def fold(seed: tf.Tensor, high: tf.Tensor | int, low: tf.Tensor | int) -> tf.Ten
 def seed(
     root: tf.Tensor | int, position: int, call: tf.Tensor | int, replica: tf.Tensor | int = 0
 ) -> tf.Tensor:
-    """The seed of one weight's draw in one training call.
+    """Returns the seed of one weight's draw in one training call.
 
     Formula: words `2 * position` and `2 * position + 1` of the stream of 32-bit words
     `Philox(key = root, counter = [., call + 2^48 * replica])`.
@@ -90,7 +90,7 @@ def _drawn(state: tf.Tensor, replica: tf.Tensor | int, count: int) -> tf.Tensor:
 
 
 def replica_id() -> tf.Tensor | int:
-    """The number of the replica that runs this code, 0 outside `tf.distribute`."""
+    """Returns the number of the replica that runs this code, 0 outside `tf.distribute`."""
     context = tf.distribute.get_replica_context()
     number = 0 if context is None else context.replica_id_in_sync_group
     known = tf.get_static_value(number) if tf.is_tensor(number) else number
@@ -98,7 +98,7 @@ def replica_id() -> tf.Tensor | int:
 
 
 def _number(integer: tf.Tensor | int) -> tf.Tensor:
-    """An integer of up to 64 bits as int64, of the same bits."""
+    """Returns an integer of up to 64 bits as int64, of the same bits."""
     if isinstance(integer, int):
         integer = (integer & 0xFFFFFFFFFFFFFFFF ^ (1 << 63)) - (1 << 63)
         return tf.constant(integer, tf.int64)

@@ -52,7 +52,7 @@ def words(counters: Sequence[tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
 
 
 def counters(shape: Shape, rows: tf.Tensor | None = None) -> list[tf.Tensor]:
-    """The entries' numbers in a tensor of the shape, or in those rows of it, as sums.
+    """Returns the entries' numbers in a tensor of the shape, or in those rows of it, as sums.
 
     They are uint32 and wrap around: in a tensor of more than 2^32 entries, two that are so far
     apart draw alike.
@@ -85,7 +85,7 @@ def _count(size: int | tf.Tensor) -> tf.Tensor:
 
 
 def constant(value: int) -> tf.Tensor:
-    """The low 32 bits of an integer, as uint32."""
+    """Returns the low 32 bits of an integer, as uint32."""
     return tf.constant(value & 0xFFFFFFFF, tf.uint32)
 
 

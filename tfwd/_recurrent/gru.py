@@ -36,7 +36,7 @@ def gru(
     bias: tf.Tensor | None = None,
     mask: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The states of a GRU over time, its gate of resetting applied after the product.
+    """Returns the states of a GRU over time, its gate of resetting applied after the product.
 
     Formula, with `a_t = x_t K + b_0` and `u_t = h_{t-1} U + b_1` cut into three along their
     columns: `z, r = sigmoid(a_z + u_z, a_r + u_r)`, `g = tanh(a_g + r u_g)`,
@@ -142,7 +142,7 @@ def _backward(
     doutputs: tf.Tensor,
     dh: tf.Tensor,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """The gradients of z's, r's and g's sums and of q, by step, and of the first state.
+    """Returns the gradients of z's, r's and g's sums and of q, by step, and of the first state.
 
     `before` has the states before each step, `[time, batch, units]`.
     """

@@ -43,7 +43,7 @@ def lstm(
     bias: tf.Tensor | None = None,
     mask: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The states of an LSTM over time.
+    """Returns the states of an LSTM over time.
 
     Formula, with `z_t = x_t K + h_{t-1} U + b` cut into four along its columns:
     `i, f, o = sigmoid(z_i, z_f, z_o)`, `g = tanh(z_g)`, `c_t = f c_{t-1} + i g`,
@@ -140,7 +140,7 @@ def _backward(
     dh: tf.Tensor,
     dc: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The gradients of the pre-activations `[time, batch, 4 * units]` and of the first state."""
+    """Returns the gradients of the pre-activations `[time, batch, 4 * units]` and of the first state."""
     time = tf.shape(doutputs)[0]
     blocks = recurrence.transposed(recurrent_kernel, 4)
 

@@ -41,7 +41,7 @@ def project(
 
 
 def transposed(recurrent_kernel: tf.Tensor, gates: int) -> list[tf.Tensor]:
-    """The transposed columns of each gate.
+    """Returns the transposed columns of each gate.
 
     Made once, before a loop: a product with a transposed matrix of this shape takes twice the time.
     The gates are rows of the transposed matrix, which are cut without copying.

@@ -86,7 +86,7 @@ class Parametrization:
         raise NotImplementedError(f"{type(self).__name__} does not define of_rows")
 
     def at(self, call: tf.Tensor) -> Parametrization:
-        """The parametrization of one training call, with its schedules and variables read.
+        """Returns the parametrization of one training call, with its schedules and variables read.
 
         Args:
             call: int64 scalar, the number of the training call, from 0.
@@ -94,7 +94,7 @@ class Parametrization:
         return self
 
     def towards_tensor(self, reference: tf.Tensor) -> Parametrization:
-        """The same with a reference, a tensor beside the weight, if it `has_reference`.
+        """Returns the same with a reference, a tensor beside the weight, if it `has_reference`.
 
         Args:
             reference: of the weight's shape; for `of_rows` the rows of it.
@@ -102,7 +102,7 @@ class Parametrization:
         raise NotImplementedError(f"{type(self).__name__} has no reference")
 
     def of_weight(self, raw: tf.Tensor) -> Parametrization:
-        """The same with what it needs to know of a whole weight, before it is applied to it.
+        """Returns the same with what it needs to know of a whole weight, before it is applied to it.
 
         Args:
             raw: the raw weight, also where other elements of a chain come before this one, and
@@ -124,11 +124,11 @@ class Parametrization:
         return False
 
     def elements(self) -> list[Parametrization]:
-        """The parametrizations that this one applies one after the other."""
+        """Returns the parametrizations that this one applies one after the other."""
         return [self]
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments, in a form that Keras can serialize.
+        """Returns the constructor's arguments, in a form that Keras can serialize.
 
         Raises:
             NotImplementedError: if the constructor of a subclass takes arguments.
@@ -152,7 +152,7 @@ class Parametrization:
 
 
 def changed(parametrization: Any, **attributes: Any) -> Any:
-    """A copy, of the same class, with other attributes."""
+    """Returns a copy, of the same class, with other attributes."""
     changed = copy.copy(parametrization)
     vars(changed).update(attributes)
     return changed

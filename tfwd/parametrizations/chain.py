@@ -147,7 +147,7 @@ def apply(
 def _with_references(
     link: BoundParametrization,
 ) -> Iterator[tuple[Parametrization, tf.Tensor | None]]:
-    """The elements of a link, each with its reference if it has one."""
+    """Returns the elements of a link, each with its reference if it has one."""
     given = iter(link.references)
     for element in link.parametrization.elements():
         yield element, next(given, None) if element.has_reference else None

@@ -81,7 +81,7 @@ class GaussianNoise(Parametrization):
         return changed(self, _deviation=tf.math.reduce_std(wide))
 
     def _stddev(self, weight: tf.Tensor | None) -> rates.Scalar:
-        """The deviation of the noise."""
+        """Returns the deviation of the noise."""
         if self.scale == "absolute":
             return self.stddev
         if self._deviation is None:
