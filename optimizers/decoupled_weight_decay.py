@@ -169,8 +169,8 @@ class DecoupledWeightDecay(SumsRows):
     def weight_decay(self, value: Any) -> None:
         if "optimizer" in vars(self):  # otherwise the constructor of Keras's class assigns it
             raise AttributeError(
-                "weight_decay cannot be assigned, because traced training steps would not see it: pass "
-                "a schedule, a function or a tf.Variable, whose value is read in each step"
+                "weight_decay cannot be assigned, because traced training steps would not see it: "
+                "pass a schedule, a function or a tf.Variable, whose value is read in each step"
             )
 
     @property
@@ -192,7 +192,8 @@ class DecoupledWeightDecay(SumsRows):
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Rejects Keras's method. Use `exclude`, whose patterns match paths and are saved."""
         raise ValueError(
-            f"{type(self).__name__} has no exclude_from_weight_decay(): use exclude=[patterns of paths]"
+            f"{type(self).__name__} has no exclude_from_weight_decay(): use exclude=[patterns of "
+            "paths]"
         )
 
     def decay_table(self, model: Any) -> DecayTable:

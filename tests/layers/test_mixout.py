@@ -169,9 +169,7 @@ def test_the_start_is_that_of_the_first_training_call(traced: bool) -> None:
     assert [tuple(w.shape) for w in layer.weights] == [(5, 4), (4,)]
 
 
-STALE = (
-    "'d' has new weights, but its Mixout still mixes with the weights of its first"
-)
+STALE = "'d' has new weights, but its Mixout still mixes with the weights of its first"
 
 
 def test_weights_that_come_after_the_references_were_taken(tmp_path) -> None:
@@ -280,13 +278,13 @@ def test_errors_come_before_anything_is_made(tmp_path) -> None:
         ValueError, match=f"{where}(cannot use its plan|finds no '(outer/)?inner/kernel')"
     ):
         build(plan)
-    with pytest.raises(ValueError, match="Mixout: towards=0: give 'start', a plan"):
+    with pytest.raises(ValueError, match="Mixout: towards=0: expected 'start', a plan"):
         build(0)
     with pytest.raises(ValueError, match="reference_dtype='int8': give one of bfloat16, .*own"):
         build("start", reference_dtype="int8")
     with pytest.raises(ValueError, match=r"weight 'kernel' of layer 'inner': rate must be in \[0"):
         layers.Mixout(keras.layers.Dense(4, name="inner"), 1.0)
-    with pytest.raises(ValueError, match="has no tensor to mix with here"):
+    with pytest.raises(ValueError, match="has no reference tensor here"):
         P.Mixout(0.5)(tf.ones([3]), tf.constant([1, 2]))
     # Two weights, of which the second has nothing: the first is not held either.
     inner = keras.layers.LSTM(2)

@@ -180,9 +180,7 @@ def test_what_is_not_trained_is_chosen_by_its_name_alone(pattern: str, expected)
 def test_a_pattern_with_nothing_but_what_it_leaves_out_says_so(pattern: str) -> None:
     norm = keras.layers.BatchNormalization(name="norm", center=False, scale=False)
     norm.build((None, 3))
-    with pytest.raises(
-        ValueError, match="'norm' that are not trained .*ends in .* name, as 'mov"
-    ):
+    with pytest.raises(ValueError, match="'norm' that are not trained .*ends in .* name, as 'mov"):
         names(norm, [pattern])
 
 

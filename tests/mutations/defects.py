@@ -82,7 +82,7 @@ DEFECTS = [
     Defect(
         "in backward the draw is made too early: its seed does not wait for the gradient",
         "tfwd/_random/random_masks.py",
-        "(late,) = waiting.after([seed], [upstream])",
+        "(late,) = waiting.seeds_after([seed], [upstream])",
         "late = seed",
         ("tests/test_random_masks_gradients.py", "tests/test_saved_tensors.py"),
     ),

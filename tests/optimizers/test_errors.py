@@ -203,7 +203,7 @@ def test_what_is_no_pattern_is_an_error(argument: str, value: Any, right: str) -
 
 @pytest.mark.parametrize("value", [[0.1, 0.5], [0.1], 1])
 def test_a_variable_that_is_no_scalar_of_a_floating_dtype_is_an_error(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"shape \(.*\) and dtype .*: expected a scalar of a floating"):
+    with pytest.raises(ValueError, match=r"shape \(.*\) and dtype .*: expected a scalar of a"):
         DecoupledWeightDecay("sgd", tf.Variable(value))
 
 

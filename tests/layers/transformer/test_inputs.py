@@ -252,9 +252,7 @@ def test_layers_alone_check_their_masks():
         t5(IDS, IDS, decoder_mask=wrong)
     with pytest.raises(ValueError, match="T5 '.*': decoder_input_ids must be from 0 to 19, and"):
         t5(IDS, IDS - 100)
-    with pytest.raises(
-        TypeError, match="3 positional arguments: pass the arguments after"
-    ):
+    with pytest.raises(TypeError, match="3 positional arguments: pass the arguments after"):
         t5(IDS, MASK, IDS)
 
 

@@ -150,9 +150,7 @@ def test_embeddings_are_their_formula():
     np.testing.assert_array_equal(_keras.layers.get_mask(found), ids != 1)
     other = layer(ids, token_type_ids=types, position_ids=np.array([[0, 1, 2, 3]] * 2))
     assert not np.allclose(other, expected)
-    with pytest.raises(
-        ValueError, match="has positions for 7 tokens: .* have 8"
-    ):
+    with pytest.raises(ValueError, match="has positions for 7 tokens: .* have 8"):
         layer(np.ones((1, 8), int))
 
 

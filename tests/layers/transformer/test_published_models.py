@@ -208,9 +208,7 @@ def test_what_is_no_folder_of_this_kind():
             T.TransformerStack.from_pretrained(FOLDER / "bert", layers=layers)
     with pytest.raises(ValueError, match=r"layers=\[\]: .* has 2 layers, numbered 0 to 1"):
         T.TransformerStack.from_pretrained(FOLDER / "bert", layers=[])
-    with pytest.raises(
-        ValueError, match="None is not a path: pass the folder of a pub"
-    ):
+    with pytest.raises(ValueError, match="None is not a path: pass the folder of a pub"):
         T.Bert.from_pretrained(None)
     assert T.TransformerStack.from_config(FOLDER / "bert", layers=np.arange(1)).num_layers == 1
 
