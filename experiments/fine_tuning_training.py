@@ -20,13 +20,13 @@ from fine_tuning_plan import BATCH, CLIP, EPOCHS, WARMUP, Run
 import tfwd
 from tfwd import _keras, optimizers
 from tfwd import parametrizations as P
+from tfwd._keras import steps as optimizer_steps
 from tfwd.finetune import published, schedule, scores
 from tfwd.finetune.data import batches
 from tfwd.finetune.evaluation import Predictor, evaluate
 from tfwd.finetune.model import classifier_of, make_model
 from tfwd.finetune.step import TrainStep
 from tfwd.layers._substitution.seed_stream import SeedStream
-from tfwd.optimizers._updates import steps as optimizer_steps
 from tfwd.runs.storage.state import RunState
 from tfwd.runs.training.model_seeds import seeds
 

@@ -1,16 +1,16 @@
-"""Keras layers that perturb their weights while they train: imported as ``tfwd.layers``.
+"""Keras layers that perturb their weights during training, imported as ``tfwd.layers``.
 
-- `Parametrized`: any layer, on functions of its weights; `WeightDropout`, `Mixout` and
-  `VariationalNoise` are the common ones.
-- `WeightDropLSTM`: a `keras.layers.LSTM` with a dropped recurrent kernel.
-- `LockedDropout`, `DropoutEmbedding`, `TiedDense`: what else the AWD-LSTM is made of.
-- `CheckFinite`: looks for NaN and infinities in what passes it, forward and backward.
+- `Parametrized`: any layer, computed with functions of its weights. `WeightDropout`, `Mixout` and
+  `VariationalNoise` are common special cases.
+- `WeightDropLSTM`: a `keras.layers.LSTM` with dropout on its recurrent kernel.
+- `LockedDropout`, `DropoutEmbedding`, `TiedDense`: the other layers of the AWD-LSTM.
+- `CheckFinite`: checks its input, and the gradient, for NaN and infinities.
 
-The sources stand in ``layers/`` at the top of the repository and are installed under this name.
+The sources are in ``layers/`` at the top of the repository and are installed under this name.
 """
 
-# A second copy of a module under another name would silently overwrite the first one's entries
-# in Keras's serialization registry, and saved models would then load the wrong classes.
+# If the module were imported a second time under another name, the copy would overwrite the entries
+# in Keras's serialization registry. Saved models would then load the wrong classes.
 if __name__ != "tfwd.layers":
     raise ImportError(
         f"this package is installed as tfwd.layers and cannot be imported as {__name__!r}: "

@@ -1,4 +1,4 @@
-"""`CheckFinite`: a layer that looks for NaN and infinities in what passes it, both ways."""
+"""`CheckFinite`: a layer that checks its input and its gradient for NaN and infinities."""
 
 from __future__ import annotations
 
@@ -12,46 +12,54 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import graphs
 from tfwd._graph.custom_gradient import custom_gradient
-from tfwd.finite import Summary, all_finite, is_watched, is_watching, summarize
+from tfwd.finite import Summary, all_finite, can_be_non_finite, is_watching, summarize
 
 ACTIONS = ("raise", "count")
 FORWARD, BACKWARD = "forward pass", "backward pass"
-Look = Callable[[Any], Any]  # from a tensor to the tensor, which was looked at
+Check = Callable[[Any], Any]  # takes a tensor, checks it and returns it
 
 
 @keras.saving.register_keras_serializable("tfwd")
 class CheckFinite(keras.layers.Layer):
-    """The identity, which looks for NaN and infinities on the way forward and on the way back.
+    """An identity layer that checks its input and its gradient for NaN and infinities.
 
-    Outputs are the inputs and gradients are the gradients, bit for bit, in their own dtype. What is
-    not finite is reported by the name of the layer:
+    Outputs equal inputs, bit for bit, in their own dtype. Gradients pass through unchanged too. A
+    report
+    names the layer:
 
         layer 'scores': forward pass has 12.50 % non-finite elements (16 NaN, 0 +Inf, 0 -Inf of 128)
 
-    With `action="raise"` that is an error, in eager mode and in graphs, before anything behind the
-    layer sees the tensor. XLA leaves out all that could stop a program, so a model with such a
-    layer is not compiled by Keras 3 unless it is told to, and refused then. Under
-    `tfwd.callbacks.FiniteCheck`, which looks at every layer and works under XLA, this one does
+    With `action="raise"` non-finite elements raise an error, in eager mode and in graphs. The error
+    comes before a later layer uses the tensor. XLA removes all operations that could stop a
+    program. So
+    Keras 3 does not choose XLA for a model with such a layer, and `jit_compile=True` is an error.
+    `tfwd.callbacks.FiniteCheck` checks every layer, also under XLA. Under that callback this layer
+    does
     nothing.
 
-    With `action="count"` elements are counted, in every mode and never with an error: `report()`
-    says what was found since `reset()`, on all replicas together.
+    With `action="count"` the layer counts elements in every mode and never raises an error.
+    `report()`
+    returns the counts since `reset()`, summed over all replicas.
 
     Args:
-        action: "raise" or "count".
-        **kwargs: as for any layer.
+        action: "raise" or "count". Default "raise".
+        **kwargs: Arguments of every Keras layer, such as `name`.
 
     Attributes:
-        forward_counts, backward_counts: with `action="count"`, int64 variables of what was found:
-            how many NaN, +Inf, -Inf, and how many elements in all. They are saved with the layer,
-            but are none of its weights: a model has the same with such layers and without.
+        forward_counts, backward_counts: int64 variables `[4]`, only with `action="count"`. They
+            hold
+            the numbers of NaN, +Inf, -Inf, and of all elements. They are saved with the layer, but
+            are
+            not in `weights`: a model has the same weights with and without such layers.
 
-    Input and output: tensors, or a nest of them, of any dtype. Only floating and complex ones are
-    looked at. Masks go through.
+    Input and output: A tensor or a nest of tensors, of any dtype. Only floating and complex tensors
+    are
+    checked. Masks pass through.
 
     Raises:
-        ValueError: the action is neither of the two; at a call that XLA compiles with "raise".
-        tf.errors.InvalidArgumentError: when the program runs, for what is not finite with "raise".
+        ValueError: If the action is unknown, or if XLA compiles a call with "raise".
+        tf.errors.InvalidArgumentError: While the program runs, for non-finite elements with
+            "raise".
 
     Example:
 
@@ -69,18 +77,19 @@ class CheckFinite(keras.layers.Layer):
     backward_counts: keras.Variable
 
     def __init__(self, action: str = "raise", **kwargs: Any) -> None:
-        # What comes in keeps its dtype.
+        # The input keeps its dtype.
         super().__init__(**{"autocast": False, **kwargs})
         if action not in ACTIONS:
             raise ValueError(
-                f"CheckFinite '{self.name}': action={action!r}: give one of {', '.join(ACTIONS)}"
+                f"CheckFinite '{self.name}': action={action!r}: expected one of "
+                f"{', '.join(ACTIONS)}"
             )
         self.action = action
         self.supports_masking = True
         if action == "raise":
-            self.supports_jit = False  # asked for by Keras 3 where it may choose
+            self.supports_jit = False  # Keras 3 reads it if jit_compile="auto"
             return
-        # Here and not in `build`, so that they are there before the first call.
+        # Created here and not in `build`, so that the counters exist before the first call.
         _keras.variables.add_counter(self, "forward_counts", (4,))
         _keras.variables.add_counter(self, "backward_counts", (4,))
 
@@ -98,11 +107,11 @@ class CheckFinite(keras.layers.Layer):
                     "tfwd.callbacks.FiniteCheck, which work there"
                 )
         flat = tf.nest.flatten(inputs, expand_composites=True)
-        watched = [isinstance(x, tf.Tensor) and is_watched(x) for x in flat]
+        watched = [isinstance(x, tf.Tensor) and can_be_non_finite(x) for x in flat]
         several = sum(watched) > 1
         checked = [
-            self._checked(x, f", input {number}" if several else "") if looked_at else x
-            for number, (x, looked_at) in enumerate(zip(flat, watched, strict=True))
+            self._checked(x, f", input {number}" if several else "") if is_checked else x
+            for number, (x, is_checked) in enumerate(zip(flat, watched, strict=True))
         ]
         return tf.nest.pack_sequence_as(inputs, checked, expand_composites=True)
 
@@ -121,10 +130,10 @@ class CheckFinite(keras.layers.Layer):
         )
 
     def report(self) -> str:
-        """What was counted: a line for each way on which anything was not finite.
+        """Returns a line for each pass, forward and backward, with non-finite elements.
 
         Returns:
-            The lines, or "" if there is nothing to say: always, with `action="raise"`.
+            The lines. "" if all elements were finite, and always with `action="raise"`.
         """
         lines = []
         for way, variable in zip((FORWARD, BACKWARD), self._counts(), strict=False):
@@ -135,7 +144,7 @@ class CheckFinite(keras.layers.Layer):
         return "\n".join(lines)
 
     def reset(self) -> None:
-        """Begins to count anew."""
+        """Sets the counts to zero."""
         for variable in self._counts():
             _set(variable, np.zeros(4, "int64"))
 
@@ -143,19 +152,19 @@ class CheckFinite(keras.layers.Layer):
         return [self.forward_counts, self.backward_counts] if self.action == "count" else []
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads what was saved; see Keras."""
-        # The file of a model without the layer has none: they stay.
+        """Loads the counts; see Keras."""
+        # The file of a model without this layer has no counts. They keep their values.
         for number, variable in enumerate(self._counts()):
             if str(number) in store:
                 _set(variable, np.asarray(store[str(number)]))
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves what was counted, on all replicas together; see Keras."""
+        """Saves the counts, summed over all replicas; see Keras."""
         for number, variable in enumerate(self._counts()):
             store[str(number)] = _total(variable)
 
     def unwrapped(self) -> keras.layers.Layer:
-        """A plain Keras layer that does the same: `Identity`."""
+        """Returns a plain Keras layer that does the same: `Identity`."""
         plain = keras.layers.Identity(name=self.name, dtype=self.dtype_policy, autocast=False)
         plain.supports_masking = True
         return plain
@@ -164,16 +173,16 @@ class CheckFinite(keras.layers.Layer):
         return {**super().get_config(), "action": self.action}
 
 
-def _both_ways(x: tf.Tensor, forward: Look, backward: Look) -> tf.Tensor:
+def _both_ways(x: tf.Tensor, forward: Check, backward: Check) -> tf.Tensor:
     @custom_gradient
-    def tap(x: tf.Tensor) -> tuple[tf.Tensor, Look]:
+    def tap(x: tf.Tensor) -> tuple[tf.Tensor, Check]:
         return tf.identity(x), backward
 
     return tap(forward(x))
 
 
 def _stopped(tensor: Any, whose: str) -> Any:
-    """The tensor, for which whoever uses it waits until it was looked at."""
+    """Returns the tensor. Its users wait until it has been checked."""
 
     def stop() -> tf.Tensor:
         tf.debugging.Assert(False, [whose + " has " + _in_words(summarize(tensor))])
@@ -185,12 +194,12 @@ def _stopped(tensor: Any, whose: str) -> Any:
 
 
 def _counted(tensor: Any, counts: keras.Variable, held: tf.Tensor | None = None) -> Any:
-    """The tensor, whose elements were counted.
+    """Returns the tensor and counts its elements.
 
     Args:
-        tensor: the tensor.
-        counts: what is added to.
-        held: the resource of `counts` in a loop or a branch.
+        tensor: Tensor to count.
+        counts: Variable to which the counts are added.
+        held: Resource of `counts` in a loop or a branch. Default None, elsewhere.
     """
     summary = summarize(tensor)
     found = tf.stack([summary.nan, summary.positive_inf, summary.negative_inf, summary.size])
@@ -202,7 +211,7 @@ def _counted(tensor: Any, counts: keras.Variable, held: tf.Tensor | None = None)
 
 
 def _replicas(counts: keras.Variable) -> list[tf.Variable]:
-    """What each replica has counted in."""
+    """Returns the variables in which the replicas count."""
     plain = _keras.variables.tf_variable(counts)
     return list(getattr(plain, "values", [plain]))
 
@@ -227,7 +236,7 @@ def _set(counts: keras.Variable, total: np.ndarray) -> None:
 
 
 def _in_words(summary: Summary) -> tf.Tensor:
-    """As `Summary.__str__`, in graphs too."""
+    """Formats a summary as `Summary.__str__` does, also in graphs."""
     percent = 100.0 * tf.cast(summary.non_finite, tf.float64) / tf.cast(summary.size, tf.float64)
     share = tf.where(
         percent < 0.005,

@@ -1,4 +1,4 @@
-"""`DropoutEmbedding`: an embedding that drops whole rows, that is, whole words."""
+"""`DropoutEmbedding`: an embedding with dropout on whole rows, that is, on whole words."""
 
 from __future__ import annotations
 
@@ -17,27 +17,31 @@ from tfwd.parametrizations import Dropout
 
 @keras.saving.register_keras_serializable("tfwd")
 class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
-    """An embedding whose rows are dropped while it trains: a dropped word is zero all batch long.
+    """An embedding layer with dropout on its rows: a dropped word is zero in the whole batch.
 
-    Formula: `y = m[i] E[i] / keep` for the id `i`, `m[i] ~ Bernoulli(keep)` one draw for each word
-    of the vocabulary and training call, `keep` being `1 - rate` rounded to a multiple of 2^-16.
-    That is `Parametrized(Embedding(...), {"embeddings": Dropout(rate, (None, 1))})`, draw for draw,
-    without a copy of the matrix: only the rows that the batch asks for are touched, and the
-    gradient stays sparse (`tf.IndexedSlices`).
+    Formula: `y = m[i] E[i] / keep` for the id `i`, with `m[i] ~ Bernoulli(keep)`. There is one draw
+    per
+    word of the vocabulary and training call. `keep` is `1 - rate` rounded to a multiple of 2^-16.
 
-    It is a `keras.layers.Embedding`, with its arguments and weights. A layer that shares the
-    matrix, such as `TiedDense`, sees the raw one.
+    It equals `Parametrized(Embedding(...), {"embeddings": Dropout(rate, (None, 1))})`, with the
+    same
+    draws. The matrix is not copied: only the rows of the batch are read. The gradient stays sparse
+    (`tf.IndexedSlices`).
+
+    It is a `keras.layers.Embedding` with the same arguments and weights. A layer that shares the
+    matrix,
+    such as `TiedDense`, reads the raw matrix.
 
     Args:
-        input_dim: the number of words.
-        output_dim: the size of a word's vector.
-        rate: the drop rate in [0, 1): a float, a schedule or a variable, as in
-            `parametrizations.Dropout`.
-        seed: an integer, or None for one that is drawn from Keras's global seed.
-        **kwargs: everything else that `keras.layers.Embedding` takes.
+        input_dim: int. Number of words.
+        output_dim: int. Size of a word's vector.
+        rate: float, schedule or variable. Drop rate in [0, 1), as in `parametrizations.Dropout`.
+        seed: int. Default None, which draws one from Keras's global seed.
+        recompute: As in `Parametrized`.
+        **kwargs: All other arguments of `keras.layers.Embedding`.
 
     Raises:
-        ValueError: if the rate is out of range.
+        ValueError: If the rate is out of range.
 
     Example:
 
@@ -47,6 +51,8 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
     >>> y = embedding(tf.constant([[3, 7, 3]]), training=True)
     >>> bool(tf.reduce_all(y[0, 0] == y[0, 2]))
     True
+
+    References: Gal and Ghahramani (2016); Merity et al. (2017).
 
     References: Gal and Ghahramani (2016); Merity et al. (2017).
     """
@@ -65,7 +71,7 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
 
     @property
     def rate(self) -> Any:
-        """The drop rate, as it was given."""
+        """The drop rate that was given."""
         return self.parametrizations["embeddings"].rate
 
     def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
@@ -81,7 +87,7 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
         return super().compute_output_spec(inputs)
 
     def unwrapped(self) -> keras.layers.Embedding:
-        """A plain `keras.layers.Embedding` on the same variables."""
+        """Returns a plain `keras.layers.Embedding` on the same variables."""
         return _keras.copies.share(self, keras.layers.Embedding, leave_out=PERTURBATION_ATTRIBUTES)
 
     def get_config(self) -> dict[str, Any]:

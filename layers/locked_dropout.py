@@ -1,4 +1,4 @@
-"""`LockedDropout`: dropout on activations with one mask for all time steps."""
+"""`LockedDropout`: dropout on activations, with one mask for all time steps."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from tfwd.parametrizations import Dropout
 
 @keras.saving.register_keras_serializable("tfwd")
 class LockedDropout(keras.layers.Layer):
-    """Drops features of a sequence, the same ones at all time steps (variational dropout).
+    """Variational dropout: drops the same features of a sequence at all time steps.
 
-    Formula: `y[b, t, ...] = m[b, ...] x[b, t, ...] / keep` with `m ~ Bernoulli(keep)`, `keep`
-    being `1 - rate` rounded to a multiple of 2^-16. Each example of the batch has its own mask.
+    Formula: `y[b, t, ...] = m[b, ...] x[b, t, ...] / keep` with `m ~ Bernoulli(keep)`. `keep` is
+    `1 - rate` rounded to a multiple of 2^-16. Each example of the batch has its own mask.
 
-    It differs from `keras.layers.SpatialDropout1D` in its seeds: a draw depends on the seed, the
-    number of the call and the replica alone, and goes on after a restart where it stopped. Only the
-    seed is kept for backward.
+    It differs from `keras.layers.SpatialDropout1D` in its seeds. A mask depends only on the seed,
+    the
+    training-call counter and the replica. The draws continue after a restart. Backward stores only
+    the
+    seed.
 
     Args:
-        rate: the drop rate in [0, 1): a float, a schedule or a variable, as in
-            `parametrizations.Dropout`.
-        seed: an integer, or None for one that is drawn from Keras's global seed.
-        **kwargs: as for any layer.
+        rate: float, schedule or variable. Drop rate in [0, 1), as in `parametrizations.Dropout`.
+        seed: int. Default None, which draws one from Keras's global seed.
+        **kwargs: Arguments of every Keras layer, such as `name`.
 
     Input and output: `[batch, time, ...]`, floating.
 
     Raises:
-        ValueError: if the rate is out of range, or the input has no time axis.
+        ValueError: If the rate is out of range, or if the input has no time axis.
 
     Example:
 
@@ -60,18 +61,18 @@ class LockedDropout(keras.layers.Layer):
 
     @property
     def rate(self) -> Any:
-        """The drop rate, as it was given."""
+        """The drop rate that was given."""
         return self._dropout.rate
 
     @property
     def calls(self) -> int | tf.Tensor:
-        """How many training calls there were; the next one has this number."""
+        """Number of training calls so far. The next training call has this number."""
         return self.draws.calls
 
     def build(self, input_shape: Any) -> None:
         if len(input_shape) < 2:
             raise ValueError(
-                f"LockedDropout '{self.name}' takes [batch, time, ...]; "
+                f"LockedDropout '{self.name}' expects [batch, time, ...]; "
                 f"got an input of shape {tuple(input_shape)}"
             )
         self._rank = len(input_shape)
@@ -81,7 +82,7 @@ class LockedDropout(keras.layers.Layer):
         if training is False:
             return inputs
         if self._dropout.is_identity:
-            self.draws.next(training)  # nothing is drawn, and the call counts all the same
+            self.draws.next(training)  # nothing is drawn, but the call counts
             return inputs
         recomputed_calls.check(self.name)
         state = self.draws.next(training)
@@ -101,9 +102,11 @@ class LockedDropout(keras.layers.Layer):
         return input_shape
 
     def unwrapped(self) -> keras.layers.Layer:
-        """A plain Keras layer that drops alike: `SpatialDropout1D`, or `Dropout` for other ranks.
+        """Returns a plain Keras layer with the same dropout.
 
-        A rate that is a schedule or a variable becomes 0.
+        It is `SpatialDropout1D`, or `Dropout` for other ranks. A rate that is a schedule or a
+        variable
+        becomes 0.
         """
         rate = float(self.rate) if isinstance(self.rate, numbers.Real) else 0.0
         options = {"name": self.name, "dtype": self.dtype_policy}

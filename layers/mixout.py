@@ -1,4 +1,4 @@
-"""`Mixout`: dropout of a layer's weights towards what they were."""
+"""`Mixout`: a wrapper that mixes a layer's weights with their pretrained values."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ from typing import Any
 import keras
 
 from tfwd import parametrizations
-from tfwd.layers._substitution import weight_selection
-from tfwd.layers.parametrized import Parametrized
+from tfwd.layers._substitution.single_parametrization import SingleParametrization
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class Mixout(Parametrized):
-    """Mixes a layer's weights with the pretrained ones while it trains.
+class Mixout(SingleParametrization):
+    """A wrapper that mixes a layer's weights with the pretrained weights during training.
 
-    Formula: a training call computes with `w' = r + m (w - r) / keep`, `r` being the reference,
-    `m_i ~ Bernoulli(keep)` and `keep` being `1 - rate` rounded to a multiple of 2^-16; one mask for
-    the batch and all time steps. So `E[w'] = w`.
+    Formula: a training call computes with `w' = r + m (w - r) / keep`. `r` is the reference, and
+    `m_i ~ Bernoulli(keep)`. `keep` is `1 - rate` rounded to a multiple of 2^-16. The whole batch
+    and all
+    time steps share one mask. So `E[w'] = w`.
 
     Args:
-        layer: any Keras layer or model.
-        rate: the drop rate in [0, 1), a float, a schedule or a variable, as in
-            `parametrizations.Dropout`.
-        weights: a pattern or a list of patterns, or None for the default, as in `WeightDropout`.
-        towards, noise_shape, reference_dtype: as in `parametrizations.Mixout`. By default the
-            reference is what the weights are in the first training call.
-        seed, recompute, share_across_replicas, **kwargs: as in `Parametrized`.
+        layer: Any Keras layer or model.
+        rate: float, schedule or variable. Drop rate in [0, 1), as in `parametrizations.Dropout`.
+        weights: str or list of str. Patterns of weights. Default None, for the default weights, as
+            in
+            `WeightDropout`.
+        towards, noise_shape, reference_dtype: As in `parametrizations.Mixout`. By default the
+            reference
+            is the value of the weights in the first training call.
+        seed, recompute, share_across_replicas, **kwargs: As in `Parametrized`.
 
     Raises:
-        ValueError: as `Parametrized`; or there is no reference for a weight.
+        ValueError: As `Parametrized`, or if there is no reference for a weight.
 
     Example:
 
@@ -63,16 +65,11 @@ class Mixout(Parametrized):
         **kwargs: Any,
     ) -> None:
         parametrization = parametrizations.Mixout(rate, towards, noise_shape, reference_dtype)
-        chosen = weight_selection.of_weights(layer, parametrization, weights)
-        super().__init__(layer, chosen, seed, recompute, share_across_replicas, **kwargs)
-        self.parametrization = parametrization
+        super().__init__(
+            layer, parametrization, weights, seed, recompute, share_across_replicas, **kwargs
+        )
 
     @property
     def rate(self) -> Any:
-        """The drop rate, as it was given."""
+        """The drop rate that was given."""
         return self.parametrization.rate
-
-    def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        del config["parametrizations"]
-        return {**config, **self.parametrization.get_config(), "weights": self.weight_patterns}

@@ -18,54 +18,71 @@ from tfwd.parametrizations import Parametrization
 
 @keras.saving.register_keras_serializable("tfwd")
 class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.Wrapper):
-    """Runs a layer on functions of its weights, such as dropped or noisy copies, while it trains.
+    """A wrapper that runs a layer on functions of its weights, such as dropped or noisy copies.
 
-    Formula: a call computes `layer(x; w')` with `w'_i = p_i(w_i)` for each weight `i` that a
-    pattern matches and `w'_i = w_i` for the others. Gradients go to the raw weights:
-    `dL/dw_i = dL/dw'_i * dw'_i/dw_i`. In evaluation the call is the wrapped layer's own (save for
-    deterministic parametrizations, which always act).
+    Formula: a call computes `layer(x; w')`. `w'_i = p_i(w_i)` for each weight `i` that a pattern
+    matches,
+    and `w'_i = w_i` for the others. Gradients go to the raw weights: `dL/dw_i = dL/dw'_i *
+    dw'_i/dw_i`.
+    In evaluation the wrapped layer runs unchanged. Only deterministic parametrizations also act
+    there.
 
-    Every training call draws once, for the whole batch and all time steps. A draw depends on the
-    seed, the weight's position in `layer.weights`, the number of the call and the replica, and on
-    nothing else: equal seeds give equal draws in every run, and after a restart from a `.keras`
-    file, a weight file of this layer or a `tf.train.Checkpoint`.
+    Every training call draws once, for the whole batch and all time steps. A draw depends only on
+    the
+    seed, the weight's position in `layer.weights`, the training-call counter and the replica. Equal
+    seeds give equal draws in every run. Draws continue after a restart from a `.keras` file, a
+    weight
+    file of this layer or a `tf.train.Checkpoint`.
 
-    The wrapper has the wrapped layer's weights and no other, in the same order. The wrapped layer
-    stays as it is and can be used elsewhere, where it computes with the raw weights.
+    The wrapper has exactly the wrapped layer's weights, in the same order. The wrapped layer is not
+    changed. Other uses of the layer compute with the raw weights.
 
     Args:
-        layer: any Keras layer or model. Wrap the outermost: a layer inside `TimeDistributed` would
-            draw at every step, and an RNN cell cannot be wrapped (wrap its `RNN`).
-        parametrizations: a parametrization for the default weights, as in `WeightDropout`; or a
-            dict from a pattern to a parametrization. A pattern is a regular
-            expression that must match a weight's whole path, or a whole end of it that begins after
-            a `/`; where several match, the first one counts. Weights that are not made to be
-            trained, as moving statistics, are left out unless the pattern ends in their own name,
-            as `moving_mean` does. Those of a frozen layer are matched as ever.
-        seed: an integer, or None for one that is drawn from Keras's global seed
+        layer: Any Keras layer or model. Wrap the outermost layer: a layer inside `TimeDistributed`
+            would draw at every step. An RNN cell cannot be wrapped (wrap its `RNN`).
+        parametrizations: A parametrization for the default weights, as in `WeightDropout`. Or a
+            dict
+            from a pattern to a parametrization. A pattern is a regular expression. It must match a
+            weight's full path, or its last components. If several patterns match, the first one
+            applies. Weights that are never trained, such as moving statistics, are excluded unless
+            the
+            pattern ends in the weight's own name, as `moving_mean` does. Weights of a frozen layer
+            are
+            matched as usual.
+        seed: int. Default None, which draws one from Keras's global seed
             (`keras.utils.set_random_seed`).
-        recompute: keep no effective weight for backward, and compute it again there from the raw
-            weight and the seed. In eager mode, or where the training flag is a tensor, this takes a
-            second run, which only a layer that is Keras's own all the way down gets; one with
-            anything that a user wrote keeps its effective weights, and so does one that cannot be
-            run twice (it draws from a stateful generator, say), which says so in a warning.
-            Forward-mode derivatives need False. It can be set later; functions that were traced
-            before stay as they are.
-        share_across_replicas: draw alike on all replicas of a `tf.distribute` strategy.
+        recompute: bool. Stores no effective weight for backward. Backward computes it again from
+            the
+            raw weight and the seed. Default True, which saves memory. In eager mode, or if the
+            training
+            flag is a tensor, backward runs the layer a second time. This needs a layer that
+            consists
+            only of Keras's code. A layer that contains custom code runs once and stores its
+            effective
+            weights. A layer that cannot run twice, for example because it draws from a stateful
+            generator, also stores them, with a warning. Forward-mode derivatives need False. The
+            attribute can be changed later. Functions that were already traced do not change.
+        share_across_replicas: bool. Draws the same on all replicas of a `tf.distribute` strategy.
+            Default False.
         **kwargs: `name` and `trainable`, as for any layer.
 
     Raises:
-        ValueError: for a pattern that matches no weight, or only weights that it leaves out; a
-            weight that is not floating, a rate out of range (with the names of the layer and the
-            weight), or an RNN cell. What can only be known once the layer is built is raised when
-            it is built, or by the first call, if that is what makes its weights. A file of weights
-            that the plain layer or model wrote is refused too; a `tf.train.Checkpoint` is not, so
-            read one with the unwrapped layer. In training, a call inside `tf.recompute_grad` or
-            `keras.remat`, which would draw another mask in backward.
+        ValueError: If a pattern matches no weight, or only excluded weights; if a weight is not
+            floating; if a rate is out of range; if the layer is an RNN cell. The message names the
+            layer and the weight. Some checks need weights. They run when the layer is built, or in
+            the
+            first call if that call creates the weights.
+        ValueError: On loading a weight file that the plain layer or model wrote. A
+            `tf.train.Checkpoint` cannot be checked, so restore one with the unwrapped layer.
+        ValueError: In a training call inside `tf.recompute_grad` or `keras.remat`, which would draw
+            another mask in backward.
 
-    Not supported: `tf.autodiff.ForwardAccumulator` in eager mode, which raises a
-    NotImplementedError unless `recompute=False`; a `tf.function` around a wrapped layer that was
-    traced before `tf.recompute_grad` calls it, which draws another mask in backward.
+    Not supported:
+
+    - `tf.autodiff.ForwardAccumulator` in eager mode. It raises a NotImplementedError, unless
+      `recompute=False`.
+    - A `tf.function` around a wrapped layer that was traced before `tf.recompute_grad` calls it. It
+      draws another mask in backward.
 
     Example:
 
@@ -98,7 +115,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
                 f"{{'kernel': Dropout(0.5)}}; got {parametrizations!r}"
             )
         check_wrappable(layer)
-        # The wrapped layer's dtype policy decides, whatever a config says.
+        # The wrapped layer's dtype policy applies, even if a config has another one.
         kwargs.pop("dtype", None)
         super().__init__(layer, dtype=_keras.layers.floating_policy(layer), **kwargs)
         if isinstance(parametrizations, Mapping):
@@ -137,17 +154,18 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
         return self.layer(*args, **{**kwargs, "training": True})
 
     def _make_weights(self, args: tuple, kwargs: dict[str, Any], training: Any) -> None:
-        """Has the layer make all weights that a call of this kind uses, before any is chosen.
+        """Lets the layer create all weights that a call of this kind uses.
 
-        A layer may leave it to its call to build the layers in it, and may use other ones in
-        training. The call is made once for each training flag, and its result is thrown away.
+        A layer may create inner layers in its call, and may use other inner layers in training. So
+        the
+        call is made once per training flag, and its result is discarded.
         """
         flag = training if isinstance(training, bool) else None
-        if flag in self._known.made_for:
+        if flag in self._call_cache.made_for:
             return
         if not self.layer.built or _keras.layers.awaits_call(self.layer):
             _keras.layers.build_by_call(self.layer, args, kwargs)
-        self._known.made_for.add(flag)
+        self._call_cache.made_for.add(flag)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         self._make_weights(args, kwargs, kwargs.get("training"))
@@ -168,7 +186,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
 
     @input_spec.setter
     def input_spec(self, value: Any) -> None:
-        # Keras sets it to None in the constructor, before there is a layer.
+        # Keras sets it to None in the constructor, before the layer exists.
         if value is not None:
             self.layer.input_spec = value
 
@@ -179,19 +197,19 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
 
     @property
     def reset_states(self) -> Any:
-        """The same by the name that it has in Keras 2."""
+        """Keras 2's name of `reset_state`."""
         return _keras.recurrent.reset_states(self.layer)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
-        """Not supported.
+        """Rejects quantization.
 
         Raises:
-            ValueError: with what is possible instead.
+            ValueError: Always. The message says what to do instead.
         """
         raise ValueError(f"layer '{self.name}' cannot be quantized: {QUANTIZED}")
 
     def get_build_config(self) -> dict[str, Any] | None:
-        # Keras takes a layer for built that is read back with any config of a build.
+        # Keras assumes that a loaded layer with any build config is built.
         inner = self.layer.get_build_config()
         return None if inner is None else {"layer": inner}
 
@@ -209,11 +227,12 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
         super().load_own_variables(store)
 
     def unwrapped(self) -> keras.Layer:
-        """The wrapped layer.
+        """Returns the wrapped layer.
 
         Raises:
-            ValueError: if a parametrization acts in evaluation too, so that the wrapped layer alone
-                computes something else.
+            ValueError: If a parametrization also acts in evaluation. The wrapped layer alone would
+                then
+                compute different outputs.
         """
         weight_selection.check_evaluates_raw(self.layer, self.parametrizations, self.name)
         return self.layer
@@ -221,7 +240,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         config.pop("dtype", None)
-        config.pop("batch_input_shape", None)  # a first layer's, in Keras 2
+        config.pop("batch_input_shape", None)  # Keras 2 adds it to a first layer
         return {
             **config,
             "layer": _keras.configs.serialize(self.layer),
@@ -235,7 +254,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         if "go_backwards" in config:
             raise ValueError(
-                f"Bidirectional cannot take a {cls.__name__} apart; wrap the Bidirectional layer: "
+                f"Bidirectional cannot split a {cls.__name__}; wrap the Bidirectional layer: "
                 f"{cls.__name__}(Bidirectional(...), ...)"
             )
         return cls(
@@ -257,10 +276,10 @@ def _serialized(parametrizations: Parametrizations) -> Any:
 def check_wrappable(layer: Any) -> None:
     """Raises a ValueError if the object is not a layer whose call can be wrapped."""
     if not isinstance(layer, keras.layers.Layer):
-        raise ValueError(f"a Keras layer is wanted, got {layer!r} of type {type(layer).__name__}")
+        raise ValueError(f"expected a Keras layer, got {layer!r} of type {type(layer).__name__}")
     if hasattr(layer, "state_size") and not isinstance(layer, keras.layers.RNN):
         raise ValueError(
-            f"'{layer.name}' of type {type(layer).__name__} is an RNN cell, which is called once a "
-            "time step and would draw anew each time: wrap the recurrent layer, "
+            f"'{layer.name}' of type {type(layer).__name__} is an RNN cell, which is called once "
+            "per time step and would draw in each call: wrap the recurrent layer, "
             f"as in WeightDropout(keras.layers.RNN({type(layer).__name__}(...)), ...)"
         )

@@ -1,4 +1,4 @@
-"""`TiedDense`: logits over a vocabulary with the embedding's own matrix."""
+"""`TiedDense`: logits over a vocabulary, computed with the embedding's matrix."""
 
 from __future__ import annotations
 
@@ -13,26 +13,32 @@ from tfwd import _keras
 
 @keras.saving.register_keras_serializable("tfwd")
 class TiedDense(keras.layers.Layer):
-    """The transpose of an embedding, with a bias of its own: scores a vector against every word.
+    """A dense output layer with tied weights: the transpose of an embedding, plus a bias.
 
-    Formula: `y = x E^T + b`, `E` being the embedding's matrix itself, `[words, features]`, not a
-    copy. It is the raw matrix whatever the embedding drops, and it gets gradients from both uses.
+    Formula: `y = x E^T + b`. `E` is the embedding's own matrix `[words, features]`, not a copy. If
+    the
+    embedding has dropout, this layer still uses the raw matrix. The matrix gets gradients from both
+    uses.
 
     Args:
-        embedding: a `keras.layers.Embedding` or a `DropoutEmbedding`, or one of tfwd's wrappers
-            around an embedding. It may be built before this layer or by it.
-        use_bias: whether to add a bias, one for each word.
-        bias_initializer: the bias's initializer.
-        **kwargs: as for any layer.
+        embedding: `keras.layers.Embedding`, `DropoutEmbedding`, or a wrapper of tfwd around an
+            embedding. If it is not built yet, this layer builds it.
+        use_bias: bool. Adds one bias per word. Default True.
+        bias_initializer: Initializer of the bias. Default "zeros".
+        **kwargs: Arguments of every Keras layer, such as `name`.
 
     Input: `[..., features]`. Output: `[..., words]`.
 
     Raises:
-        ValueError: if `embedding` is no embedding, or the input's last axis is not its width.
+        ValueError: If `embedding` is not an embedding, or if the input's last axis does not have
+            the
+            embedding's width.
 
-    The embedding is a sublayer: it is in the `weights` of both, and once in those of a model. A
-    clone from a config (`clone_model`, `from_config`) gets an embedding of its own, as with any
-    object that layers share in Keras, and warns of it; a `.keras` file keeps the tie.
+    The embedding is a sublayer. Its matrix is in the `weights` of both layers, and once in the
+    weights
+    of a model. A clone from a config (`clone_model`, `from_config`) gets its own embedding, as with
+    any
+    object that Keras layers share, and a warning. A `.keras` file keeps the tie.
 
     Example:
 
@@ -62,7 +68,7 @@ class TiedDense(keras.layers.Layer):
             inner = inner.layer
         if not isinstance(inner, keras.layers.Embedding):
             raise ValueError(
-                f"TiedDense '{self.name}' takes an Embedding layer, got "
+                f"TiedDense '{self.name}' expects an Embedding layer, got "
                 f"{embedding!r} of type {type(embedding).__name__}"
             )
         self.supports_masking = True
@@ -78,8 +84,8 @@ class TiedDense(keras.layers.Layer):
         words, features = self.embedding.input_dim, self.embedding.output_dim
         if input_shape[-1] is not None and input_shape[-1] != features:
             raise ValueError(
-                f"TiedDense '{self.name}' is tied to an embedding of width {features}; its input's "
-                f"last axis must be that, got an input of shape {tuple(input_shape)}"
+                f"TiedDense '{self.name}' is tied to an embedding of width {features}, and its "
+                f"input's last axis must have that size; got an input of shape {tuple(input_shape)}"
             )
         self._leading = tuple(input_shape[:-1])
         if self.use_bias:
@@ -90,7 +96,7 @@ class TiedDense(keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         matrix = tf.cast(tf.convert_to_tensor(self.embedding.embeddings), self.compute_dtype)
-        # One product of two matrices, whatever the number of leading axes.
+        # One product of two matrices, for any number of leading axes.
         flat = tf.reshape(inputs, [-1, self.embedding.output_dim])
         logits = tf.matmul(flat, matrix, transpose_b=True)
         if self.bias is not None:
@@ -104,7 +110,7 @@ class TiedDense(keras.layers.Layer):
         return (*input_shape[:-1], self.embedding.input_dim)
 
     def unwrapped(self) -> keras.layers.EinsumDense:
-        """A plain `keras.layers.EinsumDense` on the same variables."""
+        """Returns a plain `keras.layers.EinsumDense` on the same variables."""
         words = self.embedding.input_dim
         dense = keras.layers.EinsumDense(
             "...f,wf->...w",
@@ -129,9 +135,9 @@ class TiedDense(keras.layers.Layer):
         embedding = _keras.configs.deserialize(config["embedding"])
         if not _keras.configs.keeps_sharing():
             warnings.warn(
-                f"TiedDense '{config.get('name')}' is made from a config and has an embedding of "
-                f"its own: it is not tied to another layer '{embedding.name}', since a layer that "
-                "clone_model or from_config makes shares nothing. A .keras file keeps the tie",
+                f"TiedDense '{config.get('name')}' is made from a config and has its own "
+                f"embedding. It is not tied to another layer '{embedding.name}', because layers "
+                "that clone_model or from_config makes share nothing. A .keras file keeps the tie",
                 stacklevel=2,
             )
         return cls(**{**config, "embedding": embedding})

@@ -1,4 +1,4 @@
-"""`VariationalNoise`: Gaussian noise on a layer's weights."""
+"""`VariationalNoise`: a wrapper that adds Gaussian noise to a layer's weights."""
 
 from __future__ import annotations
 
@@ -7,30 +7,33 @@ from typing import Any
 
 import keras
 
-from tfwd.layers._substitution import weight_selection
-from tfwd.layers.parametrized import Parametrized
+from tfwd.layers._substitution.single_parametrization import SingleParametrization
 from tfwd.parametrizations import GaussianNoise
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class VariationalNoise(Parametrized):
-    """Adds Gaussian noise to a layer's weights while it trains.
+class VariationalNoise(SingleParametrization):
+    """A wrapper that adds Gaussian noise to a layer's weights during training.
 
-    Formula: a training call computes with `w' = w + stddev * e`, `e ~ N(0, I)`; one draw for the
-    batch and all time steps. Before training call `start_step`, `w' = w` exactly.
+    Formula: a training call computes with `w' = w + stddev * e`, with `e ~ N(0, I)`. The whole
+    batch and
+    all time steps share one draw. Before training call `start_step`, `w' = w` exactly.
 
     Args:
-        layer: any Keras layer or model.
-        stddev: the standard deviation, at least 0, a float, a schedule or a variable, as in
+        layer: Any Keras layer or model.
+        stddev: float, schedule or variable. Standard deviation, at least 0, as in
             `parametrizations.GaussianNoise`.
-        weights: a pattern or a list of patterns, or None for the default, as in `WeightDropout`.
-        start_step: the number of the layer's first training call that is noisy, from 0.
+        weights: str or list of str. Patterns of weights. Default None, for the default weights, as
+            in
+            `WeightDropout`.
+        start_step: int. Number of the layer's first training call with noise, from 0. Default 0.
         scale: "absolute", or "deviation" for multiples of each weight's own standard deviation, as
-            in `parametrizations.GaussianNoise`.
-        seed, recompute, share_across_replicas, **kwargs: as in `Parametrized`.
+            in
+            `parametrizations.GaussianNoise`. Default "absolute".
+        seed, recompute, share_across_replicas, **kwargs: As in `Parametrized`.
 
     Raises:
-        ValueError: as `Parametrized`.
+        ValueError: As `Parametrized`.
 
     Example:
 
@@ -58,16 +61,11 @@ class VariationalNoise(Parametrized):
         **kwargs: Any,
     ) -> None:
         parametrization = GaussianNoise(stddev, start_step, scale)
-        chosen = weight_selection.of_weights(layer, parametrization, weights)
-        super().__init__(layer, chosen, seed, recompute, share_across_replicas, **kwargs)
-        self.parametrization = parametrization
+        super().__init__(
+            layer, parametrization, weights, seed, recompute, share_across_replicas, **kwargs
+        )
 
     @property
     def stddev(self) -> Any:
-        """The standard deviation, as it was given."""
+        """The standard deviation that was given."""
         return self.parametrization.stddev
-
-    def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        del config["parametrizations"]
-        return {**config, **self.parametrization.get_config(), "weights": self.weight_patterns}

@@ -19,31 +19,39 @@ from tfwd.parametrizations import Dropout
 
 @keras.saving.register_keras_serializable("tfwd")
 class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
-    """An LSTM whose recurrent kernel is dropped entry by entry while it trains.
+    """An LSTM with dropout on the entries of its recurrent kernel during training.
 
-    Formula: an LSTM with the recurrent kernel `U' = m U / keep`, `m_ij ~ Bernoulli(keep)`, `keep`
-    being `1 - weight_dropout` rounded to a multiple of 2^-16. One mask for the batch and all time
-    steps; the next training call draws another.
+    Formula: an LSTM with the recurrent kernel `U' = m U / keep` and `m_ij ~ Bernoulli(keep)`.
+    `keep` is
+    `1 - weight_dropout` rounded to a multiple of 2^-16. The whole batch and all time steps share
+    one
+    mask. The next training call draws another one.
 
-    It is a `keras.layers.LSTM`, with its arguments (by name), weights and order of weights, and
-    takes the same fast paths: the mask is drawn outside the loop. Keras's files name the groups of
-    weights by class, so a file of the one is read and written through `tfwd.unwrap`, which gives a
-    plain LSTM on the same variables: `tfwd.unwrap(model).load_weights(file)`.
+    It is a `keras.layers.LSTM`, with the same arguments (by name), weights and order of weights. It
+    uses
+    the same fast implementations, because the mask is drawn outside the loop.
 
-    Unlike a `WeightDropout` around an LSTM, it can stand inside `keras.layers.Bidirectional`, whose
-    two directions draw differently from one seed.
+    Keras's files name groups of weights by class. So read and write the file of a plain LSTM
+    through
+    `tfwd.unwrap`, which returns a plain LSTM on the same variables:
+    `tfwd.unwrap(model).load_weights(file)`.
+
+    Unlike `WeightDropout` around an LSTM, it can be inside `keras.layers.Bidirectional`. The two
+    directions then draw differently from one seed.
 
     Args:
-        units: the dimension of the state and the output.
-        weight_dropout: the drop rate in [0, 1) of the recurrent kernel: a float, a schedule or a
-            variable, as in `parametrizations.Dropout`.
-        seed: an integer, or None for one that is drawn from Keras's global seed. It serves the
-            LSTM's own `dropout` and `recurrent_dropout` too.
-        recompute: as in `Parametrized`.
-        **kwargs: everything that `keras.layers.LSTM` takes.
+        units: int. Dimension of the state and the output.
+        weight_dropout: float, schedule or variable. Drop rate in [0, 1) of the recurrent kernel, as
+            in
+            `parametrizations.Dropout`. Default 0.5.
+        seed: int. Also used by the LSTM's own `dropout` and `recurrent_dropout`. Default None,
+            which
+            draws one from Keras's global seed.
+        recompute: As in `Parametrized`.
+        **kwargs: All other arguments of `keras.layers.LSTM`.
 
     Raises:
-        ValueError: if the rate is out of range.
+        ValueError: If the rate is out of range.
 
     Example:
 
@@ -73,7 +81,7 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
 
     @property
     def weight_dropout(self) -> Any:
-        """The drop rate of the recurrent kernel, as it was given."""
+        """The drop rate of the recurrent kernel that was given."""
         return self.parametrizations["recurrent_kernel"].rate
 
     def build(self, sequences_shape: Any, *args: Any, **kwargs: Any) -> None:
@@ -88,7 +96,8 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
         training: Any = False,
     ) -> Any:
         arguments = {"initial_state": initial_state, "mask": mask}
-        # Keras 3 takes a flag that is a tensor for a second input, with which it hands on no mask.
+        # Keras 3 treats a training flag that is a tensor as a second input, and then passes on no
+        # mask.
         arguments["mask"], _ = _keras.wrapping.masks_of_sequences(sequences, arguments)
         run, unperturbed = self._run, super().call
         return self._perturbed_call(run, (sequences,), arguments, training, unperturbed)
@@ -97,12 +106,12 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
         return keras.layers.LSTM.call(self, *args, **kwargs)
 
     def _run(self, sequences: Any, training: bool, **arguments: Any) -> Any:
-        # Evaluation is Keras's own, to the last bit.
+        # Evaluation runs Keras's own code, so it is equal to the last bit.
         run = functools.partial(recurrent_call.call, self) if training else super().call
         return run(sequences, training=training, **arguments)
 
     def unwrapped(self) -> keras.layers.LSTM:
-        """A plain `keras.layers.LSTM` on the same variables."""
+        """Returns a plain `keras.layers.LSTM` on the same variables."""
         return _keras.copies.share(self, keras.layers.LSTM, leave_out=PERTURBATION_ATTRIBUTES)
 
     def get_config(self) -> dict[str, Any]:

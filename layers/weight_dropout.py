@@ -1,4 +1,4 @@
-"""`WeightDropout`: dropout on a layer's weights."""
+"""`WeightDropout`: a wrapper that applies dropout to a layer's weights."""
 
 from __future__ import annotations
 
@@ -7,31 +7,34 @@ from typing import Any
 
 import keras
 
-from tfwd.layers._substitution import weight_selection
-from tfwd.layers.parametrized import Parametrized
+from tfwd.layers._substitution.single_parametrization import SingleParametrization
 from tfwd.parametrizations import Dropout
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class WeightDropout(Parametrized):
-    """Drops entries of a layer's weights while it trains (DropConnect).
+class WeightDropout(SingleParametrization):
+    """A wrapper that drops entries of a layer's weights during training (DropConnect).
 
-    Formula: a training call computes with `w' = m w / keep`, `m_i ~ Bernoulli(keep)`, `keep` being
-    `1 - rate` rounded to a multiple of 2^-16; one mask for the batch and all time steps.
+    Formula: a training call computes with `w' = m w / keep`, with `m_i ~ Bernoulli(keep)`. `keep`
+    is
+    `1 - rate` rounded to a multiple of 2^-16. The whole batch and all time steps share one mask.
 
     Args:
-        layer: any Keras layer or model.
-        rate: the drop rate in [0, 1), a float, a schedule or a variable, as in
-            `parametrizations.Dropout`.
-        weights: a pattern or a list of patterns, as in `Parametrized`, or None for the default: the
-            recurrent kernels of a recurrent layer (of both directions of a `Bidirectional`); of
-            another layer every floating weight of rank two or more save biases, gammas and betas;
-            of a layer of layers, all their defaults.
-        noise_shape: as in `parametrizations.Dropout`: 1 shares the mask along an axis.
-        seed, recompute, share_across_replicas, **kwargs: as in `Parametrized`.
+        layer: Any Keras layer or model.
+        rate: float, schedule or variable. Drop rate in [0, 1), as in `parametrizations.Dropout`.
+        weights: str or list of str. Patterns of weights, as in `Parametrized`. Default None, for
+            the
+            default weights. In a recurrent layer these are the recurrent kernels (of both
+            directions of
+            a `Bidirectional`). In another layer they are all floating weights of rank two or more,
+            except biases, gammas and betas. A layer of layers has the default weights of all its
+            layers.
+        noise_shape: As in `parametrizations.Dropout`. A 1 shares the mask along an axis. Default
+            None.
+        seed, recompute, share_across_replicas, **kwargs: As in `Parametrized`.
 
     Raises:
-        ValueError: as `Parametrized`.
+        ValueError: As `Parametrized`.
 
     Example:
 
@@ -59,16 +62,11 @@ class WeightDropout(Parametrized):
         **kwargs: Any,
     ) -> None:
         parametrization = Dropout(rate, noise_shape)
-        chosen = weight_selection.of_weights(layer, parametrization, weights)
-        super().__init__(layer, chosen, seed, recompute, share_across_replicas, **kwargs)
-        self.parametrization = parametrization
+        super().__init__(
+            layer, parametrization, weights, seed, recompute, share_across_replicas, **kwargs
+        )
 
     @property
     def rate(self) -> Any:
-        """The drop rate, as it was given."""
+        """The drop rate that was given."""
         return self.parametrization.rate
-
-    def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        del config["parametrizations"]
-        return {**config, **self.parametrization.get_config(), "weights": self.weight_patterns}

@@ -1,17 +1,17 @@
-"""Keras optimizers and what goes around them: imported as ``tfwd.optimizers``.
+"""Keras optimizers, and wrappers around Keras optimizers. Imported as ``tfwd.optimizers``.
 
-- `DecoupledWeightDecay`: weight decay that is not part of the gradient, around any optimizer.
-- `NonMonotonicASGD`: averages of the weights from where training stalls on; in `fit` with
+- `DecoupledWeightDecay`: weight decay that is not part of the gradient, for any optimizer.
+- `NonMonotonicASGD`: averages the weights from the moment when training stalls. `fit` needs
   `NonMonotonicASGDCallback`.
-- `ApplyIfFinite`: leaves out the steps whose gradients or learning rate are not finite.
+- `ApplyIfFinite`: skips steps whose gradients or learning rate are not finite.
 - `addons`: `AdamW`, `SGDW` and `extend_with_decoupled_weight_decay` with the arguments of
   tensorflow-addons.
 
-The sources stand in ``optimizers/`` at the top of the repository and are installed under this name.
+The sources are in ``optimizers/`` at the top of the repository and are installed under this name.
 """
 
-# A second copy of a module under another name would silently overwrite the first one's entries
-# in Keras's serialization registry, and saved models would then load the wrong classes.
+# If the module were imported a second time under another name, the copy would overwrite the entries
+# in Keras's serialization registry. Saved models would then load the wrong classes.
 if __name__ != "tfwd.optimizers":
     raise ImportError(
         f"this package is installed as tfwd.optimizers and cannot be imported as {__name__!r}: "

@@ -1,8 +1,7 @@
-"""The weight decay optimizers of tensorflow-addons, by its names and with its arguments.
+"""The weight decay optimizers of tensorflow-addons, with the same names and arguments.
 
-For code that was written for it: after changing the import it runs on Keras 3 too. New code is
-better off with `DecoupledWeightDecay`, whose patterns are checked and whose embeddings decay as a
-whole.
+Existing code runs on Keras 3 after a change of the import. New code should use
+`DecoupledWeightDecay`: it checks its patterns, and decays whole embedding tables.
 """
 
 from __future__ import annotations
@@ -22,25 +21,26 @@ from tfwd.paths import compiled
 
 
 class DecoupledWeightDecayExtension(DecoupledWeightDecay):
-    """What `AdamW`, `SGDW` and the classes of `extend_with_decoupled_weight_decay` share.
+    """Base class of `AdamW`, `SGDW` and the classes of `extend_with_decoupled_weight_decay`.
 
-    Each update is  w <- w - weight_decay * w,  then the step of the optimizer that is extended.
-    The decay does not follow the learning rate: where that has a schedule, give it one too.
+    Each update is  w <- w - weight_decay * w,  followed by the step of the extended optimizer. The
+    decay
+    does not follow the learning rate. If the learning rate has a schedule, give the decay one too.
 
     Args:
-        weight_decay: a number (also as a tensor), a schedule, a function without arguments, or a
-            scalar variable.
-        args: of the optimizer that is extended.
-        exclude_from_weight_decay: regular expressions; a variable in whose path one is found,
-            anywhere, is not decayed. One that is found nowhere is no error.
-        name: the optimizer's name.
-        sparse: "rows" decays only the rows in a sparse gradient, as tensorflow-addons does;
-            "table" the whole table.
-        sum_repeated_rows: as in `DecoupledWeightDecay`.
-        kwargs: of the optimizer that is extended.
+        weight_decay: float, scalar tensor, schedule, function without arguments, or scalar
+            variable.
+        *args: Arguments of the extended optimizer.
+        exclude_from_weight_decay: Regular expressions. A variable is not decayed if one is found
+            anywhere in its path. An expression that is found nowhere is not an error. Default None.
+        name: str. Name of the optimizer. Default None.
+        sparse: "rows" decays only the rows in a sparse gradient, as tensorflow-addons does. "table"
+            decays the whole table. Default "rows".
+        sum_repeated_rows: As in `DecoupledWeightDecay`.
+        **kwargs: Arguments of the extended optimizer.
 
     Attributes:
-        base_optimizer: the class that is extended; set by subclasses.
+        base_optimizer: Extended class, set by subclasses.
     """
 
     base_optimizer: Any = None
@@ -77,14 +77,15 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         decay_var_list: Iterable[Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """One step.
+        """Makes one step.
 
         Args:
-            grads_and_vars: pairs of a gradient and a variable.
-            name: not used; tensorflow-addons takes one.
-            decay_var_list: the variables to decay in this step, also those of
-                `exclude_from_weight_decay`; by default, and if it is empty, all but those.
-            kwargs: what else the extended optimizer's takes.
+            grads_and_vars: Pairs of a gradient and a variable.
+            name: Not used. tensorflow-addons has this argument.
+            decay_var_list: Variables to decay in this step, including variables of
+                `exclude_from_weight_decay`. If it is None or empty, all other variables are
+                decayed.
+            **kwargs: Other arguments of the extended optimizer's `apply_gradients`.
         """
         variables = list(decay_var_list or ())
         only = {wrapped_optimizers.key(self, variable) for variable in variables}
@@ -106,15 +107,15 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         """Computes the gradient of a loss and makes a step.
 
         Args:
-            loss: a function without arguments, or a tensor that was computed under `tape`.
-            var_list: variables, or a function that returns them.
-            grad_loss: the gradient with respect to the loss, 1 by default.
-            name: not used.
-            decay_var_list: as for `apply_gradients`.
-            tape: the tape that saw a loss that is a tensor.
+            loss: Function without arguments, or a tensor that was computed under `tape`.
+            var_list: Variables, or a function that returns them.
+            grad_loss: Gradient with respect to the loss. Default None, for 1.
+            name: Not used.
+            decay_var_list: As in `apply_gradients`.
+            tape: Tape that recorded the loss. Needed if the loss is a tensor.
 
         Raises:
-            ValueError: the loss is a tensor, and there is no tape.
+            ValueError: If the loss is a tensor, and there is no tape.
         """
         if callable(loss):
             with tape or tf.GradientTape() as tape:
@@ -129,7 +130,7 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
     def _multiplier(self, variable: tf.Variable) -> float:
         if self._rules.only is None:
             return super()._multiplier(variable)
-        # The list wins over the patterns.
+        # The list has precedence over the patterns.
         return 1.0 if wrapped_optimizers.key(self, variable) in self._rules.only else 0.0
 
     def get_config(self) -> dict[str, Any]:
@@ -145,7 +146,7 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
 
 
 class _AddonsRules(DecayRules):
-    """Exclusions that are searched for anywhere in the path, and need not be found."""
+    """Exclusion rules that may match anywhere in a path, or nowhere."""
 
     def __init__(self, owner: str, patterns: Sequence[str]) -> None:
         super().__init__(owner)
@@ -164,16 +165,19 @@ class _AddonsRules(DecayRules):
 
 
 def extend_with_decoupled_weight_decay(base_optimizer: type) -> type:
-    """The class of an optimizer with decoupled weight decay, made of one without.
+    """Returns an optimizer class with decoupled weight decay, made from a class without it.
 
     Args:
-        base_optimizer: an optimizer class of Keras. (On Keras 2, what it makes is a legacy
-            optimizer if this is one.)
+        base_optimizer: Optimizer class of Keras. On Keras 2 the returned class is a legacy
+            optimizer if
+            this class is one.
 
     Returns:
-        A class whose constructor takes `weight_decay` first, then what `base_optimizer` takes, and
-        `exclude_from_weight_decay`. Register it with Keras under a name of your own, or give it in
-        `custom_objects`, to load what was saved with it.
+        A class whose constructor takes `weight_decay` first, then the arguments of
+        `base_optimizer`, and
+        `exclude_from_weight_decay`. To load a saved optimizer, register the class with Keras under
+        your
+        own name, or pass it in `custom_objects`.
 
     Example:
 
@@ -195,14 +199,14 @@ def extend_with_decoupled_weight_decay(base_optimizer: type) -> type:
 class AdamW(DecoupledWeightDecayExtension):
     """tensorflow-addons' AdamW:  w <- w - weight_decay * w,  then Adam's step.
 
-    Unlike `keras.optimizers.AdamW`, the decay is not multiplied by the learning rate.
+    Unlike in `keras.optimizers.AdamW`, the decay is not multiplied by the learning rate.
 
     Args:
-        weight_decay: a number, a schedule, a function without arguments, or a scalar variable.
-        learning_rate, beta_1, beta_2, epsilon, amsgrad: Adam's.
-        name: the optimizer's name.
-        kwargs: `exclude_from_weight_decay`, `sparse`, `sum_repeated_rows`, and what else Keras's
-            Adam takes.
+        weight_decay: float, schedule, function without arguments, or scalar variable.
+        learning_rate, beta_1, beta_2, epsilon, amsgrad: As in `keras.optimizers.Adam`.
+        name: str. Name of the optimizer. Default "AdamW".
+        **kwargs: `exclude_from_weight_decay`, `sparse`, `sum_repeated_rows`, and other arguments of
+            `keras.optimizers.Adam`.
 
     Example:
 
@@ -243,11 +247,11 @@ class SGDW(DecoupledWeightDecayExtension):
     """tensorflow-addons' SGDW:  w <- w - weight_decay * w,  then the step of SGD with momentum.
 
     Args:
-        weight_decay: a number, a schedule, a function without arguments, or a scalar variable.
-        learning_rate, momentum, nesterov: SGD's.
-        name: the optimizer's name.
-        kwargs: `exclude_from_weight_decay`, `sparse`, `sum_repeated_rows`, and what else Keras's
-            SGD takes.
+        weight_decay: float, schedule, function without arguments, or scalar variable.
+        learning_rate, momentum, nesterov: As in `keras.optimizers.SGD`.
+        name: str. Name of the optimizer. Default "SGDW".
+        **kwargs: `exclude_from_weight_decay`, `sparse`, `sum_repeated_rows`, and other arguments of
+            `keras.optimizers.SGD`.
 
     Example:
 

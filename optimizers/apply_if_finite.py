@@ -1,7 +1,7 @@
-"""`ApplyIfFinite`: leaves out the steps whose gradients or learning rate are not finite.
+"""`ApplyIfFinite`: skips steps whose gradients or learning rate are not finite.
 
 A single batch can have a gradient that is NaN or infinite. An optimizer would write it into all
-weights and into its own moments, from where it never goes away again.
+weights and into its own moments, and could never remove it.
 """
 
 from __future__ import annotations
@@ -22,54 +22,63 @@ from tfwd.finite import all_finite
 
 @keras.saving.register_keras_serializable("tfwd")
 class ApplyIfFinite(_keras.optimizer_wrapper.OptimizerWrapper):
-    """Any Keras optimizer, which makes a step only if gradients and learning rate are finite.
+    """An optimizer wrapper that skips steps with NaN or infinite gradients.
 
-    A step is bad if an element of any gradient is NaN or infinite, or if the learning rate is not
-    finite, or negative. A bad step changes nothing: no weight, and nothing that the optimizer
-    keeps, be it moments, the step counter, accumulated gradients or moving averages. On several
-    replicas, a bad gradient on any of them has all leave the step out. Every other step is that of
-    the wrapped optimizer, bit for bit, as far as a compiler does not round otherwise: XLA, and
-    oneDNN in graphs, may fuse a bare optimizer's update with the computation of the gradients,
-    whose last bit is then another one.
+    A step is bad if any element of a gradient is NaN or infinite. It is also bad if the learning
+    rate is
+    negative or not finite. A bad step changes nothing: no weight, and no state of the optimizer
+    such as
+    moments, the step counter, accumulated gradients or moving averages. If a gradient is bad on one
+    replica, all replicas skip the step.
 
-    After more than `max_consecutive` bad steps in a row the step is made all the same, as Optax's
-    `apply_if_finite` does: what goes wrong every time does not go away by itself, and the run then
-    fails visibly instead of standing still. Bad steps are made from there on, until a step is
-    good, which begins a new count. A learning rate that is NaN at one step of a schedule is such a
-    case: the step counter stands still, so the schedule never gets past it.
+    Every other step equals the wrapped optimizer's step, bit for bit. The last bit may differ if a
+    compiler rounds differently. XLA, and oneDNN in graphs, may fuse a bare optimizer's update with
+    the
+    computation of the gradients.
 
-    Around a LossScaleOptimizer, gradients that are not finite are left to that one: it must see
-    them to lower its scale, and leaves the step out itself. Only the learning rate is checked then,
-    and only the steps left out for it are counted.
+    After more than `max_consecutive` bad steps in a row the step is made, as in Optax's
+    `apply_if_finite`. A permanent error does not go away by itself. The run then fails visibly,
+    instead
+    of making no progress. All following bad steps are made too. The next good step resets the
+    count. A
+    learning rate that is NaN at one step of a schedule is such an error: the step counter stays the
+    same, so the schedule never leaves that step.
 
-    What a wrapper of it does, as `DecoupledWeightDecay` or `NonMonotonicASGD`, is left out with the
-    step. `skipped` and `consecutive` are state of the optimizer, saved and restored with it.
+    A LossScaleOptimizer inside handles gradients that are not finite: it must see them to lower its
+    scale, and skips the step itself. Then only the learning rate is checked, and only the steps
+    that are
+    skipped for it are counted.
+
+    A wrapper around this one, such as `DecoupledWeightDecay` or `NonMonotonicASGD`, also does
+    nothing in
+    a skipped step. `skipped` and `consecutive` are saved and restored with the optimizer.
 
     Args:
-        optimizer: a Keras optimizer or the name of one.
-        max_consecutive: how many bad steps in a row are left out, at least 0.
-        name: the optimizer's name.
+        optimizer: Keras optimizer, or its name.
+        max_consecutive: int. Number of bad steps in a row that are skipped, at least 0. Default 5.
+        name: str. Name of the optimizer. Default None.
 
     Raises:
-        TypeError: the optimizer is not a Keras optimizer.
-        ValueError: max_consecutive is not a whole number of at least 0.
+        TypeError: If the optimizer is not a Keras optimizer.
+        ValueError: If max_consecutive is not an integer of at least 0.
+
+    The metrics of `fit` do not change: a bad batch makes the epoch's loss NaN, although the weights
+    are
+    safe. `tfwd.callbacks.FiniteCheck` also keeps bad batches out of metrics.
 
     Example:
-
-    >>> import keras
-    >>> optimizer = ApplyIfFinite(keras.optimizers.SGD(1.0))
-    >>> weight = tf.Variable([4.0, 8.0], name="weight")
-    >>> optimizer.apply([tf.constant([1.0, float("nan")])], [weight])
-    >>> optimizer.apply([tf.constant([1.0, 2.0])], [weight])
-    >>> weight.numpy(), optimizer.skipped, int(optimizer.iterations)
-    (array([3., 6.], dtype=float32), 1, 1)
-
-    Metrics of `fit` are Keras's own: a bad batch makes the epoch's loss NaN, though the weights are
-    safe. `tfwd.callbacks.FiniteCheck` keeps it out of them too.
+        >>> import keras
+        >>> optimizer = ApplyIfFinite(keras.optimizers.SGD(1.0))
+        >>> weight = tf.Variable([4.0, 8.0], name="weight")
+        >>> optimizer.apply([tf.constant([1.0, float("nan")])], [weight])
+        >>> optimizer.apply([tf.constant([1.0, 2.0])], [weight])
+        >>> weight.numpy(), optimizer.skipped, int(optimizer.iterations)
+        (array([3., 6.], dtype=float32), 1, 1)
 
     References:
-        DeepMind, Optax, `optax.apply_if_finite`. Departure: it does not look at the learning rate,
-        and its `total_notfinite` also counts the bad steps that were made.
+        DeepMind, Optax, `optax.apply_if_finite`. Departure: Optax does not check the learning rate,
+        and
+        its `total_notfinite` also counts the bad steps that were made.
     """
 
     leaves_out_steps = True
@@ -78,8 +87,8 @@ class ApplyIfFinite(_keras.optimizer_wrapper.OptimizerWrapper):
         whole = isinstance(max_consecutive, int) and not isinstance(max_consecutive, bool)
         if not whole or max_consecutive < 0:
             raise ValueError(
-                f"{type(self).__name__}: max_consecutive={max_consecutive!r}: give a whole number, "
-                "at least 0"
+                f"{type(self).__name__}: max_consecutive={max_consecutive!r}: expected an "
+                "integer of at least 0"
             )
         super().__init__(optimizer, name=name)
         self.max_consecutive = max_consecutive
@@ -90,12 +99,12 @@ class ApplyIfFinite(_keras.optimizer_wrapper.OptimizerWrapper):
 
     @property
     def skipped(self) -> int:
-        """How many steps were left out, in all."""
+        """Number of skipped steps."""
         return int(self._skipped.numpy()) if self.built else 0
 
     @property
     def consecutive(self) -> int:
-        """How many steps in a row were bad until now; 0 after a good one."""
+        """Number of bad steps in a row until now, 0 after a good step."""
         return int(self._consecutive.numpy()) if self.built else 0
 
     def _apply(self, grads: list[Any], variables: list[Any], make: Callable[[], Any]) -> Any:
@@ -105,23 +114,23 @@ class ApplyIfFinite(_keras.optimizer_wrapper.OptimizerWrapper):
         made = good | (consecutive > self.max_consecutive)
         self._consecutive.assign(consecutive)
         self._skipped.assign_add(tf.cast(~made, tf.int64))
-        told = _keras_updates.told(self)  # before another replica may have left
+        update_log = _keras_updates.update_log(self)  # before another replica may leave
 
         def step() -> tf.Tensor:
-            if told is None:
+            if update_log is None:
                 make()
                 return tf.constant(True)
-            with _keras_updates.noticed(self) as was_made:
+            with _keras_updates.detect_update(self) as was_made:
                 make()
                 return was_made()
 
         sparse = any(isinstance(gradient, tf.IndexedSlices) for gradient in grads)
         result = _made_if(made, step, wrapped_optimizers.leaves(self.inner), sparse)
-        if told is not None:
-            told.append(result)
+        if update_log is not None:
+            update_log.append(result)
 
     def _is_good(self, grads: list[Any]) -> tf.Tensor:
-        """Whether the step is good as far as this replica can tell."""
+        """Returns True if the step is good as far as this replica knows."""
         good = tf.constant(True)
         if not wrapped_optimizers.lowers_scale(self.inner):
             good = all_finite([_as_tensor(gradient) for gradient in grads if gradient is not None])
@@ -140,7 +149,7 @@ def _as_tensor(gradient: Any) -> Any:
 
 
 def _replicas() -> Any:
-    """The context of one replica of several, None elsewhere."""
+    """Returns the replica context if there are several replicas, else None."""
     context = tf.distribute.get_replica_context()
     return context if context is not None and context.num_replicas_in_sync > 1 else None
 
@@ -148,18 +157,18 @@ def _replicas() -> Any:
 def _made_if(
     when: tf.Tensor, step: Callable[[], tf.Tensor], leaves: list[Any], sparse: bool
 ) -> tf.Tensor:
-    """Makes a step if `when`; whether it was made, and `step` returned that it was.
+    """Makes a step if `when` is True. Returns True if the step was made.
 
     Args:
-        when: the same on all replicas.
-        step: makes it.
-        leaves: the optimizers that make the updates.
-        sparse: whether a gradient is of rows, whose number XLA may not know.
+        when: Boolean scalar, the same on all replicas.
+        step: Function that makes the step and returns True if it was made.
+        leaves: Optimizers that make the updates.
+        sparse: bool. A gradient is sparse. XLA may not know its number of rows.
     """
     context = _replicas()
     if context is not None and not tf.__internal__.distribute.strategy_supports_no_merge_call():
-        # Updates of variables bring the replicas together, which they cannot do in a branch that
-        # each has for itself. So all go into one branch.
+        # Updates of variables synchronize the replicas. They cannot do that in a branch that each
+        # replica runs separately. So one branch contains the steps of all replicas.
         return context.merge_call(_made_together, args=(when, step))
     by_methods = not sparse and all(map(_keras_updates.assigns_by_methods, leaves))
     if not (by_methods and graphs.in_xla()):
@@ -171,7 +180,7 @@ def _made_if(
 
 
 def _made_together(strategy: tf.distribute.Strategy, when: Any, step: Any) -> tf.Tensor:
-    # The same on each replica: what is told of one is told of all.
+    # All replicas have the same value, so the value of the first replica is enough.
     def first(values: Any) -> tf.Tensor:
         return strategy.experimental_local_results(values)[0]
 

@@ -1,4 +1,4 @@
-"""`NonMonotonicASGDCallback`: `NonMonotonicASGD` in `fit`, evaluated with averaged weights."""
+"""`NonMonotonicASGDCallback`: lets `fit` use `NonMonotonicASGD`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from tfwd.optimizers.non_monotonic_asgd import NonMonotonicASGD
 
 
 class NonMonotonicASGDCallback(keras.callbacks.Callback):
-    """Lets `fit` use the `NonMonotonicASGD` that a model is compiled with.
+    """A callback that triggers `NonMonotonicASGD` in `fit` and evaluates the averaged weights.
 
-    Once the average has begun, the averaged weights are in the model from each evaluation until
-    the next epoch begins, and from the end of training on; in between it trains on the raw ones.
-    So validation, and every callback that looks at the model at the end of an epoch, as
-    ModelCheckpoint and EarlyStopping, sees the averages. A model saved then has the averages
-    for its weights and the raw weights in its optimizer, and `fit` goes on from these.
+    After the average has begun, the model has the averaged weights from each evaluation until the
+    next
+    epoch begins. It also has them after the end of training. During an epoch it trains on the raw
+    weights. So validation sees the averages, and so do callbacks at the end of an epoch, such as
+    ModelCheckpoint and EarlyStopping. A model that is saved then has the averages as its weights.
+    Its
+    optimizer has the raw weights, from which `fit` resumes.
 
     Args:
-        monitor: the entry of the epoch's logs that is the loss to watch.
+        monitor: str. Entry of the epoch's logs with the loss to monitor. Default "val_loss".
 
     Raises:
-        ValueError: at the start of training, if the model's optimizer is no `NonMonotonicASGD`.
+        ValueError: At the start of training, if the model's optimizer is not `NonMonotonicASGD`.
 
     Example:
 
@@ -46,7 +48,7 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
         self._optimizer: NonMonotonicASGD | None = None
         self._fitting = False
         self._warned = False
-        self._observed = False  # in this epoch
+        self._observed = False  # the loss of this epoch was observed
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         found = [
@@ -64,7 +66,8 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._observed = False
-        # Here and not when training begins, so that another callback may first restore a state.
+        # Done here and not in `on_train_begin`, so that another callback can restore a state
+        # before.
         if self._optimizer is not None and self._optimizer.exchanged:
             self._optimizer.exchange()
 
@@ -73,7 +76,7 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
             self._average()
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        # Not only when the epoch ends: a callback before this one may save the state there.
+        # Not only at the end of the epoch: an earlier callback may save the state there.
         if self._fitting and self.monitor.startswith("val_"):
             self._observe((logs or {}).get(self.monitor.removeprefix("val_")))
 
@@ -87,8 +90,8 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
         if not self._observe((logs or {}).get(self.monitor)) and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{type(self).__name__}: an epoch's logs have no {self.monitor!r}, only "
-                f"{', '.join(logs or {})}; without it nothing is triggered",
+                f"{type(self).__name__}: the logs of the epoch have no {self.monitor!r}, only "
+                f"{', '.join(logs or {})}; without it the average never begins",
                 stacklevel=2,
             )
         self._average()

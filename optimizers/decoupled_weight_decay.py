@@ -1,8 +1,9 @@
-"""Decoupled weight decay around any optimizer.
+"""Decoupled weight decay for any optimizer.
 
-The decay is made where Keras makes each variable's update, so whatever decides over updates also
-decides over the decay: a skipped step, the accumulation of gradients, a variable without a
-gradient, the replica that the variable stands on.
+The decay is made where Keras updates each variable. So everything that affects updates also affects
+the decay: skipped steps, accumulation of gradients, variables without a gradient, and the replica
+of
+the variable.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ from tfwd import _keras
 from tfwd._keras import updates as _keras_updates
 from tfwd._keras import wrapped_optimizers
 from tfwd.dtypes import wide
-from tfwd.optimizers._updates.decay_parts import FirstUpdates, NamedRows
 from tfwd.optimizers._updates.decay_rate import DecayRate
 from tfwd.optimizers._updates.decay_rules import Choice, DecayRow, DecayRules, DecayTable
-from tfwd.optimizers._updates.decay_step import FusedSteps, decay, decay_rows
+from tfwd.optimizers._updates.decay_step import (
+    FirstUpdates,
+    FusedSteps,
+    NamedRows,
+    decay,
+    decay_rows,
+)
 from tfwd.optimizers._updates.repeated_rows import SumsRows
 from tfwd.optimizers._updates.replicas import on_every_replica
 
@@ -32,75 +38,92 @@ TOWARDS = ("zero", "start")
 
 @keras.saving.register_keras_serializable("tfwd")
 class DecoupledWeightDecay(SumsRows):
-    """Any Keras optimizer, with weight decay that is not part of the gradient.
+    """An optimizer wrapper that adds decoupled weight decay to any Keras optimizer.
 
-    In each update, for each variable that is decayed, first
+    Each update of a decayed variable first computes
 
         w <- w - d * m * s * w
 
-    and then the wrapped optimizer's step, which sees the decayed weight. d is `weight_decay`, m
-    the variable's multiplier, and s
+    and then makes the wrapped optimizer's step, which sees the decayed weight. d is `weight_decay`,
+    m is
+    the variable's multiplier, and s is
 
     - 1 with `scale="absolute"` (Caffe's `W = W*(1 - d)`, tensorflow-addons),
     - the current learning rate with `"learning_rate"` (PyTorch, Keras),
-    - the current learning rate over the initial one with `"schedule"` (Loshchilov and Hutter).
+    - the current learning rate divided by the initial one with `"schedule"` (Loshchilov and
+      Hutter).
 
-    It adds no state, but for `towards="start"`: variables, learning rate and step counter are the
-    wrapped optimizer's. With `weight_decay=0` it is the wrapped optimizer, bit for bit, but for one
-    departure: a row that stands more than once in a sparse gradient is added up first, as it is in
-    the dense gradient. Keras 3's optimizers, all but SGD and Lion, take each part for the row's
-    whole gradient.
+    Except with `towards="start"` it adds no state: variables, learning rate and step counter belong
+    to
+    the wrapped optimizer. With `weight_decay=0` it equals the wrapped optimizer, bit for bit, with
+    one
+    exception. If a row occurs more than once in a sparse gradient, its parts are summed first, as
+    in the
+    dense gradient. Keras 3's optimizers, except SGD and Lion, treat each part as the row's whole
+    gradient.
 
     On Keras 2 the optimizer may also be a legacy one (`keras.optimizers.legacy`) or one of
-    tensorflow-addons. Around such a one this is a legacy optimizer itself, and stands inside and
-    around Lookahead, SWA and MovingAverage.
+    tensorflow-addons. The wrapper is then a legacy optimizer itself. It works inside and around
+    Lookahead, SWA and MovingAverage.
 
     Args:
-        optimizer: a Keras optimizer, or the name of one. It may be a LossScaleOptimizer, be put
-            into one, and have EMA, clipping and gradient accumulation of its own: the decay is
-            made once an update, and takes no part in clipping.
-        weight_decay: d, at least 0: a number, a schedule (called with the step, as a learning rate
-            schedule), a function without arguments, or a scalar `tf.Variable`.
-        scale: "absolute", "learning_rate" or "schedule".
-        include: regular expressions (one, or a list), each of which must match a variable's whole
-            path, or a whole end of it that begins after a `/`. Only these variables are decayed;
-            `None` is all of them, biases and the like too.
-        exclude: the same, for variables that are not decayed.
-        multipliers: dict from such an expression to m. The first that matches a variable counts;
-            a variable that none matches has 1.
-        sparse: "table" decays the whole of an embedding whose gradient is sparse, "rows" only the
-            rows that are in the gradient, each once. Gradients that were accumulated are dense, and
-            so are those of several replicas under `global_clipnorm`.
-        decay_unused: whether variables without a gradient are decayed too. They are listed once,
-            in a warning, unless this is set.
-        name: the optimizer's name.
-        sum_repeated_rows: whether a row that stands more than once in a sparse gradient is added
-            up before clipping and before the step; False for what Keras does.
-        towards: "zero", or "start" for `w <- w - d * m * s * (w - w0)`, with w0 what the variable
-            was when the optimizer was built, which `fit` does before its first step (L2-SP, as a
-            decay). A copy of each decayed variable is kept, and saved with the optimizer.
+        optimizer: Keras optimizer, or its name. It can be a LossScaleOptimizer, be inside one, and
+            have
+            its own EMA, clipping and gradient accumulation. The decay is made once per update. It
+            does
+            not affect clipping.
+        weight_decay: float, schedule, function without arguments, or scalar `tf.Variable`. The
+            value d,
+            at least 0. A schedule is called with the step, like a learning rate schedule.
+        scale: "absolute", "learning_rate" or "schedule". Default "absolute".
+        include: str or list of str. Regular expressions. Each must match a variable's full path, or
+            its
+            last components. Only matching variables are decayed. Default None, for all variables,
+            including biases.
+        exclude: str or list of str. Regular expressions for variables that are not decayed. Default
+            None.
+        multipliers: dict from a regular expression to m. The first matching expression applies.
+            Other
+            variables have multiplier 1. Default None.
+        sparse: "table" decays a whole embedding table although its gradient is sparse. "rows"
+            decays
+            only the rows in the gradient, each once. Accumulated gradients are dense, and so are
+            the
+            gradients of several replicas with `global_clipnorm`. Default "table".
+        decay_unused: bool. Also decays variables without a gradient. If False, a warning lists them
+            once. Default False.
+        name: str. Name of the optimizer. Default None.
+        sum_repeated_rows: bool. Sums the parts of a repeated row of a sparse gradient before
+            clipping
+            and before the step. False does the same as Keras. Default True.
+        towards: "zero", or "start" for `w <- w - d * m * s * (w - w0)`. w0 is the value of the
+            variable
+            when the optimizer was built, which `fit` does before its first step (L2-SP, as a
+            decay). A
+            copy of each decayed variable is kept, and saved with the optimizer. Default "zero".
 
     Raises:
-        TypeError: the optimizer is not a Keras optimizer, or weight_decay not one of its kinds.
-        ValueError: the optimizer decays weights itself; an argument is out of its range; at
-            `build`, where the variables are first known: a pattern matches none of them.
+        TypeError: If the optimizer is not a Keras optimizer, or weight_decay has a wrong type.
+        ValueError: If the optimizer already decays weights, or if an argument is out of range. In
+            `build`, which is the first to know the variables: if a pattern matches none of them.
 
     Example:
-
-    >>> import keras
-    >>> optimizer = DecoupledWeightDecay(keras.optimizers.SGD(0.1), 0.25)
-    >>> weight = tf.Variable([4.0, 8.0], name="weight")
-    >>> optimizer.apply([tf.constant([10.0, 0.0])], [weight])
-    >>> weight.numpy()
-    array([2., 6.], dtype=float32)
+        >>> import keras
+        >>> optimizer = DecoupledWeightDecay(keras.optimizers.SGD(0.1), 0.25)
+        >>> weight = tf.Variable([4.0, 8.0], name="weight")
+        >>> optimizer.apply([tf.constant([10.0, 0.0])], [weight])
+        >>> weight.numpy()
+        array([2., 6.], dtype=float32)
 
     References:
-        Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101.
-        Departure: the paper subtracts decay and step from the same old weight. The two are equal
-        for optimizers whose step does not read the weight; LAMB, Adafactor, Ftrl and the
-        schedule-free ones do read it, and here they see the decayed one.
+        Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101. Departure:
+        the
+        paper subtracts decay and step from the same old weight. The results are equal if the
+        optimizer's step does not read the weight. LAMB, Adafactor, Ftrl and the schedule-free
+        optimizers do read it. Here they read the decayed weight.
         Li, Grandvalet and Davoine, "Explicit Inductive Bias for Transfer Learning with
-        Convolutional Networks" (2018), for "start". Departure: theirs is part of the loss.
+        Convolutional
+        Networks" (2018), for "start". Departure: their decay is part of the loss.
     """
 
     def __init__(
@@ -123,9 +146,9 @@ class DecoupledWeightDecay(SumsRows):
         for factor in (1.0, *(rules.multipliers or {}).values()):
             decay_rate.check_share(factor)
         if sparse not in SPARSE:
-            raise ValueError(f"{kind}: sparse={sparse!r}: give one of {', '.join(SPARSE)}")
+            raise ValueError(f"{kind}: sparse={sparse!r}: expected one of {', '.join(SPARSE)}")
         if towards not in TOWARDS:
-            raise ValueError(f"{kind}: towards={towards!r}: give one of {', '.join(TOWARDS)}")
+            raise ValueError(f"{kind}: towards={towards!r}: expected one of {', '.join(TOWARDS)}")
         super().__init__(optimizer, sum_repeated_rows, name)
         for held in wrapped_optimizers.chain(self.optimizer):
             _check_no_decay(kind, held)
@@ -139,15 +162,15 @@ class DecoupledWeightDecay(SumsRows):
 
     @property
     def weight_decay(self) -> Any:
-        """d, as it was given; it cannot be assigned, since traced functions hold it."""
+        """The given value of d. It cannot be assigned, because traced functions contain it."""
         return self._decay_rate.weight_decay if "optimizer" in vars(self) else None
 
     @weight_decay.setter
     def weight_decay(self, value: Any) -> None:
-        if "optimizer" in vars(self):  # else it is the constructor of Keras's class
+        if "optimizer" in vars(self):  # otherwise the constructor of Keras's class assigns it
             raise AttributeError(
-                "weight_decay cannot be assigned, as traced training steps would not see it: give "
-                "a schedule, a function or a tf.Variable, whose value is read in each step"
+                "weight_decay cannot be assigned, because traced training steps would not see it: "
+                "pass a schedule, a function or a tf.Variable, whose value is read in each step"
             )
 
     @property
@@ -167,34 +190,35 @@ class DecoupledWeightDecay(SumsRows):
         return self._rules.multipliers
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Not here: use `exclude`, which looks at paths and is saved."""
+        """Rejects Keras's method. Use `exclude`, whose patterns match paths and are saved."""
         raise ValueError(
-            f"{type(self).__name__} takes what is not decayed as exclude=[patterns of paths]"
+            f"{type(self).__name__} has no exclude_from_weight_decay(): use exclude=[patterns of "
+            "paths]"
         )
 
     def decay_table(self, model: Any) -> DecayTable:
-        """What will be decayed, by how much, and why.
+        """Returns a table of the variables with their decay and the reason for it.
 
         Args:
-            model: a built model or layer, or a list of variables.
+            model: Built model or layer, or a list of variables.
 
         Returns:
-            A list of `DecayRow`s, one a trainable variable; printed, a table. The decay is that
-            of an update made now.
+            A list of `DecayRow`s, one per trainable variable. It prints as a table. The decay is
+            the decay
+            of an update that is made now.
 
         Raises:
-            ValueError: a pattern matches none of the variables.
+            ValueError: If a pattern matches none of the variables.
 
         Example:
-
-        >>> import keras
-        >>> layer = keras.layers.Dense(3, name="score")
-        >>> scores = layer(tf.ones((1, 2)))
-        >>> optimizer = DecoupledWeightDecay("adam", 0.0005, exclude="bias")
-        >>> print(optimizer.decay_table(layer))
-        variable      shape  decay an update  why
-        score/kernel    2x3           0.0005  every variable
-        score/bias        3                -  exclude 'bias'
+            >>> import keras
+            >>> layer = keras.layers.Dense(3, name="score")
+            >>> scores = layer(tf.ones((1, 2)))
+            >>> optimizer = DecoupledWeightDecay("adam", 0.0005, exclude="bias")
+            >>> print(optimizer.decay_table(layer))
+            variable      shape  decay per update  why
+            score/kernel    2x3            0.0005  every variable
+            score/bias        3                 -  exclude 'bias'
         """
         variables = getattr(model, "trainable_variables", model)
         rows = DecayTable()
@@ -219,7 +243,7 @@ class DecoupledWeightDecay(SumsRows):
         self._rules.chosen = dict(zip(keys, choices, strict=True))
 
     def _build(self, variables: list[keras.Variable]) -> None:
-        leaves = wrapped_optimizers.leaves(self.optimizer)  # some are not known earlier
+        leaves = wrapped_optimizers.leaves(self.optimizer)  # some exist only now
         for leaf in leaves:
             _check_no_decay(type(self).__name__, leaf)
         self._decay_rate.note_initial(leaves)
@@ -231,7 +255,7 @@ class DecoupledWeightDecay(SumsRows):
                 self._starts.held[wrapped_optimizers.key(self, variable)] = start
 
     def _start(self, variable: Any) -> tf.Tensor | None:
-        """w0 of a variable that is decayed; None for 0."""
+        """Returns w0 of a decayed variable, or None for 0."""
         start = self._starts.held.get(wrapped_optimizers.key(self, variable))
         return None if start is None else _keras.variables.value(start)
 
@@ -239,7 +263,7 @@ class DecoupledWeightDecay(SumsRows):
         if self._decay_rate.is_zero:
             return super()._apply(grads, variables, make)
         unused = [v for g, v in zip(grads, variables, strict=True) if g is None]
-        self._tell(unused, len(variables))
+        self._warn_of_unused(unused, len(variables))
         leaves = wrapped_optimizers.leaves(self.inner)
         first = FirstUpdates(self, variables)
         rows = NamedRows(self, grads, variables) if self.sparse == "rows" else None
@@ -257,7 +281,7 @@ class DecoupledWeightDecay(SumsRows):
                 return
             elif fraction is not None:
                 done = decay(variable, fraction, self._start(variable))
-            with _keras_updates.after(leaf, done):
+            with _keras_updates.waiting_for(leaf, done):
                 own(gradient, variable, rate)
 
         def before(leaf: Any) -> None:
@@ -271,9 +295,9 @@ class DecoupledWeightDecay(SumsRows):
         ):
             return super()._apply(grads, variables, make)
 
-    def _tell(self, unused: list[Any], of: int) -> None:
-        """Lists the variables without a gradient, once; none at all is Keras's error."""
-        if not unused or len(unused) == of or self.decay_unused or self._unused_known:
+    def _warn_of_unused(self, unused: list[Any], count: int) -> None:
+        """Lists the variables without a gradient once. If all lack one, Keras raises an error."""
+        if not unused or len(unused) == count or self.decay_unused or self._unused_known:
             return
         self._unused_known = True
         paths = ", ".join(map(_keras.variables.path, unused))
@@ -289,7 +313,7 @@ class DecoupledWeightDecay(SumsRows):
             decay(variable, fraction, self._start(variable))
 
     def _fraction(self, leaf: Any, variable: tf.Variable, rate: Any) -> tf.Tensor | None:
-        """d * m * s of this update, `None` for a variable that is not decayed."""
+        """Returns d * m * s of this update, or None for a variable that is not decayed."""
         multiplier = self._multiplier(variable)
         if not multiplier:
             return None
@@ -297,7 +321,7 @@ class DecoupledWeightDecay(SumsRows):
         return multiplier * self._decay_rate(leaf, leaves, rate, wide(variable.dtype))
 
     def _multiplier(self, variable: tf.Variable) -> float:
-        """m of this update, 0 for a variable that is not decayed."""
+        """Returns m of this update, 0 for a variable that is not decayed."""
         return self._rules.chosen[wrapped_optimizers.key(self, variable)].multiplier
 
     def get_config(self) -> dict[str, Any]:
@@ -323,9 +347,9 @@ class DecoupledWeightDecay(SumsRows):
 
 
 class Starts:
-    """What decayed variables were when the optimizer was built, by the variable.
+    """The values of decayed variables when the optimizer was built, by the variables' keys.
 
-    Keras's classes take no dict of variables as an attribute.
+    Keras's classes do not allow a dict of variables as an attribute.
     """
 
     def __init__(self) -> None:
@@ -340,7 +364,7 @@ def _check_no_decay(kind: str, optimizer: Any) -> None:
         named = f"{type(optimizer).__name__} '{wrapped_optimizers.name(optimizer)}'"
         values = ", ".join(f"{name}={value}" for name, value in found.items())
         raise ValueError(
-            f"{kind}: {named} decays weights already ({values}), and they would be decayed "
-            "twice; wrap one that does not (Adam in place of AdamW), or set its "
+            f"{kind}: {named} already decays weights ({values}), so they would be decayed "
+            "twice; wrap an optimizer without decay (Adam instead of AdamW), or set its "
             f"{' and its '.join(found)} to 0"
         )

@@ -251,7 +251,7 @@ def test_a_rate_out_of_range_names_layer_and_weight(kind: str) -> None:
 
 
 def test_a_wrong_model_is_an_error() -> None:
-    with pytest.raises(ValueError, match="takes a Keras model, got .*Dense.*tfwd.layers.Param"):
+    with pytest.raises(ValueError, match="expects a Keras model, got .*Dense.*tfwd.layers.Param"):
         tfwd.parametrize(keras.layers.Dense(3), DROPPED)
 
 

@@ -20,12 +20,12 @@ BAD = {
     "text": (lambda call: "0.5", "real scalar.*string"),
     "bool": (lambda call: True, "real scalar.*bool"),
     "nothing": (lambda call: None, "real scalar.*None"),
-    "random": (lambda call: random.random(), "number alone; for call 0 it returned .* and then"),
+    "random": (lambda call: random.random(), "the call; for call 0 it returned .* and then"),
     "NumPy's": (lambda call: np.random.rand() / 2, "number alone"),
     "TensorFlow's": (lambda call: tf.random.uniform([]), "number alone"),
     "a generator's": (lambda call: GENERATOR.uniform([]), "number alone"),
     "random later": (
-        lambda call: 0.5 * random.random() if int(call) > 10 else 0.0, "number alone; for call 1000"
+        lambda call: 0.5 * random.random() if int(call) > 10 else 0.0, "the call; for call 1000"
     ),
 }  # fmt: skip
 

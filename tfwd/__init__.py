@@ -1,13 +1,13 @@
-"""Weight dropout and variational noise for TensorFlow 2 and Keras, and what belongs around them.
+"""Weight dropout and variational noise for TensorFlow 2 and Keras, and related tools.
 
     import tfwd
     from tfwd import layers, parametrizations as P
 
     model = tfwd.parametrize(model, {"recurrent_kernel": P.Dropout(0.5)})
 
-`tfwd.layers` has the Keras layers, `tfwd.parametrizations` the maps from a weight to the weight
-that a layer computes with, `tfwd.gradients` moments of per-example gradients, `tfwd.pretrained`
-weights of published models, `tfwd.lm` the language model.
+`tfwd.layers` has the Keras layers. `tfwd.parametrizations` has the functions from a weight to the
+weight that a layer computes with. `tfwd.gradients` computes moments of per-example gradients.
+`tfwd.pretrained` loads weights of published models. `tfwd.lm` is the language model.
 """
 
 from pathlib import Path
@@ -18,12 +18,13 @@ except ModuleNotFoundError as error:
     if error.name != "tensorflow":
         raise
     raise ImportError(
-        "tfwd needs TensorFlow, which it does not install by itself so that either build will do: "
+        "tfwd needs TensorFlow, and does not install it, because there are two builds: "
         "pip install tensorflow, or tensorflow-cpu for the smaller build without GPU support"
     ) from error
 
-# In a checkout tfwd.layers and tfwd.optimizers stand beside this folder, not in it. Python takes
-# this folder, and not an installed tfwd, where it is started at the top of a checkout.
+# In a checkout tfwd.layers and tfwd.optimizers are beside this folder, not in it. If Python starts
+# at
+# the top of a checkout, it imports this folder and not an installed tfwd.
 if not (Path(__file__).parent / "layers").is_dir():
     __path__.append(str(Path(__file__).parent.parent))
 
@@ -38,7 +39,7 @@ from tfwd import (
     pretrained,
 )
 from tfwd._graph import custom_gradient
-from tfwd.layers import transformer  # noqa: F401, registers their classes
+from tfwd.layers import transformer  # noqa: F401, registers its classes with Keras
 from tfwd.layers._substitution.references import reset_references
 from tfwd.models import parametrize, unwrap
 

@@ -1,4 +1,4 @@
-"""Public names of an earlier version, which warn and still work for one version."""
+"""Public names of an earlier version. They still work for one version, with a warning."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 def renamed(module: str, names: Mapping[str, tuple[str, Any]]) -> Callable[[str], Any]:
-    """The `__getattr__` of a module some of whose names have changed.
+    """Returns the `__getattr__` of a module with renamed public names.
 
     Args:
-        module: the module's name.
-        names: from each old name to the new one, in words, and what it stands for.
+        module: str. Name of the module.
+        names: dict from an old name to the new name, in words, and the object.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Dtypes to compute in: float32 at least, because half precision is too coarse for sums."""
+"""Dtypes for computation: float32 at least, because half precision is too coarse for sums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 def wide(dtype: tf.DType) -> tf.DType:
-    """The floating dtype to compute in: float32 for half precision, else the dtype itself.
+    """Returns the dtype for computation: float32 for half precision, else the dtype itself.
 
     Example:
 
@@ -17,7 +17,7 @@ def wide(dtype: tf.DType) -> tf.DType:
 
 
 def at_least_float32(tensor: tf.Tensor) -> tf.Tensor:
-    """A half-precision tensor as float32; any other as it is.
+    """Returns a half-precision tensor as float32, and any other tensor unchanged.
 
     Example:
 

@@ -1,7 +1,7 @@
-"""Writes a file so that it is whole or not there at all.
+"""Writes a file atomically: it has either its old content or all of its new content.
 
-A run can be killed at any moment. A file is therefore written beside its place and moved over it
-in one step: whoever reads it sees the old content or the new, never a part.
+A run can be killed at any moment. So the content is written to a temporary file in the same folder,
+which then replaces the file in one step.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ def write_atomically(path: str | os.PathLike[str], content: str) -> None:
     """Writes `content` to the file `path` as UTF-8, in one step.
 
     Args:
-        path: the file; what it held before is replaced. Its folder must exist.
-        content: the text.
+        path: Path of the file. Its old content is replaced. Its folder must exist.
+        content: str. New content.
 
     Raises:
-        OSError: the file cannot be written. What was there is left as it was.
+        OSError: If the file cannot be written. Its old content stays.
 
     Example:
 
@@ -38,7 +38,7 @@ def write_atomically(path: str | os.PathLike[str], content: str) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only the owner reads
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp creates files that only the owner can read
         os.replace(temporary, path)
         temporary = None
     finally:
@@ -47,7 +47,7 @@ def write_atomically(path: str | os.PathLike[str], content: str) -> None:
 
 
 def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
+    """Returns the process's umask. It can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -1,7 +1,8 @@
-"""What is finite in a tensor: in one number, and in a summary of counts.
+"""Checks if tensors are finite: as one number, or as a summary of counts.
 
-These run in eager mode, in graphs and under XLA alike. `tf.debugging.check_numerics` and `Assert`
-do not: XLA leaves them out without a word. Nor does XLA's `reduce_max` on a CPU keep a NaN.
+The functions work in eager mode, in graphs and under XLA. `tf.debugging.check_numerics` and
+`Assert`
+do not: XLA silently removes them. And XLA's `reduce_max` on a CPU may lose a NaN.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ import tensorflow as tf
 from tfwd._graph import graphs
 from tfwd.dtypes import at_least_float32
 
-SQUARED_IS_FINITE = 1e15  # up to here the square of a number is a float32 by far
+SQUARED_IS_FINITE = 1e15  # the square of a smaller number is far below the limit of float32
 
-# `watch`: what looks at the tensors of the step that the present thread runs.
+# Its attribute `watch` is the object that checks the tensors of the present thread's step.
 here = threading.local()
 
 
 def is_watching() -> bool:
-    """Whether something looks at all layers of the step that the present thread runs."""
+    """Returns True if all layers of the present thread's step are being checked."""
     return getattr(here, "watch", None) is not None
 
 
 class Summary(NamedTuple):
-    """What is in a tensor.
+    """Counts of finite and non-finite elements of a tensor, and the range of its finite values.
 
     Attributes:
-        size: the number of elements.
-        nan, positive_inf, negative_inf: how many of them are NaN, +Inf and -Inf.
-        zeros: how many are 0.
-        abs_min: the smallest absolute value that is finite and not 0; 0 if there is none.
-        abs_max: the largest absolute value that is finite; 0 if there is none.
+        size: Number of elements.
+        nan, positive_inf, negative_inf: Numbers of elements that are NaN, +Inf and -Inf.
+        zeros: Number of elements that are 0.
+        abs_min: Smallest absolute value that is finite and not 0, or 0 if there is none.
+        abs_max: Largest absolute value that is finite, or 0 if there is none.
 
-    They are int64 scalars, but for the last two, which are in the tensor's dtype, float32 at least;
-    `numbers()` has Python's numbers in their place.
+    The counts are int64 scalars. `abs_min` and `abs_max` have the tensor's dtype, float32 at least.
+    `numbers()` converts all of them to Python's numbers.
     """
 
     size: Any
@@ -50,22 +51,22 @@ class Summary(NamedTuple):
     abs_max: Any
 
     def numbers(self) -> Summary:
-        """The same with Python's numbers."""
+        """Returns the same summary with Python's numbers."""
         counts = [int(value) for value in self[:5]]
         return Summary(*counts, *(float(value) for value in self[5:]))
 
     @property
     def non_finite(self) -> Any:
-        """How many elements are NaN or infinite."""
+        """Number of elements that are NaN or infinite."""
         return self.nan + self.positive_inf + self.negative_inf
 
     @property
     def percent(self) -> float:
-        """How many of a hundred elements are NaN or infinite."""
+        """Percentage of elements that are NaN or infinite."""
         return 100.0 * float(self.non_finite) / max(float(self.size), 1.0)
 
     def __str__(self) -> str:
-        """The counts in words, as Caffe reports them."""
+        """Formats the counts as Caffe reports them."""
         numbers = self.numbers()
         share = f"{numbers.percent:.2f}"
         if numbers.non_finite and share == "0.00":
@@ -77,17 +78,19 @@ class Summary(NamedTuple):
 
 
 def summarize(tensor: Any) -> Summary:
-    """Counts what is not finite in a tensor, and finds how small and how large the rest is.
+    """Counts the non-finite elements of a tensor, and finds the range of the finite ones.
 
     Args:
-        tensor: of any shape and numeric dtype, or a `tf.IndexedSlices`, whose rows count. A complex
-            number counts as NaN if a part of it is, else as +Inf if a part is infinite.
+        tensor: Tensor of any shape and numeric dtype, or a `tf.IndexedSlices`, whose rows are
+            counted.
+            A complex number counts as NaN if one of its parts is NaN, else as +Inf if a part is
+            infinite.
 
     Returns:
         A `Summary` of tensors, in eager mode, in graphs and under XLA.
 
     Raises:
-        TypeError: it is not numeric.
+        TypeError: If the tensor is not numeric.
 
     Example:
 
@@ -120,14 +123,16 @@ def summarize(tensor: Any) -> Summary:
 
 
 def extent(tensor: Any) -> tf.Tensor:
-    """How large a tensor is, as cheaply as it can be told: not finite if an element is not.
+    """Measures the size of a tensor cheaply. The result is not finite if an element is not.
 
-    It is the root of the sum of squares, or under XLA the largest absolute sum of a row, which are
-    the fastest where they are taken. Either can overflow though all elements are finite, if these
-    are beyond 10^15: whoever finds an extent that is not finite looks closer.
+    It is the root of the sum of squares, or under XLA the largest absolute sum of a row. Each is
+    the
+    fastest measure there. Both can overflow for finite elements beyond 10^15. So a caller must
+    check the
+    elements if the extent is not finite.
 
     Args:
-        tensor: floating or complex, of any shape, or a `tf.IndexedSlices`.
+        tensor: Floating or complex tensor of any shape, or a `tf.IndexedSlices`.
 
     Returns:
         A float32 scalar, or float64 for float64.
@@ -136,46 +141,49 @@ def extent(tensor: Any) -> tf.Tensor:
 
 
 def probe(tensor: Any) -> tf.Tensor:
-    """A number of a tensor that is not finite if an element is not; `extent_of` makes its extent.
+    """Returns a number that is not finite if an element of a tensor is not finite.
 
-    So a step computes one operation for each tensor, and the rest once for all of them.
+    `extent_of` converts it to the tensor's extent. So a step computes one operation per tensor, and
+    the
+    rest once for all tensors.
     """
     tensor = at_least_float32(_real(_values(tensor)))
     if not graphs.in_xla():
         return tf.nn.l2_loss(tensor)
-    # (XLA's maximum may lose a NaN, so there is none where it is asked for.)
+    # XLA's maximum may lose a NaN, so NaN is replaced by infinity before the maximum.
     width = tensor.shape[-1] if tensor.shape.rank else None
     sums = tf.reduce_sum(tensor, axis=-1 if width is not None and width >= 8 else None)
     largest = tf.reduce_max(tf.where(tf.math.is_finite(sums), tf.abs(sums), math.inf))
-    return tf.maximum(largest, 0.0)  # of nothing it is -Inf
+    return tf.maximum(largest, 0.0)  # of an empty tensor it is -Inf
 
 
 def extent_of(probes: tf.Tensor) -> tf.Tensor:
-    """The extents of tensors whose `probe` these are, in the same function."""
+    """Returns the extents of tensors from their `probe`s, in the same function."""
     return probes if graphs.in_xla() else tf.sqrt(2.0 * probes)
 
 
 def largest(tensor: Any) -> tf.Tensor:
-    """The largest absolute value that is finite, of floating numbers; a float32, or a float64."""
+    """Returns the largest finite absolute value of a floating tensor, as float32 or float64."""
     magnitude = at_least_float32(tf.abs(_values(tensor)))
     found = tf.reduce_max(tf.where(tf.math.is_finite(magnitude), magnitude, 0.0))
-    return tf.maximum(found, 0.0)  # of nothing it is -Inf
+    return tf.maximum(found, 0.0)  # of an empty tensor it is -Inf
 
 
-def is_watched(value: Any) -> bool:
-    """Whether it is a tensor whose elements can be other than finite."""
+def can_be_non_finite(value: Any) -> bool:
+    """Returns True for a tensor whose dtype has NaN and infinities."""
     if isinstance(value, tf.IndexedSlices):
         value = value.values
     return isinstance(value, tf.Tensor) and (value.dtype.is_floating or value.dtype.is_complex)
 
 
 def all_finite(tensors: Sequence[Any]) -> tf.Tensor:
-    """Whether all elements of all floating and complex tensors are finite: a boolean scalar.
+    """Returns a boolean scalar: True if all elements of floating and complex tensors are finite.
 
-    The sum of a tensor is finite only if all of its elements are, and costs one pass. If it is
-    not, a finite tensor may be so large that its sum is not; only then the elements are looked at.
+    The sum of a tensor is finite only if all of its elements are, and costs one pass. The sum of
+    very
+    large finite elements can overflow. The elements are checked only if a sum is not finite.
     """
-    tensors = [_real(_values(tensor)) for tensor in tensors if is_watched(tensor)]
+    tensors = [_real(_values(tensor)) for tensor in tensors if can_be_non_finite(tensor)]
     if not tensors:
         return tf.constant(True)
     sums = tf.stack([tf.reduce_sum(at_least_float32(t), name="probe") for t in _one_dtype(tensors)])
@@ -196,7 +204,7 @@ def _values(tensor: Any) -> tf.Tensor:
 
 
 def _real(tensor: tf.Tensor) -> tf.Tensor:
-    """A complex tensor as one of its parts, any other as it is."""
+    """Returns the parts of a complex tensor as one tensor, and any other tensor unchanged."""
     if not tensor.dtype.is_complex:
         return tensor
     return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
@@ -207,13 +215,13 @@ def _as_floating(tensor: tf.Tensor) -> tf.Tensor:
         parts = _real(tensor)
         nan = tf.reduce_any(tf.math.is_nan(parts), axis=0)
         infinite = tf.reduce_any(tf.math.is_inf(parts), axis=0)
-        # The absolute value of a finite number may be beyond the largest one.
+        # The absolute value of a finite complex number may exceed the largest number.
         magnitude = tf.minimum(tf.abs(tensor), parts.dtype.max)
         magnitude = tf.where(infinite, tf.constant(math.inf, parts.dtype), magnitude)
         return tf.where(nan, tf.constant(math.nan, parts.dtype), magnitude)
     if tensor.dtype.is_integer or tensor.dtype.is_bool:
         return tf.cast(tensor, tf.float64)
-    raise TypeError(f"summarize() needs a numeric tensor, got one of dtype {tensor.dtype.name}")
+    raise TypeError(f"summarize() needs a numeric tensor, got dtype {tensor.dtype.name}")
 
 
 def _count(where: tf.Tensor) -> tf.Tensor:

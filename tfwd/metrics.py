@@ -1,4 +1,4 @@
-"""`GradientSquaredMean`: the mean of squared per-example gradients over steps, a Keras metric."""
+"""`GradientSquaredMean`: a Keras metric of the mean of squared per-example gradients."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from tfwd.gradients import Moments
 
 @keras.saving.register_keras_serializable("tfwd")
 class GradientSquaredMean(keras.metrics.Metric):
-    """The mean of squared per-example gradients over the entries of all weights, and over steps.
+    """A Keras metric: the mean of squared per-example gradients over all weights and steps.
 
-    Formula: `sum_t B_t mean_i(s_ti) / sum_t B_t`, with `s_t` the `mean_square` of step `t` and
-    `B_t` its batch size, so that every example counts once.
+    Formula: `sum_t B_t mean_i(s_ti) / sum_t B_t`. `s_t` is the `mean_square` of step `t`, and
+    `B_t` is its
+    batch size, so every example counts once.
 
     Args:
-        variables: the weights, in the order of the moments: Keras variables
+        variables: The weights, in the order of the moments: Keras variables
             (`model.trainable_variables`), or pairs of a path and a number of entries.
-        name, dtype: as for any metric; the sums are kept in float32 or the wider of the two.
+        name, dtype: As for any metric. The sums are stored in float32, or in `dtype` if it is
+            wider.
 
     Raises:
-        ValueError: if there are no variables.
+        ValueError: If there are no variables.
 
     Example:
 
@@ -58,7 +60,7 @@ class GradientSquaredMean(keras.metrics.Metric):
             self.paths.append(str(path))
             self.sizes.append(int(size))
         if not self.paths:
-            raise ValueError("GradientSquaredMean needs the weights: model.trainable_variables")
+            raise ValueError("GradientSquaredMean needs weights: pass model.trainable_variables")
         dtype = keras.backend.floatx()
         self.total = self.add_weight(
             name="total", shape=(len(self.paths),), initializer="zeros", dtype=dtype
@@ -66,7 +68,7 @@ class GradientSquaredMean(keras.metrics.Metric):
         self.examples = self.add_weight(name="examples", shape=(), initializer="zeros", dtype=dtype)
 
     def reset_state(self) -> None:
-        """Forgets all steps."""
+        """Resets the metric."""
         for variable in (self.total, self.examples):
             variable.assign(tf.zeros(variable.shape, variable.dtype))
 
@@ -74,18 +76,19 @@ class GradientSquaredMean(keras.metrics.Metric):
         """Adds the moments of a step: `update_state(moments, sample_weight=None)`.
 
         Args:
-            moments: what `tfwd.gradients.moments` returned.
-            args, kwargs: `sample_weight`, a factor of the step's weight, which is its batch size.
+            moments: Result of `tfwd.gradients.moments`.
+            *args, **kwargs: `sample_weight`, a factor for the weight of the step, which is its
+                batch size.
 
         Raises:
-            ValueError: if it is given something else, or moments of other weights.
+            ValueError: If `moments` has another type, or belongs to other weights.
         """
-        # A model that was compiled with it would give it targets, outputs and weights.
+        # A model that was compiled with this metric would pass targets, outputs and weights.
         if not isinstance(moments, Moments):
             raise ValueError(
-                f"metric '{self.name}' takes what tfwd.gradients.moments returned, got "
-                f"{type(moments).__name__}; it is not one of compile(metrics=[...]): to measure "
-                "in fit, take it out there and give "
+                f"metric '{self.name}' expects the result of tfwd.gradients.moments, got "
+                f"{type(moments).__name__}. It cannot be used in compile(metrics=[...]): to "
+                "measure in fit, remove it there and use "
                 "fit(callbacks=[tfwd.callbacks.GradientSquaredMean()])"
             )
         self._add(moments, *args, **kwargs)
@@ -95,10 +98,10 @@ class GradientSquaredMean(keras.metrics.Metric):
         sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
         if sizes != self.sizes:
             raise ValueError(
-                f"metric '{self.name}' is of {len(self.sizes)} weights with {self.sizes} entries, "
-                f"got moments of {len(sizes)} weights of the shapes {shapes}"
+                f"metric '{self.name}' was made for {len(self.sizes)} weights with {self.sizes} "
+                f"entries, got moments of {len(sizes)} weights with the shapes {shapes}"
             )
-        dtype = self.total.dtype  # wider than the metric's, if that is a narrow one
+        dtype = self.total.dtype  # wider than the metric's dtype, if that is narrow
         means = [tf.reduce_mean(tf.cast(s, dtype)) for s in moments.mean_square]
         weight = tf.cast(moments.batch_size, dtype)
         if sample_weight is not None:
@@ -107,11 +110,11 @@ class GradientSquaredMean(keras.metrics.Metric):
         self.examples.assign_add(weight)
 
     def result(self) -> tf.Tensor:
-        """The mean over the entries of all weights."""
+        """Returns the mean over the entries of all weights."""
         return tf.reduce_sum(self._means() * self.sizes) / float(sum(self.sizes))
 
     def by_variable(self) -> dict[str, tf.Tensor]:
-        """The mean over each weight's entries, by its path."""
+        """Returns the mean over each weight's entries, by its path."""
         return dict(zip(self.paths, tf.unstack(self._means()), strict=True))
 
     def _means(self) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""`parametrize` and `unwrap`: put parametrizations on a model's weights, and take them off."""
+"""`parametrize` and `unwrap`: add parametrizations to a model's weights, and remove them."""
 
 from __future__ import annotations
 
@@ -24,33 +24,38 @@ def parametrize(
     recompute: bool = True,
     share_across_replicas: bool = False,
 ) -> keras.Model:
-    """A model on the same variables that computes with functions of its weights while it trains.
+    """Returns a model on the same variables whose training calls use functions of its weights.
 
-    In a Sequential or functional model each layer that holds a matching weight is wrapped in a
-    `tfwd.layers.Parametrized` of its own, under the layer's name, in nested models too; all other
-    layers are the model's own. A subclassed model is wrapped whole, as a `ParametrizedModel`, which
-    has its call and none of its other methods: one with a `train_step` of its own is warned of. The
-    given model is not changed, and goes on computing with the raw weights.
+    In a Sequential or functional model each layer with a matching weight is wrapped in its own
+    `tfwd.layers.Parametrized`, under the layer's name. This includes nested models. All other
+    layers are
+    shared. A subclassed model is wrapped as a whole, in a `ParametrizedModel`. The wrapper has its
+    call,
+    but none of its other methods. It warns if the model defines `train_step`. The given model is
+    not
+    changed, and still computes with the raw weights.
 
     Args:
-        model: a Sequential, functional or subclassed Keras model.
+        model: Sequential, functional or subclassed Keras model.
         parametrizations: dict from a pattern on the weights' paths to a parametrization, as in
-            `tfwd.layers.Parametrized`. A pattern is matched against the whole model: one that
-            matches nothing anywhere is an error (for a subclassed model without weights yet, at its
-            first call). `.*` and the like leave out what is not trained, as moving statistics.
-        seed: an integer from which each wrapped layer gets a seed of its own (`seed` plus the index
-            of its first weight in `model.weights`), or None for seeds drawn from Keras's global
-            one.
-        recompute, share_across_replicas: as in `tfwd.layers.Parametrized`.
+            `tfwd.layers.Parametrized`. A pattern is matched against the whole model. It is an error
+            if
+            it matches nothing. (A subclassed model without weights is checked in its first call.)
+            Patterns such as `.*` exclude weights that are never trained, such as moving statistics.
+        seed: int. Each wrapped layer gets its own seed: `seed` plus the index of its first weight
+            in
+            `model.weights`. Default None, which draws seeds from Keras's global seed.
+        recompute, share_across_replicas: As in `tfwd.layers.Parametrized`.
 
     Returns:
         A model with the same weights in the same order. If a Sequential or functional model was
-        compiled, it is compiled alike, with a fresh optimizer, as Keras's `clone_model` does; a
-        `ParametrizedModel` is not compiled.
+        compiled, the new one is compiled in the same way, with a new optimizer, as in Keras's
+        `clone_model`. A `ParametrizedModel` is not compiled.
 
     Raises:
-        ValueError: as `tfwd.layers.Parametrized`; `parametrizations` is no dict; a Sequential model
-            is not built yet.
+        ValueError: As `tfwd.layers.Parametrized`; if `parametrizations` is not a dict; if a
+            Sequential
+            model is not built yet.
 
     Example:
 
@@ -65,21 +70,22 @@ def parametrize(
     """
     if not isinstance(model, keras.Model):
         raise ValueError(
-            f"parametrize takes a Keras model, got {model!r} of type {type(model).__name__}; "
-            "for a layer there is tfwd.layers.Parametrized"
+            f"parametrize expects a Keras model, got {model!r} of type {type(model).__name__}; "
+            "for a layer use tfwd.layers.Parametrized"
         )
     if not isinstance(parametrizations, Mapping):
         raise ValueError(
             f"parametrizations of model '{model.name}' must be a dict from a pattern on weights' "
-            f"paths to a parametrization, as {{'kernel': Dropout(0.5)}}; got {parametrizations!r}"
+            f"paths to a parametrization, such as {{'kernel': Dropout(0.5)}}; got "
+            f"{parametrizations!r}"
         )
     if not parametrizations:
-        raise ValueError("parametrizations is empty: give at least one pattern, as in the example")
+        raise ValueError("parametrizations is empty: pass at least one pattern, as in the example")
     for pattern, parametrization in parametrizations.items():
         if not isinstance(parametrization, Parametrization):
             raise ValueError(
-                f"'{pattern}' of model '{model.name}': a parametrization such as Dropout(0.5) is "
-                f"wanted; got {parametrization!r}"
+                f"'{pattern}' of model '{model.name}': expected a parametrization such as "
+                f"Dropout(0.5), got {parametrization!r}"
             )
     seed = checked_seed(seed)
     options = {"recompute": recompute, "share_across_replicas": share_across_replicas}
@@ -110,24 +116,28 @@ def parametrize(
 
 
 def unwrap(model: keras.Layer) -> keras.Layer:
-    """The plain Keras model, or layer, on the same variables: the way back from tfwd.
+    """Returns the plain Keras model or layer on the same variables.
 
-    Wrappers give way to the layers they wrap, and tfwd's own layers to plain ones on the same
-    variables: `WeightDropLSTM` to `LSTM`, `DropoutEmbedding` to `Embedding`, `LockedDropout` to
-    `SpatialDropout1D`, `TiedDense` to `EinsumDense`. The result computes in evaluation what the
-    model does, reads and writes the weight files of the plain model, and can be saved and exported
-    for programs that have no tfwd.
+    Wrappers are replaced by the layers they wrap. tfwd's own layers are replaced by plain layers on
+    the
+    same variables: `WeightDropLSTM` by `LSTM`, `DropoutEmbedding` by `Embedding`, `LockedDropout`
+    by
+    `SpatialDropout1D`, `TiedDense` by `EinsumDense`. In evaluation the result computes the same as
+    the
+    model. It reads and writes the weight files of the plain model. It can be saved and exported for
+    programs without tfwd.
 
     Args:
-        model: a model or a layer, of any depth. It is not changed.
+        model: Model or layer. It is not changed.
 
     Returns:
-        A model on the same variables; the same object if there is nothing of tfwd in it. Its
-        `weights` are in the same order, but for the kernel and the bias of an `EinsumDense`.
+        A model on the same variables, or the same object if it contains nothing of tfwd. Its
+        `weights`
+        are in the same order, except that an `EinsumDense` lists its kernel before its bias.
 
     Raises:
-        ValueError: if a parametrization acts in evaluation too (`WeightNorm`), or if a subclassed
-            model keeps layers where Keras does not see them.
+        ValueError: If a parametrization also acts in evaluation (`WeightNorm`), or if a subclassed
+            model has layers that Keras does not track.
 
     Example:
 
@@ -141,7 +151,7 @@ def unwrap(model: keras.Layer) -> keras.Layer:
     return _unwrap(model, {})
 
 
-# By which a model may say itself how it is trained.
+# Methods with which a model may define its own training.
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
 
 
@@ -149,13 +159,14 @@ _STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_me
 class ParametrizedModel(keras.Model):
     """A model around a subclassed model that computes with functions of its weights.
 
-    Args:
-        model: the wrapped model.
-        parametrizations, seed, recompute, share_across_replicas: as in `tfwd.layers.Parametrized`.
+    Its weights are the wrapped model's weights. It trains with `fit` as the wrapped model does. It
+    does not use custom methods such as `train_step` of the wrapped model, and warns about them. The
+    wrapped model, with its other methods and attributes, is `parametrized.layer`.
 
-    Its weights are the wrapped model's; it trains with `fit` as that one does, save for a
-    `train_step` and the like of the wrapped model's own, which it does not have: it warns then. The
-    wrapped model's other methods and attributes are those of `parametrized.layer`.
+    Args:
+        model: Wrapped model.
+        parametrizations, seed, recompute, share_across_replicas: As in `tfwd.layers.Parametrized`.
+        **kwargs: Arguments of every Keras model, such as `name`.
     """
 
     def __init__(
@@ -173,8 +184,8 @@ class ParametrizedModel(keras.Model):
             kind = type(model).__name__
             warnings.warn(
                 f"model '{model.name}' of type {kind} has its own {', '.join(own)}, which the "
-                "model around it does not use: fit, evaluate and predict are Keras's; write a loop "
-                "of your own around the new model, or wrap layers inside the old one",
+                "model around it does not use: fit, evaluate and predict are Keras's. Write a "
+                "custom loop around the new model, or wrap layers inside the old one",
                 stacklevel=3,
             )
         self.parametrized = Parametrized(
@@ -184,17 +195,17 @@ class ParametrizedModel(keras.Model):
         self.built = _keras.layers.has_weights(model)
 
     def set_weights(self, weights: Any) -> None:
-        """Sets the weights; warns if Mixout has taken its references already."""
+        """Sets the weights. Warns if Mixout has already copied its references."""
         super().set_weights(weights)
         listeners.tell(self.weights)
 
     @property
     def calls(self) -> Any:
-        """As in `tfwd.layers.Parametrized`."""
+        """Number of training calls so far, as in `tfwd.layers.Parametrized`."""
         return self.parametrized.calls
 
     def effective_weights(self, call: int) -> dict[str, Any]:
-        """As in `tfwd.layers.Parametrized`."""
+        """Returns the weights of a training call, as in `tfwd.layers.Parametrized`."""
         return self.parametrized.effective_weights(call)
 
     def build(self, *args: Any, **kwargs: Any) -> None:
@@ -231,7 +242,7 @@ class ParametrizedModel(keras.Model):
 
 
 def _unwrap(layer: Any, done: dict[int, Any]) -> Any:
-    """The plain layer; a layer that stands in several places becomes one layer."""
+    """Returns the plain layer. A layer with several uses becomes one layer."""
     if not isinstance(layer, keras.layers.Layer):
         return layer
     if id(layer) not in done:

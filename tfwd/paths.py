@@ -1,4 +1,4 @@
-"""Regular expressions that choose variables by their paths, the same way everywhere."""
+"""Regular expressions that select variables by their paths, with one meaning everywhere."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 
 
 def compiled(pattern: str, what: str) -> re.Pattern[str]:
-    """The compiled pattern.
+    """Compiles a pattern.
 
     Args:
-        pattern: a regular expression.
-        what: the pattern and what it is for, the beginning of the error's message.
+        pattern: Regular expression.
+        what: The pattern and its purpose, for the beginning of the error message.
 
     Raises:
-        ValueError: if it is not a regular expression.
+        ValueError: If it is not a regular expression.
     """
     try:
         return re.compile(pattern)
@@ -22,7 +22,7 @@ def compiled(pattern: str, what: str) -> re.Pattern[str]:
 
 
 def matches(expression: re.Pattern[str], path: str) -> bool:
-    """Whether the expression matches the whole path, or a whole end of it that follows a `/`.
+    """Returns True if the expression matches the full path or its last components.
 
     Example:
 

@@ -1,8 +1,9 @@
-"""Rates and deviations: numbers, variables or schedules, checked and read.
+"""Rates and standard deviations: numbers, variables or schedules.
 
-A rate is a number, a variable, or a schedule, which is any callable from the number of the training
-call. What can be known of it is checked when a layer is built; the rest, with the names of the
-layer and the weight, when it is read.
+A rate is a number, a variable, or a schedule, which is any callable of the training-call counter.
+Known properties are checked when a layer is built. The other ones are checked when the rate is
+read,
+and errors then name the layer and the weight.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 
-# A float, a tensor, a variable, or a callable from the call's number: TensorFlow has no types.
+# A float, a tensor, a variable, or a function of the training-call counter.
 Scalar = Any
 
 _where: contextvars.ContextVar[str] = contextvars.ContextVar("where", default="")
@@ -28,7 +29,7 @@ _where: contextvars.ContextVar[str] = contextvars.ContextVar("where", default=""
 
 @contextlib.contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Errors about values that are read inside the body name this weight and layer."""
+    """Makes errors about values that are read in the body name this weight and layer."""
     token = _where.set(where)
     try:
         yield
@@ -37,7 +38,7 @@ def naming(where: str) -> Iterator[None]:
 
 
 def constant(value: Any) -> Any:
-    """A float for a scalar array or a tensor whose value is known; anything else as it is."""
+    """Returns a float for a scalar array or a tensor with a known value, else the value itself."""
     if isinstance(value, np.ndarray) or (tf.is_tensor(value) and not _is_variable(value)):
         known = tf.get_static_value(value) if tf.is_tensor(value) else value
         if known is not None and np.ndim(known) == 0 and np.issubdtype(known.dtype, np.floating):
@@ -46,7 +47,7 @@ def constant(value: Any) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a real number, and no bool."""
+    """Returns True for a real number, but not for a bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
@@ -55,14 +56,22 @@ def _is_variable(value: Any) -> bool:
 
 
 def check(where: str, name: str, value: Any, below: float) -> None:
-    """Checks what can be known now; the values of schedules and tensors, when they are read.
+    """Checks the known properties of a rate. Other properties are checked when it is read.
 
-    A schedule is tried for two numbers of calls, twice each: what it returns must be a real scalar
-    and the same each time.
+    A schedule is called for two call numbers, twice each. It must return a real scalar, and the
+    same one
+    both times.
+
+    Args:
+        where: Beginning of the error message, which names the layer and the weight.
+        name: Name of the argument.
+        value: Rate or standard deviation.
+        below: Upper limit of the value.
 
     Raises:
-        ValueError: that begins with `where`, unless the value is a real scalar of at least 0 and
-            less than `below`, or a function of the call's number to such scalars.
+        ValueError: If the value is not a real scalar of at least 0 and less than `below`, or a
+            function
+            of the training-call counter to such scalars.
     """
     limit = "in [0, 1)" if below == 1.0 else "a finite number of at least 0"
     if is_number(value):  # first, since tests of other types are slow
@@ -85,7 +94,7 @@ def check(where: str, name: str, value: Any, below: float) -> None:
 
 
 def _fault(value: Any) -> str:
-    """What keeps a value from being a real scalar; empty if nothing is known to."""
+    """Returns the reason why a value is not a real scalar, or "" if none is known."""
     if not (tf.is_tensor(value) or _is_variable(value)):
         try:
             value = tf.convert_to_tensor(value)
@@ -99,16 +108,16 @@ def _fault(value: Any) -> str:
 
 
 def _try(where: str, name: str, schedule: Any) -> None:
-    """Raises a ValueError if a schedule is seen not to be a function to real scalars."""
+    """Raises a ValueError if a schedule visibly does not return real scalars."""
     for call in (0, 1000):
         try:
-            with tf.init_scope():  # in a function it would draw once for all
+            with tf.init_scope():  # in a function it would draw only once
                 number = tf.constant(call, tf.int64)
                 values = [schedule(number), schedule(number)]
                 fault = _fault(values[0])
                 found = [] if fault else [float(value) for value in values]
         except Exception:
-            return  # it may need what is only there when it is read; then it says so itself
+            return  # it may need something that exists only when it is read; then it raises itself
         if fault:
             raise ValueError(
                 f"{where}: {name} must be a schedule that returns a real scalar; for call {call} "
@@ -116,17 +125,22 @@ def _try(where: str, name: str, schedule: Any) -> None:
             )
         if found[0] != found[1] and not any(map(math.isnan, found)):
             raise ValueError(
-                f"{where}: {name} must be a schedule that is a function of the call's number "
-                f"alone; for call {call} it returned {found[0]} and then {found[1]}, so that "
-                "backward would see another value than forward"
+                f"{where}: {name} must be a schedule that depends only on the number of the call; "
+                f"for call {call} it returned {found[0]} and then {found[1]}, so "
+                "backward would use another value than forward"
             )
 
 
 def read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
-    """A float as it is; a variable or a schedule as a float32 scalar.
+    """Returns a float unchanged, and a variable or a schedule as a float32 scalar.
+
+    Args:
+        value: Rate or standard deviation.
+        call: int64 scalar. Number of the training call.
+        below: Upper limit of the value.
 
     Raises:
-        ValueError: if a schedule returns what is no real scalar.
+        ValueError: If a schedule does not return a real scalar.
     """
     if is_number(value):
         return value
@@ -139,7 +153,7 @@ def read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
             value = _keras.variables.value(value)
     if fault := _fault(value):
         raise ValueError(f"{name}: a rate or deviation must be a real scalar; got {fault}")
-    # The gradient is stopped last, by which it shows that the value needs none.
+    # `stop_gradient` is the last operation, which shows that the value needs no gradient.
     value = tf.stop_gradient(tf.ensure_shape(tf.cast(value, tf.float32), []))
     message = f"{name}: a rate or deviation must be at least 0 and below {below}; got"
     tf.debugging.Assert((value >= 0.0) & (value < below), [message, value])
@@ -147,7 +161,7 @@ def read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
 
 
 def serialized(value: Scalar) -> Any:
-    """What a config has for it: a number, or a schedule as Keras serializes it."""
+    """Returns the value for a config: a number, or a schedule that Keras has serialized."""
     if _is_variable(value):
         return float(value)
     if is_number(value):

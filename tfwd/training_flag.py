@@ -1,8 +1,9 @@
 """The training flag, and the only `tf.cond` of the library.
 
-Keras passes `training` as a Python bool; programs of their own may pass a boolean tensor, so that
-one traced function serves both training and evaluation. Everything that depends on the flag goes
-through `cond`, which costs nothing for a Python bool.
+Keras passes `training` as a Python bool. Custom programs may pass a boolean tensor, so that one
+traced
+function serves both training and evaluation. All code that depends on the flag uses `cond`, which
+costs nothing for a Python bool.
 """
 
 from __future__ import annotations
@@ -16,17 +17,16 @@ T = TypeVar("T")
 
 
 def standardize(training: Any) -> bool | tf.Tensor:
-    """The flag as a Python bool where its value is known, else as a scalar boolean tensor.
+    """Returns the flag as a Python bool if its value is known, else as a boolean scalar tensor.
 
     Args:
-        training: a bool, an int, a NumPy bool, a scalar tensor or variable, or None, which means
-            False as everywhere in Keras.
+        training: bool, int, NumPy bool, scalar tensor or variable. None means False, as in Keras.
 
     Returns:
         A bool, or a `tf.bool` tensor of shape `[]` if the value is not known yet.
 
     Raises:
-        ValueError: if the flag is a tensor that is not a scalar.
+        ValueError: If the flag is a tensor that is not a scalar.
 
     Example:
 
@@ -50,15 +50,15 @@ def standardize(training: Any) -> bool | tf.Tensor:
 
 
 def each(training: bool | tf.Tensor, function: Callable[[bool], T]) -> T:
-    """`function(training)`, with a Python bool in each branch of `cond`."""
+    """Returns `function(training)`, with a Python bool in each branch of `cond`."""
     return cond(training, lambda: function(True), lambda: function(False))
 
 
 def cond(training: bool | tf.Tensor, if_training: Callable[[], T], otherwise: Callable[[], T]) -> T:
-    """Calls one function when training and the other when not.
+    """Calls one function in training and the other one in evaluation.
 
-    For a Python bool only the chosen function is traced; for a tensor both are, as the branches of
-    a `tf.cond`, and must return alike structures.
+    For a Python bool only the chosen function runs. For a tensor both are traced, as branches of a
+    `tf.cond`. Then they must return the same structure.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Runs a layer on effective weights in place of its own: the machinery under the public layers.
+"""The machinery of the public layers: runs a layer on effective weights instead of its own.
 
 Start at `weight_perturbation`, which every wrapper inherits. `CONTRIBUTING.md` follows one call
 through these modules.

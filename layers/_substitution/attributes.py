@@ -1,4 +1,4 @@
-"""Snapshots of layers' attributes, for a trace or a second run that must find them as they were."""
+"""Snapshots of layers' attributes. A trace or a second run restores them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class Attributes:
-    """The attributes of a layer, and of all layers in it, as they are now.
+    """The current attributes of a layer and of all layers in it.
 
-    Lists and dicts are noted as objects: what is in them may change.
+    Lists and dicts are stored by reference: their contents may change.
 
     Args:
-        owner: the layer.
+        owner: Layer.
     """
 
     def __init__(self, owner: keras.Layer) -> None:
@@ -31,7 +31,7 @@ class Attributes:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Within the body the attributes are as noted, and afterwards as they were before it."""
+        """Restores the stored attributes within the body, and the later ones after it."""
         changed = []
         for layer, noted in self._noted:
             now = vars(layer)
@@ -49,10 +49,11 @@ class Attributes:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """What a look at the layer changes in the body is undone.
+        """Undoes changes that the body makes to the layers' attributes.
 
-        That are tensors of its graph, numbers and texts (what the layer counts), and the states of
-        the generators of NumPy and Python. What a layer makes in its first call it keeps.
+        It restores symbolic tensors, plain values such as call counts, and the states of NumPy's
+        and
+        Python's random generators. It keeps other objects that a layer creates in its first call.
         """
         generators = [
             value.bit_generator

@@ -1,10 +1,12 @@
-"""Traces a layer's first call, to see whether it can run on other weights, and twice.
+"""Traces a layer's first call to see whether it can run on other weights, and run again.
 
-The call is traced once into a graph that is thrown away. What it reads, updates and draws there
-tells whether the effective weights reach it at all, and whether a second run in backward would
-compute the same. Without this, a layer that reads a variable behind Keras's back would silently
-train on its raw weights, and one that draws from a stateful generator would get the gradient of
-another draw.
+The call is traced once into a scratch graph. The graph shows which variables the call reads, which
+it updates, and which random numbers it draws. The trace answers two questions:
+
+- Do the effective weights reach the call? A layer that reads a variable without Keras would
+  silently train on its raw weights.
+- Would a second run in backward compute the same? A layer that draws from a stateful generator
+  would otherwise get the gradient of another draw.
 """
 
 from __future__ import annotations
@@ -22,33 +24,36 @@ from tfwd.layers._substitution import nests, provable, reads
 from tfwd.layers._substitution.attributes import Attributes
 from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall
 
-# Calls of Python may do anything.
+# Operations that call Python, which may do anything.
 _FREE = {"EagerPyFunc", "PyFunc"}
-# What a `tf.cond` is in a graph.
+# The operations of a `tf.cond` in a graph.
 _BRANCHES = {"If", "StatelessIf"}
 
 
-# Analyses by signatures. They name no variables, and the keys hold neither layers nor tensors.
+# Analyses by signature. They contain no variables, and the keys contain neither layers nor tensors.
 _shared: dict[tuple, CallAnalysis] = {}
 
 
 def analyse(
     name: str, owner: keras.Layer, parametrized: dict[int, str], call: SubstitutedCall
 ) -> CallAnalysis:
-    """Traces a call and says what it does.
+    """Traces a call and reports what it does.
 
     Args:
-        name: the layer's name, for messages.
-        owner: the layer that is called, with all layers in it.
-        parametrized: the names of the parametrized weights by the variables' ids.
-        call: the call.
+        name: Name of the layer, for messages.
+        owner: Layer that is called, with all layers in it.
+        parametrized: Names of the parametrized weights, by the ids of the variables.
+        call: The call.
+
+    Returns:
+        The analysis of the call.
 
     Raises:
-        ValueError: if it reads a parametrized weight in a way that cannot be substituted, or
-            assigns to one.
+        ValueError: If the call reads a parametrized weight in a way that cannot be substituted, or
+            assigns to a parametrized weight.
 
     Warns:
-        UserWarning: if it does not read a parametrized weight.
+        UserWarning: If the call does not read a parametrized weight.
     """
     reads.check_calls(name, owner)
     signature = provable.signature(owner)
@@ -65,8 +70,8 @@ def analyse(
 def _analysed(
     name: str, owner: keras.Layer, parametrized: dict[int, str], call: SubstitutedCall
 ) -> CallAnalysis:
-    """`analyse`, which may leave traces on the layer."""
-    # Otherwise, in a graph, only what the parametrizations do is done again in backward.
+    """Analyses the call as `analyse` does, but may change attributes of the layer."""
+    # Otherwise, in a graph, backward repeats only the operations of the parametrizations.
     runs_again = call.runs_again()
     graph = graphs.ScratchGraph()
     try:
@@ -74,12 +79,12 @@ def _analysed(
         known = {id(v) for v in call.variables}
         extra = {id(v): v for r in results for v in r.read.values() if id(v) not in known}
         if extra:
-            # Keras does not list them, as the states of a stateful RNN; they are values too.
+            # Keras does not list these variables. An example is the state of a stateful RNN.
             call.extend(list(extra.values()))
             graph = graphs.ScratchGraph()
             results, draws = _trace(call, graph)
     except Exception as error:
-        # What is wrong with the call itself will be said when it is made in earnest.
+        # If the call itself is wrong, the real call will raise the error.
         reason = f"it cannot be traced by itself ({type(error).__name__})"
         return CallAnalysis(reason, [], 0, [], seen=False)
     updated = {id(v): v for result in results for v, _ in result.updates}
@@ -112,7 +117,10 @@ def _analysed(
 def _why_impure(
     owner: keras.Layer, graph: graphs.ScratchGraph, results: list[Result], draws: list[str]
 ) -> str:
-    """Why a call that was traced cannot be run again, the end of a sentence; empty if it can."""
+    """Returns the reason why a traced call cannot run again, or "" if it can.
+
+    The reason is the end of a sentence.
+    """
     if escaped := [_keras.variables.path(v) for result in results for v in result.escaped]:
         return f"it updates '{escaped[0]}' inside a loop or a branch"
     if behind := graph.variables_read():
@@ -129,9 +137,9 @@ def _why_impure(
 def _why_not_here(
     call: SubstitutedCall, graph: graphs.ScratchGraph, branch: bool, own_gradient: bool
 ) -> str:
-    """The same for what depends on where the call is made."""
+    """Returns the reason that depends on where the call is made, or "" if there is none."""
     if tf.executing_eagerly():
-        # There nothing that happens in the first run is recorded by any tape.
+        # In eager mode no tape records the operations of the first run.
         return "it takes gradients itself" if graph.gradients_taken else ""
     if branch and not isinstance(call.training, bool):
         return "it has a branch of its own in that of the training flag, which is a tensor"
@@ -146,13 +154,15 @@ def _differentiable(results: list[Result]) -> list[tf.Tensor]:
 
 
 def _trace(call: SubstitutedCall, graph: graphs.ScratchGraph) -> tuple[list[Result], list[str]]:
-    """Evaluates a call in a graph that is thrown away, under each flag that it may have.
+    """Evaluates a call in a scratch graph, once under each possible training flag.
 
     Returns:
-        What each evaluation gave, and what the parametrizations used that cannot be repeated.
+        The result of each evaluation, and the types of the parametrizations' operations that cannot
+        be
+        repeated.
     """
     flags = [call.training] if isinstance(call.training, bool) else [True, False]
-    given = call.tensors  # which are none of the graph's
+    given = call.tensors  # they are not in the scratch graph
     with graph.traced_into():
         results, draws = [], []
         for flag in flags:
@@ -166,10 +176,10 @@ def _trace(call: SubstitutedCall, graph: graphs.ScratchGraph) -> tuple[list[Resu
 
 
 def _unrepeatable(nodes: Iterable[Any]) -> list[str]:
-    """The types of those among the definitions of operations that draw from a state.
+    """Returns the types of the operations that draw from a state.
 
-    These are the ones with the seeds of TensorFlow's first random operations; what the stateless
-    ones draw from is an argument, and a `tf.random.Generator` is a variable.
+    These are the operations with the seeds of TensorFlow's first random operations. Stateless
+    operations draw from an argument, and a `tf.random.Generator` is a variable.
     """
     return sorted({node.op for node in nodes if node.op in _FREE or _draws(node)})
 
@@ -177,5 +187,5 @@ def _unrepeatable(nodes: Iterable[Any]) -> list[str]:
 def _draws(node: Any) -> bool:
     if "seed2" not in node.attr:
         return False
-    # cuDNN's recurrent layers draw if they drop something.
+    # cuDNN's recurrent layers draw only if their dropout is above 0.
     return not node.op.startswith("CudnnRNN") or node.attr["dropout"].f > 0

@@ -1,9 +1,9 @@
-"""Embedding tables: only the rows that are looked up are dropped or made noisy.
+"""Embedding tables: perturbs only the rows that are looked up.
 
-A lookup takes a few rows of a table that may be larger than everything else in the model. Where a
-parametrization treats each entry by itself, the rows of the effective table are that
-parametrization of the raw rows, each with the draw that it would get in the whole table. So the
-effective table is never computed, and the table's gradient stays sparse as in a plain embedding.
+A lookup takes a few rows of a table that may be larger than the rest of the model. If a
+parametrization treats each entry separately, it can be applied to the raw rows alone. Each row gets
+the draw that it would get in the whole table. The effective table is never computed, and the
+gradient of the table stays sparse as in a plain embedding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from tfwd.parametrizations import chain
 def applies(
     layer: keras.Layer, targeted: TargetedWeights, args: tuple, kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether a layer that does a plain lookup can do it in a table that is never computed."""
+    """Returns True if a lookup can avoid computing the effective table.
+
+    Args:
+        layer: Layer that does a plain lookup.
+        targeted: Parametrized weights.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+    """
     given = (*args, *kwargs.values())
     return (
         len(given) == 1
@@ -34,12 +41,12 @@ def applies(
 
 
 def rows(call: SubstitutedCall, layer: keras.layers.Embedding, ids: Any) -> tf.Tensor:
-    """The looked up rows of the effective table.
+    """Returns the looked-up rows of the effective table.
 
     Args:
-        call: the call, with the table as its only parametrized weight.
-        layer: the embedding.
-        ids: integers of any shape `[...]`; negative ones count from the end, as in Keras.
+        call: Call with the table as its only parametrized weight.
+        layer: Embedding layer.
+        ids: Integers of any shape `[...]`. Negative ids count from the end, as in Keras.
 
     Returns:
         `[..., output_dim]` in the layer's compute dtype.

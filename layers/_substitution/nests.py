@@ -1,8 +1,8 @@
-"""Flattens and repacks what a layer takes and returns, dataclasses included.
+"""Flattens and repacks arguments and results of layers, dataclasses included.
 
-`tf.nest` knows lists, tuples, dicts, attrs and dataclasses that define `__tf_flatten__`. Here other
-dataclasses are opened too, field by field: a tensor that stays hidden in an object would be no
-result of the function that a gradient is taken through, and would have none.
+`tf.nest` supports lists, tuples, dicts, attrs and dataclasses that define `__tf_flatten__`. This
+module also opens other dataclasses, field by field. A tensor that stayed hidden in an object would
+not be a result of the differentiated function, and would get no gradient.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfwd import _keras
 
 
 def flatten(nest: Any) -> list[Any]:
-    """The leaves of a nest in the order of `tf.nest`; a composite tensor is one leaf."""
+    """Returns the leaves of a nest in the order of `tf.nest`. A composite tensor is one leaf."""
     leaves: list[Any] = []
     for leaf in tf.nest.flatten(nest):
         if _is_opened(leaf):
@@ -30,7 +30,7 @@ def flatten(nest: Any) -> list[Any]:
 
 
 def pack(nest: Any, leaves: Iterator[Any]) -> Any:
-    """The same nest with other leaves."""
+    """Returns the same nest with other leaves."""
     flat = [
         _with_fields(leaf, leaves) if _is_opened(leaf) else next(leaves)
         for leaf in tf.nest.flatten(nest)
@@ -39,7 +39,7 @@ def pack(nest: Any, leaves: Iterator[Any]) -> Any:
 
 
 def components(leaf: Any) -> list[tf.Tensor]:
-    """The tensors that a tensor is made of: of a sparse or ragged one several."""
+    """Returns the component tensors: several for a sparse or ragged tensor, else one."""
     if isinstance(leaf, tf.Variable):
         return [tf.convert_to_tensor(leaf)]
     parts = tf.nest.flatten(leaf, expand_composites=True)
@@ -47,7 +47,7 @@ def components(leaf: Any) -> list[tf.Tensor]:
 
 
 def composed(leaf: Any, parts: Iterator[tf.Tensor]) -> Any:
-    """A tensor like `leaf`, made of the next of these components."""
+    """Returns a tensor like `leaf` that is made of the next component tensors."""
     if not isinstance(leaf, tf.__internal__.CompositeTensor) or isinstance(leaf, tf.Variable):
         return next(parts)
     count = len(tf.nest.flatten(leaf, expand_composites=True))
@@ -56,7 +56,7 @@ def composed(leaf: Any, parts: Iterator[tf.Tensor]) -> Any:
 
 
 def closed(nest: Any) -> str:
-    """The class of an object in a nest that holds tensors and cannot be opened; empty for none."""
+    """Returns the class of an object that hides tensors and cannot be opened, or ""."""
     for leaf in flatten(nest):
         if (
             tf.is_tensor(leaf)
@@ -71,7 +71,7 @@ def closed(nest: Any) -> str:
 
 
 def _is_opened(leaf: Any) -> bool:
-    """Whether it is a dataclass that `tf.nest` takes for a leaf."""
+    """Returns True for a dataclass that `tf.nest` treats as a leaf."""
     return (
         dataclasses.is_dataclass(leaf)
         and not isinstance(leaf, type)
@@ -81,18 +81,19 @@ def _is_opened(leaf: Any) -> bool:
 
 
 def _fields(instance: Any) -> list[str]:
-    """The names of the fields that a dataclass has values for."""
+    """Returns the names of the fields that have a value."""
     names = [field.name for field in dataclasses.fields(instance)]
     return [name for name in names if hasattr(instance, name)]
 
 
 def _with_fields(instance: Any, leaves: Iterator[Any]) -> Any:
-    """A copy of a dataclass with other leaves; its constructor does not run again."""
+    """Returns a copy of a dataclass with other leaves. Its constructor does not run again."""
     other = copy.copy(instance)
     for name in _fields(instance):
-        # Past the assignment of a frozen class.
+        # `object.__setattr__` also works on a frozen class.
         object.__setattr__(other, name, pack(getattr(instance, name), leaves))
-    # To Keras the instance is a leaf, which it gives a mask: that of the first instance.
+    # Keras treats the instance as a leaf and gives it a mask. The copy has the first instance's
+    # mask.
     if _keras.layers.get_mask(other) is not None:
         _keras.layers.set_mask(other, None)
     return other

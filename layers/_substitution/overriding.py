@@ -1,4 +1,4 @@
-"""Whether a layer overrides something of its Keras class."""
+"""Checks whether a layer overrides something of its Keras class."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import keras
 
 from tfwd import _keras
 
-# What a class or an object may have of its own and still compute what Keras's class computes.
+# Names that a class or an object may define itself and still compute the same as Keras's class.
 _HARMLESS = frozenset(
     {
         "__abstractmethods__",
@@ -34,34 +34,35 @@ _HARMLESS = frozenset(
         "quantize",
     }
 )
-# What others put in the place of Keras's methods for the whole process shows in these.
+# Methods of Keras that other packages may replace for the whole process.
 _CALLED = ("__call__", "call", "inner_loop")
 
 
 @functools.cache
 def _names(kind: type) -> tuple[frozenset[str], frozenset[str]]:
-    """What a class has: all names that count, and those among them that can be called."""
+    """Returns the relevant names of a class, and the names among them that are callable."""
     names = frozenset(dir(kind)) - _HARMLESS
     return names, frozenset(name for name in names if callable(getattr(kind, name, None)))
 
 
 def is_plain(layer: Any, kind: type[keras.layers.Layer], ours: bool = False) -> bool:
-    """Whether a layer is one of a class of Keras, and a call of it computes what the class says.
+    """Returns True if a layer is of a Keras class, and a call computes the same as that class.
 
     Args:
-        layer: any layer.
-        kind: the class.
-        ours: whether what classes of tfwd's own override does not count, since one of them is
-            asking.
+        layer: Any layer.
+        kind: Keras class.
+        ours: bool. Ignores the overrides in classes of tfwd. Default False. A class of tfwd that
+            asks
+            about itself passes True.
     """
     plain = isinstance(layer, kind) and not _keras.layers.is_altered(layer)
     return plain and not _is_overridden(layer, kind, ours)
 
 
 def _is_overridden(layer: Any, kind: type, ours: bool) -> bool:
-    """Whether a layer has anything in the place of what Keras's class has: a method, a property.
+    """Returns True if a layer replaces a method or property of its Keras class.
 
-    Subclasses that only add to it override nothing, whatever their constructors do.
+    Subclasses that only add names override nothing, whatever their constructors do.
     """
     names, methods = _names(kind)
     for cls in type(layer).__mro__:

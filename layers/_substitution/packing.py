@@ -1,8 +1,8 @@
-"""Packs arguments and results of a layer's call into flat lists of tensors, and unpacks them.
+"""Packs the arguments and results of a layer's call into flat lists of tensors.
 
-A function that is run again in backward, or stands in a branch of a `tf.cond`, takes and returns
-flat lists of tensors; a layer takes and returns nests with other things in them, some of which
-carry a Keras mask.
+A function that runs again in backward, or in a branch of a `tf.cond`, takes and returns flat lists
+of tensors. A layer takes and returns nests that also contain other values. Some tensors carry a
+Keras mask.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from tfwd.layers._substitution import nests
 
 
 class Arguments:
-    """Positional and keyword arguments; `tensors` lists all tensors in them, masks last.
+    """Positional and keyword arguments of a call.
 
-    A tensor that is given twice is one tensor to the layer too: some take the masks off the tensors
-    that they are given, or ask whether two of them are the same.
+    If a tensor is given twice, the rebuilt call also gets one tensor twice. Some layers compare
+    their
+    arguments, or remove masks from them.
+
+    Attributes:
+        tensors: All tensors in the arguments. Masks come last.
     """
 
     def __init__(self, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -31,13 +35,13 @@ class Arguments:
         self._given = list(given.values())
         self._masks = [_keras.layers.get_mask(x) for x in self._given]
         numbers = {key: i for i, key in enumerate(given)}
-        self._places = [numbers.get(id(x)) for x in self._flat]
+        self._positions = [numbers.get(id(x)) for x in self._flat]
         masks = [mask for mask in self._masks if mask is not None]
         self.tensors = [t for x in (*self._given, *masks) for t in nests.components(x)]
         self._copies: list[tuple[Any, Any]] = []
 
     def rebuild(self, tensors: list[tf.Tensor]) -> tuple[tuple, dict[str, Any]]:
-        """The same nest with other tensors, which are given the masks that stand behind them."""
+        """Returns the same nest with other tensors, and attaches the masks to them."""
         parts = iter([tf.identity(tensor) for tensor in tensors])
         copies = [nests.composed(x, parts) for x in self._given]
         masks = [None if m is None else nests.composed(m, parts) for m in self._masks]
@@ -45,11 +49,11 @@ class Arguments:
         for copy, mask in self._copies:
             if mask is not None:
                 _keras.layers.set_mask(copy, mask)
-        pairs = zip(self._flat, self._places, strict=True)
+        pairs = zip(self._flat, self._positions, strict=True)
         return nests.pack(self._nest, iter(x if i is None else copies[i] for x, i in pairs))
 
     def remasked(self) -> list[tuple[Any, Any]]:
-        """Pairs of a tensor that was given and its mask, where the last call has put another."""
+        """Returns pairs of an argument and its new mask, for masks that the last call changed."""
         found = [_keras.layers.get_mask(copy) for copy, _ in self._copies]
         return [
             (x, after)
@@ -58,19 +62,19 @@ class Arguments:
         ]
 
     def kind(self) -> tuple:
-        """Hashable: everything about the arguments but their values and sizes."""
+        """Returns a hashable description of the arguments, without their values and sizes."""
         tensors = tuple((t.dtype, t.shape.rank) for t in self.tensors)
         others = tuple(repr(x) for x in self._flat if not tf.is_tensor(x))
         masked = tuple(mask is not None for mask in self._masks)
-        return tensors, others, masked, tuple(self._places)
+        return tensors, others, masked, tuple(self._positions)
 
 
 class Branches(NamedTuple):
-    """What the two branches of a training flag return, so that they return alike lists.
+    """The common results of the two branches of a training flag.
 
     Attributes:
-        updated: the variables that either branch updates.
-        losses: how many losses a branch adds at most.
+        updated: Variables that either branch updates.
+        losses: Largest number of losses that a branch adds.
     """
 
     updated: list[keras.Variable]
@@ -81,9 +85,9 @@ class Results:
     """The results of one call. `unpack(pack(result))` is the result.
 
     Args:
-        name: the layer's name, for messages.
-        arguments: the call's arguments, whose masks the call may change.
-        branches: given if the result comes out of one of two branches.
+        name: Name of the layer, for messages.
+        arguments: Arguments of the call. The call may change their masks.
+        branches: Given if the result comes from one of two branches.
     """
 
     def __init__(self, name: str, arguments: Arguments, branches: Branches | None) -> None:
@@ -98,10 +102,10 @@ class Results:
         self._losses = 0
 
     def pack(self, result: Result) -> list[tf.Tensor]:
-        """The result's tensors: outputs, all masks that the call has made, losses and updates.
+        """Returns the tensors of a result: outputs, masks that the call made, losses and updates.
 
         Raises:
-            TypeError: if an output is an object that cannot be taken out of a branch.
+            TypeError: If an output is an object that cannot be returned from a branch.
         """
         self._nest = result.outputs
         self._flat = nests.flatten(result.outputs)
@@ -115,9 +119,9 @@ class Results:
         if self._branches is not None:
             if name := nests.closed(result.outputs):
                 raise TypeError(
-                    f"layer '{self._name}' returns a {name}, whose tensors cannot be taken out of "
-                    "the branch of a training flag that is a tensor: return a dict, a tuple or a "
-                    "dataclass, or give the flag as a Python bool"
+                    f"layer '{self._name}' returns a {name}, whose tensors cannot be returned from "
+                    "the branch of a training flag that is a tensor. Return a dict, a tuple or a "
+                    "dataclass, or pass the flag as a Python bool"
                 )
             losses = [tf.cast(loss, tf.float32) for loss in losses]
             losses += [tf.zeros([])] * (self._branches.losses - len(losses))
@@ -133,9 +137,9 @@ class Results:
         ]
 
     def unpack(self, tensors: list[tf.Tensor]) -> Result:
-        """The result that the last `pack` laid flat, with these tensors for its own.
+        """Returns the result of the last `pack`, with `tensors` in place of its tensors.
 
-        The tensors that the call was given are left with the masks that it left them.
+        The arguments of the call keep the masks that the call gave them.
         """
         supply = iter(tensors)
         flat = [nests.composed(x, supply) if tf.is_tensor(x) else x for x in self._flat]

@@ -1,7 +1,7 @@
-"""Whether a layer has only Keras's own code, so that its call is known to be a pure function.
+"""Detects layers with only Keras's own code, whose call is a pure function.
 
-Only such a layer is run a second time in backward. Whatever a user wrote may draw from a generator
-of its own, count its calls, or change in between, and nothing shows that to be so.
+Only such a layer runs a second time in backward. Custom code may draw from its own generator, count
+its calls, or change in between. tfwd cannot prove that custom code is repeatable.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import tensorflow as tf
 from tfwd import _keras
 
 _KNOWN = {"builtins", "keras", "tensorflow", "tf_keras", "tfwd"}
-# Operations of a functional model that call a function which stands among their arguments.
+# Modules of operations in a functional model that call a function which is one of their arguments.
 _CALLING = (".tf_op_layer", ".ops.core")
 _CALLED = ("__call__", "call")
 
 
 def is_keras_own(owner: keras.Layer) -> bool:
-    """Whether a layer, and all in it, have no method, function or object that a user wrote."""
+    """Returns True if a layer and all layers in it contain no custom code."""
     for layer in _keras.layers.all_layers(owner):
         called = [layer, *[getattr(type(layer), name) for name in _CALLED]]
         for value in vars(layer).values():
@@ -39,12 +39,13 @@ def _is_known(value: Any) -> bool:
     return module.split(".")[0] in _KNOWN and not module.endswith(_CALLING)
 
 
-# What layers that compute alike differ in. A name that a new Keras adds to these costs time only:
-# each layer is then analysed by itself.
+# Attributes that differ between layers which compute the same. If a new Keras adds such a name,
+# each
+# layer is analysed separately, which only costs time.
 _NAMES = {
-    "_name",  # Keras 2's, as is the next one
+    "_name",  # Keras 2's, like the next one
     "_name_scope_on_declaration",
-    "_parent_path",  # Keras 3's, as is the next one
+    "_parent_path",  # Keras 3's, like the next one
     "_path",
     "name",
     "seed",
@@ -54,11 +55,16 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def signature(owner: keras.Layer) -> tuple | None:
-    """What all layers have in common that do the same in a call; None if nothing shows it.
+    """Returns a hashable key that layers share if their calls do the same.
 
-    Hashable: the classes of the layer and of those in it, their numbers, texts and functions, and
-    the ranks of their variables. Names and values of variables are left out. So are sizes: whole
-    numbers above one are alike, since the code of Keras's layers takes no other turn for them.
+    The key contains the classes of the layer and of the layers in it, their numbers, strings and
+    functions, and the ranks of their variables. It leaves out the names and values of variables. It
+    also leaves out sizes: all integers above one are equal, because they do not change which code
+    of a
+    Keras layer runs.
+
+    Returns:
+        The key, or None if the layer contains custom code.
     """
     if not is_keras_own(owner):
         return None
@@ -77,7 +83,7 @@ def _signature(layer: keras.Layer) -> tuple:
 
 
 def _value(value: Any) -> Any:
-    """A number, a text, or such in lists and dicts, with its type; a function as where it is."""
+    """Describes a value by its type and contents. A function is described by its name."""
     if isinstance(value, _PLAIN):
         size = isinstance(value, int) and value > 1
         return type(value).__name__, 2 if size else value

@@ -1,6 +1,6 @@
 """Errors and warnings for weight reads that cannot be substituted.
 
-Errors where a weight would silently have its raw value, warnings where it may.
+An error means that a weight would silently have its raw value. A warning means that it may.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ import tensorflow as tf
 
 from tfwd import _keras
 
-# What a layer does with a weight, and what would be right.
+# A layer's wrong use of a weight, and the remedy.
 PAST_KERAS = (
-    "reads its weight '{}' past Keras (a tf.Variable kept aside, or one that another function has "
-    "captured), so that no other value can be given to it: read it as self.<weight> in call()"
+    "reads its weight '{}' without Keras (as a stored tf.Variable, or as one that another function "
+    "has captured), so no other value can be substituted: read it as self.<weight> in call()"
 )
-ASSIGNED = "assigns to its weight '{}' when it is called; such a weight cannot be parametrized"
+ASSIGNED = "assigns to its weight '{}' in its call; such a weight cannot be parametrized"
 IN_BACKWARD = (
-    "reads its weight '{}' in backward, in a tf.recompute_grad or tf.custom_gradient of its own, "
-    "where no other value can be given to it: give it to that function as an argument, and not as "
-    "self.<weight>"
+    "reads its weight '{}' in backward, in its own tf.recompute_grad or tf.custom_gradient, "
+    "where no other value can be substituted: pass the weight to that function as an argument, "
+    "not as self.<weight>"
 )
 
 
 def check(
     name: str, parametrized: dict[int, str], found: Iterable[keras.Variable], what: str
 ) -> None:
-    """Raises a ValueError if a parametrized weight is among those that something was done with.
+    """Raises a ValueError if a parametrized weight is among some variables.
 
     Args:
-        name: the layer's name.
-        parametrized: the names of the parametrized weights by the variables' ids.
-        found: the variables.
-        what: what was done with them, one of the above.
+        name: Name of the layer.
+        parametrized: Names of the parametrized weights, by the ids of the variables.
+        found: Variables that the layer uses wrongly.
+        what: The wrong use, one of the constants above.
     """
     for variable in found:
         if id(variable) in parametrized:
@@ -47,8 +47,8 @@ def check_normalized(owner: keras.Layer, parametrized: dict[int, str]) -> None:
     """Raises a ValueError for a weight that a `SpectralNormalization` assigns to in each call.
 
     Args:
-        owner: the layer that is wrapped.
-        parametrized: the names of the parametrized weights by the variables' ids.
+        owner: Layer that is wrapped.
+        parametrized: Names of the parametrized weights, by the ids of the variables.
     """
     for layer in _keras.layers.all_layers(owner):
         if type(layer).__name__ != "SpectralNormalization":
@@ -59,54 +59,54 @@ def check_normalized(owner: keras.Layer, parametrized: dict[int, str]) -> None:
                 raise ValueError(
                     f"weight '{parametrized[id(held)]}' of layer '{layer.name}': a "
                     "SpectralNormalization assigns to it in each training call, so it cannot be "
-                    "parametrized. Leave it out of the patterns, or take the SpectralNormalization "
-                    "away"
+                    "parametrized. Exclude it from the patterns, or remove the "
+                    "SpectralNormalization"
                 )
 
 
 def check_calls(name: str, owner: keras.Layer) -> None:
-    """Raises a ValueError if a layer's call is a tf.function, which keeps what it once read."""
+    """Raises a ValueError if a layer's call is a tf.function, which keeps captured values."""
     for layer in _keras.layers.all_layers(owner):
         if isinstance(layer.call, tf.types.experimental.PolymorphicFunction):
             raise ValueError(
                 f"the call of layer '{layer.name}', inside '{name}', is itself a tf.function and "
-                "goes on with the weights that it was traced with: take the decorator off, and "
+                "keeps using the weights that it was traced with: remove the decorator, and "
                 "put a tf.function around the training step"
             )
 
 
 def tell_of_unread(name: str, parametrized: dict[int, str], read: Collection[int]) -> None:
-    """Warns of parametrized weights that a call does not read.
+    """Warns about parametrized weights that a call does not read.
 
     Args:
-        name: the layer's name.
-        parametrized: the names of the parametrized weights by the variables' ids.
-        read: the ids of the variables that it reads.
+        name: Name of the layer.
+        parametrized: Names of the parametrized weights, by the ids of the variables.
+        read: Ids of the variables that the call reads.
     """
     if unread := [text for key, text in parametrized.items() if key not in read]:
         warnings.warn(
-            f"layer '{name}' does not read {', '.join(map(repr, unread))} when it is called, so "
-            "that the parametrization there has no effect",
+            f"layer '{name}' does not read {', '.join(map(repr, unread))} in its call, so "
+            "the parametrization of that weight has no effect",
             stacklevel=2,
         )
 
 
 def tell_of_python(name: str, operations: list[str]) -> None:
-    """Warns of Python that a call runs as operations, into which nothing can look."""
+    """Warns about Python code that runs as an operation, which tfwd cannot inspect."""
     if operations:
         warnings.warn(
             f"layer '{name}' calls Python as an operation ({operations[0]}); a weight that is read "
-            "in there has its raw value, or no gradient: give it to that function as an argument",
+            "inside it has its raw value, or no gradient: pass it to that function as an argument",
             stacklevel=2,
         )
 
 
 @contextlib.contextmanager
 def kept_tensors_explained(name: str) -> Iterator[None]:
-    """Says more than TensorFlow where a call fails on a tensor that another call has left behind.
+    """Explains TensorFlow's error if a call uses a tensor of an earlier call.
 
     Raises:
-        ValueError: instead of TensorFlow's error.
+        ValueError: Instead of TensorFlow's error.
     """
     try:
         yield
@@ -114,7 +114,7 @@ def kept_tensors_explained(name: str) -> Iterator[None]:
         if "out of scope" not in str(error):
             raise
         raise ValueError(
-            f"layer '{name}', or one inside it, goes on with a tensor of an earlier call, most "
-            "often because a method is a tf.function, which keeps the weights that it was traced "
-            "with: take its decorator off, or give it the weights as arguments"
+            f"layer '{name}', or one inside it, uses a tensor of an earlier call. The usual cause "
+            "is a method that is a tf.function and keeps the weights that it was traced "
+            "with: remove its decorator, or pass it the weights as arguments"
         ) from error

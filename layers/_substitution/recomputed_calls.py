@@ -1,8 +1,8 @@
-"""The error for a training call inside `tf.recompute_grad`, which would draw a second time.
+"""Rejects training calls inside `tf.recompute_grad`, which would draw a second time.
 
 `tf.recompute_grad` (and `keras.remat`, which is the same) calls its function again in backward. The
-second call of a layer that draws has the next number, and so another mask: the gradient would be
-that of another function than forward's, and nothing would say so.
+second call of a layer that draws has the next call number, and so another mask. The gradient would
+silently belong to another function than forward's.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ def _all_codes(code: CodeType) -> set[CodeType]:
     return {code, *(found for one in inside for found in _all_codes(one))}
 
 
-# The functions that TensorFlow's makes, one of which is on the stack in forward and in backward.
+# The code of functions that TensorFlow's makes. One is on the stack in forward and in backward.
 _recomputing = _all_codes(tf.recompute_grad.__code__)
 _repeating: set[CodeType] = set()
 
 
 def repeats_draws(function: Function) -> Function:
-    """Marks a function, within which a layer that is called again draws the same again."""
+    """Marks a function that may call a layer again, because it repeats the layer's draws."""
     _repeating.add(function.__code__)
     return function
 
 
 def check(name: str) -> None:
-    """Raises a ValueError if the present call of a layer that draws will be made again in backward.
+    """Raises a ValueError if a call that draws would run again in backward.
 
     Args:
-        name: the layer's name.
+        name: Name of the layer.
     """
     frame: Any = sys._getframe(1)
     while frame is not None:
@@ -46,8 +46,8 @@ def check(name: str) -> None:
         if frame.f_code in _recomputing:
             raise ValueError(
                 f"layer '{name}' is called in training inside tf.recompute_grad or keras.remat, "
-                "which calls it again in backward: it would draw another mask there, and the "
-                "gradient would be wrong. Take the layer out of the recomputed function. (tfwd "
+                "which calls it again in backward. It would draw another mask there, and the "
+                "gradient would be wrong. Move the layer out of the recomputed function. (tfwd "
                 "recomputes large effective weights by itself. recompute=False stores them.)"
             )
         frame = frame.f_back

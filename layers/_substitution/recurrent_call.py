@@ -1,7 +1,7 @@
-"""Calls an LSTM or GRU, by the fast loop where that is equivalent.
+"""Calls an LSTM or GRU, with the fast loop if it is equivalent.
 
-Everything around the loop (states, stateful updates, dropout of the inputs, casts) stays Keras's:
-its own `call` runs on a stand-in for the layer that differs in `inner_loop` only.
+Keras's own code handles everything around the loop: states, stateful updates, dropout of the
+inputs, casts. Keras's `call` runs on a stand-in for the layer that differs only in `inner_loop`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from tfwd.layers._substitution import overriding
 
 
 class _Kind(NamedTuple):
-    """A kind of layer that there is a faster loop for.
+    """A kind of layer that has a fast loop.
 
     Attributes:
-        layer: Keras's layer.
-        cell: its cell.
-        gates: how many gates the cell has.
-        run: from the inputs `[time, batch, features]`, the list of first states and the weights by
-            name to the outputs and the list of last states.
+        layer: Keras's layer class.
+        cell: Keras's cell class.
+        gates: Number of gates of the cell.
+        run: Function that runs the loop. It takes the inputs `[time, batch, features]`, the list of
+            first states and the weights by name. It returns the outputs and the list of last
+            states.
     """
 
     layer: Any
@@ -63,21 +64,24 @@ def call(
     mask: Any = None,
     training: bool = False,
 ) -> Any:
-    """What `call` of `keras.layers.LSTM` or `GRU` returns for this layer, and does to its states.
+    """Computes the same as `call` of `keras.layers.LSTM` or `GRU`, and updates the same states.
 
-    The fast loop is taken for the default activations, without `recurrent_dropout` and `unroll`,
-    with Keras's own cell, and for a GRU with `reset_after`. In all other cases, and where there is
-    a GPU, for which Keras has cuDNN's loop, it is Keras's call.
+    The fast loop needs the default activations, no `recurrent_dropout`, no `unroll`, and Keras's
+    own
+    cell. For a GRU it also needs `reset_after`. In all other cases Keras's call runs. Keras's call
+    also
+    runs if there is a GPU, because Keras has cuDNN's loop for it.
 
     Args:
-        layer: an LSTM or a GRU, built. Its weights are read as attributes of its cell.
+        layer: LSTM or GRU, built. Its weights are read as attributes of its cell.
         sequences: `[batch, time, features]`.
-        initial_state: list of the states, each `[batch, units]`, or None for the layer's own.
-        mask: boolean `[batch, time]`, or None.
-        training: the training flag.
+        initial_state: List of the states, each `[batch, units]`. Default None, for the layer's own
+            states.
+        mask: Boolean `[batch, time]`. Default None, for no mask.
+        training: bool. Training flag. Default False.
 
     Returns:
-        What the layer returns, as `return_sequences` and `return_state` say.
+        The layer's result, which depends on `return_sequences` and `return_state`.
 
     Example:
 
@@ -106,12 +110,15 @@ def either_call(
     training: bool = False,
     **given: Any,
 ) -> Any:
-    """A call of a plain layer: by `call` while training, and else by `otherwise`.
+    """Calls a plain layer: with `call` in training, and else with `otherwise`.
 
     Args:
-        layer: an LSTM or a GRU that `is_plain`.
-        otherwise: the layer itself, or its `call`, which gets its masks given.
-        sequences, states, training, given: the arguments.
+        layer: LSTM or GRU for which `is_plain` returns True.
+        otherwise: The layer itself, or its `call`, which takes masks as arguments.
+        sequences: `[batch, time, features]`.
+        *states: Further positional arguments: the initial state and the mask.
+        training: bool. Training flag. Default False.
+        **given: Keyword arguments.
     """
     if not training:
         return otherwise(sequences, *states, training=training, **given)
@@ -124,7 +131,8 @@ def either_call(
     applied, carried = _keras.wrapping.masks_of_sequences(sequences, given)
     sequences = _keras.wrapping.converted(layer, sequences)
     outputs = call(layer, sequences, training=training, **{**given, "mask": applied})
-    # As the layer itself would mark them: both branches of a `tf.cond` must give the same.
+    # Attach the masks that the layer would attach: both branches of a `tf.cond` must return the
+    # same.
     masks = tf.nest.flatten(layer.compute_mask(sequences, carried))
     for output, found in zip(tf.nest.flatten(outputs), masks, strict=False):
         if found is not None:
@@ -133,13 +141,13 @@ def either_call(
 
 
 def is_plain(layer: keras.Layer) -> bool:
-    """Whether a call of the layer is what `call` computes, and nothing that a user wrote."""
+    """Returns True if a call of the layer computes the same as `call`, without custom code."""
     kind = _kind(layer)
     return kind is not None and overriding.is_plain(layer, kind.layer)
 
 
 def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
-    """Whether the fast loop computes what the layer does."""
+    """Returns True if the fast loop computes the same as the layer."""
     kind = _kind(layer)
     cell: Any = layer.cell
     return (
@@ -150,11 +158,11 @@ def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
         and _keras.recurrent.has_plain_loop(layer)
         and cell.activation is keras.activations.tanh
         and cell.recurrent_activation is keras.activations.sigmoid
-        and getattr(cell, "reset_after", True)  # else a GRU has another product for its candidate
+        and getattr(cell, "reset_after", True)  # else a GRU's candidate has another product
         and not cell.recurrent_dropout
         and not (cell.dropout and cell.implementation == 1)  # a mask for each gate
         and not tf.config.list_logical_devices("GPU")
-        and not graphs.in_branch()  # where a gradient by hand cannot be followed from outside
+        and not graphs.in_branch()  # a hand-written gradient cannot be differentiated from outside
         and not graphs.is_saving()
         and isinstance(sequences, tf.Tensor)
         and sequences.shape.rank == 3
@@ -165,7 +173,7 @@ def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
 def _loop(
     layer: keras.layers.RNN, kind: _Kind, sequences: tf.Tensor, initial_state: Any, mask: Any
 ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-    """The layer's loop: the last output, all outputs, and the last states."""
+    """Runs the layer's loop. Returns the last output, all outputs, and the last states."""
     cell: Any = layer.cell
     if isinstance(mask, (list, tuple)):
         mask = mask[0]
@@ -181,13 +189,13 @@ def _loop(
     states = tf.nest.flatten(initial_state)
     first = [tf.cast(tf.convert_to_tensor(state), inputs.dtype) for state in states]
     outputs, last_states = kind.run(inputs, first, mask=mask, **values)
-    # A list over time, of which they come, knows nothing of its length.
+    # The outputs come from a list over time, which does not know its static length.
     outputs = tf.ensure_shape(outputs, [*inputs.shape[:2], outputs.shape[2]])
     last = last_states[0]
     if mask is not None:
         shown = mask
         if not layer.zero_output_for_mask:
-            # A masked step repeats the output before it, and the first ones have none.
+            # A masked step repeats the previous output. The first masked steps have none.
             shown = tf.cumsum(tf.cast(mask, tf.int32)) > 0
         outputs = tf.where(shown[:, :, None], outputs, tf.zeros_like(outputs))
         last = tf.where(shown[-1][:, None], last, tf.zeros_like(last))

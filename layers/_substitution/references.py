@@ -1,7 +1,7 @@
-"""`References`: what the weights of a layer are mixed with, a copy of each.
+"""`References`: copies of weights, with which Mixout mixes the weights of a layer.
 
-As `SeedStream`, it is a layer of its own without weights, that stands inside the layer which mixes:
-so files that were written by a plain layer still load, and no optimizer sees the copies.
+`References` is a separate layer without weights inside the layer that mixes, like `SeedStream`. So
+files that a plain layer wrote still load, and no optimizer sees the copies.
 """
 
 from __future__ import annotations
@@ -22,56 +22,57 @@ from tfwd.pretrained import listeners
 
 class _Held(NamedTuple):
     value: tf.Variable
-    taken: tf.Variable  # whether there is a value yet
+    taken: tf.Variable  # True if `value` is set
 
 
 class References(keras.layers.Layer):
-    """Holds the references of a layer's weights, and takes them in its first training call.
+    """The references of a layer's weights, copied in the layer's first training call.
 
     Args:
-        owner: the name of the layer that mixes, for messages.
+        owner: Name of the layer that mixes, for messages.
     """
 
     def __init__(self, owner: str) -> None:
         super().__init__(name="references")
         self._owner = owner
-        # By the position of the weight and of the element in its chain. Keras is not to see them.
+        # Keyed by the position of the weight and of the element in its chain. Hidden from Keras.
         object.__setattr__(self, "_held", {})
-        object.__setattr__(self, "_starts", {})  # the weights that are taken as they are at first
+        object.__setattr__(self, "_starts", {})  # the weights whose first value is the reference
         self.built = True
 
     def weights_were_set(self, ids: set[int]) -> None:
-        """Warns if the references were taken from weights that have been replaced.
+        """Warns if the references were copied from weights that have been replaced.
 
         Args:
-            ids: the ids of the variables that have new weights.
+            ids: Ids of the variables that have new values.
         """
         if not tf.executing_eagerly():
             return
         for name, variable in self._starts.items():
             if id(variable) in ids and bool(self._held[name].taken.read_value()):
                 warnings.warn(
-                    f"layer '{self._owner}' has new weights, and its Mixout still mixes with those "
-                    "of its first training call: call tfwd.reset_references(model), unless the new "
-                    "weights are of the same training run",
+                    f"layer '{self._owner}' has new weights, but its Mixout still mixes with the "
+                    "weights of its first training call: call "
+                    "tfwd.reset_references(model), unless the new weights are of "
+                    "the same training run",
                     stacklevel=4,
                 )
                 return
 
     def reset(self) -> None:
-        """Forgets the references that were taken; the next training call takes them anew."""
+        """Discards the copied references. The next training call copies them again."""
         for name in self._starts:
             self._held[name].taken.assign(False)
 
     def make(self, targeted: TargetedWeights) -> None:
-        """Makes the copies that there are none of yet; those that come from a source are read.
+        """Creates the missing references, and reads the references that come from a source.
 
         Raises:
-            ValueError: a source has nothing for a weight, or something of another shape.
+            ValueError: If a source has no value for a weight, or a value of another shape.
         """
         found = []
         for target, parametrization in targeted:
-            for name, element in _places(target, parametrization):
+            for name, element in _named_elements(target, parametrization):
                 if name not in self._held:
                     start = isinstance(element.towards, str) and element.towards == "start"
                     read = None if start else _read(self._owner, target, element.towards)
@@ -89,15 +90,19 @@ class References(keras.layers.Layer):
                 self._starts[name] = variable
 
     def of(self, target: Target, parametrization: Parametrization) -> list[tf.Variable]:
-        """The references of one weight, in the order of the elements that have one."""
-        return [self._held[name].value for name, _ in _places(target, parametrization)]
+        """Returns the references of one weight, in the order of its elements with a reference."""
+        return [self._held[name].value for name, _ in _named_elements(target, parametrization)]
 
     def all(self) -> list[tf.Variable]:
-        """All references. (Of a property, Keras 2 would see stand-ins in a wrapper's call.)"""
+        """Returns all references.
+
+        It is not a property: in a wrapper's call, Keras 2 would replace the variables of a
+        property.
+        """
         return [held.value for held in self._held.values()]
 
     def begin(self, training: bool | tf.Tensor) -> None:
-        """Takes the weights as they are now, in the first call that is a training call."""
+        """Copies the current weights as references in the first training call."""
         if not self._starts or training is False:
             return
         taken = [self._held[name].taken.read_value() for name in self._starts]
@@ -111,14 +116,17 @@ class References(keras.layers.Layer):
         for name, variable in self._starts.items():
             held = self._held[name]
             now = tf.cast(_keras.variables.value(variable), held.value.dtype)
-            # Others may have been made by a later call, or come out of a file.
+            # Some references may already be set, by an earlier call or from a file.
             held.value.assign(tf.where(held.taken.read_value(), held.value.read_value(), now))
             held.taken.assign(True)
 
     def looked_up(self, target: Target, parametrization: Parametrization) -> list[tf.Tensor]:
-        """The references of one weight; before the first training call, what they would become."""
+        """Returns the values of one weight's references.
+
+        Before the first training call these are the values that the call would copy.
+        """
         found = []
-        for name, _ in _places(target, parametrization):
+        for name, _ in _named_elements(target, parametrization):
             held = self._held[name]
             now = tf.cast(_keras.variables.value(target.variable), held.value.dtype)
             found.append(tf.where(held.taken.read_value(), held.value.read_value(), now))
@@ -130,7 +138,7 @@ class References(keras.layers.Layer):
                 tf.cast(value, dtype),
                 trainable=False,
                 name=f"{self._owner}/references/{name}",
-                # Each replica has its own, as of a weight, and all the same.
+                # Each replica has its own copy, as for a weight, and all copies are equal.
                 synchronization=tf.VariableSynchronization.ON_READ,
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
@@ -140,7 +148,7 @@ class References(keras.layers.Layer):
     def save_own_variables(self, store: Any) -> None:
         for name, held in self._held.items():
             value = tf.convert_to_tensor(held.value)
-            # Half precision is no dtype of every file.
+            # Not every file format supports half precision.
             half = value.dtype in (tf.bfloat16, tf.float16)
             store[name] = (tf.cast(value, tf.float32) if half else value).numpy()
             store[f"{name}_taken"] = tf.convert_to_tensor(held.taken).numpy()
@@ -150,8 +158,8 @@ class References(keras.layers.Layer):
         if absent:
             raise ValueError(
                 f"the file has no references of layer '{self._owner}', which mixes its weights "
-                "with them: a file that a model without Mixout wrote is read by "
-                "tfwd.unwrap(model).load_weights(file), into the same variables"
+                "with them. If a model without Mixout wrote the file, load it with "
+                "tfwd.unwrap(model).load_weights(file), which sets the same variables"
             )
         for name, held in self._held.items():
             held.value.assign(tf.cast(np.asarray(store[name]), held.value.dtype))
@@ -159,24 +167,24 @@ class References(keras.layers.Layer):
 
 
 def begin(layer: keras.layers.Layer, training: bool | tf.Tensor) -> None:
-    """Has a layer, and all in it, take the references that are due."""
+    """Copies the references that are due, in a layer and in all layers in it."""
     for inner in _keras.layers.all_layers(layer):
         if isinstance(inner, References):
             inner.begin(training)
 
 
 def reset_references(layer: keras.layers.Layer) -> None:
-    """Has Mixout take its references anew, from the weights of the next training call.
+    """Makes Mixout copy its references again in the next training call.
 
-    Call it after other weights were loaded into a model that has been trained: until then Mixout
-    goes on with the weights of its first training call. References that came from a file, a dict or
-    a plan stay.
+    Call it after loading other weights into a trained model. Until then Mixout uses the weights of
+    its
+    first training call. References that came from a file, a dict or a plan stay.
 
     Args:
-        layer: a model or a layer with Mixout in it.
+        layer: Model or layer that contains Mixout.
 
     Raises:
-        ValueError: it has no references.
+        ValueError: If the layer has no references.
 
     Example:
 
@@ -193,20 +201,20 @@ def reset_references(layer: keras.layers.Layer) -> None:
     found = [x for x in _keras.layers.all_layers(layer) if isinstance(x, References)]
     if not found:
         raise ValueError(
-            f"'{layer.name}' has no references: give a model or a layer whose weights Mixout mixes"
+            f"'{layer.name}' has no references: pass a model or a layer whose weights Mixout mixes"
         )
     for references in found:
         references.reset()
 
 
 def variables(layer: keras.layers.Layer) -> list[tf.Variable]:
-    """All references of a layer, and of all in it."""
+    """Returns all references of a layer and of all layers in it."""
     inside = [x for x in _keras.layers.all_layers(layer) if isinstance(x, References)]
     return [variable for references in inside for variable in references.all()]
 
 
-def _places(target: Target, parametrization: Parametrization) -> list[tuple[str, Any]]:
-    """The elements with a reference, each with the name of it."""
+def _named_elements(target: Target, parametrization: Parametrization) -> list[tuple[str, Any]]:
+    """Returns the elements with a reference, each with the reference's name."""
     return [
         (f"{target.position}_{i}", element)
         for i, element in enumerate(parametrization.elements())
@@ -215,7 +223,7 @@ def _places(target: Target, parametrization: Parametrization) -> list[tuple[str,
 
 
 def _read(layer: str, target: Target, source: Any) -> np.ndarray:
-    """What a source has for a weight."""
+    """Reads the reference of a weight from its source."""
     where = f"weight '{target.name}' of layer '{layer}': Mixout"
     if isinstance(source, pretrained.Plan):
         return _of_plan(where, target, source)
@@ -237,7 +245,7 @@ def _of_plan(where: str, target: Target, plan: pretrained.Plan) -> np.ndarray:
     if value is None:
         raise ValueError(
             f"{where} finds no '{target.path}' in its plan, which is for {plan.source}: make the "
-            "plan of the model that has this very variable"
+            "plan with the model that contains this variable"
         )
     return value
 
@@ -245,7 +253,7 @@ def _of_plan(where: str, target: Target, plan: pretrained.Plan) -> np.ndarray:
 def _of_keys(
     where: str, target: Target, keys: list[str], read: Callable[[str], np.ndarray]
 ) -> np.ndarray:
-    """What there is under the key that is the weight's path, or an end of it, or ends in it."""
+    """Reads the value of the key that equals the weight's path, or an end of it, or ends in it."""
     path = f"/{target.path}"
     found = [key for key in keys if path.endswith(f"/{key}") or f"/{key}".endswith(path)]
     if len(found) != 1:
@@ -253,7 +261,7 @@ def _of_keys(
         what = "more than one key" if found else "no key"
         raise ValueError(
             f"{where} finds {what} for '{target.path}' in its source, which has {there or 'none'}: "
-            "one must be the weight's path, or an end of it"
+            "one key must be the weight's path, or the last components of the path"
         )
     value = read(found[0])
     if value.shape != tuple(target.variable.shape):

@@ -1,8 +1,7 @@
 """`SeedStream`: a root seed and the number of the next training call.
 
-It is a layer of its own, without weights, that stands inside the layer which draws: so it appears
-in `variables` but not in `weights`, and files that were written by a plain layer, which know
-nothing of it, still load.
+`SeedStream` is a separate layer without weights inside the layer that draws. So it appears in
+`variables` but not in `weights`. Files that a plain layer wrote do not contain it and still load.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ _counting = threading.Lock()
 
 
 def checked_seed(seed: Any) -> int | None:
-    """A seed as a Python integer, or None.
+    """Returns a seed as a Python integer, or None.
 
     Raises:
-        ValueError: if it is not an integer from 0 to 2^63 - 1.
+        ValueError: If the seed is not an integer from 0 to 2^63 - 1.
     """
     if seed is None:
         return None
@@ -39,20 +38,22 @@ def checked_seed(seed: Any) -> int | None:
 
 
 class SeedStream(keras.layers.Layer):
-    """Counts training calls and makes their seeds.
+    """A training-call counter that makes the seeds of each call.
 
     Args:
-        seed: the root seed, an integer, or None for one drawn from Keras's global seed.
-        share_across_replicas: draw alike on all replicas of a `tf.distribute` strategy.
-        stream: layers of one seed and different streams draw differently, as the two directions of
-            a `Bidirectional` layer, which makes them from one config.
+        seed: int. Root seed. Default None, which draws one from Keras's global seed.
+        share_across_replicas: bool. Draws the same on all replicas of a `tf.distribute` strategy.
+            Default False.
+        stream: int. Layers with the same seed and different streams draw differently. Default 0.
+            The
+            two directions of a `Bidirectional` layer, which have one config, use two streams.
 
     Attributes:
-        wrapper: the name of the wrapper that this is a part of; empty in another layer. A wrapper's
-            weights have other names in files than those of the layer inside.
+        wrapper: Name of the wrapper that contains this layer, or "" in another layer. A wrapper's
+            weights have other names in files than the weights of the layer inside.
 
     Raises:
-        ValueError: if the seed is not an integer from 0 to 2^63 - 1.
+        ValueError: If the seed is not an integer from 0 to 2^63 - 1.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class SeedStream(keras.layers.Layer):
         self.wrapper = ""
         # Keras counts its state among `variables` but not among `weights`.
         self.generator = _keras.variables.SeedState(checked_seed(seed))
-        # Keras saves no generator's state in any format; TensorFlow's checkpoints go by attributes.
+        # Keras never saves a generator's state. TensorFlow's checkpoints follow attributes.
         _keras.variables.checkpoint(self, self.generator)
         self.built = True
 
@@ -75,12 +76,15 @@ class SeedStream(keras.layers.Layer):
 
     @property
     def calls(self) -> int | tf.Tensor:
-        """How many training calls there were: an int, or a tensor inside a graph."""
+        """Number of training calls so far: an int, or a tensor inside a graph."""
         calls = _keras.variables.value(self.state)[1]
         return int(calls) if tf.executing_eagerly() else calls
 
     def next(self, training: bool | tf.Tensor = True) -> tf.Tensor:
-        """Takes the number of this call, and counts the call if it is a training call.
+        """Returns the number of this call, and counts the call if it is a training call.
+
+        Args:
+            training: bool or boolean scalar tensor. Training flag. Default True.
 
         Returns:
             int64 `[root, number of this call]`.
@@ -89,7 +93,7 @@ class SeedStream(keras.layers.Layer):
             counted = constant((0, 1), tf.int64)
         else:
             counted = tf.stack([tf.zeros([], tf.int64), tf.cast(training, tf.int64)])
-        # Replicas are threads that wait for one another, and count by themselves.
+        # Replicas are threads that wait for one another. They count separately.
         alone = tf.executing_eagerly() and not tf.distribute.has_strategy()
         with _counting if alone else contextlib.nullcontext():
             state = _keras.variables.value(self.state)
@@ -99,12 +103,12 @@ class SeedStream(keras.layers.Layer):
     def seeds_of(
         self, state: tf.Tensor, positions: Sequence[int], replica: int | None = None
     ) -> list[tf.Tensor]:
-        """The seeds of the weights at some positions, each int32 `[2]`.
+        """Returns the seeds of the weights at some positions, each int32 `[2]`.
 
         Args:
-            state: as `next` returns it.
-            positions: indices of weights.
-            replica: by default this one.
+            state: int64 `[2]`, as `next` returns it.
+            positions: Indices of weights.
+            replica: int. Index of the replica. Default None, for the current replica.
         """
         if not positions:
             return []
@@ -115,17 +119,17 @@ class SeedStream(keras.layers.Layer):
         return [seeds.fold(s, self.stream, 0) for s in chosen] if self.stream else chosen
 
     def seed_at(self, call: int | tf.Tensor, position: int) -> tf.Tensor:
-        """The seed that training call number `call` uses on replica 0."""
+        """Returns the seed that training call number `call` uses on replica 0."""
         root = _keras.variables.value(self.state)[0]
         (seed,) = self.seeds_of(tf.stack([root, tf.cast(call, tf.int64)]), [position], replica=0)
         return seed
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
-        """Is asked by a model's `quantize`, after the layers beside it. There are no weights here.
+        """Rejects quantization inside a wrapper. A model's `quantize` calls it for each layer.
 
         Raises:
-            NotImplementedError: if the layer beside it is one that a wrapper trains; Keras makes a
-                warning of it.
+            NotImplementedError: If a wrapper trains the quantized layer. Keras turns it into a
+                warning.
         """
         if self.wrapper:
             raise NotImplementedError(
@@ -140,13 +144,13 @@ class SeedStream(keras.layers.Layer):
             self.state.assign(np.asarray(store["state"]))
         elif self.wrapper:
             raise plain_file(self.wrapper)
-        # The file of a plain layer in whose place another one stands has no state: it stays.
+        # The file of a plain layer has no state. The present state stays.
 
 
 def plain_file(wrapper: str) -> ValueError:
-    """The error of a wrapper that is not in a file."""
+    """Returns the error for a wrapper that is not in a file."""
     return ValueError(
-        f"the file knows nothing of layer '{wrapper}', which is one of tfwd's wrappers: a file "
-        "that the plain model wrote is read by tfwd.unwrap(model).load_weights(file), into the "
-        "same variables"
+        f"the file does not contain layer '{wrapper}', which is one of tfwd's wrappers. If "
+        "the plain model wrote the file, load it with tfwd.unwrap(model).load_weights(file), "
+        "which sets the same variables"
     )

@@ -1,11 +1,11 @@
-"""`SubstitutedCall`: one call of a layer, which can be made on effective weights, and made again.
+"""`SubstitutedCall`: one call of a layer that can run on effective weights, and run again.
 
 The call is a function of tensors and seeds. So `tfwd._graph.recompute` can run it a second time in
 backward, and `tf.cond` can run it in a branch.
 
-Nested wrappers are one chain, the inner first. During its call an outer wrapper lists what it does
-to which weights (an `OuterWrapper`). An inner wrapper on the same weight starts from the raw value
-and applies the outer parametrizations after its own.
+Nested wrappers form one chain that begins with the inner wrapper. During its call an outer wrapper
+lists its parametrizations by weight (an `OuterWrapper`). An inner wrapper on the same weight starts
+from the raw value, and applies the outer parametrizations after its own.
 """
 
 from __future__ import annotations
@@ -32,19 +32,26 @@ from tfwd.parametrizations.chain import BoundParametrization
 
 
 class OuterWrapper(NamedTuple):
-    """What one wrapper around the present call does, by the variables' ids."""
+    """The parametrizations of one wrapper around the present call, by the variables' ids.
+
+    Attributes:
+        raw: Raw values of the weights.
+        bound: Parametrizations of the weights, with their seeds.
+        taken: Variables whose raw value an inner wrapper has read.
+        references: Values of the references, of this wrapper and of inner wrappers.
+    """
 
     raw: dict[int, tf.Tensor]
     bound: dict[int, BoundParametrization]
-    taken: dict[int, keras.Variable]  # whose raw value a wrapper inside has asked for
-    references: dict[int, tf.Tensor]  # values of references, of its own and of wrappers inside
+    taken: dict[int, keras.Variable]
+    references: dict[int, tf.Tensor]
 
 
 _local = threading.local()
 
 
 def outer_wrappers() -> list[OuterWrapper]:
-    """Those around the present call, the outermost first."""
+    """Returns the wrappers around the present call. The outermost wrapper comes first."""
     return getattr(_local, "wrappers", [])
 
 
@@ -59,17 +66,18 @@ def _within(wrappers: list[OuterWrapper]) -> Iterator[None]:
 
 
 class CallAnalysis(NamedTuple):
-    """What a call was seen to do, by `call_analysis`.
+    """The facts that `call_analysis` found about a call.
 
     Attributes:
-        impure: why the call cannot be run again, the end of a sentence; empty if it can.
-        updated: the variables that it updates, under either training flag.
-        losses: how many losses it adds, the larger number of the two flags.
-        extra: the variables that it reads besides those that its layer lists.
-        seen: whether it could be traced, so that it is known to read no weight past Keras.
-        shared: whether another layer of the same signature does just the same.
-        taken: whether it uses floating tensors that are not among its arguments. Whether a gradient
-            is wanted for them is not asked: another call may be made under another tape.
+        impure: Reason why the call cannot run again, the end of a sentence. Empty if it can.
+        updated: Variables that the call updates, under either training flag.
+        losses: Number of losses that the call adds, the larger of the two flags.
+        extra: Variables that the call reads and its layer does not list.
+        seen: bool. The call could be traced, so it reads no weight without Keras.
+        shared: bool. Every layer of the same signature does the same.
+        taken: bool. The call uses floating tensors that are not among its arguments. Another call
+            may
+            be made under another tape, so it does not matter if a gradient is wanted for them.
     """
 
     impure: str
@@ -82,7 +90,7 @@ class CallAnalysis(NamedTuple):
 
 
 class SubstitutedCall:
-    """One call, taken apart into tensors and seeds, so that it can be made again from them."""
+    """One call, split into tensors and seeds, so that it can run again from them."""
 
     def __init__(
         self,
@@ -97,17 +105,19 @@ class SubstitutedCall:
         references: References | None = None,
         held: Sequence[tf.Variable] = (),
     ) -> None:
-        """`function(*args, training=training, **kwargs)` on effective weights.
+        """Prepares `function(*args, training=training, **kwargs)` on effective weights.
 
         Args:
-            name: the layer's name, for messages.
-            draws: counts the call.
-            function: the layer's call.
-            variables: what the layer says that it reads.
-            targeted: the parametrized weights.
-            args, kwargs, training: the arguments.
-            references: those of the parametrized weights, if any has one.
-            held: all references that the layer and wrappers inside it have.
+            name: Name of the layer, for messages.
+            draws: Counter of the training calls.
+            function: The layer's call.
+            variables: Variables that the layer lists.
+            targeted: Parametrized weights.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            training: Training flag.
+            references: References of the parametrized weights. Default None, if no weight has one.
+            held: All references of the layer and of wrappers inside it. Default none.
         """
         self.name = name
         self._own = [references.of(t, p) if references else [] for t, p in targeted]
@@ -130,15 +140,16 @@ class SubstitutedCall:
             with rates.naming(f"weight '{target.name}' of layer '{name}'"):
                 self.targeted.append((target, parametrization.at(number)))
         self.seeds = draws.seeds_of(state, [target.position for target, _ in targeted])
-        # Weights that only wrappers around this one parametrize are read as those left them; but a
-        # wrapper inside this one may still ask for their raw values.
+        # A weight that only outer wrappers parametrize is read as they left it. An inner wrapper
+        # may still
+        # need its raw value.
         self._raw = {id(t.variable): self.raw(t.variable) for t, _ in targeted}
         self._carried = [v for v in variables if id(v) not in self._raw and self._wrapper_of(v)]
         self._references = {id(v): self._reference(v) for v in held}
 
     @functools.cached_property
     def tensors(self) -> list[tf.Tensor]:
-        """All that the call is computed from: its arguments, and the values of its variables."""
+        """All inputs of the call: its arguments, and the values of its variables."""
         raw, read = self._raw, _keras.variables.value
         return [
             *self._arguments.tensors,
@@ -155,28 +166,28 @@ class SubstitutedCall:
             vars(self).pop("tensors", None)
 
     def key(self) -> tuple:
-        """What the analysis of this call depends on."""
+        """Returns the key of this call's analysis."""
         weights = tuple(id(v) for v in self.variables)
         flag = self.training if isinstance(self.training, bool) else None
         return self._arguments.kind(), weights, flag, tf.executing_eagerly(), len(self.wrappers)
 
     def signature(self) -> tuple:
-        """The same without this layer's own weights: what a call of an equal layer has too."""
+        """Returns the key without this layer's own weights. Calls of equal layers have the same."""
         kinds = tuple((target.position, repr(p)) for target, p in self.targeted)
         variables = tuple((str(v.dtype), len(v.shape)) for v in self.variables)
         flag = self.training if isinstance(self.training, bool) else None
         return self._arguments.kind(), kinds, variables, flag, tf.executing_eagerly()
 
     def is_worth_recomputing(self) -> bool:
-        """Whether an effective weight is so large that it is better drawn again than kept."""
+        """Returns True if an effective weight is so large that drawing it again is better."""
         return not all(random_masks.is_small(tuple(t.variable.shape)) for t, _ in self.targeted)
 
     def runs_again(self) -> bool:
-        """Whether backward would have to run the layer a second time."""
+        """Returns True if backward would have to run the layer a second time."""
         return tf.executing_eagerly() or not isinstance(self.training, bool)
 
     def run_once(self, training: bool) -> substitute.Result:
-        """Makes the call as it stands: updates are made, and effective weights are kept."""
+        """Makes the call directly: updates are made, and effective weights are stored."""
         references = self._references
         weights = self._effective(self._raw, training, self.seeds, references)
         raw = dict(self._raw)
@@ -185,12 +196,12 @@ class SubstitutedCall:
     def run(
         self, analysis: CallAnalysis, recomputed: bool, before: Attributes | None
     ) -> substitute.Result:
-        """Makes the call in a gradient of its own, or in branches; its updates are returned.
+        """Makes the call with a custom gradient, or in branches. Its updates are returned.
 
         Args:
-            analysis: what the call is known to do.
-            recomputed: whether backward computes the effective weights again.
-            before: what the layers are while they run, given if they may run a second time.
+            analysis: Known facts about the call.
+            recomputed: bool. Backward computes the effective weights again.
+            before: Attributes of the layers while they run. Given if they may run a second time.
         """
         branches = None
         if not isinstance(self.training, bool):
@@ -199,11 +210,11 @@ class SubstitutedCall:
         capture = not analysis.impure
 
         def function(training: bool, tensors: list, seeds: list, weights: list) -> list[tf.Tensor]:
-            # A user may have changed the layer since it ran.
+            # The user may have changed the layer since the first run.
             with contextlib.nullcontext() if before is None else before.restored():
                 return packed.pack(self.evaluate(training, tensors, seeds, weights, capture))
 
-        tensors = self.tensors  # read here, and not in a branch
+        tensors = self.tensors  # read outside the branches
 
         def keeping(training: bool) -> list[tf.Tensor]:
             weights = self.weights(training, tensors, self.seeds)
@@ -216,7 +227,7 @@ class SubstitutedCall:
         return packed.unpack(list(flat))
 
     def weights(self, training: bool, tensors: list, seeds: list) -> list[tf.Tensor]:
-        """The effective values of the parametrized weights, from raw values and seeds."""
+        """Computes the effective values of the parametrized weights, from raw values and seeds."""
         references = self._references_in(tensors)
         return self._effective(self._values(tensors), training, seeds, references)
 
@@ -236,12 +247,14 @@ class SubstitutedCall:
     def chains(
         self, training: bool, seeds: list, references: dict[int, tf.Tensor] | None = None
     ) -> list[list[BoundParametrization]]:
-        """What is done to each of the parametrized weights, here and by wrappers around.
+        """Returns the parametrizations of each weight: those of this wrapper, then of outer ones.
 
         Args:
-            training: the training flag.
-            seeds: a seed for each weight.
-            references: the values of the references by the variables' ids, as they are by default.
+            training: Training flag.
+            seeds: One seed per weight.
+            references: Values of the references, by the variables' ids. Default None, for their
+                present
+                values.
         """
         chains = []
         bound = self._bound(training, seeds, self._references if references is None else references)
@@ -254,7 +267,7 @@ class SubstitutedCall:
     def _bound(
         self, training: bool, seeds: list, references: dict[int, tf.Tensor]
     ) -> list[BoundParametrization]:
-        """What is done here to each of the parametrized weights."""
+        """Returns this wrapper's parametrization of each weight, with its seed."""
         return [
             BoundParametrization(p, seed, training, [references[id(v)] for v in own])
             for (_, p), seed, own in zip(self.targeted, seeds, self._own, strict=True)
@@ -278,7 +291,8 @@ class SubstitutedCall:
         values = self._values(tensors)
         raw = {id(v): t for v, t in zip(self._carried, tensors[inputs:], strict=False)}
         raw |= {key: values[key] for key in self._raw}
-        # Without capture the other variables are left as they are, to be updated in place.
+        # Without capture the other variables are not substituted, because the call updates
+        # them in place.
         others = [(v, values[id(v)]) for v in self.variables if capture and id(v) not in self._raw]
         references = self._references_in(tensors)
         return self._call(args, kwargs, training, seeds, raw, references, weights, others, capture)
@@ -309,7 +323,7 @@ class SubstitutedCall:
         return result._replace(read=result.read | wrapper.taken)
 
     def _reference(self, variable: tf.Variable) -> tf.Tensor:
-        """The value of a reference, as a wrapper around this call has it if there is one."""
+        """Returns the value of a reference. If an outer wrapper has the value, it is used."""
         found = (w.references[id(variable)] for w in self.wrappers if id(variable) in w.references)
         known = next(found, None)
         return variable.read_value() if known is None else known
@@ -318,7 +332,7 @@ class SubstitutedCall:
         return next((w for w in reversed(self.wrappers) if id(variable) in w.raw), None)
 
     def raw(self, variable: keras.Variable) -> tf.Tensor:
-        """The value of a weight that no wrapper has touched."""
+        """Returns the value of a weight without any parametrization."""
         wrapper = self._wrapper_of(variable)
         if wrapper is None:
             return _keras.variables.value(variable)

@@ -1,11 +1,13 @@
-"""`WeightPerturbationMixin`: base of all layers that compute with functions of their weights.
+"""`WeightPerturbationMixin`: base class of all layers that compute with functions of weights.
 
-A training call takes a call number, computes each parametrized weight's effective value from its
-raw value and a seed, and runs the layer with those values in place of the variables. Around that,
-`tfwd._graph.recompute` keeps nothing but the arguments for backward. In eager mode, or under a
-training flag that is a tensor, backward runs the layer a second time, if tfwd can prove that the
-layer computes the same again (see `call_analysis` and `provable`). Other layers keep their
-effective weights.
+A training call takes a call number. It computes each weight's effective value from the raw value
+and a seed. It runs the layer with the effective values in place of the variables. Around the call,
+`tfwd._graph.recompute` stores only the arguments for backward.
+
+In eager mode, or under a training flag that is a tensor, backward runs the layer a second time.
+This
+needs a proof that the layer computes the same again (see `call_analysis` and `provable`). Other
+layers store their effective weights.
 """
 
 from __future__ import annotations
@@ -40,22 +42,24 @@ from tfwd.pretrained import listeners
 
 # Attributes that a plain layer on the same variables does not have.
 PERTURBATION_ATTRIBUTES = frozenset(
-    {"draws", "references", "parametrizations", "recompute", "seed", "_known"}
+    {"draws", "references", "parametrizations", "recompute", "seed", "_call_cache"}
 )
 
 
-class _Known:
-    """What a layer has found out about itself.
+class _CallCache:
+    """Selected weights and analyses, cached per layer.
 
-    Not attributes of the layer: Keras would take the variables in them for the layer's own.
+    They are not attributes of the layer, because Keras would track the variables in them.
 
     Attributes:
-        targeted: the parametrized weights, each with its parametrization.
-        targeted_from: the ids of the weights that they were selected from, by which it shows when a
-            layer has got new ones.
-        made_for: the training flags, None for a tensor, for whose calls the layer is known to have
-            made all its weights.
-        analyses: what calls were seen to do.
+        targeted: Parametrized weights, each with its parametrization.
+        targeted_from: Ids of the weights that `targeted` was selected from. They change if the
+            layer
+            gets new weights.
+        made_for: Training flags whose calls have created all weights of the layer. None stands for
+            a
+            tensor.
+        analyses: Analyses of calls, by their keys.
     """
 
     def __init__(self) -> None:
@@ -69,7 +73,8 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
     """Mixin for Keras layers that compute with functions of weights.
 
     A layer calls `_init_perturbation` in its constructor and `_perturbed_call` in its call. The
-    weights are its own, or those of the layer that it returns by `_subject`.
+    weights
+    belong to the layer itself, or to the layer that `_subject` returns.
     """
 
     parametrizations: Any  # Parametrizations
@@ -88,7 +93,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         self.recompute = recompute
         self.draws = SeedStream(seed, share_across_replicas, stream)
         self.parametrizations = parametrizations
-        self._known = _Known()
+        self._call_cache = _CallCache()
         layer = self._subject()
         has_weights = _keras.layers.has_weights(layer)
         weight_selection.check_parametrizations(layer, parametrizations, rates=not has_weights)
@@ -99,28 +104,28 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             self._targeted()
 
     def set_weights(self, weights: Any) -> None:
-        """Sets the weights; warns if Mixout has taken its references already."""
+        """Sets the weights. Warns if Mixout has already copied its references."""
         super().set_weights(weights)  # type: ignore[misc]
         listeners.tell(self.weights)  # type: ignore[attr-defined]
 
     @property
     def share_across_replicas(self) -> bool:
-        """Whether all replicas of a `tf.distribute` strategy draw alike."""
+        """bool. All replicas of a `tf.distribute` strategy draw the same."""
         return self.draws.share_across_replicas
 
     def _subject(self) -> Any:
-        """The layer whose weights are parametrized."""
+        """Returns the layer whose weights are parametrized."""
         return self
 
     def _unperturbed_call(self, *args: Any, **kwargs: Any) -> Any:
-        """`call` in training, on the variables as they are; a class with another `call` has one."""
+        """Runs the training `call` on raw variables. Classes with another `call` define it."""
         raise NotImplementedError
 
     def _targeted(self) -> TargetedWeights:
-        """The parametrized weights of the subject, which has weights."""
-        layer, known = self._subject(), self._known
+        """Returns the parametrized weights of the subject, which has weights."""
+        layer, cache = self._subject(), self._call_cache
         weights = tuple(id(v) for v in layer.weights)
-        if known.targeted_from != weights:
+        if cache.targeted_from != weights:
             targeted = weight_selection.select(layer, self.parametrizations)
             for target, parametrization in targeted:
                 where = f"weight '{target.name}' of layer '{layer.name}'"
@@ -128,8 +133,8 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             reads.check_normalized(layer, {id(t.variable): t.name for t, _ in targeted})
             if self.references is not None:
                 self.references.make(targeted)
-            known.targeted, known.targeted_from = targeted, weights
-        return known.targeted
+            cache.targeted, cache.targeted_from = targeted, weights
+        return cache.targeted
 
     def _perturbed_call(
         self,
@@ -142,22 +147,24 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         """Returns `function(*args, training=training, **kwargs)` on effective weights.
 
         Args:
-            function: the call of the layer whose weights are parametrized.
-            args, kwargs: the arguments, tensors in any nest.
-            training: the training flag.
-            unperturbed: Keras's own call, for a training call that leaves all weights as they
-                are, such as one at a rate of 0. None if `function` is Keras's own call.
+            function: Call of the layer whose weights are parametrized.
+            args: Positional arguments, tensors in any nest.
+            kwargs: Keyword arguments, tensors in any nest.
+            training: Training flag.
+            unperturbed: Keras's own call. It runs if a training call changes no weight, for example
+                at a
+                rate of 0. Default None, if `function` is Keras's own call.
         """
         subject, flag = self._subject(), training_flag.standardize(training)
         stochastic = all(p.stochastic for p in weight_selection.elements(self.parametrizations))
         if flag is False and stochastic:
             result = _on_raw_weights(function, args, kwargs, flag)
-            if self._known.targeted_from is None and _keras.layers.has_weights(subject):
-                self._targeted()  # the call has made the weights: a wrong pattern shows now
+            if self._call_cache.targeted_from is None and _keras.layers.has_weights(subject):
+                self._targeted()  # the call has created the weights: reject a wrong pattern now
             return result
         targeted = [(t, p) for t, p in self._targeted() if not p.is_identity and _acts(p, flag)]
         if not targeted and flag is not False:
-            self.draws.next(flag)  # a rate of 0 draws nothing, and the call counts all the same
+            self.draws.next(flag)  # a rate of 0 draws nothing, but the call counts
         if not targeted and isinstance(flag, bool):
             return _on_raw_weights(unperturbed or function, args, kwargs, flag)
         is_lookup = overriding.is_plain(subject, keras.layers.Embedding, ours=subject is self)
@@ -184,19 +191,19 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         return lookup.rows(call, subject, ids) if looks_up else self._perturbed_run(call)
 
     def _begun_references(self, training: bool | tf.Tensor) -> list[tf.Variable]:
-        """The references of this layer and of those in it, taken before anything is substituted."""
+        """Copies due references before a substitution. Returns all references in this layer."""
         owner: Any = self
         if not outer_wrappers():
             references.begin(owner, training)
         return references.variables(owner)
 
     def _perturbed_run(self, call: SubstitutedCall) -> Any:
-        """Makes the call, and has Keras make the updates and take the losses that came of it."""
+        """Makes the call, and passes its updates and losses to Keras."""
         name: str = self.name  # type: ignore[attr-defined]
         owner: Any = self
-        # Layers that are frozen or set free behave otherwise from then on.
+        # Layers behave differently after they are frozen or unfrozen.
         key = (*call.key(), tuple(layer.trainable for layer in _keras.layers.all_layers(owner)))
-        analysis = self._known.analyses.get(key)
+        analysis = self._call_cache.analyses.get(key)
         names = {id(target.variable): target.name for target, _ in call.targeted}
         if analysis is None:
             analysis = call_analysis.analyse(name, owner, names, call)
@@ -217,16 +224,16 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
                 result = call.run(analysis, recompute, before)
         if accesses is not None:
             reads.check(name, names, filter(accesses.has, call.variables), reads.PAST_KERAS)
-        if key not in self._known.analyses:
-            self._known.analyses[key] = analysis
+        if key not in self._call_cache.analyses:
+            self._call_cache.analyses[key] = analysis
             if warned:
                 warnings.warn(
                     f"layer '{name}' cannot be run a second time in backward, because "
-                    f"{analysis.impure}; it keeps its effective weights until then, as with "
+                    f"{analysis.impure}; it stores its effective weights for backward, as with "
                     "recompute=False",
                     stacklevel=2,
                 )
-        custom_gradient.follow()  # or a gradient of Keras's own would keep the model for good
+        custom_gradient.follow()  # else a custom gradient of Keras would keep the model forever
         for loss in result.losses:
             _keras.layers.add_loss(owner, loss)
         substitute.assign(result.updates)
@@ -234,25 +241,28 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
 
     @property
     def calls(self) -> int | tf.Tensor:
-        """How many training calls there were; the next one has this number."""
+        """Number of training calls so far. The next training call has this number."""
         return self.draws.calls
 
     def effective_weights(self, call: int) -> dict[str, tf.Tensor]:
-        """The very weights that a training call uses on replica 0.
+        """Returns the exact weights that a training call uses on replica 0.
 
-        They follow from the raw weights as they are now. Wrappers inside this one that parametrize
-        the same weights are taken to have been called whenever this one was.
+        They are computed from the present raw weights. Inner wrappers that parametrize the same
+        weights
+        count as called in each call of this layer.
 
         Args:
-            call: the number of the training call, from 0: `effective_weights(layer.calls)` are the
-                weights of the next one.
+            call: int. Number of the training call, from 0. `effective_weights(layer.calls)` returns
+                the
+                weights of the next training call.
 
         Returns:
-            dict from a weight's name, the shortest end of its path that is unique in the layer, to
-            a tensor of its shape and dtype.
+            dict from a weight's name to a tensor of its shape and dtype. The name is the shortest
+            end of
+            the weight's path that is unique in the layer.
 
         Raises:
-            ValueError: if the layer has no weights yet.
+            ValueError: If the layer has no weights yet.
         """
         layer = self._subject()
         if not _keras.layers.has_weights(layer):
@@ -273,7 +283,7 @@ def _on_raw_weights(
 
 
 def _acts(parametrization: Parametrization, training: bool | tf.Tensor) -> bool:
-    """Whether a parametrization may do anything under this flag."""
+    """Returns True if a parametrization may act under this training flag."""
     if training is False:
         return any(not element.stochastic for element in parametrization.elements())
     return True
@@ -282,7 +292,10 @@ def _acts(parametrization: Parametrization, training: bool | tf.Tensor) -> bool:
 def _bound(
     layer: Any, variable: keras.Variable, ahead: int | tf.Tensor
 ) -> list[BoundParametrization]:
-    """What a layer and those inside it do to a variable `ahead` calls from now, in order."""
+    """Returns the parametrizations of a variable `ahead` calls from now, in order.
+
+    They come from a layer and the layers inside it.
+    """
     inside = _keras.layers.sublayers(layer)
     found = [bound for inner in inside for bound in _bound(inner, variable, ahead)]
     if isinstance(layer, WeightPerturbationMixin) and _keras.layers.has_weights(layer._subject()):

@@ -1,7 +1,7 @@
-"""Selects the weights of a layer that are parametrized, and names them.
+"""Selects and names the weights of a layer that are parametrized.
 
-Weights are chosen by regular expressions on their paths, or by a rule for each kind of layer. Names
-serve people only: draws depend on a weight's position in `layer.weights`.
+Regular expressions select weights by path. Without them, a rule for each kind of layer applies.
+Names only appear in messages and results: draws depend on a weight's position in `layer.weights`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ QUANTIZED = (
 
 
 class Target(NamedTuple):
-    """A weight that is to be parametrized.
+    """A weight to parametrize.
 
     Attributes:
-        position: its index in the layer's `weights`.
-        path: the names of the layers that it is in, and its own.
-        name: the shortest end of its path that is unique in the layer.
-        variable: the weight.
+        position: Index of the weight in the layer's `weights`.
+        path: Names of the layers that contain the weight, then its own name.
+        name: Shortest end of its path that is unique in the layer.
+        variable: The weight.
     """
 
     position: int
@@ -48,28 +48,30 @@ TargetedWeights = list[tuple[Target, Parametrization]]
 
 
 def select(layer: keras.Layer, parametrizations: Parametrizations) -> TargetedWeights:
-    """The weights of a built layer that are parametrized, each with its parametrization.
+    """Selects the parametrized weights of a built layer.
 
     Args:
-        layer: a built layer.
-        parametrizations: dict from a pattern to a parametrization, as in `match`; or one
+        layer: Built layer.
+        parametrizations: dict from a pattern to a parametrization, as in `match`. Or one
             parametrization, for `default_weights(layer)`.
 
     Returns:
-        The weights in the order of `layer.weights`.
+        The weights with their parametrizations, in the order of `layer.weights`.
 
     Raises:
-        ValueError: if a pattern matches nothing, or only what is not trained and not named; if it
-            means a weight that is not floating; if there is no default. The message lists the
-            weights there are.
+        ValueError: If a pattern matches no weight, or only untrained weights that it does not name;
+            if
+            it selects a weight that is not floating; if there is no default weight. The message
+            lists
+            the layer's weights.
     """
     if isinstance(parametrizations, Mapping):
         return match(layer, parametrizations)
     chosen = {id(variable) for variable in default_weights(layer)}
     if not chosen:
         raise ValueError(
-            f"layer '{layer.name}' has no weight that is parametrized by default: name the "
-            f"weights; {_listing(layer)}{_quantized(layer)}"
+            f"layer '{layer.name}' has no weight that is parametrized by default: pass the names "
+            f"of weights; {_listing(layer)}{_quantized(layer)}"
         )
     found = [t for t in all_targets(layer) if id(t.variable) in chosen]
     for target in found:
@@ -80,61 +82,63 @@ def select(layer: keras.Layer, parametrizations: Parametrizations) -> TargetedWe
 def of_weights(
     layer: keras.Layer, parametrization: Parametrization, weights: str | Sequence[str] | None
 ) -> Parametrizations:
-    """One parametrization for a pattern, for several patterns, or for the default weights.
+    """Assigns one parametrization to a pattern, several patterns, or the default weights.
 
     Raises:
-        ValueError: if there are no patterns.
+        ValueError: If the list of patterns is empty.
     """
     if weights is None:
         return parametrization
     if not weights:
-        raise ValueError(f"layer '{layer.name}': weights is empty; None means the default ones")
+        raise ValueError(
+            f"layer '{layer.name}': weights is empty; pass patterns, or None for the "
+            "default weights"
+        )
     return dict.fromkeys([weights] if isinstance(weights, str) else weights, parametrization)
 
 
 def check_parametrizations(
     layer: keras.Layer, parametrizations: Parametrizations, rates: bool
 ) -> None:
-    """Checks what can be checked before the layer has weights.
+    """Checks the parametrizations before the layer has weights.
 
     Args:
-        layer: the layer, for messages.
-        parametrizations: as in `select`.
-        rates: whether to check the parametrizations' arguments too.
+        layer: Layer, for messages.
+        parametrizations: As in `select`.
+        rates: bool. Also checks the parametrizations' arguments.
 
     Raises:
-        ValueError: for what is no parametrization, or arguments that it cannot use.
+        ValueError: For an object that is not a parametrization, or for wrong arguments.
     """
     for pattern, parametrization in _by_pattern(layer, parametrizations).items():
         where = f"weight '{pattern}' of layer '{layer.name}'"
         if not isinstance(parametrization, Parametrization):
             raise ValueError(
-                f"{where}: a parametrization such as Dropout(0.5) is wanted; "
-                f"got {parametrization!r}"
+                f"{where}: expected a parametrization such as Dropout(0.5), got {parametrization!r}"
             )
         if rates:
             parametrization.check(where)
 
 
 def check_evaluates_raw(layer: keras.Layer, parametrizations: Parametrizations, name: str) -> None:
-    """Raises a ValueError if a parametrization acts in evaluation too.
+    """Raises a ValueError if a parametrization also acts in evaluation.
 
     Args:
-        layer: the layer whose weights are parametrized.
-        parametrizations: as in `select`.
-        name: the name of the wrapper around it, for the message.
+        layer: Layer whose weights are parametrized.
+        parametrizations: As in `select`.
+        name: Name of the wrapper, for the message.
     """
     for pattern, parametrization in _by_pattern(layer, parametrizations).items():
         for element in parametrization.elements():
             if not element.stochastic and not element.is_identity:
                 raise ValueError(
-                    f"layer '{name}' applies {element!r} to '{pattern}' in evaluation too; without "
-                    "it the layer would compute something else"
+                    f"layer '{name}' also applies {element!r} to '{pattern}' in evaluation; "
+                    "without it the layer would compute different outputs"
                 )
 
 
 def elements(parametrizations: Parametrizations) -> list[Parametrization]:
-    """The parametrizations, those of a chain one by one."""
+    """Returns the parametrizations, with each element of a chain separately."""
     if isinstance(parametrizations, Parametrization):
         return parametrizations.elements()
     return [element for p in parametrizations.values() for element in p.elements()]
@@ -143,7 +147,7 @@ def elements(parametrizations: Parametrizations) -> list[Parametrization]:
 def _by_pattern(
     layer: keras.Layer, parametrizations: Parametrizations
 ) -> Mapping[str, Parametrization]:
-    """The parametrizations by pattern, for messages."""
+    """Returns the parametrizations by pattern, for messages."""
     if isinstance(parametrizations, Mapping):
         return parametrizations
     recurrent = isinstance(layer, (keras.layers.RNN, keras.layers.Bidirectional))
@@ -151,19 +155,21 @@ def _by_pattern(
 
 
 def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T]]:
-    """The weights that the patterns match, each with the value of the first pattern that does.
+    """Returns the weights that the patterns match, each with the value of the first match.
 
-    A weight that its layer does not make to be trained, such as the moving mean of a
-    `BatchNormalization`, is meant only by a pattern in whose last part its own name stands: by
-    `moving_mean` or `norm/moving_mean`, and not by `.*` or `norm/.*`. Layers that are frozen
-    (`layer.trainable = False`) are no such case: their kernels are matched as ever.
+    Some weights are never trained, such as the moving mean of a `BatchNormalization`. A pattern
+    selects
+    such a weight only if the pattern's last component contains the weight's name. `moving_mean` and
+    `norm/moving_mean` select it, `.*` and `norm/.*` do not. Frozen layers (`layer.trainable =
+    False`)
+    are different: patterns match their kernels as usual.
 
     Args:
-        layer: a built layer.
-        patterns: dict from regular expression to a value.
+        layer: Built layer.
+        patterns: dict from a regular expression to a value.
 
     Raises:
-        ValueError: as `select`.
+        ValueError: As in `select`.
     """
     everything = all_targets(layer)
     trained = {
@@ -182,8 +188,8 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
         if not meant:
             raise ValueError(
                 f"'{pattern}' matches only weights of {_kind(layer)} '{layer.name}' that are not "
-                f"trained ({', '.join(t.name for t in matched)}); a pattern means such a weight "
-                f"only if it ends in its name, as '{matched[0].name}'"
+                f"trained ({', '.join(t.name for t in matched)}); a pattern selects such a weight "
+                f"only if it ends in the weight's name, as '{matched[0].name}'"
             )
         for target in meant:
             check_floating(layer, target)
@@ -192,26 +198,26 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
 
 
 def _nearest(pattern: str, everything: list[Target]) -> str:
-    """What to say of a pattern that matches a part of a path only, as a layer's name does."""
+    """Returns a hint for a pattern that matches only a part of a path, such as a layer's name."""
     whole = f"({pattern})" if "|" in pattern and not pattern.startswith("(") else pattern
     for other in (f"{whole}/.*", f".*{whole}.*"):
         try:
             expression = re.compile(other)
-        except re.error:  # as of flags, which only begin a pattern
+        except re.error:  # for example flags, which may only begin a pattern
             continue
         if any(matches(expression, target.path) for target in everything):
-            return f". A pattern is for a whole path, or an end after a '/': perhaps '{other}'"
+            return f". A pattern must match the full path or its last components: perhaps '{other}'"
     return ""
 
 
 def _is_named(target: Target, pattern: str) -> bool:
-    """Whether a pattern's last part has the weight's own name in it, letter for letter."""
+    """Returns True if the last component of a pattern contains the weight's name literally."""
     name, last = target.path.rpartition("/")[2], pattern.rpartition("/")[2]
     return any(re.search(rf"(?<!\w){re.escape(n)}(?!\w)", last) for n in (name, re.escape(name)))
 
 
 def check_floating(layer: keras.Layer, target: Target) -> None:
-    """Raises a ValueError if the weight is not of floating dtype."""
+    """Raises a ValueError if the dtype of the weight is not floating."""
     dtype = _keras.variables.dtype_name(target.variable)
     if "float" not in dtype:
         raise ValueError(
@@ -221,11 +227,11 @@ def check_floating(layer: keras.Layer, target: Target) -> None:
 
 
 def default_weights(layer: keras.Layer) -> list[keras.Variable]:
-    """The weights that are parametrized when none are named.
+    """Returns the weights that are parametrized if the user names none.
 
-    The recurrent kernels of a recurrent layer (of both directions, of all stacked cells); of any
-    other layer its own floating weights of rank two or more, save biases, gammas and betas; and of
-    a layer that holds layers, their defaults too.
+    - A recurrent layer: its recurrent kernels, of both directions and of all stacked cells.
+    - Another layer: its own floating weights of rank two or more, except biases, gammas and betas.
+    - A layer that contains layers: also their default weights.
     """
     if isinstance(layer, keras.layers.RNN):
         return [v for v in layer.weights if _keras.variables.name(v).endswith("recurrent_kernel")]
@@ -245,7 +251,7 @@ def _is_default(variable: keras.Variable) -> bool:
 
 
 def all_targets(layer: keras.Layer) -> list[Target]:
-    """All weights of a built layer, with their positions and names."""
+    """Returns all weights of a built layer, with their positions and names."""
     weights = layer.weights
     paths = _keras.variables.paths(layer)
     names = shortest_names(paths)
@@ -253,7 +259,7 @@ def all_targets(layer: keras.Layer) -> list[Target]:
 
 
 def shortest_names(paths: list[str]) -> list[str]:
-    """For each path its shortest end, beginning after a `/`, that no other path ends in.
+    """Returns for each path its shortest end after a `/` that no other path ends in.
 
     Example:
 
@@ -271,7 +277,7 @@ def shortest_names(paths: list[str]) -> list[str]:
 
 
 def _quantized(layer: keras.Layer) -> str:
-    """What is to be said where there is no floating weight, if it was quantized; else nothing."""
+    """Returns a hint if the layer was quantized, else ""."""
     found = [
         inner.name for inner in _keras.layers.all_layers(layer) if _keras.layers.is_quantized(inner)
     ]

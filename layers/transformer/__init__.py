@@ -1,6 +1,6 @@
-"""Layers of transformers, alone or from the weights of published models.
+"""Layers of transformers, with fresh weights or with the weights of published models.
 
-Imported as `from tfwd.layers import transformer as T`.
+Import them with `from tfwd.layers import transformer as T`.
 """
 
 from tfwd.layers.transformer.attention import Attention, SelfAttention

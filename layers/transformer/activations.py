@@ -1,7 +1,7 @@
-"""Activations by the names that configs of published models have for them.
+"""Activations, by their names in configs of published models.
 
-The formulas are those of Hugging Face's `transformers`. Keras has other formulas under some of
-these names: the slope of its "leaky_relu" is 0.2, and there it is 0.01.
+The formulas are the formulas of Hugging Face's `transformers`. Keras uses some of these names for
+other formulas: the slope of its "leaky_relu" is 0.2, and here it is 0.01.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 
 def _gelu(x: Any) -> tf.Tensor:
-    """The exact one. (TensorFlow's has the root of 2 in float32, whatever the dtype.)"""
+    """Computes the exact GELU. TensorFlow's GELU has the root of 2 in float32 for every dtype."""
     return 0.5 * x * (1.0 + tf.math.erf(x * math.sqrt(0.5)))
 
 
@@ -67,10 +67,13 @@ BY_NAME: dict[str, Callable[[Any], tf.Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Any], tf.Tensor]:
-    """Returns the function of a name: one of published configs first, else one of Keras's.
+    """Returns the activation of a name: of published configs first, else of Keras.
+
+    Args:
+        name: str. Name in a published config or in `keras.activations`.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: If no activation has that name.
     """
     if name in BY_NAME:
         return BY_NAME[name]
@@ -78,6 +81,6 @@ def activation(name: str) -> Callable[[Any], tf.Tensor]:
         return keras.activations.get(name)
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"activation={name!r} is none that there is: give one of {', '.join(BY_NAME)}, or the "
-            "name of one of keras.activations"
+            f"activation={name!r} is unknown: use one of {', '.join(BY_NAME)}, or a "
+            "name from keras.activations"
         ) from error

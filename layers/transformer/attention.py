@@ -1,4 +1,4 @@
-"""`Attention` over another sequence, and `SelfAttention` over the same."""
+"""`Attention` to another sequence, and `SelfAttention` to the same sequence."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.layers.transformer.composite import Composite, built, initializer
-from tfwd.layers.transformer.inputs import Inputs, of_places
+from tfwd.layers.transformer.inputs import Inputs, position_mask
 
 
-class Heads(Composite):
-    """What attention to another sequence and to the same one have in common; see `Attention`."""
+class MultiHeadAttention(Composite):
+    """Base class of `Attention` and `SelfAttention`. See `Attention` for its arguments."""
 
     def __init__(
         self,
@@ -32,7 +32,8 @@ class Heads(Composite):
         for name, size in sizes.items():
             if not isinstance(size, int) or size < 1:
                 raise ValueError(
-                    f"{type(self).__name__} '{self.name}': {name}={size!r} is no positive integer"
+                    f"{type(self).__name__} '{self.name}': {name}={size!r} is not a "
+                    "positive integer"
                 )
         self.num_heads = num_heads
         self.head_size = head_size
@@ -49,7 +50,10 @@ class Heads(Composite):
         self.dropped = self.inner(keras.layers.Dropout, dropout, name="dropout")
 
     def build_products(self, inputs_shape: Any, context_shape: Any) -> None:
-        """Builds the four products; those of a context of unknown shape are left to the call."""
+        """Builds the four products.
+
+        If the shape of the context is unknown, the call builds the products of the context.
+        """
         built(self.query, *inputs_shape)
         if context_shape is not None:
             built(self.key, *context_shape)
@@ -65,7 +69,7 @@ class Heads(Composite):
         position_bias: Any,
         training: Any,
     ) -> tf.Tensor:
-        """The formula of `Attention`."""
+        """Computes the formula of `Attention`."""
         if context_mask is None:
             context_mask = _keras.layers.get_mask(context)
         if context_mask is not None:
@@ -84,7 +88,7 @@ class Heads(Composite):
         if position_bias is not None:
             scores += tf.cast(position_bias, scores.dtype)
         if context_mask is not None:
-            scores += _left_out(context_mask, scores.dtype)
+            scores += _mask_bias(context_mask, scores.dtype)
         weights = tf.cast(tf.nn.softmax(scores), values.dtype)
         if self.dropout:
             weights = self.dropped(weights, training=training)
@@ -94,47 +98,55 @@ class Heads(Composite):
         return self.output_dense(merged)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """The mask of the inputs' places, if there is one."""
-        return of_places(mask[0] if isinstance(mask, (list, tuple)) else mask)
+        """Returns the mask of the inputs' positions, or None."""
+        return position_mask(mask[0] if isinstance(mask, (list, tuple)) else mask)
 
     def _heads(self, flat: tf.Tensor) -> tf.Tensor:
-        """`[batch, places, heads * size]` as `[batch, heads, places, size]`."""
+        """Converts `[batch, length, heads * size]` to `[batch, heads, length, size]`."""
         shape = tf.shape(flat)
         split = tf.reshape(flat, [shape[0], shape[1], self.num_heads, self.head_size])
         return tf.transpose(split, [0, 2, 1, 3])
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
-class Attention(Heads):
+class Attention(MultiHeadAttention):
     """Multi-head attention from one sequence to another.
 
-    Formula: for each head, with `q = x W_q + b_q`, and keys and values likewise from the context,
+    Formula: for each head, with `q = x W_q + b_q`, and with keys and values from the context
+    likewise,
 
         y = concat over heads (softmax(s q k^T + bias, over the context) v) W_o + b_o
 
-    where `s` is `1 / sqrt(head_size)`, or 1 without `scale`. Places of the context that the mask
-    leaves out get a weight of 0; where it leaves out all, each gets the same.
+    `s` is `1 / sqrt(head_size)`, or 1 without `scale`. Masked positions of the context get a weight
+    of 0.
+    If all positions are masked, each gets the same weight.
 
     Args:
-        num_heads: the number of heads.
-        head_size: the width of a head's queries, keys and values.
-        hidden_size: the width of the output.
-        dropout: the rate at which attention weights are dropped while training.
-        use_bias: whether the four products have biases.
-        scale: whether scores are divided by the root of `head_size`.
-        initializer: of the kernels; a float is the deviation of a truncated normal distribution.
-        **kwargs: as for any layer.
+        num_heads: int. Number of heads.
+        head_size: int. Width of a head's queries, keys and values.
+        hidden_size: int. Width of the output.
+        dropout: float. Dropout rate of attention weights. Default 0.
+        use_bias: bool. Adds biases to the four products. Default True.
+        scale: bool. Divides scores by the root of `head_size`. Default True.
+        initializer: Initializer of the kernels. A float is the standard deviation of a truncated
+            normal
+            distribution. Default 0.02.
+        **kwargs: Arguments of every Keras layer, such as `name`.
 
-    Call: `layer(x, context, context_mask=None, position_bias=None, training=None)`; `x` is `[batch,
-    queries, features]`, `context` `[batch, places, features]`; `context_mask`, boolean or of zeros
-    and ones, `[batch, places]` or `[batch, queries, places]`; by default the one that Keras keeps
-    with the context. `position_bias`, `[1 or batch, num_heads, queries, places]`, is added to
-    scores. Output: `[batch, queries, hidden_size]`.
+    Call: `layer(x, context, context_mask=None, position_bias=None, training=None)`.
 
-    The layers that it holds are `query`, `key`, `value` and `output`, each a `Dense`.
+    - `x`: `[batch, queries, features]`.
+    - `context`: `[batch, length, features]`.
+    - `context_mask`: `[batch, length]` or `[batch, queries, length]`, boolean, or of zeros and
+      ones. By
+      default, the mask that Keras stores with the context.
+    - `position_bias`: `[1 or batch, num_heads, queries, length]`. It is added to the scores.
+    - Output: `[batch, queries, hidden_size]`.
+
+    Sublayers: `query`, `key`, `value` and `output`, each a `Dense`.
 
     Raises:
-        ValueError: a size is not positive.
+        ValueError: If a size is not positive.
 
     Example:
 
@@ -165,14 +177,15 @@ class Attention(Heads):
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
-class SelfAttention(Heads):
+class SelfAttention(MultiHeadAttention):
     """Multi-head attention of a sequence to itself: an `Attention` whose context is its input.
 
     Args:
-        as `Attention`.
+        num_heads, head_size, hidden_size, dropout, use_bias, scale, initializer, **kwargs: As in
+            `Attention`.
 
-    Call: `layer(x, mask=None, position_bias=None, training=None)`. The mask, `[batch, places]` or
-    `[batch, places, places]`, is by default the one that Keras keeps with `x`.
+    Call: `layer(x, mask=None, position_bias=None, training=None)`. The mask is `[batch, length]` or
+    `[batch, length, length]`. By default it is the mask that Keras stores with `x`.
 
     Example:
 
@@ -198,7 +211,7 @@ class SelfAttention(Heads):
 _initializer = initializer
 
 
-def _left_out(mask: Any, dtype: tf.DType) -> tf.Tensor:
-    """What is added to scores: 0, or where the mask is false what leaves nothing of them."""
+def _mask_bias(mask: Any, dtype: tf.DType) -> tf.Tensor:
+    """Returns a bias for scores: 0 where visible, `dtype.min` where masked."""
     mask = mask[:, None, None, :] if len(mask.shape) == 2 else mask[:, None, :, :]
     return tf.where(mask, tf.zeros([], dtype), tf.constant(dtype.min, dtype))

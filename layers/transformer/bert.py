@@ -1,4 +1,4 @@
-"""`Bert`: a whole encoder, of any of the families that are built like BERT."""
+"""`Bert`: a complete encoder, for all model families that are built like BERT."""
 
 from __future__ import annotations
 
@@ -12,46 +12,52 @@ from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import Composite, built
 from tfwd.layers.transformer.embeddings import Embeddings
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import Inputs, OfIds, of_places
+from tfwd.layers.transformer.inputs import Inputs, TokenIdInputs, position_mask
 from tfwd.layers.transformer.pooler import Pooler
 from tfwd.layers.transformer.stack import TransformerStack
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
-class Bert(OfIds, Published):
-    """Embeddings, a stack of transformer layers, and a pooler if it is wanted.
+class Bert(TokenIdInputs, Published):
+    """A BERT encoder: embeddings, a stack of transformer layers, and optionally a pooler.
 
     Formula: `h_0 = embeddings(ids)`, `h_i = layer_i(h_(i-1))`, `pooled = tanh(h_n[:, 0] W + b)`.
 
-    `Bert.from_pretrained(folder)` makes one of a published model: BERT, RoBERTa, DistilBERT,
-    ELECTRA or ALBERT, as the config's `model_type` says.
+    `Bert.from_pretrained(folder)` loads a published model: BERT, RoBERTa, DistilBERT, ELECTRA or
+    ALBERT.
+    The config's `model_type` selects the family.
 
     Args:
         vocabulary_size, max_length, type_vocabulary_size, embedding_size, padding_id,
-            padding_position, project: as in `Embeddings`.
+            padding_position, project: As in `Embeddings`.
         hidden_size, num_layers, num_heads, intermediate_size, activation, dropout,
-            attention_dropout, epsilon, initializer, num_shared: as in `TransformerStack`.
-        add_pooler: whether there is a pooler; without it there are no weights for one.
-        return_all: whether all hidden states are returned.
-        **kwargs: as for any layer.
+            attention_dropout, epsilon, initializer, num_shared: As in `TransformerStack`.
+        add_pooler: bool. Adds a pooler and its weights. Default False.
+        return_all: bool. Returns all hidden states. Default False.
+        **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `bert(ids, token_type_ids=None, mask=None, position_ids=None, training=None)`. Only the
-    ids may be given by position. Ids are integers, `[batch, places]`. `mask` is called attention
-    mask by tokenizers: True or 1 where there is text, `[batch, places]` or `[batch, places,
-    places]`. By default it is `ids != padding_id`.
+    ids can
+    be a positional argument. Ids are integers `[batch, length]`. `mask` is called attention mask by
+    tokenizers. It is True or 1 for text, `[batch, length]` or `[batch, length, length]`. By default
+    it
+    is `ids != padding_id`.
 
-    A dict may take the place of the ids: `bert({"input_ids": ..., "attention_mask": ...,
-    "token_type_ids": ...})`, as Hugging Face's tokenizers give it, or with keras-hub's "token_ids",
-    "padding_mask" and "segment_ids".
+    A dict can replace the ids: `bert({"input_ids": ..., "attention_mask": ..., "token_type_ids":
+    ...})`.
+    These are the keys of Hugging Face's tokenizers. keras-hub's keys "token_ids", "padding_mask"
+    and
+    "segment_ids" work too.
 
-    Ids and masks that are wrong are an error. A function that XLA compiles cannot raise: there the
-    outputs are NaN.
+    Wrong ids and masks raise an error. A function that XLA compiles cannot raise: its outputs are
+    NaN.
 
-    Output: the last hidden state, `[batch, places, hidden_size]`. With `add_pooler` or `return_all`
-    a dict: "last_hidden_state"; "pooler_output", `[batch, hidden_size]`; "hidden_states", a list
-    of `num_layers + 1`.
+    Output: the last hidden state, `[batch, length, hidden_size]`. With `add_pooler` or `return_all`
+    a
+    dict: "last_hidden_state"; "pooler_output", `[batch, hidden_size]`; "hidden_states", a list of
+    `num_layers + 1` tensors.
 
-    The layers that it holds are `embeddings`, `stack` and `pooler`.
+    Sublayers: `embeddings`, `stack` and `pooler`.
 
     Example:
 
@@ -66,11 +72,11 @@ class Bert(OfIds, Published):
     Hugging Face's classes attend to padding, with a warning; this layer does not.
     """
 
-    names: ClassVar[dict[str, str]] = {
-        **Embeddings.names,
+    argument_of_key: ClassVar[dict[str, str]] = {
+        **Embeddings.argument_of_key,
         **{"attention_mask": "mask", "padding_mask": "mask"},
     }
-    former = Embeddings.former
+    renamed_arguments = Embeddings.renamed_arguments
 
     def __init__(
         self,
@@ -138,7 +144,7 @@ class Bert(OfIds, Published):
         training: Any = None,
     ) -> Any:
         given = {"token_type_ids": token_type_ids, "position_ids": position_ids}
-        mask = None if isinstance(mask, Mapping) else mask  # what Keras has found in a dict
+        mask = None if isinstance(mask, Mapping) else mask  # a dict is Keras's masks of the inputs
         ids, given = self.unpacked(inputs, mask=mask, **given)
         mask = given.pop("mask")
         embedded = self.embeddings(ids, **given, training=training)
@@ -149,7 +155,8 @@ class Bert(OfIds, Published):
             mask = checked.mask("mask", mask, embedded, embedded)
             embedded = checked.marked(embedded)
         states = self.stack(embedded, mask=mask, training=training)
-        # Also one that was given, which Keras does not hand on by itself. Its masks are of places.
+        # Also attach a mask that was an argument: Keras does not. Only masks of positions are
+        # attached.
         if mask is not None and mask.shape.rank == 2:
             for state in states:
                 _keras.layers.set_mask(state, mask)
@@ -163,13 +170,13 @@ class Bert(OfIds, Published):
         return outputs
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """True where a token is no padding."""
+        """Returns True where a token is not padding."""
         if isinstance(mask, Mapping):
             mask = None
         if mask is None:
             mask = self.ids_of(inputs, "mask")
             mask = self.embeddings.compute_mask(inputs) if mask is None else mask
-        mask = of_places(mask)
+        mask = position_mask(mask)
         if not self.add_pooler and not self.return_all:
             return mask
         masks: dict[str, Any] = {"last_hidden_state": mask}
@@ -195,6 +202,6 @@ class Bert(OfIds, Published):
         return (None, None)
 
     def _part(self, kind: type[Composite], name: str, **further: Any) -> Any:
-        """A part, of those of this layer's arguments that it has too."""
+        """Creates a sublayer from this layer's arguments that the sublayer also has."""
         given = {key: getattr(self, key) for key in kind.arguments() if hasattr(self, key)}
         return self.inner(kind, **{**given, **further}, name=name)

@@ -1,4 +1,4 @@
-"""`BiModalEncoder`: two streams of layers that look at each other in between."""
+"""`BiModalEncoder`: two stacks of layers with attention to each other."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.layers.transformer import composite
-from tfwd.layers.transformer.activations import activation as activation_of
 from tfwd.layers.transformer.attention import Attention
 from tfwd.layers.transformer.composite import Composite, built
-from tfwd.layers.transformer.inputs import Inputs, of_places
+from tfwd.layers.transformer.inputs import Inputs, position_mask
+from tfwd.layers.transformer.post_norm import PostNormLayer
 from tfwd.layers.transformer.stack import TransformerStack
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
-class Connection(Composite):
-    """One stream looks at the other: what each of a pair of connections computes.
+class Connection(PostNormLayer):
+    """A transformer layer in which one stream attends to the other, as in ViLBERT.
 
-    Formula: as a `TransformerLayer`'s, but that keys and values are of the other stream:
+    Formula: like `TransformerLayer`, but the keys and values come from the other stream:
 
         a = LayerNorm(x + dropout(attention(x, context)))
         y = LayerNorm(a + dropout(f(a W_1 + b_1) W_2 + b_2))
 
     Args:
-        num_heads, head_size: as in `Attention`.
-        hidden_size: the width of the stream.
-        intermediate_size, activation, dropout, attention_dropout, epsilon, initializer: as in
+        num_heads, head_size: As in `Attention`.
+        hidden_size: int. Width of the stream.
+        intermediate_size, activation, dropout, attention_dropout, epsilon, initializer: As in
             `TransformerLayer`.
-        **kwargs: as for any layer.
+        **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `layer(x, context, context_mask=None, training=None)`.
     """
@@ -50,46 +49,29 @@ class Connection(Composite):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.num_heads = num_heads
         self.head_size = head_size
-        self.hidden_size = hidden_size
-        self.intermediate_size = intermediate_size
-        self.activation = activation
-        self.dropout = dropout
-        self.attention_dropout = attention_dropout
-        self.epsilon = epsilon
-        self.initializer = composite.initializer(initializer)
-        self._function = activation_of(activation)
-        self.attention = self.inner(
+        self.add_parts(
             Attention,
             num_heads,
             head_size,
             hidden_size,
-            dropout=attention_dropout,
-            initializer=self.initializer,
-            name="attention",
+            intermediate_size,
+            activation,
+            dropout,
+            attention_dropout,
+            epsilon,
+            initializer,
         )
-        self.attention_norm = self.norm("attention_LayerNorm")
-        self.intermediate = self.dense(intermediate_size, "intermediate")
-        self.output_dense = self.dense(hidden_size, "output")
-        self.output_norm = self.norm("LayerNorm")
-        self.dropped = self.inner(keras.layers.Dropout, dropout, name="dropout")
 
     def build(self, inputs_shape: Any, context_shape: Any = None) -> None:
         _keras.layers.build(self.attention, inputs_shape, context_shape or inputs_shape)
-        built(self.attention_norm, *inputs_shape)
-        built(self.intermediate, *inputs_shape)
-        built(self.output_dense, *inputs_shape[:-1], self.intermediate_size)
-        built(self.output_norm, *inputs_shape)
-        self.built = True
+        self.build_after_attention(inputs_shape)
 
     def call(
         self, inputs: tf.Tensor, context: tf.Tensor, context_mask: Any = None, training: Any = None
     ) -> tf.Tensor:
         attended = self.attention(inputs, context, context_mask=context_mask, training=training)
-        attended = self.attention_norm(inputs + self.dropped(attended, training=training))
-        outputs = self.output_dense(self._function(self.intermediate(attended)))
-        return self.output_norm(attended + self.dropped(outputs, training=training))
+        return self.after_attention(inputs, attended, training)
 
     def compute_output_shape(self, inputs_shape: Any, context_shape: Any = None) -> Any:
         return inputs_shape
@@ -97,33 +79,42 @@ class Connection(Composite):
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
 class BiModalEncoder(Composite):
-    """Two stacks of transformer layers, as for text and image, with connections in between.
+    """Two stacks of transformer layers with connections, for example for text and images.
 
-    Formula: for each pair `(i, j)` of `connections`, in their order, the first stream runs up to
-    its layer i, the second up to j, and then each has a `Connection` to what the other then is. The
-    layers after the last connection follow.
+    Formula: the pairs `(i, j)` of `connections` are processed in order. The first stream runs up to
+    its
+    layer i, and the second up to its layer j. Then each stream has a `Connection` to the other
+    stream's
+    present states. The layers after the last connection follow.
 
     Args:
-        first, second: a `TransformerStack` each. They may come from published models, and the
-            widths may differ.
-        connections: pairs of how many layers of each stream are before a connection; both numbers
-            rise.
-        num_heads, head_size: of the connections' attention; by default the first stack's.
-        dropout, attention_dropout: of the connections.
-        **kwargs: as for any layer.
+        first, second: `TransformerStack`. They can come from published models, and can have
+            different
+            widths.
+        connections: Pairs of int. Numbers of layers of each stream before a connection. Both
+            numbers
+            increase.
+        num_heads, head_size: int. Sizes of the connections' attention. Default None, for the sizes
+            of
+            the first stack.
+        dropout, attention_dropout: float. Dropout rates of the connections. Default 0.
+        **kwargs: Arguments of every Keras layer, such as `name`.
 
-    Call: `encoder(x, y, first_mask=None, second_mask=None, training=None)`, `[batch, places,
-    hidden_size]` of either. Output: a pair of the same shapes.
+    Call: `encoder(x, y, first_mask=None, second_mask=None, training=None)`. `x` and `y` are
+    `[batch,
+    length, hidden_size]`. Output: a pair of the same shapes.
 
-    The layers that it holds are the two stacks, by their names, and of each connection
-    `first_to_second_0` and `second_to_first_0`, ... To fill an encoder that is built, of stacks
-    that are named "first" and "second", by the weights of one text model:
+    Sublayers: the two stacks, by their names, and `first_to_second_0`, `second_to_first_0` and so
+    on.
+
+    One text model can fill both stacks of a built encoder. With stacks named "first" and "second"
+    use
     `tfwd.pretrained.load(encoder, folder, mapping={**T.mapping(folder, at="first"),
     **T.mapping(folder, at="second")}, ignore=["embeddings.*", "pooler.*"],
     allow_missing=".*_to_.*")`.
 
     Raises:
-        ValueError: a connection is past a stack's end, or comes before the one before it.
+        ValueError: If a connection is after a stack's end, or before the previous connection.
 
     Example:
 
@@ -161,7 +152,7 @@ class BiModalEncoder(Composite):
                 raise ValueError(
                     f"BiModalEncoder '{self.name}': connection {tuple(pair)} after "
                     f"{tuple(before)}: the stacks have {ends[0]} and {ends[1]} layers, and each "
-                    "connection comes after the one before it"
+                    "connection must come after the previous one"
                 )
             before = pair
         heads = num_heads or first.num_heads
@@ -220,9 +211,9 @@ class BiModalEncoder(Composite):
         return tuple(inputs_shape), tuple(other_shape)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Each stream keeps its mask."""
+        """Returns the mask of each stream unchanged."""
         masks = mask if isinstance(mask, (list, tuple)) else (mask, None)
-        return tuple(map(of_places, masks))
+        return tuple(map(position_mask, masks))
 
     def get_config(self) -> dict[str, Any]:
         stacks = {"first": self.first, "second": self.second}

@@ -1,4 +1,4 @@
-"""`Composite`: a layer made of plain Keras layers."""
+"""`Composite`: base class of layers that are made of plain Keras layers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import keras
 
 from tfwd import _keras
 
-_FLAGS = "trainable_inside"  # its key in configs
+_FLAGS = "trainable_inside"  # key in configs
 
 
 class Composite(keras.layers.Layer):
-    """Base of the layers here: what it holds is built by shapes alone, its config is its arguments.
+    """Base class of transformer layers. Their sublayers are built from shapes alone.
 
-    A subclass keeps each argument of its `__init__` as an attribute of the same name.
+    A subclass stores each argument of its `__init__` as an attribute of the same name. The
+    arguments are
+    its config.
 
     Args:
-        **kwargs: as for any layer.
+        **kwargs: Arguments of every Keras layer, such as `name`.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -27,18 +29,18 @@ class Composite(keras.layers.Layer):
         self.supports_masking = True
 
     def inner(self, kind: type[keras.layers.Layer], *args: Any, **kwargs: Any) -> Any:
-        """A layer to hold, of this layer's dtype policy."""
+        """Creates a sublayer with this layer's dtype policy."""
         return kind(*args, dtype=self.dtype_policy, **kwargs)
 
     def dense(self, units: int, name: str, use_bias: bool = True) -> keras.layers.Dense:
-        """A `Dense` to hold, which starts as this layer's `initializer` says."""
+        """Creates a `Dense` sublayer with this layer's `initializer`."""
         start = keras.initializers.get(_config_of(self.initializer))
         return self.inner(
             keras.layers.Dense, units, use_bias=use_bias, kernel_initializer=start, name=name
         )
 
     def norm(self, name: str) -> keras.layers.LayerNormalization:
-        """A `LayerNormalization` to hold, with this layer's `epsilon`."""
+        """Creates a `LayerNormalization` sublayer with this layer's `epsilon`."""
         return self.inner(keras.layers.LayerNormalization, epsilon=self.epsilon, name=name)
 
     def get_config(self) -> dict[str, Any]:
@@ -48,22 +50,22 @@ class Composite(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Makes a layer from its config, with the `trainable` flags of the layers that it holds."""
+        """Creates a layer from its config, with the `trainable` flags of its sublayers."""
         return cls.with_flags(config, lambda own: cls(**own))
 
     @staticmethod
     def with_flags(config: Mapping[str, Any], make: Callable[[dict[str, Any]], Any]) -> Any:
-        """Makes a layer, and gives the layers that it holds the `trainable` flags of a config.
+        """Creates a layer, and sets the `trainable` flags of its sublayers from a config.
 
         Args:
-            config: a layer's config.
-            make: makes the layer from the rest of the config.
+            config: Config of a layer.
+            make: Function that creates the layer from the rest of the config.
         """
         own = dict(config)
         flags = own.pop(_FLAGS, {})
         layer = make(own)
-        if not layer.trainable:  # then the layers that it holds are frozen too
-            layer.trainable = True  # else Keras 3 sees nothing to set
+        if not layer.trainable:  # its sublayers must be frozen too
+            layer.trainable = True  # otherwise Keras 3 sees no change
             layer.trainable = False
         inside = dict(_inside(layer))
         for path, flag in flags.items():
@@ -73,13 +75,13 @@ class Composite(keras.layers.Layer):
 
     @classmethod
     def arguments(cls) -> list[str]:
-        """The names of the arguments that are this class's own."""
+        """Returns the names of the arguments that are this class's own."""
         parameters = inspect.signature(cls.__init__).parameters.values()
         return [p.name for p in parameters if p.name != "self" and p.kind != p.VAR_KEYWORD]
 
 
 def _inside(layer: keras.layers.Layer, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the layers that a layer holds with their paths, each before those that it holds."""
+    """Yields the sublayers with their paths, each before its own sublayers."""
     for held in _keras.layers.sublayers(layer):
         there = f"{path}{held.name}"
         yield there, held
@@ -87,9 +89,9 @@ def _inside(layer: keras.layers.Layer, path: str = "") -> Iterator[tuple[str, An
 
 
 def _flags(layer: keras.layers.Layer, path: str = "") -> dict[str, bool]:
-    """Returns the `trainable` flags that differ from those of the layer around, outer ones first.
+    """Returns the `trainable` flags that differ from the outer layer's. Outer layers come first.
 
-    To set a flag sets those of all layers inside; so these tell all of them.
+    Setting a flag sets the flags of all sublayers, so these flags describe all of them.
     """
     found: dict[str, bool] = {}
     for held in _keras.layers.sublayers(layer):
@@ -101,12 +103,12 @@ def _flags(layer: keras.layers.Layer, path: str = "") -> dict[str, bool]:
 
 
 def built(layer: keras.layers.Layer, *shape: int | None) -> None:
-    """Builds a layer that another one holds, in whose `build` this is called."""
+    """Builds a sublayer. Call it in `build` of the outer layer."""
     _keras.layers.build(layer, shape)
 
 
 def initializer(value: Any) -> keras.initializers.Initializer:
-    """The initializer that is meant; a number is the deviation of normal values, cut at two."""
+    """Returns an initializer. A float is the standard deviation of a truncated normal one."""
     if isinstance(value, float):
         return keras.initializers.TruncatedNormal(stddev=value)
     return keras.initializers.get(value)

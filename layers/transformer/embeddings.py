@@ -1,4 +1,4 @@
-"""`Embeddings`: of words, positions and kinds of text, summed, normalized and dropped."""
+"""`Embeddings`: the sum of word, position and token type embeddings."""
 
 from __future__ import annotations
 
@@ -11,40 +11,47 @@ from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import Inputs, OfIds
+from tfwd.layers.transformer.inputs import Inputs, TokenIdInputs
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
-class Embeddings(OfIds, Published):
-    """What a transformer's first layer reads, of token ids.
+class Embeddings(TokenIdInputs, Published):
+    """Input embeddings of a transformer: words, positions and token types, summed and normalized.
 
-    Formula: `e = dropout(LayerNorm(words[id] + positions[place] + types[type]))`. With a projection
-    the output is `e P + p`.
+    Formula: `e = dropout(LayerNorm(words[id] + positions[position] + types[type]))`. With a
+    projection the
+    output is `e P + p`.
 
     Args:
-        vocabulary_size: the number of token ids.
-        hidden_size: the width of the output.
-        max_length: the number of places.
-        type_vocabulary_size: the number of kinds of text; 0 for none.
-        embedding_size: the width of the three tables; None for `hidden_size`.
-        padding_id: the id of tokens that are no text, for the mask; None for no mask.
-        padding_position: where places are counted from. None: the first token has place 0, and each
-            the next one. A number n, as RoBERTa has it: tokens that are no padding have the places
-            n + 1, n + 2, ..., and padding has place n.
-        dropout: the rate at which the sum is dropped while training.
-        epsilon: the normalization's.
-        project: whether there is a projection to `hidden_size`. None: if the widths differ. ALBERT
-            has a projection at equal widths too.
-        initializer: of the tables; a float is the deviation of a truncated normal distribution.
-        **kwargs: as for any layer.
+        vocabulary_size: int. Number of token ids.
+        hidden_size: int. Width of the output.
+        max_length: int. Number of positions. Default 512.
+        type_vocabulary_size: int. Number of token types. 0 means none. Default 2.
+        embedding_size: int. Width of the three tables. Default None, for `hidden_size`.
+        padding_id: int. Id of padding tokens, for the mask. None means no mask. Default 0.
+        padding_position: int. Position of padding tokens. Default None: the first token has
+            position 0,
+            and each next token has the next one. With a number n, as in RoBERTa, padding has
+            position
+            n. The other tokens have the positions n + 1, n + 2, ...
+        dropout: float. Dropout rate of the sum. Default 0.
+        epsilon: float. Epsilon of the normalization. Default 1e-12.
+        initializer: Initializer of the tables. A float is the standard deviation of a truncated
+            normal
+            distribution. Default 0.02.
+        project: bool. Adds a projection to `hidden_size`. Default None, which adds it if the widths
+            differ. ALBERT has a projection at equal widths too.
+        **kwargs: Arguments of every Keras layer, such as `name`.
 
-    Call: `layer(ids, token_type_ids=None, position_ids=None, training=None)`. Each is of integers,
-    `[batch, places]`. Only the ids may be given by position; a dict with "input_ids" may take their
-    place. Without `token_type_ids` all are 0. Output: `[batch, places, hidden_size]`, with the mask
+    Call: `layer(ids, token_type_ids=None, position_ids=None, training=None)`. Each is an integer
+    tensor
+    `[batch, length]`. Only the ids can be a positional argument. A dict with "input_ids" can
+    replace
+    them. By default all token types are 0. Output: `[batch, length, hidden_size]`, with the mask
     `ids != padding_id`.
 
-    The layers that it holds are `words`, `positions`, `types` (each an `Embedding`), `LayerNorm`
-    and `projection` (a `Dense`).
+    Sublayers: `words`, `positions`, `types` (each an `Embedding`), `LayerNorm` and `projection` (a
+    `Dense`).
 
     Example:
 
@@ -59,12 +66,12 @@ class Embeddings(OfIds, Published):
     """
 
     part = "embeddings"
-    names: ClassVar[dict[str, str]] = {
+    argument_of_key: ClassVar[dict[str, str]] = {
         **{"input_ids": "", "token_ids": ""},
         **{"token_type_ids": "token_type_ids", "segment_ids": "token_type_ids"},
         "position_ids": "position_ids",
     }
-    former: ClassVar[dict[str, str]] = {"type_ids": "token_type_ids"}
+    renamed_arguments: ClassVar[dict[str, str]] = {"type_ids": "token_type_ids"}
 
     def __init__(
         self,
@@ -103,7 +110,7 @@ class Embeddings(OfIds, Published):
         if project is False and self._width != hidden_size:
             raise ValueError(
                 f"Embeddings '{self.name}': project=False with embedding_size={embedding_size} and "
-                f"hidden_size={hidden_size}: different widths need a projection"
+                f"hidden_size={hidden_size}: different widths need a projection; use project=None"
             )
         if self._width != hidden_size if project is None else project:
             self.projection = self.dense(hidden_size, "projection")
@@ -129,30 +136,30 @@ class Embeddings(OfIds, Published):
         inputs, given = self.unpacked(
             inputs, token_type_ids=token_type_ids, position_ids=position_ids
         )
-        types, places = given["token_type_ids"], given["position_ids"]
+        types, positions = given["token_type_ids"], given["position_ids"]
         checked = Inputs(self)
         ids = checked.ids("ids", inputs, self.vocabulary_size)
-        if places is None:
+        if positions is None:
             ids = checked.length(ids, self._longest())
-            places = self._places(ids)
+            positions = self._positions(ids)
         else:
-            places = checked.ids("position_ids", places, self.max_length, like=ids)
-        total = self.words(ids) + self.positions(places)
+            positions = checked.ids("position_ids", positions, self.max_length, like=ids)
+        total = self.words(ids) + self.positions(positions)
         if self.types is not None:
             if types is not None:
                 types = checked.ids("token_type_ids", types, self.type_vocabulary_size, like=ids)
             total += self.types(tf.zeros_like(ids) if types is None else types)
         elif types is not None:
             raise ValueError(
-                f"Embeddings '{self.name}' has no types of text (type_vocabulary_size=0): leave "
-                "token_type_ids out"
+                f"Embeddings '{self.name}' has no token types (type_vocabulary_size=0): remove "
+                "token_type_ids"
             )
         total = checked.marked(total)
         total = self.dropped(self.layer_norm(total), training=training)
         return total if self.projection is None else self.projection(total)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """True where a token is no padding."""
+        """Returns True where a token is not padding."""
         ids = self.ids_of(inputs)
         return mask if self.padding_id is None else _keras.ops.not_equal(ids, self.padding_id)
 
@@ -171,7 +178,7 @@ class Embeddings(OfIds, Published):
     def _longest(self) -> int:
         return self.max_length - (0 if self.padding_position is None else self.padding_position + 1)
 
-    def _places(self, inputs: tf.Tensor) -> tf.Tensor:
+    def _positions(self, inputs: tf.Tensor) -> tf.Tensor:
         if self.padding_position is None:
             return tf.range(tf.shape(inputs)[1])[None]
         padding = -1 if self.padding_id is None else self.padding_id

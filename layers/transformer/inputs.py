@@ -1,7 +1,7 @@
-"""Checks of what layers are given, before they compute: token ids and masks.
+"""Checks token ids and masks before a layer computes.
 
-A wrong mask or a wrong id gives a wrong number and no error: an additive mask cast to boolean
-inverts attention, and a lookup takes -1 as the last row.
+A wrong mask or id otherwise gives a wrong number and no error. An additive mask that is cast to
+boolean inverts attention, and a lookup treats -1 as the last row.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import graphs
 
-# Up to where each whole number is one of the dtype.
+# Up to these numbers every integer is exact in the dtype.
 _WHOLE_UP_TO = {tf.float32: 2**24, tf.float64: 2**53}
 
 
 class Inputs:
-    """The inputs of one call of a layer, each checked once.
+    """Checks of the inputs of one call of a layer.
 
-    Shapes and dtypes are checked at once. Values are checked at once in eager mode, and by
-    `tf.debugging.Assert` in a graph. XLA drops assertions: there `marked` makes the output NaN.
+    Shapes and dtypes are checked immediately. Values are checked immediately in eager mode, and by
+    `tf.debugging.Assert` in a graph. XLA removes assertions: there `marked` makes the output NaN.
 
     Args:
-        layer: the layer, for messages.
+        layer: Layer, for messages.
     """
 
     def __init__(self, layer: keras.layers.Layer) -> None:
@@ -34,40 +34,40 @@ class Inputs:
         self._wrong: list[tf.Tensor] = []
 
     def ids(self, name: str, ids: Any, below: int, like: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns a tensor of ids, `[batch, length]`, that are checked.
+        """Checks ids and returns them as a tensor `[batch, length]`.
 
         Args:
-            name: the argument's name.
-            ids: its value: integers, or float32 or float64 numbers that are whole.
-            below: the number of rows in the table.
-            like: the token ids whose length it must have; its batch may be 1.
+            name: Name of the argument.
+            ids: Value of the argument: integers, or whole numbers in float32 or float64.
+            below: int. Number of rows in the table.
+            like: Token ids of the same length. The batch of `ids` can be 1. Default None.
         """
         ids = self._tensor(name, ids)
-        # (A Sequential without an Input hands integers on as floats.)
+        # A Sequential without an Input passes integers on as floats.
         are_floats = below <= _WHOLE_UP_TO.get(ids.dtype, 0)
         if not ids.dtype.is_integer and not are_floats:
             raise TypeError(_no_ids(self._where, name, ids.dtype.name))
         if ids.shape.rank not in (None, 2):
             raise ValueError(
-                f"{self._where}: {name} has the shape {_shown(ids)}: give [batch, length]"
+                f"{self._where}: {name} has the shape {_shown(ids)}: expected [batch, length]"
             )
         if like is not None:
             ids = self._of_length(name, ids, [(-1, like, 1)])
         if are_floats:
-            told = f"{self._where}: {name} must be whole numbers, and begins with"
+            told = f"{self._where}: {name} must be whole numbers, but begins with"
             whole = tf.reduce_all(tf.equal(tf.round(ids), ids))
             ids = self._require(whole, told, [tf.reshape(ids, [-1])[:8]], ids)
         elif ids.dtype.size < 4:
             ids = tf.cast(ids, tf.int32)
         least, most = tf.reduce_min(ids), tf.reduce_max(ids)
-        told = f"{self._where}: {name} must be from 0 to {below - 1}, and goes from"
+        told = f"{self._where}: {name} must be from 0 to {below - 1}, but goes from"
         ids = self._require((least >= 0) & (most < below), told, [least, "to", most], ids)
         return tf.cast(ids, tf.int32) if are_floats else ids
 
     def length(self, ids: tf.Tensor, most: int) -> tf.Tensor:
-        """Returns token ids, which are at most so many."""
+        """Checks that the length of token ids is at most `most`, and returns the ids."""
         told = f"{self._where} has positions for {most} tokens"
-        advice = "cut the texts, or give another max_length; the texts have"
+        advice = "shorten the texts, or set another max_length; the texts have"
         length = ids.shape[1]
         if length is None:
             length = tf.shape(ids)[1]
@@ -80,15 +80,15 @@ class Inputs:
         """Returns a mask as booleans, `[batch, keys]` or `[batch, queries, keys]`.
 
         Args:
-            name: the argument's name.
-            mask: its value: booleans, or zeros and ones.
-            keys: what it masks, `[batch, keys, ...]`.
-            queries: what looks at it, `[batch, queries, ...]`.
+            name: Name of the argument.
+            mask: Value of the argument: booleans, or zeros and ones.
+            keys: Masked tensor, `[batch, keys, ...]`.
+            queries: Tensor that attends to the keys, `[batch, queries, ...]`.
         """
         mask = self._tensor(name, mask)
         if mask.shape.rank not in (None, 2, 3):
             raise ValueError(
-                f"{self._where}: {name} has the shape {_shown(mask)}: give [batch, length], or "
+                f"{self._where}: {name} has the shape {_shown(mask)}: expected [batch, length], or "
                 "[batch, queries, length]"
             )
         pairs = [(-1, keys, 1)]
@@ -100,14 +100,14 @@ class Inputs:
         zero, one = tf.zeros([], mask.dtype), tf.ones([], mask.dtype)
         zeros, ones = tf.equal(mask, zero), tf.equal(mask, one)
         told = (
-            f"{self._where}: {name} must be boolean, or of zeros and ones: 1 where there is text. "
-            "An additive mask, (1 - mask) * -10000, is not one: give the mask itself. It has"
+            f"{self._where}: {name} must be boolean, or zeros and ones, with 1 for text. "
+            "An additive mask, (1 - mask) * -10000, is wrong: pass the mask itself. It has"
         )
         some = tf.reshape(mask, [-1])[:8]
         return self._require(tf.reduce_all(zeros | ones), told, [some], ones)
 
     def marked(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the tensor, all NaN where XLA has found an input wrong."""
+        """Returns the tensor. Under XLA it becomes NaN if an input is wrong."""
         if not self._wrong:
             return tensor
         zero = tf.zeros([], tensor.dtype)
@@ -117,37 +117,37 @@ class Inputs:
     def _tensor(self, name: str, value: Any) -> tf.Tensor:
         if isinstance(value, (list, tuple, Mapping)):
             raise TypeError(
-                f"{self._where}: {name} is a {type(value).__name__}: give a tensor or an array"
+                f"{self._where}: {name} is a {type(value).__name__}: pass a tensor or an array"
             )
         if isinstance(value, tf.RaggedTensor):
             raise TypeError(
-                f"{self._where}: {name} is a RaggedTensor: give a dense one, as by to_tensor()"
+                f"{self._where}: {name} is a RaggedTensor: pass a dense tensor, by to_tensor()"
             )
         return tf.convert_to_tensor(value)
 
     def _of_length(
         self, name: str, tensor: tf.Tensor, pairs: list[tuple[int, tf.Tensor, int]]
     ) -> tf.Tensor:
-        """Returns the tensor, some of whose axes are as long as those of others; its batch too."""
+        """Checks that axes of a tensor, and its batch, have the length of other tensors' axes."""
         for axis, other, its in [*pairs, (0, pairs[0][1], 0)]:
             shape = tf.TensorShape(other.shape)
             if tensor.shape.rank is None or shape.rank is None:
                 continue
             ours, theirs = tensor.shape[axis], shape[its]
-            told = f"{self._where}: {name} must be as long as the input, and their lengths are"
+            told = f"{self._where}: {name} must be as long as the input, but the lengths are"
             if ours is not None and theirs is not None:
                 if ours != theirs and (axis == -1 or ours != 1):
                     raise ValueError(
-                        f"{self._where}: {name} has the shape {_shown(tensor)}, and the input "
-                        f"{_shown(other)}: give one of the same batch and length"
+                        f"{self._where}: {name} has the shape {_shown(tensor)}, but the input has "
+                        f"{_shown(other)}: use the same batch and length"
                     )
-            elif axis == -1:  # of length 1 it would count for all
+            elif axis == -1:  # a tensor of length 1 would be broadcast
                 ours, theirs = tf.shape(tensor)[axis], tf.shape(other)[its]
                 tensor = self._require(tf.equal(ours, theirs), told, [ours, theirs], tensor)
         return tensor
 
     def _require(self, ok: tf.Tensor, told: str, data: list[Any], tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the tensor if a condition holds; else says what is wrong."""
+        """Returns the tensor if a condition holds. Otherwise raises an error, except under XLA."""
         if tf.executing_eagerly():
             if not ok:
                 raise ValueError(" ".join([told, *map(_text, data)]))
@@ -161,8 +161,8 @@ class Inputs:
 
 def _no_ids(where: str, name: str, dtype: str) -> str:
     return (
-        f"{where}: {name} has the dtype {dtype}: give integers; a mask goes to mask=..., a model "
-        "needs keras.Input(..., dtype='int32') as its first layer"
+        f"{where}: {name} has the dtype {dtype}: expected integers. Pass a mask as mask=...; "
+        "a model needs keras.Input(..., dtype='int32') as its first layer"
     )
 
 
@@ -174,10 +174,11 @@ def _shown(tensor: tf.Tensor) -> str:
     return str(list(tensor.shape)).replace("None", "?")
 
 
-def of_places(mask: Any) -> Any:
-    """Returns a mask that later layers may take from Keras: one of places, as booleans; or None.
+def position_mask(mask: Any) -> Any:
+    """Returns a mask of positions as booleans, which Keras may pass on to later layers.
 
-    One for each query, `[batch, queries, keys]`, says nothing of places.
+    A mask per query, `[batch, queries, keys]`, does not describe positions. The result is then
+    None.
     """
     if mask is None or len(mask.shape) != 2:
         return None
@@ -185,80 +186,86 @@ def of_places(mask: Any) -> Any:
     return mask if is_bool else _keras.ops.not_equal(mask, 0)
 
 
-class OfIds:
-    """Base of layers whose input is token ids, alone or in a dict as tokenizers give it.
+class TokenIdInputs:
+    """Base class of layers whose input is token ids, alone or in a tokenizer's dict.
 
     Attributes:
-        names: for each key of such a dict the argument of `call`; "" for the first one.
-        former: for each former name of an argument its name now, for models in files.
-        positional: how many arguments may be given by position.
+        argument_of_key: dict from a key of the tokenizer's dict to an argument of `call`. ""
+            is the first argument.
+        renamed_arguments: dict from an argument's former name to its name, for saved models.
+        positional: Number of arguments that can be positional.
     """
 
     name: str
-    names: ClassVar[dict[str, str]] = {}
-    former: ClassVar[dict[str, str]] = {}
+    argument_of_key: ClassVar[dict[str, str]] = {}
+    renamed_arguments: ClassVar[dict[str, str]] = {}
     positional = 1
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         where = f"{type(self).__name__} '{self.name}'"
         if len(args) > self.positional:
-            others = ", ".join(f"{name}=..." for name in dict.fromkeys(self.names.values()) if name)
+            others = ", ".join(
+                f"{name}=..." for name in dict.fromkeys(self.argument_of_key.values()) if name
+            )
             raise TypeError(
-                f"{where}: {len(args)} arguments by position: give those after the ids by name, as "
-                f"{others}"
+                f"{where}: {len(args)} positional arguments: pass the arguments after the ids by "
+                f"name, as {others}"
             )
         for name, value in (*(("ids", value) for value in args), *kwargs.items()):
             if isinstance(value, (list, tuple)):
                 raise TypeError(
-                    f"{where}: {name} is a {type(value).__name__}: give a tensor or an array"
+                    f"{where}: {name} is a {type(value).__name__}: pass a tensor or an array"
                 )
             for key, part in value.items() if isinstance(value, Mapping) else [(name, value)]:
                 dtype = getattr(part, "dtype", None)
                 dtype = getattr(dtype, "name", dtype)
                 if dtype in ("float16", "bfloat16") and "mask" not in key:  # Keras would cast them
                     raise TypeError(_no_ids(where, key, dtype))
-        if args and isinstance(args[0], Mapping):  # also one of Hugging Face's, which is no dict
+        if args and isinstance(args[0], Mapping):  # Hugging Face's BatchEncoding is not a dict
             args = (dict(args[0]), *args[1:])
-        for before, now in self.former.items():
+        for before, now in self.renamed_arguments.items():
             if before in kwargs:
                 kwargs[now] = kwargs.pop(before)
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def unpacked(self: Any, inputs: Any, **given: Any) -> tuple[Any, dict[str, Any]]:
-        """Returns the token ids, and the other arguments as they are or as the dict has them.
+        """Returns the token ids, and the other arguments with the values of the dict filled in.
 
         Raises:
-            ValueError: the dict has no token ids, a key that is not known, or what is given by name
-                too.
+            ValueError: If the dict has no token ids, an unknown key, or an argument that is also
+                given by
+                name.
         """
         if not isinstance(inputs, Mapping):
             return inputs, given
         where, ids = f"{type(self).__name__} '{self.name}'", None
         for key, value in inputs.items():
-            if key not in self.names:
+            if key not in self.argument_of_key:
                 raise ValueError(
-                    f"{where}: the inputs have {key!r}, which it does not take: leave it out; "
-                    f"it takes {', '.join(self.names)}"
+                    f"{where}: the inputs have the unknown key {key!r}: remove it. "
+                    f"The layer accepts {', '.join(self.argument_of_key)}"
                 )
-            name = self.names[key]
+            name = self.argument_of_key[key]
             if not name and ids is None:
                 ids = value
             elif name and given.get(name) is None:
                 given[name] = value
             else:
-                raise ValueError(f"{where}: {name or key} is given twice, once as {key!r}")
+                raise ValueError(
+                    f"{where}: {name or key} is given twice, once as {key!r}: remove one"
+                )
         if ids is None:
             raise ValueError(
-                f"{where}: the inputs have no 'input_ids', but {', '.join(map(repr, inputs))}"
+                f"{where}: the inputs need 'input_ids', but have {', '.join(map(repr, inputs))}"
             )
         return ids, given
 
     def ids_of(self: Any, inputs: Any, name: str = "") -> Any:
-        """Returns the token ids, or what belongs to them, of a dict or of what is none."""
+        """Returns the token ids, or an argument's entry, of a dict. Other inputs are returned."""
         if not isinstance(inputs, Mapping):
             return inputs
-        return next((v for key, v in inputs.items() if self.names.get(key) == name), None)
+        return next((v for key, v in inputs.items() if self.argument_of_key.get(key) == name), None)
 
 
-# By this AutoGraph knows that there is nothing to rewrite.
-OfIds.__call__.autograph_info__ = {}  # type: ignore[attr-defined]
+# This attribute tells AutoGraph that there is nothing to convert.
+TokenIdInputs.__call__.autograph_info__ = {}  # type: ignore[attr-defined]

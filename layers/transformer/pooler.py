@@ -1,4 +1,4 @@
-"""`Pooler`: one vector of a sequence, made of its first place."""
+"""`Pooler`: one vector per sequence, computed from its first position."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from tfwd.layers.transformer.formats.published import Published
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
 class Pooler(Published):
-    """A product on the first place of a sequence.
+    """A dense layer on the first position of a sequence, as in BERT.
 
     Formula: `y = tanh(x[:, 0] W + b)`.
 
     Args:
-        hidden_size: the width of input and output.
-        initializer: of the kernel; a float is the deviation of a truncated normal distribution.
-        **kwargs: as for any layer.
+        hidden_size: int. Width of input and output.
+        initializer: Initializer of the kernel. A float is the standard deviation of a truncated
+            normal
+            distribution. Default 0.02.
+        **kwargs: Arguments of every Keras layer, such as `name`.
 
-    Input: `[batch, places, hidden_size]`. Output: `[batch, hidden_size]`. It holds `dense`.
+    Input: `[batch, length, hidden_size]`. Output: `[batch, hidden_size]`. Sublayer: `dense`.
 
     Example:
 
@@ -51,7 +53,7 @@ class Pooler(Published):
         return tf.tanh(self.product(inputs[:, 0]))
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> None:
-        """The one vector has no places that could be left out."""
+        """Returns None: the output has no positions to mask."""
 
     def compute_output_shape(self, input_shape: Any) -> tuple:
         return (input_shape[0], self.hidden_size)

@@ -1,4 +1,4 @@
-"""`RelativePositions`: what is added to attention scores for the distance of two places."""
+"""`RelativePositions`: a bias for attention scores that depends on distances."""
 
 from __future__ import annotations
 
@@ -15,21 +15,26 @@ from tfwd.layers.transformer.composite import Composite, built
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
 class RelativePositions(Composite):
-    """A number for each head and each bucket of distances, as T5 has them.
+    """Relative position bias of attention scores, one number per head and bucket, as in T5.
 
-    Formula: `bias[h, i, j] = table[bucket(j - i), h]`. Small distances have a bucket each, larger
-    ones share buckets whose widths grow like the distance, up to `max_distance`.
+    Formula: `bias[h, i, j] = table[bucket(j - i), h]`. Each small distance has its own bucket.
+    Larger
+    distances share buckets, whose widths grow with the distance up to `max_distance`.
 
     Args:
-        num_heads: the number of heads.
-        num_buckets: the number of buckets, of both directions together.
-        max_distance: from here on all distances have the last bucket.
-        bidirectional: whether places behind have buckets too; without it theirs is that of 0.
-        initializer: of the table; a float is the deviation of a truncated normal distribution.
-        **kwargs: as for any layer.
+        num_heads: int. Number of heads.
+        num_buckets: int. Number of buckets for both directions together. Default 32.
+        max_distance: int. From this distance on, all distances have the last bucket. Default 128.
+        bidirectional: bool. Later positions also have buckets. If False, they have the bucket of
+            distance 0. Default True.
+        initializer: Initializer of the table. A float is the standard deviation of a truncated
+            normal
+            distribution. Default 0.05.
+        **kwargs: Arguments of every Keras layer, such as `name`.
 
-    Call: `layer(x, context)`, of which only the lengths count. Output: `[1, num_heads, places of x,
-    places of context]`. The layer that it holds is `buckets`, an `Embedding`.
+    Call: `layer(x, context)`. Only the lengths of `x` and `context` matter. Output: `[1, num_heads,
+    length
+    of x, length of context]`. Sublayer: `buckets`, an `Embedding`.
 
     References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020).
     """
@@ -62,14 +67,14 @@ class RelativePositions(Composite):
         self.built = True
 
     def call(self, inputs: tf.Tensor, context: tf.Tensor) -> tf.Tensor:
-        places = tf.range(tf.shape(context)[1])[None] - tf.range(tf.shape(inputs)[1])[:, None]
+        positions = tf.range(tf.shape(context)[1])[None] - tf.range(tf.shape(inputs)[1])[:, None]
         far = tf.constant(self._by_distance())
         most = len(self._by_distance()) - 1
         if self.bidirectional:
-            found = tf.gather(far, tf.minimum(tf.abs(places), most))
-            found += tf.where(places > 0, self.num_buckets // 2, 0)
+            found = tf.gather(far, tf.minimum(tf.abs(positions), most))
+            found += tf.where(positions > 0, self.num_buckets // 2, 0)
         else:
-            found = tf.gather(far, tf.clip_by_value(-places, 0, most))
+            found = tf.gather(far, tf.clip_by_value(-positions, 0, most))
         return tf.transpose(self.buckets(found), [2, 0, 1])[None]
 
     def compute_output_shape(self, inputs_shape: Any, context_shape: Any = None) -> tuple:
@@ -77,7 +82,7 @@ class RelativePositions(Composite):
         return (1, self.num_heads, inputs_shape[1], context_shape[1])
 
     def _by_distance(self) -> np.ndarray:
-        """The bucket of each distance from 0 to `max_distance`, in one direction."""
+        """Returns the bucket of each distance from 0 to `max_distance`, in one direction."""
         count = self.num_buckets // 2 if self.bidirectional else self.num_buckets
         exact = count // 2
         distances = np.arange(max(self.max_distance, exact) + 1)

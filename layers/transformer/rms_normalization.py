@@ -1,4 +1,4 @@
-"""`RMSNormalization`: divides by the root mean square, as T5 does."""
+"""`RMSNormalization`: normalization by the root mean square, as in T5."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tfwd.layers.transformer.composite import Composite
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
 class RMSNormalization(Composite):
-    """Normalization by the root mean square of the last axis; no mean is taken off.
+    """Normalization by the root mean square of the last axis, without subtracting the mean.
 
     Formula: `y = s x / sqrt(mean(x^2) + epsilon)`, computed in float32 at least.
 
     Args:
-        epsilon: what is added to the mean square.
-        **kwargs: as for any layer.
+        epsilon: float. Added to the mean square. Default 1e-6.
+        **kwargs: Arguments of every Keras layer, such as `name`.
 
-    Input and output: `[..., features]`. Its weight is `scale`, `[features]`, which begins as ones.
+    Input and output: `[..., features]`. Its weight is `scale`, `[features]`, initially ones.
 
     Example:
 

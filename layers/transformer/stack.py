@@ -1,4 +1,4 @@
-"""`TransformerStack`: layers of an encoder, one after the other."""
+"""`TransformerStack`: the layers of an encoder, one after the other."""
 
 from __future__ import annotations
 
@@ -11,33 +11,36 @@ from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import Inputs, of_places
+from tfwd.layers.transformer.inputs import Inputs, position_mask
 from tfwd.layers.transformer.layer import TransformerLayer
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
 class TransformerStack(Published):
-    """Transformer layers, each on the output of the one before.
+    """A stack of transformer layers. Each layer runs on the output of the previous one.
 
-    Formula: `h_0 = x`, `h_i = layer_i(h_(i-1))`; the output is the last.
+    Formula: `h_0 = x`, `h_i = layer_i(h_(i-1))`. The output is the last state.
 
     Args:
-        num_layers: the number of layers.
+        num_layers: int. Number of layers.
         num_heads, hidden_size, intermediate_size, activation, dropout, attention_dropout, epsilon,
-            initializer: as in `TransformerLayer`.
-        num_shared: the number of layers with weights of their own, as in ALBERT: layer i has the
-            weights of number `int(i / (num_layers / num_shared))`. None: each has its own.
-        return_all: whether to return all hidden states, and not only the last.
-        **kwargs: as for any layer.
+            initializer: As in `TransformerLayer`.
+        num_shared: int. Number of layers with their own weights, as in ALBERT. Layer i has the
+            weights
+            of number `int(i / (num_layers / num_shared))`. Default None: each layer has its own.
+        return_all: bool. Returns all hidden states, not only the last. Default False.
+        **kwargs: Arguments of every Keras layer, such as `name`.
 
-    Call: `stack(x, mask=None, training=None)`; `x` is `[batch, places, hidden_size]`, `mask` as in
-    `SelfAttention`. Output: as `x`; with `return_all` a list of `num_layers + 1`, the first of them
-    `x`.
+    Call: `stack(x, mask=None, training=None)`. `x` is `[batch, length, hidden_size]`, and `mask` is
+    as in
+    `SelfAttention`. The output has the shape of `x`. With `return_all` it is a list of `num_layers
+    + 1`
+    tensors that begins with `x`.
 
-    The layers that it holds are `layer_0`, `layer_1`, ...
+    Sublayers: `layer_0`, `layer_1`, ...
 
     Raises:
-        ValueError: a size is not positive, `num_heads` does not divide `hidden_size`, or
+        ValueError: If a size is not positive, if `num_heads` does not divide `hidden_size`, or if
             `num_shared` is more than `num_layers`.
 
     Example:
@@ -72,7 +75,8 @@ class TransformerStack(Published):
         if num_layers < 1 or not 1 <= (num_shared or 1) <= num_layers:
             raise ValueError(
                 f"TransformerStack '{self.name}': num_layers={num_layers}, "
-                f"num_shared={num_shared}: the first must be positive, and the second at most that"
+                f"num_shared={num_shared}: expected num_layers >= 1, and num_shared from 1 to "
+                "num_layers"
             )
         self.num_layers = num_layers
         self.num_heads = num_heads
@@ -108,7 +112,7 @@ class TransformerStack(Published):
         self.built = True
 
     def call(self, inputs: tf.Tensor, mask: Any = None, training: Any = None) -> Any:
-        if mask is not None:  # checked here, once for all layers
+        if mask is not None:  # checked once for all layers
             checked = Inputs(self)
             mask = checked.mask("mask", mask, inputs, inputs)
             inputs = checked.marked(inputs)
@@ -118,9 +122,10 @@ class TransformerStack(Published):
         return states if self.return_all else states[-1]
 
     def run(self, inputs: tf.Tensor, start: int, stop: int, mask: Any, training: Any) -> tf.Tensor:
-        """What the layers from number `start` on, up to `stop`, make of an input."""
+        """Runs the layers from number `start` up to, but not including, `stop`."""
         for i in range(start, stop):
-            # Hugging Face's formula, floating point included: 18 layers in 14 groups depend on it.
+            # Hugging Face's formula in floating point: 18 layers in 14 groups depend on the
+            # rounding.
             layer = self.layers[int(i / (self.num_layers / len(self.layers)))]
             inputs = layer(inputs, mask=mask, training=training)
         return inputs
@@ -129,5 +134,5 @@ class TransformerStack(Published):
         return [input_shape] * (self.num_layers + 1) if self.return_all else input_shape
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        mask = of_places(mask)
+        mask = position_mask(mask)
         return [mask] * (self.num_layers + 1) if self.return_all else mask

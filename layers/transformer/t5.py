@@ -1,4 +1,4 @@
-"""`T5`: an encoder and a decoder with a head, tied to the embeddings or not."""
+"""`T5`: an encoder, a decoder, and a head with tied or separate weights."""
 
 from __future__ import annotations
 
@@ -12,43 +12,48 @@ from tfwd.layers.tied_dense import TiedDense
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import Inputs, OfIds
+from tfwd.layers.transformer.inputs import Inputs, TokenIdInputs
 from tfwd.layers.transformer.t5_stack import T5Stack
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
-class T5(OfIds, Published):
-    """The text-to-text model T5: logits of the next token of one text, given another.
+class T5(TokenIdInputs, Published):
+    """The text-to-text model T5: logits of the next token of one text, given another text.
 
-    Formula: `c = encoder(E[ids])`, `h = decoder(E[decoder_ids], c)`; the logits are
-    `E h / sqrt(hidden_size)` if the head is tied to the embeddings `E`, and `W h` else.
+    Formula: `c = encoder(E[ids])`, `h = decoder(E[decoder_ids], c)`. The logits are
+    `E h / sqrt(hidden_size)` if the head is tied to the embeddings `E`, else `W h`.
 
-    A model of version 1.1 that Hugging Face's version 5 has saved says in its config that it is
-    tied, and its file has another head: load it with `tied=False`.
+    Hugging Face's version 5 writes a wrong config for models of version 1.1: the config says that
+    they
+    are tied, but the file has a separate head. Load such a model with `tied=False`.
 
     Args:
-        vocabulary_size: the number of token ids.
-        num_layers: the number of the encoder's layers.
-        num_decoder_layers: that of the decoder's; None for as many.
+        vocabulary_size: int. Number of token ids.
+        num_layers: int. Number of the encoder's layers.
+        num_decoder_layers: int. Number of the decoder's layers. Default None, for `num_layers`.
         num_heads, head_size, hidden_size, intermediate_size, activation, gated, dropout, epsilon,
-            num_buckets, max_distance, initializer: as in `T5Stack`.
-        tied: whether the head is the embeddings' matrix.
-        scaled: whether what the head is given is divided by the root of `hidden_size`; None: if it
-            is tied.
-        padding_id: the id of tokens that are no text.
-        return_all: whether all hidden states are returned.
-        **kwargs: as for any layer.
+            num_buckets, max_distance, initializer: As in `T5Stack`.
+        tied: bool. Uses the embeddings' matrix as the head. Default True.
+        scaled: bool. Divides the head's input by the root of `hidden_size`. Default None, for
+            `tied`.
+        padding_id: int. Id of padding tokens. Default 0.
+        return_all: bool. Returns all hidden states. Default False.
+        **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `t5(ids, decoder_input_ids, mask=None, decoder_mask=None, training=None)`. Ids are
-    integers, `[batch, places]`. Only the ids may be given by position. The mask is by default `ids
-    != padding_id`; the decoder's is none, since what is before a place is no padding.
-    `t5.shifted(labels)` gives the decoder's ids for labels. A dict may take the place of the ids:
+    integers
+    `[batch, length]`. Only the ids can be positional arguments. The default mask is `ids !=
+    padding_id`.
+    The decoder has no default mask, because no position before a token is padding.
+    `t5.shifted(labels)`
+    returns the decoder's ids for labels. A dict can replace the ids:
     `t5({"input_ids": ..., "attention_mask": ..., "decoder_input_ids": ...})`.
 
-    Output: logits, `[batch, places of the decoder, vocabulary_size]`. With `return_all` a dict:
-    "logits", "encoder_last_hidden_state", "encoder_hidden_states", "decoder_hidden_states".
+    Output: logits `[batch, length of the decoder, vocabulary_size]`. With `return_all` a dict:
+    "logits",
+    "encoder_last_hidden_state", "encoder_hidden_states", "decoder_hidden_states".
 
-    The layers that it holds are `shared` (an `Embedding`), `encoder`, `decoder` and `head`.
+    Sublayers: `shared` (an `Embedding`), `encoder`, `decoder` and `head`.
 
     Example:
 
@@ -64,13 +69,13 @@ class T5(OfIds, Published):
 
     families = ("t5",)
     positional = 2
-    names: ClassVar[dict[str, str]] = {
+    argument_of_key: ClassVar[dict[str, str]] = {
         **{"input_ids": "", "encoder_token_ids": ""},
         **{"attention_mask": "mask", "encoder_padding_mask": "mask"},
         **{"decoder_input_ids": "decoder_input_ids", "decoder_token_ids": "decoder_input_ids"},
         **{"decoder_attention_mask": "decoder_mask", "decoder_padding_mask": "decoder_mask"},
     }
-    former: ClassVar[dict[str, str]] = {"decoder_ids": "decoder_input_ids"}
+    renamed_arguments: ClassVar[dict[str, str]] = {"decoder_ids": "decoder_input_ids"}
 
     def __init__(
         self,
@@ -143,15 +148,15 @@ class T5(OfIds, Published):
         decoder_mask: Any = None,
         training: Any = None,
     ) -> Any:
-        mask = None if isinstance(mask, Mapping) else mask  # what Keras has found in a dict
+        mask = None if isinstance(mask, Mapping) else mask  # a dict is Keras's masks of the inputs
         ids, given = self.unpacked(
             inputs, decoder_input_ids=decoder_input_ids, mask=mask, decoder_mask=decoder_mask
         )
         mask, decoder_mask = given["mask"], given["decoder_mask"]
         if given["decoder_input_ids"] is None:
             raise ValueError(
-                f"T5 '{self.name}' got no decoder_input_ids: give those before the tokens that are "
-                "predicted, as t5.shifted(labels)"
+                f"T5 '{self.name}' needs decoder_input_ids: pass the tokens before the predicted "
+                "tokens, for example t5.shifted(labels)"
             )
         checked = Inputs(self)
         ids = checked.ids("ids", ids, self.vocabulary_size)
@@ -166,7 +171,7 @@ class T5(OfIds, Published):
         embedded = checked.marked(self.shared(ids))
         encoded = self.encoder(embedded, mask=mask, training=training)
         if mask is not None and mask.shape.rank == 3:
-            mask = tf.reduce_any(mask, axis=1)  # what any place of the encoder sees
+            mask = tf.reduce_any(mask, axis=1)  # positions that any encoder position sees
         decoded = self.decoder(
             self.shared(decoder_ids),
             context=encoded[-1],
@@ -188,12 +193,13 @@ class T5(OfIds, Published):
         }
 
     def shifted(self, labels: tf.Tensor, start_id: int = 0) -> tf.Tensor:
-        """Returns the decoder's ids for labels: at each position the label before it.
+        """Returns the decoder's ids for labels: at each position the previous label.
 
         Args:
-            labels: integers, `[batch, places]`. Those of -100, which losses leave out, become
-                `padding_id`, or `start_id` if there is none.
-            start_id: the id at the first position.
+            labels: Integers `[batch, length]`. Labels of -100, which losses ignore, become
+                `padding_id`, or
+                `start_id` if there is no padding id.
+            start_id: int. Id at the first position. Default 0.
         """
         padding = start_id if self.padding_id is None else self.padding_id
         labels = tf.convert_to_tensor(labels)
@@ -202,7 +208,7 @@ class T5(OfIds, Published):
         return tf.concat([start, labels[:, :-1]], axis=1)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> None:
-        """The decoder's places have no mask."""
+        """Returns None: the decoder's positions have no mask."""
 
     def compute_output_shape(self, inputs_shape: Any, decoder_input_ids_shape: Any = None) -> Any:
         if decoder_input_ids_shape is None:

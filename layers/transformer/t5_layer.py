@@ -10,39 +10,41 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.activations import activation as activation_of
-from tfwd.layers.transformer.attention import Attention, Heads, SelfAttention
+from tfwd.layers.transformer.attention import Attention, MultiHeadAttention, SelfAttention
 from tfwd.layers.transformer.composite import Composite, built
-from tfwd.layers.transformer.inputs import of_places
+from tfwd.layers.transformer.inputs import position_mask
 from tfwd.layers.transformer.rms_normalization import RMSNormalization
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
 class T5Layer(Composite):
-    """A layer of T5.
+    """A layer of T5 with attention, attention to a context in a decoder, and two or three products.
 
     Formula, with `n` for normalizations by the root mean square:
 
-        a = x + dropout(attention(n(x)))                  with a bias for positions, and no scale
+        a = x + dropout(attention(n(x)))                  with a position bias, and no scale
         c = a + dropout(attention(n(a), context))         in a decoder
         y = c + dropout(dropout(f(n(c) W_1) * n(c) W_2) W_3)
 
-    where `W_2` and the product with it are there only if `gated`.
+    The factor with `W_2` exists only if `gated`.
 
     Args:
-        num_heads, head_size, hidden_size: as in `Attention`.
-        intermediate_size: the width between the products.
-        is_decoder: whether it has attention to a context too.
-        activation: f, by name.
-        gated: whether there is a `W_2`.
-        dropout: the rate of all dropouts.
-        epsilon: the normalizations'.
-        initializer: of the kernels; a float is the deviation of a truncated normal distribution.
-        **kwargs: as for any layer.
+        num_heads, head_size, hidden_size: As in `Attention`.
+        intermediate_size: int. Width between the products.
+        is_decoder: bool. Adds attention to a context. Default False.
+        activation: str. Name of the function f. Default "relu".
+        gated: bool. Adds the factor with `W_2`. Default False.
+        dropout: float. Rate of all dropouts. Default 0.
+        epsilon: float. Epsilon of the normalizations. Default 1e-6.
+        initializer: Initializer of the kernels. A float is the standard deviation of a truncated
+            normal
+            distribution. Default 0.05.
+        **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `layer(x, context=None, mask=None, context_mask=None, position_bias=None, training=None)`.
 
-    The layers that it holds are `attention_norm`, `attention`, `context_norm`, `context_attention`,
-    `norm`, `intermediate`, `gate` and `output`.
+    Sublayers: `attention_norm`, `attention`, `context_norm`, `context_attention`, `norm`,
+    `intermediate`, `gate` and `output`.
 
     References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020); Shazeer, "GLU
     Variants Improve Transformer" (2020).
@@ -128,8 +130,8 @@ class T5Layer(Composite):
         return added(states, self.output_dense(self.dropped(between, training=training)))
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """The mask of the inputs' places, if there is one."""
-        return of_places(mask[0] if isinstance(mask, (list, tuple)) else mask)
+        """Returns the mask of the inputs' positions, or None."""
+        return position_mask(mask[0] if isinstance(mask, (list, tuple)) else mask)
 
     def compute_output_shape(self, inputs_shape: Any, context_shape: Any = None) -> Any:
         return inputs_shape
@@ -137,7 +139,7 @@ class T5Layer(Composite):
     def _rms(self, name: str) -> RMSNormalization:
         return self.inner(RMSNormalization, epsilon=self.epsilon, name=name)
 
-    def _attention(self, kind: type[Heads], name: str) -> Heads:
+    def _attention(self, kind: type[MultiHeadAttention], name: str) -> MultiHeadAttention:
         return self.inner(
             kind,
             self.num_heads,

@@ -12,7 +12,7 @@ from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import Inputs, of_places
+from tfwd.layers.transformer.inputs import Inputs, position_mask
 from tfwd.layers.transformer.relative_positions import RelativePositions
 from tfwd.layers.transformer.rms_normalization import RMSNormalization
 from tfwd.layers.transformer.t5_layer import T5Layer
@@ -20,24 +20,27 @@ from tfwd.layers.transformer.t5_layer import T5Layer
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
 class T5Stack(Published):
-    """The layers of T5's encoder or decoder, with one bias for positions that all of them add.
+    """The layers of T5's encoder or decoder, with one position bias for all layers.
 
-    Formula: `h_0 = dropout(x)`, `h_i = layer_i(h_(i-1), bias)`; the output is
-    `dropout(norm(h_n))`.
+    Formula: `h_0 = dropout(x)`, `h_i = layer_i(h_(i-1), bias)`. The output is `dropout(norm(h_n))`.
 
     Args:
-        num_layers: the number of layers.
+        num_layers: int. Number of layers.
         num_heads, head_size, hidden_size, intermediate_size, activation, gated, dropout, epsilon,
-            initializer: as in `T5Layer`.
-        is_decoder: whether a place sees only those before it, and the layers a context.
-        num_buckets, max_distance: as in `RelativePositions`.
-        return_all: whether to return all hidden states: `h_0` to `h_(n-1)`, and the output.
-        **kwargs: as for any layer.
+            initializer: As in `T5Layer`.
+        is_decoder: bool. Positions see only earlier positions, and the layers see a context.
+            Default
+            False.
+        num_buckets, max_distance: As in `RelativePositions`.
+        return_all: bool. Returns all hidden states: `h_0` to `h_(n-1)`, and the output. Default
+            False.
+        **kwargs: Arguments of every Keras layer, such as `name`.
 
-    Call: `stack(x, context=None, mask=None, context_mask=None, training=None)`, `x` and `context`
-    `[batch, places, hidden_size]`, masks `[batch, places]`.
+    Call: `stack(x, context=None, mask=None, context_mask=None, training=None)`. `x` and `context`
+    are
+    `[batch, length, hidden_size]`, masks are `[batch, length]`.
 
-    The layers that it holds are `relative_positions`, `layer_0`, `layer_1`, ..., `final_norm`.
+    Sublayers: `relative_positions`, `layer_0`, `layer_1`, ..., `final_norm`.
 
     Example:
 
@@ -140,7 +143,7 @@ class T5Stack(Published):
         if context_mask is None and context is not None:
             context_mask = _keras.layers.get_mask(context)
         checked = Inputs(self)
-        if mask is not None:  # checked here, once for all layers
+        if mask is not None:  # checked once for all layers
             mask = checked.mask("mask", mask, inputs, inputs)
         if context_mask is not None and context is not None:
             context_mask = checked.mask("context_mask", context_mask, context, inputs)
@@ -158,15 +161,15 @@ class T5Stack(Published):
         return [inputs_shape] * (self.num_layers + 1) if self.return_all else inputs_shape
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        mask = of_places(mask[0] if isinstance(mask, (list, tuple)) else mask)
+        mask = position_mask(mask[0] if isinstance(mask, (list, tuple)) else mask)
         return [mask] * (self.num_layers + 1) if self.return_all else mask
 
     def _seen(self, inputs: tf.Tensor, mask: Any) -> Any:
-        """What each place sees of the same sequence."""
+        """Returns the mask of the positions that each position sees."""
         if not self.is_decoder:
             return mask
-        places = tf.range(tf.shape(inputs)[1])
-        before = (places[None, :] <= places[:, None])[None]
+        positions = tf.range(tf.shape(inputs)[1])
+        before = (positions[None, :] <= positions[:, None])[None]
         if mask is None:
             return before
         return before & (mask if mask.shape.rank == 3 else mask[:, None, :])

@@ -1,7 +1,8 @@
-"""Which variables are decayed, how much, and why.
+"""Rules that select which variables are decayed, how much, and why.
 
-The rules are made once, when the optimizer meets its variables, and the same rules print the table
-that a user reads to see whether the patterns say what was meant.
+The optimizer applies the rules once, when it first sees its variables. The same rules print a
+table,
+with which a user can check the patterns.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from tfwd.paths import compiled, matches
 
 
 class Choice(NamedTuple):
-    """What the rules say of one variable.
+    """The result of the rules for one variable.
 
     Attributes:
-        multiplier: times the decay; 0 is none.
-        reason: the pattern that said so.
+        multiplier: Factor of the decay. 0 means no decay.
+        reason: Pattern that decided.
     """
 
     multiplier: float
@@ -28,14 +29,14 @@ class Choice(NamedTuple):
 
 
 class DecayRow(NamedTuple):
-    """A line of the table.
+    """A row of the decay table.
 
     Attributes:
-        path: the variable's.
-        shape: the variable's.
-        decay: the share of the variable that an update takes away now: d * m * s.
-        multiplier: m.
-        reason: which pattern chose it.
+        path: Path of the variable.
+        shape: Shape of the variable.
+        decay: Share of the variable that one update removes now: d * m * s.
+        multiplier: The factor m.
+        reason: Pattern that decided.
     """
 
     path: str
@@ -46,10 +47,10 @@ class DecayRow(NamedTuple):
 
 
 class DecayTable(list):
-    """The rows of a table of decays; `str` and `print` show it in columns."""
+    """A list of decay rows. `str` and `print` show it as a table."""
 
     def __str__(self) -> str:
-        cells = [("variable", "shape", "decay an update", "why")]
+        cells = [("variable", "shape", "decay per update", "why")]
         for row in self:
             shape = "x".join(map(str, row.shape)) or "scalar"
             cells.append((row.path, shape, f"{row.decay:.6g}" if row.decay else "-", row.reason))
@@ -61,21 +62,22 @@ class DecayTable(list):
 
 
 class DecayRules:
-    """`include`, `exclude` and `multipliers`, checked and compiled.
+    """The rules `include`, `exclude` and `multipliers`, checked and compiled.
 
     Args:
-        owner: whose they are, for error messages.
-        include: patterns; `None` is every variable.
-        exclude: patterns; they win over `include`.
-        multipliers: pattern -> factor; the first that matches a variable counts.
+        owner: Name of the optimizer, for error messages.
+        include: Patterns. Default None, for every variable.
+        exclude: Patterns. They have precedence over `include`. Default None.
+        multipliers: dict from a pattern to a factor. The first matching pattern applies. Default
+            None.
 
     Raises:
-        TypeError: what should be patterns, or a dict from patterns to factors, is something else.
-        ValueError: a pattern is not a regular expression, or a factor is not a finite number of at
-            least 0.
+        TypeError: If patterns or multipliers have a wrong type.
+        ValueError: If a pattern is not a regular expression, or if a factor is negative or not
+            finite.
 
     Attributes:
-        chosen: what was chosen for the variables of an optimizer, by their keys.
+        chosen: Choices for the variables of an optimizer, by their keys.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class DecayRules:
         self.exclude = _patterns(owner, "exclude", exclude)
         self.multipliers = _factors(owner, multipliers)
         if self.include == []:
-            raise ValueError(f"{owner}: include=[] decays nothing; None means every variable")
+            raise ValueError(f"{owner}: include=[] decays nothing; pass None for every variable")
         self.chosen: dict[Any, Choice] = {}
         self._compiled = {
             (kind, pattern): compiled(pattern, f"{owner}: {kind} pattern {pattern!r}")
@@ -99,10 +101,10 @@ class DecayRules:
         }
 
     def choose(self, variables: Sequence[Any]) -> list[Choice]:
-        """What the rules say of each variable.
+        """Returns the choice for each variable.
 
         Raises:
-            ValueError: a pattern matches none of the variables; the message lists their paths.
+            ValueError: If a pattern matches none of the variables. The message lists their paths.
         """
         paths = [_keras.variables.path(variable) for variable in variables]
         for (kind, pattern), expression in self._compiled.items():
@@ -145,7 +147,7 @@ def _patterns(owner: str, kind: str, given: Any) -> list[str] | None:
         return given if given is None else [given]
     if not isinstance(given, Sequence):
         raise TypeError(
-            f"{owner}: {kind}={given!r}: give a regular expression, a list of them, or None"
+            f"{owner}: {kind}={given!r}: expected a regular expression, a list of them, or None"
         )
     return list(given)
 
@@ -155,13 +157,14 @@ def _factors(owner: str, given: Any) -> dict[str, float] | None:
         return None
     if not isinstance(given, Mapping):
         raise TypeError(
-            f"{owner}: multipliers={given!r}: give a dict from regular expressions to factors, as "
-            "{'embedding': 0.1}, or None"
+            f"{owner}: multipliers={given!r}: expected a dict from regular expressions to factors, "
+            "such as {'embedding': 0.1}, or None"
         )
     for pattern, factor in given.items():
         number = isinstance(factor, numbers.Real) and not isinstance(factor, bool)
         if not number or not 0 <= factor < float("inf"):
             raise ValueError(
-                f"{owner}: multipliers[{pattern!r}]={factor!r}: give a finite number of at least 0"
+                f"{owner}: multipliers[{pattern!r}]={factor!r}: expected a finite number "
+                "of at least 0"
             )
     return {pattern: float(factor) for pattern, factor in given.items()}

@@ -1,26 +1,31 @@
-"""The decay of one variable: w <- w - f*(w - w0), as exactly as its dtype allows."""
+"""The decay of one variable: w <- w - f*(w - w0), as exactly as its dtype allows.
+
+`FirstUpdates` and `NamedRows` select the variables and the rows that a step decays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfwd._keras import wrapped_optimizers
 from tfwd.dtypes import wide
 
-# Where one compiled pass over memory gains more than the call of a compiled function costs.
+# For at least this many entries, one compiled pass over memory saves more than it costs to call.
 _LARGE = 2**18
 
 
 def decay(variable: tf.Variable, fraction: Any, start: tf.Tensor | None = None) -> Any:
-    """w <- w - f*w, or w <- w - f*(w - w0), rounded to the variable's dtype once.
+    """Computes w <- w - f*w, or w <- w - f*(w - w0), with one rounding to the variable's dtype.
 
     Args:
-        variable: any floating dtype.
-        fraction: f, a scalar of dtype `wide(variable.dtype)`.
-        start: w0, of the variable's shape and dtype; None for 0.
+        variable: Variable of any floating dtype.
+        fraction: The factor f, a scalar of dtype `wide(variable.dtype)`.
+        start: w0, of the variable's shape and dtype. Default None, for 0.
 
     Returns:
         The operation.
@@ -36,18 +41,18 @@ def decay(variable: tf.Variable, fraction: Any, start: tf.Tensor | None = None) 
 def decay_rows(
     variable: tf.Variable, rows: tf.Tensor, fraction: Any, start: tf.Tensor | None = None
 ) -> Any:
-    """The same for some rows, each once however often it is named.
+    """Decays some rows of a variable. A row that is named several times is decayed once.
 
     Args:
-        variable: of rank 1 at least.
-        rows: int `[n]`, with repetitions or without.
-        fraction, start: as for `decay`.
+        variable: Variable of rank 1 or more.
+        rows: int `[n]`. Indices, with or without repetitions.
+        fraction, start: As in `decay`.
 
     Returns:
         The operation.
     """
     value = tf.cast(tf.gather(variable, rows), wide(variable.dtype))
-    # Assigned and not subtracted: a row that is named twice gets the same value twice.
+    # Assign, do not subtract: a row that is named twice gets the same value twice.
     away = value if start is None else value - tf.cast(tf.gather(start, rows), value.dtype)
     decayed = tf.cast(value - fraction * away, variable.dtype)
     return variable.scatter_update(tf.IndexedSlices(decayed, rows))
@@ -56,16 +61,18 @@ def decay_rows(
 class FusedSteps:
     """Decay and step of a large variable in one compiled pass over memory.
 
-    Plain SGD does so little with each number that a pass of its own for the decay would be felt:
-    24 million weights cost 1.3 times the step that way, and 0.6 times this way. Other optimizers
-    make so many passes that one more is less than Keras's own decay takes.
+    Plain SGD does little work per number, so a separate pass for the decay is expensive. With 24
+    million
+    weights it costs 1.3 times the step, and the fused pass costs 0.6 times the step. Other
+    optimizers
+    make many passes, so one more costs less than Keras's own decay.
     """
 
     def __init__(self) -> None:
         self._functions: dict[int, Callable[..., None]] = {}
 
     def takes(self, optimizer: Any, gradient: Any, variable: tf.Variable) -> bool:
-        """Whether the update of this variable is made here."""
+        """Returns True if the fused pass makes the update of this variable."""
         return (
             type(optimizer) is keras.optimizers.SGD
             and isinstance(gradient, tf.Tensor)
@@ -83,7 +90,7 @@ class FusedSteps:
         fraction: tf.Tensor,
         start: tf.Tensor | None = None,
     ) -> None:
-        """`decay(variable, fraction, start)`, then `own(gradient, variable, rate)`."""
+        """Runs `decay(variable, fraction, start)`, then `own(gradient, variable, rate)`."""
         if id(variable) not in self._functions:
 
             @tf.function(jit_compile=True, autograph=False)
@@ -95,3 +102,45 @@ class FusedSteps:
 
             self._functions[id(variable)] = both
         self._functions[id(variable)](gradient, tf.convert_to_tensor(rate), fraction, start)
+
+
+class NamedRows:
+    """The rows of a table in a step's gradient, also if clipping has made the gradient dense."""
+
+    def __init__(self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        self._key = lambda variable: wrapped_optimizers.key(optimizer, variable)
+        self._given = {
+            self._key(variable): gradient.indices
+            for gradient, variable in zip(grads, variables, strict=True)
+            if isinstance(gradient, tf.IndexedSlices)
+        }
+
+    def __call__(self, leaf: Any, gradient: Any, variable: tf.Variable) -> tf.Tensor | None:
+        if isinstance(gradient, tf.IndexedSlices):
+            return gradient.indices
+        # The rows are unknown if the gradient was accumulated or summed over several replicas: the
+        # step's own gradient has only a part of them.
+        several = tf.distribute.get_strategy().num_replicas_in_sync > 1
+        if wrapped_optimizers.accumulates(leaf) or several:
+            return None
+        return self._given.get(self._key(variable))
+
+
+class FirstUpdates:
+    """Detects the first update of each variable in a step.
+
+    A tied variable that is in the list twice gets two updates, and is decayed once.
+    """
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        self._key = lambda variable: wrapped_optimizers.key(optimizer, variable)
+        counts = Counter(map(self._key, variables))
+        self._repeated = {key for key, count in counts.items() if count > 1}
+        self._seen: set[int] = set()
+
+    def __call__(self, variable: tf.Variable) -> bool:
+        if self._key(variable) not in self._repeated:
+            return True
+        is_seen = id(variable) in self._seen
+        self._seen.add(id(variable))
+        return not is_seen

@@ -1,8 +1,8 @@
-"""Adds up the parts of a sparse gradient in which a row stands more than once.
+"""Sums the parts of a sparse gradient in which a row occurs more than once.
 
-A lookup gives a part of the gradient for each time that a row was used, side by side in a
-`tf.IndexedSlices`. Keras 3's optimizers compute with these parts as if each were a row's whole
-gradient, so Adam's second moment has the sum of their squares and not the square of their sum.
+A lookup adds a part to the gradient for each use of a row, in a `tf.IndexedSlices`. Keras 3's
+optimizers treat each part as the row's whole gradient. So Adam's second moment has the sum of the
+parts' squares, and not the square of their sum.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from tfwd._keras import wrapped_optimizers
 
 
 def summed(gradient: Any) -> Any:
-    """The gradient with each row once.
+    """Returns the gradient with each row once.
 
     Args:
-        gradient: a tensor, or a `tf.IndexedSlices` with repeated rows or without.
+        gradient: Tensor, or `tf.IndexedSlices` with or without repeated rows.
 
     Returns:
-        A tensor as it is; of slices, slices of the different rows, in the order of their first
-        parts, each with the sum of its parts.
+        A tensor unchanged. For slices, slices of the distinct rows with the sums of their parts, in
+        the
+        order of the rows' first parts.
 
     Example:
 
@@ -36,8 +37,8 @@ def summed(gradient: Any) -> Any:
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    rows, places = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    rows, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(rows))
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
@@ -45,12 +46,13 @@ class SumsRows(_keras.optimizer_wrapper.OptimizerWrapper):
     """A wrapper whose optimizer sees each row of a sparse gradient once.
 
     Args:
-        optimizer: the one that is held.
-        sum_repeated_rows: whether repeated rows are added up, before clipping and before the step.
-        name: the wrapper's name.
+        optimizer: Wrapped optimizer.
+        sum_repeated_rows: bool. Sums repeated rows before clipping and before the step. Default
+            True.
+        name: str. Name of the wrapper. Default None.
 
     Raises:
-        TypeError: sum_repeated_rows is not a bool, or the optimizer is not a Keras optimizer.
+        TypeError: If sum_repeated_rows is not a bool, or if the optimizer is not a Keras optimizer.
     """
 
     def __init__(
@@ -58,8 +60,8 @@ class SumsRows(_keras.optimizer_wrapper.OptimizerWrapper):
     ) -> None:
         if not isinstance(sum_repeated_rows, bool):
             raise TypeError(
-                f"{type(self).__name__}: sum_repeated_rows={sum_repeated_rows!r}: give True, or "
-                "False for what the wrapped optimizer itself does with a row that is repeated"
+                f"{type(self).__name__}: sum_repeated_rows={sum_repeated_rows!r}: expected "
+                "True, or False to leave repeated rows to the wrapped optimizer"
             )
         super().__init__(optimizer, name=name)
         self.sum_repeated_rows = sum_repeated_rows

@@ -14,9 +14,9 @@ def on_every_replica(variables: Sequence[Any], update: Callable[..., None], *arg
     """Calls `update(variable, *values)` on every replica's copy of each variable.
 
     Args:
-        variables: variables of layers or of optimizers.
-        update: called with the copy, and with an element of each of `args`.
-        args: lists as long as `variables`, of what a replica has its own copy of.
+        variables: Variables of layers or of optimizers.
+        update: Function of the copy, and of one element of each of `args`.
+        *args: Lists as long as `variables`. Their elements have a copy on each replica.
     """
 
     def merged(strategy: tf.distribute.Strategy, *lists: Any) -> None:

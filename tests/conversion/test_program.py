@@ -103,7 +103,7 @@ def test_convert_to_safetensors(run, tmp_path):
     [
         ([], "give plan or convert, as tfwd-pretrained plan --source=FOLDER"),
         (["paln", "--source=x"], "'paln' is no command: give plan or convert"),
-        (["plan", "--source=nowhere"], "nowhere is not there: give the folder of a"),
+        (["plan", "--source=nowhere"], "nowhere does not exist: pass the folder of a"),
         (
             ["plan", "--source={bert}", "--model=encoder"],
             "a bert has all, embeddings, stack, pooler",
@@ -111,7 +111,7 @@ def test_convert_to_safetensors(run, tmp_path):
         (["plan", "--source={bert}", "--model=x"], "--model=x: there are all, embeddings"),
         (["plan", "--source={bert}", "--layers=1-"], "--layers=1-: give numbers, as 8-11 or 0,2,4"),
         (["plan", "--source={bert}", "--layers=1-0"], "1-0 runs backwards"),
-        (["plan", "--source={bert}", "--layers=2"], "has 2 layers, of the numbers 0 to 1"),
+        (["plan", "--source={bert}", "--layers=2"], "has 2 layers, numbered 0 to 1"),
         (["convert", "--source={bert}", "--out=no/a.keras"], "there is no folder no"),
         (["convert", "--source={bert}", "--out=a.h5"], "give a file that ends in .keras or"),
     ],

@@ -236,7 +236,7 @@ def test_a_method_that_keeps_what_it_was_traced_with_is_an_error(traced: bool) -
     def call() -> tf.Tensor:
         return wrapped(X, training=True)
 
-    with pytest.raises(ValueError, match="most often because a method is a tf.function"):
+    with pytest.raises(ValueError, match="usual cause is a method that is a tf.function"):
         tf.function(call)() if traced else call()
 
 

@@ -42,7 +42,7 @@ def cases_of_errors():
     yield lambda: layers.Parametrized(dense(3, name="d"), {"kernel": 0.5}), "'kernel'.*'d'.*0.5"
     yield lambda: drop(dense(3), 0.5, seed=-1), "seed must be None or an integer.*-1"
     yield lambda: drop(dense(3), 0.5, seed=1.5), "seed must be None or an integer.*1.5"
-    yield lambda: drop("dense", 0.5), "Keras layer is wanted, got 'dense'"
+    yield lambda: drop("dense", 0.5), "expected a Keras layer, got 'dense'"
 
 
 ERRORS = list(cases_of_errors())

@@ -110,7 +110,7 @@ def test_a_rate_out_of_range_is_an_error(rate) -> None:
 
 
 def test_an_input_without_time_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"'drop' takes \[batch, time, ...\].* got .* \(3,\)"):
+    with pytest.raises(ValueError, match=r"'drop' expects \[batch, time, ...\].* got .* \(3,\)"):
         layers.LockedDropout(0.5, name="drop")(tf.ones([3]), training=True)
 
 

@@ -172,7 +172,7 @@ def test_the_start_is_the_weight_at_the_first_training_call(traced: bool) -> Non
     assert [tuple(w.shape) for w in layer.weights] == [(5, 4), (4,)]
 
 
-STALE = "'d' has new weights, and its Mixout still mixes with those of its first training call"
+STALE = "'d' has new weights, but its Mixout still mixes with the weights of its first"
 
 
 def test_weights_that_come_after_the_references_were_taken(tmp_path) -> None:
@@ -201,7 +201,7 @@ def test_weights_that_come_after_the_references_were_taken(tmp_path) -> None:
     expected = X.numpy() @ (3 * values["kernel"]) + 1
     np.testing.assert_allclose(layer(X, training=True), expected, rtol=1e-5)
     np.testing.assert_array_equal(reference(layer), 3 * values["kernel"])
-    with pytest.raises(ValueError, match="'plain' has no references: give a model or a layer"):
+    with pytest.raises(ValueError, match="'plain' has no references: pass a model or a layer"):
         tfwd.reset_references(keras.layers.Dense(1, name="plain"))
 
 
@@ -281,13 +281,13 @@ def test_errors_come_before_anything_is_made(tmp_path) -> None:
         ValueError, match=f"{where}(cannot use its plan|finds no '(outer/)?inner/kernel')"
     ):
         build(plan)
-    with pytest.raises(ValueError, match="Mixout: towards=0: give 'start', a plan"):
+    with pytest.raises(ValueError, match="Mixout: towards=0: expected 'start', a plan"):
         build(0)
     with pytest.raises(ValueError, match="reference_dtype='int8': give one of bfloat16, .*own"):
         build("start", reference_dtype="int8")
     with pytest.raises(ValueError, match=r"weight 'kernel' of layer 'inner': rate must be in \[0"):
         layers.Mixout(keras.layers.Dense(4, name="inner"), 1.0)
-    with pytest.raises(ValueError, match="has no tensor to mix with here"):
+    with pytest.raises(ValueError, match="has no reference tensor here"):
         P.Mixout(0.5)(tf.ones([3]), tf.constant([1, 2]))
     # The source lacks the second of two weights, so the first has no reference either.
     inner = keras.layers.LSTM(2)

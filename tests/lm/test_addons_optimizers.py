@@ -8,10 +8,10 @@ from tables import with_slow_rest
 from training_tools import StopAfter, log, make_config, write_text
 
 from tfwd import _keras
+from tfwd._keras import steps
 from tfwd.lm.commands.train import train
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.step import TrainStep
-from tfwd.optimizers._updates import steps
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.state import RunState
 from tfwd.runs.training import optimizer as optimizers

@@ -82,7 +82,7 @@ DEFECTS = [
     Defect(
         "in backward the draw is made too early: its seed does not wait for the gradient",
         "tfwd/_random/random_masks.py",
-        "(late,) = waiting.after([seed], [upstream])",
+        "(late,) = waiting.seeds_after([seed], [upstream])",
         "late = seed",
         ("tests/test_random_masks_gradients.py", "tests/test_saved_tensors.py"),
     ),
@@ -241,13 +241,13 @@ DEFECTS = [
         "the decay comes after the step",
         "optimizers/decoupled_weight_decay.py",
         """                done = decay(variable, fraction, self._start(variable))
-            with _keras_updates.after(leaf, done):
+            with _keras_updates.waiting_for(leaf, done):
                 own(gradient, variable, rate)
 """,
         """                own(gradient, variable, rate)
                 decay(variable, fraction, self._start(variable))
                 return
-            with _keras_updates.after(leaf, done):
+            with _keras_updates.waiting_for(leaf, done):
                 own(gradient, variable, rate)
 """,
         DECAY,

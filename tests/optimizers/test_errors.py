@@ -28,7 +28,7 @@ LossScale = keras.optimizers.LossScaleOptimizer
     ],
 )
 def test_what_decays_already_is_refused(inner):
-    with pytest.raises(ValueError, match="decays weights already .*weight_decay"):
+    with pytest.raises(ValueError, match="already decays weights .*weight_decay"):
         DecoupledWeightDecay(inner(), 0.1)
 
 
@@ -79,12 +79,12 @@ def test_a_pattern_that_matches_nothing_lists_the_paths(arguments):
         ({"weight_decay": True}, TypeError, "weight_decay=True"),
         ({"scale": "lr"}, ValueError, "scale='lr': give one of absolute, learning_rate, schedule"),
         ({"sparse": "row"}, ValueError, "sparse='row': give one of table, rows"),
-        ({"include": []}, ValueError, "None means every variable"),
+        ({"include": []}, ValueError, "pass None for every variable"),
         ({"include": "("}, ValueError, r"include pattern '\(' is not a regular expression"),
         ({"exclude": [3]}, ValueError, "exclude pattern 3 is not a regular expression"),
         ({"multipliers": {"a": -1}}, ValueError, r"multipliers\['a'\]=-1: give a finite number"),
         ({"multipliers": {"a": float("inf")}}, ValueError, r"multipliers\['a'\]=inf"),
-        ({"optimizer": 3}, TypeError, "needs an optimizer of keras.optimizers, and 3 is a"),
+        ({"optimizer": 3}, TypeError, "needs an optimizer of keras.optimizers, but 3 is a"),
         ({"optimizer": keras.optimizers.SGD}, TypeError, "needs an optimizer"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_subclass_with_an_update_step_of_its_own_is_not():
 
 def test_weight_decay_cannot_be_assigned_nor_exclusions_be_named_keras_way():
     optimizer = DecoupledWeightDecay("sgd", 0.1)
-    with pytest.raises(AttributeError, match="give a schedule, a function or a tf.Variable"):
+    with pytest.raises(AttributeError, match="pass a schedule, a function or a tf.Variable"):
         optimizer.weight_decay = 0.2
     with pytest.raises(ValueError, match="exclude="):
         optimizer.exclude_from_weight_decay(var_names=["bias"])
@@ -204,7 +204,7 @@ def test_a_wrong_pattern_is_an_error(argument: str, value: Any, right: str) -> N
 
 @pytest.mark.parametrize("value", [[0.1, 0.5], [0.1], 1])
 def test_a_variable_that_is_no_scalar_of_a_floating_dtype_is_an_error(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"shape \(.*\) and dtype .*: give a scalar of a floating"):
+    with pytest.raises(ValueError, match=r"shape \(.*\) and dtype .*: expected a scalar of a"):
         DecoupledWeightDecay("sgd", tf.Variable(value))
 
 

@@ -241,7 +241,7 @@ def test_hyperparameters_are_the_wrapped_ones():
     assert optimizer.name == "mine" and optimizer.epsilon == inner.epsilon
     with pytest.raises(AttributeError, match="no_such"):
         _ = optimizer.no_such
-    with pytest.raises(AttributeError, match="give a schedule, a function or a tf.Variable"):
+    with pytest.raises(AttributeError, match="pass a schedule, a function or a tf.Variable"):
         DecoupledWeightDecay(tfa.optimizers.LAMB(), D).weight_decay = 0.2
 
 

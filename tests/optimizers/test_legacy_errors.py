@@ -21,13 +21,13 @@ from addons_table import D, LossScale, legacy  # noqa: E402
     ],
 )
 def test_what_decays_already_is_refused(inner):
-    with pytest.raises(ValueError, match="decays weights already .*weight_decay"):
+    with pytest.raises(ValueError, match="already decays weights .*weight_decay"):
         DecoupledWeightDecay(inner(), 0.1)
 
 
 @pytest.mark.parametrize("scale", ["learning_rate", "schedule"])
 def test_cocob_has_no_learning_rate(scale):
-    with pytest.raises(ValueError, match="COCOB 'COCOB' has none; take scale='absolute'"):
+    with pytest.raises(ValueError, match="COCOB 'COCOB' has none; use scale='absolute'"):
         DecoupledWeightDecay(tfa.optimizers.COCOB(), D, scale=scale)
 
 
@@ -42,7 +42,7 @@ def test_what_cannot_be_inside_an_average_says_so():
     grads, weights = gradients(0, "float32"), variables("float32")
     unused = DecoupledWeightDecay(legacy.SGD(), D, decay_unused=True)
     for inner, words in (
-        (unused, "decay_unused=True is of all of them: put DecoupledWeightDecay around"),
+        (unused, "decay_unused=True needs all variables at once: put DecoupledWeightDecay around"),
         (NonMonotonicASGD(legacy.SGD()), "put NonMonotonicASGD around the average"),
     ):
         optimizer = tfa.optimizers.Lookahead(inner)

@@ -94,7 +94,7 @@ def test_a_moving_average_of_keras_s_gives_way_once_this_one_is_in_the_model():
     assert_same(net.get_weights(), values(slots))
 
 
-SILENT = "was told of no validation loss yet, so it averages nothing and is SGD alone"
+SILENT = "has not observed any validation loss, so it averages nothing and acts as SGD"
 
 
 @quick_rows("<lambda>0")
@@ -121,7 +121,7 @@ def test_it_says_nothing_where_the_callback_or_the_user_tells_it_losses():
         fit(net)
     net = model()
     net.compile(NonMonotonicASGD(make("SGD")), "mse")
-    with pytest.warns(UserWarning, match="an epoch's logs have no 'val_loss'") as caught:
+    with pytest.warns(UserWarning, match="the logs of the epoch have no 'val_loss'") as caught:
         fit(net, callbacks=[NonMonotonicASGDCallback()])
     assert not any(re.search(SILENT, str(warning.message)) for warning in caught)
     with pytest.warns(UserWarning, match=SILENT):  # the callback was of the other fit

@@ -148,7 +148,7 @@ def test_keras_s_own_way_on_demand(kind):
     plain = stepped(make("Adam", clipnorm=0.5))
     for optimizer in (made, again):
         np.testing.assert_array_equal(stepped(optimizer), plain)
-    with pytest.raises(TypeError, match="sum_repeated_rows='no': give True, or False for"):
+    with pytest.raises(TypeError, match="sum_repeated_rows='no': expected True, or False"):
         kind(**inner, **more, sum_repeated_rows="no")
 
 
@@ -218,7 +218,7 @@ FITS = {
 
 
 @quick_rows("default", "scale inside")
-@pytest.mark.filterwarnings("ignore:.*was told of no validation loss")
+@pytest.mark.filterwarnings("ignore:.*has not observed any validation loss")
 @pytest.mark.parametrize("kind", FITS)
 def test_an_embedding_in_fit(kind, expected):
     made, options = FITS[kind]

@@ -75,7 +75,7 @@ def test_a_custom_loop(plain, compiled):
 
 def test_apply_alone_after_build_and_its_return_value():
     weights, optimizer = variables(), wrap(make("SGD"))
-    with pytest.raises(ValueError, match="give the variables with the gradients, or call build"):
+    with pytest.raises(ValueError, match="pass the variables with the gradients, or call build"):
         optimizer.apply(gradients(0))
     optimizer.build(weights)
     optimizer.build(weights)
@@ -116,7 +116,7 @@ def test_unused_variables_are_decayed_under_a_loss_scale_too(nest):
 
 def test_a_custom_loss_scale_that_is_lost_gives_a_warning():
     inner = wrap(LossScale(make("Adam"), initial_scale=8.0))
-    with pytest.warns(UserWarning, match="its arguments are lost"):
+    with pytest.warns(UserWarning, match="the inner one's arguments are lost"):
         LossScale(inner)
 
 

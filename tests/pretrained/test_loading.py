@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from tfwd.layers import transformer
 from tfwd.pretrained import load, plan
-from tfwd.pretrained.mapping import find_prefix
+from tfwd.pretrained.key_rules import find_prefix
 from tfwd.pretrained.patterns import Patterns
 from tfwd.pretrained.sources import base
 from tfwd.pretrained.transposing import TILE

@@ -13,7 +13,7 @@ from stacks import extended
 from training_tools import StopAfter
 
 from tfwd import _keras
-from tfwd.optimizers._updates import steps
+from tfwd._keras import steps
 from tfwd.runs.errors import UserError
 from tfwd.runs.program import Program, Score
 from tfwd.runs.settings import app

@@ -1,8 +1,8 @@
-"""TensorFlow's graphs and gradients: what runs again in backward, and what backward stores.
+"""TensorFlow's graphs and gradients: recomputation in backward, and what backward stores.
 
 - `recompute`: a function whose backward draws weights again; `saved_tensors`: its hooks.
-- `custom_gradient`: gradients written by hand that keep no model alive.
+- `custom_gradient`: hand-written gradients that keep no model alive.
 - `substitute`: a layer's call on other values of its variables.
-- `tentative`: assignments that can be taken back.
+- `tentative`: assignments that can be undone.
 - `graphs`: TensorFlow's private names.
 """

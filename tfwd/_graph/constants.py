@@ -1,4 +1,4 @@
-"""Constants that a graph has once, however often they are asked for."""
+"""Constants that a graph creates only once."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import tensorflow as tf
 
-_CONSTANTS = "_tfwd_constants"  # attribute of a graph: the constants that were made in it
+_CONSTANTS = "_tfwd_constants"  # attribute of a graph: the constants that were created in it
 
 
 def constant(value: Any, dtype: tf.DType) -> tf.Tensor:
     """Returns `tf.constant(value, dtype)`: one tensor per graph, and one for eager mode.
 
     Args:
-        value: a number or a tuple of numbers.
-        dtype: of the tensor.
+        value: Number or tuple of numbers.
+        dtype: dtype of the tensor.
     """
     if tf.executing_eagerly():
         return _made(value, dtype)
@@ -24,7 +24,9 @@ def constant(value: Any, dtype: tf.DType) -> tf.Tensor:
         setattr(graph, _CONSTANTS, {})
     known = getattr(graph, _CONSTANTS)
     if (value, dtype) not in known:
-        with graph.control_dependencies(None):  # it serves others too, who wait for nothing here
+        with graph.control_dependencies(
+            None
+        ):  # other users must not wait for this place's dependencies
             known[value, dtype] = tf.constant(value, dtype)
     return known[value, dtype]
 

@@ -1,10 +1,12 @@
 """`tf.custom_gradient` without its memory leak.
 
-`tf.custom_gradient`, traced in a graph, enters its gradient under a new name into a global table
-that nothing is ever removed from. The gradient refers to tensors of the graph, the graph to the
-variables that it reads: so no traced model is ever freed. An operation of that graph is all that
-asks for the name. Here the graph itself holds the gradient, the table has a weak reference, and
-the entry goes when the graph does.
+In a graph, `tf.custom_gradient` adds its gradient under a new name to a global table. The entry is
+never removed. The gradient refers to tensors of the graph, and the graph refers to the variables
+that
+it reads. So no traced model is ever freed. But only an operation of that graph needs the name. Here
+the graph itself holds the gradient, and the table has a weak reference. The entry is removed
+together
+with the graph.
 """
 
 from __future__ import annotations
@@ -18,15 +20,16 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 
 _PREFIX = "CustomGradient-"
-_HELD = "_tfwd_gradients"  # the attribute of a graph: its gradients by name
-_VALUE = "type"  # the key of what an entry of TensorFlow's table is about
+_HELD = "_tfwd_gradients"  # attribute of a graph: its gradients by name
+_VALUE = "type"  # key of the gradient in an entry of TensorFlow's table
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`tf.custom_gradient`, whose gradient lives as long as the graph that it was traced in.
+    """Wraps `tf.custom_gradient` so that the gradient lives only as long as its graph.
 
     Args:
-        function: returns one or more tensors, and the function that computes their gradient.
+        function: Function that returns one or more tensors, and a function that computes their
+            gradient.
 
     Example:
 
@@ -54,7 +57,7 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any) -> Any:
         results = run(*args)
         for result in tf.nest.flatten(results):
-            if _is_symbolic(result):  # all come from one operation
+            if _is_symbolic(result):  # all results come from one operation
                 _hand_over(result.graph, result.op.get_attr("_gradient_op_type").decode())
                 follow(result.graph)
                 break
@@ -64,11 +67,15 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def release() -> None:
-    """Lets graphs hold the gradients that were traced in them, whoever wrote these.
+    """Frees models that TensorFlow's table of custom gradients keeps alive.
 
-    TensorFlow's table then keeps no model that was dropped, be it one without any layer of tfwd:
-    an optimizer's step in `fit` has such a gradient, TensorFlow's own. All that exists goes on
-    working. What is freed is freed by the next garbage collection.
+    Afterwards the graphs hold all gradients that were traced in them, also gradients of other code.
+    An
+    example is an optimizer's step in `fit`, which has a custom gradient of TensorFlow. So models
+    without
+    layers of tfwd are freed too. Existing functions still work. The next garbage collection frees
+    the
+    memory.
 
     Example:
 
@@ -91,14 +98,14 @@ def release() -> None:
 
 
 def registered() -> set[str]:
-    """The names of all custom gradients in TensorFlow's table."""
-    # A copy first, in one go: a garbage collection inside a loop may take names out.
+    """Returns the names of all custom gradients in TensorFlow's table."""
+    # Copied in one operation, because a garbage collection during a loop may remove names.
     names = list(ops.gradient_registry._registry)
     return {name for name in names if name.startswith(_PREFIX)}
 
 
 def find(name: str) -> Callable[..., Any]:
-    """The gradient that was registered under a name, and not a reference to it."""
+    """Returns the gradient that was registered under a name, not a reference to it."""
     found = ops.gradient_registry.lookup(name)
     return found.held() or found if hasattr(found, "held") else found
 
@@ -108,7 +115,7 @@ def _is_symbolic(value: Any) -> bool:
 
 
 def _hand_over(graph: tf.Graph, name: str) -> None:
-    """Lets the graph hold the gradient, and the table refer to it."""
+    """Makes the graph hold the gradient, and the table refer to it."""
     entry = ops.gradient_registry._registry[name]
     gradient = entry[_VALUE]
     _held(graph)[name] = gradient
@@ -118,7 +125,7 @@ def _hand_over(graph: tf.Graph, name: str) -> None:
 
 
 def _held(graph: tf.Graph) -> dict[str, Callable[..., Any]]:
-    """What a graph holds. A graph that holds something, or nothing yet, is followed."""
+    """Returns the gradients that a graph holds. A graph with this attribute is followed."""
     if not hasattr(graph, _HELD):
         setattr(graph, _HELD, {})
     return getattr(graph, _HELD)
@@ -129,32 +136,32 @@ def _remove(name: str) -> None:
 
 
 def _reference(name: str, gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls a gradient as long as something else holds that."""
+    """Returns a function that calls a gradient as long as another object holds the gradient."""
     held = weakref.ref(gradient)
 
     @tf.autograph.experimental.do_not_convert
     def referred(operation: Any, *upstream: Any) -> Any:
         found = held()
         if found is None:
-            raise LookupError(f"the graph in which the gradient {name} was traced is gone")
+            raise LookupError(f"the graph in which the gradient {name} was traced was deleted")
         return found(operation, *upstream)
 
     referred.held = held
     return referred
 
 
-# The custom gradients that were in the table when `follow` last looked, and its newest entry.
+# The custom gradients that were in the table at the last call of `follow`, and its newest entry.
 _known: set[str] = set()
 _last: str | None = None
 
 
 def follow(graph: tf.Graph | None = None) -> None:
-    """Hands over what others have traced, or will, in a graph, around it or inside it.
+    """Hands over gradients that other code traces in a graph, around it or inside it.
 
-    One entry of theirs would keep the graph, and with it all that tfwd has put into it.
+    One such entry would keep the graph alive, with everything that tfwd has put into it.
 
     Args:
-        graph: by default the present one; in eager mode there is none.
+        graph: Graph. Default None, for the present graph. In eager mode there is none.
     """
     global _known, _last
     if graph is None:
@@ -173,7 +180,7 @@ def follow(graph: tf.Graph | None = None) -> None:
 
 
 def _functions(graph: Any) -> Iterator[tf.Graph]:
-    """The graphs of the functions around an operation, from within."""
+    """Yields the graphs of the functions around an operation. The innermost comes first."""
     while isinstance(graph, tf.__internal__.FuncGraph):
         yield graph
         graph = graph.outer_graph
@@ -189,7 +196,7 @@ def _hand_over_if(name: str, chosen: Callable[[tf.Graph], bool]) -> None:
 
 
 def _graph_of(gradient: Callable[..., Any]) -> tf.Graph | None:
-    """The graph in which TensorFlow has traced a custom gradient, None if that cannot be told."""
+    """Returns the graph in which a custom gradient was traced, or None if it is unknown."""
     results = _enclosed(_enclosed(gradient).get("tape_grad_fn")).get("result")
     tensors = tf.nest.flatten(results, expand_composites=True)
     graphs = {id(t.graph): t.graph for t in tensors if _is_symbolic(t)}
@@ -197,7 +204,7 @@ def _graph_of(gradient: Callable[..., Any]) -> tf.Graph | None:
 
 
 def _enclosed(function: Any) -> dict[str, Any]:
-    """What a function has of the one around it, by name."""
+    """Returns the variables that a function has captured, by name."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     cells = getattr(function, "__closure__", None) or ()
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}

@@ -1,8 +1,9 @@
 """Private TensorFlow graph APIs.
 
-A graph to look into before anything is run for good; what the hooks on saved tensors need: to
-answer a function's request for a tensor from outside, and to know loops and branches; and what is
-read by a function or run outside of it.
+They trace into a scratch graph for inspection. They let the hooks on saved tensors answer requests
+of
+a function for outer tensors, and detect loops and branches. They find the variables that a function
+reads, and run code outside a function.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from tfwd._graph import custom_gradient
 
 
 class ScratchGraph(tf.__internal__.FuncGraph):
-    """A graph to trace into and look at.
+    """A graph to trace into for inspection.
 
     Attributes:
-        taken: the tensors from outside that its operations use.
-        gradients_taken: how many `tf.GradientTape`s were asked for gradients in it.
+        taken: Outer tensors that its operations use.
+        gradients_taken: Number of calls of `tf.GradientTape.gradient` in it.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class ScratchGraph(tf.__internal__.FuncGraph):
 
     @contextlib.contextmanager
     def traced_into(self) -> Iterator[None]:
-        """Builds what the body does in this graph."""
+        """Adds the operations of the body to this graph."""
 
         def counting(own: Callable[..., Any]) -> Callable[..., Any]:
             def gradient(tape: tf.GradientTape, *args: Any, **kwargs: Any) -> Any:
@@ -57,11 +58,11 @@ class ScratchGraph(tf.__internal__.FuncGraph):
             yield
 
     def variables_read(self) -> list[tf.Variable]:
-        """The TensorFlow variables that are read, as far as they are known."""
+        """Returns the TensorFlow variables that are read, as far as they are known."""
         return list(self._watched_variables)
 
     def reads(self, variable: keras.Variable) -> bool:
-        """Whether the `tf.Variable` behind a Keras variable is read, or passed to a function."""
+        """Returns True if the `tf.Variable` of a Keras variable is read or passed to a function."""
         parts = _keras.variables.tf_variables(variable)
         read = self.variables_read()
         return any(
@@ -70,7 +71,7 @@ class ScratchGraph(tf.__internal__.FuncGraph):
         )
 
     def kept_by(self, layer: keras.Layer) -> str | None:
-        """The name of an attribute in which the layer kept a tensor of this graph, if any."""
+        """Returns the name of a layer's attribute that holds a tensor of this graph, or None."""
         for name, attribute in vars(layer).items():
             if isinstance(attribute, dict):
                 attribute = list(attribute.values())
@@ -83,35 +84,38 @@ class ScratchGraph(tf.__internal__.FuncGraph):
         return getattr(tensor, "graph", None) is self
 
     def differentiate(self, outputs: list[tf.Tensor]) -> None:
-        """Builds the gradients of outputs; what they read is then among what is read."""
+        """Builds the gradients of outputs, so that variables read in backward are found too."""
         operations = self.get_operations()
         sources = [op.outputs[0] for op in operations if op.type == "Placeholder"]
-        with self.as_default(), contextlib.suppress(Exception):  # to be said when it is made
+        with (
+            self.as_default(),
+            contextlib.suppress(Exception),
+        ):  # the real gradient raises the error
             gradients(outputs, [t for t in sources if t.dtype.is_floating], [None] * len(outputs))
 
 
 def has_users_gradient(node: Any) -> bool:
-    """Whether a user has written an operation's gradient, and not TensorFlow or tfwd.
+    """Returns True if a user, and not TensorFlow or tfwd, wrote an operation's gradient.
 
     Args:
-        node: the operation's definition.
+        node: Definition of the operation.
     """
     kind = node.attr["_gradient_op_type"].s.decode() if "_gradient_op_type" in node.attr else ""
     if not kind.startswith("CustomGradient"):
         return False
-    # TensorFlow registers functions of its own around the one that was given to it.
+    # TensorFlow wraps the function that it was given in its own functions.
     registered = custom_gradient.find(kind)
     inside = [f for around in _enclosed(registered) for f in _enclosed(around)]
     return not any(str(getattr(f, "__module__", "")).startswith("tfwd.") for f in inside)
 
 
 def _enclosed(function: Any) -> list[Any]:
-    """What a function has of the one around it."""
+    """Returns the values that a function has captured."""
     return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
 
 
 def is_of_scratch(value: Any) -> bool:
-    """Whether it is a graph that was to be looked at only, or a tensor or a function in one."""
+    """Returns True for a scratch graph, and for a tensor or a function graph inside one."""
     graph = value if isinstance(value, tf.Graph) else None
     if isinstance(value, tf.Tensor):
         graph = getattr(value, "graph", None)
@@ -123,15 +127,15 @@ def is_of_scratch(value: Any) -> bool:
 def taken(
     outputs: Iterable[tf.Tensor], known: Iterable[tf.Tensor], before: tf.Operation
 ) -> list[tf.Tensor]:
-    """The tensors that outputs of the present graph were computed from, beside known ones.
+    """Returns the tensors, except known ones, from which outputs of the present graph come.
 
     Args:
-        outputs: tensors; what made them is followed up to the given operation.
-        known: tensors that are not followed.
-        before: an operation; tensors that it or an earlier one made are not followed.
+        outputs: Tensors. The operations that made them are followed back to `before`.
+        known: Tensors that are not followed.
+        before: Operation. Tensors that it or an earlier one made are not followed.
 
     Returns:
-        Differentiable tensors that were made before, or come from outside of the graph.
+        Differentiable tensors that existed before, or that come from outside the graph.
     """
     graph = before.graph
     given = {tensor.ref() for tensor in known}
@@ -146,7 +150,7 @@ def taken(
         if operation._id > before._id and operation.type != "Placeholder":
             stack.extend(operation.inputs)
             continue
-        # What came in from the graph around this one may be a known tensor there.
+        # A tensor that was captured from the outer graph may be a known tensor there.
         known_outside = gradients_util._MaybeCaptured(tensor).ref() in given
         constant = operation.type in ("Const", "StopGradient")
         if _is_differentiable(tensor) and not constant and not known_outside:
@@ -159,13 +163,13 @@ def _is_differentiable(tensor: tf.Tensor) -> bool:
 
 
 def nodes(graph: tf.Graph, operations: Iterable[tf.Operation]) -> Iterator[Any]:
-    """The definitions of operations of a graph, and of those in the functions that they call."""
+    """Yields the definitions of operations, and of the operations in functions that they call."""
     found = [operation.node_def for operation in operations]
     yield from found
     functions: dict[str, Any] | None = None
     seen: set[str] = set()
     while names := {name for node in found for name in _called(node)} - seen:
-        if functions is None:  # made of a whole graph, so only where it is needed
+        if functions is None:  # computed from the whole graph, so only if it is needed
             functions = {f.signature.name: f for f in graph.as_graph_def().library.function}
         seen |= names
         found = [n for name in names if name in functions for n in functions[name].node_def]
@@ -180,18 +184,18 @@ def _called(node: Any) -> Iterator[str]:
 
 @contextlib.contextmanager
 def captures_from(graph: tf.Graph, find: Callable[[tf.Tensor], tf.Tensor | None]) -> Iterator[None]:
-    """Inside, the graph of a function asks `find` for a tensor of its own before it captures one.
+    """Lets a function's graph ask `find` for an inner tensor before it captures an outer one.
 
     Args:
-        graph: the graph of a function that is being traced.
-        find: called with each tensor from outside; what it returns is used, unless it is None.
+        graph: Graph of a function that is being traced.
+        find: Function of each outer tensor. Its result is used, unless it is None.
     """
 
     def capture(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
         if tf.is_tensor(tensor) and getattr(tensor, "graph", graph) is not graph:
             found = find(tensor)
             if found is not None:
-                # As for a capture: a tape that follows the one follows the other.
+                # As in a capture: a tape that watches the outer tensor also watches the inner one.
                 record.record_operation("captured_value", [found], [tensor], lambda x: [x])
                 return found
         return type(graph).capture(graph, tensor, *args, **kwargs)
@@ -206,13 +210,14 @@ def captures_from(graph: tf.Graph, find: Callable[[tf.Tensor], tf.Tensor | None]
 def gradients(
     outputs: list[tf.Tensor], sources: list[tf.Tensor], upstream: list[tf.Tensor]
 ) -> list[Any]:
-    """The partial derivatives of a graph's outputs, built in the graph of the present function.
+    """Returns the partial derivatives of a graph's outputs, built in the present function's graph.
 
-    A tape would do it too, but under a second tape TensorFlow wraps loops in functions that keep
-    what they were given.
+    A tape would compute the same. But under a second tape TensorFlow wraps loops in functions that
+    keep
+    their arguments.
 
     Returns:
-        For each source a gradient, or None. A source that depends on another is held fixed.
+        A gradient or None for each source. A source that depends on another one is held fixed.
     """
     with _looking_no_further([output.op for output in outputs]):
         return gradients_util._GradientsHelper(
@@ -229,10 +234,11 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def _looking_no_further(ends: list[tf.Operation]) -> Iterator[None]:
-    """Inside, TensorFlow looks for what was computed from a source among earlier operations alone.
+    """Limits TensorFlow's search for results of a source to operations before the outputs.
 
-    It looks through the whole graph otherwise, anew for each layer of a model, so that a model's
-    gradients would take time that grows with the square of its layers.
+    Otherwise TensorFlow searches the whole graph again for each layer of a model. The time for a
+    model's
+    gradients would then grow with the square of its layers.
     """
 
     def bounded(own: Callable[..., None]) -> Callable[..., None]:
@@ -262,7 +268,7 @@ def _looking_no_further(ends: list[tf.Operation]) -> Iterator[None]:
 
 
 def is_loop_invariant(loop: tf.Operation, index: int) -> bool:
-    """Whether a loop of TensorFlow's hands a variable on as it got it, at each turn."""
+    """Returns True if a loop returns a variable unchanged in each iteration."""
     body = getattr(loop, "_body_graph", None)
     if body is None or index >= len(body.inputs):
         return False
@@ -273,7 +279,7 @@ def is_loop_invariant(loop: tf.Operation, index: int) -> bool:
 
 
 def _present_and_around() -> Iterator[Any]:
-    """The present graph and those around it, from within."""
+    """Yields the present graph and the graphs around it. The innermost comes first."""
     graph: Any = _keras.present_graph()
     while graph is not None:
         yield graph
@@ -281,18 +287,19 @@ def _present_and_around() -> Iterator[Any]:
 
 
 def in_branch() -> bool:
-    """Whether the present graph is that of a branch of a `tf.cond`, or inside one.
+    """Returns True if the present graph is in a branch of a `tf.cond`.
 
-    There a gradient by hand fails for a tape outside of the branch: the tensors that it keeps have
-    no static shape outside, which XLA asks for. TensorFlow's own gradients are right there.
+    There a hand-written gradient fails for a tape outside the branch: the tensors that it stores
+    have no
+    static shape outside, which XLA needs. TensorFlow's own gradients work there.
     """
     return any(map(_is_branch, _present_and_around()))
 
 
 def in_branch_of_loop() -> bool:
-    """Whether the present graph is in a branch of a `tf.cond` that stands in a `tf.while_loop`.
+    """Returns True if the present graph is in a branch of a `tf.cond` inside a `tf.while_loop`.
 
-    TensorFlow's gradient of such a branch fails if a gradient by hand in it asks for a tensor.
+    TensorFlow's gradient of such a branch fails if a hand-written gradient in it requests a tensor.
     """
     around = itertools.dropwhile(lambda graph: not _is_branch(graph), _present_and_around())
     loop = control_flow_v2_func_graphs.WhileBodyFuncGraph
@@ -304,10 +311,9 @@ def _is_branch(graph: Any) -> bool:
 
 
 def held_here(variable: tf.Variable) -> tf.Tensor | None:
-    """A variable's resource, as the loop or branch around has it; None outside of both.
+    """Returns a variable's resource inside the present loop or branch, or None outside both.
 
-    TensorFlow's gradients of loops and branches can use a resource that these have themselves, and
-    no other.
+    TensorFlow's gradients of loops and branches can use only a resource that these have captured.
     """
     kinds = (
         control_flow_v2_func_graphs.WhileBodyFuncGraph,
@@ -319,35 +325,35 @@ def held_here(variable: tf.Variable) -> tf.Tensor | None:
 
 
 def is_saving() -> bool:
-    """Whether functions are traced for a SavedModel, with the gradients that they have.
+    """Returns True if functions are traced for a SavedModel, with their gradients.
 
-    TensorFlow cannot save a gradient by hand that needs what a loop has kept.
+    TensorFlow cannot save a hand-written gradient that needs tensors stored by a loop.
     """
     return save_context.in_save_context()
 
 
 def add_control_input(operation: tf.Operation, other: tf.Operation) -> None:
-    """Lets an operation of a graph wait for another one."""
+    """Makes an operation of a graph wait for another one."""
     operation._add_control_input(other)
 
 
 class Accesses(record.VariableWatcher):
-    """Notes the `tf.Variable`s that are read in its body, directly or by a traced function."""
+    """Records the `tf.Variable`s that are read in its body, directly or by a traced function."""
 
     def has(self, variable: keras.Variable) -> bool:
-        """Whether the `tf.Variable` behind a Keras variable was among them."""
+        """Returns True if the `tf.Variable` of a Keras variable was read."""
         parts = _keras.variables.tf_variables(variable)
         return any(part is other for other in self.watched_variables() for part in parts)
 
 
 @contextlib.contextmanager
 def eagerly() -> Iterator[None]:
-    """Runs the body as it runs outside of functions, tapes included, whatever is being traced."""
+    """Runs the body outside all functions, with tapes, even while a function is traced."""
     if tf.executing_eagerly():
         yield
         return
     with tf.init_scope():
-        # This scope stops all tapes of the thread, its own too.
+        # This scope stops all tapes of the thread, including tapes that begin inside it.
         pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
         try:
             yield
@@ -356,6 +362,6 @@ def eagerly() -> Iterator[None]:
 
 
 def in_xla() -> bool:
-    """Whether operations are now traced to be compiled by XLA."""
+    """Returns True if operations are now traced for compilation by XLA."""
     graph = _keras.present_graph()
     return graph is not None and control_flow_util.GraphOrParentsInXlaContext(graph)

@@ -1,33 +1,38 @@
-"""Runs a function on effective weights, and recomputes these in backward.
+"""Runs a function on effective weights, and recomputes the weights in backward.
 
-`call` computes `weights = draw(tensors, seeds)` and `outputs = function(tensors, weights)`. What
-the gradient of the function asks for again is kept as ever, with one exception: a tensor that was
-computed from the effective weights alone is computed again from the raw weights and the seeds.
-Since a draw is a pure function of its seed, both draws are the same. This is one mechanism for
-every function, whatever operations it is made of; there are two ways to it.
+`call` computes `weights = draw(tensors, seeds)` and `outputs = function(tensors, weights)`. The
+tensors
+that the function's gradient needs are stored as usual, with one exception. A tensor that was
+computed
+from the effective weights alone is computed again, from the raw weights and the seeds. A draw is a
+pure function of its seed, so both draws are the same. This works for every function. There are two
+implementations.
 
-*In a graph* the gradient of the function is built as ever, in a graph of its own that notices when
-an effective weight, or something computed from nothing else (its transpose, a cast), would be
-kept, and takes it from a new draw instead (`tfwd._graph.saved_tensors`). The function runs once.
+*In a graph* the gradient of the function is built as usual, but in a separate graph. That graph
+detects when an effective weight would be stored, or a tensor computed only from it (its transpose,
+a
+cast). It uses a new draw instead (`tfwd._graph.saved_tensors`). The function runs once.
 
-*In eager mode, or under a training flag that is a tensor*, there is no such moment: backward runs
-the function a second time from its arguments, which are then all that is kept.
+*In eager mode, or under a training flag that is a tensor*, stored tensors cannot be replaced.
+Backward
+runs the function a second time from its arguments, and only these are stored.
 
-The order of operations is the executor's choice in a graph, equal operations are merged, and both
-could undo the saving:
+In a graph the executor chooses the order of operations, and equal operations are merged. Both could
+undo the saving:
 
-- A draw that depends on a seed alone can be made at time zero, so that the draws of all layers are
-  alive at once. Forward's seeds are made to depend on the function's input, and each on what its
-  weight is first used with: a function may be a whole model.
-- Backward's draw equals forward's, so that an optimizer would make one of the two and keep it
-  alive between them. Backward's seeds are made to depend on the incoming gradient, by data, which
-  an optimizer cannot see through (`waiting.after`).
-- Backward could draw while the product that gives the weight's gradient is being computed, and go
-  on to the next layer before the gradient of the raw weight is finished, so that the buffers of
-  two layers are alive at once. The draw waits for the product, and the gradient of the inputs for
-  that of the raw weights.
+- A draw depends only on a seed, so it could run at the start. Then the draws of all layers would be
+  alive at once. So forward's seeds depend on the function's input. A function may be a whole model,
+  so each seed also waits for the tensors with which its weight is first used.
+- Backward's draw equals forward's, so an optimizer would make one of them and keep it alive. So
+  backward's seeds depend on the data of the incoming gradient, which an optimizer cannot see
+  through
+  (`waiting.seeds_after`).
+- Backward could draw while it still computes the product for the weight's gradient. It could also
+  continue to the next layer before the raw weight's gradient is finished. Then the buffers of two
+  layers would be alive at once. So the draw waits for the product, and the gradient of the inputs
+  waits for the gradient of the raw weights.
 
-`docs/recompute.md` shows what is alive when.
+`docs/recompute.md` shows which tensors are alive at which time.
 """
 
 from __future__ import annotations
@@ -56,15 +61,16 @@ def call(
     """Computes `function(training, tensors, seeds, draw(training, tensors, seeds))`.
 
     Args:
-        draw: a pure function that returns the effective weights.
-        function: a function of its arguments alone, which changes nothing. It must return the same
-            number of tensors of the same dtypes for either flag. A tensor that it takes from
-            elsewhere gets no gradient where the function is run again.
-        training: the training flag that is passed on; for a tensor, as a Python bool in each
-            branch of a `tf.cond`.
-        tensors: the arguments with respect to which there are gradients (of floating or complex
-            dtype), and others.
-        seeds: integer tensors, one for each effective weight.
+        draw: Pure function that returns the effective weights.
+        function: Pure function of its arguments. It must return the same number of tensors with the
+            same dtypes for both flags. If the function runs again, outer tensors that it uses get
+            no
+            gradient.
+        training: Training flag that is passed on. For a tensor, it is a Python bool in each branch
+            of a
+            `tf.cond`.
+        tensors: Arguments. Those of floating or complex dtype have gradients.
+        seeds: Integer tensors, one per effective weight.
 
     Returns:
         The function's result.
@@ -103,17 +109,17 @@ def call(
 
 
 def _saving(draw: Draw, function: Function, training: bool, count: int) -> Callable[..., Any]:
-    """The function with a gradient that keeps no effective weight, for use in a graph."""
+    """Returns the function with a gradient that stores no effective weight, for a graph."""
 
     def saving(*arguments: tf.Tensor) -> Any:
-        values, keys = _places(arguments[:count]), list(arguments[count:])
-        early = waiting.after(keys, values)
+        values, keys = _distinct(arguments[:count]), list(arguments[count:])
+        early = waiting.seeds_after(keys, values)
         weights = [tf.identity(weight) for weight in draw(training, values, early)]
         start = weights[-1].op if weights else tf.no_op()
         outputs = function(training, values, early, weights)
         saved_tensors.delay_to_use(early, weights)
         watched = [value for value in values if _differentiable(value)]
-        # Tensors that the function took from elsewhere have gradients too.
+        # Outer tensors that the function uses have gradients too.
         others = graphs.taken(outputs, [*values, *early, *weights], start)
 
         def backward(*upstream: Any) -> list:
@@ -124,10 +130,10 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
             ]
             targets = [output for output, _ in pairs]
 
-            # A function, for the sake of its graph, in which requests are noticed.
+            # A function, because requests for tensors are detected by its graph.
             @tf.function(autograph=False)
             def pull(upstream: Tensors, values: Tensors, keys: Tensors) -> list:
-                late = waiting.after(keys, upstream)
+                late = waiting.seeds_after(keys, upstream)
                 inner = [value for value in values if _differentiable(value)]
                 with tf.GradientTape(watch_accessed_variables=False) as draw_tape:
                     draw_tape.watch(inner)
@@ -157,7 +163,7 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
 def _pull(
     tape: tf.GradientTape, outputs: Tensors, upstream: Sequence[Any], sources: Tensors
 ) -> list:
-    """The gradients of a tape's outputs with respect to its sources; None where there is none."""
+    """Returns the gradients of a tape's outputs for its sources, or None where there is none."""
     pairs = [(o, g) for o, g in zip(outputs, upstream, strict=True) if g is not None]
     if not pairs:
         return [None for _ in sources]
@@ -167,7 +173,7 @@ def _pull(
 
 
 def _joined(direct: Sequence[Any], drawn: Sequence[Any]) -> list:
-    """The sums of two lists of gradients; those of no raw weight wait for those that are."""
+    """Returns the sums of two lists of gradients. Others wait for the raw weights' gradients."""
     finished = [gradient for gradient in drawn if gradient is not None]
     joined = []
     with tf.control_dependencies(finished):
@@ -188,29 +194,29 @@ def _dense(gradient: Any) -> tf.Tensor | None:
 def _running_again(
     draw: Draw, function: Function, training: bool | tf.Tensor, count: int
 ) -> Callable[..., Any]:
-    """The function with a gradient that keeps its arguments only, and runs it again."""
+    """Returns the function with a gradient that stores only its arguments, and runs it again."""
 
     def whole(training: bool, values: Tensors, keys: Tensors) -> Tensors:
         return function(training, values, keys, draw(training, values, keys))
 
-    # The branches of a tf.cond must return tensors; elsewhere None says that there is no gradient.
+    # The branches of a tf.cond must return tensors. Elsewhere None means that there is no gradient.
     dense = not isinstance(training, bool)
 
     @custom_gradient
     def checkpoint(*arguments: tf.Tensor) -> Any:
         values, keys = list(arguments[:count]), list(arguments[count:])
-        early = waiting.after(keys, values)
+        early = waiting.seeds_after(keys, values)
 
         def forward(*_: tf.Tensor) -> tuple[tf.Tensor, ...]:
             return training_flag.each(training, lambda flag: tuple(whole(flag, values, early)))
 
-        # In eager mode a tape records, and keeps, all that happens in a custom gradient; inside
-        # `tf.recompute_grad` it does not.
+        # In eager mode a tape records and stores all operations in a custom gradient, except inside
+        # `tf.recompute_grad`.
         eager = tf.executing_eagerly()
         outputs = tf.recompute_grad(forward)(*arguments) if eager else forward()
 
         def backward(*upstream: tf.Tensor) -> list:
-            late = waiting.after(keys, upstream)
+            late = waiting.seeds_after(keys, upstream)
             gradients = training_flag.each(
                 training, lambda flag: _gradients(whole, flag, values, late, upstream, dense)
             )
@@ -231,7 +237,7 @@ def _gradients(
     upstream: Sequence[tf.Tensor | None],
     dense: bool,
 ) -> list[tf.Tensor | None]:
-    """d(whole)/d(values) times upstream, for the values that have a gradient."""
+    """Returns d(whole)/d(values) times upstream, for the values that have a gradient."""
     values = [tf.identity(value) for value in values]
     watched = [value for value in values if _differentiable(value)]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -251,17 +257,17 @@ def _gradients(
     return [tf.convert_to_tensor(gradient) for gradient in gradients] if dense else gradients
 
 
-def _places(tensors: Sequence[tf.Tensor]) -> Tensors:
-    """The tensors, with an identity for each that stood in the list before.
+def _distinct(tensors: Sequence[tf.Tensor]) -> Tensors:
+    """Returns the tensors, with an identity for each repeated tensor.
 
-    What is asked for the gradients of one tensor at two places gives all of it at either place.
+    For a tensor at two positions, TensorFlow returns its whole gradient at both.
     """
     seen: set[Any] = set()
-    places = []
+    distinct = []
     for tensor in tensors:
-        places.append(tf.identity(tensor) if tensor.ref() in seen else tensor)
+        distinct.append(tf.identity(tensor) if tensor.ref() in seen else tensor)
         seen.add(tensor.ref())
-    return places
+    return distinct
 
 
 def _differentiable(tensor: tf.Tensor) -> bool:

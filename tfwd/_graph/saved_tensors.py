@@ -1,10 +1,11 @@
-"""Replaces the tensors that TensorFlow keeps for backward.
+"""Replaces the tensors that TensorFlow stores for backward.
 
-The gradient of a product needs its factors. When it is built in a graph of its own, it takes them
-from the forward graph by capturing them; what is captured is what is kept alive from forward to
-backward. Here a capture is looked at: if the tensor was computed from chosen ones alone, by
-operations that can be made again, they are made again on the replacements of these, and nothing is
-captured.
+The gradient of a product needs its factors. If the gradient is built in a separate graph, it
+captures
+them from the forward graph. A captured tensor stays alive from forward to backward. Here each
+capture
+is checked. If the tensor was computed only from chosen tensors, by repeatable operations, these
+operations run again on replacements of the chosen tensors. Then nothing is captured.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from tfwd._graph import graphs
 
 @contextlib.contextmanager
 def replaced(chosen: Sequence[tf.Tensor], replacements: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Inside, operations of the present function get the replacements of chosen outer tensors.
+    """Gives operations of the present function the replacements of chosen outer tensors.
 
-    It must be entered while a `tf.function` is traced. Not only the chosen tensors are replaced,
-    but all that were computed from nothing else but them and constants.
+    It must be entered while a `tf.function` is traced. It also replaces tensors that were computed
+    only
+    from chosen tensors and constants.
 
     Args:
-        chosen: tensors of a graph around that of the function.
-        replacements: tensors of the function, of the same shapes and dtypes and, for the result to
-            be right, values.
+        chosen: Tensors of a graph around the function.
+        replacements: Tensors of the function, of the same shapes and dtypes. They must have the
+            same
+            values.
 
     Example:
 
@@ -49,7 +52,7 @@ def replaced(chosen: Sequence[tf.Tensor], replacements: Sequence[tf.Tensor]) -> 
 
 
 class _Copies:
-    """Finds, and makes where needed, what stands for a tensor of the outer graph."""
+    """Finds or creates the replacements of outer tensors."""
 
     def __init__(self, chosen: Sequence[tf.Tensor], replacements: Sequence[tf.Tensor]) -> None:
         self._graph = tf.compat.v1.get_default_graph()
@@ -59,14 +62,14 @@ class _Copies:
         self._outer = {id(tensor.graph) for tensor in chosen}
 
     def find(self, tensor: tf.Tensor) -> tf.Tensor | None:
-        """What stands for the tensor, or None if it is to be captured."""
+        """Returns the replacement of a tensor, or None if it must be captured."""
         if id(getattr(tensor, "graph", None)) not in self._outer or _is_constant(tensor):
             return None
         self._resolve(tensor)
         return self._known[tensor.ref()]
 
     def _resolve(self, wanted: tf.Tensor) -> None:
-        # Not by recursion: the operations between may be many.
+        # Without recursion, because there may be many operations in between.
         stack = [wanted]
         while stack:
             tensor = stack[-1]
@@ -75,7 +78,7 @@ class _Copies:
                 continue
             inputs = _inputs(tensor)
             pending = [t for t in inputs if t.ref() not in self._known and not _is_constant(t)]
-            # One input that must be captured settles it.
+            # If one input must be captured, the tensor itself is captured.
             if any(self._known.get(t.ref(), t) is None for t in inputs) or not inputs:
                 self._known[tensor.ref()] = None
             elif pending:
@@ -110,16 +113,16 @@ def _is_constant(tensor: tf.Tensor) -> bool:
 
 
 def _inputs(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """The tensors that it was computed from; none if it cannot be computed again."""
+    """Returns the tensors that it was computed from, or [] if it cannot be computed again."""
     operation = tensor.op
-    if operation.type == "IdentityN":  # what a function with a gradient of its own returns
+    if operation.type == "IdentityN":  # the result of a function with a custom gradient
         return [operation.inputs[tensor.value_index]]
-    if operation.type in _LOOPS:  # returns what it does not change, and its gradient asks for that
+    if operation.type in _LOOPS:  # a loop also returns unchanged tensors, which its gradient uses
         unchanged = graphs.is_loop_invariant(operation, tensor.value_index)
         return [operation.inputs[tensor.value_index]] if unchanged else []
     if operation.op_def.is_stateful or operation.control_inputs or _calls_functions(operation):
         return []
-    if operation.type == "PlaceholderWithDefault":  # the counter of a vectorized_map, say
+    if operation.type == "PlaceholderWithDefault":  # for example the counter of a vectorized_map
         return []
     return list(operation.inputs)
 
@@ -129,13 +132,13 @@ def _calls_functions(operation: tf.Operation) -> bool:
 
 
 def delay_to_use(operations_of: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> None:
-    """Lets what makes each seed wait for all that the tensor drawn from it is used with.
+    """Makes each seed wait for the tensors with which its draw is used.
 
-    So the draws for the layers of a model are not all made as the model is entered.
+    Without it, the draws of all layers would run when the model begins.
 
     Args:
-        operations_of: the seeds, of the present graph.
-        tensors: for each what was drawn from it.
+        operations_of: Seeds, in the present graph.
+        tensors: Tensors that were drawn from the seeds.
     """
     for seed, tensor in zip(operations_of, tensors, strict=True):
         others = _used_with(tensor)
@@ -143,7 +146,7 @@ def delay_to_use(operations_of: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor
 
 
 def _used_with(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """What operations take besides a tensor, or besides what is computed from it alone."""
+    """Returns the other inputs of operations that use a tensor, or a result of it alone."""
     found, alone, queue = [], {tensor.ref()}, [tensor]
     while queue:
         for operation in queue.pop().consumers():
@@ -156,11 +159,11 @@ def _used_with(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def delay(operations_of: Sequence[tf.Tensor], until: Sequence[tf.Tensor | None]) -> None:
-    """Lets what makes each tensor wait for another tensor, unless that depends on it.
+    """Makes the operation of each tensor wait for another tensor that does not depend on it.
 
     Args:
-        operations_of: tensors of the present graph.
-        until: for each a tensor of the same graph, or None.
+        operations_of: Tensors of the present graph.
+        until: For each tensor, a tensor of the same graph or None.
     """
     for tensor, other in zip(operations_of, until, strict=True):
         if other is not None and not _depends(other, tensor.op):

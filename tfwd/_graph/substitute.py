@@ -1,10 +1,10 @@
 """Runs a layer on other values of its variables.
 
-`call` runs a function that reads Keras variables, a layer's call, with chosen tensors in their
-place. Nothing is assigned and no attribute is swapped: the variables stay as they are, whoever else
-reads them. With `capture=True` it is a pure function: the updates that the layer makes (statistics,
-states, seeds) are returned instead of made, which is what a computation that is run again in
-backward needs.
+`call` runs a function that reads Keras variables, such as a layer's call, with chosen tensors in
+their
+place. Nothing is assigned and no attribute is swapped, so other readers of the variables are not
+affected. With `capture=True` it is a pure function: it returns the layer's updates (statistics,
+states, seeds) and does not make them. A computation that runs again in backward needs that.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tfwd import _keras
 
 
 class Result(NamedTuple):
-    """What a substituted call gave.
+    """The result of a substituted call.
 
     Attributes:
-        outputs: what the function returned.
-        updates: pairs of a variable and the value that the call assigned to it (only if captured).
-        losses: scalar losses that layers added.
-        escaped: variables that were updated inside a loop or a branch, whose value is not known
+        outputs: Result of the function.
+        updates: Pairs of a variable and the value that the call assigned to it (only if captured).
+        losses: Scalar losses that layers added.
+        escaped: Variables that were updated inside a loop or a branch. Their values are not known
             outside (only if captured).
         read: dict `id -> variable` of the Keras variables that the call read.
     """
@@ -45,11 +45,13 @@ def call(
     """Calls `function` with the given tensors in place of the given variables.
 
     Args:
-        function: called without arguments; whatever Keras variables it reads, directly or through
-            layers, are looked up among `values` first.
-        values: pairs of a variable and a tensor of its shape and dtype. Autocast applies to the
-            tensor as it would to the variable.
-        capture: keep updates instead of making them.
+        function: Function without arguments. For each Keras variable that it reads, directly or
+            through
+            layers, `values` is searched first.
+        values: Pairs of a variable and a tensor of its shape and dtype. Autocast applies to the
+            tensor
+            as it would to the variable.
+        capture: bool. Returns updates instead of making them. Default False.
 
     Returns:
         A `Result`.
@@ -66,7 +68,7 @@ def call(
     3.0
     """
     with _keras.substitution.Substitution(list(values), capture) as scope:
-        # A variable among the outputs would be read outside, where it has its own value again.
+        # Outside the scope, a variable among the outputs would have its own value again.
         outputs = tf.nest.map_structure(_read, function())
     updates = list(scope.updates.values())
     return Result(outputs, updates, list(scope.losses), scope.inner_updates, scope.read)

@@ -1,16 +1,18 @@
-"""Assignments to variables that count only if a step turns out good.
+"""Assignments to variables that take effect only if a step is good.
 
-A step of training assigns to many variables: weights, an optimizer's slots and counters, statistics
-of BatchNormalization, metrics, the states of generators. Once it is known whether the step is good,
-each assignment becomes
+A training step assigns to many variables: weights, slots and counters of an optimizer, statistics
+of
+BatchNormalization, metrics, states of generators. When the step is known to be good or bad, each
+assignment becomes
 
     v <- where(good, new, v)
 
-which costs nothing that can be measured, where `tf.cond` around an optimizer costs a fifth of a
-step under XLA. What was assigned before that was known is handed out, to be assigned again.
+This has no measurable cost. A `tf.cond` around an optimizer costs a fifth of a step under XLA. For
+assignments before that time, the earlier values are returned, so that the caller can assign them
+again.
 
-TensorFlow has no public place for it: the methods of its variables are replaced while a step is
-traced, or run eagerly, for the threads that take part.
+TensorFlow has no public place for it. The methods of its variables are replaced while a step is
+traced or runs eagerly, for the threads that take part.
 """
 
 from __future__ import annotations
@@ -26,28 +28,30 @@ from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, Re
 
 from tfwd import _keras
 
-# What adds nothing, to the sign of a zero.
+# Updates that change nothing, not even the sign of a zero.
 _NOTHING = {"scatter_add": -0.0, "scatter_sub": 0.0, "scatter_mul": 1.0, "scatter_div": 1.0}
 _assign = BaseResourceVariable.assign
 _SCATTERS = (*_NOTHING, "scatter_max", "scatter_min", "scatter_update")
 
-_steps: dict[int, list[Tentative]] = {}  # by the number of the thread, the outer first
+_steps: dict[int, list[Tentative]] = {}  # by thread id, with the outer step first
 
 
 class Tentative:
     """The assignments of one step, on all of its replicas.
 
     Args:
-        known: variables that are read beforehand, because they may be assigned to in a loop, in a
-            branch, or past the methods that are replaced here. A variable of several replicas
-            stands for all of its copies.
+        known: Variables that are read in advance. They may be assigned to in a loop, in a branch,
+            or
+            without the methods that are replaced here. A variable of several replicas stands for
+            all of
+            its copies.
 
     Usage, in a function or eagerly:
 
         with Tentative(known) as step:
             ...                      # in each replica's thread: `with step.joined(): ...`
-            step.decide(good)        # from here on, assignments are made if `good`
-        ...                          # if not good: assign what is in `step.before()`
+            step.decide(good)        # later assignments are made only if `good`
+        ...                          # if not good: assign the values of `step.before()`
     """
 
     def __init__(self, known: Iterable[tf.Variable] = ()):
@@ -71,7 +75,7 @@ class Tentative:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
-        """Within the body, the assignments of the present thread belong to this step."""
+        """Makes assignments of the present thread belong to this step, in the body."""
         steps = _steps.setdefault(threading.get_ident(), [])
         steps.append(self)
         try:
@@ -80,28 +84,32 @@ class Tentative:
             steps.remove(self)
 
     def decide(self, good: tf.Tensor) -> None:
-        """From here on, in the present thread, assignments are made if `good`, a boolean."""
+        """Makes later assignments of the present thread only if `good`, a boolean tensor."""
         self._good[threading.get_ident()] = good
 
     def decide_after(self, good: tf.Tensor) -> None:
-        """As `decide`, for assignments outside of branches: what is in one is made as it is."""
+        """Does the same as `decide`, but does not change assignments inside branches."""
         self.decide(good)
         self._leaves_branches = True
 
     @property
     def assigned(self) -> list[tf.Variable]:
-        """The variables that something was assigned to, as far as TensorFlow's methods tell."""
+        """The variables that TensorFlow's methods have assigned to."""
         return list(self._assigned.values())
 
     def before(self, all_known: bool) -> list[tuple[tf.Variable, tf.Tensor]]:
-        """What was assigned to before `decide`, or without it, with what it was.
+        """Returns the variables that were assigned to before `decide`, with their earlier values.
 
-        Whoever runs the step assigns that again after one that was not good. It is not done here:
-        XLA would round some of the new values otherwise.
+        The caller assigns these values again if the step was not good. It is not done here, because
+        XLA would
+        then round some of the new values differently.
 
         Args:
-            all_known: also the known floating variables that no method has assigned to, where
-                operations may have. Whole numbers, as states of generators, always are among them.
+            all_known: bool. Also returns the known floating variables that no method has assigned
+                to,
+                because operations may have. Integer variables, such as states of generators, are
+                always
+                returned.
         """
         return [
             (variable, value)
@@ -110,30 +118,30 @@ class Tentative:
         ]
 
     def _is_around(self) -> bool:
-        """Whether operations are now added to the step's graph or to one inside it."""
+        """Returns True if operations are now added to the step's graph, or to a graph inside it."""
         graph = _keras.present_graph()
         if self._graph is None:
-            # A function is traced once, and would keep the answer of this step.
+            # A function is traced only once, and would keep the decision of this step.
             return graph is None
         while graph is not None and graph is not self._graph:
             graph = getattr(graph, "outer_graph", None)
         return graph is self._graph
 
     def _decision(self) -> tf.Tensor | None:
-        """What was decided in this thread, or, where replicas' updates are made, in any other."""
+        """Returns the decision of this thread, or of another one where replicas are updated."""
         good = self._good.get(threading.get_ident())
         return good if good is not None else next(iter(self._good.values()), None)
 
     def _keep(self, variable: tf.Variable) -> None:
         if id(variable) in self._before or variable.dtype in (tf.resource, tf.variant):
             return
-        # In a loop or a branch too: the operation comes before that of the loop.
+        # Also from a loop or a branch: the read comes before the loop.
         place = contextlib.nullcontext() if self._graph is None else self._graph.as_default()
         with place, tf.device(None):
             self._before[id(variable)] = variable, variable.read_value()
 
     def _note(self, variable: tf.Variable) -> tf.Tensor | None:
-        """Is told of an assignment to come; returns what was decided, if that holds for it."""
+        """Records a coming assignment. Returns the decision, if it applies to the assignment."""
         if not self._is_around():
             return None
         self._assigned[id(variable)] = variable
@@ -146,7 +154,7 @@ class Tentative:
 
 
 def agreed(good: tf.Tensor) -> tf.Tensor:
-    """Whether all replicas are good; called on each of them, or where there is but one."""
+    """Returns True if all replicas are good. Each replica calls it."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return good
@@ -161,14 +169,14 @@ def _parts(variable: Any) -> list[tf.Variable]:
 
 
 def _replaced() -> contextlib.AbstractContextManager[None]:
-    """Within the body, assignments of threads that take part in a step are made as it says."""
+    """Replaces the assignment methods of variables in the body, for threads in a step."""
     makers: dict[str, Callable[[Any], Any]] = {
         "assign": _assigning(lambda variable, value: value),
         "assign_add": _assigning(lambda variable, value: variable.read_value() + value),
         "assign_sub": _assigning(lambda variable, value: variable.read_value() - value),
         **{name: _scattering(name) for name in _SCATTERS},
     }
-    # (Both classes have methods of their own, of the same names.)
+    # Both classes define methods with these names.
     owners = (BaseResourceVariable, ResourceVariable)
     return _keras.patched(
         [(cls, name, make) for cls in owners for name, make in makers.items() if name in vars(cls)]
@@ -176,7 +184,7 @@ def _replaced() -> contextlib.AbstractContextManager[None]:
 
 
 def _asked(variable: Any) -> tf.Tensor | None:
-    """What the present thread's steps have decided of an assignment to come, if anything."""
+    """Returns the decision of the present thread's steps on a coming assignment, or None."""
     decisions = [
         good
         for step in _steps.get(threading.get_ident(), [])

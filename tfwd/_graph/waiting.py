@@ -9,16 +9,16 @@ import tensorflow as tf
 from tfwd._graph.constants import constant
 
 
-def after(seeds: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
-    """Returns the same seeds; in a graph they wait for one of the tensors.
+def seeds_after(seeds: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
+    """Returns the same seeds. In a graph they wait for one of the tensors.
 
     An integer that is always zero is added to each seed. No graph optimizer can know that it is
-    zero. So a draw is not made before it is needed, and it is not merged with the equal draw of
-    forward.
+    zero. So a
+    draw is not made before it is needed, and it is not merged with forward's equal draw.
 
     Args:
-        seeds: integer tensors.
-        tensors: the seeds wait for the first numeric one of these.
+        seeds: Integer tensors.
+        tensors: The seeds wait for the first numeric tensor of this list.
 
     Returns:
         Tensors of the same values.
@@ -41,7 +41,7 @@ def _opaque_zero(tensor: tf.Tensor) -> tf.Tensor:
     raw = tf.raw_ops
     flat = raw.Reshape(tensor=tensor, shape=constant((-1,), tf.int32))
     begin, end = constant((0,), tf.int32), constant((1,), tf.int32)
-    first = raw.StridedSlice(input=flat, begin=begin, end=end, strides=end)  # none of an empty one
+    first = raw.StridedSlice(input=flat, begin=begin, end=end, strides=end)  # works if it is empty
     zero = constant(0, tensor.dtype)
     both = raw.LogicalAnd(x=raw.Less(x=first, y=zero), y=raw.Greater(x=first, y=zero))
     return raw.Cast(x=raw.Any(input=both, axis=begin), DstT=tf.int32)

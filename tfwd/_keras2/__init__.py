@@ -1,1 +1,1 @@
-"""Private Keras 2.15 APIs: the same modules and functions as `tfwd._keras3`."""
+"""The code for Keras 2.15, with its private APIs: the same modules as `tfwd._keras3`."""

@@ -6,21 +6,21 @@ from typing import Any
 
 import keras
 
-# The arguments with which a backup survives the end of `fit`; a crash while it is written it does
-# by itself, as TensorFlow's checkpoints are named when they are whole.
+# With these arguments a backup survives the end of `fit`. It also survives a crash while it is
+# written, because TensorFlow names a checkpoint only after it is complete.
 KEPT: dict[str, Any] = {"delete_checkpoint": False}
 
 
 def initial_epoch(callback: keras.callbacks.BackupAndRestore) -> int:
-    """The number of epochs in the backup that training has begun with."""
+    """Returns the number of epochs in the backup from which training resumed."""
     return int(callback._training_state._ckpt_saved_epoch.numpy()) + 1
 
 
 def is_compiled(model: keras.Model) -> bool:
-    """Whether a model has an optimizer and a loss; False for what is no model."""
+    """Returns True if a model has an optimizer and a loss. Returns False for other objects."""
     return getattr(model, "_is_compiled", False)
 
 
 def can_begin(model: keras.Model) -> bool:
-    """Whether the callback takes the model as it is: here it waits for the weights to be made."""
+    """Returns True if the callback accepts the model. On Keras 2 it waits for the weights."""
     return True

@@ -1,8 +1,9 @@
 """Intercepts calls of layers and reads of variables, for `tfwd.gradients`.
 
-Keras has no hooks. For the time of a pass the `call` of some classes is replaced by a function that
-asks the present thread's handler, if there is one, and else goes on as before; so other threads see
-nothing of it, and subclasses that call `super().call` and wrappers that call `layer.call` do.
+Keras has no hooks. During a pass, the `call` of some classes is replaced by a function that uses
+the
+present thread's handler, or the original call. Other threads are not affected. Subclasses that call
+`super().call`, and wrappers that call `layer.call`, are intercepted too.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ __all__ = [
 def intercepted(
     classes: Iterable[type], handler: Handler
 ) -> contextlib.AbstractContextManager[None]:
-    """Within the body, on this thread, a `call` that one of the classes defines goes to `handler`.
+    """Sends each `call` that one of the classes defines to `handler`, in the body, on this thread.
 
     Args:
-        classes: classes that define `call`; others are ignored.
-        handler: called in place of `call`; it has the original to go on with.
+        classes: Classes. Those that do not define `call` are ignored.
+        handler: Function that is called in place of `call`. It gets the original.
     """
     return interception.intercepted(classes, handler, _asking)
 
 
 def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
-    @autograph.autograph_artifact  # so that AutoGraph rewrites what is in it and not itself
+    @autograph.autograph_artifact  # so that AutoGraph converts its content and not itself
     @functools.wraps(original)
     def call(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
         own = functools.partial(original, self)
@@ -71,27 +72,27 @@ def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Observed(scopes.Observing, Substitution):
-    """A substitution that tells of every read, update and loss."""
+    """A substitution that reports every read, update and loss."""
 
 
 class Captured(scopes.Capturing, Substitution):
-    """A substitution that keeps all updates, except in functions that are traced in its body."""
+    """A substitution that stores all updates, except in functions that are traced in its body."""
 
 
 def users_code() -> contextlib.AbstractContextManager[Any]:
-    """Runs a model as Keras runs it in a function: with AutoGraph, which tfwd does without."""
+    """Runs a model as Keras runs it in a function: with AutoGraph, which tfwd does not use."""
     if tf.executing_eagerly():
         return contextlib.nullcontext()
     return ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
 
 
 def is_rematerialized(layer: keras.layers.Layer) -> bool:
-    """Whether Keras runs the layer a second time in backward, which Keras 2 never does."""
+    """Returns True if Keras runs the layer a second time in backward. Keras 2 never does."""
     return False
 
 
 def loss_object(loss: Any) -> keras.losses.Loss:
-    """A Keras loss of a name, a function `(y_true, y_pred) -> values`, a config or a loss."""
+    """Returns the Keras loss of a name, a function `(y_true, y_pred) -> values`, or a config."""
     found = keras.losses.get(loss)
     if isinstance(found, type):
         found = found()
@@ -99,7 +100,7 @@ def loss_object(loss: Any) -> keras.losses.Loss:
 
 
 def loss_arguments(loss: keras.losses.Loss, y: Any, output: Any) -> tuple[Any, Any]:
-    """Targets and outputs as Keras gives them to a loss: in the outputs' dtype and rank."""
+    """Returns targets and outputs in the dtype and rank in which Keras passes them to a loss."""
     if not tf.is_tensor(y) or not tf.is_tensor(output):
         return y, output
     y, output, _ = match_dtype_and_rank(y, output, None)
@@ -107,7 +108,7 @@ def loss_arguments(loss: keras.losses.Loss, y: Any, output: Any) -> tuple[Any, A
 
 
 def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """What Keras does to a last axis of size one before it multiplies losses by their weights."""
+    """Removes or adds a last axis of size one as Keras does before it weights losses."""
     if weights.shape.rank == values.shape.rank + 1 and weights.shape[-1] == 1:
         weights = tf.squeeze(weights, [-1])
     return values, weights
@@ -121,34 +122,34 @@ def recurrent_arguments(
     initial_state: Any = None,
     constants: Any = None,
 ) -> tuple[tf.Tensor, Any, Any, Any] | None:
-    """A recurrent layer's inputs, first states, mask and flag; None where the loop is another."""
+    """Returns a recurrent layer's inputs, first states, mask and flag, or None for another loop."""
     if not isinstance(sequences, tf.Tensor) or constants is not None or layer.time_major:
         return None
     return sequences, initial_state, mask, training
 
 
 def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tensor]:
-    """The states that a recurrent layer of one cell begins with, as its own call has them."""
+    """Returns the first states of a recurrent layer with one cell, as its call computes them."""
     _, given, _ = layer._process_inputs(sequences, given, None)
-    # Of a stateful layer Keras gives the variables, which will hold the last states instead.
+    # For a stateful layer Keras passes the variables, which the last states will overwrite.
     return [tf.cast(tf.convert_to_tensor(s), layer.cell.compute_dtype) for s in given]
 
 
-# How many masks Keras draws in a layer's call, of which its products need one.
+# Number of masks that Keras draws in a layer's call. The products need one of them.
 _MASKS = {keras.layers.SimpleRNN: 1, keras.layers.GRU: 3, keras.layers.LSTM: 4}
 
 
 def recurrent_dropout(
     layer: Any, sequences: tf.Tensor, states: list[tf.Tensor]
 ) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-    """What a recurrent layer multiplies its sequences and its states by in one training call."""
+    """Returns the dropout factors of a recurrent layer's inputs and states in one training call."""
     count = next(number for kind, number in _MASKS.items() if isinstance(layer, kind))
 
     def first(masks: Any) -> tf.Tensor | None:
         return masks[0] if isinstance(masks, (list, tuple)) else masks
 
     if getattr(layer, "_could_use_gpu_kernel", False):
-        # The layer drops all time steps itself, each with a mask of its own.
+        # The layer itself applies dropout to all time steps, with a separate mask for each.
         layer.reset_dropout_mask()
         return first(layer.get_dropout_mask_for_cell(sequences, True, count=count)), None
     cell = layer.cell
@@ -159,10 +160,11 @@ def recurrent_dropout(
 
 
 def regularization(model: keras.Model) -> list[tf.Tensor | None]:
-    """The gradients of the regularizers of a model's weights, in the order of those it trains.
+    """Returns the gradients of the regularizers of a model's trainable weights, in their order.
 
-    Keras 2 has them as functions of no arguments that a layer keeps, with others that a user gave
-    to `add_loss`, which are the same for every example too.
+    Keras 2 stores them in a layer as functions without arguments. The list also has functions that
+    a user
+    passed to `add_loss`, which are the same for every example too.
     """
     sources = [tf_variable(variable) for variable in model.trainable_variables]
     functions = [function for layer in all_layers(model) for function in layer._callable_losses]

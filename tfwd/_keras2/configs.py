@@ -11,10 +11,11 @@ from keras.src.saving import serialization_lib
 
 
 def serialize(layer: Any) -> dict[str, Any]:
-    """A layer's config, by which a `.keras` file knows it again in another place.
+    """Returns a layer's config, with the mark by which a `.keras` file detects shared layers.
 
-    Without the shape to build it for, which Keras 2 reads back from a file as another type. Only
-    while Keras writes a file is there a mark of the layer, an address in memory.
+    The build shape is left out, because Keras 2 would read it back with another type. The mark is
+    an
+    address in memory. It exists only while Keras writes a file.
     """
     config = keras.saving.serialize_keras_object(layer)
     config.pop("build_config", None)
@@ -24,7 +25,7 @@ def serialize(layer: Any) -> dict[str, Any]:
 
 
 def deserialize(value: Any, custom_objects: Any = None) -> Any:
-    """What a value in a config stands for: an object, a nest of such, or the value itself."""
+    """Creates the object of a config's value. Nests and plain values are supported too."""
     if isinstance(value, (list, tuple)):
         return type(value)(deserialize(item, custom_objects) for item in value)
     if not isinstance(value, dict):
@@ -32,10 +33,10 @@ def deserialize(value: Any, custom_objects: Any = None) -> Any:
     if "class_name" not in value:
         return {key: deserialize(item, custom_objects) for key, item in value.items()}
     if str(value.get("registered_name")).startswith("Addons>"):
-        importlib.import_module("tensorflow_addons")  # which registers its classes
+        importlib.import_module("tensorflow_addons")  # the import registers its classes
     if not serialization_lib.in_tf_saved_model_scope():
         return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
-    # In its older formats of files Keras finds objects by the names of their classes alone.
+    # In its older file formats Keras finds objects only by class name.
     if "module" not in value:
         return _by_class_name(value, custom_objects)
     registered = value.get("registered_name") or ""
@@ -47,18 +48,18 @@ def deserialize(value: Any, custom_objects: Any = None) -> Any:
 
 
 def keeps_sharing() -> bool:
-    """Whether a file is being read, so that an object in two places of it becomes one object."""
+    """Returns True while a file is read, in which two uses of an object become one object."""
     in_file = getattr(serialization_lib.SHARED_OBJECTS, "enabled", False)
     return in_file or serialization_lib.in_tf_saved_model_scope()
 
 
 def is_absent(store: Any) -> bool:
-    """Whether a file's part for a layer is seen not to be there; else it is a group in the file."""
+    """Returns True if a file has no entry for a layer. An existing entry is a group in the file."""
     return isinstance(store, dict) and not store
 
 
 def _registered(value: Any) -> Iterator[tuple[str, Any]]:
-    """The registered classes in a config with their names, by which Keras's own models ask."""
+    """Yields the registered classes in a config by the names under which Keras's models look."""
     if isinstance(value, (list, tuple)):
         for item in value:
             yield from _registered(item)

@@ -1,7 +1,7 @@
 """The products of Keras 2.15's convolutional layers: their calls without bias and activation.
 
-Each takes the layer, its inputs and what is to be computed with in place of its kernel, and returns
-None for what it does not cover.
+Each function takes the layer, its inputs, and a replacement for its kernel. It returns None for a
+case that it does not cover.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ from keras.src.utils import conv_utils
 
 
 def convolution(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | None:
-    """Of Conv1D, Conv2D and Conv3D."""
-    if inputs.shape.rank != layer.rank + 2:  # Keras takes several axes of examples
+    """Computes the product of Conv1D, Conv2D and Conv3D."""
+    if inputs.shape.rank != layer.rank + 2:  # Keras allows several batch axes
         return None
     if layer._is_causal:
         inputs = tf.pad(inputs, layer._compute_causal_padding(inputs))
-    # On a CPU only a compiled convolution has groups.
+    # On a CPU only a compiled convolution supports groups.
     own = layer._jit_compiled_convolution_op if layer.groups > 1 else layer.convolution_op
     return own(inputs, kernel)
 
 
 def transposed(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | None:
-    """Of Conv1DTranspose, Conv2DTranspose and Conv3DTranspose, where they are not dilated."""
+    """Computes the product of Conv1DTranspose, Conv2DTranspose and Conv3DTranspose.
+
+    Dilated layers are not covered.
+    """
     if any(rate != 1 for rate in layer.dilation_rate):
         return None
     first = 1 if layer.data_format == "channels_last" else 2
@@ -44,7 +47,7 @@ def transposed(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | 
     shape = (dynamic[0], *lengths, layer.filters)
     if first == 2:
         shape = (dynamic[0], layer.filters, *lengths)
-    if layer.rank == 2:  # Keras does this one itself, also with the channels first on a CPU
+    if layer.rank == 2:  # Keras has its own function, which supports channels first on a CPU
         return keras.backend.conv2d_transpose(
             inputs, kernel, shape, layer.strides, layer.padding, layer.data_format
         )
@@ -59,7 +62,7 @@ def transposed(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | 
 
 
 def depthwise(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | None:
-    """Of DepthwiseConv1D and DepthwiseConv2D, and the first of the two of a separable one."""
+    """Computes the product of a depthwise layer, and the first product of a separable layer."""
     if layer.padding == "causal":
         return None
     strides, dilation = layer.strides, layer.dilation_rate
@@ -80,7 +83,7 @@ def depthwise(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | N
 
 
 def pointwise(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """The second of the two of SeparableConv1D and SeparableConv2D."""
+    """Computes the second product of SeparableConv1D and SeparableConv2D."""
     return tf.nn.convolution(
         inputs,
         kernel,
@@ -90,5 +93,5 @@ def pointwise(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
 
 
 def depthwise_kernel(layer: Any) -> Any:
-    """The only kernel of a depthwise convolution."""
+    """Returns the only kernel of a depthwise convolution."""
     return layer.depthwise_kernel

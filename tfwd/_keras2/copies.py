@@ -1,4 +1,4 @@
-"""Copies layers and models of Keras 2.15, on the same variables."""
+"""Copies layers and models of Keras 2.15 on the same variables."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tfwd._keras_shared import copies
 
 
 def is_layer_graph(model: Any) -> bool:
-    """Whether it is a Sequential or functional model of Keras's own class, which can be cloned."""
+    """Returns True for a Sequential or functional model of Keras's own class. It can be cloned."""
     return isinstance(model, GRAPHS) and type(model).__module__.startswith("keras.")
 
 
 def clone(model: Any, function: Callable[[Any], Any]) -> Any:
-    """A Sequential or functional model with other layers, in nested models too.
+    """Returns a Sequential or functional model with other layers, also in nested models.
 
     Args:
-        model: it is not changed.
-        function: from each layer to the one that is to stand in its place, or to itself.
+        model: Model. It is not changed.
+        function: Function from each layer to its replacement, or to itself.
     """
 
     def replaced(layer: Any) -> Any:
@@ -42,7 +42,10 @@ def clone(model: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _optimizers_of(model: Any) -> dict[str, type]:
-    """The classes of a model's optimizer and of those in it, which need not be registered."""
+    """Returns the classes of a model's optimizer and of the optimizers in it, by name.
+
+    They need not be registered.
+    """
     found: dict[str, type] = {}
     waiting = [model.optimizer]
     while waiting:
@@ -55,9 +58,9 @@ def _optimizers_of(model: Any) -> dict[str, type]:
 
 
 def _rebuilt(model: Any, replaced: Callable[[Any], Any]) -> Any:
-    """A functional model of other layers, call by call.
+    """Rebuilds a functional model with other layers, call by call.
 
-    Keras's own way counts the calls of a layer by its name and kind, which are others here.
+    Keras's method counts the calls of a layer by name and kind, which differ here.
     """
     layers: dict[int, Any] = {}
     tensors: dict[int, Any] = {}
@@ -86,7 +89,7 @@ def _rebuilt(model: Any, replaced: Callable[[Any], Any]) -> Any:
 def tie(
     dense: Any, kernel: tf.Variable, bias: tf.Variable | None, output_shape: tuple[int | None, ...]
 ) -> Any:
-    """Gives a layer that is not built the variables of others, and returns it as a built one."""
+    """Gives an unbuilt layer existing variables, and returns it as a built layer."""
     dense.kernel = kernel
     dense.bias = bias
     dense.full_output_shape = list(output_shape)
@@ -94,7 +97,7 @@ def tie(
     return dense
 
 
-# What a layer's constructor makes for the layer itself, and a copy must not take from another.
+# Attributes that a layer's constructor makes for the layer itself. A copy must not take them.
 _OWN_STATE = {
     "_call_spec",
     "_callable_losses",
@@ -131,7 +134,7 @@ def _is_own(name: str) -> bool:
 
 def _begin(copy: Any, layer: Any) -> None:
     generator = vars(layer).get("_random_generator")
-    if generator is not None:  # Keras asks for it as soon as anything is set, and does not track it
+    if generator is not None:  # Keras reads it when any attribute is set, and does not track it
         object.__setattr__(copy, "_random_generator", generator)
 
 

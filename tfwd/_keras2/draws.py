@@ -1,8 +1,9 @@
 """Records what Keras 2's own layers draw in one pass, and replays it in another.
 
-Keras 2 draws by operations whose state is in no variable, so that it cannot be set back. But all
-its layers draw through one class, whose methods are replaced for the time of a pass, as in `calls`,
-and ask the present thread's draws.
+Keras 2 draws with operations whose state is not in a variable, so it cannot be restored. But all
+its
+layers draw through one class. During a pass its methods are replaced, as in `calls`, by functions
+that use the present thread's draws.
 """
 
 from __future__ import annotations
@@ -31,25 +32,26 @@ class Draws:
     """The draws of one pass, in their order. It is true if there are any.
 
     Attributes:
-        inside: whether something was drawn in a graph inside that of the pass, a loop's or a
-            branch's, so that no other pass can see it.
+        inside: bool. Something was drawn in an inner graph, of a loop or a branch. No other pass
+            can
+            see such a draw.
     """
 
     def __init__(self) -> None:
         self.inside = False
         self._drawn: list[tuple[str, tf.Tensor]] = []
-        self._next: int | None = None  # the number of the next draw to be seen again
+        self._next: int | None = None  # number of the next draw to replay
         self._graph: tf.Graph | None = None
 
     def __bool__(self) -> bool:
         return self.inside or bool(self._drawn)
 
     def recorded(self) -> contextlib.AbstractContextManager[None]:
-        """Keeps what is drawn in the body."""
+        """Records the draws in the body."""
         return self._installed(None)
 
     def replayed(self) -> contextlib.AbstractContextManager[None]:
-        """What is drawn in the body is what was kept, as far as it is of the same shapes."""
+        """Repeats the recorded draws in the body, if they have the same shapes."""
         return self._installed(0)
 
     @contextlib.contextmanager
@@ -63,7 +65,7 @@ class Draws:
             _here.draws = before
 
     def draw(self, name: str, generator: RandomGenerator, args: tuple, kwargs: dict) -> tf.Tensor:
-        """Stands in for a method of Keras's generator."""
+        """Replaces a method of Keras's generator."""
         if name == "dropout":
             inputs, *rest = args
             mask = self._value(name, generator, (tf.ones_like(inputs), *rest), kwargs)
@@ -95,7 +97,7 @@ def _shape(args: tuple, kwargs: dict) -> Any:
 
 
 def _is_captured() -> bool:
-    """Whether the call that is under way may have no side effects."""
+    """Returns True if the present call must have no side effects."""
     scope = present_scope()
     while scope is not None:
         if scope.capture:
@@ -105,10 +107,10 @@ def _is_captured() -> bool:
 
 
 def _without_side_effects() -> RandomGenerator:
-    """A generator by which a draw changes neither the layer's own nor TensorFlow's state."""
+    """Returns a generator whose draws change neither the layer's state nor TensorFlow's."""
     number = next(_numbers)
     seed: Any = number
-    if not tf.executing_eagerly():  # else a function would draw the same each time
+    if not tf.executing_eagerly():  # otherwise a function would draw the same in each call
         seed = tf.random.uniform([], maxval=2**31 - 1, dtype=tf.int32, seed=number)
     return RandomGenerator(seed, rng_type=RandomGenerator.RNG_STATELESS)
 

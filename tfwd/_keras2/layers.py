@@ -18,10 +18,10 @@ GRAPHS = (keras.Sequential, functional.Functional)
 
 
 class CallState:
-    """The flags of the Keras call that is under way: training, its layer and inputs, autocast.
+    """The flags of the present Keras call: training, its layer and inputs, autocast.
 
-    A layer that is run again in backward must see the flags of its forward run, when that call is
-    long over; and what a layer sets while it runs must not reach the layers after it.
+    A layer that runs again in backward must see the flags of its forward run. That call has already
+    ended. And flags that a layer sets while it runs must not affect later layers.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class CallState:
 
     @contextlib.contextmanager
     def restored(self, training: bool) -> Iterator[None]:
-        """Runs the body as part of that call, with the given training flag."""
+        """Runs the body as a part of that call, with the given training flag."""
         graph = not tf.executing_eagerly()
         values = {**self._values, "training": training, "build_graph": graph}
         with (
@@ -41,7 +41,7 @@ class CallState:
 
 
 def _as_built(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of a build with its shape as it was before it went into a file."""
+    """Returns a build config in which the shape is a tuple again, as before it was saved."""
     shape = config.get("input_shape")
     if isinstance(shape, list) and not any(isinstance(size, (list, tuple)) for size in shape):
         return {**config, "input_shape": tuple(shape)}
@@ -49,94 +49,97 @@ def _as_built(config: dict[str, Any]) -> dict[str, Any]:
 
 
 class NoAutographLayer:
-    """Base of layers that run other layers with functions of TensorFlow around them.
+    """Base class of layers that call other layers inside functions of TensorFlow.
 
-    Keras 2 lets AutoGraph rewrite the call of a layer that is not its own, with all that it calls.
-    Here there is nothing to rewrite, and layers inside are still rewritten on their own.
+    Keras 2 lets AutoGraph convert the call of a custom layer, with everything that it calls. Here
+    there
+    is nothing to convert. The inner layers are still converted separately.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "call" in vars(cls):
-            vars(cls)["call"].autograph_info__ = {}  # by which AutoGraph knows what it need not do
+            vars(cls)["call"].autograph_info__ = {}  # tells AutoGraph not to convert it
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Builds the layer as it was when its config was saved."""
+        """Builds the layer from a build config."""
         super().build_from_config(_as_built(config))  # type: ignore[misc]
 
 
 def get_mask(tensor: Any) -> Any:
-    """The mask that Keras keeps with a tensor, or None."""
+    """Returns the mask that Keras stores with a tensor, or None."""
     return getattr(tensor, "_keras_mask", None)
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
-    """Gives a tensor a mask that later Keras layers will see; None takes it away."""
+    """Attaches a mask to a tensor, for later Keras layers. None removes the mask."""
     tensor._keras_mask = mask
 
 
 def build_by_call(layer: Any, args: tuple, kwargs: dict) -> None:
-    """Builds a layer that only a call can build, by a call whose result is thrown away."""
+    """Builds a layer that only a call can build. The result of the call is discarded."""
     with tf.__internal__.FuncGraph("tfwd_build").as_default():
         layer(*args, **kwargs)
 
 
 def has_default_build(layer: Any) -> bool:
-    """Whether the layer has no `build` of its own, so that only a call creates its weights."""
+    """Returns True if the layer does not define `build`, so only a call creates its weights."""
     return generic_utils.is_default(layer.build) and not isinstance(layer, GRAPHS)
 
 
 def builds_by_shape(layer: Any) -> bool:
-    """Whether the layer can make its weights of the shape of its inputs alone.
+    """Returns True if the layer can create its weights from the shape of its inputs alone.
 
-    A model without a `build` of its own calls itself on a placeholder of that shape.
+    A model that does not define `build` calls itself on a placeholder of that shape.
     """
     return not has_default_build(layer) or isinstance(layer, keras.Model)
 
 
 def accepts_training(layer: Any) -> bool:
-    """Whether the layer's `call` takes a `training` argument."""
+    """Returns True if the layer's `call` has a `training` argument."""
     return layer._call_spec.expects_training_arg
 
 
 def sublayers(layer: Any) -> list[Any]:
-    """The layers that a layer holds directly, in Keras's own order."""
+    """Returns the direct sublayers of a layer, in Keras's order."""
     return list(layer._flatten_layers(recursive=False, include_self=False))
 
 
 def all_layers(layer: Any) -> list[Any]:
-    """The layer, and all layers in it at any depth."""
+    """Returns the layer and all layers in it at any depth."""
     return list(layer._flatten_layers())
 
 
 def build(layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Builds a layer by its own `build`, in the layer's name, as a call of it would."""
+    """Builds a layer with its own `build`, in the layer's name scope, as a call would."""
     with tf.name_scope(layer.name):
         layer.build(*args, **kwargs)
-    keras.layers.Layer.build(layer, *args[:1], **kwargs)  # which notes the shape, for files
+    keras.layers.Layer.build(layer, *args[:1], **kwargs)  # stores the shape, for files
 
 
 def build_from_config(layer: Any, config: dict[str, Any]) -> None:
-    """Builds a layer as the config of its build says, which may come out of a file."""
+    """Builds a layer from a build config, for example from a file."""
     layer.build_from_config(_as_built(config))
     optimizer = getattr(layer, "optimizer", None)
     if layer.built and isinstance(optimizer, keras.optimizers.Optimizer):
-        # Keras makes its state when it reads a model that is built, as this was not.
+        # Keras creates its state when it loads a built model. This model was not built then.
         optimizer.build(layer.trainable_variables)
 
 
 def has_weights(layer: Any) -> bool:
-    """Whether the layer is built, with all weights that it will have.
+    """Returns True if the layer is built and has all weights that it will have.
 
-    A layer without a `build` of its own is marked as built before its call makes the layers in it.
-    One that has a `build` may leave layers in it to be built by its call. What a call has left
-    unbuilt is not used, and will have no weights.
+    A layer that does not define `build` is marked as built before its call creates its inner
+    layers. A
+    layer that defines `build` may let its call build inner layers. An inner layer that a call did
+    not
+    build is not used and will have no weights.
     """
     return layer.built and (not awaits_call(layer) or layer._saved_model_inputs_spec is not None)
 
 
 def awaits_call(layer: Any) -> bool:
-    """Whether layers in this one are not built yet, and may have weights when they are."""
+    """Returns True if inner layers are not built yet, and may get weights when they are."""
     return any(
         not (inner.built or _never_has_weights(inner)) or awaits_call(inner)
         for inner in sublayers(layer)
@@ -144,32 +147,33 @@ def awaits_call(layer: Any) -> bool:
 
 
 def _never_has_weights(layer: Any) -> bool:
-    """Whether it is one of Keras's layers that need no building, as `ReLU`."""
+    """Returns True for a layer of Keras that needs no building, such as `ReLU`."""
     own = type(layer).__module__.startswith("keras.")
     made_by_call = isinstance(layer, keras.layers.MultiHeadAttention)
     return own and not made_by_call and generic_utils.is_default(layer.build)
 
 
 def embedding_matrix(layer: Any) -> tf.Variable:
-    """The variable of an Embedding layer."""
+    """Returns the variable of an Embedding layer."""
     return layer.embeddings
 
 
 def is_quantized(layer: Any) -> bool:
-    """Whether the layer computes with weights of 8 or 4 bits: Keras 2 has no such layers."""
+    """Returns True if the layer computes with weights of 8 or 4 bits. Keras 2 has no such layers."""
     return False
 
 
 def floating_policy(layer: Any) -> Any:
-    """The dtype policy of a layer."""
+    """Returns the dtype policy of a layer."""
     return layer.dtype_policy
 
 
 def add_loss(layer: Any, loss: tf.Tensor) -> None:
-    """Adds a loss to a layer that was added by a layer inside.
+    """Adds a loss to a layer that an inner layer has added.
 
-    What the layers inside keep from the time when a model was put together around them would be
-    taken for losses of this call, since they have none of their own now.
+    Inner layers may store losses from the time when a model was built around them. They have no
+    losses
+    of their own now, so Keras would take the stored ones for losses of this call.
     """
     for inner in all_layers(layer)[1:]:
         inner._losses.clear()
@@ -177,19 +181,19 @@ def add_loss(layer: Any, loss: tf.Tensor) -> None:
 
 
 def own_weights(layer: Any) -> list[tf.Variable]:
-    """The weights that a layer holds itself and that were made to be trained, frozen or not."""
+    """Returns the weights of a layer itself that are created trainable, frozen or not."""
     return list(layer._trainable_weights)
 
 
 def held_weights(layer: Any) -> list[tf.Variable]:
-    """All weights that a layer holds itself."""
+    """Returns all weights of a layer itself."""
     return [*layer._trainable_weights, *layer._non_trainable_weights]
 
 
 def is_altered(layer: Any) -> bool:
-    """Whether a call does more than the layer's usual `call` on its weights.
+    """Returns True if a call does more than the layer's usual `call` on its weights.
 
-    So it is with losses of outputs, and with an embedding that takes or gives sparse tensors.
+    Examples are losses of outputs, and an embedding with sparse inputs or outputs.
     """
     return bool(
         layer.activity_regularizer

@@ -1,7 +1,7 @@
-"""`LegacyWrapper`: wrappers of legacy optimizers on Keras 2.15.
+"""`LegacyWrapper`: base class of wrappers around legacy optimizers on Keras 2.15.
 
-A base of the classes that `OptimizerWrapper` makes: what they override in Keras's class is here,
-what Keras does not have is there.
+`OptimizerWrapper` makes subclasses of it. Overrides of Keras's class are here, and everything that
+Keras does not have is there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tfwd._keras2 import wrapped_optimizers
 
 
 class _Variables(list):
-    """A list that can be called, as Keras 2's code calls a legacy optimizer's `variables`."""
+    """A list that can be called, because Keras 2 calls `variables` of a legacy optimizer."""
 
     def __call__(self) -> list[Any]:
         return self
@@ -24,18 +24,19 @@ class _Variables(list):
 class LegacyWrapper(wrapped_optimizers.Legacy):
     """A wrapper around an optimizer of `keras.optimizers.legacy` or of tensorflow-addons.
 
-    It can stand inside tensorflow-addons' averages. These do not call `apply_gradients` of the
-    optimizer that they hold, but its methods for a single variable.
+    It can be inside tensorflow-addons' averages. They do not call `apply_gradients` of the
+    optimizer
+    that they hold. They call its methods for a single variable.
     """
 
     _HAS_AGGREGATE_GRAD = True
 
     def _begin(self: Any, name: str | None) -> None:
-        # Not Keras's constructor, as above. No argument is a hyperparameter of this one.
+        # Keras's constructor is not called. The wrapper has no hyperparameters of its own.
         object.__setattr__(self, "_hyper", {})
         self._init_set_name(name)
         object.__setattr__(self, "_weights", [])
-        object.__setattr__(self, "_known", {})
+        object.__setattr__(self, "_built_for", {})
         self._distribution_strategy = None
         if tf.distribute.has_strategy():
             self._distribution_strategy = tf.distribute.get_strategy()
@@ -61,7 +62,7 @@ class LegacyWrapper(wrapped_optimizers.Legacy):
 
     @property
     def variables(self: Any) -> Any:
-        """All variables: its own, then the held optimizer's, those of one in that too."""
+        """All variables: its own, then the held optimizer's, including optimizers inside it."""
         return _Variables([*self._weights, *self.inner.weights])
 
     @property
@@ -69,7 +70,7 @@ class LegacyWrapper(wrapped_optimizers.Legacy):
         return self.variables
 
     def get_weights(self: Any) -> list[Any]:
-        """The values of all `variables`."""
+        """Returns the values of all `variables`."""
         return [variable.numpy() for variable in self.variables]
 
     @property
@@ -78,33 +79,34 @@ class LegacyWrapper(wrapped_optimizers.Legacy):
 
     @_iterations.setter
     def _iterations(self: Any, variable: Any) -> None:
-        self.inner._iterations = variable  # an average around gives its own
+        self.inner._iterations = variable  # an outer average sets its own counter
 
     def build(self: Any, var_list: Sequence[Any]) -> None:
-        """Makes the state for the variables: the held optimizer's, then its own.
+        """Creates the state for the variables: the held optimizer's, then its own.
 
-        A legacy optimizer may meet further variables later, as those of a layer that had no
-        gradient before.
+        A legacy optimizer may get more variables later, for example of a layer without a gradient
+        until
+        then.
         """
         variables = {wrapped_optimizers.key(self, variable): variable for variable in var_list}
-        if not variables.keys() - self._known.keys() and self.built:
+        if not variables.keys() - self._built_for.keys() and self.built:
             return
         if self._variables:
             raise ValueError(
                 f"{type(self).__name__} '{self.name}' was built for other variables: call "
                 "build(variables) with all of them before training begins"
             )
-        self._known.update(variables)
+        self._built_for.update(variables)
         try:
-            self._build_once(list(self._known.values()))
+            self._build_once(list(self._built_for.values()))
         except ValueError:
-            self._known.clear()
+            self._built_for.clear()
             raise
         for i, variable in enumerate(self._variables):
             self._track_trackable(variable, f"own_{i}", overwrite=True)
 
     def _build_inner(self: Any, variables: list[Any]) -> None:
-        # An average around gives its own step counter, and asks for the rates by themselves.
+        # An outer average has its own step counter, and requests the rates separately.
         averaged = vars(self).get("_averaged", False)
         make = self.inner._create_slots if averaged else self.inner._create_all_weights
         make(variables)
@@ -113,7 +115,7 @@ class LegacyWrapper(wrapped_optimizers.Legacy):
         self.build(var_list)
 
     def _create_slots(self: Any, var_list: Any) -> None:
-        object.__setattr__(self, "_averaged", True)  # only an average around calls this
+        object.__setattr__(self, "_averaged", True)  # only an outer average calls this
         self.build(var_list)
 
     def _create_hypers(self: Any) -> None:
@@ -145,14 +147,14 @@ class LegacyWrapper(wrapped_optimizers.Legacy):
     def _aggregate_gradients(self: Any, grads_and_vars: Any) -> Any:
         return self.inner._aggregate_gradients(grads_and_vars)
 
-    # Slots are the held optimizer's, and saved with that.
+    # The held optimizer has the slots and saves them.
     def get_slot_names(self) -> list[str]:
         return []
 
     def get_slot(self: Any, var: Any, slot_name: str) -> Any:
         return self.inner.get_slot(var, slot_name)
 
-    # Called by an average around it, for one variable at a time.
+    # An outer average calls these methods, for one variable at a time.
 
     @property
     def _dense_apply_args(self: Any) -> list[str]:
@@ -183,12 +185,12 @@ class LegacyWrapper(wrapped_optimizers.Legacy):
         return self._apply([gradient], [var], lambda: make(grad, var, indices, **kwargs))
 
     def _own(self: Any, method: str) -> Callable[..., Any]:
-        """The held optimizer's method for one variable, looked up when it is called."""
+        """Returns the held optimizer's method for one variable. Each call looks it up."""
         kind = type(self).__name__
         if self._variables or vars(self).get("decay_unused"):
-            what = "decay_unused=True" if not self._variables else "what it does"
+            cause = "decay_unused=True needs" if not self._variables else "its own state needs"
             raise ValueError(
                 f"{kind} '{self.name}' is inside an average that updates one variable at a time, "
-                f"and {what} is of all of them: put {kind} around the average"
+                f"but {cause} all variables at once: put {kind} around the average"
             )
         return lambda *args, **kwargs: getattr(self.inner, method)(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""`NewWrapper`: wrappers of the optimizers in Keras 2.15's `keras.optimizers`.
+"""`NewWrapper`: base class of wrappers around optimizers in Keras 2.15's `keras.optimizers`.
 
-A base of the classes that `OptimizerWrapper` makes: what they override in Keras's class is here,
-what Keras does not have is there.
+`OptimizerWrapper` makes subclasses of it. Overrides of Keras's class are here, and everything that
+Keras does not have is there.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ class NewWrapper(SavesOwn, wrapped_optimizers.New):
     """A wrapper around an optimizer of `keras.optimizers`."""
 
     def _begin(self: Any, name: str | None) -> None:
-        # Not Keras's constructor: step counter, rate and arguments are the held optimizer's, found
-        # by properties and by __getattr__.
+        # Keras's constructor is not called. Properties and __getattr__ return the held optimizer's
+        # step
+        # counter, rate and arguments.
         made_up = to_snake_case(type(self).__name__)
         self.name = name or backend.unique_object_name(made_up, zero_based=True)
         self._variables: list[Any] = []
@@ -47,9 +48,10 @@ class NewWrapper(SavesOwn, wrapped_optimizers.New):
         return self.inner._model_variables_moving_average
 
     def build(self: Any, var_list: Sequence[Any]) -> None:
-        """Makes the state for the variables: the held optimizer's, then its own."""
-        # A loss scale around calls it in each step, with all variables, before it leaves out
-        # those that have no gradient.
+        """Creates the state for the variables: the held optimizer's, then its own."""
+        # An outer loss scale calls it in each step with all variables. Afterwards it removes the
+        # variables
+        # without a gradient.
         object.__setattr__(self, "_announced", list(var_list))
         if not self.built:
             self._build_once(var_list)
@@ -58,7 +60,7 @@ class NewWrapper(SavesOwn, wrapped_optimizers.New):
         self.inner.build(variables)
 
     def compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        """The gradients, which a loss scale inside computes in its own way."""
+        """Computes gradients. A loss scale inside computes them in its own way."""
         return self.inner.compute_gradients(loss, var_list, tape)
 
     def aggregate_gradients(self: Any, grads_and_vars: Any) -> Any:

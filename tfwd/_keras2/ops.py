@@ -1,4 +1,4 @@
-"""Operations as Keras's layers compute them, by the names of `keras.ops`, which Keras 2 lacks."""
+"""Operations of `keras.ops` as Keras's layers compute them, because Keras 2 has no `keras.ops`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ shape = tf.shape
 
 
 def convert_to_tensor(value: Any, dtype: Any = None) -> tf.Tensor:
-    """The value as a tensor, cast where it is of another dtype."""
+    """Returns the value as a tensor, cast to a dtype if needed."""
     tensor = tf.convert_to_tensor(value)
     return tensor if dtype is None else tf.cast(tensor, dtype)
 
 
 def matmul(one: tf.Tensor, two: tf.Tensor) -> tf.Tensor:
-    """A product along the last axis, as `keras.layers.Dense` computes it."""
+    """Returns a product along the last axis, as `keras.layers.Dense` computes it."""
     if one.shape.rank == 2:
         return tf.matmul(one, two)
     return tf.tensordot(one, two, 1)
 
 
 def take(table: tf.Tensor, indices: tf.Tensor, axis: int) -> tf.Tensor:
-    """Slices of a tensor along an axis."""
+    """Returns slices of a tensor along an axis."""
     if axis == 0:
         return tf.nn.embedding_lookup(table, indices)
     return tf.gather(table, indices, axis=axis)

@@ -1,4 +1,4 @@
-"""`OptimizerWrapper`: an optimizer around another one, of either kind."""
+"""`OptimizerWrapper`: base class of optimizers that wrap another optimizer of either kind."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ import tensorflow as tf
 
 from tfwd._keras2 import wrapped_optimizers
 from tfwd._keras2.configs import deserialize
-from tfwd._keras2.kinds import Kinds
+from tfwd._keras2.optimizer_base import PicksOptimizerBase
 from tfwd._keras_shared.holding import Holder
 
-# What must be Keras's own in an optimizer, or its updates could not be followed.
+# Methods that must be Keras's own in an optimizer. Otherwise its updates cannot be followed.
 _FOLLOWED = {
     False: ("_internal_apply_gradients", "_distributed_apply_gradients_fn", "_update_step"),
     True: ("apply_gradients", "_distributed_apply"),
 }
-# Classes of tensorflow-addons that override these, but go on with Keras's.
+# Classes of tensorflow-addons that override these methods, but call Keras's.
 _FOLLOWABLE = ("AveragedOptimizerWrapper", "DecoupledWeightDecayExtension", "Lookahead")
 
 
-class OptimizerWrapper(Holder, metaclass=Kinds):
-    """An optimizer that holds another one and is in its place: same variables, rate and steps.
+class OptimizerWrapper(Holder, metaclass=PicksOptimizerBase):
+    """An optimizer that replaces the one it holds, with the same variables, rate and steps.
 
     Args:
-        optimizer: the other one, a Keras optimizer, or the name of one (of the newer kind).
-        name: of this one; Keras makes one up by default.
+        optimizer: Keras optimizer, or the name of one (of the newer kind).
+        name: str. Name of the wrapper. Default None, for a name by Keras.
 
     Raises:
-        TypeError: it is not a Keras optimizer.
+        TypeError: If it is not a Keras optimizer.
     """
 
     built = False
     _deserialize = staticmethod(deserialize)
-    # Of the kind:
+    # The base class of the kind defines:
     name: str
     variables: Any
     _variables: list[tf.Variable]
-    _begin: Callable[[str | None], None]  # makes what it needs before anything else
+    _begin: Callable[[str | None], None]  # creates attributes that everything else needs
     _build_inner: Callable[[list[Any]], None]
     _track_trackable: Callable[..., Any]
     build: Callable[[Sequence[Any]], None]
@@ -52,7 +52,7 @@ class OptimizerWrapper(Holder, metaclass=Kinds):
         object.__setattr__(self, "optimizer", inner)
         self._track_trackable(inner, "optimizer")
         if not wrapped_optimizers.is_legacy(self):
-            # What stands for a new optimizer in a SavedModel that is loaded has a counter.
+            # In a loaded SavedModel, the replacement of a new optimizer has a counter.
             self._track_trackable(inner.iterations, "_iterations")
 
     def _as_optimizer(self, optimizer: Any) -> Any:
@@ -65,7 +65,7 @@ class OptimizerWrapper(Holder, metaclass=Kinds):
             ]
 
         kinds = (wrapped_optimizers.New, wrapped_optimizers.Legacy)
-        overridden = "it can follow what overrides update_step or _resource_apply_dense alone"
+        overridden = "only update_step or _resource_apply_dense may be overridden"
         return self._checked(type(self).__name__, optimizer, kinds, followed, overridden)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -83,7 +83,7 @@ class OptimizerWrapper(Holder, metaclass=Kinds):
         if value and wrapped_optimizers.is_legacy(self) and vars(self).get("decay_unused"):
             raise ValueError(
                 f"{type(self).__name__} '{self.name}' is in a LossScaleOptimizer, which does not "
-                "tell a legacy optimizer of variables without a gradient: with decay_unused=True "
+                "pass variables without a gradient to a legacy optimizer: with decay_unused=True "
                 "put the loss scale inside"
             )
         object.__setattr__(self, "_is_scaled", value)
@@ -91,39 +91,42 @@ class OptimizerWrapper(Holder, metaclass=Kinds):
             self._give_up_scale()
 
     def _give_up_scale(self) -> None:
-        # Whoever puts a loss scale around this one turns it off inside, or gradients would be
-        # divided twice. Keras's `compile` does under mixed_float16.
+        # A loss scale around this optimizer turns off the loss scale inside. Otherwise gradients
+        # would be
+        # divided twice. Keras's `compile` sets this with mixed_float16.
         scale = self.optimizer
         if (scale.initial_scale, scale.dynamic_growth_steps) != (2.0**15, 2000):
             warnings.warn(
-                f"{type(self).__name__} '{self.name}' holds a LossScaleOptimizer and is in "
-                "another one, which alone acts; its arguments are lost. Put the loss scale around",
+                f"{type(self).__name__} '{self.name}' holds a LossScaleOptimizer and is inside "
+                "another one. Only the outer one acts, and the inner one's arguments are lost. "
+                "Put the loss scale around",
                 stacklevel=4,
             )
         object.__setattr__(self, "_scaled_outside", True)
 
     def _build_once(self, variables: Sequence[Any]) -> None:
-        """Makes the state for the variables: the held optimizer's, then its own."""
+        """Creates the state for the variables: the held optimizer's, then its own."""
         variables = list(variables)
         self._check_variables(variables)
         self._build_inner(variables)
         self._build(variables)
-        # The model's variables are none of the optimizer's.
+        # The optimizer does not own the model's variables.
         object.__setattr__(self, "_trainable_variables", variables)
         self.built = True
 
     def _add_variable(
         self, name: str, dtype: Any, value: Any, like: Any = None, shape: Sequence[int] = ()
     ) -> tf.Variable:
-        """A new variable of this optimizer itself.
+        """Creates a variable of this optimizer itself.
 
         Args:
-            name: its name.
-            dtype: its dtype.
-            value: what all of it is at first; None: what `like` is now.
-            like: a variable of a layer whose shape and place it takes; without one it is the same
-                on all replicas.
-            shape: its shape, without `like`.
+            name: str. Name.
+            dtype: str. dtype.
+            value: Initial value of all elements. None means the present value of `like`.
+            like: Variable of a layer whose shape and device it takes. Default None, for a variable
+                that is
+                the same on all replicas.
+            shape: Shape, if there is no `like`. Default scalar.
         """
         strategy = tf.distribute.get_strategy()
         with tf.init_scope():
@@ -147,25 +150,25 @@ class OptimizerWrapper(Holder, metaclass=Kinds):
         return variable
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        """One step, with the gradients of a loss that `scale_loss` has scaled; as on Keras 3."""
+        """Makes one step with the gradients of a loss that `scale_loss` has scaled; as on Keras 3."""
         grads = list(grads)
         if not grads:
             return
         if trainable_variables is None:
             if not self.built:
                 raise ValueError(
-                    f"{type(self).__name__}: give the variables with the gradients, or call "
-                    "build(variables) before"
+                    f"{type(self).__name__} is not built: pass the variables with the "
+                    "gradients, or call build(variables) before"
                 )
             trainable_variables = self._trainable_variables
         wrapped_optimizers.apply(self, grads, list(trainable_variables))
 
     def scale_loss(self, loss: Any) -> Any:
-        """The loss times the scale of a loss scale that is held."""
+        """Returns the loss times the scale of the held loss scale."""
         return wrapped_optimizers.scale_loss(self, loss)
 
     def apply_gradients(self, grads_and_vars: Any, name: str | None = None, **kwargs: Any) -> Any:
-        """One step, for pairs of a gradient and a variable; see Keras."""
+        """Makes one step for pairs of a gradient and a variable; see Keras."""
         pairs = list(grads_and_vars)
         if not pairs:
             return self.iterations
@@ -197,7 +200,7 @@ class OptimizerWrapper(Holder, metaclass=Kinds):
 
 
 def _goes_on_with_keras(leaf: Any, method: str) -> bool:
-    """Whether a method is that of a class of tensorflow-addons that adds to Keras's own."""
+    """Returns True if a method of tensorflow-addons calls Keras's own method."""
     definer = next(cls for cls in type(leaf).__mro__ if method in vars(cls))
     addons = definer.__module__.startswith("tensorflow_addons.")
     return addons and definer.__name__ in _FOLLOWABLE

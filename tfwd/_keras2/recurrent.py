@@ -1,4 +1,4 @@
-"""A recurrent layer of Keras 2.15 with another loop in place of its own."""
+"""Runs a recurrent layer of Keras 2.15 with another loop."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 import tensorflow as tf
 
-# from inputs, the list of first states and the mask to the last output, all outputs, last states
+# A loop takes inputs, first states and mask. It returns last output, all outputs and last states.
 Loop = Callable[[tf.Tensor, Any, Any], tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]]
 
 
 def has_plain_loop(layer: Any) -> bool:
-    """Whether the loop of a layer of Keras's class is the usual one, not cuDNN's nor unrolled."""
+    """Returns True if a layer of Keras's class has the usual loop, neither cuDNN's nor unrolled."""
     cell = layer.cell
     return (
         not layer.unroll
         and not layer.time_major
         and not getattr(layer, "return_runtime", False)
         and cell._autocast
-        # Else Keras takes the loop over its cell, which drops the same inputs at every step.
+        # Otherwise Keras loops over its cell, which drops the same inputs at every step.
         and (layer._could_use_gpu_kernel or not cell.dropout)
     )
 
@@ -33,7 +33,7 @@ def call_with_loop(
     mask: Any,
     training: bool,
 ) -> Any:
-    """What the layer's call does around its loop: states, dropout of the inputs, outputs."""
+    """Runs the layer's call with another loop: states, dropout of the inputs, outputs."""
     sequences, initial_state, _ = layer._process_inputs(sequences, initial_state, None)
     layer.reset_dropout_mask()
     dropped = layer.get_dropout_mask_for_cell(sequences, training, count=gates)
@@ -48,5 +48,5 @@ def call_with_loop(
 
 
 def reset_states(layer: Any) -> Callable[[], None]:
-    """By which a stateful recurrent layer begins anew."""
+    """Returns the method that resets the states of a stateful recurrent layer."""
     return layer.reset_states

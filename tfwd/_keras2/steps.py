@@ -1,8 +1,8 @@
 """Optimizer calls for a custom training loop, on Keras 2 and tensorflow-addons.
 
-Keras 2 has two kinds of optimizers: the newer ones, of `keras.optimizers`, and the legacy ones, on
-which all of tensorflow-addons stands. They make their state and hold their learning rate each in
-its own way.
+Keras 2 has two kinds of optimizers: the newer ones of `keras.optimizers`, and the legacy ones. All
+optimizers of tensorflow-addons are legacy ones. The two kinds create their state and store their
+learning rate differently.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tfwd._keras2.wrapped_optimizers import leaves
 
 _LossScale: Any = keras.mixed_precision.LossScaleOptimizer
 
-# Those of tensorflow-addons that are optimizers by themselves, and not around another one.
+# The optimizers of tensorflow-addons that do not wrap another optimizer.
 ADDONS = (
     "AdaBelief",
     "COCOB",
@@ -36,7 +36,7 @@ ADDONS = (
 
 
 def names() -> list[str]:
-    """The names of the optimizers that there are, as a user gives them."""
+    """Returns the names of the available optimizers."""
     found = [
         name
         for name, kind in vars(keras.optimizers).items()
@@ -48,37 +48,37 @@ def names() -> list[str]:
 
 
 def optimizer_class(name: str) -> type:
-    """The optimizer of one of the names."""
+    """Returns the optimizer class of a name."""
     if not name.startswith("tfa."):
         return getattr(keras.optimizers, name)
-    with warnings.catch_warnings():  # that its development has ended, which the user knows
+    with warnings.catch_warnings():  # ignore the warning that its development has ended
         warnings.simplefilter("ignore")
         import tensorflow_addons
     return getattr(tensorflow_addons.optimizers, name.removeprefix("tfa."))
 
 
 def with_loss_scale(optimizer: Any) -> Any:
-    """The optimizer with a scale of the loss around it that finds itself, for float16."""
+    """Returns the optimizer inside a dynamic loss scale, for float16."""
     return _LossScale(optimizer)
 
 
 def scales_loss(optimizer: Any) -> bool:
-    """Whether the loss is to be scaled before the gradient is taken."""
+    """Returns True if the loss must be scaled before the gradients are computed."""
     return isinstance(optimizer, _LossScale)
 
 
 def scale_loss(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
-    """The loss times the optimizer's scale."""
+    """Returns the loss times the optimizer's scale."""
     return optimizer.get_scaled_loss(loss)
 
 
 def loss_scale(optimizer: Any) -> tf.Tensor:
-    """The scale of an optimizer that scales the loss."""
+    """Returns the scale of an optimizer that scales the loss."""
     return optimizer.loss_scale
 
 
 def build(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Makes the optimizer's state for the variables."""
+    """Creates the optimizer's state for the variables."""
     if isinstance(optimizer, LegacyOptimizer) and not hasattr(optimizer, "build"):
         optimizer._create_all_weights(list(variables))
     else:
@@ -86,13 +86,13 @@ def build(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def state(optimizer: Any) -> list[Any]:
-    """The optimizer's own variables, as many as there are yet."""
+    """Returns the optimizer's own variables that exist so far."""
     found = optimizer.variables
     return list(found() if callable(found) else found)
 
 
 def set_learning_rate(optimizer: Any, rate: tf.Tensor) -> None:
-    """Assigns the learning rate of the next step, where the optimizer has one: COCOB has none."""
+    """Assigns the learning rate of the next step, if the optimizer has one. COCOB has none."""
     for leaf in leaves(optimizer):
         if not isinstance(leaf, LegacyOptimizer):
             leaf.learning_rate.assign(rate)
@@ -102,24 +102,24 @@ def set_learning_rate(optimizer: Any, rate: tf.Tensor) -> None:
 
 
 def apply(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-    """One step.
+    """Makes one step.
 
     Args:
-        optimizer: built for the variables.
-        gradients: as long as `variables`; `None` for one that no gradient reaches. Those of a
-            scaled loss if the optimizer scales it.
-        variables: those that the optimizer was built for.
+        optimizer: Optimizer that is built for the variables.
+        gradients: List as long as `variables`, with None for a missing gradient. If the optimizer
+            scales the loss, gradients of the scaled loss.
+        variables: Variables that the optimizer was built for.
     """
     if scales_loss(optimizer):
         gradients = optimizer.get_unscaled_gradients(gradients)
         optimizer.apply_gradients(_reached(gradients, variables))
-    elif hasattr(optimizer, "apply"):  # one of tfwd's, which is told of the others too
+    elif hasattr(optimizer, "apply"):  # an optimizer of tfwd, which also gets missing gradients
         optimizer.apply(gradients, variables)
     else:
         optimizer.apply_gradients(_reached(gradients, variables))
 
 
 def _reached(gradients: Sequence[Any], variables: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """The pairs that have a gradient: of the others Keras would warn in every trace."""
+    """Returns the pairs with a gradient. Keras would warn about other pairs in every trace."""
     pairs = zip(gradients, variables, strict=True)
     return [(gradient, variable) for gradient, variable in pairs if gradient is not None]

@@ -1,10 +1,10 @@
-"""Maps variable reads to tensors on Keras 2.15, and intercepts assignments.
+"""Substitutes tensors for reads of variables on Keras 2.15, and intercepts assignments.
 
-A layer of Keras 2 reads its weights as attributes, so while a substitution is open on this thread,
-an attribute of a layer that is a variable, or a list of variables, is given out in the form of
-`StandIn`s. They are variables to whoever uses them: converted to a tensor they give the chosen
-value, cast as Keras would cast the variable, and an assignment goes where the substitution sends
-it. Nothing is assigned to a layer, and other threads see nothing of it.
+A layer of Keras 2 reads its weights as attributes. While a substitution is open on this thread, an
+attribute that is a variable, or a list of variables, is returned as `StandIn`s. A stand-in behaves
+like a variable. Converted to a tensor it is the substitute, cast as Keras would cast the variable.
+Its assignments go to the substitution. Nothing is assigned to a layer, and other threads are not
+affected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Base = keras.layers.Layer
 
 _here = threading.local()
 
-# Lists by which Keras itself keeps track of a layer's variables, and is not to be misled.
+# Lists in which Keras itself tracks a layer's variables. They must have the true variables.
 _KERAS_LISTS = frozenset(
     {
         "_trainable_weights",
@@ -56,30 +56,30 @@ _KERAS_LISTS = frozenset(
 
 
 def present_scope() -> Substitution | None:
-    """The innermost substitution that is open on this thread."""
+    """Returns the innermost substitution that is open on this thread, or None."""
     return getattr(_here, "scope", None)
 
 
 def raw_value(variable: tf.Variable) -> tf.Tensor:
-    """The variable's own value in its own dtype."""
+    """Returns the variable's own value in its own dtype."""
     with autocast_variable.enable_auto_cast_variables(None):
         return tf.convert_to_tensor(variable)
 
 
 def original(variable: Any) -> Any:
-    """The variable itself, where a substitution has given out something in its place."""
+    """Returns the variable itself, also for a stand-in."""
     return variable.stood_in_for if isinstance(variable, StandIn) else variable
 
 
 class Substitution(Scope):
-    """A `Scope` that layers ask at each read of a variable and tell of each update.
+    """A `Scope` that layers ask at each read of a variable and inform of each update.
 
     Args:
-        values: pairs of a variable and the tensor to be read in its place.
-        capture: whether updates are kept in `updates` and not made.
+        values: Pairs of a variable and its substitute.
+        capture: bool. Stores updates in `updates` and does not make them.
 
     Attributes:
-        losses: the losses that layers added inside.
+        losses: Losses that layers added inside the scope.
     """
 
     def __init__(self, values: list[tuple[tf.Variable, tf.Tensor]], capture: bool) -> None:
@@ -103,7 +103,7 @@ class Substitution(Scope):
         original(variable).assign(value)
 
     def add_loss(self, loss: tf.Tensor) -> None:
-        """Is told of each loss that a layer adds."""
+        """Records a loss that a layer adds."""
         self.losses.append(loss)
 
 
@@ -120,20 +120,20 @@ _BY_ROWS: dict[str, Callable[..., tf.Tensor]] = {
 
 
 class StandIn(AutoCastVariable):
-    """A variable in all but its value, which a substitution has."""
+    """A replacement for a variable, with a value from the open substitution."""
 
     def __init__(self, variable: tf.Variable) -> None:
-        # Not the base's constructor, which takes floating variables only.
+        # The constructor of the base class supports only floating variables, so it is not called.
         self._variable = variable
         self._op = "delegate"
 
     @property
     def stood_in_for(self) -> tf.Variable:
-        """The variable."""
+        """The replaced variable."""
         return self._variable
 
     def in_own_dtype(self) -> tf.Tensor:
-        """The value that is seen here, whatever autocast scope is open."""
+        """Returns the present value, even in an autocast scope."""
         scope = present_scope()
         value = None if scope is None else scope.get_current_value(self._variable)
         return raw_value(self._variable) if value is None else value
@@ -163,7 +163,7 @@ class StandIn(AutoCastVariable):
     ) -> tf.Tensor:
         value = self._cast(self.in_own_dtype())
         if dtype is not None and not tf.as_dtype(dtype).is_compatible_with(value.dtype):
-            raise ValueError(f"{self._variable.name} is of {value.dtype.name}, not {dtype}")
+            raise ValueError(f"{self._variable.name} has dtype {value.dtype.name}, not {dtype}")
         return value
 
     def assign(
@@ -190,16 +190,16 @@ class StandIn(AutoCastVariable):
         return self.assign(self.in_own_dtype() - delta, read_value=read_value)
 
     def _apply_update(self, update_fn: Any, *args: Any, **kwargs: Any) -> Any:
-        """Updates some rows, as the method of a variable that is given would."""
+        """Updates some rows, like the given method of a variable."""
         name = update_fn.__name__
         if name not in _BY_ROWS:
             raise NotImplementedError(
-                f"{self._variable.name} is updated by its method {name}, which a call on other "
-                f"values cannot follow; it can follow assign and {', '.join(_BY_ROWS)}"
+                f"{self._variable.name} is updated by its method {name}, which a call on "
+                f"substituted values does not support; use assign or {', '.join(_BY_ROWS)}"
             )
         if name.startswith("scatter_nd_"):
             indices, values = args[:2]
-        else:  # a tf.IndexedSlices
+        else:  # the argument is a tf.IndexedSlices
             indices, values = args[0].indices[..., tf.newaxis], args[0].values
         values = tf.convert_to_tensor(values, self._variable.dtype)
         return self.assign(_BY_ROWS[name](self.in_own_dtype(), indices, values))
@@ -209,7 +209,7 @@ tf.register_tensor_conversion_function(StandIn, StandIn._dense_var_to_tensor)
 
 
 def stand_in(value: Any) -> Any:
-    """What a layer's attribute reads as: variables in it are replaced, everything else is not."""
+    """Returns an attribute's value with stand-ins in place of its variables."""
     if isinstance(value, tf.Variable):
         return value if isinstance(value, StandIn) else StandIn(value)
     if isinstance(value, (list, tuple)):
@@ -232,7 +232,7 @@ def _adding(own: Any) -> Any:
     def add_loss(self: Any, losses: Any, **kwargs: Any) -> None:
         scope = present_scope()
         for loss in tf.nest.flatten(losses):
-            if scope is None or not tf.is_tensor(loss):  # a function gives a loss at each reading
+            if scope is None or not tf.is_tensor(loss):  # a function returns a loss at each read
                 own(self, loss, **kwargs)
             else:
                 scope.add_loss(loss)

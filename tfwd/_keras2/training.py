@@ -1,4 +1,4 @@
-"""The training function of Keras 2.15's `fit`, and the iterators that it takes."""
+"""The training function of Keras 2.15's `fit`, and its iterators."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
-    """The loss and the outputs' weights that a model was compiled with, None if with none."""
+    """Returns the loss and the outputs' weights that a model was compiled with, or None."""
     found = getattr(model, "compiled_loss", None)
     if found is None:
         return None, None
@@ -40,31 +40,32 @@ def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
 
 
 def loss_as_compiled(model: keras.Model, loss: Any) -> Callable[[Any, Any], Any]:
-    """What `compile` makes of a loss: a function of labels and outputs.
+    """Converts a loss as `compile` does, to a function of labels and outputs.
 
     Args:
-        model: the model whose outputs are meant.
-        loss: what `compile` takes, and not None.
+        model: Model with the outputs.
+        loss: Loss as in `compile`, but not None.
     """
     return LossesContainer(loss, output_names=getattr(model, "output_names", None))
 
 
 def steps_per_execution(model: keras.Model) -> int:
-    """How many batches the next call of the model's training function takes."""
+    """Returns the number of batches of the next call of the model's training function."""
     return int(model.steps_per_execution.numpy())
 
 
 def iterator_from(model: keras.Model, data: Any, iterator: Any, steps: int) -> Iterator[Any]:
-    """What the training function is given in place of an iterator whose first batch was taken.
+    """Returns an iterator for the training function that also yields the batch already taken.
 
-    A function of TensorFlow takes an iterator over a dataset only, and one of the same elements,
-    lest it be traced anew: its dropout would begin anew too.
+    A function of TensorFlow accepts only an iterator over a dataset with the same elements.
+    Otherwise it
+    is traced again, and its dropout starts again.
 
     Args:
-        model: a compiled model.
-        data: the batch that was taken.
-        iterator: the iterator, from which this takes what else the function will.
-        steps: how many batches it will take.
+        model: Compiled model.
+        data: Batch that was taken.
+        iterator: Iterator after that batch. The function's other batches are taken from it.
+        steps: Number of batches that the function will take.
     """
     if model.run_eagerly:
         return itertools.chain([data], iterator)
@@ -78,7 +79,7 @@ def iterator_from(model: keras.Model, data: Any, iterator: Any, steps: int) -> I
 
 
 def train_step(model: keras.Model) -> Callable[[Any], Any]:
-    """A model's own training step, as a function of a batch that runs in the present function."""
+    """Returns a model's own training step as a Python function of a batch."""
     own: Any = getattr(model.train_step, "python_function", model.train_step)
 
     def step(data: Any) -> Any:
@@ -94,24 +95,24 @@ def train_step(model: keras.Model) -> Callable[[Any], Any]:
 
 
 def optimizers(model: keras.Model) -> list[Any]:
-    """The optimizers that a model has, but not those in them."""
+    """Returns the optimizers that are attributes of a model, without optimizers inside them."""
     return [value for value in vars(model).values() if isinstance(value, (New, Legacy))]
 
 
 def batch(data: Any) -> Any:
-    """A batch of the data of `fit`."""
+    """Returns a batch of `fit`'s data."""
     return data
 
 
 def reduced(model: keras.Model, logs: Any) -> Any:
-    """What `fit` makes of the logs of several replicas."""
+    """Reduces the logs of several replicas as `fit` does."""
     return reduce_per_replica(
         logs, model.distribute_strategy, reduction=model.distribute_reduction_method
     )
 
 
 def _parts(strategy: tf.distribute.Strategy, batch: Any) -> list[Any]:
-    """Each replica's part of a batch."""
+    """Returns each replica's part of a batch."""
     leaves = [strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(batch)]
     return [tf.nest.pack_sequence_as(batch, part) for part in zip(*leaves, strict=True)]
 

@@ -1,8 +1,8 @@
 """Intercepts an optimizer's updates of its variables, on Keras 2.15.
 
-Keras has no public place for it. An optimizer makes an update by calling a method of its own for
-each variable: after clipping, never in a step that a loss scale skips, and on every replica. That
-method is replaced here on the instance for as long as a call of `apply` lasts.
+Keras has no public place for it. For each variable, an optimizer calls its own method. It does so
+after clipping, on every replica, and never in a step that a loss scale skips. Here that method is
+replaced on the instance during a call of `apply`.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from tfwd._keras2 import wrapped_optimizers
 from tfwd._keras_shared.holding import Holder
 from tfwd._keras_shared.patching import swapped
 
-# (the optimizer, its own update, gradient, variable, learning rate)
+# A step takes the optimizer, its own update method, gradient, variable and learning rate.
 Step = Callable[[Any, Callable[..., None], Any, tf.Variable, Any], None]
 
 
 def is_overwritten(variable: Any) -> bool:
-    """Whether Keras puts the gradient in the variable's place; Keras 2 never does."""
+    """Returns True if Keras replaces the variable by its gradient. Keras 2 never does."""
     return False
 
 
 def schedule_step(optimizer: Any) -> tf.Tensor:
-    """The number of the step that Keras's own learning rate schedules are called with."""
+    """Returns the step number with which Keras's learning rate schedules are called."""
     return tf.convert_to_tensor(optimizer.iterations)
 
 
 def intercepted(
     optimizers: Sequence[Any], step: Step, before: Callable[[Any], None]
 ) -> contextlib.AbstractContextManager[None]:
-    """While open, each update of a variable goes through `step`, and each update of all `before`.
+    """Sends each update of a variable to `step`, and calls `before` once per update, while open.
 
     Args:
-        optimizers: as `leaves` returns them. Their own decay is left out meanwhile.
-        step: called in place of the optimizer's own method, with that as its second argument.
-        before: called with the optimizer once an update, before that of any variable.
+        optimizers: Optimizers, as `leaves` returns them. Their own decay does not run meanwhile.
+        step: Function that is called in place of the optimizer's own method. Its second argument is
+            that method.
+        before: Function that is called with the optimizer once per update, before all variables.
     """
     return swapped(optimizers, lambda leaf: _methods(leaf, step, before))
 
@@ -48,14 +49,15 @@ def intercepted(
 def rates_scaled(
     optimizers: Sequence[Any], factor: Callable[[tf.Variable], float]
 ) -> contextlib.AbstractContextManager[None]:
-    """While open, each variable is updated with its own multiple of the learning rate.
+    """Updates each variable with its own multiple of the learning rate, while open.
 
-    A decay that goes by the learning rate (`intercepted`) goes by that one. An update reads the
-    rate from a variable, which has the multiple meanwhile.
+    A decay that follows the learning rate (`intercepted`) follows the multiple. An update reads the
+    rate
+    from a variable, which has the multiple during that update.
 
     Args:
-        optimizers: as `leaves` returns them; none is a legacy one.
-        factor: the multiple of a variable.
+        optimizers: Optimizers, as `leaves` returns them, without legacy ones.
+        factor: Function from a variable to its multiple.
     """
 
     def methods(leaf: Any) -> dict[str, Callable]:
@@ -74,7 +76,7 @@ def rates_scaled(
         }
 
     def around(optimizer: Any, _: Any, __: Any, make: Callable[[], Any]) -> Any:
-        # Within the step, so that it stands around what others have put around updates.
+        # Inside the step, so that it encloses what others have put around updates.
         with swapped([optimizer], methods, "rates"):
             return make()
 
@@ -84,13 +86,13 @@ def rates_scaled(
 def rows_summed(
     optimizers: Sequence[Any], summed: Callable[[Any], Any]
 ) -> contextlib.AbstractContextManager[None]:
-    """While open, sparse gradients have each row once when they are clipped.
+    """Sums repeated rows of sparse gradients before they are clipped, while open.
 
-    Keras 2 sums them itself, but afterwards.
+    Keras 2 sums them itself, but after clipping.
 
     Args:
-        optimizers: as `leaves` returns them.
-        summed: adds up what a gradient has for the same row.
+        optimizers: Optimizers, as `leaves` returns them.
+        summed: Function that sums the parts of each row of a gradient.
     """
 
     def methods(leaf: Any) -> dict[str, Callable]:
@@ -110,8 +112,8 @@ def rows_summed(
 
 
 def _methods(leaf: Any, step: Step, before: Callable[[Any], None]) -> dict[str, Callable]:
-    """What stands in for the methods of an optimizer meanwhile."""
-    inside = False  # one of its methods, which may call another
+    """Returns the replacements for the methods of an optimizer."""
+    inside = False  # a method of the optimizer is running, and may call another
 
     def update(own: Callable[[Any, Any], Any], gradient: Any, variable: Any) -> Any:
         nonlocal inside
@@ -139,7 +141,7 @@ def _new_methods(
 ) -> dict[str, Callable]:
     own, compiled = leaf.update_step, leaf._update_step_xla
 
-    # The compiled function is kept by the optimizer: nothing of the step may be traced into it.
+    # The optimizer keeps the compiled function: no tensor of the step may be traced into it.
     def update_compiled(gradient: Any, variable: Any, key: int) -> None:
         update(lambda g, v: compiled(g, v, key), gradient, variable)
 
@@ -153,7 +155,7 @@ def _new_methods(
 def _legacy_methods(
     leaf: Any, update: Callable[..., Any], before: Callable[[Any], None]
 ) -> dict[str, Callable]:
-    # Keras looks at the methods' arguments once, and keeps what it saw.
+    # Keras inspects the methods' arguments once, and caches the result.
     _ = leaf._dense_apply_args, leaf._sparse_apply_args
     transform = leaf._transform_gradients
 
@@ -180,24 +182,24 @@ def _legacy_methods(
         "_resource_apply_sparse": sparse(leaf._resource_apply_sparse),
         "_transform_gradients": transformed,
     }
-    # Keras's sums what has the same index, and goes on with the one before.
+    # Keras's own method sums rows with the same index, and then calls the method above.
     summing = "_resource_apply_sparse_duplicate_indices"
     if getattr(type(leaf), summing) is not getattr(wrapped_optimizers.Legacy, summing):
         methods[summing] = sparse(getattr(leaf, summing))
     return methods
 
 
-_TOLD = "_tfwd_told"
+_UPDATE_LOG = "_tfwd_update_log"
 
 
 def _is_gate(optimizer: Any) -> bool:
-    """Whether it is a wrapper of tfwd's that may leave out steps."""
+    """Returns True if it is a wrapper of tfwd that may skip steps."""
     return isinstance(optimizer, Holder) and optimizer.leaves_out_steps
 
 
 @contextlib.contextmanager
 def without_warning_of_unused() -> Iterator[None]:
-    """Keeps Keras from warning, in every step, of the variables that have no gradient."""
+    """Suppresses Keras's warning about variables without a gradient, which comes in every step."""
 
     def other(record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith("Gradients do not exist for variables")
@@ -214,7 +216,7 @@ def entered(
     optimizers: Sequence[Any],
     around: Callable[[Any, list[Any], list[Any], Callable[[], Any]], Any],
 ) -> contextlib.AbstractContextManager[None]:
-    """While open, `around(optimizer, gradients, variables, make)` is called for each step."""
+    """Calls `around(optimizer, gradients, variables, make)` for each step, while open."""
 
     def methods(optimizer: Any) -> dict[str, Callable[..., Any]]:
         own = optimizer.apply_gradients
@@ -230,32 +232,33 @@ def entered(
     return swapped(optimizers, methods, "entered")
 
 
-def after(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[Any]:
-    """Where an optimizer makes its step after an operation.
+def waiting_for(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[Any]:
+    """Makes an optimizer's step wait for an operation.
 
-    TensorFlow keeps the order by itself. But it also rewrites what waits for nothing, to a result
-    that is not the same to the last bit, and tensorflow-addons has legacy optimizers wait.
+    TensorFlow keeps the order by itself. Without a control dependency it also rewrites operations,
+    so
+    that results differ in their last bits. tensorflow-addons makes legacy optimizers wait.
 
     Args:
-        optimizer: the one that makes the step.
-        done: the operation, None for none.
+        optimizer: Optimizer that makes the step.
+        done: Operation, or None.
     """
     waits = done is not None and wrapped_optimizers.is_legacy(optimizer)
     return tf.control_dependencies([done]) if waits else contextlib.nullcontext()
 
 
 def assigns_by_methods(leaf: Any) -> bool:
-    """Whether all updates of an optimizer go through the methods of `tf.Variable`.
+    """Returns True if all updates of an optimizer use the methods of `tf.Variable`.
 
-    Legacy optimizers update by operations that write into variables themselves.
+    Legacy optimizers use operations that write into variables directly.
     """
     return not wrapped_optimizers.is_legacy(leaf) and type(leaf).__module__.startswith("keras.")
 
 
 def inlined(optimizers: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-    """While open, updates are traced into no function that is kept.
+    """Traces updates into no separate function, while open.
 
-    Keras compiles them one by one on a GPU, and uses what it traced for one step in another.
+    On a GPU Keras compiles them one by one, and uses the trace of one step in another step.
     """
 
     def methods(leaf: Any) -> dict[str, Callable[..., Any]]:
@@ -268,30 +271,33 @@ def inlined(optimizers: Sequence[Any]) -> contextlib.AbstractContextManager[None
     return swapped(optimizers, methods, "inlined")
 
 
-def told(gate: Any) -> list[Any] | None:
-    """Where a wrapper that may leave out steps says whether one was made; None if nobody asks."""
-    return vars(gate).get(_TOLD)
+def update_log(gate: Any) -> list[Any] | None:
+    """Returns the list in which a wrapper that may skip steps logs whether it made one, or None.
+
+    The list exists while `detect_update` is open.
+    """
+    return vars(gate).get(_UPDATE_LOG)
 
 
 @contextlib.contextmanager
-def noticed(optimizer: Any) -> Iterator[Callable[[], Any]]:
-    """Tells whether a step of an optimizer made an update.
+def detect_update(optimizer: Any) -> Iterator[Callable[[], Any]]:
+    """Detects whether a step of an optimizer made an update.
 
-    A loss scale in it may skip it, and so may a wrapper.
+    A loss scale inside may skip the update, and so may a wrapper.
 
     Yields:
-        A function that returns a boolean tensor, to be called after the step.
+        A function that returns a boolean tensor. Call it after the step.
     """
     gates = [held for held in wrapped_optimizers.chain(optimizer.inner) if _is_gate(held)]
     if gates:
-        # It also knows what happens inside it. Replicas have one list together.
-        heard = vars(gates[0]).setdefault(_TOLD, [])
+        # The gate also knows what happens inside it. The replicas share one list.
+        log = vars(gates[0]).setdefault(_UPDATE_LOG, [])
         try:
-            yield lambda: heard[-1]
+            yield lambda: log[-1]
         finally:
-            vars(gates[0]).pop(_TOLD, None)
+            vars(gates[0]).pop(_UPDATE_LOG, None)
         return
-    # (Keras 2 counts skipped steps too.)
+    # Keras 2 also counts skipped steps as iterations, so the loss scale must be observed.
     scales = [
         s
         for s in wrapped_optimizers.chain(optimizer.inner)
@@ -300,16 +306,16 @@ def noticed(optimizer: Any) -> Iterator[Callable[[], Any]]:
     if not scales or not scales[0].dynamic:
         yield lambda: tf.constant(True)
         return
-    state, told = scales[0]._loss_scale, []
+    state, made = scales[0]._loss_scale, []
     own = state.update
 
     def update(gradients: Any) -> Any:
         result = own(gradients)
-        told.append(result[1])
+        made.append(result[1])
         return result
 
     object.__setattr__(state, "update", update)
     try:
-        yield lambda: told[-1]
+        yield lambda: made[-1]
     finally:
-        vars(state).pop("update", None)  # another replica may have left before
+        vars(state).pop("update", None)  # another replica may have removed it

@@ -13,31 +13,31 @@ from tfwd._keras2.substitution import StandIn, original
 
 
 def is_variable(value: Any) -> bool:
-    """Whether it is a variable of the kind that layers have."""
+    """Returns True if it is a variable of layers."""
     return isinstance(value, tf.Variable)
 
 
 def value(variable: tf.Variable) -> tf.Tensor:
-    """The variable's present value in its own dtype, whatever autocast scope is open."""
+    """Returns the variable's present value in its own dtype, even in an autocast scope."""
     return StandIn(original(variable)).in_own_dtype()
 
 
 def constant(variable: tf.Variable) -> tf.Tensor:
-    """The variable's own value, of which no tape and no function takes notice.
+    """Returns the variable's own value. No tape and no function records the read.
 
-    Keras 2 makes states of recurrent layers as if they were to be trained.
+    Keras 2 creates states of recurrent layers as trainable variables.
     """
     plain = tf_variable(variable)
     return tf.raw_ops.ReadVariableOp(resource=plain.handle, dtype=plain.dtype)
 
 
 def read(variable: tf.Variable) -> tf.Tensor:
-    """The variable's present value as a layer reads it, in the dtype that it computes in."""
+    """Returns the variable's present value in the dtype in which a layer reads it."""
     return StandIn(original(variable)).value()
 
 
 def cast_as_read(variable: Any, rows: tf.Tensor) -> tf.Tensor:
-    """A part of a variable's value in the dtype in which an embedding reads it."""
+    """Returns a part of a variable's value in the dtype in which an embedding reads it."""
     return rows
 
 
@@ -47,46 +47,46 @@ def assign(variable: tf.Variable, value: Any) -> None:
 
 
 def tf_variables(variable: tf.Variable) -> list[tf.Variable]:
-    """The `tf.Variable` behind a variable of a layer, and its copies on replicas."""
+    """Returns the `tf.Variable` of a layer's variable, and its copies on replicas."""
     own = tf_variable(variable)
     return [own, *getattr(own, "values", ())]
 
 
 def tf_variable(variable: tf.Variable) -> tf.Variable:
-    """The `tf.Variable` behind a variable of a layer, which TensorFlow's checkpoints can track."""
+    """Returns the `tf.Variable` of a layer's variable, which TensorFlow's checkpoints can track."""
     variable = original(variable)
     return getattr(variable, "_variable", variable)
 
 
 def path(variable: Any) -> str:
-    """The names of the layers that a variable is in, and its own, joined by `/`."""
+    """Returns the path of a variable: the names of its layers and its own name, joined by `/`."""
     return str(variable.name).partition(":")[0]
 
 
 def name(variable: Any) -> str:
-    """The variable's own name in its layer."""
+    """Returns the variable's own name in its layer."""
     return path(variable).rpartition("/")[2]
 
 
 def dtype_name(variable: Any) -> str:
-    """The name of the dtype in which a variable is held."""
+    """Returns the name of the dtype in which a variable is stored."""
     return tf.as_dtype(variable.dtype).base_dtype.name
 
 
 def new_variable(
     value: Any, dtype: Any, name: str, trainable: bool = False, **kwargs: Any
 ) -> tf.Variable:
-    """A variable for the state of something that is no layer."""
+    """Creates a variable for the state of an object that is not a layer."""
     return tf.Variable(value, dtype=dtype, name=name, trainable=trainable, **kwargs)
 
 
 class SeedState(tf.__internal__.tracking.AutoTrackable):
     """A root seed and the number of the next call, which TensorFlow's checkpoints save.
 
-    A layer that has it as an attribute has no weight more.
+    A layer with such an attribute does not get another weight.
 
     Args:
-        seed: an integer of up to 63 bits, or None for one drawn from Keras's global seed.
+        seed: int of up to 63 bits. None draws one from Keras's global seed.
 
     Attributes:
         state: int64 `[root, next call]`.
@@ -98,24 +98,24 @@ class SeedState(tf.__internal__.tracking.AutoTrackable):
         self.state = tf.Variable(
             np.asarray([root, 0], np.int64),
             trainable=False,
-            name="seed_generator_state",  # each replica's copy is its own, and all count alike
+            name="seed_generator_state",  # each replica has its own copy, and all count the same
         )
 
 
 def checkpoint(layer: Any, generator: SeedState) -> None:
-    """Lets TensorFlow's checkpoints of a layer save a seed state; they do."""
+    """Lets TensorFlow's checkpoints save a seed state. On Keras 2 they do it by themselves."""
 
 
 def checkpoint_list(layer: Any, name: str) -> None:
-    """Lets TensorFlow's checkpoints save the layers in a list; on Keras 2 they do by themselves."""
+    """Lets TensorFlow's checkpoints save a list of layers. On Keras 2 they do it by themselves."""
 
 
 def paths(layer: Any) -> list[str]:
-    """The path of each of a built layer's weights, in their order.
+    """Returns the path of each of a built layer's weights, in their order.
 
-    The names of the layers that hold it, from the given one on, and its own. Keras 2 names a
-    variable by the scopes in which it was made, which are those of calls: what a layer builds by
-    hand lacks the name of its layer.
+    A path has the names of the layers that contain the weight, from the given layer on, and its own
+    name. Keras 2 names a variable by the scopes of the call that created it. A weight that a layer
+    builds by hand lacks the name of its layer.
     """
     found: dict[int, str] = {}
 
@@ -123,7 +123,7 @@ def paths(layer: Any) -> list[str]:
         for variable in [*inner._trainable_weights, *inner._non_trainable_weights]:
             found.setdefault(id(variable), f"{prefix}/{name(variable)}")
         for held in inner._flatten_layers(recursive=False, include_self=False):
-            # A wrapper that stands in a layer's place has its name.
+            # A wrapper that replaces a layer has the layer's name.
             walk(held, prefix if held.name == inner.name else f"{prefix}/{held.name}")
 
     walk(layer, layer.name)
@@ -131,14 +131,15 @@ def paths(layer: Any) -> list[str]:
 
 
 def add_counter(layer: Any, name: str, shape: tuple[int, ...]) -> None:
-    """Gives a layer an int64 variable in which each replica counts by itself.
+    """Gives a layer an int64 variable in which each replica counts separately.
 
-    It is none of the layer's weights, whose files know nothing of it; TensorFlow's checkpoints do.
+    The variable is not among the layer's weights or in weight files. TensorFlow's checkpoints save
+    it.
 
     Args:
-        layer: the layer.
-        name: the name of the attribute.
-        shape: the shape.
+        layer: Layer.
+        name: str. Name of the attribute.
+        shape: Shape.
     """
     with tf.init_scope():
         variable = tf.Variable(

@@ -1,8 +1,9 @@
-"""Optimizers inside optimizers on Keras 2.15, whose two kinds do not mix.
+"""Optimizers inside optimizers on Keras 2.15, which has two kinds that do not mix.
 
-The newer ones (`keras.optimizers`) update by `update_step`; the legacy ones
-(`keras.optimizers.legacy`, and all of tensorflow-addons') by `_resource_apply_dense` and the like.
-The functions look through tfwd's own wrappers, loss scales, and tensorflow-addons' averages.
+The newer ones (`keras.optimizers`) update with `update_step`. The legacy ones
+(`keras.optimizers.legacy`, and all of tensorflow-addons') update with `_resource_apply_dense` and
+similar methods. The functions look through tfwd's own wrappers, loss scales, and tensorflow-addons'
+averages.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ LossScaleOptimizer: Any = keras.mixed_precision.LossScaleOptimizer
 
 
 def is_legacy(optimizer: Any) -> bool:
-    """Whether it is an optimizer of the legacy kind."""
+    """Returns True for an optimizer of the legacy kind."""
     return isinstance(optimizer, Legacy)
 
 
 def name(optimizer: Any) -> str:
-    """The optimizer's name."""
+    """Returns the optimizer's name."""
     return optimizer._name if is_legacy(optimizer) else optimizer.name
 
 
 def leaves(optimizer: Any) -> list[Any]:
-    """The optimizers that make the updates; here it is always one.
+    """Returns the optimizers that make the updates. On Keras 2 there is always one.
 
-    An average of tensorflow-addons around another optimizer makes one update with it.
+    An average of tensorflow-addons makes one update together with the optimizer inside.
     """
     while isinstance(optimizer, (Holder, LossScaleOptimizer)):
         optimizer = optimizer.inner_optimizer
@@ -41,17 +42,17 @@ def leaves(optimizer: Any) -> list[Any]:
 
 
 def leaf_of(optimizer: Any, variable: Any) -> Any:
-    """The optimizer that makes the updates of one variable."""
+    """Returns the optimizer that updates a variable."""
     return leaves(optimizer)[0]
 
 
 def is_built_for(optimizer: Any, variable: Any) -> bool:
-    """Whether an optimizer that is built makes the updates of a variable."""
+    """Returns True if a built optimizer updates a variable."""
     return is_legacy(optimizer) or key(optimizer, variable) in optimizer._index_dict
 
 
 def chain(optimizer: Any) -> Iterator[Any]:
-    """The optimizer and all optimizers in it, the outer first."""
+    """Yields the optimizer and all optimizers in it. The outer ones come first."""
     while optimizer is not None:
         yield optimizer
         if isinstance(optimizer, LossScaleOptimizer):
@@ -63,13 +64,13 @@ def chain(optimizer: Any) -> Iterator[Any]:
 
 
 def _averaged(optimizer: Any) -> Any:
-    """The optimizer in Lookahead, SWA and MovingAverage of tensorflow-addons."""
+    """Returns the optimizer in Lookahead, SWA and MovingAverage of tensorflow-addons."""
     held = vars(optimizer).get("_optimizer")
     return held if is_legacy(held) else None
 
 
 def own_decays(optimizer: Any) -> dict[str, Any]:
-    """The arguments by which an optimizer decays weights itself, with their values."""
+    """Returns the arguments with which an optimizer decays weights itself, with their values."""
     arguments = vars(optimizer).get("_hyper", {}) if is_legacy(optimizer) else vars(optimizer)
     decays = {
         argument: float(value.numpy()) if isinstance(value, tf.Variable) else value
@@ -80,13 +81,13 @@ def own_decays(optimizer: Any) -> dict[str, Any]:
 
 
 def lowers_scale(optimizer: Any) -> bool:
-    """Whether a loss scale in it, one that acts, waits for gradients that are not finite."""
+    """Returns True if an active loss scale inside waits for gradients that are not finite."""
     scale = _scale(optimizer)
     return scale is not None and scale.dynamic
 
 
 def key(optimizer: Any, variable: Any) -> Any:
-    """What is the same for a variable and its copies on the replicas."""
+    """Returns a key that is the same for a variable and its copies on the replicas."""
     if not isinstance(variable, tf.distribute.DistributedValues):
         for copy in (variable, getattr(variable, "handle", None)):
             container: Any = getattr(copy, "_distributed_container", None)
@@ -96,22 +97,22 @@ def key(optimizer: Any, variable: Any) -> Any:
 
 
 def accumulates(optimizer: Any) -> bool:
-    """Whether one update is made of the gradients of several steps; on Keras 2 never."""
+    """Returns True if one update uses the gradients of several steps. Keras 2 never does."""
     return False
 
 
 def _rate_of(leaf: Any) -> Any:
-    """The optimizer that has the learning rate: an average takes that of the one in it."""
+    """Returns the optimizer that has the learning rate. An average uses its inner optimizer's."""
     return next((held for held in reversed(list(chain(leaf))) if is_legacy(held)), leaf)
 
 
 def has_learning_rate(leaf: Any) -> bool:
-    """Whether an optimizer has a learning rate; COCOB has none."""
+    """Returns True if an optimizer has a learning rate. COCOB has none."""
     return not is_legacy(leaf) or "learning_rate" in _rate_of(leaf)._hyper
 
 
 def has_fixed_rate(leaf: Any) -> bool:
-    """Whether the learning rate is a number, and no schedule or function."""
+    """Returns True if the learning rate is a number, not a schedule or a function."""
     if not is_legacy(leaf):
         return isinstance(leaf._learning_rate, tf.Variable)
     rate = _rate_of(leaf)._hyper.get("learning_rate")
@@ -119,7 +120,7 @@ def has_fixed_rate(leaf: Any) -> bool:
 
 
 def initial_rate(leaf: Any) -> float:
-    """The learning rate of an optimizer's first update."""
+    """Returns the learning rate of an optimizer's first update."""
     source = _rate_of(leaf)
     rate = source._hyper["learning_rate"] if is_legacy(leaf) else source._learning_rate
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
@@ -128,7 +129,7 @@ def initial_rate(leaf: Any) -> float:
 
 
 def learning_rate(leaf: Any) -> Any:
-    """The learning rate of an update that is made now, None if there is no such thing."""
+    """Returns the learning rate of an update that is made now, or None if there is none."""
     if not is_legacy(leaf):
         rate = leaf._learning_rate
         schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
@@ -139,13 +140,13 @@ def learning_rate(leaf: Any) -> Any:
 
 
 def scale_loss(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
-    """The loss times the scale of an optimizer, whose `apply` takes its gradients."""
+    """Returns the loss times the optimizer's scale. `apply` expects gradients of that loss."""
     scale = _scale(optimizer)
     return loss if scale is None else scale.get_scaled_loss(loss)
 
 
 def apply(optimizer: Any, grads: Any, variables: Any) -> None:
-    """One step, with the gradients of a loss that `scale_loss` has scaled."""
+    """Makes one step, with the gradients of a loss that `scale_loss` has scaled."""
     scale = _scale(optimizer)
     if scale is not None:
         grads = scale.get_unscaled_gradients(grads)

@@ -1,4 +1,4 @@
-"""How a wrapper takes over the call of the layer inside it, on Keras 2.15."""
+"""The way in which a wrapper takes over the call of the layer inside it, on Keras 2.15."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from tfwd._keras2.substitution import Substitution
 
 
 class Wraps:
-    """Base of layers that stand in the place of a layer inside them, `self.layer`."""
+    """Base class of layers that replace a layer inside them, `self.layer`."""
 
     layer: Any
 
     @property
     def weights(self) -> list[tf.Variable]:
-        """The weights in the order of the layer inside, which for a model goes layer by layer."""
-        # A model that is not built has none to tell of.
+        """The weights in the order of the inner layer. For a model the order is layer by layer."""
+        # A model that is not built has no weights.
         return self.layer.weights if self.layer.built else []
 
     @property
     def kernel(self) -> Any:
-        """The kernel of the layer inside.
+        """The kernel of the inner layer.
 
-        A wrapper around this one that computes another kernel, as tensorflow-addons' weight
-        normalization does, sets it before each call: then the call is on that one.
+        An outer wrapper such as tensorflow-addons' weight normalization computes another kernel and
+        sets it
+        before each call. The call then uses that kernel.
         """
         return self.layer.kernel
 
@@ -38,7 +39,7 @@ class Wraps:
         vars(self)["_given_kernel"] = value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # A recurrent layer's own takes its arguments in another order than its `call`.
+        # The `__call__` of a recurrent layer has another order of arguments than its `call`.
         names = _positional(type(self.layer).__call__)
         if names and len(args) > 1:
             kwargs = {**dict(zip(names[1:], args[1:], strict=False)), **kwargs}
@@ -54,7 +55,7 @@ class Wraps:
 
 
 def _positional(function: Callable[..., Any]) -> list[str]:
-    """The names of a method's positional arguments; empty if it does not say them."""
+    """Returns the names of a method's positional arguments, or [] if it does not list them."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
         return []
@@ -62,35 +63,35 @@ def _positional(function: Callable[..., Any]) -> list[str]:
 
 
 def masks_of_sequences(sequences: Any, given: dict[str, Any]) -> tuple[Any, Any]:
-    """The masks of a recurrent layer's call: the one it applies, and the one for its outputs.
+    """Returns the masks of a recurrent layer's call: the applied one, and the outputs' one.
 
-    In Keras 2 a mask that is given counts, be it None, and else the one that the sequences carry.
+    Keras 2 uses the mask argument, even if it is None, and otherwise the mask of the sequences.
 
     Args:
-        sequences: the layer's first argument.
-        given: its other arguments but for the training flag, by their names.
+        sequences: First argument of the layer.
+        given: Other arguments by name, without the training flag.
     """
     mask = given["mask"] if "mask" in given else get_mask(sequences)
     return mask, mask
 
 
 def mark(layer: Any, inputs: Any, outputs: Any) -> None:
-    """Gives a layer's outputs the masks that they would have from a call of it."""
+    """Attaches the masks to a layer's outputs that a call of the layer would attach."""
     if layer.supports_masking:
         graph = not tf.executing_eagerly()
         layer._set_mask_metadata(inputs, outputs, get_mask(inputs), graph)
 
 
 def converted(layer: Any, sequences: tf.Tensor) -> tf.Tensor:
-    """A layer's first argument in the dtype that it computes in, as a call of it would have it."""
+    """Returns a layer's first argument in the dtype in which a call of the layer casts it."""
     return layer._maybe_cast_inputs(sequences) if layer._autocast else sequences
 
 
 def adopt_call(wrapper: Any, layer: Any) -> None:
-    """Lets Keras treat calls of `wrapper` as it would treat calls of `layer`.
+    """Makes Keras treat calls of `wrapper` like calls of `layer`.
 
-    Input conversion, masks and the training flag are all taken from the call's signature and from
-    flags that Keras reads off the layer it calls.
+    Keras reads the call's signature and flags of the layer that it calls. They determine input
+    conversion, masks and the training flag.
     """
     spec = layer._call_spec.full_argspec
     if "training" not in [*spec.args, *spec.kwonlyargs]:
@@ -101,25 +102,27 @@ def adopt_call(wrapper: Any, layer: Any) -> None:
     wrapper._call_spec = layer_utils.CallFunctionSpec(spec)
     wrapper._call_spec.expects_mask_arg = layer._call_spec.expects_mask_arg
     wrapper._call_spec.expects_training_arg = True
-    # The layer casts its inputs itself: a tensor that is cast has lost its mask.
+    # The inner layer casts its inputs itself, because a cast tensor loses its mask.
     wrapper._autocast = False
     wrapper.supports_masking = layer.supports_masking
-    wrapper._compute_output_and_mask_jointly = True  # the call of the layer inside does
+    wrapper._compute_output_and_mask_jointly = True  # the inner layer's call does it
     wrapper._supports_ragged_inputs = getattr(layer, "_supports_ragged_inputs", False)
 
 
 def inner_call(
     layer: Any, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple, dict[str, Any]]:
-    """What is to be called where Keras calls the `call` of a layer that wraps another.
+    """Returns the function to call where Keras calls the `call` of a wrapper.
 
     Args:
-        layer: the wrapper.
-        args, kwargs: the arguments of its `call`.
+        layer: Wrapper.
+        args: Positional arguments of its `call`.
+        kwargs: Keyword arguments of its `call`.
 
     Returns:
-        The layer inside, and the arguments with all but the first by name: a SavedModel is traced
-        with all of them by position, as layers' own calls do not take them.
+        The inner layer and the arguments. All except the first are keyword arguments. A SavedModel
+        is
+        traced with positional arguments, which the `__call__` of layers does not accept.
     """
     if layer._call_spec.full_argspec.varargs:
         return layer.layer, args, kwargs

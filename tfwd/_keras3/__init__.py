@@ -1,1 +1,1 @@
-"""Private Keras 3 APIs."""
+"""The code for Keras 3, with its private APIs."""

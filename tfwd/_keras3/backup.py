@@ -6,20 +6,20 @@ from typing import Any
 
 import keras
 
-# The arguments with which a backup survives a crash while it is written, and the end of `fit`.
+# With these arguments a backup survives the end of `fit`, and a crash while it is written.
 KEPT: dict[str, Any] = {"double_checkpoint": True, "delete_checkpoint": False}
 
 
 def initial_epoch(callback: keras.callbacks.BackupAndRestore) -> int:
-    """The number of epochs in the backup that training has begun with."""
+    """Returns the number of epochs in the backup from which training resumed."""
     return callback.model._initial_epoch or 0
 
 
 def is_compiled(model: keras.Model) -> bool:
-    """Whether a model has an optimizer and a loss; False for what is no model."""
+    """Returns True if a model has an optimizer and a loss. Returns False for other objects."""
     return getattr(model, "compiled", False)
 
 
 def can_begin(model: keras.Model) -> bool:
-    """Whether the callback takes the model as it is: it wants one that has its weights."""
+    """Returns True if the callback accepts the model: it must already have its weights."""
     return model.built

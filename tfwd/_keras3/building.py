@@ -1,4 +1,4 @@
-"""Builds layers by a call whose result is thrown away."""
+"""Builds layers by a call whose result is discarded."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ _SCOPE = "stateless_scope"
 
 @contextlib.contextmanager
 def building_outside(layer: keras.Layer) -> Iterator[None]:
-    """Within it the layers in `layer` are built as they would be without the scopes inside it.
+    """Builds the layers in `layer` in the body as if there were no inner scopes.
 
-    `compute_output_spec` calls a layer in a graph that is thrown away, and in a `StatelessScope`,
-    in which Keras refuses to make a variable of a value: a stateful recurrent layer makes its
-    states so. A layer is built of shapes alone, so it needs neither the graph nor the scope.
+    `compute_output_spec` calls a layer in a scratch graph and in a `StatelessScope`. There Keras
+    refuses
+    to create a variable from a value, which stateful recurrent layers do for their states. A layer
+    is
+    built from shapes alone, so it needs neither the graph nor the scope.
     """
     around = _global_state.get_global_attribute(_SCOPE)
     builds = {}
@@ -30,7 +32,7 @@ def building_outside(layer: keras.Layer) -> Iterator[None]:
         if build is not None and not inner.built and not is_default(build):
             builds[inner] = build, _outside(build, around)
     for inner, (_, outside) in builds.items():
-        # Past Keras's tracking of attributes, which has no business with functions.
+        # `object.__setattr__` avoids Keras's tracking of attributes.
         object.__setattr__(inner, "build", outside)
     try:
         yield
@@ -46,7 +48,7 @@ def _outside(build: Callable[..., None], around: Any) -> Callable[..., None]:
         within = _global_state.get_global_attribute(_SCOPE)
         _global_state.set_global_attribute(_SCOPE, around)
         try:
-            # What is built in a scope that was there before waits for the end of that scope.
+            # In a scope that already existed, variables are created at the end of that scope.
             with tf.init_scope() if around is None else contextlib.nullcontext():
                 build(*args, **kwargs)
         finally:

@@ -1,8 +1,9 @@
 """Intercepts calls of layers and reads of variables, for `tfwd.gradients`.
 
-Keras has no hooks. For the time of a pass the `call` of some classes is replaced by a function that
-asks the present thread's handler, if there is one, and else goes on as before; so other threads see
-nothing of it, and subclasses that call `super().call` and wrappers that call `layer.call` do.
+Keras has no hooks. During a pass, the `call` of some classes is replaced by a function that uses
+the
+present thread's handler, or the original call. Other threads are not affected. Subclasses that call
+`super().call`, and wrappers that call `layer.call`, are intercepted too.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ _FUSED = ("_can_attempt_fused_lstm", "_can_attempt_fused_gru")
 def intercepted(
     classes: Iterable[type], handler: Handler
 ) -> contextlib.AbstractContextManager[None]:
-    """Within the body, on this thread, a `call` that one of the classes defines goes to `handler`.
+    """Sends each `call` that one of the classes defines to `handler`, in the body, on this thread.
 
     Args:
-        classes: classes that define `call`; others are ignored.
-        handler: called in place of `call`; it has the original to go on with.
+        classes: Classes. Those that do not define `call` are ignored.
+        handler: Function that is called in place of `call`. It gets the original.
     """
-    # A fused pass through both directions of a Bidirectional would pass the two layers by.
+    # A fused pass through both directions of a Bidirectional would not call the two layers.
     both: Any = keras.layers.Bidirectional
     fused = [(both, name, _refusing) for name in _FUSED if hasattr(both, name)]
     return interception.intercepted(classes, handler, _asking, fused)
@@ -76,9 +77,9 @@ def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Draws:
-    """What layers draw past their variables in one pass, to be seen by another: on Keras 3 nothing.
+    """Random draws that one pass records and another replays. On Keras 3 there are none.
 
-    There the state of each generator is a variable, which a pass can set back.
+    There the state of each generator is a variable, which a pass can restore.
     """
 
     inside = False
@@ -87,20 +88,20 @@ class Draws:
         return False
 
     def recorded(self) -> contextlib.AbstractContextManager[None]:
-        """Keeps what is drawn in the body."""
+        """Records the draws in the body."""
         return contextlib.nullcontext()
 
     def replayed(self) -> contextlib.AbstractContextManager[None]:
-        """What is drawn in the body is what was kept."""
+        """Repeats the recorded draws in the body."""
         return contextlib.nullcontext()
 
 
 class Observed(scopes.Observing, Substitution):
-    """A substitution that tells of every read, update and loss."""
+    """A substitution that reports every read, update and loss."""
 
 
 class Captured(scopes.Capturing, Substitution):
-    """A substitution that keeps all updates, except in functions that are traced in its body."""
+    """A substitution that stores all updates, except in functions that are traced in its body."""
 
 
 def users_code() -> contextlib.AbstractContextManager[None]:
@@ -109,12 +110,12 @@ def users_code() -> contextlib.AbstractContextManager[None]:
 
 
 def is_rematerialized(layer: keras.Layer) -> bool:
-    """Whether `keras.remat` runs the layer a second time in backward."""
+    """Returns True if `keras.remat` runs the layer a second time in backward."""
     return getattr(layer, "_remat_mode", None) is not None
 
 
 def loss_object(loss: Any) -> keras.losses.Loss:
-    """A Keras loss of a name, a function `(y_true, y_pred) -> values`, a config or a loss."""
+    """Returns the Keras loss of a name, a function `(y_true, y_pred) -> values`, or a config."""
     found = keras.losses.get(loss)
     if isinstance(found, type):
         found = found()
@@ -122,7 +123,7 @@ def loss_object(loss: Any) -> keras.losses.Loss:
 
 
 def loss_arguments(loss: keras.losses.Loss, y: Any, output: Any) -> tuple[Any, Any]:
-    """Targets and outputs as Keras gives them to a loss: in its dtype."""
+    """Returns targets and outputs in the dtype in which Keras passes them to a loss."""
     return tuple(
         tf.nest.map_structure(lambda t: keras.ops.convert_to_tensor(t, loss.dtype), value)
         for value in (y, output)
@@ -130,7 +131,7 @@ def loss_arguments(loss: keras.losses.Loss, y: Any, output: Any) -> tuple[Any, A
 
 
 def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """What Keras does to a last axis of size one before it multiplies losses by their weights."""
+    """Removes or adds a last axis of size one as Keras does before it weights losses."""
     return squeeze_or_expand_to_same_rank(values, weights)
 
 
@@ -141,17 +142,17 @@ def recurrent_arguments(
     mask: Any = None,
     training: Any = False,
 ) -> tuple[tf.Tensor, Any, Any, Any] | None:
-    """A recurrent layer's inputs, first states, mask and flag; None where the loop is another."""
+    """Returns a recurrent layer's inputs, first states, mask and flag, or None for another loop."""
     return sequences, initial_state, mask, training
 
 
 def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tensor]:
-    """The states that a recurrent layer of one cell begins with, as its own call has them."""
+    """Returns the first states of a recurrent layer with one cell, as its own call computes them."""
     if given is None:
         batch = keras.ops.shape(sequences)[0]
         given = layer.states if layer.stateful else layer.get_initial_state(batch_size=batch)
     given = list(given) if isinstance(given, (list, tuple)) else [given]
-    # Of a stateful layer Keras gives the variables, which will hold the last states instead.
+    # For a stateful layer Keras passes the variables, which the last states will overwrite.
     given = [tf.convert_to_tensor(s.value if isinstance(s, keras.Variable) else s) for s in given]
     return [keras.ops.convert_to_tensor(s, dtype=layer.cell.compute_dtype) for s in given]
 
@@ -159,7 +160,7 @@ def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tens
 def recurrent_dropout(
     layer: Any, sequences: tf.Tensor, states: list[tf.Tensor]
 ) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-    """What a recurrent layer multiplies its sequences and its states by in one training call."""
+    """Returns the dropout factors of a recurrent layer's inputs and states in one training call."""
     cell = layer.cell
     layer._maybe_config_dropout_masks(cell, sequences[:, 0, :], states)
     inputs = cell.get_dropout_mask(sequences[:, 0, :])
@@ -169,7 +170,7 @@ def recurrent_dropout(
 
 
 def regularization(model: keras.Model) -> list[tf.Tensor | None]:
-    """The gradients of the regularizers of a model's weights, in the order of those it trains."""
+    """Returns the gradients of the regularizers of a model's trainable weights, in their order."""
     found: list[tf.Tensor | None] = []
     for variable in model.trainable_variables:
         if variable.regularizer is None:

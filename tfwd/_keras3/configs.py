@@ -9,11 +9,13 @@ from keras.src.backend.common import global_state as _global_state
 
 
 def serialize(layer: keras.Layer) -> dict[str, Any]:
-    """A layer's config, by which a `.keras` file knows it again in another place.
+    """Returns a layer's config, with the mark by which a `.keras` file detects shared layers.
 
-    While it writes a file, Keras marks the config of an object that it has met before, but not
-    where that config stands inside another one, as a wrapped layer's does. The mark is Keras's own,
-    an address in memory; configs outside of files have none, so that they can be compared.
+    While Keras writes a file, it marks the config of an object that it has seen before. It does not
+    mark
+    a config inside another one, such as the config of a wrapped layer. The mark is an address in
+    memory.
+    Configs outside files have no mark, so that they can be compared.
     """
     config = keras.saving.serialize_keras_object(layer)
     if _global_state.get_global_attribute("shared_objects/id_to_config_map") is not None:
@@ -22,15 +24,15 @@ def serialize(layer: keras.Layer) -> dict[str, Any]:
 
 
 def deserialize(value: Any, custom_objects: Any = None) -> Any:
-    """What a value in a config stands for: an object, a nest of such, or the value itself."""
+    """Creates the object of a config's value. Nests and plain values are supported too."""
     return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
 
 
 def keeps_sharing() -> bool:
-    """Whether a file is being read, so that an object in two places of it becomes one object."""
+    """Returns True while a file is read, in which two uses of an object become one object."""
     return _global_state.get_global_attribute("shared_objects/id_to_obj_map") is not None
 
 
 def is_absent(store: Any) -> bool:
-    """Whether a file's part for a layer is seen not to be there: here it is not seen."""
+    """Returns True if a file has no entry for a layer. On Keras 3 this cannot be detected."""
     return False

@@ -1,7 +1,7 @@
 """The products of Keras 3's convolutional layers: their calls without bias and activation.
 
-Each takes the layer, its inputs and what is to be computed with in place of its kernel, and returns
-None for what it does not cover.
+Each function takes the layer, its inputs, and a replacement for its kernel. It returns None for a
+case that it does not cover.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 
 def convolution(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | None:
-    """Of Conv1D, Conv2D and Conv3D."""
+    """Computes the product of Conv1D, Conv2D and Conv3D."""
     causal = layer.padding == "causal"
     return keras.ops.conv(
         tf.pad(inputs, layer._compute_causal_padding()) if causal else inputs,
@@ -26,7 +26,7 @@ def convolution(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor |
 
 
 def transposed(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | None:
-    """Of Conv1DTranspose, Conv2DTranspose and Conv3DTranspose."""
+    """Computes the product of Conv1DTranspose, Conv2DTranspose and Conv3DTranspose."""
     return keras.ops.conv_transpose(
         inputs,
         kernel,
@@ -39,7 +39,7 @@ def transposed(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | 
 
 
 def depthwise(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | None:
-    """Of DepthwiseConv1D and DepthwiseConv2D, and the first of the two of a separable one."""
+    """Computes the product of a depthwise layer, and the first product of a separable layer."""
     return keras.ops.depthwise_conv(
         inputs,
         kernel,
@@ -51,7 +51,7 @@ def depthwise(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | N
 
 
 def pointwise(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """The second of the two of SeparableConv1D and SeparableConv2D."""
+    """Computes the second product of SeparableConv1D and SeparableConv2D."""
     return keras.ops.conv(
         inputs,
         kernel,
@@ -63,5 +63,5 @@ def pointwise(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
 
 
 def depthwise_kernel(layer: Any) -> Any:
-    """The only kernel of a depthwise convolution."""
+    """Returns the only kernel of a depthwise convolution."""
     return layer.kernel

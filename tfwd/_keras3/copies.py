@@ -1,4 +1,4 @@
-"""Copies layers and models of Keras 3, on the same variables."""
+"""Copies layers and models of Keras 3 on the same variables."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ _GRAPHS = (keras.Sequential, keras.src.models.Functional)
 
 
 def is_layer_graph(model: keras.Layer) -> bool:
-    """Whether it is a Sequential or functional model of Keras's own class, which can be cloned."""
+    """Returns True for a Sequential or functional model of Keras's own class. It can be cloned."""
     return isinstance(model, _GRAPHS) and type(model).__module__.startswith("keras.")
 
 
 def clone(model: keras.Model, function: Callable[[Any], Any]) -> keras.Model:
-    """A Sequential or functional model with other layers, in nested models too.
+    """Returns a Sequential or functional model with other layers, also in nested models.
 
     Args:
-        model: it is not changed.
-        function: from each layer, or operation, to the one that is to stand in its place, or to
-            itself.
+        model: Model. It is not changed.
+        function: Function from each layer or operation to its replacement, or to itself.
     """
     known: dict[int, Any] = {}
 
@@ -38,11 +37,11 @@ def clone(model: keras.Model, function: Callable[[Any], Any]) -> keras.Model:
 
 
 def _cloned(model: Any, replaced: Callable[[Any], Any]) -> Any:
-    """A model of other layers, with all that its inputs say: Keras's own clone loses some of it."""
+    """Clones a model with other layers. Keeps properties of its inputs that Keras's clone loses."""
     if not isinstance(model, keras.Sequential):
         inputs = keras.tree.map_structure(lambda x: _other(x).output, model.input)
         return keras.models.clone_model(model, input_tensors=inputs, clone_function=replaced)
-    first = model._layers[:1]  # which `model.layers` leaves out if it is an input
+    first = model._layers[:1]  # `model.layers` leaves it out if it is an input
     inputs = [_other(x) for x in first if isinstance(x, keras.layers.InputLayer)]
     layers = [*inputs, *map(replaced, model.layers)]
     copy = keras.Sequential(layers, name=model.name, trainable=model.trainable)
@@ -52,7 +51,7 @@ def _cloned(model: Any, replaced: Callable[[Any], Any]) -> Any:
 
 
 def _other(source: Any) -> keras.layers.InputLayer:
-    """An input like another one, or like that which a symbolic tensor comes from."""
+    """Returns an input like another input, or like the input of a symbolic tensor."""
     layer = getattr(source, "_keras_history", (source,))[0]
     return type(layer).from_config(layer.get_config())
 
@@ -63,8 +62,8 @@ def tie(
     bias: keras.Variable | None,
     output_shape: tuple[int | None, ...],
 ) -> keras.layers.EinsumDense:
-    """Gives a layer that is not built the variables of others, and returns it as a built one."""
-    # `kernel` has become a property of the class in later releases.
+    """Gives an unbuilt layer existing variables, and returns it as a built layer."""
+    # In later releases `kernel` is a property of the class.
     name = "_kernel" if isinstance(getattr(type(dense), "kernel", None), property) else "kernel"
     setattr(dense, name, kernel)
     dense.bias = bias
@@ -73,7 +72,7 @@ def tie(
     return dense
 
 
-# What a layer's constructor makes for the layer itself, and a copy must not take from another.
+# Attributes that a layer's constructor makes for the layer itself. A copy must not take them.
 _OWN_STATE = {
     "_tracker",
     "_trainable_variables",
@@ -84,7 +83,7 @@ _OWN_STATE = {
     "_functional",
     "_saved_model_arg_spec",
     "_saved_model_inputs_spec",
-    "_tracked",  # names of attributes: a shared list would name one layer's in the other
+    "_tracked",  # names of attributes: with a shared list, each layer would track the other's
     "_call_signature",
     "call_signature_parameters",
     "_call_has_training_arg",

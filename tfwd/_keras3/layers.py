@@ -1,8 +1,7 @@
 """Layers of Keras 3: their build, call state, masks and sublayers.
 
-Keras offers no public way to read the flags of the call that is under way, or to hold them still
-while a layer is run a second time. What there is, is private or nearly so and changes between
-releases.
+Keras has no public way to read the flags of the present call, or to keep them while a layer runs a
+second time. The ways used here are private, or almost private, and change between releases.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ Datasets = keras.utils.PyDataset
 
 
 class NoAutographLayer:
-    """Base of layers that run other layers with functions of TensorFlow around them."""
+    """Base class of layers that call other layers inside functions of TensorFlow."""
 
 
 class CallState:
-    """The flags of the Keras call that is under way: training, other context arguments, autocast.
+    """The flags of the present Keras call: training, other context arguments, autocast.
 
-    A layer that is run again in backward must see the flags of its forward run, when that call is
-    long over; and what a layer sets while it runs must not reach the layers after it.
+    A layer that runs again in backward must see the flags of its forward run. That call has already
+    ended. And flags that a layer sets while it runs must not affect later layers.
     """
 
     def __init__(self) -> None:
@@ -40,9 +39,9 @@ class CallState:
 
     @contextlib.contextmanager
     def restored(self, training: bool) -> Iterator[None]:
-        """Runs the body as part of that call, with the given training flag."""
+        """Runs the body as a part of that call, with the given training flag."""
         before = _global_state.get_global_attribute(_CALL_CONTEXT)
-        # The entry layer is nobody: an entry layer clears the losses of its sublayers.
+        # There is no entry layer, because an entry layer clears the losses of its sublayers.
         context = keras.src.layers.layer.CallContext(entry_layer=None)
         for name, flag in {**self._values, "entry_layer": None, "training": training}.items():
             setattr(context, name, flag)
@@ -58,69 +57,71 @@ class CallState:
 
 
 def get_mask(tensor: Any) -> Any:
-    """The mask that Keras keeps with a tensor, or None."""
+    """Returns the mask that Keras stores with a tensor, or None."""
     return keras.src.backend.get_keras_mask(tensor)
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
-    """Gives a tensor a mask that later Keras layers will see; None takes it away."""
+    """Attaches a mask to a tensor, for later Keras layers. None removes the mask."""
     keras.src.backend.set_keras_mask(tensor, mask)
 
 
 def build_by_call(layer: keras.Layer, args: tuple, kwargs: dict) -> None:
-    """Builds a layer that only a call can build, by a call whose result is thrown away."""
+    """Builds a layer that only a call can build. The result of the call is discarded."""
     with building_outside(layer):
         keras.src.backend.compute_output_spec(layer.__call__, *args, **kwargs)
 
 
 def has_default_build(layer: keras.Layer) -> bool:
-    """Whether the layer has no `build` of its own, so that only a call creates its weights."""
+    """Returns True if the layer does not define `build`, so that only a call creates its weights."""
     return keras.src.utils.python_utils.is_default(layer.build) and bool(layer._layers)
 
 
 def builds_by_shape(layer: keras.Layer) -> bool:
-    """Whether the layer can make its weights of the shape of its inputs alone."""
+    """Returns True if the layer can create its weights from the shape of its inputs alone."""
     return not has_default_build(layer)
 
 
 def accepts_training(layer: keras.Layer) -> bool:
-    """Whether the layer's `call` takes a `training` argument."""
+    """Returns True if the layer's `call` has a `training` argument."""
     return layer._call_has_training_arg
 
 
 def sublayers(layer: keras.Layer) -> list[keras.Layer]:
-    """The layers that a layer holds directly, in Keras's own order."""
+    """Returns the direct sublayers of a layer, in Keras's order."""
     return list(layer._layers)
 
 
 def all_layers(layer: keras.Layer) -> list[keras.Layer]:
-    """The layer, and all layers in it at any depth."""
+    """Returns the layer and all layers in it at any depth."""
     return layer._flatten_layers()
 
 
 def build(layer: keras.Layer, *args: Any, **kwargs: Any) -> None:
-    """Builds a layer by its own `build`."""
+    """Builds a layer with its own `build`."""
     layer.build(*args, **kwargs)
     layer.built = True
 
 
 def build_from_config(layer: keras.Layer, config: dict[str, Any]) -> None:
-    """Builds a layer as the config of its build says, which may come out of a file."""
+    """Builds a layer from a build config, for example from a file."""
     layer.build_from_config(config)
 
 
 def has_weights(layer: keras.Layer) -> bool:
-    """Whether the layer is built, with all weights that it will have.
+    """Returns True if the layer is built and has all weights that it will have.
 
-    A layer without a `build` of its own is marked as built when it is loaded, although the layers
-    in it are not. One that has a `build` may leave layers in it to be built by its call. What a
-    call has left unbuilt is not used, and will have no weights.
+    A layer that does not define `build` is marked as built when it is loaded, although its inner
+    layers
+    are not. A layer that defines `build` may let its call build inner layers. An inner layer that a
+    call
+    did not build is not used and will have no weights.
     """
     return layer.built and (not awaits_call(layer) or getattr(layer, "_called", False))
 
 
 def awaits_call(layer: keras.Layer) -> bool:
-    """Whether layers in this one are not built yet, and may have weights when they are."""
+    """Returns True if inner layers are not built yet, and may get weights when they are."""
     is_default = keras.src.utils.python_utils.is_default
     return any(
         not (inner.built or is_default(inner.build)) or awaits_call(inner)
@@ -129,43 +130,43 @@ def awaits_call(layer: keras.Layer) -> bool:
 
 
 def embedding_matrix(layer: keras.layers.Embedding) -> keras.Variable:
-    """The variable of an Embedding layer, whatever the layer makes of it."""
+    """Returns the variable of an Embedding layer, even if a property changes its value."""
     return layer._embeddings
 
 
 def is_quantized(layer: keras.Layer) -> bool:
-    """Whether the layer computes with weights of 8 or 4 bits."""
+    """Returns True if the layer computes with weights of 8 or 4 bits."""
     return getattr(layer, "quantization_mode", None) is not None
 
 
 def floating_policy(layer: keras.Layer) -> Any:
-    """The dtype policy of a layer, without a mark that it is quantized.
+    """Returns the dtype policy of a layer without its quantization.
 
-    A layer around it that had the mark would be asked by Keras to compute on 8 bits itself.
+    With a quantized policy, Keras would ask an outer layer to compute with 8 bits itself.
     """
     policy = layer.dtype_policy
     return policy._source_name if is_quantized(layer) else policy
 
 
 def add_loss(layer: keras.Layer, loss: Any) -> None:
-    """Adds a loss to a layer that was added by a layer inside."""
+    """Adds a loss to a layer that an inner layer has added."""
     layer.add_loss(loss)
 
 
 def own_weights(layer: keras.Layer) -> list[keras.Variable]:
-    """The weights that a layer holds itself and that were made to be trained, frozen or not."""
+    """Returns the weights of a layer itself that are created trainable, frozen or not."""
     return list(layer._trainable_variables)
 
 
 def held_weights(layer: keras.Layer) -> list[keras.Variable]:
-    """All weights that a layer holds itself."""
+    """Returns all weights of a layer itself."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
 def is_altered(layer: keras.Layer) -> bool:
-    """Whether a call does more than the layer's `call` on its weights.
+    """Returns True if a call does more than the layer's `call` on its weights.
 
-    So it is with LoRA, int8, losses of outputs, and `keras.remat`.
+    Examples are LoRA, int8, losses of outputs, and `keras.remat`.
     """
     return bool(
         getattr(layer, "lora_enabled", False)

@@ -1,4 +1,4 @@
-"""`OptimizerWrapper`: an optimizer around another one."""
+"""`OptimizerWrapper`: base class of optimizers that wrap another optimizer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tfwd._keras_shared.holding import Holder, SavesOwn
 
 
 class OptimizerWrapper(Holder, SavesOwn, Optimizer):
-    """An optimizer that holds another one and is in its place: same variables, rate and steps.
+    """An optimizer that replaces the one it holds, with the same variables, rate and steps.
 
     Args:
-        optimizer: the other one, a Keras optimizer or the name of one.
-        name: of this one; Keras makes one up by default.
+        optimizer: Keras optimizer, or its name.
+        name: str. Name of the wrapper. Default None, for a name by Keras.
 
     Raises:
-        TypeError: it is not a Keras optimizer.
+        TypeError: If it is not a Keras optimizer.
     """
 
     built: bool
@@ -34,11 +34,11 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
     def __init__(self, optimizer: Any, name: str | None = None) -> None:
         inner = self._as_optimizer(optimizer)
         super().__init__(learning_rate=0.0, name=name)
-        # The counter and the rate are those of the optimizer that is held, and its state.
+        # The held optimizer has the counter and the rate, in its own state.
         self._iterations = inner._iterations
         self._learning_rate = inner._learning_rate
         self._forget_variables()
-        # What Keras's class sets to its defaults; __getattr__ then finds what is true.
+        # Remove the defaults that Keras's class sets. __getattr__ then finds the true values.
         for name in inspect.signature(keras.optimizers.SGD).parameters:
             if name != "name" and name in vars(self):
                 object.__delattr__(self, name)
@@ -46,7 +46,7 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
         self.optimizer = inner
 
     def _forget_variables(self) -> None:
-        """Begins a new list of own variables: TensorFlow cannot save one that lost an element."""
+        """Replaces the list of own variables: TensorFlow cannot save a list that lost an element."""
         tracker: Any = vars(self)["_tracker"]
         is_variable = tracker.config["variables"][0]
         object.__delattr__(self, "_tracker")
@@ -58,7 +58,7 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
             methods = ("_backend_apply_gradients", "_backend_update_step")
             return [(leaf, method) for leaf in leaves(optimizer) for method in methods]
 
-        overridden = "Keras's optimizers override update_step alone"
+        overridden = "Keras's optimizers override only update_step"
         return self._checked(type(self).__name__, optimizer, Optimizer, followed, overridden)
 
     @property
@@ -66,25 +66,25 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
         return self.inner._model_variables_moving_average  # SwapEMAWeights reads it
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Makes the state for the variables: the held optimizer's, then its own."""
+        """Creates the state for the variables: the held optimizer's, then its own."""
         variables = list(variables)
-        if self.built or not variables:  # Keras builds with none when it reads an HDF5 file
+        if self.built or not variables:  # Keras builds without variables when it reads an HDF5 file
             return
         self._check_variables(variables)
         if not self.inner.built:
             self.inner.build(variables)
         self._build(variables)
         if any(isinstance(held, Multi) for held in chain(self.inner)):
-            # Keras keeps these where TensorFlow's checkpoints do not see them.
+            # Keras stores these where TensorFlow's checkpoints do not find them.
             for i, leaf in enumerate(leaves(self.inner)):
                 self._track_trackable(leaf, f"_optimizer_{i}", overwrite=True)
-        with tracking.DotNotTrackScope():  # the model's variables are none of the optimizer's
+        with tracking.DotNotTrackScope():  # the optimizer does not own the model's variables
             self._trainable_variables = variables
             self._trainable_variables_indices = {key(self, v): i for i, v in enumerate(variables)}
         self.built = True
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        """One step; see Keras."""
+        """Makes one step; see Keras."""
         grads = list(grads)
         if not grads:
             return
@@ -95,8 +95,8 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
                     self.build(trainable_variables)
         elif not self.built:
             raise ValueError(
-                f"{type(self).__name__}: give the variables with the gradients, or call "
-                "build(variables) before"
+                f"{type(self).__name__} is not built: pass the variables with the gradients, or "
+                "call build(variables) before"
             )
         variables = trainable_variables or list(self._trainable_variables)
         self._apply(grads, variables, lambda: self.inner.apply(grads, variables))
@@ -104,21 +104,22 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
     def _add_variable(
         self, name: str, dtype: str, value: Any, like: Any = None, shape: Sequence[int] = ()
     ) -> keras.Variable:
-        """A new variable of this optimizer itself.
+        """Creates a variable of this optimizer itself.
 
         Args:
-            name: its name.
-            dtype: its dtype.
-            value: what all of it is at first; None: what `like` is now.
-            like: a variable of a layer whose shape and place it takes; without one it is the same
-                on all replicas.
-            shape: its shape, without `like`.
+            name: str. Name.
+            dtype: str. dtype.
+            value: Initial value of all elements. None means the present value of `like`.
+            like: Variable of a layer whose shape and device it takes. Default None, for a variable
+                that is
+                the same on all replicas.
+            shape: Shape, if there is no `like`. Default scalar.
         """
         initial: Any = keras.initializers.Constant(value)
         if like is None:
             first = "only_first_replica"
             return self.add_variable(shape, initial, dtype, aggregation=first, name=name)
-        held = getattr(like, "_value", like)  # which may be a variable of TensorFlow
+        held = getattr(like, "_value", like)  # `like` may be a variable of TensorFlow
         if value is None:
             with tf.init_scope():
                 now = tf.cast(held, dtype)
@@ -127,7 +128,7 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
             return self.add_variable(like.shape, initial, dtype, name=name)
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
-        """One step, for pairs of a gradient and a variable; see Keras."""
+        """Makes one step for pairs of a gradient and a variable; see Keras."""
         grads, variables = zip(*grads_and_vars, strict=True)
         self.apply(grads, variables)
         return self.inner._iterations
@@ -138,7 +139,7 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
 
     @property
     def iterations(self) -> Any:
-        inner = self.inner  # a loss scale counts nothing in older releases
+        inner = self.inner  # in older releases a loss scale counts no steps
         return (
             inner.inner_optimizer.iterations if isinstance(inner, LossScale) else inner.iterations
         )
@@ -148,7 +149,7 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
         if "optimizer" not in vars(self):
             return None
         if isinstance(self.optimizer, LossScale) and not self._scaled_outside:
-            # Not None: Keras leaves out an assignment of what is there already.
+            # Not None: Keras skips an assignment of the present value.
             return self.optimizer.initial_scale
         return self.inner.loss_scale_factor
 
@@ -159,15 +160,16 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
         if not isinstance(self.optimizer, LossScale):
             self.optimizer.loss_scale_factor = value
             return
-        # Whoever puts a loss scale around this one turns it off inside, or gradients would be
-        # divided twice. Keras's `compile` does under mixed_float16.
+        # A loss scale around this optimizer turns off the loss scale inside. Otherwise gradients
+        # would be
+        # divided twice. Keras's `compile` sets this with mixed_float16.
         standard = inspect.signature(LossScale).parameters
         for argument in ("initial_scale", "dynamic_growth_steps"):
             if getattr(self.optimizer, argument) != standard[argument].default:
                 warnings.warn(
-                    f"{type(self).__name__} '{self.name}' holds a LossScaleOptimizer and is in "
-                    "another one, which alone acts; its arguments are lost. Put the loss scale "
-                    "around, or compile with auto_scale_loss=False",
+                    f"{type(self).__name__} '{self.name}' holds a LossScaleOptimizer and is inside "
+                    "another one. Only the outer one acts, and the inner one's arguments are lost. "
+                    "Put the loss scale around, or compile with auto_scale_loss=False",
                     stacklevel=2,
                 )
                 break

@@ -1,4 +1,4 @@
-"""A recurrent layer of Keras 3 with another loop in place of its own."""
+"""Runs a recurrent layer of Keras 3 with another loop."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-# from inputs, the list of first states and the mask to the last output, all outputs, last states
+# A loop takes inputs, first states and mask. It returns last output, all outputs and last states.
 Loop = Callable[[tf.Tensor, Any, Any], tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]]
 
 
 def has_plain_loop(layer: Any) -> bool:
-    """Whether the loop of a layer of Keras's class is the usual one, not cuDNN's nor unrolled."""
+    """Returns True if a layer of Keras's class has the usual loop, neither cuDNN's nor unrolled."""
     return (
         layer.cell.autocast
         and not layer.unroll
-        and layer.use_cudnn is not True  # which is an error where there is no GPU
+        and layer.use_cudnn is not True  # True is an error without a GPU
     )
 
 
@@ -30,7 +30,7 @@ def call_with_loop(
     mask: Any,
     training: bool,
 ) -> Any:
-    """What the layer's call does around its loop: states, dropout of the inputs, outputs."""
+    """Runs the layer's call with another loop: states, dropout of the inputs, outputs."""
     return keras.layers.RNN.call(
         _OtherLoop(layer, loop),
         sequences,
@@ -41,7 +41,7 @@ def call_with_loop(
 
 
 class _OtherLoop:
-    """The layer in all but its `inner_loop`."""
+    """The layer, except for its `inner_loop`."""
 
     def __init__(self, layer: Any, loop: Loop) -> None:
         self._layer = layer
@@ -61,5 +61,5 @@ class _OtherLoop:
 
 
 def reset_states(layer: Any) -> Callable[[], None]:
-    """By which a stateful recurrent layer begins anew."""
+    """Returns the method that resets the states of a stateful recurrent layer."""
     return layer.reset_state

@@ -1,7 +1,8 @@
 """Optimizer calls for a custom training loop, on Keras 3.
 
-A loop has gradients and variables, and a learning rate that it chose itself. It multiplies the loss
-before the gradient is taken where the optimizer scales it, and the optimizer divides again.
+A loop has gradients, variables, and its own learning rate. If the optimizer scales the loss, the
+loop
+multiplies the loss before it computes gradients, and the optimizer divides the gradients.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _LossScale: Any = keras.optimizers.LossScaleOptimizer
 
 
 def names() -> list[str]:
-    """The names of the optimizers that there are, as a user gives them."""
+    """Returns the names of the available optimizers."""
     return [
         name
         for name, found in vars(keras.optimizers).items()
@@ -29,40 +30,40 @@ def names() -> list[str]:
 
 
 def optimizer_class(name: str) -> type:
-    """The optimizer of one of the names."""
+    """Returns the optimizer class of a name."""
     return getattr(keras.optimizers, name)
 
 
 def with_loss_scale(optimizer: Optimizer) -> Optimizer:
-    """The optimizer with a scale of the loss around it that finds itself, for float16."""
+    """Returns the optimizer inside a dynamic loss scale, for float16."""
     return _LossScale(optimizer)
 
 
 def scales_loss(optimizer: Optimizer) -> bool:
-    """Whether the loss is to be scaled before the gradient is taken."""
+    """Returns True if the loss must be scaled before the gradients are computed."""
     return isinstance(optimizer, _LossScale)
 
 
 def scale_loss(optimizer: Optimizer, loss: tf.Tensor) -> tf.Tensor:
-    """The loss times the optimizer's scale."""
+    """Returns the loss times the optimizer's scale."""
     return optimizer.scale_loss(loss)
 
 
 def loss_scale(optimizer: Optimizer) -> tf.Tensor:
-    """The scale of an optimizer that scales the loss."""
+    """Returns the scale of an optimizer that scales the loss."""
     if not optimizer.built:
         return tf.constant(optimizer.initial_scale, tf.float32)
     return tf.convert_to_tensor(optimizer.dynamic_scale.value)
 
 
 def build(optimizer: Optimizer, variables: Sequence[Any]) -> None:
-    """Makes the optimizer's state for the variables, if it has none yet."""
+    """Creates the optimizer's state for the variables, if it has none yet."""
     if not optimizer.built:
         optimizer.build(variables)
 
 
 def state(optimizer: Optimizer) -> list[Any]:
-    """The optimizer's own variables, as many as there are yet."""
+    """Returns the optimizer's own variables that exist so far."""
     return list(optimizer.variables)
 
 
@@ -72,12 +73,12 @@ def set_learning_rate(optimizer: Optimizer, rate: tf.Tensor) -> None:
 
 
 def apply(optimizer: Optimizer, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-    """One step.
+    """Makes one step.
 
     Args:
-        optimizer: built for the variables.
-        gradients: as long as `variables`; `None` for one that no gradient reaches. Those of a
-            scaled loss if the optimizer scales it.
-        variables: those that the optimizer was built for.
+        optimizer: Optimizer that is built for the variables.
+        gradients: List as long as `variables`, with None for a missing gradient. If the optimizer
+            scales the loss, gradients of the scaled loss.
+        variables: Variables that the optimizer was built for.
     """
     optimizer.apply(gradients, variables)

@@ -1,4 +1,4 @@
-"""Maps variable reads to tensors on Keras 3, and intercepts assignments."""
+"""Substitutes tensors for reads of variables on Keras 3, and intercepts assignments."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from tfwd._keras_shared.scopes import Scope
 
 
 class Substitution(Scope, keras.StatelessScope):
-    """A `Scope` that Keras asks at each read of a variable and tells of each update.
+    """A `Scope` that Keras asks at each read of a variable and informs of each update.
 
-    `keras.StatelessScope` by itself captures every update that is made inside it.
+    `keras.StatelessScope` itself captures every update inside it.
 
     Args:
-        values: pairs of a variable and the tensor to be read in its place.
-        capture: whether updates are kept in `updates` and not made.
+        values: Pairs of a variable and its substitute.
+        capture: bool. Stores updates in `updates` and does not make them.
 
     Attributes:
-        losses: the losses that layers added inside the scope.
+        losses: Losses that layers added inside the scope.
     """
 
     def __init__(self, values: list[tuple[keras.Variable, tf.Tensor]], capture: bool) -> None:
         super().__init__(collect_losses=True)
-        # Not through the constructor: it converts each tensor, which costs an op where the static
-        # shape is known and an error where it is not.
+        # The constructor converts each tensor. That costs an op if the static shape is known, and
+        # fails
+        # if it is not. So the values are set here.
         self._begin(values, capture)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The training function of Keras 3's `fit`, and the iterators that it takes."""
+"""The training function of Keras 3's `fit`, and its iterators."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
-    """The loss and the outputs' weights that a model was compiled with, None if with none."""
+    """Returns the loss and the outputs' weights that a model was compiled with, or None."""
     found = getattr(model, "_compile_loss", None)
     if found is None:
         return None, None
@@ -37,52 +37,52 @@ def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
 
 
 def loss_as_compiled(model: keras.Model, loss: Any) -> Callable[[Any, Any], Any]:
-    """What `compile` makes of a loss: a function of labels and outputs.
+    """Converts a loss as `compile` does, to a function of labels and outputs.
 
     Args:
-        model: the model whose outputs are meant.
-        loss: what `compile` takes, and not None.
+        model: Model with the outputs.
+        loss: Loss as in `compile`, but not None.
     """
     return CompileLoss(loss, output_names=getattr(model, "output_names", None))
 
 
 def steps_per_execution(model: keras.Model) -> int:
-    """How many batches a call of the model's training function takes, but for an epoch's last."""
+    """Returns the number of batches per call of the training function, except an epoch's last."""
     return model.steps_per_execution
 
 
 def iterator_from(model: keras.Model, data: Any, iterator: Any, steps: int) -> Iterator[Any]:
-    """What the training function is given in place of an iterator whose first batch was taken.
+    """Returns an iterator for the training function that also yields the batch already taken.
 
     Args:
-        model: a compiled model.
-        data: the batch that was taken.
-        iterator: the iterator.
-        steps: how many batches the function will take.
+        model: Compiled model.
+        data: Batch that was taken.
+        iterator: Iterator after that batch.
+        steps: Number of batches that the function will take.
     """
     return itertools.chain([data], iterator)
 
 
 def train_step(model: keras.Model) -> Callable[[Any], Any]:
-    """A model's own training step, as a function of a batch that runs in the present function."""
+    """Returns a model's own training step as a Python function of a batch."""
     step: Any = model.train_step
     return getattr(step, "python_function", step)
 
 
 def optimizers(model: keras.Model) -> list[Any]:
-    """The optimizers that a model has, but not those in them."""
+    """Returns the optimizers that are attributes of a model, without optimizers inside them."""
     return [
         value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)
     ]
 
 
 def batch(data: Any) -> Any:
-    """A batch of the data of `fit`, in which Keras has optionals for what is `None`."""
+    """Returns a batch of `fit`'s data with None in place of Keras's optionals."""
     return keras.tree.map_structure(
         lambda part: None if isinstance(part, tf.experimental.Optional) else part, data
     )
 
 
 def reduced(model: keras.Model, logs: Any) -> Any:
-    """What `fit` makes of the logs of several replicas."""
+    """Reduces the logs of several replicas as `fit` does."""
     return reduce_per_replica(logs, model.distribute_strategy, reduction="auto")

@@ -1,9 +1,10 @@
 """Intercepts an optimizer's updates of its variables, on Keras 3.
 
-Keras has no public place for it. An optimizer makes an update by calling its own `update_step` for
-each variable: after clipping, once for several accumulated gradients, never in a step that a loss
-scale skips, and on every replica. That method is replaced here on the instance for as long as a
-call of `apply` lasts.
+Keras has no public place for it. For each variable, an optimizer calls its own `update_step`. It
+does
+so after clipping, once for several accumulated gradients, on every replica, and never in a step
+that
+a loss scale skips. Here that method is replaced on the instance during a call of `apply`.
 """
 
 from __future__ import annotations
@@ -19,29 +20,30 @@ from keras.optimizers import Optimizer
 
 from tfwd._keras_shared.patching import swapped
 
-# (the optimizer, its own update_step, gradient, variable, learning rate)
+# A step takes the optimizer, its own update_step, gradient, variable and learning rate.
 Step = Callable[[Any, Callable[..., None], Any, tf.Variable, Any], None]
 
 
 def is_overwritten(variable: Any) -> bool:
-    """Whether Keras puts the gradient in the variable's place, as it does for float8 scales."""
+    """Returns True if Keras replaces the variable by its gradient, as for float8 scales."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def schedule_step(optimizer: Optimizer) -> tf.Tensor:
-    """The number of the step that Keras's own learning rate schedules are called with."""
+    """Returns the step number with which Keras's learning rate schedules are called."""
     return tf.convert_to_tensor(optimizer._iterations.value)
 
 
 def intercepted(
     optimizers: Sequence[Optimizer], step: Step, before: Callable[[Optimizer], None]
 ) -> contextlib.AbstractContextManager[None]:
-    """While open, each update of a variable goes through `step`, and each update of all `before`.
+    """Sends each update of a variable to `step`, and calls `before` once per update, while open.
 
     Args:
-        optimizers: as `leaves` returns them. Their own decay is left out meanwhile.
-        step: called in place of `update_step`, with that as its second argument.
-        before: called with the optimizer once an update, before that of any variable.
+        optimizers: Optimizers, as `leaves` returns them. Their own decay does not run meanwhile.
+        step: Function that is called in place of `update_step`. Its second argument is
+            `update_step`.
+        before: Function that is called with the optimizer once per update, before all variables.
     """
 
     def methods(leaf: Optimizer) -> dict[str, Callable[..., Any]]:
@@ -58,13 +60,13 @@ def intercepted(
 def rates_scaled(
     optimizers: Sequence[Optimizer], factor: Callable[[tf.Variable], float]
 ) -> contextlib.AbstractContextManager[None]:
-    """While open, each variable is updated with its own multiple of the learning rate.
+    """Updates each variable with its own multiple of the learning rate, while open.
 
-    A decay that goes by the learning rate (`intercepted`) goes by that one.
+    A decay that follows the learning rate (`intercepted`) follows the multiple.
 
     Args:
-        optimizers: as `leaves` returns them.
-        factor: the multiple of a variable.
+        optimizers: Optimizers, as `leaves` returns them.
+        factor: Function from a variable to its multiple.
     """
 
     def methods(leaf: Optimizer) -> dict[str, Callable[..., Any]]:
@@ -76,7 +78,7 @@ def rates_scaled(
         return {"update_step": update_step}
 
     def around(optimizer: Any, _: Any, __: Any, make: Callable[[], Any]) -> Any:
-        # Within the step, so that it stands around what others have put around updates.
+        # Inside the step, so that it encloses what others have put around updates.
         with swapped([optimizer], methods, "rates"):
             return make()
 
@@ -86,16 +88,16 @@ def rates_scaled(
 def rows_summed(
     optimizers: Sequence[Optimizer], summed: Callable[[Any], Any]
 ) -> contextlib.AbstractContextManager[None]:
-    """While open, sparse gradients have each row once, for clipping and for each update.
+    """Sums repeated rows of sparse gradients for clipping and for each update, while open.
 
     Args:
-        optimizers: as `leaves` returns them.
-        summed: adds up what a gradient has for the same row.
+        optimizers: Optimizers, as `leaves` returns them.
+        summed: Function that sums the parts of each row of a gradient.
     """
 
     def methods(leaf: Optimizer) -> dict[str, Callable[..., Any]]:
         own_clip, own_step = leaf._clip_gradients, leaf.update_step
-        known: list[Any] = []  # the rows of gradients that were summed to be clipped
+        known: list[Any] = []  # rows of gradients that were summed for clipping
 
         def clip(gradients: Sequence[Any]) -> Any:
             gradients = [summed(gradient) for gradient in gradients]
@@ -103,7 +105,7 @@ def rows_summed(
             return own_clip(gradients)
 
         def step(gradient: Any, variable: Any, learning_rate: Any) -> None:
-            # Gradients of several replicas are put together after they are clipped.
+            # Gradients of several replicas are concatenated after they are clipped.
             rows = getattr(gradient, "indices", None)
             if not any(rows is those for those in known):
                 gradient = summed(gradient)
@@ -112,7 +114,7 @@ def rows_summed(
         others: dict[str, Callable[..., Any]] = {}
         if leaf.clipnorm or leaf.global_clipnorm or leaf.clipvalue:
             others["_clip_gradients"] = clip
-        if type(leaf) is not keras.optimizers.SGD:  # which is linear in the gradient
+        if type(leaf) is not keras.optimizers.SGD:  # SGD is linear in the gradient
             others["update_step"] = step
         return others
 
@@ -123,7 +125,7 @@ def entered(
     optimizers: Sequence[Any],
     around: Callable[[Any, list[Any], list[Any], Callable[[], Any]], Any],
 ) -> contextlib.AbstractContextManager[None]:
-    """While open, `around(optimizer, gradients, variables, make)` is called for each step."""
+    """Calls `around(optimizer, gradients, variables, make)` for each step, while open."""
 
     def methods(optimizer: Any) -> dict[str, Callable[..., Any]]:
         own = optimizer.apply
@@ -138,42 +140,42 @@ def entered(
     return swapped(optimizers, methods, "entered")
 
 
-def after(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[None]:
-    """Where an optimizer makes its step after an operation; TensorFlow keeps the order by itself.
+def waiting_for(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[None]:
+    """Makes an optimizer's step wait for an operation. TensorFlow keeps the order by itself.
 
     Args:
-        optimizer: the one that makes the step.
-        done: the operation, None for none.
+        optimizer: Optimizer that makes the step.
+        done: Operation, or None.
     """
     return contextlib.nullcontext()
 
 
 def assigns_by_methods(leaf: Optimizer) -> bool:
-    """Whether all updates of an optimizer go through the methods of `tf.Variable`."""
+    """Returns True if all updates of an optimizer use the methods of `tf.Variable`."""
     return type(leaf).__module__.startswith("keras.")
 
 
 def inlined(optimizers: Sequence[Optimizer]) -> contextlib.AbstractContextManager[None]:
-    """While open, updates are traced into no function that is kept; on Keras 3 they never are."""
+    """Traces updates into no separate function, while open. On Keras 3 they never are."""
     return contextlib.nullcontext()
 
 
-def told(gate: Any) -> list[Any] | None:
-    """Where a wrapper that may leave out steps says whether one was made; see Keras 2's version.
+def update_log(gate: Any) -> list[Any] | None:
+    """Returns the list in which a wrapper that may skip steps logs whether it made one, or None.
 
-    On Keras 3 nobody asks: what is left out is not counted.
+    On Keras 3 there is no list: skipped steps do not count as iterations. See Keras 2's version.
     """
     return None
 
 
 @contextlib.contextmanager
-def noticed(optimizer: Any) -> Iterator[Callable[[], Any]]:
-    """Tells whether a step of an optimizer made an update.
+def detect_update(optimizer: Any) -> Iterator[Callable[[], Any]]:
+    """Detects whether a step of an optimizer made an update.
 
-    A loss scale in it may skip it, and gradients may be accumulated.
+    A loss scale may skip the update, and gradients may be accumulated.
 
     Yields:
-        A function that returns a boolean tensor, to be called after the step.
+        A function that returns a boolean tensor. Call it after the step.
     """
     before = keras.ops.convert_to_tensor(optimizer.iterations) + 0
     yield lambda: keras.ops.convert_to_tensor(optimizer.iterations) > before
@@ -181,7 +183,7 @@ def noticed(optimizer: Any) -> Iterator[Callable[[], Any]]:
 
 @contextlib.contextmanager
 def without_warning_of_unused() -> Iterator[None]:
-    """Keeps Keras from warning, in every step, of the variables that have no gradient."""
+    """Suppresses Keras's warning about variables without a gradient, which comes in every step."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Gradients do not exist for variables")
         yield

@@ -1,4 +1,4 @@
-"""Variables of Keras 3, and the `tf.Variable` behind each."""
+"""Variables of Keras 3, and the `tf.Variable` of each."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ SeedState = keras.random.SeedGenerator
 
 
 def is_variable(value: Any) -> bool:
-    """Whether it is a variable of the kind that layers have."""
+    """Returns True if it is a variable of layers."""
     return isinstance(value, keras.Variable)
 
 
 def original(variable: keras.Variable) -> keras.Variable:
-    """The variable itself, whatever stands in its place while a substitution is open."""
+    """Returns the variable itself. On Keras 2 a substitution puts a stand-in in its place."""
     return variable
 
 
 def value(variable: keras.Variable) -> tf.Tensor:
-    """The variable's present value in its own dtype, whatever autocast scope is open."""
+    """Returns the variable's present value in its own dtype, even in an autocast scope."""
     if variable._value is not None and not in_stateless_scope():
         return tf.convert_to_tensor(variable._value)
     with keras.src.backend.AutocastScope(None):
@@ -32,17 +32,17 @@ def value(variable: keras.Variable) -> tf.Tensor:
 
 
 def constant(variable: keras.Variable) -> tf.Tensor:
-    """The value of a variable that is not trained, of which no tape takes notice."""
+    """Returns the value of an untrained variable. No tape records the read."""
     return value(variable)
 
 
 def read(variable: keras.Variable) -> tf.Tensor:
-    """The variable's present value as a layer reads it, in the dtype that it computes in."""
+    """Returns the variable's present value in the dtype in which a layer reads it."""
     return tf.convert_to_tensor(variable.value)
 
 
 def cast_as_read(variable: Any, rows: tf.Tensor) -> tf.Tensor:
-    """A part of a variable's value in the dtype in which an embedding reads it."""
+    """Returns a part of a variable's value in the dtype in which an embedding reads it."""
     return variable._maybe_autocast(rows)
 
 
@@ -55,63 +55,64 @@ def assign(variable: keras.Variable, value: Any) -> None:
 
 
 def tf_variables(variable: keras.Variable) -> list[tf.Variable]:
-    """The `tf.Variable` behind a Keras variable, and its copies on replicas."""
+    """Returns the `tf.Variable` of a Keras variable, and its copies on replicas."""
     return [variable._value, *getattr(variable._value, "values", ())]
 
 
 def tf_variable(variable: keras.Variable) -> tf.Variable:
-    """The `tf.Variable` behind a Keras variable, which TensorFlow's checkpoints can track."""
+    """Returns the `tf.Variable` of a Keras variable, which TensorFlow's checkpoints can track."""
     return variable._value if isinstance(variable, keras.Variable) else variable
 
 
 def path(variable: Any) -> str:
-    """The names of the layers that a variable is in, and its own, joined by `/`."""
+    """Returns the path of a variable: the names of its layers and its own name, joined by `/`."""
     return getattr(variable, "path", None) or str(variable.name).partition(":")[0]
 
 
 def name(variable: keras.Variable) -> str:
-    """The variable's own name in its layer."""
+    """Returns the variable's own name in its layer."""
     return variable.name
 
 
 def dtype_name(variable: keras.Variable) -> str:
-    """The name of the dtype in which a variable is held."""
+    """Returns the name of the dtype in which a variable is stored."""
     held = getattr(variable, "_dtype", None) or variable.dtype
     return keras.backend.standardize_dtype(held)
 
 
 def checkpoint(layer: Any, generator: keras.random.SeedGenerator) -> None:
-    """Lets TensorFlow's checkpoints of a layer save a seed state, which they do by attributes."""
+    """Lets TensorFlow's checkpoints of a layer save a seed state. They follow attributes."""
     layer.tf_state = tf_variable(generator.state)
 
 
 def checkpoint_list(layer: Any, name: str) -> None:
-    """Lets TensorFlow's checkpoints save the layers in a list that a layer has as an attribute.
+    """Lets TensorFlow's checkpoints save the layers in a list that is an attribute of a layer.
 
-    They go by attributes, and would leave out what is in the list without a word.
+    Checkpoints follow attributes, and would silently leave out the layers in the list.
     """
     for number, held in enumerate(getattr(layer, name)):
         layer._track_trackable(held, f"{name}_{number}", overwrite=True)
 
 
 def paths(layer: keras.Layer) -> list[str]:
-    """The path of each of a built layer's weights, in their order."""
+    """Returns the path of each of a built layer's weights, in their order."""
     return [variable.path for variable in layer.weights]
 
 
 def add_counter(layer: Any, name: str, shape: tuple[int, ...]) -> None:
-    """Gives a layer an int64 variable in which each replica counts by itself.
+    """Gives a layer an int64 variable in which each replica counts separately.
 
-    It is none of the layer's weights, whose files know nothing of it; TensorFlow's checkpoints do.
+    The variable is not among the layer's weights or in weight files. TensorFlow's checkpoints save
+    it.
 
     Args:
-        layer: the layer.
-        name: the name of the attribute.
-        shape: the shape.
+        layer: Layer.
+        name: str. Name of the attribute.
+        shape: Shape.
     """
     options = {"dtype": "int64", "trainable": False, "aggregation": "sum", "name": name}
     if "synchronization" in inspect.signature(keras.Variable.__init__).parameters:
-        options["synchronization"] = "on_read"  # each replica has its own (Keras 3.9 and later)
+        options["synchronization"] = "on_read"  # one copy per replica (Keras 3.9 and later)
     with tf.init_scope(), keras.name_scope(layer.name):
         variable = keras.Variable(np.zeros(shape, "int64"), **options)
     object.__setattr__(layer, name, variable)

@@ -1,6 +1,6 @@
 """Optimizers inside optimizers on Keras 3.
 
-The functions look through tfwd's wrappers, loss scales and Keras's own optimizer of several.
+The functions look through tfwd's wrappers, loss scales and Keras's optimizer with several inside.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from keras.optimizers import Optimizer
 from tfwd._keras_shared.holding import Holder
 
 LossScale: Any = keras.optimizers.LossScaleOptimizer
-# A later addition of Keras: another optimizer for each variable.
+# Newer releases of Keras have an optimizer with another optimizer for each variable.
 Multi: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
 def leaves(optimizer: Optimizer) -> list[Optimizer]:
-    """The optimizers that make the updates, as far as they are known before `build`."""
+    """Returns the optimizers that make the updates, as far as they are known before `build`."""
     if isinstance(optimizer, LossScale):
         return leaves(optimizer.inner_optimizer)
     if isinstance(optimizer, Holder):
@@ -31,18 +31,18 @@ def leaves(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def is_legacy(optimizer: Optimizer) -> bool:
-    """Whether it is an optimizer of the legacy kind, which Keras 3 does not have."""
+    """Returns True for an optimizer of the legacy kind, which Keras 3 does not have."""
     return False
 
 
 def leaf_of(optimizer: Optimizer, variable: keras.Variable) -> Optimizer:
-    """The optimizer that makes the updates of one variable; nothing need be built."""
+    """Returns the optimizer that updates a variable. Nothing has to be built."""
     if isinstance(optimizer, LossScale):
         return leaf_of(optimizer.inner_optimizer, variable)
     if isinstance(optimizer, Holder):
         return leaf_of(optimizer.inner, variable)
     if isinstance(optimizer, Multi):
-        if optimizer.built:  # a map may be a function that makes new optimizers
+        if optimizer.built:  # the map may be a function that creates new optimizers
             index = optimizer._var_to_optimizer_idx[key(optimizer, variable)]
             return leaf_of(optimizer.optimizers[index], variable)
         return leaf_of(optimizer._optimizer_map(variable), variable)
@@ -50,12 +50,12 @@ def leaf_of(optimizer: Optimizer, variable: keras.Variable) -> Optimizer:
 
 
 def is_built_for(optimizer: Optimizer, variable: keras.Variable) -> bool:
-    """Whether an optimizer that is built makes the updates of a variable."""
+    """Returns True if a built optimizer updates a variable."""
     return key(optimizer, variable) in optimizer._trainable_variables_indices
 
 
 def chain(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """The optimizer and all optimizers in it, the outer first."""
+    """Yields the optimizer and all optimizers in it. The outer ones come first."""
     yield optimizer
     held: list[Optimizer] = []
     if isinstance(optimizer, LossScale):
@@ -69,7 +69,7 @@ def chain(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 
 def own_decays(optimizer: Optimizer) -> dict[str, Any]:
-    """The arguments by which a Keras optimizer decays weights itself, with their values."""
+    """Returns the arguments with which a Keras optimizer decays weights itself, with their values."""
     return {
         name: value
         for name, value in vars(optimizer).items()
@@ -78,34 +78,34 @@ def own_decays(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def lowers_scale(optimizer: Optimizer) -> bool:
-    """Whether a loss scale in it, one that acts, waits for gradients that are not finite."""
+    """Returns True if an active loss scale inside waits for gradients that are not finite."""
     while isinstance(optimizer, Holder):
         optimizer = optimizer.inner
     return isinstance(optimizer, LossScale)
 
 
 def name(optimizer: Optimizer) -> str:
-    """The optimizer's name."""
+    """Returns the optimizer's name."""
     return optimizer.name
 
 
 def accumulates(optimizer: Optimizer) -> bool:
-    """Whether one update is made of the gradients of several steps."""
+    """Returns True if one update uses the gradients of several steps."""
     return bool(optimizer.gradient_accumulation_steps)
 
 
 def has_learning_rate(leaf: Optimizer) -> bool:
-    """Whether an optimizer has a learning rate; Keras's all have."""
+    """Returns True if an optimizer has a learning rate. On Keras 3 all have one."""
     return True
 
 
 def has_fixed_rate(leaf: Optimizer) -> bool:
-    """Whether the learning rate is a number, and no schedule or function."""
+    """Returns True if the learning rate is a number, not a schedule or a function."""
     return isinstance(leaf._learning_rate, keras.Variable)
 
 
 def initial_rate(leaf: Optimizer) -> float:
-    """The learning rate of an optimizer's first update."""
+    """Returns the learning rate of an optimizer's first update."""
     rate: Any = leaf._learning_rate
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         return float(rate(tf.constant(0, tf.int64)))
@@ -113,10 +113,10 @@ def initial_rate(leaf: Optimizer) -> float:
 
 
 def learning_rate(leaf: Optimizer) -> Any:
-    """The learning rate of an update that is made now."""
+    """Returns the learning rate of an update that is made now."""
     return leaf.learning_rate
 
 
 def key(optimizer: Optimizer, variable: Any) -> Any:
-    """What is the same for a variable, its `tf.Variable`, and its copies on the replicas."""
+    """Returns a key that is the same for a variable, its `tf.Variable`, and its replicas' copies."""
     return optimizer._var_key(variable)

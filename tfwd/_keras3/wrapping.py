@@ -1,4 +1,4 @@
-"""How a wrapper takes over the call of the layer inside it, on Keras 3."""
+"""The way in which a wrapper takes over the call of the layer inside it, on Keras 3."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfwd._keras3.layers import KerasTensor, accepts_training, all_layers, get_m
 
 
 class Wraps:
-    """Base of layers that stand in the place of a layer inside them, `self.layer`."""
+    """Base class of layers that replace a layer inside them, `self.layer`."""
 
     layer: Any
 
@@ -25,7 +25,7 @@ class Wraps:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def _set_mask_metadata(self, inputs: Any, outputs: Any, previous_mask: Any) -> None:
-        # The layer inside has marked its own, unless it was only asked for their shapes.
+        # The inner layer has already marked its outputs, unless only their shapes were computed.
         if any(isinstance(output, KerasTensor) for output in keras.tree.flatten(outputs)):
             super()._set_mask_metadata(inputs, outputs, previous_mask)  # type: ignore[misc]
 
@@ -33,15 +33,16 @@ class Wraps:
     def metrics(self: Any) -> list[keras.metrics.Metric]:
         """The metrics of all layers inside, each once.
 
-        Those of a model are left out, as Keras leaves them out of a model around it: its loss, say,
-        is that of its own `fit`. A model around this layer would reset and report it as its own.
+        The metrics of inner models are left out, as in Keras. An example is the loss of an inner
+        model's own
+        `fit`. An outer model would otherwise reset and report it as its own.
         """
         layers = [layer for layer in all_layers(self) if not isinstance(layer, keras.Model)]
         metrics = {id(m): m for layer in layers for m in layer._metrics}
         return list(metrics.values())
 
 
-# By this AutoGraph knows that there is nothing to rewrite.
+# This attribute tells AutoGraph that there is nothing to convert.
 Wraps.__call__.autograph_info__ = {}  # type: ignore[attr-defined]
 
 
@@ -50,7 +51,7 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def _given(layer: Any, kwargs: dict[str, Any]) -> Iterator[None]:
-    """Notes what a call of a layer is given, to be told from what Keras adds to it."""
+    """Stores the arguments of a layer's call, to distinguish them from arguments that Keras adds."""
     before = getattr(_here, "call", None)
     _here.call = layer, dict(kwargs)
     try:
@@ -60,30 +61,34 @@ def _given(layer: Any, kwargs: dict[str, Any]) -> Iterator[None]:
 
 
 def _taken(layer: Any) -> dict[str, Any] | None:
-    """What the call of a layer was given by name; None if its `call` is called by itself."""
+    """Returns the keyword arguments of the layer's call, or None if only its `call` was called."""
     found = getattr(_here, "call", None)
     if found is None or found[0] is not layer:
         return None
-    _here.call = None  # once: what is called from here on is another call
+    _here.call = None  # only once: a later call is another call
     return found[1]
 
 
 def inner_call(
     layer: Any, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple, dict[str, Any]]:
-    """What is to be called where Keras calls the `call` of a layer that wraps another.
+    """Returns the function to call where Keras calls the `call` of a wrapper.
 
-    The layer inside is called as the wrapper was, and Keras looks for its masks itself: what it has
-    found for the wrapper is not handed on, as it would count among the arguments. Where only
-    `call` was called, as `keras.layers.TimeDistributed` does, past the casts and masks of
-    `__call__`, that is also what is done to the layer inside.
+    The inner layer is called with the wrapper's arguments. Keras then looks for its masks itself.
+    Masks
+    that Keras has found for the wrapper are not passed on, because they would count as arguments.
+    If only
+    `call` was called, as `keras.layers.TimeDistributed` does, there are no casts and masks of
+    `__call__`.
+    Then only the inner layer's `call` is called.
 
     Args:
-        layer: the wrapper.
-        args, kwargs: the arguments of its `call`.
+        layer: Wrapper.
+        args: Positional arguments of its `call`.
+        kwargs: Keyword arguments of its `call`.
 
     Returns:
-        The layer inside or its `call`, and the arguments, with the training flag by its name.
+        The inner layer or its `call`, and the arguments. The training flag is a keyword argument.
     """
     given = _taken(layer)
     if given is not None:
@@ -105,13 +110,13 @@ def _without_flag(function: Callable[..., Any], *args: Any, training: Any, **kwa
 
 
 def masks_of_sequences(sequences: Any, given: dict[str, Any]) -> tuple[Any, Any]:
-    """The masks of a recurrent layer's call: the one it applies, and the one for its outputs.
+    """Returns the masks of a recurrent layer's call: the applied one, and the outputs' one.
 
-    Keras 3 hands on the mask that the sequences carry where they are the only tensor.
+    Keras 3 passes on the mask of the sequences if they are the only tensor.
 
     Args:
-        sequences: the layer's first argument.
-        given: its other arguments but for the training flag, by their names.
+        sequences: First argument of the layer.
+        given: Other arguments by name, without the training flag.
     """
     mask, carried = given.get("mask"), get_mask(sequences)
     if mask is not None:
@@ -122,21 +127,25 @@ def masks_of_sequences(sequences: Any, given: dict[str, Any]) -> tuple[Any, Any]
 
 
 def mark(layer: Any, inputs: Any, outputs: Any) -> None:
-    """Gives a layer's outputs the masks that they would have from a call of it."""
+    """Attaches the masks to a layer's outputs that a call of the layer would attach."""
     if layer.supports_masking:
         layer._set_mask_metadata(inputs, outputs, get_mask(inputs))
 
 
 def converted(layer: Any, sequences: tf.Tensor) -> tf.Tensor:
-    """A layer's first argument in the dtype that it computes in, as a wrapper of Keras 3 has it."""
+    """Returns a layer's first argument in the dtype in which the layer computes.
+
+    On Keras 3 the wrapper has already converted it.
+    """
     return sequences
 
 
 def adopt_call(wrapper: keras.Layer, layer: keras.Layer) -> None:
-    """Lets Keras treat calls of `wrapper` as it would treat calls of `layer`.
+    """Makes Keras treat calls of `wrapper` like calls of `layer`.
 
-    Input conversion, masks, the training flag and the shapes for `build` are all taken from
-    signatures and flags that Keras reads off the layer it calls.
+    Keras reads signatures and flags of the layer that it calls. They determine input conversion,
+    masks,
+    the training flag and the shapes for `build`.
     """
     signature = layer._call_signature
     parameters = list(signature.parameters.values())

@@ -1,1 +1,1 @@
-"""What is alike on both Kerases, for `tfwd._keras2` and `tfwd._keras3`."""
+"""The code that both versions of Keras share, for `tfwd._keras2` and `tfwd._keras3`."""

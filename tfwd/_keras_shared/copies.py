@@ -1,4 +1,4 @@
-"""Copies a layer on the same variables: what is alike on both Kerases."""
+"""Copies a layer on the same variables. Both versions of Keras share this code."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ def share(
     is_own: Callable[[str], bool],
     begin: Callable[[Any, Any], None] = lambda copy, layer: None,
 ) -> Any:
-    """A second layer on the same variables and sublayers as the first.
+    """Returns a second layer on the same variables and sublayers as the first.
 
     Args:
-        layer: the layer; it is not changed.
-        cls: the class of the second layer, by default that of the first.
-        leave_out: attributes that the second one shall not have.
-        replace: called with each attribute; what it returns is the second layer's.
-        is_own: whether an attribute of a name is what a layer's constructor makes for the layer
-            itself, and a copy must not take from another.
-        begin: called with the second layer and the first before any attribute is set.
+        layer: Layer. It is not changed.
+        cls: Class of the second layer. Default None, for the class of the first.
+        leave_out: Names of attributes that the second layer must not have. Default none.
+        replace: Function from an attribute's value to the second layer's value. Default identity.
+        is_own: Function that returns True for a name of an attribute that a layer's constructor
+            makes
+            for the layer itself. A copy must not take it from another layer.
+        begin: Function of the second layer and the first. It is called before any attribute is set.
 
     Raises:
-        ValueError: if the second layer does not come out with the weights of the first.
+        ValueError: If the second layer would not have the weights of the first.
     """
     kind: Any = cls or type(layer)
     copy = kind.__new__(kind)
@@ -39,10 +40,10 @@ def share(
     for name, attribute in vars(layer).items():
         if not is_own(name) and name not in leave_out:
             setattr(copy, name, replace(attribute))
-    # The order may be another one, as an `EinsumDense` lists its kernel before its bias.
+    # The order may differ: an `EinsumDense` lists its kernel before its bias.
     if sorted(map(id, copy.weights)) != sorted(map(id, layer.weights)):
         raise ValueError(
-            f"layer '{layer.name}' of type {type(layer).__name__} holds layers where Keras does "
-            "not see them, so that it cannot be taken apart"
+            f"layer '{layer.name}' of type {type(layer).__name__} contains layers that Keras does "
+            "not track, so it cannot be copied: assign each inner layer to an attribute"
         )
     return copy

@@ -1,4 +1,4 @@
-"""An optimizer around another one: what is alike on both Kerases."""
+"""Base classes of optimizers that hold another optimizer. Both versions of Keras share them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ import keras
 
 
 class Holder:
-    """An optimizer of tfwd that holds another as `optimizer` and calls it as `inner`."""
+    """An optimizer of tfwd that holds another one as `optimizer` and calls it as `inner`.
+
+    Attributes:
+        leaves_out_steps: bool. A step of this optimizer may make no update.
+    """
 
     name: Any
     optimizer: Any
-    _deserialize: Callable[[Any, Any], Any]  # what a value of a config stands for
+    _deserialize: Callable[[Any, Any], Any]  # creates the object of a config's value
     _scaled_outside: bool
-    _variables: Any  # its own
-    leaves_out_steps = False  # whether a step of this one may make no update
+    _variables: Any  # own variables
+    leaves_out_steps = False
 
     @staticmethod
     def _checked(
@@ -27,63 +31,65 @@ class Holder:
         followed: Callable[[Any], list[tuple[Any, str]]],
         overridden: str,
     ) -> Any:
-        """The optimizer, or that of the name, if its updates can be followed.
+        """Returns the optimizer, or the optimizer of a name, if its updates can be followed.
 
         Args:
-            kind: who asks.
-            optimizer: what was given.
-            kinds: the classes of which it must be one.
-            followed: the leaves in an optimizer, each with a method that must be Keras's.
-            overridden: for the message, what an optimizer may override.
+            kind: Name of the class that asks.
+            optimizer: Optimizer or name.
+            kinds: Allowed classes.
+            followed: Function that lists the leaves in an optimizer, each with a method that must
+                be
+                Keras's.
+            overridden: The methods that an optimizer may override, for the message.
 
         Raises:
-            TypeError: it is not a Keras optimizer, or has such a method of its own.
+            TypeError: If it is not a Keras optimizer, or if it overrides such a method.
         """
         if isinstance(optimizer, str):
             optimizer = keras.optimizers.get(optimizer)
         if not isinstance(optimizer, kinds):
             raise TypeError(
-                f"{kind} needs an optimizer of keras.optimizers, and {optimizer!r} is a "
+                f"{kind} needs an optimizer of keras.optimizers, but {optimizer!r} is a "
                 f"{type(optimizer).__module__}.{type(optimizer).__name__}"
             )
         for leaf, method in followed(optimizer):
             definer = next(cls for cls in type(leaf).__mro__ if method in vars(cls))
             if not definer.__module__.startswith("keras."):
                 raise TypeError(
-                    f"{kind} cannot follow the updates of {type(leaf).__name__}: it has a "
-                    f"{method} of its own, and {overridden}"
+                    f"{kind} cannot follow the updates of {type(leaf).__name__}: it has its own "
+                    f"{method}, but {overridden}"
                 )
         return optimizer
 
     @property
     def inner(self) -> Any:
-        """The optimizer that is called: the one held, without a loss scale that is not needed."""
+        """The optimizer that is called: the held one, without a loss scale that does not act."""
         return self.optimizer.inner_optimizer if self._scaled_outside else self.optimizer
 
     @property
     def inner_optimizer(self) -> Any:
-        """The same, by the name that loss scales and Keras's callbacks know."""
+        """The called optimizer, under the name that loss scales and Keras's callbacks use."""
         return self.inner
 
     def __getattr__(self, name: str) -> Any:
-        # Called for what is not found here: momentum, beta_1, clipnorm, dynamic_scale, ...
+        # Called for other attributes: momentum, beta_1, clipnorm, dynamic_scale, ...
         if name.startswith("_") or "optimizer" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.inner, name)
 
     def _check_variables(self, variables: list[Any]) -> None:
-        """Raises before anything is made, if these variables will not do."""
+        """Raises an error for unsuitable variables, before anything is created."""
 
     def _build(self, variables: list[Any]) -> None:
-        """Makes what this optimizer itself needs for the variables."""
+        """Creates the own state of this optimizer for the variables."""
 
     def _apply(self, grads: list[Any], variables: list[Any], make: Callable[[], Any]) -> Any:
-        """Makes a step; subclasses do what they do around it.
+        """Makes a step. Subclasses add their own work.
 
         Args:
-            grads: the gradients, None where there is none.
-            variables: the variables.
-            make: makes the step of the optimizer that is held.
+            grads: Gradients, with None for a missing gradient.
+            variables: Variables.
+            make: Function that makes the step of the held optimizer.
         """
         return make()
 
@@ -110,7 +116,7 @@ class Holder:
 
     @classmethod
     def _deserialized(cls, config: dict[str, Any], custom_objects: Any = None) -> dict[str, Any]:
-        """A config with the objects in it made from their own configs."""
+        """Returns a config in which the configs of objects are replaced by the objects."""
         return {name: cls._deserialize(value, custom_objects) for name, value in config.items()}
 
     @classmethod
@@ -119,7 +125,7 @@ class Holder:
 
 
 class SavesOwn:
-    """Saves an optimizer's own variables by their numbers; Keras saves the one that is held."""
+    """Saves an optimizer's own variables by number. Keras saves the held optimizer."""
 
     name: Any
     _variables: Any
@@ -131,8 +137,8 @@ class SavesOwn:
     def load_own_variables(self, store: Any) -> None:
         if len(store.keys()) != len(self._variables):
             warnings.warn(
-                f"the saved state of optimizer '{self.name}' has {len(store.keys())} variables and "
-                f"the optimizer has {len(self._variables)}; it is not loaded",
+                f"the saved state of optimizer '{self.name}' has {len(store.keys())} variables, "
+                f"but the optimizer has {len(self._variables)}; the state is not loaded",
                 stacklevel=2,
             )
             return

@@ -1,4 +1,4 @@
-"""Intercepts calls of layers, for the present thread."""
+"""Intercepts calls of layers on the present thread."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from typing import Any
 
 from tfwd._keras_shared.patching import Patch, patched
 
-# handler(owner class, layer, its own call, args, kwargs)
+# A handler takes the class, the layer, its own call, args and kwargs.
 Handler = Callable[[type, Any, Callable[..., Any], tuple, dict[str, Any]], Any]
 
 _here = threading.local()
 
 
 def calls_of(cls: type) -> type:
-    """The class in which the `call` of a class is defined."""
+    """Returns the class that defines the `call` of a class."""
     return next(c for c in cls.__mro__ if "call" in vars(c))
 
 
 def present_handler() -> Handler | None:
-    """The handler of this thread, if there is one."""
+    """Returns the handler of this thread, or None."""
     return getattr(_here, "handler", None)
 
 
 def ask(cls: type, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-    """A call of a layer, by the handler if there is one.
+    """Calls a layer through the handler of this thread, if there is one.
 
     Args:
-        cls: the class whose `call` it is.
-        layer: the layer.
-        own: its own call.
-        args, kwargs: the call's arguments.
+        cls: Class that defines the `call`.
+        layer: Layer.
+        own: The layer's own call.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
     """
     handler = present_handler()
     return own(*args, **kwargs) if handler is None else handler(cls, layer, own, args, kwargs)
@@ -55,13 +56,13 @@ def intercepted(
     asking: Callable[[type, Any], Any],
     others: Iterable[Patch] = (),
 ) -> Iterator[None]:
-    """Within the body, on this thread, a `call` that one of the classes defines goes to `handler`.
+    """Sends each `call` that one of the classes defines to `handler`, in the body, on this thread.
 
     Args:
-        classes: classes that define `call`; others are ignored.
-        handler: called in place of `call`; it has the original to go on with.
-        asking: from a class and its `call` to one that asks, as `ask` does.
-        others: what else has to be replaced meanwhile.
+        classes: Classes. Those that do not define `call` are ignored.
+        handler: Function that is called in place of `call`. It gets the original.
+        asking: Function from a class and its `call` to a `call` that uses `ask`.
+        others: Other patches for the same time. Default none.
     """
 
     def patch(cls: type) -> Patch:
@@ -73,5 +74,5 @@ def intercepted(
 
 
 def not_intercepted() -> contextlib.AbstractContextManager[None]:
-    """Within the body, on this thread, nothing is intercepted."""
+    """Disables the interception in the body, on this thread."""
     return _handled(None)

@@ -7,17 +7,17 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-# a class, the name of an attribute, and a function from what stood there to what shall
+# A class, the name of an attribute, and a function from its old value to its new value.
 Patch = tuple[Any, str, Callable[[Any], Any]]
 
 _NOTHING = object()
 _lock = threading.Lock()
-_patched: dict[tuple[Any, str], tuple[int, Any]] = {}  # how often, and what stood there
+_patched: dict[tuple[Any, str], tuple[int, Any]] = {}  # number of patches, and the old value
 
 
 @contextlib.contextmanager
 def patched(patches: Iterable[Patch]) -> Iterator[None]:
-    """Within the body attributes of classes are others, until the last body that wants it ends."""
+    """Replaces attributes of classes in the body. The last of several bodies restores them."""
     patches = list(patches)
     with _lock:
         for owner, name, make in patches:
@@ -47,17 +47,19 @@ def swapped(
     methods: Callable[[Any], dict[str, Callable[..., Any]]],
     purpose: str = "step",
 ) -> Iterator[None]:
-    """Within the body optimizers have other methods.
+    """Replaces methods of optimizers in the body.
 
-    Bodies of several purposes may be nested, in the same order on each replica. Of those of one
-    purpose, the outer alone counts.
+    Bodies with different purposes may be nested, in the same order on each replica. Of nested
+    bodies with
+    one purpose, only the outer one has an effect.
 
     Args:
-        optimizers: the optimizers.
-        methods: from an optimizer to its other methods by their names. It is called when the first
-            replica enters: replicas enter one after the other, and all are in it when the first
+        optimizers: Optimizers.
+        methods: Function from an optimizer to its new methods by name. It is called when the first
+            replica enters. Replicas enter one after the other, and all have entered when the first
+            one
             leaves.
-        purpose: what they are for, a word.
+        purpose: str. A word for the purpose. Default "step".
     """
     mark = f"_tfwd_intercepted_{purpose}"
     for optimizer in optimizers:
@@ -66,7 +68,7 @@ def swapped(
             others = methods(optimizer)
             kept = {name: vars(optimizer).get(name, _NOTHING) for name in others}
             for name, method in others.items():
-                # Past Keras's tracking of attributes, which has no business with functions.
+                # `object.__setattr__` avoids Keras's tracking of attributes.
                 object.__setattr__(optimizer, name, method)
         object.__setattr__(optimizer, mark, (depth + 1, kept))
     try:

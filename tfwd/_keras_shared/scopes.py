@@ -1,4 +1,4 @@
-"""Rules for the reads and assignments inside a substitution: what is alike on both Kerases."""
+"""Rules for reads and assignments inside a substitution. Both versions of Keras share them."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import tensorflow as tf
 
 
 def present_graph() -> tf.Graph | None:
-    """The graph that operations are added to now; None in eager mode."""
+    """Returns the graph to which operations are added now, or None in eager mode."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 class Scope:
-    """Reads of chosen variables see chosen tensors; everything else passes through.
+    """Substitutes tensors for reads of chosen variables. Other reads are not changed.
 
-    An update of any other variable goes where it would have gone without the scope: to the scope
-    around this one, or to the variable itself. With `capture=True` it is kept in `updates` instead,
-    for functions that must have no side effects.
+    An update of another variable has its usual target: the outer scope, or the variable itself.
+    With
+    `capture=True` the update is stored in `updates` instead, for functions without side effects.
 
     Attributes:
-        state_mapping: dict `id -> tensor` of the variables that are not read themselves.
-        updates: dict `id -> (variable, value)`, the last value assigned to each variable.
-        inner_updates: variables that were updated in a graph inside this one, a loop's or a
-            branch's, so that the value kept for them is of no use outside.
+        state_mapping: dict `id -> tensor` of the substituted variables.
+        updates: dict `id -> (variable, value)` with the last value assigned to each variable.
+        inner_updates: Variables that were updated in an inner graph, of a loop or a branch. Their
+            stored values cannot be used outside that graph.
         read: dict `id -> variable` of the variables that were read.
     """
 
     original_scope: Any
-    _make: Callable[[Any, Any], None]  # assigns to a variable, past all scopes
+    _make: Callable[[Any, Any], None]  # assigns to a variable directly, without any scope
 
     def _begin(self, values: Iterable[tuple[Any, tf.Tensor]], capture: bool) -> None:
         self.state_mapping = {id(variable): value for variable, value in values}
@@ -40,13 +40,13 @@ class Scope:
         self._graph = present_graph()
 
     def add_update(self, update: tuple[Any, tf.Tensor]) -> None:
-        """Is told of each assignment."""
+        """Records or makes an assignment. Keras calls it."""
         variable, value = update
         if self.capture:
             if present_graph() is not self._graph:
                 self.inner_updates.append(variable)
             self.updates[id(variable)] = (variable, value)
-            # What is read after an assignment has no gradient to what was assigned.
+            # A read after an assignment has no gradient to the assigned value.
             self.state_mapping[id(variable)] = tf.stop_gradient(value)
         elif self.original_scope is not None:
             self.original_scope.add_update(update)
@@ -54,7 +54,7 @@ class Scope:
             self._make(variable, value)
 
     def get_current_value(self, variable: Any) -> tf.Tensor | None:
-        """Is asked at each read; None means the variable's own value."""
+        """Returns the substitute for a read. None means the variable's own value. Keras calls it."""
         value = self.state_mapping.get(id(variable))
         self.read[id(variable)] = variable
         if value is None and self.original_scope is not None:
@@ -63,14 +63,15 @@ class Scope:
 
 
 class Observing:
-    """Makes a substitution tell of every read, update and loss.
+    """Makes a substitution report every read, update and loss.
 
     Args:
-        values: pairs of a variable and the tensor to be read in its place.
-        on_read: called with each variable that is read; a tensor that it returns is read in place
-            of the variable, unless `values` has it.
-        on_update: called with each variable that is updated.
-        on_loss: called with each loss that a layer adds.
+        values: Pairs of a variable and its substitute.
+        on_read: Function that is called with each variable that is read. If it returns a tensor,
+            and
+            `values` has no substitute, that tensor is read.
+        on_update: Function that is called with each variable that is updated.
+        on_loss: Function that is called with each loss that a layer adds.
     """
 
     def __init__(
@@ -97,9 +98,10 @@ class Observing:
 
 
 class Capturing:
-    """Makes a substitution keep all updates, except in functions that are traced in its body.
+    """Makes a substitution store all updates, except in functions that are traced in its body.
 
-    These outlive it: they read and update the variables themselves, as without it.
+    Such functions exist longer than the substitution. They read and update the variables
+    themselves.
     """
 
     _graph: tf.Graph | None

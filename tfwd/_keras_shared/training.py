@@ -1,4 +1,4 @@
-"""A model's training step in `fit`: what is alike on both Kerases."""
+"""A model's training step in `fit`. Both versions of Keras share this code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfwd._keras_shared.patching import swapped
 def computed_loss(
     model: keras.Model, changed: Callable[[Any, Any], Any]
 ) -> contextlib.AbstractContextManager[None]:
-    """Within the body, the loss that a model computes is `changed(loss, predictions)`."""
+    """Replaces a model's loss by `changed(loss, predictions)` in the body."""
 
     def methods(model: Any) -> dict[str, Callable[..., Any]]:
         own = model.compute_loss
@@ -29,11 +29,11 @@ def computed_loss(
 
 
 def is_of_keras(kind: type, name: str) -> bool:
-    """Whether a method of a class is Keras's own."""
+    """Returns True if a method of a class is Keras's own."""
     definer = next(cls for cls in kind.__mro__ if name in vars(cls))
     return definer.__module__.startswith("keras.")
 
 
 def is_own_step(model: keras.Model) -> bool:
-    """Whether the training step is Keras's: forward, loss, gradients, one update, metrics."""
+    """Returns True if the training step is Keras's own, with a single update per step."""
     return is_of_keras(type(model), "train_step") and "train_step" not in vars(model)

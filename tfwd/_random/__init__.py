@@ -1,1 +1,1 @@
-"""Random numbers that depend on a seed alone: seeds, masks and noise."""
+"""Random numbers that depend only on a seed: seeds, masks and noise."""

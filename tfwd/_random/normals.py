@@ -1,4 +1,4 @@
-"""Standard normal numbers of uniform words, in two ways."""
+"""Standard normal numbers from uniform words, in two ways."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import tensorflow as tf
 
 
 def box_muller(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-    """`sqrt(-2 log u) cos(v)`: `u` in (0, 1) is of the first word, the angle `v` of the second.
+    """Computes `sqrt(-2 log u) cos(v)`: `u` in (0, 1) from the first word, `v` from the second.
 
-    Beside a logarithm, a root and a cosine it takes ten operations, and XLA has them all.
+    It takes a logarithm, a root, a cosine and ten more operations. XLA supports all of them.
 
     Args:
         first, second: int32 words, for float32; or int64 words, for float64.
@@ -22,18 +22,18 @@ def box_muller(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
     (1958).
     """
     bits, dtype = (63, tf.float64) if first.dtype == tf.int64 else (31, tf.float32)
-    # Without its sign a word is exact where it is small, which is where the tails are.
+    # Without its sign, a small word is exact. The tails come from small words.
     rest = tf.bitwise.bitwise_and(first, tf.constant((1 << bits) - 1, first.dtype))
     radius = tf.sqrt(-2.0 * tf.math.log((tf.cast(rest, dtype) + 0.5) * 2.0**-bits))
     return radius * tf.cos(tf.cast(second, dtype) * (math.pi * 2.0**-bits))
 
 
 def inverted(high: tf.Tensor, low: tf.Tensor | None = None) -> tf.Tensor:
-    """The inverse of the normal distribution function at the middle of a word's interval.
+    """Returns the inverse normal distribution function at the middle of a word's interval.
 
     Args:
         high: uint32 words.
-        low: further 32 bits of each, for float64.
+        low: Further 32 bits of each word, for float64. Default None, for float32.
 
     Returns:
         float32, or with `low` float64, of the words' shape.
@@ -41,11 +41,11 @@ def inverted(high: tf.Tensor, low: tf.Tensor | None = None) -> tf.Tensor:
     References: M. Giles, "Approximating the erfinv function" (2010), for float32.
     """
     one = tf.constant(1, tf.uint32)
-    # One bit is the sign, and the others choose among 2^31 intervals of the half line.
+    # One bit is the sign. The other bits select one of 2^31 intervals of the half line.
     rest = tf.bitwise.right_shift(high, one)
     if low is not None:
-        place = tf.cast(rest, tf.float64) + (tf.cast(low, tf.float64) + 0.5) * 2.0**-32
-        size = -tf.math.ndtri(place * 2.0**-32)
+        position = tf.cast(rest, tf.float64) + (tf.cast(low, tf.float64) + 0.5) * 2.0**-32
+        size = -tf.math.ndtri(position * 2.0**-32)
     else:
         size = half_normal((tf.cast(tf.bitcast(rest, tf.int32), tf.float32) + 0.5) * 2.0**-31)
     odd = tf.bitcast(tf.bitwise.bitwise_and(high, one), tf.int32) > 0
@@ -64,7 +64,7 @@ _TAIL = (
 
 
 def half_normal(tail: tf.Tensor) -> tf.Tensor:
-    """The value that |N(0, 1)| exceeds with the given probability, in float32."""
+    """Returns the value that |N(0, 1)| exceeds with the given probability, in float32."""
     w = -tf.math.log(tail * (2.0 - tail))
     central = w < 5.0
     t = tf.where(central, w - 2.5, tf.sqrt(w) - 3.0)

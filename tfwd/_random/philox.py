@@ -1,7 +1,8 @@
-"""Philox 4x32-10 as TensorFlow has it: many words by one operation, of a key and a counter.
+"""Philox 4x32-10 as TensorFlow has it: many words by one operation, from a key and a counter.
 
-A graph gets one node for it, whatever the number of words, and eager mode one call. That is what
-seeds and small masks are made of, where the operations of a hash would cost more than the work.
+It takes one node of a graph, or one eager call, for any number of words. Seeds and small masks use
+it,
+because the operations of a hash would cost more than the work.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ def words(
     counter: tf.Tensor,
     dtype: tf.DType = tf.int32,
 ) -> tf.Tensor:
-    """Independent uniform integers.
+    """Returns independent uniform integers.
 
     Formula: block `i`, of four 32-bit words, is `Philox(key, counter + i)`. The counter is a number
-    of 128 bits. Integers of 64 bits are two words each, the lower one first.
+    of 128
+    bits. An integer of 64 bits consists of two words, with the lower one first.
 
     Args:
-        shape: static.
+        shape: Static shape.
         key: uint64 `[1]`.
         counter: uint64 `[2]`, the low and the high half.
-        dtype: int32 or int64; all their values are equally likely.
+        dtype: int32 or int64. All their values are equally likely. Default int32.
 
     Returns:
         A tensor of the given shape and dtype.
@@ -51,5 +53,5 @@ def words(
 
 
 def key_of(seed: tf.Tensor) -> tf.Tensor:
-    """A seed, int32 `[2]`, as a key: its low and its high word."""
+    """Returns a seed, int32 `[2]`, as a key: its low and its high word."""
     return tf.raw_ops.Bitcast(input=tf.raw_ops.Pack(values=[seed]), type=tf.uint64)

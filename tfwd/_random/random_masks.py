@@ -1,15 +1,20 @@
-"""Random masks and noise as pure functions of a seed and an entry's place.
+"""Random masks and noise as pure functions of a seed and an entry's index.
 
-There are two ways to draw. A *small* draw, of static shape and fewer entries than `SMALL`, takes
-its words from Philox, which is one operation of TensorFlow's. A few more apply it; TensorFlow takes
-their gradient, and keeps what that needs. Any other draw takes its words from XXH32. It is applied
-where it is drawn, in one pass, and its gradient draws it again: nothing is kept but the seed. For
-large tensors of static shape the pass is one loop that XLA compiles, in which a mask costs no more
-than a copy of the tensor. XLA compiles once a size, so tensors of varying shape take the same
-operations one by one, with the same result.
+There are two ways to draw.
 
-The keep probability is a multiple of 2^-16, and what is kept is divided by that one, so that the
-expectation is right up to rounding, and not up to 2^-16.
+- A *small* draw has a static shape and fewer entries than `SMALL`. Its words come from Philox,
+  which
+  is one operation of TensorFlow. A few more operations apply it. TensorFlow computes the gradient,
+  and stores the tensors that it needs.
+- Any other draw takes its words from XXH32. It is applied in the same pass, and its gradient draws
+  it
+  again. Only the seed is stored. For large tensors of static shape, the pass is one loop that XLA
+  compiles, in which a mask costs no more than a copy of the tensor. XLA compiles once per size.
+  Tensors of varying shape therefore use the same operations one by one, with the same result.
+
+The keep probability is a multiple of 2^-16. Kept entries are divided by exactly that probability.
+So
+the expectation is right up to rounding, and not only up to 2^-16.
 """
 
 from __future__ import annotations
@@ -29,18 +34,19 @@ from tfwd._random import normals, philox, xxh32
 
 LEVELS = 1 << 16
 
-# Below this many entries (256 kB of float32) a training step is faster if the mask is drawn by one
-# operation and the effective weight is kept for backward than with the compiled loop and a second
-# draw: half of the time at 32,761 entries, 0.8 at 65,536, 1.15 at 262,144
-# (benchmarks/small_weights.py). Compilation takes a tenth of a second and more a size besides.
+# A draw is small if it has fewer entries than this (256 kB of float32). Then a training step is
+# faster if one operation draws the mask and the effective weight is stored for backward. Compared
+# with the compiled loop and a second draw it takes 0.5 of the time at 32,761 entries, 0.8 at
+# 65,536,
+# and 1.15 at 262,144 (benchmarks/small_weights.py). Compilation also takes 0.1 s or more per size.
 SMALL = 1 << 16
 
 
 def keep_probability(rate: float | tf.Tensor) -> float | tf.Tensor:
-    """`1 - rate` as it is used: rounded to a multiple of 2^-16, and at least 2^-16.
+    """Returns `1 - rate`, rounded to a multiple of 2^-16 and at least 2^-16.
 
     Args:
-        rate: the drop rate, in [0, 1): a float or a scalar tensor.
+        rate: float or scalar tensor. Drop rate in [0, 1).
 
     Returns:
         A float for a float, a float32 scalar for a tensor.
@@ -57,11 +63,11 @@ def keep_probability(rate: float | tf.Tensor) -> float | tf.Tensor:
 
 
 def mask(shape: xxh32.Shape, rate: float | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """A boolean tensor whose entries are True with probability `keep_probability(rate)`.
+    """Returns a boolean tensor whose entries are True with probability `keep_probability(rate)`.
 
     Args:
-        shape: the mask's shape, static or a 1-D integer tensor.
-        rate: the drop rate, a float or a scalar tensor.
+        shape: Shape of the mask, static or a 1-D integer tensor.
+        rate: float or scalar tensor. Drop rate.
         seed: int32 `[2]`.
 
     Returns:
@@ -80,7 +86,7 @@ def mask(shape: xxh32.Shape, rate: float | tf.Tensor, seed: tf.Tensor) -> tf.Ten
 
 
 def is_small(shape: xxh32.Shape) -> bool:
-    """Whether a mask or noise of the shape is drawn the small way."""
+    """Returns True if a mask or noise of the shape is a small draw."""
     if isinstance(shape, (list, tuple)):
         return None not in shape and math.prod(shape) < SMALL
     size = shape.num_elements() if isinstance(shape, tf.TensorShape) else None
@@ -88,15 +94,16 @@ def is_small(shape: xxh32.Shape) -> bool:
 
 
 def drop(tensor: tf.Tensor, kept: tf.Tensor, rate: float | tf.Tensor) -> tf.Tensor:
-    """`tensor * (1 / keep)` where `kept`, exactly zero elsewhere.
+    """Returns `tensor * (1 / keep)` where `kept` is True, and exactly zero elsewhere.
 
-    The product is made in float32 at least, and the result has the tensor's dtype. Its gradient is
-    `upstream * (1 / keep)` where kept and exactly 0.0 elsewhere.
+    The product is computed in float32 at least, and the result has the tensor's dtype. Its gradient
+    is
+    `upstream * (1 / keep)` where kept, and exactly 0.0 elsewhere.
 
     Args:
-        tensor: a floating tensor.
+        tensor: Floating tensor.
         kept: tf.bool, of a shape that broadcasts to the tensor's.
-        rate: the drop rate that `kept` was drawn with.
+        rate: float or scalar tensor. Drop rate with which `kept` was drawn.
 
     Returns:
         A tensor of the first argument's shape and dtype.
@@ -111,20 +118,23 @@ def dropout(
     noise_shape: xxh32.Shape | None = None,
     rows: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """`drop(tensor, mask(noise_shape, rate, seed), rate)`; no large mask is kept.
+    """Computes `drop(tensor, mask(noise_shape, rate, seed), rate)` without storing a large mask.
 
-    Its gradient is the same function of the upstream gradient, with the same seed. (Inside a branch
-    of a `tf.cond`, where TensorFlow cannot follow such a gradient from a tape outside, it keeps the
-    mask.)
+    Its gradient is the same function of the upstream gradient, with the same seed. In a branch of a
+    `tf.cond`, TensorFlow cannot compute such a gradient for a tape outside. There it stores the
+    mask.
 
     Args:
-        tensor: a floating tensor.
-        rate: the drop rate, in [0, 1): a float or a scalar tensor.
+        tensor: Floating tensor.
+        rate: float or scalar tensor. Drop rate in [0, 1).
         seed: int32 `[2]`.
-        noise_shape: the mask's shape, which broadcasts to the tensor's; by default the tensor's.
-        rows: integers `[...]`, if the tensor, of shape `rows.shape + width`, is made of rows of a
-            table: each row gets the draw that it would get in the table. `noise_shape` must be
-            given then, and is the table's.
+        noise_shape: Shape of the mask, which broadcasts to the tensor's. Default None, for the
+            tensor's
+            shape.
+        rows: Integers `[...]`. Indices of rows, if the tensor has rows of a table and the shape
+            `rows.shape + width`. Each row gets the draw that it would get in the table.
+            `noise_shape`
+            must then be given, and is the table's. Default None.
 
     Returns:
         A tensor of the first argument's shape and dtype.
@@ -155,18 +165,18 @@ def mix(
     noise_shape: xxh32.Shape | None = None,
     rows: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """`reference + dropout(tensor - reference, ...)`, in one pass and rounded once.
+    """Computes `reference + dropout(tensor - reference, ...)`, in one pass and rounded once.
 
-    Its gradient for the tensor is that of `dropout`; the reference has none.
+    Its gradient for the tensor is the gradient of `dropout`. The reference has no gradient.
 
     Args:
-        tensor: a floating tensor.
-        reference: a floating tensor of the same shape.
-        rate, seed, noise_shape, rows: as in `dropout`.
+        tensor: Floating tensor.
+        reference: Floating tensor of the same shape.
+        rate, seed, noise_shape, rows: As in `dropout`.
 
     Returns:
-        A tensor of the first argument's shape and dtype. Where the rate is 0 it is the tensor, bit
-        for bit.
+        A tensor of the first argument's shape and dtype. If the rate is 0 it is the tensor, bit for
+        bit.
 
     Example:
 
@@ -205,17 +215,16 @@ def noise(
     rows: tf.Tensor | None = None,
     shape: xxh32.Shape | None = None,
 ) -> tf.Tensor:
-    """`tensor + stddev * e`, `e ~ N(0, I)`; no noise is kept.
+    """Computes `tensor + stddev * e` with `e ~ N(0, I)`, without storing the noise.
 
-    Its gradient is the upstream gradient. Where `stddev` is 0 the result is the tensor, bit for
-    bit.
+    Its gradient is the upstream gradient. If `stddev` is 0 the result is the tensor, bit for bit.
 
     Args:
-        tensor: a floating tensor.
-        stddev: the standard deviation: a float or a scalar tensor.
+        tensor: Floating tensor.
+        stddev: float or scalar tensor. Standard deviation.
         seed: int32 `[2]`.
-        rows: as in `dropout`.
-        shape: the table's, if `rows` are given.
+        rows: As in `dropout`.
+        shape: Shape of the table, if `rows` is given. Default None.
 
     Returns:
         A tensor of the first argument's shape and dtype.
@@ -248,17 +257,20 @@ def noise(
 
 
 def normal(shape: xxh32.Shape, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
-    """Independent draws of N(0, 1) in the given dtype.
+    """Returns independent draws of N(0, 1) in the given dtype.
 
-    Formula: of a small draw that of Box and Muller (1958), the largest draw being 6.7. Else the
-    inverse of the normal distribution function, at the middle of one of 2^32 equal intervals (of
-    2^64 in float64, where the draws reach further). Its polynomials in single precision are those
-    of Giles (2010), evaluated at the distance from the nearer end, so that the tails are nearly as
-    precise as the middle; the largest draw in single precision is 6.2.
+    Formula: a small draw uses the formula of Box and Muller (1958). Its largest draw is 6.7. Any
+    other draw
+    uses the inverse of the normal distribution function, at the middle of one of 2^32 equal
+    intervals (of
+    2^64 in float64, where the draws reach further). In single precision its polynomials are those
+    of
+    Giles (2010). They are evaluated at the distance from the nearer end, so the tails are nearly as
+    precise as the middle. The largest draw in single precision is 6.2.
 
     Args:
-        shape: static or a 1-D integer tensor.
-        dtype: a floating dtype.
+        shape: Static shape, or a 1-D integer tensor.
+        dtype: Floating dtype.
         seed: int32 `[2]`.
 
     Returns:
@@ -278,7 +290,7 @@ def _small_words(shape: xxh32.Shape, seed: tf.Tensor, dtype: tf.DType) -> tf.Ten
 
 
 def _small_kept(shape: xxh32.Shape, keep: float | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    # Words are from -2^31 on, and the last one that keeps is keep * 2^32 further, but for one.
+    # Words begin at -2^31. The last word that keeps is keep * 2^32 - 1 above.
     if isinstance(keep, float):
         last = constant(round(keep * LEVELS) * LEVELS - (1 << 31) - 1, tf.int32)
     else:
@@ -293,14 +305,14 @@ def _small_normal(shape: xxh32.Shape, dtype: tf.DType, seed: tf.Tensor) -> tf.Te
 
 
 def _of_rows(drawn: tf.Tensor, rows: tf.Tensor | None) -> tf.Tensor:
-    """The rows of what was drawn for a table; the one row that serves all has no number."""
+    """Returns rows of a table's draw. If one row serves all rows, it is returned."""
     if rows is None:
         return drawn
     return drawn[0] if drawn.shape[0] == 1 else tf.gather(drawn, rows)
 
 
 def _kept(counters: list[tf.Tensor], keep: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    # Signed numbers, because more machines compare those at once.
+    # Signed numbers, because more processors can compare vectors of these.
     levels = tf.bitcast(
         tf.bitwise.right_shift(xxh32.words(counters, seed), xxh32.constant(16)), tf.int32
     )
@@ -320,7 +332,7 @@ def _drop(tensor: tf.Tensor, kept: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
 
 
 def _small_drop(tensor: tf.Tensor, kept: tf.Tensor, keep: float | tf.Tensor) -> tf.Tensor:
-    """`_drop`, of which TensorFlow's gradient is one product with the same factors."""
+    """Computes `_drop`. Its gradient by TensorFlow is one product with the same factors."""
     wide = dtypes.wide(tensor.dtype)
     factors = tf.raw_ops.Mul(x=tf.raw_ops.Cast(x=kept, DstT=wide), y=_scale(keep, wide))
     dropped = tf.raw_ops.MulNoNan(x=tf.cast(tensor, wide), y=factors)
@@ -345,7 +357,7 @@ def _linear(
     rows: tf.Tensor | None,
     noise_shape: xxh32.Shape | None,
 ) -> tf.Tensor:
-    """`_dropout` with a gradient that draws again."""
+    """Computes `_dropout`, with a gradient that draws again."""
 
     @custom_gradient
     def linear(tensor: tf.Tensor, keep: tf.Tensor, seed: tf.Tensor) -> Any:
@@ -367,7 +379,7 @@ def _linear_backward(
     upstream = tf.convert_to_tensor(upstream)
     late = seed
     if not _is_compiled(upstream, rows, noise_shape):
-        (late,) = waiting.after([seed], [upstream])  # or the mask would be kept
+        (late,) = waiting.seeds_after([seed], [upstream])  # otherwise the mask would be stored
     return _linear(upstream, keep, late, rows, noise_shape)
 
 
@@ -424,17 +436,21 @@ def _run(
     shape: xxh32.Shape | None,
     *others: tf.Tensor,
 ) -> tf.Tensor:
-    """The function's result, from one compiled loop where that is worth it.
+    """Returns the function's result, from one compiled loop if that is faster.
 
-    Else from a function that is traced once for all weights: building its operations for each takes
-    longer than running them. They are built one by one where rows are looked up, where a mask has a
-    shape of its own, and in a branch of a `tf.cond`: what a gradient from outside of it keeps of
-    the function has no static shape, which XLA asks for.
+    Otherwise it comes from a function that is traced once for all weights, because building its
+    operations
+    for each weight takes longer than running them. The operations are built one by one for
+    looked-up
+    rows, for a mask with its own shape, and in a branch of a `tf.cond`. There, the tensors that an
+    outer
+    gradient stores have no static shape, which XLA needs.
     """
     if _is_compiled(tensor, rows, shape):
         if shape is not None:
             return _compiled[function](tensor, number, seed, rows, shape, *others)
-        # Flat: entries are numbered in that order, and all of one size share a compiled loop.
+        # Flat, because entries are numbered in that order, and tensors of one size share a compiled
+        # loop.
         flat, *rest = (tf.reshape(entries, [-1]) for entries in (tensor, *others))
         flat = _compiled[function](flat, number, seed, None, None, *rest)
         return tf.reshape(flat, tensor.shape)
@@ -447,7 +463,7 @@ def _run(
 
 
 def _is_compiled(tensor: tf.Tensor, rows: tf.Tensor | None, shape: xxh32.Shape | None) -> bool:
-    # Rows are looked up by a batch, the length of which may change from call to call.
+    # The number of looked-up rows depends on the batch, and may change from call to call.
     static = tensor.shape.is_fully_defined() and not tf.is_tensor(shape)
     return static and rows is None and tensor.shape.num_elements() >= SMALL
 
@@ -462,7 +478,7 @@ _compiled = {
 def _traced(
     function: Callable[..., tf.Tensor], number: tf.DType, *tensors: tf.DType
 ) -> Callable[..., tf.Tensor]:
-    """The function for tensors of all shapes, which are its last arguments here."""
+    """Returns the function for tensors of all shapes, which are its last arguments here."""
     return tf.function(
         lambda number, seed, tensor, *others: function(tensor, number, seed, None, None, *others),
         autograph=False,

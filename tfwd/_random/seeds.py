@@ -1,9 +1,10 @@
 """Stateless seeds: pure functions of a root seed, a position, a call and a replica.
 
-A draw is a pure function of the layer's root seed, the weight's position in the layer, the number
-of the call and the replica. Names play no part: Keras numbers them by what was built before. Since
-nothing else enters, the same draw can be made again at any time: in backward, after a restart, or
-when a function is traced anew.
+A draw depends only on the layer's root seed, the weight's position in the layer, the training-call
+counter and the replica. It does not depend on names, because Keras numbers them by what was built
+before. So the same draw can be repeated at any time: in backward, after a restart, or when a
+function
+is traced again.
 """
 
 from __future__ import annotations
@@ -13,20 +14,22 @@ import tensorflow as tf
 from tfwd._graph.constants import constant
 from tfwd._random import philox
 
-# Replicas are numbered in the highest 16 bits of a call's number.
+# The highest 16 bits of a call number are the replica's number.
 _REPLICA = 1 << 48
 
 
 def fold(seed: tf.Tensor, high: tf.Tensor | int, low: tf.Tensor | int) -> tf.Tensor:
     """Mixes two integers into a seed.
 
-    `fold(s, a, b)` is the first 64 bits of `Philox(key = s, counter = [b, -1 - a])`, so that chains
-    of folds are a keyed hash of all that was folded in (CBC-MAC). Draws from a seed count from
-    `[0, 0]`; what is folded with small integers is none of them.
+    `fold(s, a, b)` is the first 64 bits of `Philox(key = s, counter = [b, -1 - a])`. So chains of
+    folds are
+    a keyed hash of all folded integers (CBC-MAC). Draws from a seed count from `[0, 0]`, so they
+    never
+    equal a fold of small integers.
 
     Args:
         seed: int32 `[2]`.
-        high, low: integers of up to 64 bits.
+        high, low: Integers of up to 64 bits.
 
     Returns:
         int32 `[2]`.
@@ -38,16 +41,16 @@ def fold(seed: tf.Tensor, high: tf.Tensor | int, low: tf.Tensor | int) -> tf.Ten
 def seed(
     root: tf.Tensor | int, position: int, call: tf.Tensor | int, replica: tf.Tensor | int = 0
 ) -> tf.Tensor:
-    """The seed of one weight's draw in one training call.
+    """Returns the seed of one weight's draw in one training call.
 
     Formula: words `2 * position` and `2 * position + 1` of the stream of 32-bit words
     `Philox(key = root, counter = [., call + 2^48 * replica])`.
 
     Args:
-        root: the layer's seed, an integer of up to 64 bits.
-        position: the weight's index in the wrapped layer's `weights`.
-        call: the number of the training call, from 0, below 2^48.
-        replica: `replica_id_in_sync_group`, 0 without `tf.distribute`.
+        root: Seed of the layer, an integer of up to 64 bits.
+        position: int. Index of the weight in the wrapped layer's `weights`.
+        call: Number of the training call, from 0, below 2^48.
+        replica: `replica_id_in_sync_group`, 0 without `tf.distribute`. Default 0.
 
     Returns:
         int32 `[2]`, for any `tf.random.stateless_*` function.
@@ -65,12 +68,12 @@ def seed(
 
 
 def seeds(state: tf.Tensor, replica: tf.Tensor | int, count: int) -> list[tf.Tensor]:
-    """`seed` at the positions below `count`, by one draw.
+    """Returns `seed` at the positions below `count`, with one draw.
 
     Args:
         state: int64 `[root, call]`.
-        replica: as in `seed`.
-        count: how many.
+        replica: As in `seed`.
+        count: int. Number of seeds.
 
     Returns:
         A list of int32 `[2]`.
@@ -90,7 +93,7 @@ def _drawn(state: tf.Tensor, replica: tf.Tensor | int, count: int) -> tf.Tensor:
 
 
 def replica_id() -> tf.Tensor | int:
-    """The number of the replica that runs this code, 0 outside `tf.distribute`."""
+    """Returns the number of the replica that runs this code, 0 outside `tf.distribute`."""
     context = tf.distribute.get_replica_context()
     number = 0 if context is None else context.replica_id_in_sync_group
     known = tf.get_static_value(number) if tf.is_tensor(number) else number
@@ -98,7 +101,7 @@ def replica_id() -> tf.Tensor | int:
 
 
 def _number(integer: tf.Tensor | int) -> tf.Tensor:
-    """An integer of up to 64 bits as int64, of the same bits."""
+    """Returns an integer of up to 64 bits as int64 with the same bits."""
     if isinstance(integer, int):
         integer = (integer & 0xFFFFFFFFFFFFFFFF ^ (1 << 63)) - (1 << 63)
         return tf.constant(integer, tf.int64)

@@ -1,9 +1,11 @@
-"""XXH32, the generator behind every mask: of an entry's number, keyed with the seed.
+"""XXH32, the generator of large masks: a hash of an entry's number, keyed with the seed.
 
-Entry number `i` of a draw depends on the seed and on `i` alone (a counter-based generator), so the
-rows of a large table can be drawn without the rest, and a draw can be made again anywhere. XXH32,
-the 32-bit xxHash of Collet (2012), is a published hash of which quality and test vectors are known;
-it is a dozen integer operations an entry, which a compiler can do for many entries at once.
+Entry number `i` of a draw depends only on the seed and on `i` (a counter-based generator). So the
+rows
+of a large table can be drawn without the rest, and a draw can be repeated anywhere. XXH32, the
+32-bit
+xxHash of Collet (2012), is a published hash with known quality and test vectors. It takes a dozen
+integer operations per entry, which a compiler can vectorize.
 """
 
 from __future__ import annotations
@@ -20,14 +22,15 @@ _PRIMES = (2654435761, 2246822519, 3266489917, 668265263, 374761393)
 
 
 def words(counters: Sequence[tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
-    """Independent uniform 32-bit words, one for each counter.
+    """Returns independent uniform 32-bit words, one per counter.
 
     Formula: `XXH32(message = counter || seed[1], key = seed[0])`, all as little-endian 32-bit
     words.
 
     Args:
-        counters: uint32 tensors that broadcast against one another; a counter is their sum modulo
-            2^32. (Of many counters this way none is ever stored.)
+        counters: uint32 tensors that broadcast against one another. A counter is their sum modulo
+            2^32.
+            So many counters need no large tensor.
         seed: int32 `[2]`.
 
     Returns:
@@ -52,10 +55,11 @@ def words(counters: Sequence[tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
 
 
 def counters(shape: Shape, rows: tf.Tensor | None = None) -> list[tf.Tensor]:
-    """The entries' numbers in a tensor of the shape, or in those rows of it, as sums.
+    """Returns the entries' numbers in a tensor of the shape, or in rows of it, as summands.
 
-    They are uint32 and wrap around: in a tensor of more than 2^32 entries, two that are so far
-    apart draw alike.
+    They are uint32 and wrap around. In a tensor with more than 2^32 entries, two entries at that
+    distance
+    draw the same.
     """
     if rows is not None:
         width = tuple(shape[1:])
@@ -67,7 +71,7 @@ def counters(shape: Shape, rows: tf.Tensor | None = None) -> list[tf.Tensor]:
     if tf.is_tensor(shape):
         return [tf.reshape(_count(tf.reduce_prod(tf.cast(shape, tf.int64))), shape)]
     # Constants are stored with a compiled function, so they should be short: the numbers of the
-    # leading axes and those of the trailing ones.
+    # leading axes, and the numbers of the trailing axes.
     sizes = [math.prod(shape[:axis]) + math.prod(shape[axis:]) for axis in range(len(shape) + 1)]
     axis = sizes.index(min(sizes))
     leading, trailing = tuple(shape[:axis]), tuple(shape[axis:])
@@ -85,7 +89,7 @@ def _count(size: int | tf.Tensor) -> tf.Tensor:
 
 
 def constant(value: int) -> tf.Tensor:
-    """The low 32 bits of an integer, as uint32."""
+    """Returns the low 32 bits of an integer, as uint32."""
     return tf.constant(value & 0xFFFFFFFF, tf.uint32)
 
 

@@ -1,1 +1,1 @@
-"""LSTM and GRU as functions of tensors, with gradients written by hand. See `docs/lstm.md`."""
+"""LSTM and GRU as functions of tensors, with hand-written gradients. See `docs/lstm.md`."""

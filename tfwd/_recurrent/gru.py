@@ -1,7 +1,8 @@
-"""A GRU over a sequence as a function of tensors, with a gradient written by hand.
+"""A GRU over a sequence as a function of tensors, with a hand-written gradient.
 
 As in `tfwd._recurrent.lstm`, everything that does not depend on the previous step is computed
-outside of the loops. `docs/lstm.md` has the formulas.
+outside
+the loops. `docs/lstm.md` has the formulas.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from tfwd._recurrent import recurrence
 
 
 class Kept(NamedTuple):
-    """What a forward pass leaves for backward: five numbers a time step, row and unit.
+    """The tensors that forward stores for backward: five numbers per time step, row and unit.
 
     Attributes:
         gates: z, r and the candidate g after their activations, and `q = h U_g + b`, which r
-            resets; each a list `[time][batch, units]`.
-        outputs: the outputs `[time, batch, units]`, which the caller gets anyway.
+            resets.
+            Each is a list `[time][batch, units]`.
+        outputs: Outputs `[time, batch, units]`. The caller gets them anyway.
     """
 
     gates: list[tf.TensorArray]
@@ -36,28 +38,33 @@ def gru(
     bias: tf.Tensor | None = None,
     mask: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The states of a GRU over time, its gate of resetting applied after the product.
+    """Computes the states of a GRU over time. The reset gate is applied after the product.
 
-    Formula, with `a_t = x_t K + b_0` and `u_t = h_{t-1} U + b_1` cut into three along their
-    columns: `z, r = sigmoid(a_z + u_z, a_r + u_r)`, `g = tanh(a_g + r u_g)`,
-    `h_t = z h_{t-1} + (1 - z) g`. Where the mask is False, `h_t = h_{t-1}`.
+    Formula: `a_t = x_t K + b_0` and `u_t = h_{t-1} U + b_1` are split into three along their
+    columns.
+    `z, r = sigmoid(a_z + u_z, a_r + u_r)`, `g = tanh(a_g + r u_g)`, `h_t = z h_{t-1} + (1 - z) g`.
+    Where
+    the mask is False, `h_t = h_{t-1}`.
 
-    Backward keeps the arguments and, a time step, row and unit, five numbers: z, r, g, `u_g` and
-    `h_t`; in float32 20 bytes, 4 of them the output itself. It transposes the recurrent kernel when
-    it runs, and keeps nothing else that follows from the weights alone.
+    Backward stores the arguments, and five numbers per time step, row and unit: z, r, g, `u_g` and
+    `h_t`.
+    In float32 these are 20 bytes, of which 4 are the output itself. The recurrent kernel is
+    transposed in
+    backward. Nothing else that depends only on the weights is stored.
 
     Args:
         inputs: `[time, batch, features]` of a floating dtype, which all arguments share. Time and
-            batch need not be known before the call.
+            batch
+            need not be static.
         initial_state: `h` before the first step, `[batch, units]`.
-        kernel: `K` `[features, 3 * units]`; the order of gates is z, r, g, as in Keras.
+        kernel: `K` `[features, 3 * units]`. The order of gates is z, r, g, as in Keras.
         recurrent_kernel: `U` `[units, 3 * units]`.
-        bias: `b` `[2, 3 * units]`, or None for none.
-        mask: boolean `[time, batch]`: False where a step is to be skipped. None for no such steps.
+        bias: `b` `[2, 3 * units]`. Default None, for no bias.
+        mask: Boolean `[time, batch]`, False for steps to skip. Default None, for no mask.
 
     Returns:
         `h_t` `[time, batch, units]`, and the last `h` `[batch, units]`. They can be differentiated
-        as often as is wanted.
+        repeatedly.
 
     Example:
 
@@ -97,7 +104,7 @@ def gru(
         return (kept.outputs, last), gradient
 
     given = [] if bias is None else [bias]
-    # A state may be a variable, which is another by the time of backward.
+    # A state may be a variable, whose value may change before backward.
     return run(inputs, tf.convert_to_tensor(initial_state), kernel, recurrent_kernel, *given)
 
 
@@ -112,7 +119,7 @@ def _forward(
     time, blocks = tf.shape(inputs)[0], tf.split(recurrent_kernel, 3, -1)
     of_candidate = None
     if bias is not None:
-        # What is added to the sums of z and r may as well be added before the loop.
+        # Biases of the sums of z and r can be added before the loop.
         *of_gates, of_candidate = tf.split(bias[1], 3)
         bias = bias[0] + tf.concat([*of_gates, tf.zeros_like(of_candidate)], 0)
     projected = recurrence.project(inputs, kernel, bias, 3)
@@ -129,7 +136,7 @@ def _forward(
             new_h = tf.where(mask[t], new_h, h)
         return [new_h], [z, r, g, q, new_h]
 
-    (h,), lists = recurrence.scan(time, step, [h], recurrence.like(h, 5))
+    (h,), lists = recurrence.scan(time, step, [h], recurrence.specs_like(h, 5))
     *gates, outputs = lists
     return Kept(gates, outputs.stack()), h
 
@@ -142,9 +149,15 @@ def _backward(
     doutputs: tf.Tensor,
     dh: tf.Tensor,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """The gradients of z's, r's and g's sums and of q, by step, and of the first state.
+    """Returns the gradients of the sums of z, r and g, of q, and of the first state.
 
-    `before` has the states before each step, `[time, batch, units]`.
+    Args:
+        kept: Tensors that forward stored.
+        before: States before each step, `[time, batch, units]`.
+        recurrent_kernel: `[units, 3 * units]`.
+        mask: Boolean `[time, batch, 1]`, or None.
+        doutputs: Gradient of the outputs.
+        dh: Gradient of the last state.
     """
     time, blocks = tf.shape(doutputs)[0], recurrence.transposed(recurrent_kernel, 3)
 
@@ -160,7 +173,7 @@ def _backward(
         ]
         through = dh * z
         if mask is not None:
-            # The products, not their factors: what was computed in a masked step may not be finite.
+            # Mask the products, not their factors: results of a masked step may not be finite.
             parts = [tf.where(mask[t], part, tf.zeros_like(part)) for part in parts]
             through = tf.where(mask[t], through, dh)
         dz, dr, _, dq = parts
@@ -168,5 +181,5 @@ def _backward(
         dh = tf.add_n([through, *(tf.matmul(part, block) for part, block in pairs)])
         return [dh], parts
 
-    (dh,), lists = recurrence.scan(time, step, [dh], recurrence.like(dh, 4), backwards=True)
+    (dh,), lists = recurrence.scan(time, step, [dh], recurrence.specs_like(dh, 4), backwards=True)
     return [each.stack() for each in lists], dh

@@ -1,9 +1,11 @@
-"""An LSTM over a sequence as a function of tensors, with a gradient written by hand.
+"""An LSTM over a sequence as a function of tensors, with a hand-written gradient.
 
-Whatever does not depend on the step before is taken out of the loops: the input's product with the
-kernel is one product before the forward loop, and the gradients of the kernel, the recurrent kernel
-and the input are one product each after the backward loop, which only finds the pre-activations'
-gradients. `docs/lstm.md` has the formulas and what was measured.
+Everything that does not depend on the previous step is computed outside the loops. The product of
+the
+input and the kernel is one product before the forward loop. The backward loop computes only the
+gradients of the pre-activations. After it, the gradients of the kernel, the recurrent kernel and
+the
+input are one product each. `docs/lstm.md` has the formulas and measurements.
 """
 
 from __future__ import annotations
@@ -18,15 +20,15 @@ from tfwd._recurrent import recurrence
 
 
 class Kept(NamedTuple):
-    """What a forward pass leaves for backward, as lists over time.
+    """The tensors that forward stores for backward, as lists over time.
 
-    Six numbers a time step, row and unit, of which `outputs` is what the caller gets anyway.
+    They are six numbers per time step, row and unit. The caller gets `outputs` anyway.
 
     Attributes:
         gates: i, f, g and o after their activations, each `[time][batch, units]`.
-        cells: the cell states before each step: `[time][batch, units]`.
-        outputs: the outputs `[time, batch, units]`.
-        last_cell: the cell state after the last step.
+        cells: Cell states before each step, `[time][batch, units]`.
+        outputs: Outputs `[time, batch, units]`.
+        last_cell: Cell state after the last step.
     """
 
     gates: list[tf.TensorArray]
@@ -43,28 +45,31 @@ def lstm(
     bias: tf.Tensor | None = None,
     mask: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The states of an LSTM over time.
+    """Computes the states of an LSTM over time.
 
-    Formula, with `z_t = x_t K + h_{t-1} U + b` cut into four along its columns:
-    `i, f, o = sigmoid(z_i, z_f, z_o)`, `g = tanh(z_g)`, `c_t = f c_{t-1} + i g`,
-    `h_t = o tanh(c_t)`. Where the mask is False, `h_t = h_{t-1}` and `c_t = c_{t-1}`.
+    Formula: `z_t = x_t K + h_{t-1} U + b` is split into four along its columns.
+    `i, f, o = sigmoid(z_i, z_f, z_o)`, `g = tanh(z_g)`, `c_t = f c_{t-1} + i g`, `h_t = o
+    tanh(c_t)`.
+    Where the mask is False, `h_t = h_{t-1}` and `c_t = c_{t-1}`.
 
-    Backward keeps the arguments and, a time step, row and unit, six numbers: the four gates, `c_t`
-    and `h_t`; in float32 24 bytes, 4 of them the output itself. It transposes the recurrent kernel
-    when it runs, and keeps nothing else that follows from the weights alone.
+    Backward stores the arguments, and six numbers per time step, row and unit: the four gates,
+    `c_t` and
+    `h_t`. In float32 these are 24 bytes, of which 4 are the output itself. The recurrent kernel is
+    transposed in backward. Nothing else that depends only on the weights is stored.
 
     Args:
         inputs: `[time, batch, features]` of a floating dtype, which all arguments share. Time and
-            batch need not be known before the call.
+            batch
+            need not be static.
         initial_state: `h` and `c` before the first step, each `[batch, units]`.
-        kernel: `K` `[features, 4 * units]`; the order of gates is i, f, g, o, as in Keras.
+        kernel: `K` `[features, 4 * units]`. The order of gates is i, f, g, o, as in Keras.
         recurrent_kernel: `U` `[units, 4 * units]`.
-        bias: `b` `[4 * units]`, or None for none.
-        mask: boolean `[time, batch]`: False where a step is to be skipped. None for no such steps.
+        bias: `b` `[4 * units]`. Default None, for no bias.
+        mask: Boolean `[time, batch]`, False for steps to skip. Default None, for no mask.
 
     Returns:
         `h_t` `[time, batch, units]`, and the last `h` and `c`, each `[batch, units]`. They can be
-        differentiated as often as is wanted.
+        differentiated repeatedly.
 
     Example:
 
@@ -103,7 +108,7 @@ def lstm(
         return (kept.outputs, last_h, kept.last_cell), gradient
 
     given = [] if bias is None else [bias]
-    # A state may be a variable, which is another by the time of backward.
+    # A state may be a variable, whose value may change before backward.
     first = [tf.convert_to_tensor(state) for state in initial_state]
     return run(inputs, *first, kernel, recurrent_kernel, *given)
 
@@ -127,7 +132,7 @@ def _forward(
             new_h, new_c = tf.where(mask[t], new_h, h), tf.where(mask[t], new_c, c)
         return [new_h, new_c], [i, f, g, o, c, new_h]
 
-    (h, c), lists = recurrence.scan(time, step, [h, c], recurrence.like(h, 6))
+    (h, c), lists = recurrence.scan(time, step, [h, c], recurrence.specs_like(h, 6))
     *gates, cells, outputs = lists
     return Kept(gates, cells, outputs.stack(), c), h
 
@@ -140,7 +145,10 @@ def _backward(
     dh: tf.Tensor,
     dc: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The gradients of the pre-activations `[time, batch, 4 * units]` and of the first state."""
+    """Returns the gradients of the pre-activations and of the first state.
+
+    The gradients of the pre-activations are `[time, batch, 4 * units]`.
+    """
     time = tf.shape(doutputs)[0]
     blocks = recurrence.transposed(recurrent_kernel, 4)
 
@@ -157,7 +165,7 @@ def _backward(
         ]
         dc_t *= f
         if mask is not None:
-            # The products, not their factors: what was computed in a masked step may not be finite.
+            # Mask the products, not their factors: results of a masked step may not be finite.
             dz = [tf.where(mask[t], part, tf.zeros_like(part)) for part in dz]
             dc_t = tf.where(mask[t], dc_t, dc)
         pairs = zip(dz, blocks, strict=True)
@@ -167,6 +175,6 @@ def _backward(
         return [dh_t, dc_t, before], dz
 
     (dh, dc, _), lists = recurrence.scan(
-        time, step, [dh, dc, kept.last_cell], recurrence.like(dh, 4), backwards=True
+        time, step, [dh, dc, kept.last_cell], recurrence.specs_like(dh, 4), backwards=True
     )
     return tf.concat([dz.stack() for dz in lists], 2), dh, dc

@@ -1,8 +1,9 @@
 """The loop and the products that LSTM, GRU and the recurrent rules of `tfwd.gradients` share.
 
-A sequence is `[time, batch, features]`, and inside the loops each gate is a tensor of its own:
-cutting or joining them there, though they are a few kilobytes, wakes other threads and takes as
-long as a product. `docs/lstm.md` has what was measured.
+A sequence is `[time, batch, features]`. Inside the loops each gate is a separate tensor. Splitting
+or
+joining tensors there wakes other threads and takes as long as a product, even for a few kilobytes.
+`docs/lstm.md` has measurements.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from typing import Any
 
 import tensorflow as tf
 
-# Steps that a turn of a loop makes: a turn takes time of its own, which counts where products are
-# small.
+# Number of steps per iteration of a loop. An iteration has a fixed cost, which matters if products
+# are small.
 _STEPS = 4
 
 
 def rows(sequences: tf.Tensor) -> tf.Tensor:
-    """`[time, batch, n]` as one matrix `[time * batch, n]`."""
+    """Reshapes `[time, batch, n]` to one matrix `[time * batch, n]`."""
     return tf.reshape(sequences, [-1, sequences.shape[2]])
 
 
 def unrows(matrix: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """`[time * batch, n]` as `[time, batch, n]`, with the first two lengths of `like`."""
+    """Reshapes `[time * batch, n]` to `[time, batch, n]`, with the first two lengths of `like`."""
     shape = [*tf.unstack(tf.shape(like)[:2]), matrix.shape[1]]
     return tf.ensure_shape(tf.reshape(matrix, shape), [*like.shape[:2], matrix.shape[1]])
 
@@ -31,7 +32,10 @@ def unrows(matrix: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 def project(
     inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor | None, gates: int
 ) -> list[tf.Tensor]:
-    """`inputs @ kernel + bias` by gate, each `[time, batch, units]`: one product for all steps."""
+    """Computes `inputs @ kernel + bias` by gate, each `[time, batch, units]`.
+
+    It is one product for all steps.
+    """
     flat = rows(inputs)
     products = [tf.matmul(flat, block) for block in tf.split(kernel, gates, -1)]
     if bias is not None:
@@ -41,10 +45,11 @@ def project(
 
 
 def transposed(recurrent_kernel: tf.Tensor, gates: int) -> list[tf.Tensor]:
-    """The transposed columns of each gate.
+    """Returns the transposed columns of each gate.
 
-    Made once, before a loop: a product with a transposed matrix of this shape takes twice the time.
-    The gates are rows of the transposed matrix, which are cut without copying.
+    They are computed once, before a loop: a product with a transposed matrix of this shape takes
+    twice the
+    time. The gates are rows of the transposed matrix, which can be split without copying.
     """
     return tf.split(tf.transpose(recurrent_kernel), gates, 0)
 
@@ -60,16 +65,19 @@ def scan(
     """Runs `step` over time.
 
     Args:
-        time: how many steps there are.
-        step: called with the number of a step and the states before it; returns the states after it
-            and what is to be kept of it.
-        states: the states before the first step that is made.
-        kept: of what shapes and dtypes the tensors are that a step keeps.
-        backwards: whether the last step is made first.
-        unroll: how many steps a turn of the loop makes; those that are left over come one by one.
+        time: Number of steps.
+        step: Function of the number of a step and the states before it. It returns the states after
+            it
+            and the tensors to keep.
+        states: States before the first executed step.
+        kept: Shapes and dtypes of the tensors that a step keeps.
+        backwards: bool. Runs the last step first. Default False.
+        unroll: int. Number of steps per iteration of the loop. Remaining steps run one by one.
+            Default
+            4.
 
     Returns:
-        The states after all steps, and what the steps kept: lists `[time]`, by the steps' numbers.
+        The states after all steps, and the kept tensors: lists `[time]` in the order of time.
     """
     by = -1 if backwards else 1
 
@@ -91,7 +99,7 @@ def scan(
         for spec in kept
     ]
     state = [tf.convert_to_tensor(time - 1 if backwards else 0), *states, *lists]
-    # The limits are for XLA, which must know them if the loops are differentiated again.
+    # XLA needs the limits if the loops are differentiated again.
     state = tf.while_loop(
         lambda t, *_: more(t + by * (unroll - 1)), several, state, maximum_iterations=time // unroll
     )
@@ -101,16 +109,16 @@ def scan(
     return state[: len(states)], state[len(states) :]
 
 
-def like(tensor: tf.Tensor, count: int) -> list[tf.TensorSpec]:
-    """What `scan` is told where a step keeps so many tensors like the given one."""
+def specs_like(tensor: tf.Tensor, count: int) -> list[tf.TensorSpec]:
+    """Returns the specs for `scan` if a step keeps `count` tensors like the given one."""
     return [tf.TensorSpec(tensor.shape, tensor.dtype)] * count
 
 
 def of_sigmoid(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
-    """`dy y (1 - y)`, as one op."""
+    """Computes `dy y (1 - y)`, as one op."""
     return tf.raw_ops.SigmoidGrad(y=y, dy=dy)
 
 
 def of_tanh(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
-    """`dy (1 - y^2)`, as one op."""
+    """Computes `dy (1 - y^2)`, as one op."""
     return tf.raw_ops.TanhGrad(y=y, dy=dy)

@@ -131,7 +131,7 @@ def make_plan(values: flags.FlagValues) -> Plan:
         prefix=values.prefix,
         ignore=values.ignore,
         allow_missing=values.allow_missing,
-        known=published.known_of(read, part, numbers_of(values.layers)),
+        family_rules=published.loading_rules(read, part, numbers_of(values.layers)),
     )
 
 
@@ -162,7 +162,7 @@ def _layer(values: flags.FlagValues) -> tuple[keras.layers.Layer, Any, str]:
         layer = kind.from_config(values.source, numbers_of(values.layers), **options)
     except ValueError as error:
         raise UserError(str(error)) from error
-    with published.unfilled(layer):
+    with published.zero_initialized(layer):
         _keras.layers.build(layer, layer.any_input_shape())
     return layer, read, kind.part_of(options)
 

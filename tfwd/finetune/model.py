@@ -16,7 +16,7 @@ from tfwd.dtypes import at_least_float32
 from tfwd.finetune.data.vocabulary import Vocabulary
 from tfwd.finetune.dropout import Dropout
 from tfwd.layers import transformer as T
-from tfwd.layers.transformer.formats.published import fill, unfilled
+from tfwd.layers.transformer.formats.published import initialize_variables, zero_initialized
 from tfwd.pretrained.targets import targets_of
 from tfwd.runs.errors import UserError
 from tfwd.runs.training.model_seeds import seeds
@@ -62,7 +62,7 @@ class Classifier(keras.Model):
             name="head",
             dtype=encoder.dtype_policy,
         )
-        with unfilled(encoder):  # of random numbers most would be thrown away
+        with zero_initialized(encoder):  # of random numbers most would be thrown away
             _keras.layers.build(encoder, (None, None))
         _keras.layers.build(self, (None, None))
 
@@ -205,7 +205,7 @@ def reinitialize(model: Any, layers: int, missing: list[str], seed: int) -> None
                 values[far] = generator.normal(size=int(far.sum()))
             target.variable.assign(deviation * values)
         else:
-            fill(encoder, [target.path])
+            initialize_variables(encoder, [target.path])
 
 
 def _reseed(encoder: T.Bert, row: Any) -> None:

@@ -97,12 +97,12 @@ def load_weights(encoder: Any, config: dict[str, Any], path: str) -> list[str]:
     """
     from tfwd import pretrained
     from tfwd.layers.transformer.formats.configuration import read_config
-    from tfwd.layers.transformer.formats.published import known_of
+    from tfwd.layers.transformer.formats.published import loading_rules
 
     missing = "pooler/.*" if encoder.add_pooler else ()
     try:
-        known = known_of(read_config(config))
-        plan = pretrained.plan(encoder, path, allow_missing=missing, known=known)
+        rules = loading_rules(read_config(config))
+        plan = pretrained.plan(encoder, path, allow_missing=missing, family_rules=rules)
         plan.apply()
     except (pretrained.PlanError, pretrained.SourceError, ValueError) as error:
         reason = " ".join(str(error).split())

@@ -53,7 +53,7 @@ def moments(
     *,
     loss_weights: Any = None,
 ) -> Moments:
-    """The mean and the mean square of the per-example gradients of a batch.
+    """Returns the mean and the mean square of the per-example gradients of a batch.
 
     Formula: with the losses `l_b`, `b = 1..B`, of the examples,
 
@@ -151,7 +151,7 @@ def _moments(
 
 
 def _sum(one: tf.Tensor | None, two: tf.Tensor | None) -> tf.Tensor | None:
-    """The sum of two gradients of which each may be missing."""
+    """Returns the sum of two gradients of which each may be missing."""
     if one is None or two is None:
         return two if one is None else one
     return one + two
@@ -162,7 +162,7 @@ def _unless_empty(moment: tf.Tensor | None, batch: tf.Tensor) -> tf.Tensor | Non
 
 
 def _over_replicas(parts: Parts, batch: int | tf.Tensor) -> tuple[Parts, int | tf.Tensor]:
-    """The means over all replicas' examples, in a replica's context."""
+    """Returns the means over all replicas' examples, in a replica's context."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return parts, batch

@@ -128,7 +128,7 @@ def _is_plain(term: PerExampleGradient) -> bool:
 
 
 def _at_rows(outer: PerExampleGradient, ids: tf.Tensor) -> tf.Tensor:
-    """The rows `ids [B, S]` of each example's gradient `[I, O]`, as `[B, S, O]`."""
+    """Returns the rows `ids [B, S]` of each example's gradient `[I, O]`, as `[B, S, O]`."""
     assert isinstance(outer, OuterProduct)
     x = tf.gather(outer.x, ids, axis=2, batch_dims=1)
     return tf.matmul(x, outer.d, transpose_a=True)

@@ -66,7 +66,7 @@ class Data(NamedTuple):
         return cls(x, y, sample_weight, tf.shape(first)[0] if count is None else count)
 
     def never_empty(self) -> Data:
-        """A batch with at least one example: an empty one gets an example of zeros.
+        """Returns a batch with at least one example: an empty one gets an example of zeros.
 
         The moments of zeros can be computed, and are thrown away afterwards. A batch whose size is
         known is returned as it is.
@@ -95,7 +95,7 @@ class Data(NamedTuple):
         return Data(x, y, weights, self.size + missing)
 
     def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> Data:
-        """The examples `start .. start + size - 1`."""
+        """Returns the examples `start .. start + size - 1`."""
         if isinstance(start, int) and start == 0 and size is self.size:
             return self
 

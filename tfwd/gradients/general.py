@@ -36,7 +36,7 @@ def one_by_one(
     variables: list[keras.Variable],
     batch: int | tf.Tensor,
 ) -> tuple[str, Sums]:
-    """Each example by itself.
+    """Returns each example by itself.
 
     Args:
         losses: from an example's number to its loss, a scalar.
@@ -81,7 +81,7 @@ def one_by_one(
 def backward_each(
     losses: tf.Tensor, tape: tf.GradientTape, variables: list[keras.Variable]
 ) -> tuple[str, Sums]:
-    """One backward pass for each example's loss, after one forward pass.
+    """Returns one backward pass for each example's loss, after one forward pass.
 
     Args:
         losses: `[B]`.

@@ -47,7 +47,7 @@ class Job:
     def means(
         self, chunk_size: int | None
     ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor | None]]:
-        """The moments of all weights, in three lists.
+        """Returns the moments of all weights, in three lists.
 
         They are `(1/B) sum_b g_b`, `(1/B) sum_b g_b^2`, and the gradient of the losses that are not
         of an example, None where there is none.
@@ -67,7 +67,7 @@ class Job:
         return [self._methods[id(v)] for v in self.variables]
 
     def _share_of(self, length: int | tf.Tensor) -> Scale:
-        """The number of a chunk's examples over the batch's."""
+        """Returns the number of a chunk's examples over the batch's."""
         both_known = isinstance(length, int) and isinstance(self.share, float)
         return length * self.share if both_known else tf.cast(length, tf.float64) * self.share
 
@@ -110,7 +110,7 @@ class Job:
         ds: list[tf.Tensor | None],
         batch: int | tf.Tensor,
     ) -> list[Scaled] | None:
-        """The uses of a weight; None if rules do not account for it."""
+        """Returns the uses of a weight; None if rules do not account for it."""
         uses = record.uses.get(id(variable), [])
         if not uses or id(variable) in record.general | self.report.general:
             return None
@@ -134,7 +134,7 @@ class Job:
         return terms
 
     def _losses(self, record: Pass, chunk: Data) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """The examples' losses `[n]`, and the sum of those that are not of an example."""
+        """Returns the examples' losses `[n]`, and the sum of those that are not of an example."""
         outputs = record.run(chunk.x, self.training)
         per_example = at_least_float32(self.losses(chunk.y, outputs, chunk.sample_weight))
         scalar = None

@@ -59,7 +59,7 @@ class Losses:
             raise ValueError("loss is None: give a Keras loss, its name or a function")
 
     def __call__(self, y: Any, outputs: Any, sample_weight: Any) -> tf.Tensor:
-        """The losses `[B]`.
+        """Returns the losses `[B]`.
 
         Raises:
             ValueError: if targets and outputs do not match, or a loss gives no value for each
@@ -114,7 +114,7 @@ def _spread(
     same: bool = False,
     optional: Sequence[Any] = (),
 ) -> dict[Any, Any]:
-    """A value for each output: from a dict, a list, or one for all."""
+    """Returns a value for each output: from a dict, a list, or one for all."""
     if isinstance(value, Mapping):
         unknown = [key for key in value if key not in names]
         missing = [key for key in names if key not in value and key not in optional]

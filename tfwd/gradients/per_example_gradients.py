@@ -47,18 +47,18 @@ class PerExampleGradient:
         return scaled(blockwise([self], lambda g: (tf.reduce_sum(g, 0),))[0], scale)
 
     def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> PerExampleGradient:
-        """The gradients of the examples `start .. start + size - 1`."""
+        """Returns the gradients of the examples `start .. start + size - 1`."""
         raise NotImplementedError
 
     def folded(self, batch: int | tf.Tensor) -> PerExampleGradient:
-        """The gradients of `batch` examples, where several successive ones here are of one example.
+        """Returns the gradients of `batch` examples, where several successive ones here are of one example.
 
         They are summed: `g_b` is the sum of the rows that are of example `b`.
         """
         return Materialized(self.gradients()).folded(batch)
 
     def gradients(self) -> tf.Tensor:
-        """All `g_b`, `[B, *shape]`."""
+        """Returns all `g_b`, `[B, *shape]`."""
         raise NotImplementedError
 
 
@@ -133,7 +133,7 @@ class OuterProduct(PerExampleGradient):
         return self._arranged(_product(*self._scaled(self.x, self.d, scale)))
 
     def _scaled(self, x: tf.Tensor, d: tf.Tensor, scale: Scale) -> tuple[tf.Tensor, tf.Tensor]:
-        """A factor of the product on what is smaller, which mostly is smaller than the product."""
+        """Returns a factor of the product on what is smaller, which mostly is smaller than the product."""
         if x.shape[-1] < d.shape[-1]:
             return scaled(x, scale), d
         return x, scaled(d, scale)
@@ -190,7 +190,7 @@ def blockwise(
 
 
 def size(tensor: tf.Tensor, axis: int) -> int | tf.Tensor:
-    """The size of an axis, an int where it is known."""
+    """Returns the size of an axis, an int where it is known."""
     known = tensor.shape[axis]
     return tf.shape(tensor)[axis] if known is None else known
 
@@ -203,7 +203,7 @@ def scaled(tensor: tf.Tensor, scale: Any) -> tf.Tensor:
 
 
 def both(gradients: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The sums over the examples of gradients and of their squares."""
+    """Returns the sums over the examples of gradients and of their squares."""
     return tf.reduce_sum(gradients, 0), tf.reduce_sum(gradients * gradients, 0)
 
 

@@ -36,7 +36,7 @@ class Perturbations:
         self._calls = {}
 
     def take(self, layer: WeightPerturbationMixin, differentiable: bool = False) -> Effective:
-        """The effective weights of a layer's next training call in this pass.
+        """Returns the effective weights of a layer's next training call in this pass.
 
         Args:
             layer: a layer of tfwd, in training.
@@ -58,7 +58,7 @@ class Perturbations:
 def plain_call(
     owner: type, layer: Any, original: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
 ) -> Callable[[], Any] | None:
-    """The call of the layer without its own perturbation, in training; None if that is not known.
+    """Returns the call of the layer without its own perturbation, in training; None if that is not known.
 
     Where the layer does not train, it is its own affair whether anything is done.
     """
@@ -99,14 +99,14 @@ def _effective(layer: Any, call: Any, scales: bool = True) -> Effective:
 
 
 def _named(layer: Any, name: str) -> keras.Variable:
-    """The weight that `effective_weights` names."""
+    """Returns the weight that `effective_weights` names."""
     return next(
         t.variable for t in weight_selection.all_targets(layer._subject()) if t.name == name
     )
 
 
 def _is_elementwise(layer: Any) -> bool:
-    """Whether all parametrizations are, of the layer and of those in it.
+    """Returns True if all parametrizations are, of the layer and of those in it.
 
     Then each entry of an effective weight depends on the same entry of the raw one alone.
     """

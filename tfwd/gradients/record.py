@@ -92,7 +92,7 @@ class Pass:
         self._scales: dict[int, tf.Tensor | None] = {}
 
     def run(self, x: Any, training: bool) -> Any:
-        """The model's outputs, recorded. To be called with the tape open."""
+        """Returns the model's outputs, recorded. To be called with the tape open."""
         self._graph = _keras.present_graph()
         self._values = {key: _keras.variables.value(v) for key, v in self.variables.items()}
         if self._given is not None:
@@ -204,7 +204,7 @@ class Pass:
 
     @contextmanager
     def ruled(self) -> Iterator[None]:
-        """A context in which reads of weights are a rule's, and do not make a weight general."""
+        """Returns a context in which reads of weights are a rule's, and do not make a weight general."""
         self._ruled += 1
         try:
             yield
@@ -276,7 +276,7 @@ class Call:
         values: Sequence[tuple[keras.Variable, tf.Tensor]] = (),
         **kwargs: Any,
     ) -> Any:
-        """The layer's own call, with tensors in place of some of its weights.
+        """Returns the layer's own call, with tensors in place of some of its weights.
 
         It is for weights that the rule accounts for by itself: their reads are not noticed.
         """

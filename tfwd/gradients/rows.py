@@ -34,7 +34,7 @@ class Rows(PerExampleGradient):
         return scatter(self.ids, scaled(self.d, scale), self.rows)
 
     def summed(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Each example's different ids `[B, P]` and the sums of their gradients `[B, P, D]`.
+        """Returns each example's different ids `[B, P]` and the sums of their gradients `[B, P, D]`.
 
         What is over, where an id stands twice, has the id 0 and the sum 0.
         """
@@ -72,6 +72,6 @@ class Rows(PerExampleGradient):
 
 
 def scatter(ids: tf.Tensor, rows: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
-    """The sums of `rows [..., D]` by their ids, `[count, D]`."""
+    """Returns the sums of `rows [..., D]` by their ids, `[count, D]`."""
     flat = tf.reshape(rows, [-1, rows.shape[-1]])
     return tf.math.unsorted_segment_sum(flat, tf.reshape(ids, [-1]), count)

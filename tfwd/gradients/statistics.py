@@ -53,7 +53,7 @@ def compress(moments: Moments) -> tf.Tensor:
 
 
 def describe(sums: Any, paths: Sequence[str], sizes: Sequence[int], batch_size: int) -> Record:
-    """The statistics of the whole model and of each weight, from one batch.
+    """Returns the statistics of the whole model and of each weight, from one batch.
 
     Args:
         sums: what `compress` gave.
@@ -87,7 +87,7 @@ def describe(sums: Any, paths: Sequence[str], sizes: Sequence[int], batch_size: 
 
 
 def average(records: Sequence[Record]) -> Record:
-    """The statistics over several batches: ratios of means, where one batch is too noisy to tell.
+    """Returns the statistics over several batches: ratios of means, where one batch is too noisy to tell.
 
     Args:
         records: what `describe` gave for each batch, or `GradientSquaredMean.records`; at least

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph.custom_gradient import custom_gradient
 from tfwd._keras import calls
-from tfwd.finite import here, is_watched
+from tfwd.finite import can_be_non_finite, here
 from tfwd.numerics.frames import Frame
 
 # What comes out of these is what goes in, which was looked at before.
@@ -103,7 +103,7 @@ class Watch:
         Without its number, the call of a layer is the last.
         """
         self._has_loss |= kind == "loss"
-        if is_watched(tensor):
+        if can_be_non_finite(tensor):
             self._remember(tensor)
             kind_of_layer = "" if layer is None else type(layer).__name__
             source = self._followers_of(name) if kind == "gradient" else ()
@@ -187,7 +187,11 @@ class Watch:
             object.__setattr__(layer, "return_sequences", False)
 
     def _output(self, path: str, layer: Any, value: Any, look: bool, sequence: Any) -> Any:
-        if not isinstance(value, tf.Tensor) or not is_watched(value) or not self._is_new(value):
+        if (
+            not isinstance(value, tf.Tensor)
+            or not can_be_non_finite(value)
+            or not self._is_new(value)
+        ):
             return value
         if look:
             self.look("output", path, value, layer, sequence)

@@ -1,8 +1,8 @@
-"""Parametrizations: how a weight becomes the effective weight that a layer computes with.
+"""Parametrizations: functions from a weight to the effective weight of a layer.
 
 A parametrization is a small object that maps a tensor and a seed to a tensor of the same shape and
-dtype. It knows nothing of layers; `tfwd.layers.Parametrized` applies it to a layer's weights. To
-write one, subclass `Parametrization` and register it with Keras, as the classes below do.
+dtype. It does not depend on layers. `tfwd.layers.Parametrized` applies it to a layer's weights. To
+write a custom one, subclass `Parametrization` and register it with Keras, as the classes below do.
 """
 
 from tfwd.deprecation import renamed

@@ -12,14 +12,20 @@ from tfwd import _keras
 
 
 class Parametrization:
-    """Base class: a map from a weight to the effective weight.
+    """Base class of parametrizations: functions from a weight to the effective weight.
 
-    Subclasses define `__call__`, and `get_config` if their constructor takes arguments. A
-    stochastic parametrization acts in training only; a deterministic one (`stochastic = False`)
-    acts in evaluation too. Whatever is random must come from the seed, by a `tf.random.stateless_*`
-    function: a draw is made a second time in backward. `elementwise = True` says that each entry of
-    the result depends on that entry of the weight, the seed and its place alone; `tfwd.gradients`
-    is cheaper then, and a subclass with another `__call__` says it anew.
+    Subclasses define `__call__`, and `get_config` if their constructor has arguments.
+
+    - A stochastic parametrization acts only in training. A deterministic one (`stochastic = False`)
+      also
+      acts in evaluation.
+    - All random numbers must come from the seed, through a `tf.random.stateless_*` function,
+      because
+      backward repeats a draw.
+    - `elementwise = True` promises that each entry of the result depends only on the same entry of
+      the
+      weight, the seed and the position. It makes `tfwd.gradients` cheaper. A subclass with another
+      `__call__` must set it again.
 
     Example:
 
@@ -42,13 +48,15 @@ class Parametrization:
 
     stochastic = True
     elementwise = False
-    by_rows = False  # whether there is an `of_rows`
-    has_reference = False  # whether there is a `towards_tensor`, which layers call; see `Mixout`
+    by_rows = False  # True if the class defines `of_rows`
+    has_reference = (
+        False  # True if the class defines `towards_tensor`, which layers call; see `Mixout`
+    )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = vars(cls)
-        # What a base class has beside its `__call__` does not hold for another `__call__`.
+        # Properties of a base class's `__call__` do not hold for another `__call__`.
         if ("__call__" in own or "of_rows" in own) and "by_rows" not in own:
             cls.by_rows = "of_rows" in own
         if "__call__" in own and "elementwise" not in own:
@@ -58,8 +66,8 @@ class Parametrization:
         """Returns the effective weight.
 
         Args:
-            weight: a floating tensor.
-            seed: int32 `[2]`. The result may depend on nothing else that is random.
+            weight: Floating tensor.
+            seed: int32 `[2]`. The only source of randomness.
 
         Returns:
             A tensor of the weight's shape and dtype, differentiable in the weight.
@@ -67,83 +75,85 @@ class Parametrization:
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
 
     def of_rows(
-        self, rows: tf.Tensor, seed: tf.Tensor, places: tf.Tensor, shape: tuple[int, ...]
+        self, rows: tf.Tensor, seed: tf.Tensor, indices: tf.Tensor, shape: tuple[int, ...]
     ) -> tf.Tensor:
-        """Rows of the effective weight, if that can be had without the rest of it.
+        """Returns rows of the effective weight without computing the other rows.
 
-        If a class defines it, an embedding computes the rows that are looked up and no others. A
-        subclass with another `__call__` defines it anew, or has none.
+        If a class defines it, an embedding computes only the rows that are looked up. A subclass
+        with another
+        `__call__` must define it again, or does not have it.
 
         Args:
-            rows: rows of a weight, `places.shape + shape[1:]`.
+            rows: Rows of a weight, `indices.shape + shape[1:]`.
             seed: int32 `[2]`.
-            places: integers, which rows these are.
-            shape: the weight's shape.
+            indices: Integers. Indices of the rows.
+            shape: Shape of the whole weight.
 
         Returns:
-            `tf.gather(self(weight, seed), places)`.
+            `tf.gather(self(weight, seed), indices)`.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define of_rows")
 
     def at(self, call: tf.Tensor) -> Parametrization:
-        """The parametrization of one training call, with its schedules and variables read.
+        """Returns the parametrization of one training call, with schedules and variables read.
 
         Args:
-            call: int64 scalar, the number of the training call, from 0.
+            call: int64 scalar. Number of the training call, from 0.
         """
         return self
 
     def towards_tensor(self, reference: tf.Tensor) -> Parametrization:
-        """The same with a reference, a tensor beside the weight, if it `has_reference`.
+        """Returns a copy with a reference tensor, if the class has `has_reference`.
 
         Args:
-            reference: of the weight's shape; for `of_rows` the rows of it.
+            reference: Tensor of the weight's shape, or for `of_rows` its rows.
         """
         raise NotImplementedError(f"{type(self).__name__} has no reference")
 
     def of_weight(self, raw: tf.Tensor) -> Parametrization:
-        """The same with what it needs to know of a whole weight, before it is applied to it.
+        """Returns a copy with information on the whole weight, before it is applied.
 
         Args:
-            raw: the raw weight, also where other elements of a chain come before this one, and
-                where only rows are wanted.
+            raw: Whole raw weight. It is raw even if other elements of a chain come first, and whole
+                even if
+                only rows are needed.
         """
         return self
 
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
-        """Raises a ValueError that begins with `where` if the arguments cannot be used.
+        """Raises a ValueError that begins with `where` if the arguments are not usable.
 
         Args:
-            where: names the layer and the weight.
-            shape: the weight's shape, or None if it is not known yet.
+            where: Beginning of the message, which names the layer and the weight.
+            shape: Shape of the weight, or None if it is not known yet.
         """
 
     @property
     def is_identity(self) -> bool:
-        """Whether the effective weight is known to be the weight itself, whatever the call."""
+        """bool. The effective weight always equals the weight."""
         return False
 
     def elements(self) -> list[Parametrization]:
-        """The parametrizations that this one applies one after the other."""
+        """Returns the parametrizations that this one applies one after the other."""
         return [self]
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments, in a form that Keras can serialize.
+        """Returns the constructor's arguments, in a form that Keras can serialize.
 
         Raises:
-            NotImplementedError: if the constructor of a subclass takes arguments.
+            NotImplementedError: If the constructor of a subclass has arguments.
         """
         taken = list(inspect.signature(type(self)).parameters)
         if taken:
             raise NotImplementedError(
-                f"{type(self).__name__} takes {', '.join(taken)}: define get_config(), so that a "
-                "model that uses it can be saved"
+                f"{type(self).__name__} has the arguments {', '.join(taken)}: define get_config(), "
+                "so that a model with it can be saved"
             )
         return {}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Parametrization:
-        """Builds the parametrization that `get_config` described."""
+        """Creates the parametrization from a config of `get_config`."""
         return cls(**_keras.configs.deserialize(config))
 
     def __repr__(self) -> str:
@@ -152,7 +162,7 @@ class Parametrization:
 
 
 def changed(parametrization: Any, **attributes: Any) -> Any:
-    """A copy, of the same class, with other attributes."""
+    """Returns a copy, of the same class, with other attributes."""
     changed = copy.copy(parametrization)
     vars(changed).update(attributes)
     return changed

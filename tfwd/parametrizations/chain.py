@@ -1,4 +1,4 @@
-"""`Chain`: one parametrization after another; and how a layer's and its wrappers' are chained."""
+"""`Chain`: several parametrizations, one after the other. Also chains wrappers of a layer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from tfwd.parametrizations.base import Parametrization, changed
 
 @keras.saving.register_keras_serializable("tfwd")
 class Chain(Parametrization):
-    """Several parametrizations, applied one after the other.
+    """A sequence of parametrizations, applied one after the other.
 
-    Formula: `Chain([p, q])(w) = q(p(w))`. Each element draws from a seed of its own, so that two
-    alike elements are independent.
+    Formula: `Chain([p, q])(w) = q(p(w))`. Each element draws from its own seed, so that two equal
+    elements
+    are independent.
 
     Args:
-        parametrizations: the elements, the first applied first.
+        parametrizations: List of parametrizations. The first is applied first.
 
     Example:
 
@@ -36,18 +37,18 @@ class Chain(Parametrization):
         for p in self.parametrizations:
             if not isinstance(p, Parametrization):
                 raise TypeError(
-                    "Chain takes parametrizations such as Dropout(0.5), got "
+                    "Chain expects parametrizations such as Dropout(0.5), got "
                     f"{p!r} of type {type(p).__name__}"
                 )
 
     @property
     def stochastic(self) -> bool:  # type: ignore[override]
-        """Whether any element is."""
+        """bool. An element is stochastic."""
         return any(p.stochastic for p in self.parametrizations)
 
     @property
     def elementwise(self) -> bool:  # type: ignore[override]
-        """Whether all elements are."""
+        """bool. All elements are elementwise."""
         return all(p.elementwise for p in self.parametrizations)
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -65,7 +66,7 @@ class Chain(Parametrization):
         return all(p.is_identity for p in self.parametrizations)
 
     def elements(self) -> list[Parametrization]:
-        if type(self).__call__ is not Chain.__call__:  # a subclass that does something else
+        if type(self).__call__ is not Chain.__call__:  # a subclass that computes something else
             return [self]
         return [element for p in self.parametrizations for element in p.elements()]
 
@@ -78,13 +79,13 @@ class Chain(Parametrization):
 
 
 class BoundParametrization(NamedTuple):
-    """One parametrization of a weight's chain, with what it needs for one call.
+    """One parametrization of a weight's chain, with its inputs for one call.
 
     Attributes:
-        parametrization: what is applied.
-        seed: int32 `[2]`, or None if nothing of it is stochastic.
-        training: whether its stochastic elements act.
-        references: the tensors of those of its elements that have one, in their order.
+        parametrization: Parametrization to apply.
+        seed: int32 `[2]`, or None if no element is stochastic.
+        training: bool. Stochastic elements act.
+        references: Reference tensors of the elements that have one, in their order.
     """
 
     parametrization: Parametrization
@@ -96,26 +97,27 @@ class BoundParametrization(NamedTuple):
 def apply(
     weight: tf.Tensor,
     chain: Sequence[BoundParametrization],
-    places: tf.Tensor | None = None,
+    indices: tf.Tensor | None = None,
     whole: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Applies the links of a chain one after the other.
 
-    The element at index `k > 0` of the whole chain draws from `fold(seed, 0, k)`, so that elements
-    that were given equal seeds are independent, and a chain of one draws as its element would.
+    The element at index `k > 0` of the whole chain draws from `fold(seed, 0, k)`. So elements with
+    equal
+    seeds are independent, and a chain with one element draws like the element itself.
 
     Args:
-        weight: a floating tensor.
-        chain: the links, the first applied first.
-        places: integers, if `weight` is not a whole weight but those rows of one; every element of
-            the chain must then be `by_rows`.
-        whole: the whole raw weight, if `places` is given.
+        weight: Floating tensor.
+        chain: Links. The first is applied first.
+        indices: Integers. Indices of rows, if `weight` has only these rows of a whole weight. Every
+            element of the chain must then be `by_rows`. Default None.
+        whole: Whole raw weight, if `indices` is given. Default None.
 
     Returns:
-        The effective weight, or those rows of it.
+        The effective weight, or its rows.
 
     Raises:
-        ValueError: if an element does not keep shape and dtype.
+        ValueError: If an element changes the shape or the dtype.
     """
     raw = weight if whole is None else whole
     elements = [(*pair, link) for link in chain for pair in _with_references(link)]
@@ -123,22 +125,25 @@ def apply(
         if element.is_identity or (element.stochastic and not link.training):
             continue
         if reference is not None:
-            reference = reference if places is None else tf.gather(reference, places)
+            reference = reference if indices is None else tf.gather(reference, indices)
             element = element.towards_tensor(reference)
         element = element.of_weight(raw)
         seed = link.seed
         if index and element.stochastic:
             seed = seeds.fold(seed, 0, index)
-        if places is None:
+        if indices is None:
             effective = element(weight, seed)
         else:
-            effective = element.of_rows(weight, seed, places, tuple(raw.shape))
+            effective = element.of_rows(weight, seed, indices, tuple(raw.shape))
         if not tf.is_tensor(effective):
-            raise ValueError(f"{element!r} made a {type(effective).__name__} that is no tensor")
+            raise ValueError(
+                f"{element!r} returned a {type(effective).__name__}; expected a tensor of the "
+                "weight's shape and dtype"
+            )
         if effective.dtype != weight.dtype or not effective.shape.is_compatible_with(weight.shape):
             raise ValueError(
-                f"{element!r} made {effective.dtype.name} {effective.shape} of a weight that is "
-                f"{weight.dtype.name} {weight.shape}; it must keep shape and dtype"
+                f"{element!r} returned {effective.dtype.name} {effective.shape} for a weight that "
+                f"is {weight.dtype.name} {weight.shape}; it must keep shape and dtype"
             )
         weight = effective
     return weight
@@ -147,7 +152,7 @@ def apply(
 def _with_references(
     link: BoundParametrization,
 ) -> Iterator[tuple[Parametrization, tf.Tensor | None]]:
-    """The elements of a link, each with its reference if it has one."""
+    """Yields the elements of a link, each with its reference or None."""
     given = iter(link.references)
     for element in link.parametrization.elements():
         yield element, next(given, None) if element.has_reference else None

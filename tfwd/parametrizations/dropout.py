@@ -1,4 +1,4 @@
-"""Weight dropout."""
+"""`Dropout`: weight dropout."""
 
 from __future__ import annotations
 
@@ -17,21 +17,27 @@ from tfwd.parametrizations.base import Parametrization, changed
 class Dropout(Parametrization):
     """Weight dropout (DropConnect): each entry is kept with probability `keep`, else exactly zero.
 
-    Formula: `w'_i = m_i w_i / keep` with `m_i ~ Bernoulli(keep)`, where `keep` is `1 - rate`
-    rounded to a multiple of 2^-16, so that `E[w'_i] = w_i` up to rounding.
+    Formula: `w'_i = m_i w_i / keep` with `m_i ~ Bernoulli(keep)`. `keep` is `1 - rate` rounded to a
+    multiple of 2^-16. So `E[w'_i] = w_i` up to rounding.
 
     Args:
-        rate: the drop rate, in [0, 1): a float, a schedule or a variable, read at every call. A
-            schedule is a function of the number of the training call, and of nothing random, to a
-            real scalar, such as a `keras.optimizers.schedules.LearningRateSchedule`. A rate of 0.0
-            is the identity and draws nothing. A variable is the caller's to save: a config holds
-            its value of the moment.
-        noise_shape: as in `keras.layers.Dropout`: the shape of the mask, where 1 shares it along an
-            axis and None stands for the weight's own size. `(None, 1)` drops whole rows.
+        rate: float, schedule or variable. Drop rate in [0, 1), read in every call. A schedule is a
+            function from the training-call counter to a real scalar, such as a
+            `keras.optimizers.schedules.LearningRateSchedule`. It must not be random. A rate of 0.0
+            is
+            the identity and draws nothing. A config stores a variable's present value. The caller
+            must
+            save the variable itself.
+        noise_shape: Shape of the mask, as in `keras.layers.Dropout`. A 1 shares the mask along an
+            axis,
+            and None stands for the weight's own size. `(None, 1)` drops whole rows. Default None,
+            for
+            the weight's shape.
 
     Raises:
-        ValueError: when it is applied, if the rate is not in [0, 1) or the noise shape does not fit
-            the weight; by `Parametrized`, with the names of the layer and the weight.
+        ValueError: On application, if the rate is not in [0, 1), or if the noise shape does not fit
+            the
+            weight. `Parametrized` raises it with the names of the layer and the weight.
 
     Example:
 
@@ -57,9 +63,11 @@ class Dropout(Parametrization):
         return random_masks.dropout(weight, self.rate, seed, self._mask_shape(weight.shape))
 
     def of_rows(
-        self, rows: tf.Tensor, seed: tf.Tensor, places: tf.Tensor, shape: tuple[int, ...]
+        self, rows: tf.Tensor, seed: tf.Tensor, indices: tf.Tensor, shape: tuple[int, ...]
     ) -> tf.Tensor:
-        return random_masks.dropout(rows, self.rate, seed, self._mask_shape(shape) or shape, places)
+        return random_masks.dropout(
+            rows, self.rate, seed, self._mask_shape(shape) or shape, indices
+        )
 
     def at(self, call: tf.Tensor) -> Dropout:
         return changed(self, rate=rates.read(self.rate, call, below=1.0))
@@ -74,7 +82,7 @@ class Dropout(Parametrization):
         if not fits:
             raise ValueError(
                 f"{where}: noise_shape {self.noise_shape} does not fit a weight of shape {shape}; "
-                "it needs one entry an axis, each None, 1 or the axis's size"
+                "it needs one entry per axis, each None, 1 or the axis's size"
             )
 
     @property

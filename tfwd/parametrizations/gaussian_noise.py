@@ -1,4 +1,4 @@
-"""Variational noise."""
+"""`GaussianNoise`: variational noise."""
 
 from __future__ import annotations
 
@@ -19,26 +19,30 @@ SCALES = ("absolute", "deviation")
 class GaussianNoise(Parametrization):
     """Variational noise: independent Gaussian noise on every entry.
 
-    Formula: `w' = w + stddev * s * e` with `e ~ N(0, I)`, from training call `start_step` on;
-    before, and where `stddev` is 0, `w' = w` bit for bit. With `scale="absolute"` s is 1. With
-    "deviation" it is the weight's own standard deviation,
+    Formula: `w' = w + stddev * s * e` with `e ~ N(0, I)`, from training call `start_step` on.
+    Before, and if
+    `stddev` is 0, `w' = w` bit for bit. With `scale="absolute"` s is 1. With "deviation" it is the
+    weight's own standard deviation,
 
         s = sqrt(mean((w - mean(w))^2)),
 
-    over all entries of the raw weight, also where other parametrizations come before this one and
-    where an embedding looks up a few rows. The gradient takes it for a constant: `dw'/dw = 1`. A
-    weight whose entries are all equal gets no noise then.
+    over all entries of the raw weight. This holds even if other parametrizations come before this
+    one, or
+    if an embedding looks up a few rows. The gradient treats s as a constant: `dw'/dw = 1`. A weight
+    whose
+    entries are all equal then gets no noise.
 
     Args:
-        stddev: the standard deviation, at least 0: a float, a schedule or a variable, as the rate
-            of `Dropout`. A float 0.0 draws nothing.
-        start_step: the number of the first training call, counted from 0, that adds noise. Calls
-            are counted by the layer that is wrapped, so that a layer called twice in a training
-            step counts two.
-        scale: "absolute" or "deviation", what `stddev` is a multiple of.
+        stddev: float, schedule or variable, as the rate of `Dropout`. Standard deviation, at least
+            0. A
+            float 0.0 draws nothing.
+        start_step: int. Number of the first training call with noise, from 0. Default 0. The
+            wrapped
+            layer counts its calls, so a layer that is called twice in a training step counts two.
+        scale: "absolute" or "deviation". Unit of `stddev`. Default "absolute".
 
     Raises:
-        ValueError: scale is neither; when it is applied, `stddev` is negative or not finite.
+        ValueError: If the scale is unknown. On application, if `stddev` is negative or not finite.
 
     Example:
 
@@ -57,11 +61,11 @@ class GaussianNoise(Parametrization):
 
     def __init__(self, stddev: rates.Scalar, start_step: int = 0, scale: str = "absolute") -> None:
         if scale not in SCALES:
-            raise ValueError(f"GaussianNoise: scale={scale!r}: give one of {', '.join(SCALES)}")
+            raise ValueError(f"GaussianNoise: scale={scale!r}: expected one of {', '.join(SCALES)}")
         self.stddev = rates.constant(stddev)
         self.start_step = start_step
         self.scale = scale
-        self._deviation: tf.Tensor | None = None  # of a weight
+        self._deviation: tf.Tensor | None = None  # set for one weight by `of_weight`
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         self.check("GaussianNoise")
@@ -70,9 +74,9 @@ class GaussianNoise(Parametrization):
         return random_masks.noise(weight, self._stddev(weight), seed)
 
     def of_rows(
-        self, rows: tf.Tensor, seed: tf.Tensor, places: tf.Tensor, shape: tuple[int, ...]
+        self, rows: tf.Tensor, seed: tf.Tensor, indices: tf.Tensor, shape: tuple[int, ...]
     ) -> tf.Tensor:
-        return random_masks.noise(rows, self._stddev(None), seed, places, shape)
+        return random_masks.noise(rows, self._stddev(None), seed, indices, shape)
 
     def of_weight(self, raw: tf.Tensor) -> GaussianNoise:
         if self.scale == "absolute" or self.is_identity:
@@ -81,13 +85,13 @@ class GaussianNoise(Parametrization):
         return changed(self, _deviation=tf.math.reduce_std(wide))
 
     def _stddev(self, weight: tf.Tensor | None) -> rates.Scalar:
-        """The deviation of the noise."""
+        """Returns the standard deviation of the noise."""
         if self.scale == "absolute":
             return self.stddev
         if self._deviation is None:
             if weight is None:
                 raise ValueError(
-                    f"{self!r}: rows do not tell the deviation of their weight: "
+                    f"{self!r}: rows alone do not determine the deviation of their weight: call "
                     "of_weight(weight) first"
                 )
             return self.of_weight(weight)._stddev(None)

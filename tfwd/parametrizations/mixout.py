@@ -1,4 +1,4 @@
-"""Mixout: weight dropout towards what a weight was, and not towards zero."""
+"""`Mixout`: weight dropout towards an earlier value of the weight instead of zero."""
 
 from __future__ import annotations
 
@@ -20,34 +20,45 @@ _DTYPES = ("bfloat16", "float16", "float32", "float64")
 # `layers.Mixout` is another class of the same name.
 @keras.saving.register_keras_serializable("tfwd.parametrizations")
 class Mixout(Dropout):
-    """Weight dropout towards a reference: a dropped entry is that of the pretrained weight.
+    """Weight dropout towards a reference: a dropped entry has the pretrained weight's value.
 
-    Formula: with the reference `r`, `m_i ~ Bernoulli(keep)` and `keep` as in `Dropout`,
+    Formula: with the reference `r`, and with `m_i ~ Bernoulli(keep)` and `keep` as in `Dropout`,
 
         w'_i = ((1 - m_i) r_i + m_i w_i - (1 - keep) r_i) / keep = r_i + m_i (w_i - r_i) / keep
 
-    so that `E[w'_i] = w_i`. Where `r = 0` it is `Dropout`, with the very masks of an equal seed.
-    The gradient for `w_i` is `m_i / keep`, and there is none for `r`. Half precision is computed in
-    float32 and rounded once. A rate of 0 is the identity, bit for bit.
+    so that `E[w'_i] = w_i`. If `r = 0` it equals `Dropout`, with the same masks for an equal seed.
+    The
+    gradient for `w_i` is `m_i / keep`, and there is none for `r`. Half precision is computed in
+    float32
+    and rounded once. A rate of 0 is the identity, bit for bit.
 
-    The layer that applies it holds one copy of each reference. It is none of the layer's weights;
-    it is saved with them, in Keras's files and in TensorFlow's checkpoints, so that training goes
-    on towards the same; and `tfwd.unwrap` leaves it behind. Backward keeps neither the mask nor the
-    mixed weight.
+    The layer that applies it stores one copy of each reference. The layer does not count references
+    as
+    weights. They are saved with the weights, in Keras's files and in TensorFlow's checkpoints, so
+    that
+    training resumes with the same references. `tfwd.unwrap` removes them. Backward stores neither
+    the
+    mask nor the mixed weight.
 
     Args:
-        rate, noise_shape: as in `Dropout`. Single entries are dropped by default;
-            `noise_shape=(None, 1)` of a `Dense` kernel drops all weights of an input at once.
-        towards: the reference. "start": what the weight is in the layer's first training call. A
-            `tfwd.pretrained.Plan`: what its file has for the variable. Or a dict of arrays, or a
-            file that `tfwd.pretrained` reads: what they have under the weight's path, or an end of
-            it. Sources are read when the layer has its weights. A config says "start" whatever was
-            given; the file of the model has the references themselves.
-        reference_dtype: in which the reference is held, as "bfloat16"; None for the weight's own.
+        rate, noise_shape: As in `Dropout`. By default single entries are dropped. For a `Dense`
+            kernel,
+            `noise_shape=(None, 1)` drops all weights of an input together.
+        towards: Reference. "start" is the value of the weight in the layer's first training call. A
+            `tfwd.pretrained.Plan` gives its file's value for the variable. A dict of arrays, or a
+            file
+            for `tfwd.pretrained`, gives the value under the weight's path or its last components.
+            Sources are read when the layer has its weights. A config always has "start", because
+            the
+            model's file has the references themselves. Default "start".
+        reference_dtype: str. dtype in which the reference is stored, such as "bfloat16". Default
+            None,
+            for the weight's own.
 
     Raises:
-        ValueError: as `Dropout`; towards or the dtype is none of these; the source cannot be read,
-            or has nothing of a weight's name and shape.
+        ValueError: As `Dropout`; if `towards` or the dtype is wrong; if the source cannot be read,
+            or
+            has no value with the weight's name and shape.
 
     Example:
 
@@ -74,13 +85,13 @@ class Mixout(Dropout):
         super().__init__(rate, noise_shape)
         if not isinstance(towards, (str, os.PathLike, Mapping, pretrained.Plan)):
             raise ValueError(
-                f"Mixout: towards={towards!r}: give 'start', a plan of tfwd.pretrained, a dict "
+                f"Mixout: towards={towards!r}: expected 'start', a plan of tfwd.pretrained, a dict "
                 "from a weight's path to an array, or a file of weights"
             )
         if reference_dtype not in (None, *_DTYPES):
             raise ValueError(
-                f"Mixout: reference_dtype={reference_dtype!r}: give one of {', '.join(_DTYPES)}, "
-                "or None for the weight's own"
+                f"Mixout: reference_dtype={reference_dtype!r}: expected one of "
+                f"{', '.join(_DTYPES)}, or None for the weight's own"
             )
         self.towards = towards
         self.reference_dtype = reference_dtype
@@ -96,16 +107,16 @@ class Mixout(Dropout):
         return random_masks.mix(weight, self._reference(), self.rate, seed, shape)
 
     def of_rows(
-        self, rows: tf.Tensor, seed: tf.Tensor, places: tf.Tensor, shape: tuple[int, ...]
+        self, rows: tf.Tensor, seed: tf.Tensor, indices: tf.Tensor, shape: tuple[int, ...]
     ) -> tf.Tensor:
         mask_shape = self._mask_shape(shape) or shape
-        return random_masks.mix(rows, self._reference(), self.rate, seed, mask_shape, places)
+        return random_masks.mix(rows, self._reference(), self.rate, seed, mask_shape, indices)
 
     def _reference(self) -> tf.Tensor:
         if not tf.is_tensor(self.towards):
             raise ValueError(
-                f"{self!r} has no tensor to mix with here: a layer that applies it gives it one; "
-                "by hand, Mixout(rate).towards_tensor(reference)"
+                f"{self!r} has no reference tensor here: a layer that applies it sets one; "
+                "without a layer use Mixout(rate).towards_tensor(reference)"
             )
         return self.towards
 

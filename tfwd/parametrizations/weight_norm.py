@@ -1,4 +1,4 @@
-"""Weight normalization."""
+"""`WeightNorm`: weight normalization."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from tfwd.parametrizations.base import Parametrization
 class WeightNorm(Parametrization):
     """Weight normalization without a gain: every slice along `axis` has unit Euclidean length.
 
-    Formula: `w'_k = w_k / max(||w_k||, epsilon)` for each index `k` of `axis`, the norm taken over
-    all other axes. It is deterministic, and acts in training and in evaluation alike.
+    Formula: `w'_k = w_k / max(||w_k||, epsilon)` for each index `k` of `axis`, with the norm over
+    all other
+    axes. It is deterministic, and acts in training and in evaluation.
 
     Args:
-        axis: the axis of the output features, which are normalized one by one.
-        epsilon: the least norm that is divided by.
+        axis: int. Axis of the output features, which are normalized separately. Default -1.
+        epsilon: float. Smallest divisor. Default 1e-6.
 
     Example:
 
@@ -44,7 +45,7 @@ class WeightNorm(Parametrization):
         others = [axis for axis in range(rank) if axis != self.axis % rank]
         wide = dtypes.wide(weight.dtype)
         squares = tf.reduce_sum(tf.square(tf.cast(weight, wide)), others, keepdims=True)
-        # The root is taken after the maximum: its slope at zero is infinite.
+        # The root comes after the maximum, because its slope at zero is infinite.
         scale = tf.math.rsqrt(tf.maximum(squares, tf.cast(self.epsilon, wide) ** 2))
         return tf.cast(tf.cast(weight, wide) * scale, weight.dtype)
 

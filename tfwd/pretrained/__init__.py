@@ -6,10 +6,10 @@
 - `open_source(path)`: names, shapes and dtypes of what a file has.
 """
 
+from tfwd.pretrained.key_rules import Key
 from tfwd.pretrained.make_plan import load, plan
-from tfwd.pretrained.mapping import Key, Known
 from tfwd.pretrained.plan import Plan, PlanError
 from tfwd.pretrained.sources.base import SourceError
 from tfwd.pretrained.sources.opening import open_source
 
-__all__ = ["Key", "Known", "Plan", "PlanError", "SourceError", "load", "open_source", "plan"]
+__all__ = ["Key", "Plan", "PlanError", "SourceError", "load", "open_source", "plan"]

@@ -13,7 +13,7 @@ import math
 import keras
 import numpy as np
 
-from tfwd.pretrained.mapping import Key
+from tfwd.pretrained.key_rules import Key
 from tfwd.pretrained.targets import Target
 
 _CONVOLUTIONS = (

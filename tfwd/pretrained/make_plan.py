@@ -11,8 +11,8 @@ import keras
 
 from tfwd import _keras
 from tfwd.paths import compiled, matches
+from tfwd.pretrained.key_rules import FamilyRules, Key, Mapped, Rules, candidates, ends, find_prefix
 from tfwd.pretrained.layouts import Layout, doubt, layout_of
-from tfwd.pretrained.mapping import Key, Known, Mapped, Rules, candidates, ends, find_prefix
 from tfwd.pretrained.patterns import Patterns
 from tfwd.pretrained.plan import Plan, Step, nearest
 from tfwd.pretrained.sources.base import Entry, Source
@@ -31,7 +31,7 @@ def plan(
     ignore: str | Sequence[str] = (),
     allow_missing: str | Sequence[str] = (),
     strict: bool = True,
-    known: Known | None = None,
+    family_rules: FamilyRules | None = None,
 ) -> Plan:
     """Finds which tensors of a file become a model's weights; reads names, shapes and dtypes only.
 
@@ -48,7 +48,7 @@ def plan(
         allow_missing: regular expressions on paths of variables that may be missing. They stay as
             they are.
         strict: whether what is missing or unexpected is an error.
-        known: what is known of the file's family; with a mapping, for layers of
+        family_rules: rules for the files of the model's family; with a mapping, for layers of
             `tfwd.layers.transformer`.
 
     Returns:
@@ -86,9 +86,9 @@ def plan(
         )
     targets = targets_of(model)
     with open_source(source) as opened:
-        if mapping is None and known is None:
-            known = _known_by_layers(model, targets, opened)
-        planning = _Planning(model, opened, targets, mapping, prefix, known)
+        if mapping is None and family_rules is None:
+            family_rules = _rules_of_layers(model, targets, opened)
+        planning = _Planning(model, opened, targets, mapping, prefix, family_rules)
         return planning.plan(_listed(ignore), _listed(allow_missing), strict)
 
 
@@ -119,13 +119,13 @@ class _Planning:
         targets: list[Target],
         mapping: Mapped | None,
         prefix: str | None,
-        known: Known | None,
+        family_rules: FamilyRules | None,
     ) -> None:
         self._model, self._source, self._targets = model, source, targets
-        self._mistakes: list[str] = list(known.problems) if known else []
+        self._mistakes: list[str] = list(family_rules.problems) if family_rules else []
         self._choices: dict[str, tuple[Key, dict[str, bool | None]]] = {}
         rules = Rules(mapping or {})
-        family = Rules(known.mapping if known else {})
+        family = Rules(family_rules.keys if family_rules else {})
         for target in targets:
             found = rules.keys(target) or family.keys(target)
             if mapping is None and not found:
@@ -137,9 +137,9 @@ class _Planning:
             if found:
                 _, key, is_layer = found[0]
                 self._choices[target.path] = key, candidates(target, key, is_layer)
-        self._known, self._lacking = known, family.unused_keys()
-        self._left_out = list(known.left_out) if known else []
-        for pattern in known.optional if known else ():
+        self._family_rules, self._lacking = family_rules, family.unused_keys()
+        self._left_out = list(family_rules.left_out) if family_rules else []
+        for pattern in family_rules.optional if family_rules else ():
             if pattern in self._lacking:
                 self._left_out.append(self._lacking.pop(pattern))
         paths = {end for target in targets for end in (target.path, _layer(target.path))}
@@ -195,10 +195,10 @@ class _Planning:
 
     def _notes(self, rest: list[str]) -> list[str]:
         """What explains what is missing or unexpected in a file of a family."""
-        if not self._known:
+        if not self._family_rules:
             return []
         found: list[str] = []
-        for template, count in self._known.counts.items():
+        for template, count in self._family_rules.counts.items():
             before, _, after = (
                 re.escape(part) for part in (self._prefix + template).partition("{}")
             )
@@ -217,7 +217,7 @@ class _Planning:
                 f"key '{rest[at]}' is for a part of this family that the layer does not have"
                 for _, at in lacking[:3]
             ),
-            *self._known.notes,
+            *self._family_rules.notes,
         ]
 
     def _step(self, target: Target) -> Step | None:
@@ -317,18 +317,18 @@ class _Planning:
         return meant
 
 
-def _known_by_layers(
+def _rules_of_layers(
     model: keras.layers.Layer, targets: list[Target], source: Source
-) -> Known | None:
-    """Returns what the layers in a model know of their keys; None if the file's keys are paths."""
-    parts: list[Known] = []
+) -> FamilyRules | None:
+    """Returns the rules of the layers in a model, or None if the file's keys are paths."""
+    parts: list[FamilyRules] = []
     inside: set[int] = set()
     for layer, prefix in paths_of(model):
-        known_keys = getattr(layer, "known_keys", None)
-        if id(layer) in inside or known_keys is None:
+        rules_at = getattr(layer, "family_rules", None)
+        if id(layer) in inside or rules_at is None:
             continue
-        if (known := known_keys(prefix)) is not None:
-            parts.append(known)
+        if (family_rules := rules_at(prefix)) is not None:
+            parts.append(family_rules)
             inside.update(map(id, _keras.layers.all_layers(layer)))
     if not parts:
         return None
@@ -336,7 +336,7 @@ def _known_by_layers(
     paths = {target.path for target in targets if "/" in target.path}
     if not paths.isdisjoint(end for key in source.entries for end in ends(key)):
         return None
-    return Known.of_all(parts)
+    return FamilyRules.of_all(parts)
 
 
 def _other_shape(target: Target, layout: Layout, key: str, entry: Entry) -> str:

@@ -1,1 +1,1 @@
-"""Config files and weight names of published models, and the layers that they describe."""
+"""Configs and weight names of published models, and the layers that they describe."""

@@ -1,4 +1,4 @@
-"""Configs of published models: read, and refused where they say what is not built here."""
+"""Reads the configs of published models, and rejects unsupported settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfwd.pretrained.sources.opening import of_the_net
 
 ALL = {**FAMILIES, "t5": T5}
 
-# What would compute something else, with the values of it that are none.
+# Settings that would change what is computed, with their supported values.
 _NOT_HERE = {
     "position_embedding_type": ("absolute", None),
     "is_decoder": (False, None),
@@ -27,7 +27,7 @@ _NOT_HERE = {
 _AT_LEAST_0 = {"type_vocabulary_size", "padding_id", "padding_position"}
 _MAY_BE_NONE = {"num_decoder_layers", "padding_id", "padding_position", "embedding_size"}
 _REAL = {"dropout", "attention_dropout", "epsilon", "initializer"}
-# What the shapes of weights do not tell, and the numbers that a model computes depend on.
+# Arguments that shapes of weights do not determine, but that change what a model computes.
 _NOT_IN_SHAPES = (
     *("num_heads", "head_size", "num_shared", "activation", "epsilon", "padding_position"),
     *("padding_id", "num_buckets", "max_distance", "gated", "scaled"),
@@ -36,12 +36,13 @@ _NOT_IN_SHAPES = (
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """A published model's config.
+    """The config of a published model.
 
     Attributes:
-        name: where it is from, for messages.
-        model_type: the name of its family.
-        values: all that it says.
+        name: Source of the config, for messages.
+        model_type: Name of its family.
+        values: All entries of the config.
+        overrides: Arguments of the layers that replace values of the config.
     """
 
     name: str
@@ -51,18 +52,18 @@ class Configuration:
 
     @property
     def family(self) -> Family:
-        """Its family."""
+        """Family of the model."""
         return ALL[self.model_type]
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the layers here."""
+        """Returns the arguments of tfwd's layers."""
         return {**self.family.arguments(self.values), **self.overrides}
 
     def check(self) -> None:
-        """Verifies that numbers are numbers, and that the activation is one that is here.
+        """Checks that numbers are numbers, and that tfwd has the activation.
 
         Raises:
-            ValueError: one is not.
+            ValueError: If a value is wrong.
         """
         for argument, (key, default) in self.family.settings.items():
             value = self.values.get(key, default)
@@ -75,21 +76,24 @@ class Configuration:
                 raise ValueError(f"{self.name}: {key}={value!r} is not a {what}: correct the file")
             if value < (0 if is_real else least):
                 raise ValueError(
-                    f"{self.name}: {key}={value!r}: give {0 if is_real else least} or more"
+                    f"{self.name}: {key}={value!r}: expected at least {0 if is_real else least}"
                 )
         activation = self.family.arguments(self.values)["activation"]
         if activation not in BY_NAME:
             key = self.family.settings.get("activation", ("feed_forward_proj",))[0]
             raise ValueError(
                 f"{self.name}: {key}={self.values.get(key)!r}: activation={activation!r} is not "
-                f"built here; there are {', '.join(BY_NAME)}"
+                f"supported; use one of {', '.join(BY_NAME)}"
             )
 
     def differences(self, layer: Any) -> list[str]:
-        """Says which arguments of a layer differ from the config, where no shape tells.
+        """Lists a layer's arguments that differ from the config and are not visible in shapes.
 
         Args:
-            layer: a layer that is to have this model's weights.
+            layer: Layer that is going to have this model's weights.
+
+        Returns:
+            One sentence per difference.
         """
         published: dict[str, Any] = {"num_shared": None, "padding_position": None}
         published |= self.family.arguments(self.values)
@@ -104,36 +108,36 @@ class Configuration:
                 same = BY_NAME.get(ours) is BY_NAME.get(theirs)
             elif name == "num_shared":
                 same = ours == theirs or (theirs is None and ours == layer.num_layers)
-            elif name == "padding_id":  # None: no mask by itself
+            elif name == "padding_id":  # None means that there is no automatic mask
                 same = ours in (None, theirs)
-            elif name == "scaled":  # of some files "tied" is wrong, and "scaled" with it
+            elif name == "scaled":  # some configs have a wrong "tied", and so a wrong "scaled"
                 same = ours in (None, theirs) or layer.tied != published["tied"]
             else:
                 same = ours == theirs
             if not same:
                 found.append(
-                    f"{self.name}: {name} is {theirs!r} there, and {ours!r} in layer "
-                    f"'{layer.name}': with other values its weights compute something else; leave "
-                    f"{name} out"
+                    f"{self.name}: {name} is {theirs!r} in the config, but {ours!r} in layer "
+                    f"'{layer.name}'. With other values the weights compute something else: "
+                    f"remove {name}"
                 )
         return found
 
     def rules(self) -> Mapping[str, str | Key]:
-        """Which layer here has its weights under which key."""
+        """Returns the rules from paths of layers to keys of the file."""
         return self.family.rules_for(self.arguments())
 
-    def count(self, path: str) -> int:
-        """How many layers of its own the stack has in which a path with `{}` is."""
+    def layer_count(self, path: str) -> int:
+        """Returns the number of separate layers in the stack that contains a path with `{}`."""
         given = self.arguments()
         if path.startswith("decoder/") and given.get("num_decoder_layers"):
             return given["num_decoder_layers"]
         return given.get("num_shared") or given["num_layers"]
 
-    def numbers(self, layers: Iterable[int] | None, count: int) -> list[int]:
-        """The numbers of the layers in the file that are wanted, of `count` that there are.
+    def layer_numbers(self, layers: Iterable[int] | None, count: int) -> list[int]:
+        """Returns the selected layer numbers, of `count` layers in the file.
 
         Raises:
-            ValueError: one is out of range, or they share their weights.
+            ValueError: If a number is out of range, or if the layers share their weights.
         """
         if layers is None:
             return list(range(count))
@@ -143,18 +147,21 @@ class Configuration:
                 return [0]
             raise ValueError(
                 f"{self.name}: layers={numbers}: its {given['num_layers']} layers share the "
-                f"weights of {given['num_shared']}, which are taken all or not at all"
+                f"weights of {given['num_shared']}, so only all of them can be loaded"
             )
         wrong = [n for n in numbers if not isinstance(n, int) or not 0 <= n < count]
         if wrong or not numbers:
             raise ValueError(
-                f"layers={numbers}: {self.name} has {count} layers, of the numbers 0 to {count - 1}"
+                f"layers={numbers}: {self.name} has {count} layers, numbered 0 to {count - 1}"
             )
         return numbers
 
 
 def is_published(source: Any) -> bool:
-    """Whether it is where a published config is, or one; and not the config of a Keras layer."""
+    """Returns True for the location of a published config, or for a published config.
+
+    The config of a Keras layer is not a published config.
+    """
     return not isinstance(source, Mapping) or "model_type" in source
 
 
@@ -162,24 +169,31 @@ def read_config(source: Any, overrides: Mapping[str, Any] | None = None) -> Conf
     """Reads the config of a published model.
 
     Args:
-        source: a folder with a `config.json`, that file, a file of weights beside it, or a dict.
-        overrides: arguments of the layers that are not to be the config's.
+        source: Folder with a `config.json`, that file, a file of weights beside it, or a dict.
+        overrides: Arguments of the layers that replace values of the config. Default None.
 
     Raises:
-        ValueError: there is none, it cannot be read, or is of a family or kind that is not here.
+        ValueError: If there is no config, if it cannot be read, or if tfwd does not support its
+            family
+            or a setting.
     """
     if isinstance(source, Mapping):
         name, values = "the config", source
     elif isinstance(source, (str, os.PathLike)):
         name, values = _read(os.fspath(source))
     else:
-        raise ValueError(f"{source!r} is no path: give the folder of a published model")
+        raise ValueError(f"{source!r} is not a path: pass the folder of a published model")
     model_type = values.get("model_type")
     if model_type not in ALL:
-        raise ValueError(f"{name}: model_type={model_type!r}; there are {', '.join(sorted(ALL))}")
+        raise ValueError(
+            f"{name}: model_type={model_type!r} is not supported; expected one of "
+            f"{', '.join(sorted(ALL))}"
+        )
     for key, fine in _NOT_HERE.items():
         if values.get(key) not in fine:
-            raise ValueError(f"{name}: {key}={values[key]!r} is not built here")
+            raise ValueError(
+                f"{name}: {key}={values[key]!r} is not supported; expected {fine[0]!r}"
+            )
     read = Configuration(name, model_type, values, overrides or {})
     read.check()
     return read
@@ -188,7 +202,7 @@ def read_config(source: Any, overrides: Mapping[str, Any] | None = None) -> Conf
 def _read(path: str) -> tuple[str, Mapping[str, Any]]:
     if not os.path.exists(path):
         raise ValueError(
-            f"{path} is not there: give the folder of a published model, or a file in it"
+            f"{path} does not exist: pass the folder of a published model, or a file in it"
             f"{of_the_net(path)}"
         )
     folder = path if os.path.isdir(path) else os.path.dirname(path)
@@ -198,10 +212,10 @@ def _read(path: str) -> tuple[str, Mapping[str, Any]]:
             values = json.load(opened)
     except FileNotFoundError as error:
         raise ValueError(
-            f"{file} is not there: a published model has its config beside its weights"
+            f"{file} does not exist: a published model has its config beside its weights"
         ) from error
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{file} is no config: it holds a {type(values).__name__}")
+        raise ValueError(f"{file} is not a config: it contains a {type(values).__name__}")
     return file, values

@@ -1,8 +1,8 @@
-"""Families of published encoders, as data: what their configs say, and where their files have what.
+"""Families of published encoders, as data: their config keys and their weight keys.
 
-A family has, for each argument of the layers here, the key of its `config.json` with the value
-that is meant where the key is not there; and for each layer here, by its path in `T.Bert`, the key
-of its weights in the file, without the last part. `{}` is the number of a layer.
+For each argument of tfwd's layers, a family has the key in `config.json` and the default value. For
+each layer of `T.Bert`, by its path, it has the key of the weights in the file, without the last
+component. `{}` is the number of a layer.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tfwd.pretrained import Key
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A family of models.
+    """A family of published models.
 
     Attributes:
-        settings: for each argument here, the config's key and what holds without it.
-        rules: for each path of a layer here, its key in a file.
-        fixed: arguments that are the same in all models of the family.
-        beside: patterns of keys that files may have besides, of parts that are not loaded.
-        optional: paths in `rules` of parts that a layer may lack although the file has them.
+        settings: dict from an argument of tfwd's layers to the config's key and its default value.
+        rules: dict from a layer's path to its key in a file.
+        fixed: Arguments that are the same in all models of the family.
+        beside: Patterns of other keys that files may have, of parts that are not loaded.
+        optional: Paths in `rules` of parts that a layer may lack although the file has them.
     """
 
     settings: Mapping[str, tuple[str, Any]]
@@ -33,12 +33,12 @@ class Family:
     optional: tuple[str, ...] = ("pooler/dense",)
 
     def arguments(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of the layers here, for a config."""
+        """Returns the arguments of tfwd's layers for a config."""
         found = {name: config.get(key, value) for name, (key, value) in self.settings.items()}
         return {**found, **self.fixed}
 
     def rules_for(self, arguments: Mapping[str, Any]) -> Mapping[str, str | Key]:
-        """The rules, for the arguments of a model."""
+        """Returns the rules for a model with these arguments."""
         return self.rules
 
 
@@ -78,7 +78,7 @@ _BERT_LAYER = {
 
 _POOLER = {"pooler/dense": "pooler.dense"}
 
-# Heads of training and of tasks.
+# MultiHeadAttention for pretraining and for tasks.
 _BESIDE = (
     r"(cls|lm_head|classifier|qa_outputs|predictions|sop_classifier)\..*",
     r"(generator|discriminator)_(lm_head|predictions)\..*",
@@ -177,7 +177,7 @@ ALBERT = Family(
     beside=_BESIDE,
 )
 
-# What a config leaves out is here as BERT has it.
+# Missing entries of a config default to BERT's values.
 XLM_ROBERTA = dataclasses.replace(
     ROBERTA, settings={**ROBERTA.settings, "vocabulary_size": ("vocab_size", 30522)}
 )

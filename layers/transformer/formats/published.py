@@ -1,4 +1,4 @@
-"""`Published`: layers made from a published model's config, and filled from its file."""
+"""`Published`: layers that are made from a published config and filled from its weights."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from tfwd.layers.transformer.composite import Composite
 from tfwd.layers.transformer.formats.configuration import Configuration, is_published, read_config
 from tfwd.layers.transformer.formats.families import FAMILIES
 from tfwd.paths import compiled, matches
+from tfwd.pretrained.key_rules import FamilyRules
 from tfwd.pretrained.targets import targets_of
 
 
 @dataclasses.dataclass(frozen=True)
 class _Origin:
-    """The published config that a layer was made from, its part there, and which layers."""
+    """The published config that a layer was made from, its part of the model, and its layers."""
 
     read: Configuration
     part: str
@@ -36,8 +37,8 @@ class Published(Composite):
     """Adds `from_config` and `from_pretrained` to a layer that is a part of a published model.
 
     Attributes:
-        part: where it stands in `T.Bert`: "stack"; "" for all of it.
-        families: of which families.
+        part: Position in `T.Bert`, such as "stack". "" is the whole model.
+        families: Names of the supported families.
     """
 
     part = ""
@@ -47,23 +48,30 @@ class Published(Composite):
 
     @classmethod
     def from_config(cls, config: Any, layers: Iterable[int] | None = None, **overrides: Any) -> Any:
-        """A layer as the config of a published model says; or as that of a Keras layer.
+        """Creates a layer from the config of a published model, or from a Keras config.
 
         Args:
-            config: a folder with a `config.json`, that file, or a dict that was read from one. A
-                dict without `model_type` is a Keras layer's own config.
-            layers: the numbers of the model's layers that are wanted, from 0; any, in any order,
-                also several times. By default all. Here they are numbered anew: with `range(8, 12)`
-                `layer_0` is the model's layer 8.
-            **overrides: arguments of the layer that are not to be the config's, as `dropout`; and
-                what any layer takes, as `name`.
+            config: Folder with a `config.json`, that file, or a dict that was read from one. A dict
+                without `model_type` is a Keras layer's own config.
+            layers: Numbers of the selected layers, from 0. They can be in any order and repeated.
+                Default None, for all. They are renumbered: with `range(8, 12)`, `layer_0` is the
+                model's layer 8.
+            **overrides: Arguments of the layer that replace the config's values, as `dropout`.
+                Also arguments of every Keras layer, such as `name`.
 
         Raises:
-            ValueError: there is no such file, its `model_type` is not here, or a number is out of
-                range.
+            ValueError: If the file does not exist, if its `model_type` is not supported, or if a
+                number is out of range.
         """
-        if not is_published(config):
-            return cls.with_flags(config, lambda own: cls(**{**own, **overrides}))
+        if is_published(config):
+            return cls.from_published_config(config, layers, **overrides)
+        return cls.with_flags(config, lambda own: cls(**{**own, **overrides}))
+
+    @classmethod
+    def from_published_config(
+        cls, config: Any, layers: Iterable[int] | None = None, **overrides: Any
+    ) -> Any:
+        """Creates a layer from the config of a published model. See `from_config`."""
         read = read_config(config, overrides)
         if read.model_type not in cls.families:
             other = "T5 and T5Stack" if read.model_type == "t5" else "Bert and its parts"
@@ -71,18 +79,19 @@ class Published(Composite):
                 f"{read.name}: model_type={read.model_type!r} is for {other}; {cls.__name__} is "
                 f"for {', '.join(cls.families)}"
             )
-        layers = listed(layers)
+        layers = as_layer_numbers(layers)
         arguments = {k: v for k, v in read.arguments().items() if k in cls.arguments()}
         if cls.part_of(overrides) == "decoder":
-            arguments["num_layers"] = read.count("decoder/")
+            arguments["num_layers"] = read.layer_count("decoder/")
         if arguments.get("num_shared") == arguments.get("num_layers", 0):
             arguments["num_shared"] = None
         if "num_layers" in arguments and layers is not None:
-            read.numbers(layers, read.count(f"{cls.part_of(overrides)}/layer_{{}}"))
+            read.layer_numbers(layers, read.layer_count(f"{cls.part_of(overrides)}/layer_{{}}"))
             arguments["num_layers"] = len(layers)
         if unknown := set(overrides) - set(cls.arguments()) - _ANY_LAYER:
             raise TypeError(
-                f"{cls.__name__}.from_config: {', '.join(sorted(unknown))}: there are "
+                f"{cls.__name__}.from_config: unknown arguments "
+                f"{', '.join(sorted(unknown))}; expected "
                 f"{', '.join(cls.arguments())}"
             )
         layer = cls(**{**arguments, **overrides})
@@ -102,32 +111,37 @@ class Published(Composite):
         load_weights: bool = True,
         **overrides: Any,
     ) -> Any:
-        """A built layer with the weights of a published model.
+        """Creates a built layer with the weights of a published model.
 
-        Its variables are made once, without random numbers, and filled from the file tensor by
-        tensor.
+        The variables are created once, without random numbers. They are filled tensor by tensor.
 
         Args:
-            source: a folder with `config.json` and weights, or the file of weights beside one.
-            layers: as in `from_config`. The others are not unexpected.
-            prefix, ignore, allow_missing, strict: as in `tfwd.pretrained.plan`.
-            mapping: as there, for what the family's own does not say; it comes first.
-            load_weights: False for fresh weights.
-            **overrides: as in `from_config`. With weights, an argument that no shape tells, such as
-                `num_heads`, must be the config's.
+            source: Folder with `config.json` and weights, or the file of weights beside a
+                `config.json`.
+            layers: As in `from_config`. The file's other layers do not count as unexpected.
+            prefix: As in `tfwd.pretrained.plan`.
+            mapping: As in `tfwd.pretrained.plan`. It comes before the family's own rules.
+            ignore: As in `tfwd.pretrained.plan`.
+            allow_missing: As in `tfwd.pretrained.plan`.
+            strict: As in `tfwd.pretrained.plan`.
+            load_weights: bool. False gives fresh weights. Default True.
+            **overrides: As in `from_config`. With weights, some arguments must have the config's
+                value:
+                those that shapes do not determine, such as `num_heads`.
 
         Raises:
-            ValueError: as in `from_config`; or an argument makes another model than the config's.
-            tfwd.pretrained.PlanError: something is missing, unexpected or of another shape.
-            tfwd.pretrained.SourceError: the file is not there, or not whole.
+            ValueError: As in `from_config`, or if an argument makes another model than the
+                config's.
+            tfwd.pretrained.PlanError: If a weight is missing, unexpected or of another shape.
+            tfwd.pretrained.SourceError: If the file does not exist, or is incomplete.
         """
         if load_weights and "num_layers" in overrides:
             raise ValueError(
-                f"num_layers={overrides['num_layers']!r}: say which of the published layers are "
-                "wanted, as layers=range(4)"
+                f"num_layers={overrides['num_layers']!r}: select the published layers with layers, "
+                "for example layers=range(4)"
             )
-        read, layers = read_config(source, overrides), listed(layers)
-        layer = cls.from_config(source, layers, **overrides)
+        read, layers = read_config(source, overrides), as_layer_numbers(layers)
+        layer = cls.from_published_config(source, layers, **overrides)
         shape = layer.any_input_shape()
         if not load_weights:
             _keras.layers.build(layer, shape)
@@ -137,7 +151,7 @@ class Published(Composite):
         if overrides.get("add_pooler"):
             patterns = [allow_missing] if isinstance(allow_missing, str) else allow_missing
             _check_pooler(read, [*patterns, *(mapping or ())])
-        with unfilled(layer):
+        with zero_initialized(layer):
             _keras.layers.build(layer, shape)
         plan = pretrained.plan(
             layer,
@@ -147,61 +161,61 @@ class Published(Composite):
             ignore=ignore,
             allow_missing=allow_missing,
             strict=strict,
-            known=known_of(read, cls.part_of(overrides), layers),
+            family_rules=loading_rules(read, cls.part_of(overrides), layers),
         )
         plan.apply()
-        fill(layer, [*plan.missing])
+        initialize_variables(layer, [*plan.missing])
         return layer
 
     @classmethod
     def part_of(cls, overrides: Mapping[str, Any]) -> str:
-        """Where a layer with some arguments stands in its family's whole model."""
+        """Returns the position of a layer with these arguments in its family's whole model."""
         return cls.part
 
-    def known_keys(self, at: str = "") -> pretrained.Known | None:
-        """Returns what is known of the files of the model that it was made for by `from_config`.
+    def family_rules(self, at: str = "") -> FamilyRules | None:
+        """Returns the rules for files of the published model whose config made this layer.
 
         Args:
-            at: the path of this layer in a model, with a `/` at its end.
+            at: Path of this layer in a model, with a `/` at its end. Default "".
 
         Returns:
-            The rules for `tfwd.pretrained.plan`; None if the layer was made by its arguments.
+            The rules for `tfwd.pretrained.plan`. None if the layer was made from its arguments.
         """
         if self._origin is None:
             return None
         read, part, layers = self._origin.read, self._origin.part, self._origin.layers
-        known = known_of(read, part, layers, at)
-        return dataclasses.replace(known, problems=tuple(read.differences(self)))
+        rules = loading_rules(read, part, layers, at)
+        return dataclasses.replace(rules, problems=tuple(read.differences(self)))
 
     def any_input_shape(self) -> tuple:
-        """A shape of inputs by which it can be built."""
+        """Returns an input shape with which the layer can be built."""
         return (None, None, self.hidden_size)
 
 
 def _check_pooler(read: Configuration, patterns: Sequence[str]) -> None:
-    """Raises a ValueError if a pooler is asked for, and nothing says where its weights are.
+    """Raises a ValueError if a pooler is requested but no rule has a key for its weights.
 
     Args:
-        read: the config of the published model.
-        patterns: those of a mapping, and of what may be missing.
+        read: Config of the published model.
+        patterns: Patterns of the mapping, and of parts that may be missing.
     """
     paths = ("pooler/dense", "pooler/dense/kernel")
     known = any(path.startswith("pooler/") for path in read.rules())
     if not known and not any(matches(compiled(p, repr(p)), at) for p in patterns for at in paths):
         raise ValueError(
-            f"{read.name}: add_pooler=True, and a {read.model_type} has no pooler: leave "
-            "add_pooler out, or begin with a fresh pooler by allow_missing='pooler/.*'"
+            f"{read.name}: add_pooler=True, but a {read.model_type} has no pooler: remove "
+            "add_pooler, or begin with a fresh pooler with allow_missing='pooler/.*'"
         )
 
 
 _ANY_LAYER = {"name", "dtype", "trainable"}
 
 
-def listed(layers: Any) -> list[int] | None:
-    """The numbers of layers as a list.
+def as_layer_numbers(layers: Any) -> list[int] | None:
+    """Returns the numbers of layers as a list.
 
     Raises:
-        ValueError: they are no numbers.
+        ValueError: If they are not integers.
     """
     if layers is None:
         return None
@@ -213,29 +227,29 @@ def listed(layers: Any) -> list[int] | None:
             raise TypeError
         return [operator.index(number) for number in found]
     except TypeError:
-        wrong = f"layers={layers!r}: give their numbers, as range(8, 12) or [0, 2]"
+        wrong = f"layers={layers!r}: expected layer numbers, such as range(8, 12) or [0, 2]"
         raise ValueError(wrong) from None
 
 
-def known_of(
+def loading_rules(
     read: Configuration, part: str = "", layers: Iterable[int] | None = None, at: str = ""
-) -> pretrained.Known:
-    """What is known of the files of a config's family: which keys are whose, and the others.
+) -> FamilyRules:
+    """Returns the rules for the files of a config's family.
 
     Args:
-        read: the config.
-        part: the part of `T.Bert` that is wanted, as "stack"; "" for all.
-        layers: the numbers of the layers that are wanted; by default all.
-        at: the path of that part in the model that is filled.
+        read: Config.
+        part: Selected part of `T.Bert`, such as "stack". Default "", for all.
+        layers: Numbers of the selected layers. Default None, for all.
+        at: Path of that part in the model that is filled. Default "".
     """
-    front, mapping, left_out = f"{part}/" if part else "", {}, [*read.family.beside]
+    front, keys, left_out = f"{part}/" if part else "", {}, [*read.family.beside]
     optional, counts, notes = [], {}, []
     for path, rule in read.rules().items():
         key = rule if isinstance(rule, pretrained.Key) else pretrained.Key(rule)
-        count = read.count(path) if "{}" in path else 1
-        wanted = []
+        count = read.layer_count(path) if "{}" in path else 1
+        wanted: list[int] = []
         if path.startswith(front):
-            wanted = read.numbers(layers, count) if "{}" in path else [0]
+            wanted = read.layer_numbers(layers, count) if "{}" in path else [0]
             if "{}" in path:
                 counts[key.name] = count
                 if wanted != list(range(len(wanted))):
@@ -244,7 +258,7 @@ def known_of(
         counted = Counter(wanted)
         for i, number in enumerate(wanted):
             pattern = re.escape(at + path.removeprefix(front).format(i))
-            mapping[pattern] = dataclasses.replace(
+            keys[pattern] = dataclasses.replace(
                 key, name=key.name.format(number), repeated=counted[number] > 1
             )
             if path in read.family.optional:
@@ -253,46 +267,47 @@ def known_of(
         left_out += [rf"{re.escape(other)}\..*" for other in others]
         if not wanted:
             left_out += [re.escape(copy) for copy in key.copies]
-    return pretrained.Known(
-        mapping, tuple(left_out), tuple(optional), counts, tuple(dict.fromkeys(notes))
-    )
+    return FamilyRules(keys, tuple(left_out), tuple(optional), counts, tuple(dict.fromkeys(notes)))
 
 
 def _numbered(here: str, wanted: list[int]) -> str:
-    """Which layer of a file is which one here."""
+    """Describes which layer of the file became which layer of the model."""
     pairs = [f"{here}{i} is the file's layer {number}" for i, number in enumerate(wanted)]
-    return f"layers are numbered anew: {', '.join(pairs[:2])}{', ...' if len(pairs) > 2 else ''}"
+    return f"layers are renumbered: {', '.join(pairs[:2])}{', ...' if len(pairs) > 2 else ''}"
 
 
 def mapping(
     source: Any, part: str = "stack", at: str = "", layers: Iterable[int] | None = None
 ) -> dict[str, pretrained.Key]:
-    """Which layers of a model have their weights under which keys of a published model's file.
+    """Returns a mapping from the layers of a part to the keys of a published model's file.
 
-    For `tfwd.pretrained.plan` and `load`, where `from_pretrained` is not enough: for a stack inside
-    of another layer, or two that are filled alike.
+    Use it with `tfwd.pretrained.plan` and `load` where `from_pretrained` is not enough. Examples
+    are a
+    stack inside another layer, or two stacks with the same weights.
 
     Args:
-        source: a folder with a `config.json`, that file, or a dict that was read from one.
-        part: the part of the published model: "embeddings", "stack", "pooler"; of T5 "encoder" or
-            "decoder"; "" for all.
-        at: the path of that part in the model that is to be filled, as "first".
-        layers: the numbers of the published layers that are wanted; by default all.
+        source: Folder with a `config.json`, that file, or a dict that was read from one.
+        part: Part of the published model: "embeddings", "stack", "pooler", or "" for all. Of T5:
+            "encoder" or "decoder". Default "stack".
+        at: Path of that part in the model that is filled, such as "first". Default "".
+        layers: Numbers of the selected layers. Default None, for all.
+
+    Returns:
+        dict from a pattern to a `tfwd.pretrained.Key`.
 
     Raises:
-        ValueError: there is no such config, or a number is out of range.
+        ValueError: If the config does not exist, or if a number is out of range.
     """
-    known = known_of(read_config(source), part, layers, f"{at}/" if at else "")
-    return {
-        pattern: dataclasses.replace(key, repeated=True) for pattern, key in known.mapping.items()
-    }
+    rules = loading_rules(read_config(source), part, layers, f"{at}/" if at else "")
+    return {pattern: dataclasses.replace(key, repeated=True) for pattern, key in rules.keys.items()}
 
 
 @contextlib.contextmanager
-def unfilled(layer: keras.layers.Layer) -> Iterator[None]:
-    """Variables that are made in it begin as zeros: random numbers would be thrown away.
+def zero_initialized(layer: keras.layers.Layer) -> Iterator[None]:
+    """Initializes variables that are created in the body with zeros, because they get values later.
 
-    Those of a shape share their zeros, so that no memory is filled that an assignment gives back.
+    Variables of one shape share their zeros. So no memory is filled that an assignment would
+    replace.
     """
     zeros = functools.cache(lambda shape, dtype: tf.zeros(shape, dtype))
     kept: list[tuple[Any, str, Any]] = []
@@ -309,7 +324,7 @@ def unfilled(layer: keras.layers.Layer) -> Iterator[None]:
 
 
 class _Shared(keras.initializers.Initializer):
-    """Gives the same tensor for the same shape."""
+    """An initializer that returns the same tensor for the same shape."""
 
     def __init__(self, made: Callable[[tuple, tf.DType], tf.Tensor]) -> None:
         self._made = made
@@ -319,8 +334,8 @@ class _Shared(keras.initializers.Initializer):
             return self._made(tuple(shape), tf.as_dtype(dtype or keras.config.floatx()))
 
 
-def fill(layer: keras.layers.Layer, paths: Sequence[str]) -> None:
-    """Gives the variables of some paths what their initializers give."""
+def initialize_variables(layer: keras.layers.Layer, paths: Sequence[str]) -> None:
+    """Initializes the variables of some paths with their initializers."""
     for target in targets_of(layer):
         if target.path in paths:
             start = getattr(target.owner, f"{target.name}_initializer")

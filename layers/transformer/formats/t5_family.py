@@ -1,4 +1,4 @@
-"""The family T5, as data: what its configs say, and where its files have what."""
+"""The family T5, as data: its config keys and its weight keys."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def _attention(ours: str, theirs: str) -> dict[str, str]:
 
 
 def _products(layer: int) -> dict[str, str]:
-    """The gated kind names two products that the plain one has as one."""
+    """Returns the keys of the products. The gated kind has two products in place of "wi"."""
     front = f"{layer}.DenseReluDense"
     return {"intermediate": f"{front}.wi", "output": f"{front}.wo"}
 
 
 class T5Family(Family):
-    """T5: its activation and its head depend on the config."""
+    """The T5 family. Its activation and its head depend on the config."""
 
     def arguments(self, config: Mapping[str, Any]) -> dict[str, Any]:
         found = super().arguments(config)
@@ -100,7 +100,7 @@ T5 = T5Family(
             },
         ),
     },
-    # The first checkpoints have a bias for positions of the decoder to the context, never used.
+    # The first checkpoints have an unused position bias of the decoder's attention to the context.
     beside=(
         r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
         r"(classification_head|classifier|qa_outputs)\..*",

@@ -74,7 +74,7 @@ def test_activations_have_hugging_faces_formulas(name, tmp_path):
 def test_activations_that_are_not_here(name, tmp_path):
     """Checks activations that are not supported, also those that only Keras has."""
     by_hand.publish(tmp_path, hidden_act=name)
-    with pytest.raises(ValueError, match=f"hidden_act='{name}': .* is not built here; there are"):
+    with pytest.raises(ValueError, match=f"hidden_act='{name}': .* is not supported; use one of"):
         T.Bert.from_config(tmp_path)
 
 

@@ -83,39 +83,67 @@ def test_t5_takes_a_dict():
     outputs = t5(inputs)
     assert tuple(outputs.shape) == (None, None, 20)
     np.testing.assert_allclose(keras.Model(inputs, outputs)(given), t5(given), rtol=1e-5)
-    with pytest.raises(ValueError, match="got no decoder_input_ids: give those before the tokens"):
+    with pytest.raises(ValueError, match="needs decoder_input_ids: pass the tokens before the"):
         t5({"input_ids": IDS})
 
 
 @pytest.mark.parametrize(
     ("args", "options", "message"),
     [
-        ((IDS, MASK), {}, "2 arguments by position: give those after the ids by name, as token_ty"),
-        (([[5, 6, 7]],), {}, "ids is a list: give a tensor or an array"),
-        ((IDS,), {"mask": MASK.tolist()}, "mask is a list: give a tensor or an array"),
-        ((IDS,), {"mask": (1 - MASK) * -1e4}, "mask must be boolean, or of zeros and ones: 1 whe"),
-        ((IDS,), {"mask": MASK * 2}, "An additive mask, .* is not one: give the mask itself. It"),
-        ((IDS,), {"mask": MASK[:, :4]}, r"mask has the shape \[2, 4\], and the input \[2, 5, 12"),
-        ((IDS,), {"mask": MASK[:, :1]}, r"mask has the shape \[2, 1\], and the input \[2, 5, 12"),
-        ((IDS,), {"mask": MASK[0]}, r"mask has the shape \[5\]: give \[batch, length\], or"),
+        (
+            (IDS, MASK),
+            {},
+            "2 positional arguments: pass .* by name, as token_ty",
+        ),
+        (([[5, 6, 7]],), {}, "ids is a list: pass a tensor or an array"),
+        ((IDS,), {"mask": MASK.tolist()}, "mask is a list: pass a tensor or an array"),
+        ((IDS,), {"mask": (1 - MASK) * -1e4}, "mask must be boolean, or zeros and ones, with 1 f"),
+        ((IDS,), {"mask": MASK * 2}, "An additive mask, .* is wrong: pass the mask itself. It"),
+        (
+            (IDS,),
+            {"mask": MASK[:, :4]},
+            r"mask has the shape \[2, 4\], but the input .* \[2, 5, 12",
+        ),
+        (
+            (IDS,),
+            {"mask": MASK[:, :1]},
+            r"mask has the shape \[2, 1\], but the input .* \[2, 5, 12",
+        ),
+        ((IDS,), {"mask": MASK[0]}, r"mask has the shape \[5\]: expected \[batch, length\], or"),
         ((IDS,), {"mask": MASK[:, None, None]}, r"mask has the shape \[2, 1, 1, 5\]: give"),
-        ((IDS,), {"mask": np.ones((2, 3, 5))}, r"mask has the shape \[2, 3, 5\], and the input"),
-        ((IDS[0],), {}, r"ids has the shape \[5\]: give \[batch, length\]"),
-        ((IDS - 1,), {}, "ids must be from 0 to 19, and goes from -1 to 7"),
-        ((IDS + 12,), {}, "ids must be from 0 to 19, and goes from 12 to 20"),
-        ((IDS.astype("float16"),), {}, "ids has the dtype float16: give integers; a mask goes to"),
+        (
+            (IDS,),
+            {"mask": np.ones((2, 3, 5))},
+            r"mask has the shape \[2, 3, 5\], but",
+        ),
+        ((IDS[0],), {}, r"ids has the shape \[5\]: expected \[batch, length\]"),
+        ((IDS - 1,), {}, "ids must be from 0 to 19, but goes from -1 to 7"),
+        ((IDS + 12,), {}, "ids must be from 0 to 19, but goes from 12 to 20"),
+        (
+            (IDS.astype("float16"),),
+            {},
+            "ids has the dtype float16: expected integers. Pass a mask as",
+        ),
         (({"input_ids": tf.cast(IDS, tf.bfloat16)},), {}, "input_ids has the dtype bfloat16: gi"),
-        ((IDS > 3,), {}, "ids has the dtype bool: give integers; a mask goes to mask=..., a model"),
-        ((IDS + 0.5,), {}, r"ids must be whole numbers, and begins with \[5.5, 6.5, "),
-        ((IDS * np.nan,), {}, r"ids must be whole numbers, and begins with \[nan"),
-        ((IDS - 1.0,), {}, "ids must be from 0 to 19, and goes from -1.0 to 7.0"),
-        ((tf.RaggedTensor.from_tensor(IDS),), {}, "ids is a RaggedTensor: .* as by to_tensor"),
+        (
+            (IDS > 3,),
+            {},
+            "ids has the dtype bool: expected integers. Pass a mask as",
+        ),
+        ((IDS + 0.5,), {}, r"ids must be whole numbers, but begins with \[5.5, 6.5, "),
+        ((IDS * np.nan,), {}, r"ids must be whole numbers, but begins with \[nan"),
+        ((IDS - 1.0,), {}, "ids must be from 0 to 19, but goes from -1.0 to 7.0"),
+        ((tf.RaggedTensor.from_tensor(IDS),), {}, "ids is a RaggedTensor: .* by to_tensor"),
         ((IDS,), {"token_type_ids": TYPES + 1}, "token_type_ids must be from 0 to 1, and goes fr"),
         ((IDS,), {"token_type_ids": TYPES[:, :2]}, r"token_type_ids has the shape \[2, 2\], and"),
-        ((IDS,), {"position_ids": IDS + 5}, "position_ids must be from 0 to 11, and goes from 5"),
-        ((np.ones((1, 13), int),), {}, "has positions for 12 tokens: cut the texts, .* have 13"),
-        (({**ENCODING, "labels": IDS},), {}, "the inputs have 'labels', which it does not take"),
-        (({"attention_mask": MASK},), {}, "the inputs have no 'input_ids', but 'attention_mask'"),
+        ((IDS,), {"position_ids": IDS + 5}, "position_ids must be from 0 to 11, but goes from 5"),
+        (
+            (np.ones((1, 13), int),),
+            {},
+            "has positions for 12 tokens: .* have 13",
+        ),
+        (({**ENCODING, "labels": IDS},), {}, "the inputs have the unknown key 'labels'"),
+        (({"attention_mask": MASK},), {}, "the inputs need 'input_ids', but have 'attention_mask'"),
         ((ENCODING,), {"mask": MASK}, "mask is given twice, once as 'attention_mask'"),
     ],
 )
@@ -224,7 +252,7 @@ def test_layers_alone_check_their_masks():
         t5(IDS, IDS, decoder_mask=wrong)
     with pytest.raises(ValueError, match="T5 '.*': decoder_input_ids must be from 0 to 19, and"):
         t5(IDS, IDS - 100)
-    with pytest.raises(TypeError, match="3 arguments by position: give those after the ids by"):
+    with pytest.raises(TypeError, match="3 positional arguments: pass the arguments after"):
         t5(IDS, MASK, IDS)
 
 
@@ -241,5 +269,5 @@ def test_checks_do_not_keep_a_layer_from_being_recomputed(published):
 
     gradient = tf.convert_to_tensor(step(tf.constant(IDS), tf.constant(MASK)))
     assert np.isfinite(gradient).all() and np.any(gradient)
-    analyses = wrapped._known.analyses.values()
+    analyses = wrapped._call_cache.analyses.values()
     assert analyses and not any(analysis.impure for analysis in analyses)

@@ -114,13 +114,13 @@ class Trial:
                 )
 
     def _compare(self, outputs: list[tf.Tensor], others: list[tf.Tensor]) -> None:
-        """The first example's outputs must be equal, unless they change from run to run anyway."""
+        """Returns the first example's outputs must be equal, unless they change from run to run anyway."""
         same = _same([t[:1] for t in outputs], [t[:1] for t in others])
         if not same and self._repeats(outputs):
             raise self._dependent(self.report, self.ruled)
 
     def _plain(self, x: Any, given: bool = True) -> tuple[Pass, list[tf.Tensor]]:
-        """The model without rules, from the same random states each time."""
+        """Returns the model without rules, from the same random states each time."""
         values = self.values if given else None
         draws = self.ruled.draws
         record = Pass(self.model, self.perturbations, rules=False, values=values, draws=draws)
@@ -128,7 +128,7 @@ class Trial:
             return record, _floating(record.run(x, self.training))
 
     def _as_plain(self, outputs: list, plain: list, plain_record: Pass) -> bool:
-        """Whether the rules gave what the model gives without them."""
+        """Returns True if the rules gave what the model gives without them."""
         if _same(outputs, plain) or not self._repeats(plain):
             return True
         if not plain_record.inside:
@@ -140,7 +140,7 @@ class Trial:
         return _same(found, self._plain(self.x, given=False)[1])
 
     def _repeats(self, outputs: list[tf.Tensor]) -> bool:
-        """Whether another run gives the same: not where something draws past Keras's generators."""
+        """Returns True if another run gives the same: not where something draws past Keras's generators."""
         return _same(outputs, self._plain(self.x)[1])
 
     def _compare_losses(self, losses: list, others: list, count: int) -> None:
@@ -209,7 +209,7 @@ class Trial:
 
 
 def _first(x: Any) -> Any:
-    """The first example."""
+    """Returns the first example."""
     return Data(x, None, None, -1).part(0, 1).x
 
 
@@ -235,7 +235,7 @@ def _same(one: list[tf.Tensor], two: list[tf.Tensor]) -> bool:
 
 
 def _each(term: PerExampleGradient) -> np.ndarray:
-    """The largest entry of each example's gradient, which are made one by one."""
+    """Returns the largest entry of each example's gradient, which are made one by one."""
     assert isinstance(term.batch, int)
     parts = (term.part(index, 1).gradients() for index in range(term.batch))
     return np.asarray([float(tf.reduce_max(tf.abs(g))) for g in parts])
@@ -247,7 +247,7 @@ def _maxima(tensor: Any) -> np.ndarray:
 
 
 def _arrived(sizes: np.ndarray, at: int) -> tuple[bool, bool]:
-    """Whether gradients arrived at one example's rows, and at others'; NaN shows neither."""
+    """Returns True if gradients arrived at one example's rows, and at others'; NaN shows neither."""
     if not np.isfinite(sizes).all():
         return False, False
     others = np.delete(sizes, at).max(initial=0)
@@ -255,7 +255,7 @@ def _arrived(sizes: np.ndarray, at: int) -> tuple[bool, bool]:
 
 
 def _wavy(tensors: list[tf.Tensor]) -> tf.Tensor:
-    """A sum in which each entry has another weight, so that nothing cancels."""
+    """Returns a sum in which each entry has another weight, so that nothing cancels."""
     total = tf.zeros([])
     for tensor in tensors:
         flat = tf.reshape(tensor, [-1])

@@ -60,7 +60,7 @@ def attempts(model: keras.Model, x: Any) -> Iterator[tuple[Values, Any]]:
 
 
 def _fixed_batch(model: keras.Model) -> int | None:
-    """The number of examples that the model is built for, if it is for one number only."""
+    """Returns the number of examples that the model is built for, if it is for one number only."""
     for tensor in tf.nest.flatten(getattr(model, "inputs", None)):
         if tensor is not None and tensor.shape[0] is not None:
             return tensor.shape[0]

@@ -29,7 +29,7 @@ TRANSPOSED = (
 
 
 def last(layer: Any, tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor with its channels last."""
+    """Returns the tensor with its channels last."""
     if layer.data_format == "channels_last":
         return tensor
     return tf.transpose(tensor, [0, *range(2, tensor.shape.rank), 1])
@@ -54,14 +54,14 @@ def geometry(layer: Any) -> tuple:
 
 
 def _convolves_as_keras(layer: Any, classes: tuple[type, ...]) -> bool:
-    """Whether the convolution itself is Keras's own, not one that a subclass has put there."""
+    """Returns True if the convolution itself is Keras's own, not one that a subclass has put there."""
     method = getattr(type(layer), "convolution_op", None)
     return method is None or any(method is getattr(cls, "convolution_op", None) for cls in classes)
 
 
 @rule(*CONVOLUTIONS)
 def conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
-    """The kernel gets the outer products of what lies under it and `d`, summed over positions."""
+    """Returns the kernel gets the outer products of what lies under it and `d`, summed over positions."""
     if not plain(layer.kernel) or not _convolves_as_keras(layer, CONVOLUTIONS):
         return NotImplemented
     z = _keras_convolutions.convolution(layer, inputs, call.value(layer.kernel))
@@ -118,7 +118,7 @@ def conv_transpose(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
 
 @rule(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 def depthwise_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
-    """Each channel is convolved by itself."""
+    """Returns each channel is convolved by itself."""
     kernel = _keras_convolutions.depthwise_kernel(layer)
     if not plain(kernel):
         return NotImplemented
@@ -133,7 +133,7 @@ def depthwise_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
 
 @rule(keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
 def separable_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
-    """A depthwise convolution, and a product at each position."""
+    """Returns a depthwise convolution, and a product at each position."""
     if not plain(layer.depthwise_kernel):
         return NotImplemented
     between = _keras_convolutions.depthwise(layer, inputs, call.value(layer.depthwise_kernel))

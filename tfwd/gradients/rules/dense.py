@@ -34,17 +34,17 @@ def _count(tensor: tf.Tensor, last: int) -> int | tf.Tensor:
 
 
 def bias(d: tf.Tensor) -> PerExampleGradient:
-    """A bias along the last axis: `g_b = sum_p d_bp`."""
+    """Returns a bias along the last axis: `g_b = sum_p d_bp`."""
     return Materialized(tf.reduce_sum(at_least_float32(d), list(range(1, d.shape.rank - 1))))
 
 
 def plain(variable: Any) -> bool:
-    """Whether a layer's weight is the variable itself, not something composed, as by LoRA."""
+    """Returns True if a layer's weight is the variable itself, not something composed, as by LoRA."""
     return _keras.variables.is_variable(variable)
 
 
 def activated(layer: Any, z: tf.Tensor) -> Any:
-    """The layer's activation of its pre-activation."""
+    """Returns the layer's activation of its pre-activation."""
     return z if layer.activation is None else layer.activation(z)
 
 
@@ -83,7 +83,7 @@ def einsum_dense(layer: Any, call: Call, inputs: tf.Tensor, training: Any = None
 
 
 def _letters(equation: str, rank: int) -> tuple[str, str, str] | None:
-    """The letters of input, kernel and output, ellipses spelled out; None if it is not a product
+    """Returns the letters of input, kernel and output, ellipses spelled out; None if it is not a product
     with a batch axis in front of both."""
     left, _, output = equation.replace(" ", "").partition("->")
     given, _, kernel = left.partition(",")

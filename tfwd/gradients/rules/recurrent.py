@@ -108,12 +108,12 @@ def previous(given: Sequence, states: tf.Tensor) -> tf.Tensor:
 
 
 def summed(d: tf.Tensor) -> PerExampleGradient:
-    """A bias that is added at every step."""
+    """Returns a bias that is added at every step."""
     return Materialized(tf.reduce_sum(at_least_float32(d), 1))
 
 
 def _single(layer: Any, call: Call, given: Sequence, states: list[tf.Tensor], step: Step) -> Any:
-    """A layer whose two products are added up: one gradient serves both."""
+    """Returns a layer whose two products are added up: one gradient serves both."""
     cell = layer.cell
     z = project(layer, call, given.x, call.value(cell.bias) if cell.use_bias else None)
     matrix = call.value(cell.recurrent_kernel)

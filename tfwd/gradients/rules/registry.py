@@ -83,7 +83,7 @@ def rule(*classes: type) -> Callable[[R], R]:
 
 
 def find(cls: type, owner: type) -> Rule | None:
-    """The rule for a `call` that `owner` defines and an instance of `cls` runs."""
+    """Returns the rule for a `call` that `owner` defines and an instance of `cls` runs."""
     for base in cls.__mro__:
         if base in _rules and _keras_calls.calls_of(base) is owner:
             return None if _overrides(cls, base) else _rules[base]
@@ -91,7 +91,7 @@ def find(cls: type, owner: type) -> Rule | None:
 
 
 def _overrides(cls: type, base: type) -> bool:
-    """Whether a subclass has other versions of what the `call` of a class may use.
+    """Returns True if a subclass has other versions of what the `call` of a class may use.
 
     That is what the class or those before it define below `keras.Layer`, as an LSTM's `inner_loop`
     or a convolution's `convolution_op`.
@@ -103,5 +103,5 @@ def _overrides(cls: type, base: type) -> bool:
 
 
 def owners(cls: type) -> list[type]:
-    """The classes whose `call` a rule may stand in for, in an instance of `cls`."""
+    """Returns the classes whose `call` a rule may stand in for, in an instance of `cls`."""
     return [_keras_calls.calls_of(base) for base in cls.__mro__ if base in _rules]

@@ -32,14 +32,14 @@ ADDONS = {
 
 def optimizers() -> dict[str, str]:
     """The names of the optimizers that there are, by the same in lower case."""
-    from tfwd.optimizers._updates import steps  # slow to load, and `--help` does without
+    from tfwd._keras import steps  # slow to load, and `--help` does without
 
     return {name.lower(): name for name in steps.names()}
 
 
 def optimizer_class(name: str) -> type:
     """The optimizer of a name, which may be in any case."""
-    from tfwd.optimizers._updates import steps
+    from tfwd._keras import steps
 
     return steps.optimizer_class(optimizers()[name.lower()])
 
@@ -177,7 +177,7 @@ def make_optimizer(
     except (TypeError, ValueError) as error:
         raise UserError(f"optimizer {name} with {arguments}: {error}") from error
     if dtype_policy == "mixed_float16":
-        from tfwd.optimizers._updates import steps
+        from tfwd._keras import steps
 
         optimizer = steps.with_loss_scale(optimizer)
     return optimizer

@@ -21,6 +21,7 @@ import ml_collections
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd._keras import steps
 from tfwd.finite import all_finite
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.search import likely
@@ -30,7 +31,6 @@ from tfwd.numerics.frames import Frame
 from tfwd.numerics.probes import Probes
 from tfwd.numerics.report import Found, Report
 from tfwd.numerics.watch import Watch
-from tfwd.optimizers._updates import steps
 from tfwd.optimizers._updates.repeated_rows import summed
 from tfwd.runs.errors import UserError
 from tfwd.runs.program import Failure

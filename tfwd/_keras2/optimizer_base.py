@@ -1,9 +1,9 @@
-"""Whether a wrapper is a new or a legacy optimizer of Keras 2.15.
+"""Selects whether a wrapper is a new or a legacy optimizer of Keras 2.15.
 
-Keras asks by class whether an optimizer is a new or a legacy one, and so do loss scales and
-tensorflow-addons. So a class of tfwd makes instances of two classes: what is written for both kinds
-is in `OptimizerWrapper`, and the kind of the optimizer that is held decides between `NewWrapper`
-and `LegacyWrapper`, which have what Keras wants of each.
+Keras distinguishes new and legacy optimizers by class, and so do loss scales and tensorflow-addons.
+So instances of a class of tfwd have one of two subclasses. `OptimizerWrapper` has the common code.
+The kind of the held optimizer selects `NewWrapper` or `LegacyWrapper`, which have the methods that
+Keras expects of that kind.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tfwd._keras2.legacy_wrapper import LegacyWrapper
 from tfwd._keras2.new_wrapper import NewWrapper
 
 
-class Kinds(type):
-    """Makes an instance of the new or of the legacy kind, as what it holds is."""
+class PicksOptimizerBase(type):
+    """Metaclass that makes an instance of the new or the legacy kind, like the held optimizer."""
 
     _kinds: dict[bool, type]
 
@@ -40,7 +40,7 @@ class Kinds(type):
                 "__module__": cls.__module__,
                 "__qualname__": cls.__qualname__,
                 "__doc__": cls.__doc__,
-                # For whoever asks an instance for its class: Keras, when it saves one.
+                # Keras reads the class of an instance when it saves the instance.
                 "__class__": property(lambda self: cls),
             }
             bases = (cls, LegacyWrapper if legacy else NewWrapper)

@@ -49,20 +49,21 @@ Mapped = Mapping[str, "str | Key"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
-    """What is known of a family's files.
+class FamilyRules:
+    """Rules for the files of a family of published models.
 
     Attributes:
-        mapping: as of `plan`, for what its own mapping does not say; patterns may fit nothing.
+        keys: dict from a pattern on paths to a key, as in a mapping of `plan`, which comes first.
+            A pattern may match nothing.
         left_out: patterns of keys of parts that are not wanted.
-        optional: the patterns of `mapping` for parts that the model may lack. Another pattern that
+        optional: the patterns of `keys` for parts that the model may lack. Another pattern that
             fits nothing leaves its keys unexpected.
         counts: for keys with `{}` for the number of a layer, how many layers the config tells of.
         notes: what explains what is missing or unexpected, a sentence each.
         problems: what is wrong with the layer whose weights they are, a sentence each.
     """
 
-    mapping: Mapping[str, Key]
+    keys: Mapping[str, Key]
     left_out: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -70,19 +71,19 @@ class Known:
     problems: tuple[str, ...] = ()
 
     @staticmethod
-    def of_all(parts: Sequence[Known]) -> Known:
-        """Returns what is known of a file that has the weights of several layers of a model.
+    def of_all(parts: Sequence[FamilyRules]) -> FamilyRules:
+        """Returns the rules for a file that has the weights of several layers of a model.
 
         A key is left out if each of them leaves it out. Several may have the same key.
         """
         if len(parts) == 1:
             return parts[0]
         first, *others = (part.left_out for part in parts)
-        return Known(
-            mapping={
+        return FamilyRules(
+            keys={
                 pattern: dataclasses.replace(key, repeated=True)
                 for part in parts
-                for pattern, key in part.mapping.items()
+                for pattern, key in part.keys.items()
             },
             left_out=tuple(p for p in first if all(p in other for other in others)),
             optional=tuple(p for part in parts for p in part.optional),
