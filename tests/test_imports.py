@@ -33,7 +33,6 @@ HEIGHTS = {
     2: {"tfwd._keras"},
     3: {
         "tfwd._graphs",
-        "tfwd.rates",
         "tfwd.seeds",
         "tfwd.substitute",
         "tfwd.training_flag",
@@ -43,6 +42,7 @@ HEIGHTS = {
         "tfwd.finite",
         "tfwd.pretrained",
         "tfwd.random_masks",
+        "tfwd.rates",
         "tfwd.saved_tensors",
         "tfwd.tentative",
     },

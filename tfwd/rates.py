@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfwd import _keras
+from tfwd import _graphs, _keras
 
 # A float, a tensor, a variable, or a callable from the call's number: TensorFlow has no types.
 Scalar = Any
@@ -125,8 +125,11 @@ def _try(where: str, name: str, schedule: Any) -> None:
 def read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
     """A float as it is; a variable or a schedule as a float32 scalar.
 
+    Under XLA, which drops assertions, it is NaN if it is out of range. Then the weight is NaN.
+
     Raises:
         ValueError: if a schedule returns what is no real scalar.
+        tf.errors.InvalidArgumentError: if it is out of range, except under XLA.
     """
     if is_number(value):
         return value
@@ -139,10 +142,14 @@ def read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
             value = _keras.variables.value(value)
     if fault := _fault(value):
         raise ValueError(f"{name}: a rate or deviation must be a real scalar; got {fault}")
+    value = tf.ensure_shape(tf.cast(value, tf.float32), [])
+    good = (value >= 0.0) & (value < below)
+    if _graphs.in_xla():  # which drops assertions; of NaN all that is drawn becomes NaN
+        value = tf.where(good, value, math.nan)
     # The gradient is stopped last, by which it shows that the value needs none.
-    value = tf.stop_gradient(tf.ensure_shape(tf.cast(value, tf.float32), []))
+    value = tf.stop_gradient(value)
     message = f"{name}: a rate or deviation must be at least 0 and below {below}; got"
-    tf.debugging.Assert((value >= 0.0) & (value < below), [message, value])
+    tf.debugging.Assert(good, [message, value])
     return value
 
 
