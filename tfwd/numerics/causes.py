@@ -20,7 +20,12 @@ Rule = Callable[[Evidence], Iterator[Cause]]
 
 STATE, BLOW_UP = "a state that grows from step to step", "gradients that blow up"
 
-GIVEN: list[Rule] = [given_causes.data, given_causes.weights, given_causes.labels]
+GIVEN: list[Rule] = [
+    given_causes.data,
+    given_causes.weights,
+    given_causes.arguments,
+    given_causes.labels,
+]
 COMPUTED: list[Rule] = [
     recurrent_causes.over_time,
     softmax_causes.all_masked,
