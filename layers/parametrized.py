@@ -65,7 +65,8 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
 
     Not supported: `tf.autodiff.ForwardAccumulator` in eager mode, which raises a
     NotImplementedError unless `recompute=False`; a `tf.function` around a wrapped layer that was
-    traced before `tf.recompute_grad` calls it, which draws another mask in backward.
+    traced before `tf.recompute_grad` calls it. It draws another mask in backward, and there is no
+    error: TensorFlow runs no code of the layer then. Call `tf.recompute_grad` without the layer.
 
     Example:
 
