@@ -28,6 +28,11 @@ class RelativePositions(Composite):
         initializer: of the table; a float is the deviation of a truncated normal distribution.
         **kwargs: as for any layer.
 
+    Raises:
+        ValueError: there are no buckets for larger distances: `num_buckets` is less than 4 (or 2,
+            if not bidirectional), or `max_distance` is not beyond the distances that have a bucket
+            each.
+
     Call: `layer(x, context)`, of which only the lengths count. Output: `[1, num_heads, places of x,
     places of context]`. The layer that it holds is `buckets`, an `Embedding`.
 
@@ -44,6 +49,14 @@ class RelativePositions(Composite):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        count = num_buckets // 2 if bidirectional else num_buckets
+        if count < 2 or max_distance <= count // 2:
+            least, kind = (4, "bidirectional") if bidirectional else (2, "one-directional")
+            raise ValueError(
+                f"RelativePositions '{self.name}': num_buckets={num_buckets}, max_distance="
+                f"{max_distance}: give at least {least} buckets ({kind}), and a max_distance of "
+                f"more than {max(count // 2, 1)}, up to which each distance has its own bucket"
+            )
         self.num_heads = num_heads
         self.num_buckets = num_buckets
         self.max_distance = max_distance

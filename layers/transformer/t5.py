@@ -36,6 +36,7 @@ class T5(OfIds, Published):
         scaled: whether what the head is given is divided by the root of `hidden_size`; None: if it
             is tied.
         padding_id: the id of tokens that are no text.
+        start_id: the decoder's first id, for `shifted`; None: `shifted` must be given one.
         return_all: whether all hidden states are returned.
         **kwargs: as for any layer.
 
@@ -92,6 +93,7 @@ class T5(OfIds, Published):
         max_distance: int = 128,
         initializer: Any = 0.05,
         return_all: bool = False,
+        start_id: int | None = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -107,6 +109,7 @@ class T5(OfIds, Published):
         self.tied = tied
         self.scaled = scaled
         self.padding_id = padding_id
+        self.start_id = start_id
         self.dropout = dropout
         self.epsilon = epsilon
         self.num_buckets = num_buckets
@@ -187,14 +190,24 @@ class T5(OfIds, Published):
             "decoder_hidden_states": decoded,
         }
 
-    def shifted(self, labels: tf.Tensor, start_id: int = 0) -> tf.Tensor:
+    def shifted(self, labels: tf.Tensor, start_id: int | None = None) -> tf.Tensor:
         """Returns the decoder's ids for labels: at each position the label before it.
 
         Args:
             labels: integers, `[batch, places]`. Those of -100, which losses leave out, become
                 `padding_id`, or `start_id` if there is none.
-            start_id: the id at the first position.
+            start_id: the id at the first position. By default the layer's `start_id`, which is
+                `decoder_start_token_id` of a published config.
+
+        Raises:
+            ValueError: neither the call nor the layer has an id for the first position.
         """
+        start_id = self.start_id if start_id is None else start_id
+        if start_id is None:
+            raise ValueError(
+                f"T5 '{self.name}' has no start_id, because its config has no "
+                "decoder_start_token_id: give one, as t5.shifted(labels, start_id=0)"
+            )
         padding = start_id if self.padding_id is None else self.padding_id
         labels = tf.convert_to_tensor(labels)
         labels = tf.where(tf.equal(labels, -100), tf.cast(padding, labels.dtype), labels)
