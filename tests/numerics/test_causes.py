@@ -128,6 +128,36 @@ def test_logarithm_of_zero():
     assert "exactly, where a logarithm is infinite" in report.causes[0].evidence
 
 
+class Adds(layers.Layer):
+    """Adds the root of negative numbers to the loss."""
+
+    def call(self, inputs):
+        self.add_loss(tf.reduce_mean(tf.sqrt(-tf.abs(inputs) - 1.0)))
+        return inputs
+
+
+ADDED = {
+    "regularizer": lambda: dense(
+        layers.Dense(1, name="adds", kernel_regularizer=lambda w: tf.reduce_sum(tf.math.log(w * 0)))
+    ),
+    "activity": lambda: dense(
+        layers.Dense(1, name="adds", activity_regularizer=lambda a: tf.reduce_sum(tf.sqrt(a - 1e2)))
+    ),
+    "add_loss": lambda: dense(Adds(name="adds")),
+}
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_losses_that_layers_add(kind):
+    """The loss function is not blamed: it is finite."""
+    x, y = data(2)
+    report = report_of(ADDED[kind](), x, y)
+    value = "-Inf" if kind == "regularizer" else "NaN"
+    assert report.sentence.startswith(f"loss that layer 'adds' adds: {value}, step 1")
+    assert names(report) == ["a loss that a layer adds"]
+    assert report.where == "layer adds"
+
+
 @pytest.mark.slow
 def test_targets_that_are_no_distributions():
     x, _ = data(2)

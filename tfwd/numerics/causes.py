@@ -33,6 +33,7 @@ COMPUTED: list[Rule] = [
     computed_causes.normalization,
     overflow_causes.half_precision,
     overflow_causes.blow_up,
+    loss_causes.added,
     loss_causes.loss,
     computed_causes.backward,
     computed_causes.update,

@@ -13,6 +13,7 @@ KINDS = (
     "pre-activation",
     "output",
     "prediction",
+    "added loss",
     "loss",
     "gradient",
     "weight gradient",
@@ -20,7 +21,8 @@ KINDS = (
     "update",
 )
 FORWARD = (
-    *("data", "weight", "argument", "input", "pre-activation", "output", "prediction", "loss"),
+    *("data", "weight", "argument", "input", "pre-activation", "output", "prediction"),
+    *("added loss", "loss"),
 )
 BACKWARD = ("gradient", "weight gradient")
 
@@ -96,6 +98,7 @@ class Frame(NamedTuple):
             "pre-activation": f"{layer} forward pre-activation has",
             "output": f"{layer} forward output has",
             "prediction": f"prediction '{self.name}':",
+            "added loss": f"loss that layer '{self.name}' adds:",
             "loss": f"loss {sources}{self.of_outputs}:" if self.source else "loss:",
             "gradient": f"{self._giver} has",
             "weight gradient": f"weight '{self.name}': backward gradient has",

@@ -214,7 +214,7 @@ def describe(found: Found) -> str:
     """What a frame is and what is not finite in it, in a sentence."""
     frame, detail = found.frame, found.detail
     summary = detail.summary
-    if frame.kind in ("loss", "learning rate") and summary.size == 1:
+    if frame.kind in ("added loss", "loss", "learning rate") and summary.size == 1:
         value = "NaN" if summary.nan else "+Inf" if summary.positive_inf else "-Inf"
         return f"{frame.subject} {value if summary.non_finite else detail.low}"
     if frame.kind == "argument":
