@@ -82,7 +82,8 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
     - `tf.autodiff.ForwardAccumulator` in eager mode. It raises a NotImplementedError, unless
       `recompute=False`.
     - A `tf.function` around a wrapped layer that was traced before `tf.recompute_grad` calls it. It
-      draws another mask in backward.
+      draws another mask in backward, and there is no error, because TensorFlow runs no code of the
+      layer then. Call `tf.recompute_grad` without the layer.
 
     Example:
 

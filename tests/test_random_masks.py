@@ -305,3 +305,24 @@ def test_the_half_normal_is_the_inverse_of_the_tail() -> None:
     # The polynomials were made for single precision, which ends near 5.4.
     np.testing.assert_allclose(found[sizes < 5.4], sizes[sizes < 5.4], rtol=2e-6, atol=2e-7)
     np.testing.assert_allclose(found, sizes, rtol=3e-4)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_rate_that_is_nan_gives_nan(compiled: bool) -> None:
+    """Everywhere; zeros or the tensor itself would hide it."""
+    shape, seed = (7, 9), tf.constant([1, 2])
+
+    def draw(rate: tf.Tensor) -> list[tf.Tensor]:
+        x = tf.ones(shape)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            dropped = random_masks.dropout(x, rate, seed)
+            total = tf.reduce_sum(tf.ones(shape) * dropped)
+        mixed = random_masks.mix(x, 2 * x, rate, seed)
+        return [dropped, tape.gradient(total, x), mixed, random_masks.noise(x, rate, seed)]
+
+    run = tf.function(draw, jit_compile=True) if compiled else draw
+    for found in run(tf.constant(np.nan)):
+        assert np.isnan(found.numpy()).all()
+    for found in run(tf.constant(0.25)):
+        assert np.isfinite(found.numpy()).all()

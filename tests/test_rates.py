@@ -99,3 +99,29 @@ def test_a_schedule_may_read_what_a_function_is_given() -> None:
     wrapped = layers.WeightDropout(keras.layers.Dense(2), lambda call: variable * 1.0, seed=1)
     wrapped(tf.ones([1, 3]), training=True)
     assert _keras.layers.has_weights(wrapped.layer)
+
+
+DRAWING = {
+    "dropout": lambda rate, n: layers.WeightDropout(keras.layers.Dense(n), rate, seed=1),
+    "noise": lambda rate, n: layers.VariationalNoise(keras.layers.Dense(n), rate, seed=1),
+    "mixout": lambda rate, n: layers.Mixout(keras.layers.Dense(n), rate, seed=1),
+    "locked": lambda rate, n: layers.LockedDropout(rate, seed=1),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWING)
+def test_a_rate_that_leaves_its_range_under_xla(kind: str) -> None:
+    """XLA drops the assertion; then all is NaN, and not zeros or no dropout at all."""
+    for size in (3, 300):  # a small weight and a large one
+        rate = tf.Variable(0.25)
+        layer = DRAWING[kind](rate, size)
+        x = tf.ones([1, 2, size])
+        run = tf.function(lambda x, layer=layer: layer(x, training=True), jit_compile=True)
+        run(x)
+        for value in (np.nan, -0.5, *([] if kind == "noise" else [1.0, 1.5])):
+            rate.assign(value)
+            assert np.isnan(run(x).numpy()).all(), (size, value)
+            with pytest.raises(tf.errors.InvalidArgumentError, match="must be at least 0 and"):
+                layer(x, training=True)
+        rate.assign(0.5)
+        assert np.isfinite(run(x).numpy()).all()

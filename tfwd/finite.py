@@ -28,6 +28,21 @@ def is_watching() -> bool:
     return getattr(here, "watch", None) is not None
 
 
+def look_at_argument(rule: str, good: Any, values: Any) -> None:
+    """Tells what looks at the present thread's step, if anything does, of an argument's check.
+
+    XLA drops assertions, so that the step goes on with an argument that its layer refuses.
+
+    Args:
+        rule: what the layer demands, a sentence that goes on after the layer's name.
+        good: booleans, whether each value is as it should be; or one for all.
+        values: the values.
+    """
+    watch = getattr(here, "watch", None)
+    if watch is not None:
+        watch.look_at_argument(rule, good, values)
+
+
 class Summary(NamedTuple):
     """Counts of finite and non-finite elements of a tensor, and the range of its finite values.
 

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd._graph import graphs
 
 # A float, a tensor, a variable, or a function of the training-call counter.
 Scalar = Any
@@ -139,8 +140,11 @@ def read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
         call: int64 scalar. Number of the training call.
         below: Upper limit of the value.
 
+    Under XLA, which drops assertions, it is NaN if it is out of range. Then the weight is NaN.
+
     Raises:
         ValueError: If a schedule does not return a real scalar.
+        tf.errors.InvalidArgumentError: If the value is out of range, except under XLA.
     """
     if is_number(value):
         return value
@@ -153,10 +157,14 @@ def read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
             value = _keras.variables.value(value)
     if fault := _fault(value):
         raise ValueError(f"{name}: a rate or deviation must be a real scalar; got {fault}")
+    value = tf.ensure_shape(tf.cast(value, tf.float32), [])
+    good = (value >= 0.0) & (value < below)
+    if graphs.in_xla():  # XLA removes assertions. A rate of NaN makes every draw NaN.
+        value = tf.where(good, value, math.nan)
     # `stop_gradient` is the last operation, which shows that the value needs no gradient.
-    value = tf.stop_gradient(tf.ensure_shape(tf.cast(value, tf.float32), []))
+    value = tf.stop_gradient(value)
     message = f"{name}: a rate or deviation must be at least 0 and below {below}; got"
-    tf.debugging.Assert((value >= 0.0) & (value < below), [message, value])
+    tf.debugging.Assert(good, [message, value])
     return value
 
 

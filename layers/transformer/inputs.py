@@ -12,18 +12,22 @@ from typing import Any, ClassVar
 import keras
 import tensorflow as tf
 
-from tfwd import _keras
+from tfwd import _keras, finite
 from tfwd._graph import graphs
 
 # Up to these numbers every integer is exact in the dtype.
 _WHOLE_UP_TO = {tf.float32: 2**24, tf.float64: 2**53}
+
+# Parts of a message: the rule, which begins with the layer; the next words; the values at the end.
+_Told = tuple[str, str, list[Any]]
 
 
 class Inputs:
     """Checks of the inputs of one call of a layer.
 
     Shapes and dtypes are checked immediately. Values are checked immediately in eager mode, and by
-    `tf.debugging.Assert` in a graph. XLA removes assertions: there `marked` makes the output NaN.
+    `tf.debugging.Assert` in a graph. XLA removes assertions. There `marked` makes the output NaN,
+    and a check of the step gets the name of the argument.
 
     Args:
         layer: Layer, for messages.
@@ -54,26 +58,27 @@ class Inputs:
         if like is not None:
             ids = self._of_length(name, ids, [(-1, like, 1)])
         if are_floats:
-            told = f"{self._where}: {name} must be whole numbers, but begins with"
-            whole = tf.reduce_all(tf.equal(tf.round(ids), ids))
-            ids = self._require(whole, told, [tf.reshape(ids, [-1])[:8]], ids)
+            rule = f"{self._where}: {name} must be whole numbers"
+            told = (rule, ", and begins with", [tf.reshape(ids, [-1])[:8]])
+            ids = self._require_each(tf.equal(tf.round(ids), ids), ids, told, ids)
         elif ids.dtype.size < 4:
             ids = tf.cast(ids, tf.int32)
         least, most = tf.reduce_min(ids), tf.reduce_max(ids)
-        told = f"{self._where}: {name} must be from 0 to {below - 1}, but goes from"
-        ids = self._require((least >= 0) & (most < below), told, [least, "to", most], ids)
+        rule = f"{self._where}: {name} must be from 0 to {below - 1}"
+        told = (rule, ", and goes from", [least, "to", most])
+        ids = self._require_each((ids >= 0) & (ids < below), ids, told, ids)
         return tf.cast(ids, tf.int32) if are_floats else ids
 
     def length(self, ids: tf.Tensor, most: int) -> tf.Tensor:
         """Checks that the length of token ids is at most `most`, and returns the ids."""
-        told = f"{self._where} has positions for {most} tokens"
-        advice = "shorten the texts, or set another max_length; the texts have"
+        rule = f"{self._where} has positions for {most} tokens"
+        advice = ": shorten the texts, or set another max_length; the texts have"
         length = ids.shape[1]
         if length is None:
             length = tf.shape(ids)[1]
-            return self._require(length <= most, f"{told}: {advice}", [length], ids)
+            return self._require(length <= most, (rule, advice, [length]), ids)
         if length > most:
-            raise ValueError(f"{told}: {advice} {length}")
+            raise ValueError(f"{rule}{advice} {length}")
         return ids
 
     def mask(self, name: str, mask: Any, keys: tf.Tensor, queries: tf.Tensor) -> tf.Tensor:
@@ -99,12 +104,12 @@ class Inputs:
             return mask
         zero, one = tf.zeros([], mask.dtype), tf.ones([], mask.dtype)
         zeros, ones = tf.equal(mask, zero), tf.equal(mask, one)
-        told = (
+        rule = (
             f"{self._where}: {name} must be boolean, or zeros and ones, with 1 for text. "
-            "An additive mask, (1 - mask) * -10000, is wrong: pass the mask itself. It has"
+            "An additive mask, (1 - mask) * -10000, is wrong: pass the mask itself"
         )
-        some = tf.reshape(mask, [-1])[:8]
-        return self._require(tf.reduce_all(zeros | ones), told, [some], ones)
+        told = (rule, ". It has", [tf.reshape(mask, [-1])[:8]])
+        return self._require_each(zeros | ones, mask, told, ones)
 
     def marked(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensor. Under XLA it becomes NaN if an input is wrong."""
@@ -134,7 +139,7 @@ class Inputs:
             if tensor.shape.rank is None or shape.rank is None:
                 continue
             ours, theirs = tensor.shape[axis], shape[its]
-            told = f"{self._where}: {name} must be as long as the input, but the lengths are"
+            rule = f"{self._where}: {name} must be as long as the input"
             if ours is not None and theirs is not None:
                 if ours != theirs and (axis == -1 or ours != 1):
                     raise ValueError(
@@ -143,19 +148,36 @@ class Inputs:
                     )
             elif axis == -1:  # a tensor of length 1 would be broadcast
                 ours, theirs = tf.shape(tensor)[axis], tf.shape(other)[its]
-                tensor = self._require(tf.equal(ours, theirs), told, [ours, theirs], tensor)
+                told = (rule, ", and their lengths are", [ours, theirs])
+                tensor = self._require(tf.equal(ours, theirs), told, tensor)
         return tensor
 
-    def _require(self, ok: tf.Tensor, told: str, data: list[Any], tensor: tf.Tensor) -> tf.Tensor:
+    def _require(self, ok: tf.Tensor, told: _Told, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensor if a condition holds. Otherwise raises an error, except under XLA."""
+        if graphs.in_xla():
+            finite.look_at_argument(told[0].removeprefix(self._where), ok, tf.stack(told[2]))
+        return self._checked(ok, told, tensor)
+
+    def _require_each(
+        self, good: tf.Tensor, values: tf.Tensor, told: _Told, tensor: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns the tensor if a condition holds for each value. Otherwise as `_require`."""
+        if graphs.in_xla():
+            finite.look_at_argument(told[0].removeprefix(self._where), good, values)
+        return self._checked(tf.reduce_all(good), told, tensor)
+
+    def _checked(self, ok: tf.Tensor, told: _Told, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the tensor. If a condition does not hold, raises the message or marks it."""
+        rule, tail, data = told
         if tf.executing_eagerly():
             if not ok:
-                raise ValueError(" ".join([told, *map(_text, data)]))
+                raise ValueError(" ".join([rule + tail, *map(_text, data)]))
             return tensor
         if graphs.in_xla():
             self._wrong.append(tf.logical_not(ok))
             return tensor
-        with tf.control_dependencies([tf.debugging.Assert(ok, [told, *data], summarize=8)]):
+        held = tf.debugging.Assert(ok, [rule + tail, *data], summarize=8)
+        with tf.control_dependencies([held]):
             return tf.identity(tensor)
 
 

@@ -32,9 +32,13 @@ class RelativePositions(Composite):
             distribution. Default 0.05.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
+    Raises:
+        ValueError: If there are no buckets for larger distances. This happens if `num_buckets` is
+            less than 4 (2 if not bidirectional), or if each distance up to `max_distance` has its
+            own bucket.
+
     Call: `layer(x, context)`. Only the lengths of `x` and `context` matter. Output: `[1, num_heads,
-    length
-    of x, length of context]`. Sublayer: `buckets`, an `Embedding`.
+    length of x, length of context]`. Sublayer: `buckets`, an `Embedding`.
 
     References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020).
     """
@@ -49,6 +53,14 @@ class RelativePositions(Composite):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        count = num_buckets // 2 if bidirectional else num_buckets
+        if count < 2 or max_distance <= count // 2:
+            least, kind = (4, "bidirectional") if bidirectional else (2, "one-directional")
+            raise ValueError(
+                f"RelativePositions '{self.name}': num_buckets={num_buckets}, max_distance="
+                f"{max_distance}: give at least {least} buckets ({kind}), and a max_distance of "
+                f"more than {max(count // 2, 1)}, up to which each distance has its own bucket"
+            )
         self.num_heads = num_heads
         self.num_buckets = num_buckets
         self.max_distance = max_distance

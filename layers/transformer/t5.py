@@ -37,6 +37,7 @@ class T5(TokenIdInputs, Published):
         scaled: bool. Divides the head's input by the root of `hidden_size`. Default None, for
             `tied`.
         padding_id: int. Id of padding tokens. Default 0.
+        start_id: int. The decoder's first id, for `shifted`. Default None: `shifted` needs an id.
         return_all: bool. Returns all hidden states. Default False.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
@@ -97,6 +98,7 @@ class T5(TokenIdInputs, Published):
         max_distance: int = 128,
         initializer: Any = 0.05,
         return_all: bool = False,
+        start_id: int | None = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -112,6 +114,7 @@ class T5(TokenIdInputs, Published):
         self.tied = tied
         self.scaled = scaled
         self.padding_id = padding_id
+        self.start_id = start_id
         self.dropout = dropout
         self.epsilon = epsilon
         self.num_buckets = num_buckets
@@ -192,15 +195,24 @@ class T5(TokenIdInputs, Published):
             "decoder_hidden_states": decoded,
         }
 
-    def shifted(self, labels: tf.Tensor, start_id: int = 0) -> tf.Tensor:
+    def shifted(self, labels: tf.Tensor, start_id: int | None = None) -> tf.Tensor:
         """Returns the decoder's ids for labels: at each position the previous label.
 
         Args:
             labels: Integers `[batch, length]`. Labels of -100, which losses ignore, become
-                `padding_id`, or
-                `start_id` if there is no padding id.
-            start_id: int. Id at the first position. Default 0.
+                `padding_id`, or `start_id` if there is no padding id.
+            start_id: int. Id at the first position. Default None, for the layer's `start_id`. A
+                published config calls it `decoder_start_token_id`.
+
+        Raises:
+            ValueError: If neither the call nor the layer has an id for the first position.
         """
+        start_id = self.start_id if start_id is None else start_id
+        if start_id is None:
+            raise ValueError(
+                f"T5 '{self.name}' has no start_id, because its config has no "
+                "decoder_start_token_id: give one, as t5.shifted(labels, start_id=0)"
+            )
         padding = start_id if self.padding_id is None else self.padding_id
         labels = tf.convert_to_tensor(labels)
         labels = tf.where(tf.equal(labels, -100), tf.cast(padding, labels.dtype), labels)

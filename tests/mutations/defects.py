@@ -528,15 +528,22 @@ DEFECTS = [
     Defect(
         "an additive mask is taken as a boolean one",
         "layers/transformer/inputs.py",
-        "return self._require(tf.reduce_all(zeros | ones), told, [some], ones)",
+        "return self._require_each(zeros | ones, mask, told, ones)",
         "return tf.cast(mask, tf.bool)",
         ("tests/layers/transformer/test_inputs.py",),
     ),
     Defect(
+        "a rate that is NaN under XLA drops everything",
+        "tfwd/random_masks.py",
+        "return tf.where(tf.math.is_nan(keep), float(LEVELS), keep * LEVELS)",
+        "return keep * LEVELS",
+        ("tests/test_random_masks.py", "-k", "rate_that_is_nan"),
+    ),
+    Defect(
         "token ids that are not whole are cut",
         "layers/transformer/inputs.py",
-        "whole = tf.reduce_all(tf.equal(tf.round(ids), ids))",
-        "whole = tf.constant(True)",
+        "ids = self._require_each(tf.equal(tf.round(ids), ids), ids, told, ids)",
+        "ids = self._require_each(tf.equal(ids, ids), ids, told, ids)",
         ("tests/layers/transformer/test_inputs.py",),
     ),
     Defect(

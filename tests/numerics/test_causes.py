@@ -12,6 +12,7 @@ from planting import data
 from stacks import IS_KERAS_2, SOAK_ON_KERAS_2
 
 import tfwd
+from tfwd.layers import transformer as T
 
 pytestmark = SOAK_ON_KERAS_2
 layers = keras.layers
@@ -48,6 +49,40 @@ def test_label_out_of_range():
     assert (
         "labels 7 in row 5 of the batch, and the model has 4 classes" in report.causes[0].evidence
     )
+
+
+def embedded(length):
+    ids = keras.Input((length,), dtype="int32")
+    hidden = T.Embeddings(9, 4, max_length=6, name="embeddings")(ids)
+    return keras.Model(ids, layers.Dense(1)(hidden[:, 0]))
+
+
+def test_id_outside_the_vocabulary():
+    """Under XLA, which drops the layer's error; the report says what the error would say."""
+    ids = np.arange(48).reshape(16, 3) % 9
+    ids[11, 2], ids[13, 0] = 9, -1
+    report = report_of(embedded(3), ids.astype("int32"), np.zeros((16, 1)), jit_compile=True)
+    assert report.step == 2
+    assert report.sentence.startswith(
+        "layer 'embeddings': ids must be from 0 to 8; 9 is in row 3 of the batch, position 2, and "
+        "1 more, step 2"
+    )
+    assert names(report) == ["an argument that a layer refuses"]
+    assert report.where == "layer embeddings"
+
+
+@pytest.mark.extended
+def test_mask_that_is_additive():
+    states, mask = keras.Input((3, 4)), keras.Input((3,))
+    hidden = T.SelfAttention(2, 2, 4, name="attention")(states, mask=mask)
+    model = keras.Model([states, mask], layers.Dense(1)(hidden[:, 0]))
+    masks = np.zeros((8, 3), "float32")
+    masks[4, 1] = -10000.0
+    x = [np.ones((8, 3, 4), "float32"), masks]
+    report = report_of(model, x, np.zeros((8, 1)), jit_compile=True)
+    assert report.sentence.startswith("layer 'attention': mask must be boolean, or of zeros and")
+    assert "-10000 is in row 4 of the batch, position 1, step 1" in report.sentence
+    assert names(report) == ["an argument that a layer refuses"]
 
 
 class Breaking(keras.optimizers.schedules.LearningRateSchedule):
@@ -94,6 +129,36 @@ def test_logarithm_of_zero():
     assert names(report) == ["the loss function"]
     assert report.sentence.startswith("loss 'log_loss': ")
     assert "exactly, where a logarithm is infinite" in report.causes[0].evidence
+
+
+class Adds(layers.Layer):
+    """Adds the root of negative numbers to the loss."""
+
+    def call(self, inputs):
+        self.add_loss(tf.reduce_mean(tf.sqrt(-tf.abs(inputs) - 1.0)))
+        return inputs
+
+
+ADDED = {
+    "regularizer": lambda: dense(
+        layers.Dense(1, name="adds", kernel_regularizer=lambda w: tf.reduce_sum(tf.math.log(w * 0)))
+    ),
+    "activity": lambda: dense(
+        layers.Dense(1, name="adds", activity_regularizer=lambda a: tf.reduce_sum(tf.sqrt(a - 1e2)))
+    ),
+    "add_loss": lambda: dense(Adds(name="adds")),
+}
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_losses_that_layers_add(kind):
+    """The loss function is not blamed: it is finite."""
+    x, y = data(2)
+    report = report_of(ADDED[kind](), x, y)
+    value = "-Inf" if kind == "regularizer" else "NaN"
+    assert report.sentence.startswith(f"loss that layer 'adds' adds: {value}, step 1")
+    assert names(report) == ["a loss that a layer adds"]
+    assert report.where == "layer adds"
 
 
 @pytest.mark.slow

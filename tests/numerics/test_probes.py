@@ -8,6 +8,7 @@ from planting import TRIGGERS, VALUES, Plant, counts
 from stacks import extended, quick_rows
 from tables import with_slow_rest
 
+from tfwd.layers import transformer as T
 from tfwd.numerics import Probes
 
 layers = keras.layers
@@ -275,3 +276,31 @@ def test_errors():
         probes.report()
     with probes, pytest.raises(RuntimeError, match="open already"):
         probes.__enter__()
+
+
+def test_arguments_that_a_layer_refuses():
+    """XLA drops the layer's error; a length and ids, in a function for batches of any length."""
+    embeddings = T.Embeddings(9, 4, max_length=6, name="embeddings")
+    embeddings(tf.zeros([1, 2], tf.int32))
+    probes = Probes(embeddings, weights=False)
+
+    @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([None, None], tf.int32)])
+    def run(ids):
+        with probes:
+            return embeddings(ids)
+
+    name = "layer 'embeddings'"
+    for ids, said in (
+        (np.ones((2, 6)), None),
+        (np.ones((2, 7)), f"{name} has positions for 6 tokens, and the call has 7, step 2"),
+        ([[0, 9, 1], [-4, 3, 2]], f"{name}: ids must be from 0 to 8, and the call has -4 to 9, st"),
+    ):
+        result = run(tf.constant(ids, tf.int32)).numpy()
+        report = probes.report()
+        assert np.isnan(result).all() == (said is not None)
+        if said is None:
+            assert report.first is None
+            assert {one.frame.kind for one in report.found} == {"input", "output"}
+        else:
+            assert report.sentence.startswith(said)
+            assert [cause.name for cause in report.causes] == ["an argument that a layer refuses"]

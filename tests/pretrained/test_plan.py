@@ -1,5 +1,6 @@
 """Plans: all errors are reported at once, before anything is assigned."""
 
+import difflib
 import tracemalloc
 
 import keras
@@ -106,6 +107,42 @@ def test_all_errors_come_at_once(folder):
         ignore=["morr"],
         allow_missing=["layer_7/.*"],
     )
+
+
+def test_hints_do_not_grow_with_the_square_of_the_layers(tmp_path, monkeypatch):
+    """Wrong names are compared with all names, so only those that a message shows are."""
+    own, asked = difflib.get_close_matches, []
+
+    def counted(word, *args, **kwargs):
+        asked.append(word)
+        return own(word, *args, **kwargs)
+
+    monkeypatch.setattr(difflib, "get_close_matches", counted)
+    counts = []
+    for number in (12, 48):
+        tensors = {f"part.{i}.kernl": np.zeros((2, 2), "float32") for i in range(number)}
+        save_file(tensors, tmp_path / "model.safetensors")
+        inputs = keras.Input((2,))
+        parts = [layers.Dense(2, use_bias=False, name=f"part_{i}") for i in range(number)]
+        model = keras.Model(inputs, [part(inputs) for part in parts])
+        wrong = {f"prat_{i}": f"part.{i}" for i in range(number)}
+        asked.clear()
+        made = plan(
+            model,
+            tmp_path,
+            mapping={r"part_(\d+)": r"part.\1", **wrong},
+            ignore=list(wrong),
+            allow_missing=list(wrong),
+        )
+        with pytest.raises(PlanError) as caught:
+            made.check()
+        counts.append(len(asked))
+        said = str(caught.value)
+        assert "no key 'part.3.weight' in the file; nearest: part.3.kernl" in said
+        assert "'prat_3' fits no variable and no layer; nearest: part_3" in said
+        assert said.count("; nearest: ") == 30  # ten of each kind
+        assert len(made.problems()) == 5 * number
+    assert counts[0] == counts[1] == 50
 
 
 def test_a_mapping_that_fits_nothing_of_a_layer_without_a_path(folder):

@@ -49,7 +49,8 @@ def keep_probability(rate: float | tf.Tensor) -> float | tf.Tensor:
         rate: float or scalar tensor. Drop rate in [0, 1).
 
     Returns:
-        A float for a float, a float32 scalar for a tensor.
+        A float for a float, a float32 scalar for a tensor. It is NaN for a tensor that is NaN: then
+        `dropout`, `mix` and `noise` return NaN, and a mask is True.
 
     Example:
 
@@ -58,8 +59,9 @@ def keep_probability(rate: float | tf.Tensor) -> float | tf.Tensor:
     """
     if isinstance(rate, (int, float)):
         return min(max(round((1.0 - rate) * LEVELS), 1), LEVELS) / LEVELS
-    levels = tf.round((1.0 - tf.cast(rate, tf.float32)) * LEVELS)
-    return tf.clip_by_value(levels, 1.0, float(LEVELS)) / LEVELS
+    rate = tf.cast(rate, tf.float32)
+    keep = tf.clip_by_value(tf.round((1.0 - rate) * LEVELS), 1.0, float(LEVELS)) / LEVELS
+    return tf.where(tf.math.is_nan(rate), rate, keep)
 
 
 def mask(shape: xxh32.Shape, rate: float | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -193,7 +195,7 @@ def mix(
         start = tf.cast(reference, wide)
         moved = start + _small_drop(tf.cast(tensor, wide) - start, kept, keep)
         result = tf.cast(moved, tensor.dtype)
-        return result if isinstance(keep, float) else tf.where(keep < 1.0, result, tensor)
+        return result if isinstance(keep, float) else tf.where(keep >= 1.0, tensor, result)
     keep = tf.cast(keep_probability(rate), tf.float32)
     if graphs.in_branch():
         return _run(_mix, tensor, tf.stop_gradient(keep), seed, rows, noise_shape, reference)
@@ -243,7 +245,7 @@ def noise(
         if isinstance(stddev, (int, float)) and stddev > 0:
             return noisy
         # Adding 0.0 would turn -0.0 into 0.0.
-        return tf.where(tf.cast(stddev, wide) > 0, noisy, tensor)
+        return tf.where(tf.cast(stddev, wide) <= 0, tensor, noisy)
     stddev = tf.cast(stddev, wide)
     if graphs.in_branch():
         return _run(_noise, tensor, tf.stop_gradient(stddev), seed, rows, None)
@@ -294,7 +296,7 @@ def _small_kept(shape: xxh32.Shape, keep: float | tf.Tensor, seed: tf.Tensor) ->
     if isinstance(keep, float):
         last = constant(round(keep * LEVELS) * LEVELS - (1 << 31) - 1, tf.int32)
     else:
-        levels = tf.cast(keep * LEVELS, tf.int64)
+        levels = tf.cast(_levels(keep), tf.int64)
         last = tf.cast(levels * LEVELS - (1 << 31) - 1, tf.int32)
     return tf.raw_ops.LessEqual(x=_small_words(shape, seed, tf.int32), y=last)
 
@@ -316,7 +318,12 @@ def _kept(counters: list[tf.Tensor], keep: tf.Tensor, seed: tf.Tensor) -> tf.Ten
     levels = tf.bitcast(
         tf.bitwise.right_shift(xxh32.words(counters, seed), xxh32.constant(16)), tf.int32
     )
-    return levels < tf.cast(keep * LEVELS, tf.int32)
+    return levels < tf.cast(_levels(keep), tf.int32)
+
+
+def _levels(keep: tf.Tensor) -> tf.Tensor:
+    """How many of the levels keep an entry: all if the probability is NaN, so that NaN goes on."""
+    return tf.where(tf.math.is_nan(keep), float(LEVELS), keep * LEVELS)
 
 
 def _scale(keep: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -397,7 +404,7 @@ def _mix(
     start = tf.cast(reference, wide)
     moved = start + (tf.cast(tensor, wide) - start) * _scale(keep, wide)
     mixed = tf.cast(tf.where(kept, moved, start), tensor.dtype)
-    return tf.where(keep < 1.0, mixed, tensor)
+    return tf.where(keep >= 1.0, tensor, mixed)
 
 
 def _noise(
@@ -411,7 +418,7 @@ def _noise(
     wide = stddev.dtype
     noisy = tf.cast(tensor, wide) + stddev * _normal(counters, wide, seed)
     # Adding 0.0 would turn -0.0 into 0.0.
-    return tf.where(stddev > 0, tf.cast(noisy, tensor.dtype), tensor)
+    return tf.where(stddev <= 0, tensor, tf.cast(noisy, tensor.dtype))
 
 
 def _shape_of(tensor: tf.Tensor, rows: tf.Tensor | None) -> xxh32.Shape:

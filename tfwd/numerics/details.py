@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -103,12 +104,28 @@ def _look(values: tf.Tensor) -> Detail:
     )
 
 
+def of_argument(detail: Detail, values: tf.Tensor) -> Detail:
+    """A close look at an argument, with its values and the range of those that are wrong.
+
+    Args:
+        detail: what is found in the values if the wrong ones are NaN.
+        values: the values, and the same with NaN for the wrong ones.
+    """
+    wrong = look(tf.where(tf.math.is_nan(values[1]), values[0], math.nan))
+    return detail._replace(low=wrong.low, high=wrong.high, values=values)
+
+
 PACKED = 11  # numbers in what `packed` returns
 
 
-def packed(tensor: Any) -> tf.Tensor:
-    """A close look at a tensor in a float64 vector, which a variable of one shape can hold."""
+def packed(tensor: Any, argument: tf.Tensor | None = None) -> tf.Tensor:
+    """A close look at a tensor in a float64 vector, which a variable of one shape can hold.
+
+    With `argument`, the values as in `of_argument`, the range is that of the wrong ones.
+    """
     detail = look(tensor)
+    if argument is not None:
+        detail = of_argument(detail, argument)
     first = tf.constant(-1, tf.int64)
     rank = (tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor).shape.rank or 0
     if rank >= 3:

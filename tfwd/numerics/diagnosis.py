@@ -19,7 +19,7 @@ from tfwd.numerics.causes.loss_outputs import loss_name
 from tfwd.numerics.causes.loss_rows import parts
 from tfwd.numerics.causes.search import likely
 from tfwd.numerics.checked_step import CheckedStep
-from tfwd.numerics.details import Detail, look
+from tfwd.numerics.details import Detail, look, of_argument
 from tfwd.numerics.frames import Frame, named
 from tfwd.numerics.report import Found, Report
 
@@ -95,6 +95,8 @@ class Diagnosis:
 
 def _measure(frame: Frame, tensor: Any, sequence: Any) -> Detail:
     detail = look(tensor)
+    if frame.kind == "argument":
+        return of_argument(detail, sequence)
     if frame.kind == "prediction":  # which the loss is computed of again, row by row
         detail = detail._replace(values=tensor)
     return detail if sequence is None else detail._replace(steps=look(sequence).steps)

@@ -8,17 +8,22 @@ from typing import Any, NamedTuple
 KINDS = (
     "data",
     "weight",
+    "argument",
     "input",
     "pre-activation",
     "output",
     "prediction",
+    "added loss",
     "loss",
     "gradient",
     "weight gradient",
     "learning rate",
     "update",
 )
-FORWARD = ("data", "weight", "input", "pre-activation", "output", "prediction", "loss")
+FORWARD = (
+    *("data", "weight", "argument", "input", "pre-activation", "output", "prediction"),
+    *("added loss", "loss"),
+)
 BACKWARD = ("gradient", "weight gradient")
 
 
@@ -34,6 +39,8 @@ class Frame(NamedTuple):
             names of the loss functions.
         outputs: of a loss, the model's outputs that it is of, where they are known among several.
         call: of a layer that is called several times in a step, which call it is, from 1.
+        rule: of a layer's argument that the layer checks, what the layer demands. The tensor is NaN
+            where the argument is wrong.
     """
 
     kind: str
@@ -43,6 +50,7 @@ class Frame(NamedTuple):
     source: tuple[str, ...] = ()
     call: int = 1
     outputs: tuple[str, ...] = ()
+    rule: str = ""
 
     @property
     def direction(self) -> str:
@@ -85,10 +93,12 @@ class Frame(NamedTuple):
         return {
             "data": f"data '{self.name}':",
             "weight": f"weight '{self.name}':",
+            "argument": f"{layer.removesuffix(':')}{self.rule}",
             "input": f"{layer} forward input has",
             "pre-activation": f"{layer} forward pre-activation has",
             "output": f"{layer} forward output has",
             "prediction": f"prediction '{self.name}':",
+            "added loss": f"loss that layer '{self.name}' adds:",
             "loss": f"loss {sources}{self.of_outputs}:" if self.source else "loss:",
             "gradient": f"{self._giver} has",
             "weight gradient": f"weight '{self.name}': backward gradient has",

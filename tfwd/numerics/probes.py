@@ -21,7 +21,7 @@ from tfwd.numerics.report import Found, Report
 from tfwd.numerics.watch import Watch
 
 _KINDS = {
-    "inputs": ("input",),
+    "inputs": ("argument", "input"),
     "outputs": ("pre-activation", "output"),
     "weights": ("weight",),
     "gradients": ("gradient", "weight gradient"),
@@ -253,7 +253,7 @@ class _ProbingWatch(Watch):
         present.numbers.append(numbers)
 
         def looked() -> tf.Tensor:
-            numbers.assign(packed(tensor))
+            numbers.assign(packed(tensor, sequence))
             return tf.constant(True)
 
         if self._probes.every == 1:

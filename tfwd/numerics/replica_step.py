@@ -106,7 +106,26 @@ class ReplicaStep:
         """Looks at a loss, and closely at what it is computed of."""
         for name, tensor in named("y_pred", predictions) if self._step.dry else []:
             self.watch.look("prediction", name, tensor)
+        if self._step.dry:
+            self._look_at_added_losses()
         self.watch.look("loss", "loss", loss)
+
+    def _look_at_added_losses(self) -> None:
+        """Looks at what layers add to the loss: by `add_loss` and by regularizers."""
+        model = self._step.model
+        for layer in _keras.layers.all_layers(model):
+            if layer is model or _keras.layers.sublayers(layer):  # whose losses are of many layers
+                continue
+            # (Of a layer that runs in a function of its own they cannot be used here.)
+            here = _keras.present_graph()
+            losses = [
+                one
+                for one in layer.losses
+                if isinstance(one, tf.Tensor) and getattr(one, "graph", None) is here
+            ]
+            if losses:
+                added = tf.add_n([tf.cast(one, tf.float32) for one in losses])
+                self.watch.look("added loss", layer.name, added, layer, call=1)
 
     def before_update(
         self, optimizer: Any, grads: list[Any], variables: list[Any]

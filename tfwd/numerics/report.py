@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tfwd.numerics.details import Detail
 from tfwd.numerics.frames import BACKWARD, KINDS, Frame
 
@@ -76,7 +78,7 @@ class Report:
         # (A stable order: within a kind, that of computation.)
         ahead = ("data", "weight")
         self.found = sorted(
-            found,
+            (one for one in found if one.frame.kind != "argument" or not one.is_finite),
             key=lambda one: KINDS.index(one.frame.kind) if one.frame.kind in ahead else len(KINDS),
         )
         self.causes = list(causes)
@@ -212,14 +214,30 @@ def describe(found: Found) -> str:
     """What a frame is and what is not finite in it, in a sentence."""
     frame, detail = found.frame, found.detail
     summary = detail.summary
-    if frame.kind in ("loss", "learning rate") and summary.size == 1:
+    if frame.kind in ("added loss", "loss", "learning rate") and summary.size == 1:
         value = "NaN" if summary.nan else "+Inf" if summary.positive_inf else "-Inf"
         return f"{frame.subject} {value if summary.non_finite else detail.low}"
+    if frame.kind == "argument":
+        return frame.subject + _wrong_values(detail)
     text = f"{frame.subject} {summary}"
     is_state = frame.kind in ("input", "pre-activation", "output") and is_recurrent(frame)
     if is_state and detail.steps.any():
         text += f", first at time step {int(detail.steps.argmax())}"
     return text
+
+
+def _wrong_values(detail: Detail) -> str:
+    """What is wrong with an argument, after the rule that it breaks."""
+    values = np.asarray(detail.values)
+    if values.ndim < 3:  # lengths, or only the range of the wrong values is known
+        low, high = f"{detail.low:.9g}", f"{detail.high:.9g}"
+        return f", and the call has {low}{f' to {high}' if high != low else ''}"
+    places = np.argwhere(np.isnan(values[1]))
+    row, *rest = places[0]
+    others = f", and {len(places) - 1} more" if len(places) > 1 else ""
+    place = ", ".join(map(str, rest))
+    value = f"{values[0][tuple(places[0])]:.9g}"
+    return f"; {value} is in row {row} of the batch, position {place}{others}"
 
 
 def is_recurrent(frame: Frame) -> bool:

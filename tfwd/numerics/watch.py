@@ -8,6 +8,7 @@ branch or in a function of its own is not looked into: its own inputs and output
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -44,7 +45,8 @@ class Watch:
         model: its layers are watched, and those in them.
         record: called with a `Frame` and the tensor for each that is to be looked at; with a third
             argument, of a recurrent layer that gives its last output alone: its outputs at all
-            time steps, `None` where they are not known.
+            time steps, `None` where they are not known. Of a layer's argument: its values, and the
+            same with NaN for the wrong ones.
         ignores: whether a frame is not to be looked at.
         closely: also what can only be finite if what is looked at otherwise is: what layers that
             move elements give, and the gradients between layers of Keras. These pass on what is not
@@ -62,6 +64,7 @@ class Watch:
         self._ignores = ignores
         self._graph = _keras.present_graph()
         self._path: list[str] = []
+        self._kinds_of_layers: list[str] = []
         self._leaf = 0
         self._backward = 0
         self._has_loss = False  # since gradients were made last
@@ -112,6 +115,19 @@ class Watch:
             if not self._ignores(frame):
                 self._record(frame, tensor, sequence)
 
+    def look_at_argument(self, rule: str, good: Any, values: Any) -> None:
+        """Looks closely at an argument that the present layer has checked; see `tfwd.finite`."""
+        if not self._closely or self._leaf or self._backward or not self.looks_here():
+            return
+        values = tf.cast(values, tf.float64)
+        path = "/".join(self._path) or self.model.name
+        kind_of_layer = [type(self.model).__name__, *self._kinds_of_layers][-1]
+        call = self._calls.get(path, 1)
+        frame = Frame("argument", path, kind_of_layer, "float64", call=call, rule=rule)
+        if not self._ignores(frame):
+            checked = tf.where(good, values, tf.constant(math.nan, tf.float64))
+            self._record(frame, checked, tf.stack([values, checked]))
+
     def _followers_of(self, path: str) -> tuple[str, ...]:
         """The layers that take a layer's output, but not the models that these are in."""
         found = list(dict.fromkeys(self.followers.get(path, ())))
@@ -139,6 +155,7 @@ class Watch:
         if layer is self.model or id(layer) not in self._known:  # (as what is in a Sequential)
             return own(*args, **kwargs)
         self._path.append(layer.name)
+        self._kinds_of_layers.append(type(layer).__name__)
         path = "/".join(self._path)
         self._calls[path] = self._calls.get(path, 0) + 1
         # A wrapper of tfwd's runs its layer by functions of its own, some of them twice.
@@ -153,6 +170,7 @@ class Watch:
         finally:
             self._leaf -= leaf
             self._path.pop()
+            self._kinds_of_layers.pop()
         moves = type(layer).__name__ in MOVES and _is_of_keras(layer)
         look = self._closely or not (swallows or moves)
         return tf.nest.map_structure(

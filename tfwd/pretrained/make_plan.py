@@ -14,7 +14,7 @@ from tfwd.paths import compiled, matches
 from tfwd.pretrained.key_rules import FamilyRules, Key, Mapped, Rules, candidates, ends, find_prefix
 from tfwd.pretrained.layouts import Layout, doubt, layout_of
 from tfwd.pretrained.patterns import Patterns
-from tfwd.pretrained.plan import Plan, Step, nearest
+from tfwd.pretrained.plan import Plan, Step, hints
 from tfwd.pretrained.sources.base import Entry, Source
 from tfwd.pretrained.sources.opening import open_source
 from tfwd.pretrained.targets import Target, paths_of, targets_of
@@ -142,10 +142,9 @@ class _Planning:
         for pattern in family_rules.optional if family_rules else ():
             if pattern in self._lacking:
                 self._left_out.append(self._lacking.pop(pattern))
-        paths = {end for target in targets for end in (target.path, _layer(target.path))}
+        hint = hints({end for target in targets for end in (target.path, _layer(target.path))})
         self._mistakes += [
-            f"mapping: {pattern!r} fits no variable and no layer"
-            f"{nearest(pattern, paths) or _there(targets)}"
+            f"mapping: {pattern!r} fits no variable and no layer{hint(pattern) or _there(targets)}"
             for pattern in rules.unused()
         ]
         if prefix and not any(key.startswith(prefix) for key in source.entries):
@@ -159,11 +158,11 @@ class _Planning:
 
     def plan(self, ignore: list[str], allow_missing: list[str], strict: bool) -> Plan:
         steps: list[Step] = []
-        missing: dict[str, str] = {}
+        lacking: list[Target] = []
         for target in self._targets:
             step = self._step(target)
             if step is None:
-                missing[target.path] = self._looked_for(target)
+                lacking.append(target)
             else:
                 steps.append(step)
         self._check_claims(steps)
@@ -173,17 +172,16 @@ class _Planning:
         left_out = self._meant(self._left_out)
         known = {key for key in rest if left_out(key) or self._is_buffer(key)}
         paths = [target.path for target in self._targets]
-        allowed = [path for path in missing if _any(allow_missing, path)]
+        allowed = [target.path for target in lacking if _any(allow_missing, target.path)]
+        hint = hints(paths)
         for pattern in allow_missing:
             if not _any([pattern], *paths):
-                self._mistakes.append(
-                    f"allow_missing: {pattern!r} fits no variable{nearest(pattern, paths)}"
-                )
+                self._mistakes.append(f"allow_missing: {pattern!r} fits no variable{hint(pattern)}")
         return Plan(
             model=self._model,
             source=self._source.path,
             steps=steps,
-            missing=missing,
+            missing=self._missing(lacking, set(allowed)),
             allowed=allowed,
             unexpected=[key for key in rest if key not in ignored and key not in known],
             left_out=[key for key in rest if key in ignored or key in known],
@@ -258,12 +256,17 @@ class _Planning:
         name = key.rpartition(".")[2]
         return name in _BUFFERS and "int" in self._source.entries[key].dtype
 
-    def _looked_for(self, target: Target) -> str:
-        """What is said of a variable that the file does not have."""
-        if target.path not in self._choices:
-            return "is given no key by the mapping"
-        name = self._prefix + next(iter(self._choices[target.path][1]))
-        return f"has no key '{name}' in the file{nearest(name, self._source.entries)}"
+    def _missing(self, lacking: list[Target], allowed: set[str]) -> dict[str, str]:
+        """Returns what is said of each variable that the file does not have."""
+        hint = hints(self._source.entries)
+        said: dict[str, str] = {}
+        for path in (target.path for target in lacking):
+            if path not in self._choices:
+                said[path] = "is given no key by the mapping"
+                continue
+            name = self._prefix + next(iter(self._choices[path][1]))
+            said[path] = f"has no key '{name}' in the file{'' if path in allowed else hint(name)}"
+        return said
 
     def _check_claims(self, steps: list[Step]) -> None:
         """Notes keys that two variables take, unless both may."""
@@ -296,8 +299,9 @@ class _Planning:
             if numbers := meant(key):
                 found.add(key)
                 used |= numbers
+        hint = hints(keys)
         self._mistakes += [
-            f"{what}: {pattern!r} fits no key{nearest(pattern, keys)}"
+            f"{what}: {pattern!r} fits no key{hint(pattern)}"
             for i, pattern in enumerate(patterns)
             if i not in used
         ]

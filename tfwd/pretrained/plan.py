@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -56,6 +57,7 @@ class Plan:
         source: the path of the file.
         steps: what becomes what, in the model's order.
         missing: paths of variables for which the file has nothing, each with what was looked for.
+            The first ten that may not be missing have the nearest keys, too.
         allowed: those of them that may be missing.
         unexpected: keys of the file that no variable takes.
         left_out: keys that are of parts the model does not have, or are ignored.
@@ -78,7 +80,10 @@ class Plan:
     entries: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
 
     def problems(self) -> list[str]:
-        """All reasons for which it cannot be applied, a sentence each."""
+        """All reasons for which it cannot be applied, a sentence each.
+
+        Of each kind the first ten have the nearest names.
+        """
         return [problem for group in self._problems() for problem in group]
 
     def check(self) -> None:
@@ -112,9 +117,8 @@ class Plan:
         allowed = set(self.allowed)
         missing = [f"'{path}' {what}" for path, what in self.missing.items() if path not in allowed]
         paths = [*(step.target.path for step in self.steps), *self.missing]
-        unexpected = [
-            f"key '{key}' is no variable's{nearest(key, paths)}" for key in self.unexpected
-        ]
+        hint = hints(paths)
+        unexpected = [f"key '{key}' is no variable's{hint(key)}" for key in self.unexpected]
         return [self.mistakes, missing, unexpected]
 
     def apply(self, allow_overflow: bool = False) -> Plan:
@@ -209,7 +213,19 @@ def _changes(before: Mapping[str, Entry], now: Mapping[str, Entry]) -> Iterator[
     yield from (f"key '{key}' is new" for key in now if key not in before)
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The names that are most alike, for a message."""
-    found = difflib.get_close_matches(name, list(names), n=2, cutoff=0.5)
-    return f"; nearest: {', '.join(found)}" if found else ""
+def hints(names: Iterable[str]) -> Callable[[str], str]:
+    """Returns a function from a wrong name to a hint: which of some names are most alike.
+
+    A hint compares the wrong name with all names. Only the first `SHOWN` wrong names get one, as
+    many as a message shows: if all keys of a file are wrong, the time grows with their number, and
+    not with its square.
+    """
+    candidates, given = list(names), itertools.count()
+
+    def hint(name: str) -> str:
+        if next(given) >= SHOWN:
+            return ""
+        found = difflib.get_close_matches(name, candidates, n=2, cutoff=0.5)
+        return f"; nearest: {', '.join(found)}" if found else ""
+
+    return hint

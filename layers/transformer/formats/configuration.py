@@ -24,8 +24,10 @@ _NOT_HERE = {
     "pruned_heads": ({}, None),
     "inner_group_num": (1, None),
 }
-_AT_LEAST_0 = {"type_vocabulary_size", "padding_id", "padding_position"}
-_MAY_BE_NONE = {"num_decoder_layers", "padding_id", "padding_position", "embedding_size"}
+_AT_LEAST_0 = {"type_vocabulary_size", "padding_id", "padding_position", "start_id"}
+_MAY_BE_NONE = {
+    *("num_decoder_layers", "padding_id", "padding_position", "embedding_size", "start_id"),
+}
 _REAL = {"dropout", "attention_dropout", "epsilon", "initializer"}
 # Arguments that shapes of weights do not determine, but that change what a model computes.
 _NOT_IN_SHAPES = (

@@ -79,6 +79,7 @@ T5 = T5Family(
         "dropout": ("dropout_rate", 0.1),
         "epsilon": ("layer_norm_epsilon", 1e-6),
         "padding_id": ("pad_token_id", 0),
+        "start_id": ("decoder_start_token_id", 0),
     },
     rules={
         **_layers(

@@ -201,6 +201,29 @@ def test_labels_that_losses_leave_out_are_padding_for_the_decoder():
     np.testing.assert_array_equal(t5.shifted(tf.constant(labels[:1]), 5), [[5, 8, 9, 1, 5]])
 
 
+def test_the_decoder_starts_with_the_id_of_the_config():
+    """As in Hugging Face's `_shift_right`."""
+    sizes = {"vocab_size": 20, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 1, "num_heads": 2}
+    config = {"model_type": "t5", **sizes, "pad_token_id": 3}
+    labels = np.array([[8, 9, -100], [7, 1, 6]])
+    t5 = T.T5.from_config({**config, "decoder_start_token_id": 2})
+    np.testing.assert_array_equal(t5.shifted(labels), [[2, 8, 9], [2, 7, 1]])
+    np.testing.assert_array_equal(t5.shifted(labels, 4), [[4, 8, 9], [4, 7, 1]])
+    again = T.T5.from_config(t5.get_config())
+    np.testing.assert_array_equal(again.shifted(labels), [[2, 8, 9], [2, 7, 1]])
+    with pytest.raises(ValueError, match="has no start_id, because its config has no decoder_st"):
+        T.T5.from_config({**config, "decoder_start_token_id": None}).shifted(labels)
+
+
+@pytest.mark.parametrize(
+    "numbers", [(3, 9, True), (1, 9, False), (32, 8, True), (32, 16, False), (32, -1, False)]
+)
+def test_distances_that_have_no_bucket(numbers):
+    buckets, distance, both = numbers
+    with pytest.raises(ValueError, match=f"num_buckets={buckets}, max_distance={distance}: give"):
+        T.RelativePositions(2, buckets, distance, both)
+
+
 def bert(**further):
     sizes = {**SIZES, "max_length": 8}
     return T.Bert(20, num_layers=2, **{**sizes, **further})

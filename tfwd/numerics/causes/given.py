@@ -13,7 +13,7 @@ from tfwd._keras import training as _keras_training
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.loss_outputs import loss_name, outputs
 from tfwd.numerics.details import places, rows_of
-from tfwd.numerics.report import Cause
+from tfwd.numerics.report import Cause, describe
 
 
 def data(evidence: Evidence) -> Iterator[Cause]:
@@ -64,6 +64,19 @@ def weights(evidence: Evidence) -> Iterator[Cause]:
         f"{names}{more} are not finite before the step. {when}",
         "load an earlier checkpoint, and test each file with numpy.isfinite before training.",
     )
+
+
+def arguments(evidence: Evidence) -> Iterator[Cause]:
+    """Ids, masks and lengths that a layer refuses, which XLA does not turn into an error."""
+    for one in evidence.bad("argument")[:3]:
+        yield Cause(
+            "an argument that a layer refuses",
+            f"{describe(one)[0].upper()}{describe(one)[1:]}. Without jit_compile the layer raises "
+            "an error. XLA drops such errors: there the layer's output is NaN.",
+            "look at how the batch is made. Ids must come from the tokenizer of this very model, a "
+            "mask has 1 where there is text and 0 where there is padding, and longer texts are "
+            "cut.",
+        )
 
 
 def learning_rate(evidence: Evidence) -> Iterator[Cause]:

@@ -20,6 +20,27 @@ def loss(evidence: Evidence) -> Iterator[Cause]:
         yield from _of_one(part)
 
 
+def added(evidence: Evidence) -> Iterator[Cause]:
+    """A loss that a layer adds is the first: of a regularizer, or by `add_loss`."""
+    first = evidence.first
+    if first.frame.kind != "added loss":
+        return
+    name, is_nan = first.frame.name, bool(first.detail.summary.nan)
+    ranges = [
+        f"'{one.frame.label}' {one.detail.low:.3g} to {one.detail.high:.3g}"
+        for one in evidence.of("weight", "output")
+        if name in one.frame.name.split("/")
+    ]
+    shown = f" Ranges: {', '.join(ranges[:4])}." if ranges else ""
+    yield Cause(
+        "a loss that a layer adds",
+        f"All that the model computes is finite, and what layer '{name}' adds to the loss is "
+        f"{'NaN' if is_nan else 'infinite'}.{shown}",
+        "look at the layer's regularizers and at its add_loss: clip what a logarithm or a root is "
+        "taken of, add a small number to what is divided by.",
+    )
+
+
 def _of_one(evidence: Evidence) -> Iterator[Cause]:
     """The loss of one output, or of all where it is not known which."""
     first = evidence.first

@@ -12,7 +12,7 @@ Rule = Callable[[Evidence], Iterator[Cause]]
 
 STATE, BLOW_UP = "a state that grows from step to step", "gradients that blow up"
 
-GIVEN: list[Rule] = [given.data, given.weights, given.labels]
+GIVEN: list[Rule] = [given.data, given.weights, given.arguments, given.labels]
 COMPUTED: list[Rule] = [
     recurrent.over_time,
     softmax.all_masked,
@@ -20,6 +20,7 @@ COMPUTED: list[Rule] = [
     computed.normalization,
     overflow.half_precision,
     overflow.blow_up,
+    losses.added,
     losses.loss,
     computed.backward,
     computed.update,
