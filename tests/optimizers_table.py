@@ -9,10 +9,13 @@ import tensorflow as tf
 
 from tfwd import _keras
 
+# Older releases of Keras have no Muon, or a Muon with one decay.
+MUON = getattr(keras.optimizers, "Muon", None)
+MUON_HAS_TWO_DECAYS = bool(MUON) and "adam_weight_decay" in inspect.signature(MUON).parameters
 # Optimizers that decay by default need an argument that turns decay off.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "AdamW": {"weight_decay": 0.0},
-    "Muon": {"weight_decay": 0.0, "adam_weight_decay": 0.0},
+    "Muon": {"weight_decay": 0.0, **({"adam_weight_decay": 0.0} if MUON_HAS_TWO_DECAYS else {})},
 }
 WRAPPERS = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}
 NAMES = sorted(

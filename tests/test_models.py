@@ -210,8 +210,12 @@ def test_an_input_that_may_be_left_out_still_may() -> None:
     inputs = [keras.Input((6,), name="x"), keras.Input((6,), name="more", optional=True)]
     hidden = keras.layers.Dense(6, name="dense")(Added()(*inputs))
     model = keras.Model(inputs, hidden)
+    try:
+        expected = model([X, None])
+    except ValueError:
+        pytest.skip("this release of Keras accepts None in dicts only")
     dropped = tfwd.parametrize(model, {"dense/kernel": P.Dropout(0.5)}, seed=1)
-    np.testing.assert_array_equal(dropped([X, None]), model([X, None]))
+    np.testing.assert_array_equal(dropped([X, None]), expected)
     kernel = dropped.get_layer("dense").effective_weights(0)["kernel"]
     np.testing.assert_allclose(dropped([X, None], training=True), X @ kernel, rtol=1e-5, atol=1e-6)
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import make, model, tf_variable, values, variables
+from optimizers_table import MUON_HAS_TWO_DECAYS, make, model, tf_variable, values, variables
 from stacks import IS_KERAS_2
 
 from tfwd._keras import wrapped_optimizers
@@ -32,13 +32,13 @@ def test_what_decays_already_is_refused(inner):
         DecoupledWeightDecay(inner(), 0.1)
 
 
-@pytest.mark.skipif(not hasattr(keras.optimizers, "Muon"), reason="of later releases of Keras")
+@pytest.mark.skipif(not MUON_HAS_TWO_DECAYS, reason="later releases of Keras have it")
 def test_the_other_decay_of_muon_is_noticed():
     with pytest.raises(ValueError, match=r"Muon .*\(adam_weight_decay=0.004\)"):
         DecoupledWeightDecay(keras.optimizers.Muon(weight_decay=0.0), 0.1)
 
 
-@pytest.mark.skipif(not hasattr(keras.optimizers, "Muon"), reason="of later releases of Keras")
+@pytest.mark.skipif(not MUON_HAS_TWO_DECAYS, reason="later releases of Keras have it")
 def test_both_decays_of_muon_are_named_at_once():
     words = r"set its weight_decay and its adam_weight_decay to 0|adam_weight_decay and its weight_"
     with pytest.raises(ValueError, match=words) as raised:

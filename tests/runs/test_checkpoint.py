@@ -186,7 +186,7 @@ def test_a_checkpoint_is_written_where_folders_cannot_be_opened(checkpoints, mon
     opened, synced = os.open, os.fsync
 
     def windows_open(path, flags, *rest, **place):
-        if not place and os.path.isdir(path):  # with this argument Python removes a folder
+        if os.path.isdir(path):
             raise PermissionError(13, "Permission denied", str(path))
         return opened(path, flags, *rest, **place)
 
@@ -195,6 +195,7 @@ def test_a_checkpoint_is_written_where_folders_cannot_be_opened(checkpoints, mon
             raise OSError(9, "Bad file descriptor")
         synced(descriptor)
 
+    monkeypatch.setattr(shutil, "_use_fd_functions", False)  # as on Windows
     monkeypatch.setattr(os, "open", windows_open)
     monkeypatch.setattr(os, "fsync", windows_fsync)
     with pytest.raises(UserError, match="Permission denied|Bad file descriptor"):
