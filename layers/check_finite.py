@@ -62,15 +62,14 @@ class CheckFinite(keras.layers.Layer):
             "raise".
 
     Example:
+        >>> import tensorflow as tf
+        >>> from tfwd import layers
+        >>> check = layers.CheckFinite(action="count", name="scores")
+        >>> y = check(tf.constant([[1.0, float("nan")], [2.0, float("inf")]]))
+        >>> check.report()
+        "layer 'scores': forward pass has 50.00 % non-finite elements (1 NaN, 1 +Inf, 0 -Inf of 4)"
 
-    >>> import tensorflow as tf
-    >>> from tfwd import layers
-    >>> check = layers.CheckFinite(action="count", name="scores")
-    >>> y = check(tf.constant([[1.0, float("nan")], [2.0, float("inf")]]))
-    >>> check.report()
-    "layer 'scores': forward pass has 50.00 % non-finite elements (1 NaN, 1 +Inf, 0 -Inf of 4)"
-
-    References: Caffe's debug option `checkFiniteLayer`.
+        References: Caffe's debug option `checkFiniteLayer`.
     """
 
     forward_counts: keras.Variable

@@ -44,17 +44,16 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
         ValueError: If the rate is out of range.
 
     Example:
+        >>> import keras, tensorflow as tf
+        >>> from tfwd import layers
+        >>> embedding = layers.DropoutEmbedding(10, 4, rate=0.5, seed=1)
+        >>> y = embedding(tf.constant([[3, 7, 3]]), training=True)
+        >>> bool(tf.reduce_all(y[0, 0] == y[0, 2]))
+        True
 
-    >>> import keras, tensorflow as tf
-    >>> from tfwd import layers
-    >>> embedding = layers.DropoutEmbedding(10, 4, rate=0.5, seed=1)
-    >>> y = embedding(tf.constant([[3, 7, 3]]), training=True)
-    >>> bool(tf.reduce_all(y[0, 0] == y[0, 2]))
-    True
+        References: Gal and Ghahramani (2016); Merity et al. (2017).
 
-    References: Gal and Ghahramani (2016); Merity et al. (2017).
-
-    References: Gal and Ghahramani (2016); Merity et al. (2017).
+        References: Gal and Ghahramani (2016); Merity et al. (2017).
     """
 
     def __init__(

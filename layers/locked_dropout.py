@@ -39,15 +39,14 @@ class LockedDropout(keras.layers.Layer):
         ValueError: If the rate is out of range, or if the input has no time axis.
 
     Example:
+        >>> import keras, tensorflow as tf
+        >>> from tfwd import layers
+        >>> y = layers.LockedDropout(0.5, seed=1)(tf.ones((2, 5, 8)), training=True)
+        >>> bool(tf.reduce_all(y[:, :1] == y))
+        True
 
-    >>> import keras, tensorflow as tf
-    >>> from tfwd import layers
-    >>> y = layers.LockedDropout(0.5, seed=1)(tf.ones((2, 5, 8)), training=True)
-    >>> bool(tf.reduce_all(y[:, :1] == y))
-    True
-
-    References: Gal and Ghahramani, "A Theoretically Grounded Application of Dropout in Recurrent
-    Neural Networks" (2016).
+        References: Gal and Ghahramani, "A Theoretically Grounded Application of Dropout in Recurrent
+        Neural Networks" (2016).
     """
 
     def __init__(self, rate: Any, seed: int | None = None, **kwargs: Any) -> None:

@@ -35,20 +35,19 @@ class Mixout(SingleParametrization):
         ValueError: As `Parametrized`, or if there is no reference for a weight.
 
     Example:
+        >>> import keras, tensorflow as tf
+        >>> from tfwd import layers
+        >>> dense = layers.Mixout(keras.layers.Dense(3), rate=0.5, seed=1)
+        >>> x = tf.ones((1, 4))
+        >>> bool(tf.reduce_all(dense(x, training=True) == dense.layer(x)))  # nothing has moved yet
+        True
+        >>> dense.layer.kernel.assign_add(tf.ones((4, 3))) is None
+        False
+        >>> bool(tf.reduce_all(dense(x, training=True) == dense.layer(x)))
+        False
 
-    >>> import keras, tensorflow as tf
-    >>> from tfwd import layers
-    >>> dense = layers.Mixout(keras.layers.Dense(3), rate=0.5, seed=1)
-    >>> x = tf.ones((1, 4))
-    >>> bool(tf.reduce_all(dense(x, training=True) == dense.layer(x)))  # nothing has moved yet
-    True
-    >>> dense.layer.kernel.assign_add(tf.ones((4, 3))) is None
-    False
-    >>> bool(tf.reduce_all(dense(x, training=True) == dense.layer(x)))
-    False
-
-    References: Lee, Cho and Kang, "Mixout: Effective Regularization to Finetune Large-scale
-    Pretrained Language Models" (2020).
+        References: Lee, Cho and Kang, "Mixout: Effective Regularization to Finetune Large-scale
+        Pretrained Language Models" (2020).
     """
 
     def __init__(

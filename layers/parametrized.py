@@ -85,19 +85,18 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
       draws another mask in backward.
 
     Example:
+        >>> import keras, numpy as np, tensorflow as tf
+        >>> from tfwd import layers, parametrizations as P
+        >>> dropped = {"recurrent_kernel": P.Dropout(0.5)}
+        >>> lstm = layers.Parametrized(keras.layers.LSTM(4), dropped, seed=1)
+        >>> y = lstm(tf.ones((2, 3, 5)), training=True)
+        >>> lstm.calls, [tuple(w.shape) for w in lstm.weights]
+        (1, [(5, 16), (4, 16), (16,)])
+        >>> kernel = lstm.effective_weights(0)["recurrent_kernel"]
+        >>> 16 < int(np.count_nonzero(kernel)) < 48
+        True
 
-    >>> import keras, numpy as np, tensorflow as tf
-    >>> from tfwd import layers, parametrizations as P
-    >>> dropped = {"recurrent_kernel": P.Dropout(0.5)}
-    >>> lstm = layers.Parametrized(keras.layers.LSTM(4), dropped, seed=1)
-    >>> y = lstm(tf.ones((2, 3, 5)), training=True)
-    >>> lstm.calls, [tuple(w.shape) for w in lstm.weights]
-    (1, [(5, 16), (4, 16), (16,)])
-    >>> kernel = lstm.effective_weights(0)["recurrent_kernel"]
-    >>> 16 < int(np.count_nonzero(kernel)) < 48
-    True
-
-    References: Wan et al. (2013) for DropConnect; Merity et al. (2017) for recurrent kernels.
+        References: Wan et al. (2013) for DropConnect; Merity et al. (2017) for recurrent kernels.
     """
 
     def __init__(

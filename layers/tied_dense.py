@@ -41,18 +41,17 @@ class TiedDense(keras.layers.Layer):
     object that Keras layers share, and a warning. A `.keras` file keeps the tie.
 
     Example:
+        >>> import keras, tensorflow as tf
+        >>> from tfwd import layers
+        >>> embedding = keras.layers.Embedding(10, 4)
+        >>> decoder = layers.TiedDense(embedding)
+        >>> decoder(embedding(tf.constant([[1, 2]]))).shape
+        TensorShape([1, 2, 10])
+        >>> [tuple(w.shape) for w in decoder.weights], decoder.weights[1] is embedding.embeddings
+        ([(10,), (10, 4)], True)
 
-    >>> import keras, tensorflow as tf
-    >>> from tfwd import layers
-    >>> embedding = keras.layers.Embedding(10, 4)
-    >>> decoder = layers.TiedDense(embedding)
-    >>> decoder(embedding(tf.constant([[1, 2]]))).shape
-    TensorShape([1, 2, 10])
-    >>> [tuple(w.shape) for w in decoder.weights], decoder.weights[1] is embedding.embeddings
-    ([(10,), (10, 4)], True)
-
-    References: Inan et al., "Tying Word Vectors and Word Classifiers" (2016); Press and Wolf,
-    "Using the Output Embedding to Improve Language Models" (2016).
+        References: Inan et al., "Tying Word Vectors and Word Classifiers" (2016); Press and Wolf,
+        "Using the Output Embedding to Improve Language Models" (2016).
     """
 
     def __init__(

@@ -36,16 +36,15 @@ class VariationalNoise(SingleParametrization):
         ValueError: As `Parametrized`.
 
     Example:
+        >>> import keras, tensorflow as tf
+        >>> from tfwd import layers
+        >>> noisy = layers.VariationalNoise(keras.layers.Dense(3), stddev=0.1, start_step=1, seed=1)
+        >>> x = tf.ones((1, 4))
+        >>> [bool(tf.reduce_all(noisy(x, training=True) == noisy.layer(x))) for _ in range(2)]
+        [True, False]
 
-    >>> import keras, tensorflow as tf
-    >>> from tfwd import layers
-    >>> noisy = layers.VariationalNoise(keras.layers.Dense(3), stddev=0.1, start_step=1, seed=1)
-    >>> x = tf.ones((1, 4))
-    >>> [bool(tf.reduce_all(noisy(x, training=True) == noisy.layer(x))) for _ in range(2)]
-    [True, False]
-
-    References: Graves, "Practical Variational Inference for Neural Networks" (2011), with one
-    fixed deviation for all weights, which is not learnt.
+        References: Graves, "Practical Variational Inference for Neural Networks" (2011), with one
+        fixed deviation for all weights, which is not learnt.
     """
 
     def __init__(

@@ -54,16 +54,15 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
         ValueError: If the rate is out of range.
 
     Example:
+        >>> import keras, tensorflow as tf
+        >>> from tfwd import layers
+        >>> lstm = layers.WeightDropLSTM(4, weight_dropout=0.5, return_sequences=True, seed=1)
+        >>> x = tf.ones((2, 3, 5))
+        >>> a, b = lstm(x, training=True), lstm(x, training=True)
+        >>> [bool(tf.reduce_all(a[:, t] == b[:, t])) for t in range(3)]  # the state starts at zero
+        [True, False, False]
 
-    >>> import keras, tensorflow as tf
-    >>> from tfwd import layers
-    >>> lstm = layers.WeightDropLSTM(4, weight_dropout=0.5, return_sequences=True, seed=1)
-    >>> x = tf.ones((2, 3, 5))
-    >>> a, b = lstm(x, training=True), lstm(x, training=True)
-    >>> [bool(tf.reduce_all(a[:, t] == b[:, t])) for t in range(3)]  # the state starts at zero
-    [True, False, False]
-
-    References: Merity et al., "Regularizing and Optimizing LSTM Language Models" (2017).
+        References: Merity et al., "Regularizing and Optimizing LSTM Language Models" (2017).
     """
 
     def __init__(

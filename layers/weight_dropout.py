@@ -37,17 +37,16 @@ class WeightDropout(SingleParametrization):
         ValueError: As `Parametrized`.
 
     Example:
+        >>> import keras, tensorflow as tf
+        >>> from tfwd import layers
+        >>> dense = layers.WeightDropout(keras.layers.Dense(3), rate=0.5, seed=1)
+        >>> x = tf.ones((1, 4))
+        >>> bool(tf.reduce_all(dense(x) == dense.layer(x)))
+        True
+        >>> bool(tf.reduce_all(dense(x, training=True) == dense.layer(x)))
+        False
 
-    >>> import keras, tensorflow as tf
-    >>> from tfwd import layers
-    >>> dense = layers.WeightDropout(keras.layers.Dense(3), rate=0.5, seed=1)
-    >>> x = tf.ones((1, 4))
-    >>> bool(tf.reduce_all(dense(x) == dense.layer(x)))
-    True
-    >>> bool(tf.reduce_all(dense(x, training=True) == dense.layer(x)))
-    False
-
-    References: Wan et al., "Regularization of Neural Networks using DropConnect" (2013).
+        References: Wan et al., "Regularization of Neural Networks using DropConnect" (2013).
     """
 
     def __init__(

@@ -180,12 +180,11 @@ def extend_with_decoupled_weight_decay(base_optimizer: type) -> type:
         own name, or pass it in `custom_objects`.
 
     Example:
-
-    >>> import keras
-    >>> NadamW = extend_with_decoupled_weight_decay(keras.optimizers.Nadam)
-    >>> optimizer = NadamW(weight_decay=1e-4, learning_rate=1e-3)
-    >>> optimizer.weight_decay, optimizer.beta_1
-    (0.0001, 0.9)
+        >>> import keras
+        >>> NadamW = extend_with_decoupled_weight_decay(keras.optimizers.Nadam)
+        >>> optimizer = NadamW(weight_decay=1e-4, learning_rate=1e-3)
+        >>> optimizer.weight_decay, optimizer.beta_1
+        (0.0001, 0.9)
     """
 
     class OptimizerWithDecoupledWeightDecay(DecoupledWeightDecayExtension):
@@ -209,12 +208,11 @@ class AdamW(DecoupledWeightDecayExtension):
             `keras.optimizers.Adam`.
 
     Example:
-
-    >>> optimizer = AdamW(weight_decay=0.25, learning_rate=1.0)
-    >>> weight = tf.Variable([4.0])
-    >>> _ = optimizer.minimize(lambda: 2.0 * weight, [weight])
-    >>> round(float(weight[0]), 3)
-    2.0
+        >>> optimizer = AdamW(weight_decay=0.25, learning_rate=1.0)
+        >>> weight = tf.Variable([4.0])
+        >>> _ = optimizer.minimize(lambda: 2.0 * weight, [weight])
+        >>> round(float(weight[0]), 3)
+        2.0
     """
 
     base_optimizer = keras.optimizers.Adam
@@ -254,12 +252,11 @@ class SGDW(DecoupledWeightDecayExtension):
             `keras.optimizers.SGD`.
 
     Example:
-
-    >>> optimizer = SGDW(weight_decay=0.25, learning_rate=1.0)
-    >>> weight = tf.Variable([4.0])
-    >>> _ = optimizer.apply_gradients([(tf.constant([1.0]), weight)])
-    >>> float(weight[0])
-    2.0
+        >>> optimizer = SGDW(weight_decay=0.25, learning_rate=1.0)
+        >>> weight = tf.Variable([4.0])
+        >>> _ = optimizer.apply_gradients([(tf.constant([1.0]), weight)])
+        >>> float(weight[0])
+        2.0
     """
 
     base_optimizer = keras.optimizers.SGD

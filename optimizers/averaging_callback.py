@@ -29,17 +29,16 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
         ValueError: At the start of training, if the model's optimizer is not `NonMonotonicASGD`.
 
     Example:
-
-    >>> import keras, numpy as np
-    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    >>> model.compile(NonMonotonicASGD("sgd", non_monotone_interval=1), "mse")
-    >>> x, y = np.zeros((4, 2)), np.ones((4, 1))
-    >>> history = model.fit(
-    ...     x, y, validation_data=(x, -y), epochs=4, verbose=0,
-    ...     callbacks=[NonMonotonicASGDCallback()],
-    ... )
-    >>> model.optimizer.triggered
-    True
+        >>> import keras, numpy as np
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile(NonMonotonicASGD("sgd", non_monotone_interval=1), "mse")
+        >>> x, y = np.zeros((4, 2)), np.ones((4, 1))
+        >>> history = model.fit(
+        ...     x, y, validation_data=(x, -y), epochs=4, verbose=0,
+        ...     callbacks=[NonMonotonicASGDCallback()],
+        ... )
+        >>> model.optimizer.triggered
+        True
     """
 
     def __init__(self, monitor: str = "val_loss") -> None:

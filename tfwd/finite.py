@@ -93,12 +93,11 @@ def summarize(tensor: Any) -> Summary:
         TypeError: If the tensor is not numeric.
 
     Example:
-
-    >>> summary = summarize(tf.constant([0.0, float("nan"), float("inf"), -2.0])).numbers()
-    >>> summary.nan, summary.positive_inf, summary.zeros, summary.abs_max
-    (1, 1, 1, 2.0)
-    >>> print(summary)
-    50.00 % non-finite elements (1 NaN, 1 +Inf, 0 -Inf of 4)
+        >>> summary = summarize(tf.constant([0.0, float("nan"), float("inf"), -2.0])).numbers()
+        >>> summary.nan, summary.positive_inf, summary.zeros, summary.abs_max
+        (1, 1, 1, 2.0)
+        >>> print(summary)
+        50.00 % non-finite elements (1 NaN, 1 +Inf, 0 -Inf of 4)
     """
     tensor = _values(tensor)
     size = tf.size(tensor, tf.int64)

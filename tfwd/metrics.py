@@ -30,18 +30,17 @@ class GradientSquaredMean(keras.metrics.Metric):
         ValueError: If there are no variables.
 
     Example:
-
-    >>> import keras
-    >>> from tfwd import gradients, metrics
-    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
-    >>> model.set_weights([tf.ones([2, 1])])
-    >>> metric = metrics.GradientSquaredMean(model.trainable_variables)
-    >>> x, y = tf.constant([[1.0, 0.0], [1.0, 2.0]]), tf.constant([[0.0], [2.0]])
-    >>> metric.update_state(gradients.squared_mean(model, x, y, "mse"))
-    >>> float(metric.result())  # of 4 and 8
-    6.0
-    >>> [float(value) for value in metric.by_variable().values()]  # by their paths
-    [6.0]
+        >>> import keras
+        >>> from tfwd import gradients, metrics
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+        >>> model.set_weights([tf.ones([2, 1])])
+        >>> metric = metrics.GradientSquaredMean(model.trainable_variables)
+        >>> x, y = tf.constant([[1.0, 0.0], [1.0, 2.0]]), tf.constant([[0.0], [2.0]])
+        >>> metric.update_state(gradients.squared_mean(model, x, y, "mse"))
+        >>> float(metric.result())  # of 4 and 8
+        6.0
+        >>> [float(value) for value in metric.by_variable().values()]  # by their paths
+        [6.0]
     """
 
     def __init__(

@@ -58,15 +58,14 @@ def parametrize(
             model is not built yet.
 
     Example:
-
-    >>> import keras, tfwd
-    >>> from tfwd import parametrizations as P
-    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(1)])
-    >>> dropped = tfwd.parametrize(model, {"kernel": P.Dropout(0.3)}, seed=1)
-    >>> dropped.weights[0] is model.weights[0]
-    True
-    >>> [type(layer).__name__ for layer in dropped.layers]
-    ['Parametrized', 'Parametrized']
+        >>> import keras, tfwd
+        >>> from tfwd import parametrizations as P
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+        >>> dropped = tfwd.parametrize(model, {"kernel": P.Dropout(0.3)}, seed=1)
+        >>> dropped.weights[0] is model.weights[0]
+        True
+        >>> [type(layer).__name__ for layer in dropped.layers]
+        ['Parametrized', 'Parametrized']
     """
     if not isinstance(model, keras.Model):
         raise ValueError(
@@ -140,13 +139,12 @@ def unwrap(model: keras.Layer) -> keras.Layer:
             model has layers that Keras does not track.
 
     Example:
-
-    >>> import keras, tfwd
-    >>> from tfwd import layers
-    >>> model = keras.Sequential([keras.Input((3, 8)), layers.WeightDropLSTM(4)])
-    >>> plain = tfwd.unwrap(model)
-    >>> type(plain.layers[0]).__name__, plain.weights[0] is model.weights[0]
-    ('LSTM', True)
+        >>> import keras, tfwd
+        >>> from tfwd import layers
+        >>> model = keras.Sequential([keras.Input((3, 8)), layers.WeightDropLSTM(4)])
+        >>> plain = tfwd.unwrap(model)
+        >>> type(plain.layers[0]).__name__, plain.weights[0] is model.weights[0]
+        ('LSTM', True)
     """
     return _unwrap(model, {})
 

@@ -29,9 +29,8 @@ def standardize(training: Any) -> bool | tf.Tensor:
         ValueError: If the flag is a tensor that is not a scalar.
 
     Example:
-
-    >>> standardize(None), standardize(1), standardize(tf.constant(True))
-    (False, True, True)
+        >>> standardize(None), standardize(1), standardize(tf.constant(True))
+        (False, True, True)
     """
     if training is None or isinstance(training, bool):
         return bool(training)
@@ -61,9 +60,8 @@ def cond(training: bool | tf.Tensor, if_training: Callable[[], T], otherwise: Ca
     `tf.cond`. Then they must return the same structure.
 
     Example:
-
-    >>> cond(True, lambda: "dropped", lambda: "raw")
-    'dropped'
+        >>> cond(True, lambda: "dropped", lambda: "raw")
+        'dropped'
     """
     if isinstance(training, bool):
         return if_training() if training else otherwise()

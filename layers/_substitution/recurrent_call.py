@@ -84,11 +84,10 @@ def call(
         The layer's result, which depends on `return_sequences` and `return_state`.
 
     Example:
-
-    >>> layer = keras.layers.LSTM(4, return_sequences=True)
-    >>> x = tf.ones([2, 3, 5])
-    >>> bool(tf.reduce_all(tf.abs(layer(x) - call(layer, x)) < 1e-6))
-    True
+        >>> layer = keras.layers.LSTM(4, return_sequences=True)
+        >>> x = tf.ones([2, 3, 5])
+        >>> bool(tf.reduce_all(tf.abs(layer(x) - call(layer, x)) < 1e-6))
+        True
     """
     arguments = {"initial_state": initial_state, "mask": mask, "training": training}
     kind = _kind(layer)

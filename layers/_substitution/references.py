@@ -187,16 +187,15 @@ def reset_references(layer: keras.layers.Layer) -> None:
         ValueError: If the layer has no references.
 
     Example:
-
-    >>> import keras, tensorflow as tf, tfwd
-    >>> from tfwd import layers
-    >>> dense = layers.Mixout(keras.layers.Dense(2, use_bias=False), rate=0.5, seed=1)
-    >>> x = tf.ones((1, 3))
-    >>> _ = dense(x, training=True)
-    >>> dense.layer.set_weights([tf.zeros((3, 2)).numpy()])
-    >>> tfwd.reset_references(dense)
-    >>> bool(tf.reduce_all(dense(x, training=True) == 0.0))
-    True
+        >>> import keras, tensorflow as tf, tfwd
+        >>> from tfwd import layers
+        >>> dense = layers.Mixout(keras.layers.Dense(2, use_bias=False), rate=0.5, seed=1)
+        >>> x = tf.ones((1, 3))
+        >>> _ = dense(x, training=True)
+        >>> dense.layer.set_weights([tf.zeros((3, 2)).numpy()])
+        >>> tfwd.reset_references(dense)
+        >>> bool(tf.reduce_all(dense(x, training=True) == 0.0))
+        True
     """
     found = [x for x in _keras.layers.all_layers(layer) if isinstance(x, References)]
     if not found:

@@ -262,9 +262,8 @@ def shortest_names(paths: list[str]) -> list[str]:
     """Returns for each path its shortest end after a `/` that no other path ends in.
 
     Example:
-
-    >>> shortest_names(["a/lstm/kernel", "a/dense/kernel", "a/dense/bias"])
-    ['lstm/kernel', 'dense/kernel', 'bias']
+        >>> shortest_names(["a/lstm/kernel", "a/dense/kernel", "a/dense/bias"])
+        ['lstm/kernel', 'dense/kernel', 'bias']
     """
     names = []
     for i, path in enumerate(paths):

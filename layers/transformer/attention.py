@@ -149,14 +149,13 @@ class Attention(MultiHeadAttention):
         ValueError: If a size is not positive.
 
     Example:
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> attention = T.Attention(num_heads=2, head_size=4, hidden_size=8)
+        >>> attention(tf.ones([3, 5, 8]), tf.ones([3, 7, 6])).shape
+        TensorShape([3, 5, 8])
 
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> attention = T.Attention(num_heads=2, head_size=4, hidden_size=8)
-    >>> attention(tf.ones([3, 5, 8]), tf.ones([3, 7, 6])).shape
-    TensorShape([3, 5, 8])
-
-    References: Vaswani et al., "Attention Is All You Need" (2017).
+        References: Vaswani et al., "Attention Is All You Need" (2017).
     """
 
     def build(self, inputs_shape: Any, context_shape: Any = None) -> None:
@@ -188,12 +187,11 @@ class SelfAttention(MultiHeadAttention):
     `[batch, length, length]`. By default it is the mask that Keras stores with `x`.
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> attention = T.SelfAttention(num_heads=2, head_size=4, hidden_size=8)
-    >>> attention(tf.ones([3, 5, 8]), mask=tf.constant([[1, 1, 1, 0, 0]] * 3)).shape
-    TensorShape([3, 5, 8])
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> attention = T.SelfAttention(num_heads=2, head_size=4, hidden_size=8)
+        >>> attention(tf.ones([3, 5, 8]), mask=tf.constant([[1, 1, 1, 0, 0]] * 3)).shape
+        TensorShape([3, 5, 8])
     """
 
     def build(self, inputs_shape: Any) -> None:

@@ -60,16 +60,15 @@ class Bert(TokenIdInputs, Published):
     Sublayers: `embeddings`, `stack` and `pooler`.
 
     Example:
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> bert = T.Bert(100, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16)
+        >>> bert(tf.constant([[2, 7, 3, 0]])).shape
+        TensorShape([1, 4, 8])
 
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> bert = T.Bert(100, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16)
-    >>> bert(tf.constant([[2, 7, 3, 0]])).shape
-    TensorShape([1, 4, 8])
-
-    References: Devlin et al., "BERT" (2019); Liu et al., "RoBERTa" (2019); Sanh et al.,
-    "DistilBERT" (2019); Clark et al., "ELECTRA" (2020); Lan et al., "ALBERT" (2020). Without a mask
-    Hugging Face's classes attend to padding, with a warning; this layer does not.
+        References: Devlin et al., "BERT" (2019); Liu et al., "RoBERTa" (2019); Sanh et al.,
+        "DistilBERT" (2019); Clark et al., "ELECTRA" (2020); Lan et al., "ALBERT" (2020). Without a mask
+        Hugging Face's classes attend to padding, with a warning; this layer does not.
     """
 
     argument_of_key: ClassVar[dict[str, str]] = {

@@ -117,16 +117,15 @@ class BiModalEncoder(Composite):
         ValueError: If a connection is after a stack's end, or before the previous connection.
 
     Example:
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> text = T.TransformerStack(3, num_heads=2, hidden_size=8, intermediate_size=16)
+        >>> image = T.TransformerStack(2, num_heads=1, hidden_size=6, intermediate_size=12)
+        >>> encoder = T.BiModalEncoder(text, image, connections=[(2, 1), (3, 2)])
+        >>> [part.shape[-1] for part in encoder(tf.ones([1, 5, 8]), tf.ones([1, 4, 6]))]
+        [8, 6]
 
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> text = T.TransformerStack(3, num_heads=2, hidden_size=8, intermediate_size=16)
-    >>> image = T.TransformerStack(2, num_heads=1, hidden_size=6, intermediate_size=12)
-    >>> encoder = T.BiModalEncoder(text, image, connections=[(2, 1), (3, 2)])
-    >>> [part.shape[-1] for part in encoder(tf.ones([1, 5, 8]), tf.ones([1, 4, 6]))]
-    [8, 6]
-
-    References: Lu et al., "ViLBERT" (2019).
+        References: Lu et al., "ViLBERT" (2019).
     """
 
     def __init__(

@@ -54,15 +54,14 @@ class Embeddings(TokenIdInputs, Published):
     `Dense`).
 
     Example:
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> embeddings = T.Embeddings(vocabulary_size=100, hidden_size=8, max_length=16)
+        >>> embeddings(tf.constant([[2, 7, 3]])).shape
+        TensorShape([1, 3, 8])
 
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> embeddings = T.Embeddings(vocabulary_size=100, hidden_size=8, max_length=16)
-    >>> embeddings(tf.constant([[2, 7, 3]])).shape
-    TensorShape([1, 3, 8])
-
-    References: Devlin et al., "BERT" (2019); Liu et al., "RoBERTa" (2019), for `padding_position`;
-    Lan et al., "ALBERT" (2020), for `embedding_size`.
+        References: Devlin et al., "BERT" (2019); Liu et al., "RoBERTa" (2019), for `padding_position`;
+        Lan et al., "ALBERT" (2020), for `embedding_size`.
     """
 
     part = "embeddings"

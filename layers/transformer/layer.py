@@ -47,14 +47,13 @@ class TransformerLayer(PostNormLayer):
         ValueError: If a size is not positive, or if `num_heads` does not divide `hidden_size`.
 
     Example:
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> layer = T.TransformerLayer(num_heads=2, hidden_size=8, intermediate_size=16)
+        >>> layer(tf.ones([3, 5, 8])).shape
+        TensorShape([3, 5, 8])
 
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> layer = T.TransformerLayer(num_heads=2, hidden_size=8, intermediate_size=16)
-    >>> layer(tf.ones([3, 5, 8])).shape
-    TensorShape([3, 5, 8])
-
-    References: Vaswani et al., "Attention Is All You Need" (2017); Devlin et al., "BERT" (2019).
+        References: Vaswani et al., "Attention Is All You Need" (2017); Devlin et al., "BERT" (2019).
     """
 
     def __init__(

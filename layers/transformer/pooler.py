@@ -28,13 +28,12 @@ class Pooler(Published):
     Input: `[batch, length, hidden_size]`. Output: `[batch, hidden_size]`. Sublayer: `dense`.
 
     Example:
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> T.Pooler(8)(tf.ones([2, 5, 8])).shape
+        TensorShape([2, 8])
 
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> T.Pooler(8)(tf.ones([2, 5, 8])).shape
-    TensorShape([2, 8])
-
-    References: Devlin et al., "BERT" (2019).
+        References: Devlin et al., "BERT" (2019).
     """
 
     part = "pooler"

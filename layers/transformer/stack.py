@@ -44,14 +44,13 @@ class TransformerStack(Published):
             `num_shared` is more than `num_layers`.
 
     Example:
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> stack = T.TransformerStack(3, num_heads=2, hidden_size=8, intermediate_size=16)
+        >>> stack(tf.ones([2, 5, 8])).shape
+        TensorShape([2, 5, 8])
 
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> stack = T.TransformerStack(3, num_heads=2, hidden_size=8, intermediate_size=16)
-    >>> stack(tf.ones([2, 5, 8])).shape
-    TensorShape([2, 5, 8])
-
-    References: Devlin et al., "BERT" (2019); Lan et al., "ALBERT" (2020), for `num_shared`.
+        References: Devlin et al., "BERT" (2019); Lan et al., "ALBERT" (2020), for `num_shared`.
     """
 
     part = "stack"

@@ -56,15 +56,14 @@ class T5(TokenIdInputs, Published):
     Sublayers: `shared` (an `Embedding`), `encoder`, `decoder` and `head`.
 
     Example:
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> sizes = {"num_heads": 2, "head_size": 4, "hidden_size": 8, "intermediate_size": 16}
+        >>> t5 = T.T5(vocabulary_size=50, num_layers=2, **sizes)
+        >>> t5(tf.constant([[7, 8, 1]]), tf.constant([[0, 9]])).shape
+        TensorShape([1, 2, 50])
 
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> sizes = {"num_heads": 2, "head_size": 4, "hidden_size": 8, "intermediate_size": 16}
-    >>> t5 = T.T5(vocabulary_size=50, num_layers=2, **sizes)
-    >>> t5(tf.constant([[7, 8, 1]]), tf.constant([[0, 9]])).shape
-    TensorShape([1, 2, 50])
-
-    References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020).
+        References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020).
     """
 
     families = ("t5",)

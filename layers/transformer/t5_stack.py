@@ -43,14 +43,13 @@ class T5Stack(Published):
     Sublayers: `relative_positions`, `layer_0`, `layer_1`, ..., `final_norm`.
 
     Example:
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> encoder = T.T5Stack(2, num_heads=2, head_size=4, hidden_size=8, intermediate_size=16)
+        >>> encoder(tf.ones([1, 3, 8])).shape
+        TensorShape([1, 3, 8])
 
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> encoder = T.T5Stack(2, num_heads=2, head_size=4, hidden_size=8, intermediate_size=16)
-    >>> encoder(tf.ones([1, 3, 8])).shape
-    TensorShape([1, 3, 8])
-
-    References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020).
+        References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020).
     """
 
     families = ("t5",)

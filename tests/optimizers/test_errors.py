@@ -74,7 +74,7 @@ def test_a_pattern_that_matches_nothing_lists_the_paths(arguments):
     [
         ({"weight_decay": -0.1}, ValueError, "weight_decay=-0.1: give a finite number"),
         ({"weight_decay": float("nan")}, ValueError, "weight_decay=nan"),
-        ({"weight_decay": None}, TypeError, "weight_decay=None: give a number, a schedule"),
+        ({"weight_decay": None}, TypeError, "weight_decay=None: expected a number, a schedule"),
         ({"weight_decay": True}, TypeError, "weight_decay=True"),
         ({"scale": "lr"}, ValueError, "scale='lr': give one of absolute, learning_rate, schedule"),
         ({"sparse": "row"}, ValueError, "sparse='row': give one of table, rows"),

@@ -32,24 +32,23 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
             gradient.
 
     Example:
-
-    >>> import gc
-    >>> @custom_gradient
-    ... def square(x):
-    ...     return x * x, lambda upstream: 2 * x * upstream
-    >>> @tf.function
-    ... def slope(x):
-    ...     with tf.GradientTape() as tape:
-    ...         tape.watch(x)
-    ...         y = square(x)
-    ...     return tape.gradient(y, x)
-    >>> before = registered()
-    >>> float(slope(tf.constant(3.0))), len(registered() - before)
-    (6.0, 1)
-    >>> del slope
-    >>> _ = gc.collect()
-    >>> len(registered() - before)
-    0
+        >>> import gc
+        >>> @custom_gradient
+        ... def square(x):
+        ...     return x * x, lambda upstream: 2 * x * upstream
+        >>> @tf.function
+        ... def slope(x):
+        ...     with tf.GradientTape() as tape:
+        ...         tape.watch(x)
+        ...         y = square(x)
+        ...     return tape.gradient(y, x)
+        >>> before = registered()
+        >>> float(slope(tf.constant(3.0))), len(registered() - before)
+        (6.0, 1)
+        >>> del slope
+        >>> _ = gc.collect()
+        >>> len(registered() - before)
+        0
     """
     run = tf.custom_gradient(function)
 
@@ -78,20 +77,19 @@ def release() -> None:
     memory.
 
     Example:
-
-    >>> import gc, keras
-    >>> model = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)])
-    >>> model.compile("sgd", "mse")
-    >>> before = registered()
-    >>> history = model.fit(tf.ones([4, 3]), tf.ones([4, 1]), verbose=0)
-    >>> del model, history
-    >>> keras.backend.clear_session()
-    >>> len(registered() - before) > 0
-    True
-    >>> release()
-    >>> _ = gc.collect()
-    >>> len(registered() - before)
-    0
+        >>> import gc, keras
+        >>> model = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> before = registered()
+        >>> history = model.fit(tf.ones([4, 3]), tf.ones([4, 1]), verbose=0)
+        >>> del model, history
+        >>> keras.backend.clear_session()
+        >>> len(registered() - before) > 0
+        True
+        >>> release()
+        >>> _ = gc.collect()
+        >>> len(registered() - before)
+        0
     """
     for name in registered():
         _hand_over_if(name, lambda graph: True)

@@ -76,21 +76,20 @@ def call(
         The function's result.
 
     Example:
+        >>> w, x = tf.ones([4]), tf.constant([1.0, 2.0, 3.0, 4.0])
+        >>> def draw(training, tensors, seeds):
+        ...     return [tensors[0] * tf.random.stateless_uniform([4], seeds[0])]
+        >>> def product(training, tensors, seeds, weights):
+        ...     return [weights[0] * tensors[1]]
+        >>> with tf.GradientTape() as tape:
+        ...     tape.watch(w)
+        ...     (y,) = call(draw, product, True, [w, x], [tf.constant([1, 2])])
+        >>> bool(tf.reduce_all(tape.gradient(y, w) == y))
+        True
 
-    >>> w, x = tf.ones([4]), tf.constant([1.0, 2.0, 3.0, 4.0])
-    >>> def draw(training, tensors, seeds):
-    ...     return [tensors[0] * tf.random.stateless_uniform([4], seeds[0])]
-    >>> def product(training, tensors, seeds, weights):
-    ...     return [weights[0] * tensors[1]]
-    >>> with tf.GradientTape() as tape:
-    ...     tape.watch(w)
-    ...     (y,) = call(draw, product, True, [w, x], [tf.constant([1, 2])])
-    >>> bool(tf.reduce_all(tape.gradient(y, w) == y))
-    True
-
-    References: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), for running
-    again; the hooks on saved tensors of PyTorch, for replacing single ones. `tf.recompute_grad`
-    copies its arguments, merges the draws, lacks the training flag, and can only run all again.
+        References: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), for running
+        again; the hooks on saved tensors of PyTorch, for replacing single ones. `tf.recompute_grad`
+        copies its arguments, merges the draws, lacks the training flag, and can only run all again.
     """
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if isinstance(training, bool) and not tf.executing_eagerly():

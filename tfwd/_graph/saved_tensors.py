@@ -34,17 +34,16 @@ def replaced(chosen: Sequence[tf.Tensor], replacements: Sequence[tf.Tensor]) -> 
             values.
 
     Example:
-
-    >>> @tf.function
-    ... def outer(x):
-    ...     transposed = tf.transpose(x)
-    ...     @tf.function
-    ...     def inner(y):
-    ...         with replaced([x], [y]):
-    ...             return tf.identity(transposed)
-    ...     return inner(x + 1.0)
-    >>> outer(tf.constant([[1.0, 2.0]])).numpy().tolist()
-    [[2.0], [3.0]]
+        >>> @tf.function
+        ... def outer(x):
+        ...     transposed = tf.transpose(x)
+        ...     @tf.function
+        ...     def inner(y):
+        ...         with replaced([x], [y]):
+        ...             return tf.identity(transposed)
+        ...     return inner(x + 1.0)
+        >>> outer(tf.constant([[1.0, 2.0]])).numpy().tolist()
+        [[2.0], [3.0]]
     """
     copies = _Copies(chosen, replacements)
     with graphs.captures_from(tf.compat.v1.get_default_graph(), copies.find):

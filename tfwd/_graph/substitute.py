@@ -57,15 +57,14 @@ def call(
         A `Result`.
 
     Example:
-
-    >>> dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-    >>> x = tf.ones([1, 3])
-    >>> dense(x).numpy().item()
-    3.0
-    >>> call(lambda: dense(x), [(dense.kernel, tf.zeros([3, 1]))]).outputs.numpy().item()
-    0.0
-    >>> dense(x).numpy().item()
-    3.0
+        >>> dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        >>> x = tf.ones([1, 3])
+        >>> dense(x).numpy().item()
+        3.0
+        >>> call(lambda: dense(x), [(dense.kernel, tf.zeros([3, 1]))]).outputs.numpy().item()
+        0.0
+        >>> dense(x).numpy().item()
+        3.0
     """
     with _keras.substitution.Substitution(list(values), capture) as scope:
         # Outside the scope, a variable among the outputs would have its own value again.

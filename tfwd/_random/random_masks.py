@@ -52,9 +52,8 @@ def keep_probability(rate: float | tf.Tensor) -> float | tf.Tensor:
         A float for a float, a float32 scalar for a tensor.
 
     Example:
-
-    >>> keep_probability(0.5), keep_probability(0.3)
-    (0.5, 0.6999969482421875)
+        >>> keep_probability(0.5), keep_probability(0.3)
+        (0.5, 0.6999969482421875)
     """
     if isinstance(rate, (int, float)):
         return min(max(round((1.0 - rate) * LEVELS), 1), LEVELS) / LEVELS
@@ -74,11 +73,10 @@ def mask(shape: xxh32.Shape, rate: float | tf.Tensor, seed: tf.Tensor) -> tf.Ten
         tf.bool of the given shape.
 
     Example:
-
-    >>> mask((2, 3), 0.0, tf.constant([1, 2]))
-    <tf.Tensor: shape=(2, 3), dtype=bool, numpy=
-    array([[ True,  True,  True],
-           [ True,  True,  True]])>
+        >>> mask((2, 3), 0.0, tf.constant([1, 2]))
+        <tf.Tensor: shape=(2, 3), dtype=bool, numpy=
+        array([[ True,  True,  True],
+               [ True,  True,  True]])>
     """
     if is_small(shape):
         return _small_kept(shape, keep_probability(rate), seed)
@@ -140,11 +138,10 @@ def dropout(
         A tensor of the first argument's shape and dtype.
 
     Example:
-
-    >>> table, ids, seed = tf.ones([5, 4]), tf.constant([3, 1]), tf.constant([1, 2])
-    >>> rows = dropout(tf.gather(table, ids), 0.5, seed, table.shape, ids)
-    >>> bool(tf.reduce_all(rows == tf.gather(dropout(table, 0.5, seed), ids)))
-    True
+        >>> table, ids, seed = tf.ones([5, 4]), tf.constant([3, 1]), tf.constant([1, 2])
+        >>> rows = dropout(tf.gather(table, ids), 0.5, seed, table.shape, ids)
+        >>> bool(tf.reduce_all(rows == tf.gather(dropout(table, 0.5, seed), ids)))
+        True
     """
     shape = tensor.shape if noise_shape is None else noise_shape
     if is_small(shape):
@@ -179,10 +176,9 @@ def mix(
         bit.
 
     Example:
-
-    >>> mixed = mix(tf.fill([4], 3.0), tf.ones([4]), 0.5, tf.constant([1, 2]))
-    >>> sorted(set(mixed.numpy().tolist()))
-    [1.0, 5.0]
+        >>> mixed = mix(tf.fill([4], 3.0), tf.ones([4]), 0.5, tf.constant([1, 2]))
+        >>> sorted(set(mixed.numpy().tolist()))
+        [1.0, 5.0]
     """
     shape = tensor.shape if noise_shape is None else noise_shape
     reference = tf.stop_gradient(reference)
@@ -230,10 +226,9 @@ def noise(
         A tensor of the first argument's shape and dtype.
 
     Example:
-
-    >>> x = noise(tf.zeros([1000]), 0.1, tf.constant([1, 2]))
-    >>> round(float(tf.math.reduce_std(x)), 2)
-    0.1
+        >>> x = noise(tf.zeros([1000]), 0.1, tf.constant([1, 2]))
+        >>> round(float(tf.math.reduce_std(x)), 2)
+        0.1
     """
     wide = dtypes.wide(tensor.dtype)
     if is_small(tensor.shape if shape is None else shape):

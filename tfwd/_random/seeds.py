@@ -56,12 +56,11 @@ def seed(
         int32 `[2]`, for any `tf.random.stateless_*` function.
 
     Example:
+        >>> a, b = seed(7, position=1, call=0), seed(7, position=1, call=1)
+        >>> bool(tf.reduce_all(a == seed(7, position=1, call=0))), bool(tf.reduce_all(a == b))
+        (True, False)
 
-    >>> a, b = seed(7, position=1, call=0), seed(7, position=1, call=1)
-    >>> bool(tf.reduce_all(a == seed(7, position=1, call=0))), bool(tf.reduce_all(a == b))
-    (True, False)
-
-    References: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011), for Philox.
+        References: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011), for Philox.
     """
     state = tf.stack([_number(root), _number(call)])
     return _drawn(state, replica, position + 1)[position]

@@ -72,14 +72,13 @@ def lstm(
         differentiated repeatedly.
 
     Example:
+        >>> x, zeros = tf.ones([5, 2, 3]), tf.zeros([2, 4])
+        >>> outputs, h, c = lstm(x, [zeros, zeros], tf.ones([3, 16]), tf.ones([4, 16]))
+        >>> outputs.shape.as_list(), bool(tf.reduce_all(outputs[-1] == h))
+        ([5, 2, 4], True)
 
-    >>> x, zeros = tf.ones([5, 2, 3]), tf.zeros([2, 4])
-    >>> outputs, h, c = lstm(x, [zeros, zeros], tf.ones([3, 16]), tf.ones([4, 16]))
-    >>> outputs.shape.as_list(), bool(tf.reduce_all(outputs[-1] == h))
-    ([5, 2, 4], True)
-
-    References: Hochreiter and Schmidhuber, "Long Short-Term Memory" (1997), with the forget gate of
-    Gers et al., "Learning to Forget" (2000), and without peepholes.
+        References: Hochreiter and Schmidhuber, "Long Short-Term Memory" (1997), with the forget gate of
+        Gers et al., "Learning to Forget" (2000), and without peepholes.
     """
     if mask is not None:
         mask = tf.expand_dims(mask, 2)

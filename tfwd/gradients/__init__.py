@@ -1,12 +1,16 @@
-"""Moments of per-example gradients at the price of about one backward pass.
+"""Moments of per-example gradients, at the price of about one backward pass.
 
     moments = tfwd.gradients.squared_mean(model, x, y, loss)
     moments.mean, moments.squared_mean, moments.methods
 
-Where to look: `moments` has the public function, `job` the computation on a batch and its chunks,
-and `record` the forward pass that notes every use of a weight. The rules of layers are in the
-`rules_` modules; `rule` registers another. `per_example_gradients`, `rows` and `combine` do the
-arithmetic. `general` computes what no rule is known for, and `independence` tries a model out.
+Modules:
+
+- `moments` has the public function. `batch_moments` computes a batch and its chunks.
+- `record` is the forward pass that records every use of a weight.
+- `rules` has the rules of layers. `rule` registers a custom one.
+- `per_example_gradients`, `rows` and `combine` do the arithmetic.
+- `example_by_example` computes weights without a rule.
+- `independence` tries a model on a few examples.
 """
 
 from tfwd.deprecation import renamed

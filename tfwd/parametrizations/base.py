@@ -28,22 +28,21 @@ class Parametrization:
       `__call__` must set it again.
 
     Example:
-
-    >>> import keras
-    >>> @keras.saving.register_keras_serializable("my_package")
-    ... class UniformNoise(Parametrization):
-    ...     elementwise = True
-    ...     def __init__(self, width):
-    ...         self.width = width
-    ...     def __call__(self, weight, seed):
-    ...         noise = tf.random.stateless_uniform(weight.shape, seed, dtype=weight.dtype)
-    ...         return weight + self.width * (2 * noise - 1)
-    ...     def get_config(self):
-    ...         return {"width": self.width}
-    >>> from tfwd import layers
-    >>> dense = layers.Parametrized(keras.layers.Dense(2), {"kernel": UniformNoise(0.1)}, seed=1)
-    >>> dense(tf.ones([1, 3]), training=True).shape
-    TensorShape([1, 2])
+        >>> import keras
+        >>> @keras.saving.register_keras_serializable("my_package")
+        ... class UniformNoise(Parametrization):
+        ...     elementwise = True
+        ...     def __init__(self, width):
+        ...         self.width = width
+        ...     def __call__(self, weight, seed):
+        ...         noise = tf.random.stateless_uniform(weight.shape, seed, dtype=weight.dtype)
+        ...         return weight + self.width * (2 * noise - 1)
+        ...     def get_config(self):
+        ...         return {"width": self.width}
+        >>> from tfwd import layers
+        >>> dense = layers.Parametrized(keras.layers.Dense(2), {"kernel": UniformNoise(0.1)}, seed=1)
+        >>> dense(tf.ones([1, 3]), training=True).shape
+        TensorShape([1, 2])
     """
 
     stochastic = True

@@ -40,14 +40,13 @@ class Dropout(Parametrization):
             weight. `Parametrized` raises it with the names of the layer and the weight.
 
     Example:
+        >>> w = Dropout(0.5)(tf.ones([2, 4]), seed=tf.constant([1, 2]))
+        >>> sorted(set(w.numpy().ravel().tolist()))
+        [0.0, 2.0]
 
-    >>> w = Dropout(0.5)(tf.ones([2, 4]), seed=tf.constant([1, 2]))
-    >>> sorted(set(w.numpy().ravel().tolist()))
-    [0.0, 2.0]
-
-    References: Wan et al., "Regularization of Neural Networks using DropConnect" (2013); Merity et
-    al., "Regularizing and Optimizing LSTM Language Models" (2017). DropConnect as published
-    averages over masks at test time; here, as in the second paper, the raw weight is used.
+        References: Wan et al., "Regularization of Neural Networks using DropConnect" (2013); Merity et
+        al., "Regularizing and Optimizing LSTM Language Models" (2017). DropConnect as published
+        averages over masks at test time; here, as in the second paper, the raw weight is used.
     """
 
     elementwise = True

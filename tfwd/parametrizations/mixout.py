@@ -61,14 +61,13 @@ class Mixout(Dropout):
             has no value with the weight's name and shape.
 
     Example:
+        >>> start, now = tf.ones([2, 4]), tf.fill([2, 4], 3.0)
+        >>> mixed = Mixout(0.5).towards_tensor(start)(now, seed=tf.constant([1, 2]))
+        >>> sorted(set(mixed.numpy().ravel().tolist()))
+        [1.0, 5.0]
 
-    >>> start, now = tf.ones([2, 4]), tf.fill([2, 4], 3.0)
-    >>> mixed = Mixout(0.5).towards_tensor(start)(now, seed=tf.constant([1, 2]))
-    >>> sorted(set(mixed.numpy().ravel().tolist()))
-    [1.0, 5.0]
-
-    References: Lee, Cho and Kang, "Mixout: Effective Regularization to Finetune Large-scale
-    Pretrained Language Models" (2020). Theirs mixes weights of linear layers; here any weight.
+        References: Lee, Cho and Kang, "Mixout: Effective Regularization to Finetune Large-scale
+        Pretrained Language Models" (2020). Theirs mixes weights of linear layers; here any weight.
     """
 
     elementwise = True

@@ -24,13 +24,12 @@ class WeightNorm(Parametrization):
         epsilon: float. Smallest divisor. Default 1e-6.
 
     Example:
+        >>> w = WeightNorm()(tf.constant([[3.0], [4.0]]), seed=None)
+        >>> [round(float(entry), 2) for entry in w.numpy().ravel()]
+        [0.6, 0.8]
 
-    >>> w = WeightNorm()(tf.constant([[3.0], [4.0]]), seed=None)
-    >>> [round(float(entry), 2) for entry in w.numpy().ravel()]
-    [0.6, 0.8]
-
-    References: Salimans and Kingma, "Weight Normalization" (2016). The published gain `g` would be
-    a new weight, which a parametrization does not add; a gain that is wanted can follow as a layer.
+        References: Salimans and Kingma, "Weight Normalization" (2016). The published gain `g` would be
+        a new weight, which a parametrization does not add; a gain that is wanted can follow as a layer.
     """
 
     stochastic = False

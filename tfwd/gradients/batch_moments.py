@@ -1,4 +1,4 @@
-"""Computes the moments of a batch, chunk by chunk: by rules, and other weights the general way."""
+"""Computes the moments of a batch in chunks: with rules, and example by example without a rule."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import substitute
 from tfwd.dtypes import at_least_float32, wide
-from tfwd.gradients import general
-from tfwd.gradients.blocks import over_blocks
+from tfwd.gradients import example_by_example
+from tfwd.gradients.block_sums import sum_over_blocks
 from tfwd.gradients.combine import Scaled, sums, total
 from tfwd.gradients.data import Data
 from tfwd.gradients.independence import independence
@@ -19,8 +19,16 @@ from tfwd.gradients.perturbations import Perturbations
 from tfwd.gradients.record import Pass
 
 
-class Job:
-    """One computation of moments. All its chunks see the same effective weights."""
+class BatchMoments:
+    """One computation of moments. All its chunks use the same effective weights.
+
+    Args:
+        model: Keras model.
+        losses: Per-example losses.
+        data: The batch.
+        training: bool. Training flag.
+        report: Report on the independence of examples.
+    """
 
     def __init__(
         self,
@@ -34,10 +42,10 @@ class Job:
         self.training, self.batch = training, data.size
         self.variables = model.trainable_variables
         self.report = report
-        # Of the weights without a rule, those in the examples' losses; known after the first chunk.
+        # Weights without a rule on which the examples' losses depend. Known after the first chunk.
         self._used: set[int] | None = None
-        self._penalized: list[int] = []  # numbers of the weights in losses that are not of examples
-        # Each sum is multiplied by 1/B where it is cheapest.
+        self._penalized: list[int] = []  # weights in losses that belong to no example
+        # The factor 1/B of each sum is applied where it is cheapest.
         self.share = (
             1 / data.size if isinstance(data.size, int) else 1 / tf.cast(data.size, tf.float64)
         )
@@ -49,13 +57,14 @@ class Job:
     ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor | None]]:
         """Returns the moments of all weights, in three lists.
 
-        They are `(1/B) sum_b g_b`, `(1/B) sum_b g_b^2`, and the gradient of the losses that are not
-        of an example, None where there is none.
+        They are `(1/B) sum_b g_b`, `(1/B) sum_b g_b^2`, and the gradient of losses that belong to
+        no example
+        (None if there is none).
         """
         if chunk_size is None or (isinstance(self.batch, int) and self.batch <= chunk_size):
             found = self._chunk(0, self.batch)
         else:
-            found = over_blocks(self.batch, chunk_size, self._chunk)
+            found = sum_over_blocks(self.batch, chunk_size, self._chunk)
         count = len(self.variables)
         penalties: list[tf.Tensor | None] = [None] * count
         for index, penalty in zip(self._penalized, found[2 * count :], strict=True):
@@ -63,11 +72,11 @@ class Job:
         return list(found[:count]), list(found[count : 2 * count]), penalties
 
     def methods(self) -> list[str]:
-        """How each weight was computed."""
+        """Returns the method for each weight."""
         return [self._methods[id(v)] for v in self.variables]
 
     def _share_of(self, length: int | tf.Tensor) -> Scale:
-        """Returns the number of a chunk's examples over the batch's."""
+        """Returns the share of a chunk's examples in the batch."""
         both_known = isinstance(length, int) and isinstance(self.share, float)
         return length * self.share if both_known else tf.cast(length, tf.float64) * self.share
 
@@ -92,10 +101,10 @@ class Job:
             if scalar_ds is not None:
                 more = self._terms(record, variable, scalar_ds, length)
                 if more is not None:
-                    # The mean over the chunks, by their sizes.
+                    # The mean over the chunks, weighted by their sizes.
                     penalties[key] = total(more, self._share_of(length))
         slow = [v for v in self.variables if id(v) not in first]
-        if slow and record.draws.inside:  # another pass would draw otherwise
+        if slow and record.draws.inside:  # another pass would draw differently
             slow = list(self.variables)
         if slow:
             self._general(slow, chunk, record, first, second, penalties)
@@ -110,14 +119,14 @@ class Job:
         ds: list[tf.Tensor | None],
         batch: int | tf.Tensor,
     ) -> list[Scaled] | None:
-        """Returns the uses of a weight; None if rules do not account for it."""
+        """Returns the uses of a weight, or None if rules do not cover all of them."""
         uses = record.uses.get(id(variable), [])
         if not uses or id(variable) in record.general | self.report.general:
             return None
         terms = []
         for use in uses:
             given = [ds[probe] for probe in use.probes]
-            if any(d is None for d in given):  # perhaps recorded where the tape does not see it
+            if any(d is None for d in given):  # possibly recorded where the tape does not see it
                 return None
             term = use.term(*given)
             if tuple(term.shape) != tuple(variable.shape):
@@ -134,7 +143,7 @@ class Job:
         return terms
 
     def _losses(self, record: Pass, chunk: Data) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Returns the examples' losses `[n]`, and the sum of those that are not of an example."""
+        """Returns the examples' losses `[n]`, and the sum of losses that belong to no example."""
         outputs = record.run(chunk.x, self.training)
         per_example = at_least_float32(self.losses(chunk.y, outputs, chunk.sample_weight))
         scalar = None
@@ -159,7 +168,7 @@ class Job:
         second: dict[int, tf.Tensor],
         penalties: dict[int, tf.Tensor],
     ) -> None:
-        """Computes the weights that no rule accounts for, from the states before the fast pass."""
+        """Computes the weights that no rule covers, from the states before the fast pass."""
 
         def run(part: Data) -> tuple[tf.Tensor, tf.Tensor | None]:
             record = Pass(self.model, self.perturbations, rules=False, draws=fast.draws)
@@ -176,8 +185,8 @@ class Job:
             with tf.GradientTape(persistent=True) as tape:
                 per_example, scalar = run(chunk if whole else chunk.part(0, 1))
         if self._used is None:
-            # A tape knows what a loss depends on, wherever it was computed. In a graph this
-            # backward pass is never run.
+            # The tape knows on which weights a loss depends. In a graph this backward pass never
+            # runs.
             found = tape.gradient(per_example, sources)
             self._used = {id(v) for v, g in zip(slow, found, strict=True) if g is not None}
         used = [v for v in slow if id(v) in self._used]
@@ -188,9 +197,9 @@ class Job:
             self._methods[id(variable)] = "unused"
         if used:
             if drawn:
-                method, both = general.backward_each(per_example, tape, used)
+                method, both = example_by_example.backward_each(per_example, tape, used)
             else:
-                method, both = general.one_by_one(one, used, chunk.size)
+                method, both = example_by_example.one_by_one(one, used, chunk.size)
             for index, variable in enumerate(used):
                 self._methods[id(variable)] = method
                 first[id(variable)] = scaled(both[index], self.share)
