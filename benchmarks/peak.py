@@ -66,8 +66,10 @@ def _status(field: str) -> int:
 
 
 def resident() -> int:
-    """The resident set now, bytes, after what is free was given back; the largest so far if
-    the system does not tell."""
+    """Returns the present resident set in bytes, after free memory was given back.
+
+    If the system does not report it, the largest resident set so far is returned.
+    """
     _give_back()
     return _status("VmRSS") if STATUS.exists() else _largest()
 

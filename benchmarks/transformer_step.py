@@ -55,7 +55,7 @@ def _tensorflow(
 def ours(
     shape: tuple[int, int], passes: str, dropout: float, compiled: bool = False
 ) -> Callable[[], Any]:
-    """tfwd's layers."""
+    """Makes the step with tfwd's layers."""
     import tensorflow as tf
 
     from tfwd.layers import transformer

@@ -69,7 +69,7 @@ class CheckFinite(keras.layers.Layer):
         >>> check.report()
         "layer 'scores': forward pass has 50.00 % non-finite elements (1 NaN, 1 +Inf, 0 -Inf of 4)"
 
-        References: Caffe's debug option `checkFiniteLayer`.
+    References: Caffe's debug option `checkFiniteLayer`.
     """
 
     forward_counts: keras.Variable

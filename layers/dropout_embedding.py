@@ -51,9 +51,7 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
         >>> bool(tf.reduce_all(y[0, 0] == y[0, 2]))
         True
 
-        References: Gal and Ghahramani (2016); Merity et al. (2017).
-
-        References: Gal and Ghahramani (2016); Merity et al. (2017).
+    References: Gal and Ghahramani (2016); Merity et al. (2017).
     """
 
     def __init__(

@@ -45,8 +45,8 @@ class LockedDropout(keras.layers.Layer):
         >>> bool(tf.reduce_all(y[:, :1] == y))
         True
 
-        References: Gal and Ghahramani, "A Theoretically Grounded Application of Dropout in Recurrent
-        Neural Networks" (2016).
+    References: Gal and Ghahramani, "A Theoretically Grounded Application of Dropout in Recurrent
+    Neural Networks" (2016).
     """
 
     def __init__(self, rate: Any, seed: int | None = None, **kwargs: Any) -> None:

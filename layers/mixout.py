@@ -46,8 +46,8 @@ class Mixout(SingleParametrization):
         >>> bool(tf.reduce_all(dense(x, training=True) == dense.layer(x)))
         False
 
-        References: Lee, Cho and Kang, "Mixout: Effective Regularization to Finetune Large-scale
-        Pretrained Language Models" (2020).
+    References: Lee, Cho and Kang, "Mixout: Effective Regularization to Finetune Large-scale
+    Pretrained Language Models" (2020).
     """
 
     def __init__(

@@ -96,7 +96,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
         >>> 16 < int(np.count_nonzero(kernel)) < 48
         True
 
-        References: Wan et al. (2013) for DropConnect; Merity et al. (2017) for recurrent kernels.
+    References: Wan et al. (2013) for DropConnect; Merity et al. (2017) for recurrent kernels.
     """
 
     def __init__(

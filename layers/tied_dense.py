@@ -50,8 +50,8 @@ class TiedDense(keras.layers.Layer):
         >>> [tuple(w.shape) for w in decoder.weights], decoder.weights[1] is embedding.embeddings
         ([(10,), (10, 4)], True)
 
-        References: Inan et al., "Tying Word Vectors and Word Classifiers" (2016); Press and Wolf,
-        "Using the Output Embedding to Improve Language Models" (2016).
+    References: Inan et al., "Tying Word Vectors and Word Classifiers" (2016); Press and Wolf,
+    "Using the Output Embedding to Improve Language Models" (2016).
     """
 
     def __init__(

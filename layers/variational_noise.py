@@ -43,8 +43,8 @@ class VariationalNoise(SingleParametrization):
         >>> [bool(tf.reduce_all(noisy(x, training=True) == noisy.layer(x))) for _ in range(2)]
         [True, False]
 
-        References: Graves, "Practical Variational Inference for Neural Networks" (2011), with one
-        fixed deviation for all weights, which is not learnt.
+    References: Graves, "Practical Variational Inference for Neural Networks" (2011), with one
+    fixed deviation for all weights, which is not learnt.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
         >>> [bool(tf.reduce_all(a[:, t] == b[:, t])) for t in range(3)]  # the state starts at zero
         [True, False, False]
 
-        References: Merity et al., "Regularizing and Optimizing LSTM Language Models" (2017).
+    References: Merity et al., "Regularizing and Optimizing LSTM Language Models" (2017).
     """
 
     def __init__(

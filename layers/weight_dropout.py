@@ -46,7 +46,7 @@ class WeightDropout(SingleParametrization):
         >>> bool(tf.reduce_all(dense(x, training=True) == dense.layer(x)))
         False
 
-        References: Wan et al., "Regularization of Neural Networks using DropConnect" (2013).
+    References: Wan et al., "Regularization of Neural Networks using DropConnect" (2013).
     """
 
     def __init__(

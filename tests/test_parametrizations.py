@@ -220,9 +220,7 @@ def test_a_chain_of_one_draws_as_its_element() -> None:
 
 
 def test_chain_takes_parametrizations_only() -> None:
-    with pytest.raises(
-        TypeError, match=r"expects .* such as Dropout\(0.5\), got 0.5"
-    ):
+    with pytest.raises(TypeError, match=r"expects .* such as Dropout\(0.5\), got 0.5"):
         P.Chain([0.5])
 
 

@@ -60,7 +60,8 @@ def parametrize(
     Example:
         >>> import keras, tfwd
         >>> from tfwd import parametrizations as P
-        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+        >>> dense = [keras.layers.Dense(4), keras.layers.Dense(1)]
+        >>> model = keras.Sequential([keras.Input((8,)), *dense])
         >>> dropped = tfwd.parametrize(model, {"kernel": P.Dropout(0.3)}, seed=1)
         >>> dropped.weights[0] is model.weights[0]
         True

@@ -110,7 +110,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
 
     @property
     def share_across_replicas(self) -> bool:
-        """bool. All replicas of a `tf.distribute` strategy draw the same."""
+        """True if all replicas of a `tf.distribute` strategy draw the same."""
         return self.draws.share_across_replicas
 
     def _subject(self) -> Any:

@@ -155,7 +155,7 @@ class Attention(MultiHeadAttention):
         >>> attention(tf.ones([3, 5, 8]), tf.ones([3, 7, 6])).shape
         TensorShape([3, 5, 8])
 
-        References: Vaswani et al., "Attention Is All You Need" (2017).
+    References: Vaswani et al., "Attention Is All You Need" (2017).
     """
 
     def build(self, inputs_shape: Any, context_shape: Any = None) -> None:

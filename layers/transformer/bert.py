@@ -66,9 +66,9 @@ class Bert(TokenIdInputs, Published):
         >>> bert(tf.constant([[2, 7, 3, 0]])).shape
         TensorShape([1, 4, 8])
 
-        References: Devlin et al., "BERT" (2019); Liu et al., "RoBERTa" (2019); Sanh et al.,
-        "DistilBERT" (2019); Clark et al., "ELECTRA" (2020); Lan et al., "ALBERT" (2020). Without a mask
-        Hugging Face's classes attend to padding, with a warning; this layer does not.
+    References: Devlin et al., "BERT" (2019); Liu et al., "RoBERTa" (2019); Sanh et al.,
+    "DistilBERT" (2019); Clark et al., "ELECTRA" (2020); Lan et al., "ALBERT" (2020). Without a mask
+    Hugging Face's classes attend to padding, with a warning; this layer does not.
     """
 
     argument_of_key: ClassVar[dict[str, str]] = {

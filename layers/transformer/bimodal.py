@@ -125,7 +125,7 @@ class BiModalEncoder(Composite):
         >>> [part.shape[-1] for part in encoder(tf.ones([1, 5, 8]), tf.ones([1, 4, 6]))]
         [8, 6]
 
-        References: Lu et al., "ViLBERT" (2019).
+    References: Lu et al., "ViLBERT" (2019).
     """
 
     def __init__(

@@ -60,8 +60,8 @@ class Embeddings(TokenIdInputs, Published):
         >>> embeddings(tf.constant([[2, 7, 3]])).shape
         TensorShape([1, 3, 8])
 
-        References: Devlin et al., "BERT" (2019); Liu et al., "RoBERTa" (2019), for `padding_position`;
-        Lan et al., "ALBERT" (2020), for `embedding_size`.
+    References: Devlin et al., "BERT" (2019); Liu et al., "RoBERTa" (2019), for `padding_position`;
+    Lan et al., "ALBERT" (2020), for `embedding_size`.
     """
 
     part = "embeddings"

@@ -53,7 +53,7 @@ class TransformerLayer(PostNormLayer):
         >>> layer(tf.ones([3, 5, 8])).shape
         TensorShape([3, 5, 8])
 
-        References: Vaswani et al., "Attention Is All You Need" (2017); Devlin et al., "BERT" (2019).
+    References: Vaswani et al., "Attention Is All You Need" (2017); Devlin et al., "BERT" (2019).
     """
 
     def __init__(

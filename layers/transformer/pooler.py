@@ -33,7 +33,7 @@ class Pooler(Published):
         >>> T.Pooler(8)(tf.ones([2, 5, 8])).shape
         TensorShape([2, 8])
 
-        References: Devlin et al., "BERT" (2019).
+    References: Devlin et al., "BERT" (2019).
     """
 
     part = "pooler"

@@ -28,8 +28,8 @@ class RMSNormalization(Composite):
         >>> T.RMSNormalization()(tf.constant([[3.0, 4.0]])).numpy().round(2).tolist()
         [[0.8500000238418579, 1.1299999952316284]]
 
-        References: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019). Keras has a layer
-        of this name from version 3.9 on.
+    References: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019). Keras has a layer
+    of this name from version 3.9 on.
     """
 
     def __init__(self, epsilon: float = 1e-6, **kwargs: Any) -> None:

@@ -50,7 +50,7 @@ class TransformerStack(Published):
         >>> stack(tf.ones([2, 5, 8])).shape
         TensorShape([2, 5, 8])
 
-        References: Devlin et al., "BERT" (2019); Lan et al., "ALBERT" (2020), for `num_shared`.
+    References: Devlin et al., "BERT" (2019); Lan et al., "ALBERT" (2020), for `num_shared`.
     """
 
     part = "stack"

@@ -63,7 +63,7 @@ class T5(TokenIdInputs, Published):
         >>> t5(tf.constant([[7, 8, 1]]), tf.constant([[0, 9]])).shape
         TensorShape([1, 2, 50])
 
-        References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020).
+    References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020).
     """
 
     families = ("t5",)

@@ -49,7 +49,7 @@ class T5Stack(Published):
         >>> encoder(tf.ones([1, 3, 8])).shape
         TensorShape([1, 3, 8])
 
-        References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020).
+    References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020).
     """
 
     families = ("t5",)

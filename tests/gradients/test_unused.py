@@ -9,6 +9,7 @@ import tensorflow as tf
 from gradients.brute import assert_moments, per_example, randomized
 
 from tfwd import gradients
+from tfwd.gradients import example_by_example
 
 L = keras.layers
 
@@ -121,7 +122,7 @@ def test_rule_that_does_not_give_its_probe_back_is_named(rule_uses: str) -> None
     own = Own(name="mine")
     model = keras.Sequential([keras.Input((3,)), own])
     try:
-        message = "rule 'forgetful' of layer 'mine' .* '.*kernel' .* compute with the result of call.probe"
+        message = "rule 'forgetful' of layer 'mine' .* '.*kernel' .* compute with the result of"
         with pytest.raises(ValueError, match=message):
             gradients.squared_mean(model, x, y["one"], "mse")
     finally:

@@ -87,9 +87,9 @@ def call(
         >>> bool(tf.reduce_all(tape.gradient(y, w) == y))
         True
 
-        References: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), for running
-        again; the hooks on saved tensors of PyTorch, for replacing single ones. `tf.recompute_grad`
-        copies its arguments, merges the draws, lacks the training flag, and can only run all again.
+    References: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), for running
+    again; the hooks on saved tensors of PyTorch, for replacing single ones. `tf.recompute_grad`
+    copies its arguments, merges the draws, lacks the training flag, and can only run all again.
     """
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if isinstance(training, bool) and not tf.executing_eagerly():

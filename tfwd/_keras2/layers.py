@@ -159,7 +159,7 @@ def embedding_matrix(layer: Any) -> tf.Variable:
 
 
 def is_quantized(layer: Any) -> bool:
-    """Returns True if the layer computes with weights of 8 or 4 bits. Keras 2 has no such layers."""
+    """Returns True if the layer computes with weights of 8 or 4 bits. Keras 2 has none."""
     return False
 
 

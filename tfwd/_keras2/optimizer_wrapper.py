@@ -150,7 +150,7 @@ class OptimizerWrapper(Holder, metaclass=PicksOptimizerBase):
         return variable
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        """Makes one step with the gradients of a loss that `scale_loss` has scaled; as on Keras 3."""
+        """Makes one step with gradients of a loss that `scale_loss` has scaled, as on Keras 3."""
         grads = list(grads)
         if not grads:
             return

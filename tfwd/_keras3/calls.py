@@ -147,7 +147,7 @@ def recurrent_arguments(
 
 
 def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tensor]:
-    """Returns the first states of a recurrent layer with one cell, as its own call computes them."""
+    """Returns the first states of a recurrent layer with one cell, as its call computes them."""
     if given is None:
         batch = keras.ops.shape(sequences)[0]
         given = layer.states if layer.stateful else layer.get_initial_state(batch_size=batch)

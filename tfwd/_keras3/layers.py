@@ -73,7 +73,7 @@ def build_by_call(layer: keras.Layer, args: tuple, kwargs: dict) -> None:
 
 
 def has_default_build(layer: keras.Layer) -> bool:
-    """Returns True if the layer does not define `build`, so that only a call creates its weights."""
+    """Returns True if the layer does not define `build`, so only a call creates its weights."""
     return keras.src.utils.python_utils.is_default(layer.build) and bool(layer._layers)
 
 

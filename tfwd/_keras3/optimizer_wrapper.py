@@ -46,7 +46,7 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
         self.optimizer = inner
 
     def _forget_variables(self) -> None:
-        """Replaces the list of own variables: TensorFlow cannot save a list that lost an element."""
+        """Replaces the list of own variables: TensorFlow cannot save a shortened list."""
         tracker: Any = vars(self)["_tracker"]
         is_variable = tracker.config["variables"][0]
         object.__delattr__(self, "_tracker")

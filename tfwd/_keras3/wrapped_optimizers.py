@@ -69,7 +69,7 @@ def chain(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 
 def own_decays(optimizer: Optimizer) -> dict[str, Any]:
-    """Returns the arguments with which a Keras optimizer decays weights itself, with their values."""
+    """Returns the arguments, with values, with which a Keras optimizer decays weights itself."""
     return {
         name: value
         for name, value in vars(optimizer).items()
@@ -118,5 +118,5 @@ def learning_rate(leaf: Optimizer) -> Any:
 
 
 def key(optimizer: Optimizer, variable: Any) -> Any:
-    """Returns a key that is the same for a variable, its `tf.Variable`, and its replicas' copies."""
+    """Returns a key that a variable, its `tf.Variable` and its replicas' copies share."""
     return optimizer._var_key(variable)

@@ -51,7 +51,7 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def _given(layer: Any, kwargs: dict[str, Any]) -> Iterator[None]:
-    """Stores the arguments of a layer's call, to distinguish them from arguments that Keras adds."""
+    """Stores the arguments of a layer's call, to tell them from arguments that Keras adds."""
     before = getattr(_here, "call", None)
     _here.call = layer, dict(kwargs)
     try:

@@ -54,7 +54,7 @@ class Scope:
             self._make(variable, value)
 
     def get_current_value(self, variable: Any) -> tf.Tensor | None:
-        """Returns the substitute for a read. None means the variable's own value. Keras calls it."""
+        """Returns the substitute for a read, or None for the variable's own value."""
         value = self.state_mapping.get(id(variable))
         self.read[id(variable)] = variable
         if value is None and self.original_scope is not None:

@@ -39,8 +39,8 @@ def words(
         >>> words([3], key_of(tf.constant([1, 2])), constant((0, 0), tf.uint64)).numpy().tolist()
         [93904442, -1731035090, 655331230]
 
-        References: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011). TensorFlow's
-        `tf.random.stateless_*` functions make key and counter of a seed by one more block.
+    References: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011). TensorFlow's
+    `tf.random.stateless_*` functions make key and counter of a seed by one more block.
     """
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=constant(tuple(shape), tf.int32),

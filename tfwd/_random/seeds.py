@@ -60,7 +60,7 @@ def seed(
         >>> bool(tf.reduce_all(a == seed(7, position=1, call=0))), bool(tf.reduce_all(a == b))
         (True, False)
 
-        References: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011), for Philox.
+    References: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011), for Philox.
     """
     state = tf.stack([_number(root), _number(call)])
     return _drawn(state, replica, position + 1)[position]

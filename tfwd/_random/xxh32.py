@@ -40,7 +40,7 @@ def words(counters: Sequence[tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
         >>> words([tf.constant([0, 1], tf.uint32)], tf.constant([1, 2])).numpy().tolist()
         [179006902, 1412674086]
 
-        References: Y. Collet, the xxHash specification (github.com/Cyan4973/xxHash).
+    References: Y. Collet, the xxHash specification (github.com/Cyan4973/xxHash).
     """
     key, tail = tf.unstack(tf.bitcast(seed, tf.uint32))
     state = key + constant(_PRIMES[4] + 8)  # 8 is the message's length in bytes

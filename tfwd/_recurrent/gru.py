@@ -72,8 +72,8 @@ def gru(
         >>> outputs.shape.as_list(), bool(tf.reduce_all(outputs[-1] == h))
         ([5, 2, 4], True)
 
-        References: Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder for
-        Statistical Machine Translation" (2014), in cuDNN's variant (`reset_after=True` in Keras).
+    References: Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder for
+    Statistical Machine Translation" (2014), in cuDNN's variant (`reset_after=True` in Keras).
     """
     if mask is not None:
         mask = tf.expand_dims(mask, 2)

@@ -77,8 +77,8 @@ def lstm(
         >>> outputs.shape.as_list(), bool(tf.reduce_all(outputs[-1] == h))
         ([5, 2, 4], True)
 
-        References: Hochreiter and Schmidhuber, "Long Short-Term Memory" (1997), with the forget gate of
-        Gers et al., "Learning to Forget" (2000), and without peepholes.
+    References: Hochreiter and Schmidhuber, "Long Short-Term Memory" (1997), with the forget gate of
+    Gers et al., "Learning to Forget" (2000), and without peepholes.
     """
     if mask is not None:
         mask = tf.expand_dims(mask, 2)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 
-def over_blocks(
+def sum_over_blocks(
     batch: int | tf.Tensor,
     block: int,
     function: Callable[[int | tf.Tensor, int | tf.Tensor], tuple[tf.Tensor, ...]],

@@ -122,8 +122,8 @@ def squared_mean(
         >>> moments.squared_mean[0].numpy().T
         array([[4., 8.]], dtype=float32)
 
-        References: Dangel et al., "BackPACK: Packing more into Backprop" (2020), whose
-        `sum_grad_squared` this is, there a sum for a loss that is divided by B.
+    References: Dangel et al., "BackPACK: Packing more into Backprop" (2020), whose
+    `sum_grad_squared` this is, there a sum for a loss that is divided by B.
     """
     return _squared_mean(
         model, x, y, loss, sample_weight, training, chunk_size, loss_weights=loss_weights

@@ -54,7 +54,7 @@ class PerExampleGradient:
         raise NotImplementedError
 
     def folded(self, batch: int | tf.Tensor) -> PerExampleGradient:
-        """Returns the gradients of `batch` examples, where several successive rows are of one example.
+        """Returns the gradients of `batch` examples, where several rows are of one example.
 
         They are summed: `g_b` is the sum of the rows of example `b`.
         """

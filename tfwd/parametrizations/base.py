@@ -40,7 +40,8 @@ class Parametrization:
         ...     def get_config(self):
         ...         return {"width": self.width}
         >>> from tfwd import layers
-        >>> dense = layers.Parametrized(keras.layers.Dense(2), {"kernel": UniformNoise(0.1)}, seed=1)
+        >>> noise = {"kernel": UniformNoise(0.1)}
+        >>> dense = layers.Parametrized(keras.layers.Dense(2), noise, seed=1)
         >>> dense(tf.ones([1, 3]), training=True).shape
         TensorShape([1, 2])
     """
@@ -129,7 +130,7 @@ class Parametrization:
 
     @property
     def is_identity(self) -> bool:
-        """bool. The effective weight always equals the weight."""
+        """True if the effective weight always equals the weight."""
         return False
 
     def elements(self) -> list[Parametrization]:

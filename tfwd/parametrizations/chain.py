@@ -42,12 +42,12 @@ class Chain(Parametrization):
 
     @property
     def stochastic(self) -> bool:  # type: ignore[override]
-        """bool. An element is stochastic."""
+        """True if an element is stochastic."""
         return any(p.stochastic for p in self.parametrizations)
 
     @property
     def elementwise(self) -> bool:  # type: ignore[override]
-        """bool. All elements are elementwise."""
+        """True if all elements are elementwise."""
         return all(p.elementwise for p in self.parametrizations)
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

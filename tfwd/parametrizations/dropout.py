@@ -44,9 +44,9 @@ class Dropout(Parametrization):
         >>> sorted(set(w.numpy().ravel().tolist()))
         [0.0, 2.0]
 
-        References: Wan et al., "Regularization of Neural Networks using DropConnect" (2013); Merity et
-        al., "Regularizing and Optimizing LSTM Language Models" (2017). DropConnect as published
-        averages over masks at test time; here, as in the second paper, the raw weight is used.
+    References: Wan et al., "Regularization of Neural Networks using DropConnect" (2013); Merity et
+    al., "Regularizing and Optimizing LSTM Language Models" (2017). DropConnect as published
+    averages over masks at test time; here, as in the second paper, the raw weight is used.
     """
 
     elementwise = True

@@ -49,11 +49,11 @@ class GaussianNoise(Parametrization):
         >>> round(float(tf.math.reduce_std(w)), 2)
         0.1
 
-        References: Graves, "Practical Variational Inference for Neural Networks" (2011). One fixed
-        deviation is used for all entries, as in speech recognition since; it is not learnt. Wu et al.,
-        "NoisyTune: A Little Noise Can Help You Finetune Pretrained Language Models Better" (2022), for
-        the weight's own deviation. Departures: theirs is uniform noise, added once before training;
-        here it is Gaussian, and drawn in each call.
+    References: Graves, "Practical Variational Inference for Neural Networks" (2011). One fixed
+    deviation is used for all entries, as in speech recognition since; it is not learnt. Wu et al.,
+    "NoisyTune: A Little Noise Can Help You Finetune Pretrained Language Models Better" (2022), for
+    the weight's own deviation. Departures: theirs is uniform noise, added once before training;
+    here it is Gaussian, and drawn in each call.
     """
 
     elementwise = True

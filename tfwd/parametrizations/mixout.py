@@ -66,8 +66,8 @@ class Mixout(Dropout):
         >>> sorted(set(mixed.numpy().ravel().tolist()))
         [1.0, 5.0]
 
-        References: Lee, Cho and Kang, "Mixout: Effective Regularization to Finetune Large-scale
-        Pretrained Language Models" (2020). Theirs mixes weights of linear layers; here any weight.
+    References: Lee, Cho and Kang, "Mixout: Effective Regularization to Finetune Large-scale
+    Pretrained Language Models" (2020). Theirs mixes weights of linear layers; here any weight.
     """
 
     elementwise = True

@@ -28,8 +28,8 @@ class WeightNorm(Parametrization):
         >>> [round(float(entry), 2) for entry in w.numpy().ravel()]
         [0.6, 0.8]
 
-        References: Salimans and Kingma, "Weight Normalization" (2016). The published gain `g` would be
-        a new weight, which a parametrization does not add; a gain that is wanted can follow as a layer.
+    References: Salimans and Kingma, "Weight Normalization" (2016). The published gain `g` would be
+    a new weight, which a parametrization does not add; a gain that is wanted can follow as a layer.
     """
 
     stochastic = False

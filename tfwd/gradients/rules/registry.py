@@ -50,7 +50,7 @@ def rule(*classes: type) -> Callable[[R], R]:
         ValueError: If a class is not a Keras layer class.
 
     Example:
-        A layer that multiplies by a vector, `y = x * scale`: for one example, `dl/dscale = x * dl/dy`.
+        A layer multiplies by a vector, `y = x * scale`. For one example, `dl/dscale = x * dl/dy`.
 
         >>> import keras
         >>> import tensorflow as tf
