@@ -103,7 +103,7 @@ def _analysed(
         graph.differentiate(_differentiable(results))
     reads.check(name, parametrized, filter(graph.reads, call.variables), reads.IN_BACKWARD)
     if not impure and (behind := graph.variables_read()):
-        impure = f"it reads the variable '{behind[0].name}' in backward, in a gradient of its own"
+        impure = f"it reads the variable '{behind[0].name}' in backward, in a custom gradient"
     losses = max(len(result.losses) for result in results)
     taken = any(t.dtype.is_floating or t.dtype.is_complex for t in graph.taken)
     told = any(key not in results[0].read for key in parametrized)
@@ -142,9 +142,9 @@ def _why_not_here(
         # In eager mode no tape records the operations of the first run.
         return "it takes gradients itself" if graph.gradients_taken else ""
     if branch and not isinstance(call.training, bool):
-        return "it has a branch of its own in that of the training flag, which is a tensor"
+        return "it has a branch inside the branch of the training flag, which is a tensor"
     if branch and own_gradient:
-        return "it has a branch, and a gradient of its own"
+        return "it has a branch and a custom gradient"
     return ""
 
 

@@ -129,7 +129,7 @@ def test_shared_layers_are_not_told_by_shapes(tmp_path):
         ({"num_attention_heads": True}, "num_attention_heads=True is not a whole number"),
         ({"layer_norm_eps": "1e-12"}, "layer_norm_eps='1e-12' is not a number"),
         ({"hidden_dropout_prob": None}, "hidden_dropout_prob=None is not a number"),
-        ({"vocab_size": 0}, "vocab_size=0: give 1 or more"),
+        ({"vocab_size": 0}, "vocab_size=0: expected at least 1"),
     ],
 )
 def test_configs_whose_numbers_are_none(change, message, tmp_path):

@@ -134,7 +134,7 @@ def test_t5_takes_a_dict():
         ((IDS * np.nan,), {}, r"ids must be whole numbers, but begins with \[nan"),
         ((IDS - 1.0,), {}, "ids must be from 0 to 19, but goes from -1.0 to 7.0"),
         ((tf.RaggedTensor.from_tensor(IDS),), {}, "ids is a RaggedTensor: .* by to_tensor"),
-        ((IDS,), {"token_type_ids": TYPES + 1}, "token_type_ids must be from 0 to 1, and goes fr"),
+        ((IDS,), {"token_type_ids": TYPES + 1}, "token_type_ids must be from 0 to 1, but goes fr"),
         ((IDS,), {"token_type_ids": TYPES[:, :2]}, r"token_type_ids has the shape \[2, 2\], and"),
         ((IDS,), {"position_ids": IDS + 5}, "position_ids must be from 0 to 11, but goes from 5"),
         (
@@ -169,11 +169,11 @@ def test_ids_that_keras_made_floats(tmp_path):
 def test_floats_that_cannot_hold_all_ids_are_refused():
     """Between 2**24 and 2**25 float32 has only even numbers."""
     ids = np.array([[1.0]], "float32")
-    with pytest.raises(TypeError, match="ids has the dtype float32: give integers"):
+    with pytest.raises(TypeError, match="ids has the dtype float32: expected integers"):
         Inputs(keras.layers.Layer()).ids("ids", ids, below=2**24 + 1)
     assert Inputs(keras.layers.Layer()).ids("ids", ids, below=2**24).dtype == tf.int32
     half = T.Embeddings(20, 4, dtype="mixed_float16")
-    with pytest.raises(TypeError, match="ids has the dtype float16: give integers"):
+    with pytest.raises(TypeError, match="ids has the dtype float16: expected integers"):
         half(IDS.astype("float32"))
 
 
