@@ -17,7 +17,7 @@ from tfwd.parametrizations import Dropout
 
 @keras.saving.register_keras_serializable("tfwd")
 class LockedDropout(keras.layers.Layer):
-    """Variational dropout: drops the same features of a sequence at all time steps.
+    """Variational dropout, which drops the same features of a sequence at all time steps.
 
     Formula: `y[b, t, ...] = m[b, ...] x[b, t, ...] / keep` with `m ~ Bernoulli(keep)`. `keep` is
     `1 - rate` rounded to a multiple of 2^-16. Each example of the batch has its own mask.

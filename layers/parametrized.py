@@ -146,7 +146,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
         self._make_weights(args, kwargs, training)
         unperturbed = function
         if recurrent_call.is_plain(self.layer):
-            function = functools.partial(recurrent_call.either_call, self.layer, function)
+            function = functools.partial(recurrent_call.fast_or_plain_call, self.layer, function)
         return self._perturbed_call(function, args, kwargs, training, unperturbed)
 
     def _unperturbed_call(self, *args: Any, **kwargs: Any) -> Any:

@@ -155,7 +155,7 @@ class DecoupledWeightDecay(SumsRows):
         self._decay_rate = decay_rate
         self._rules: Any = rules
         self.sparse, self.decay_unused, self.towards = sparse, bool(decay_unused), towards
-        self._starts: Any = Starts()
+        self._starts: Any = StartValues()
         self._decay_rate.note_initial(wrapped_optimizers.leaves(self.optimizer))
         self._fused = FusedSteps()
         self._unused_known = False
@@ -346,7 +346,7 @@ class DecoupledWeightDecay(SumsRows):
         return made
 
 
-class Starts:
+class StartValues:
     """The values of decayed variables when the optimizer was built, by the variables' keys.
 
     Keras's classes do not allow a dict of variables as an attribute.

@@ -28,7 +28,7 @@ _where: contextvars.ContextVar[str] = contextvars.ContextVar("where", default=""
 
 
 @contextlib.contextmanager
-def naming(where: str) -> Iterator[None]:
+def named_in_errors(where: str) -> Iterator[None]:
     """Makes errors about values that are read in the body name this weight and layer."""
     token = _where.set(where)
     try:
@@ -37,7 +37,7 @@ def naming(where: str) -> Iterator[None]:
         _where.reset(token)
 
 
-def constant(value: Any) -> Any:
+def as_float_if_known(value: Any) -> Any:
     """Returns a float for a scalar array or a tensor with a known value, else the value itself."""
     if isinstance(value, np.ndarray) or (tf.is_tensor(value) and not _is_variable(value)):
         known = tf.get_static_value(value) if tf.is_tensor(value) else value

@@ -48,7 +48,7 @@ def standardize(training: Any) -> bool | tf.Tensor:
     return tf.cast(flag, tf.bool)
 
 
-def each(training: bool | tf.Tensor, function: Callable[[bool], T]) -> T:
+def call_with_bool(training: bool | tf.Tensor, function: Callable[[bool], T]) -> T:
     """Returns `function(training)`, with a Python bool in each branch of `cond`."""
     return cond(training, lambda: function(True), lambda: function(False))
 

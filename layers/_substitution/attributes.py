@@ -48,7 +48,7 @@ class Attributes:
                 now.update(before)
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def undoing_changes(self) -> Iterator[None]:
         """Undoes changes that the body makes to the layers' attributes.
 
         It restores symbolic tensors, plain values such as call counts, and the states of NumPy's

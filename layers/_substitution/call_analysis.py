@@ -60,7 +60,7 @@ def analyse(
     key = None if signature is None or call.wrappers else (signature, call.signature())
     if key in _shared:
         return _shared[key]
-    with Attributes(owner).kept():
+    with Attributes(owner).undoing_changes():
         analysis = _analysed(name, owner, parametrized, call)
     if key is not None and analysis.shared:
         _shared[key] = analysis
@@ -90,9 +90,9 @@ def _analysed(
     updated = {id(v): v for result in results for v, _ in result.updates}
     reads.check(name, parametrized, filter(graph.reads, call.variables), reads.PAST_KERAS)
     reads.check(name, parametrized, updated.values(), reads.ASSIGNED)
-    reads.tell_of_unread(name, parametrized, results[0].read)
+    reads.warn_of_unread(name, parametrized, results[0].read)
     nodes = list(graphs.nodes(graph, graph.get_operations()))
-    reads.tell_of_python(name, sorted({node.op for node in nodes if node.op in _FREE}))
+    reads.warn_of_python(name, sorted({node.op for node in nodes if node.op in _FREE}))
     if runs_again:
         draws = _unrepeatable(nodes)
     own_gradient = any(map(graphs.has_users_gradient, nodes))
@@ -129,7 +129,7 @@ def _why_impure(
         return f"it keeps a tensor in its attribute '{kept[0]}'"
     if draws:
         return f"it, or a parametrization, uses what cannot be repeated ({draws[0]})"
-    if kinds := [kind for result in results if (kind := nests.closed(result.outputs))]:
+    if kinds := [kind for result in results if (kind := nests.opaque_class(result.outputs))]:
         return f"it returns a {kinds[0]}, whose tensors are hidden from a gradient taken by hand"
     return ""
 

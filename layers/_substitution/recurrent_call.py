@@ -101,7 +101,7 @@ def call(
     return _keras.recurrent.call_with_loop(layer, kind.gates, loop, sequences, **arguments)
 
 
-def either_call(
+def fast_or_plain_call(
     layer: keras.layers.RNN,
     otherwise: Callable[..., Any],
     sequences: tf.Tensor,

@@ -20,7 +20,7 @@ from tfwd.parametrizations import Parametrization
 from tfwd.pretrained import listeners
 
 
-class _Held(NamedTuple):
+class _Reference(NamedTuple):
     value: tf.Variable
     taken: tf.Variable  # True if `value` is set
 
@@ -64,7 +64,7 @@ class References(keras.layers.Layer):
         for name in self._starts:
             self._held[name].taken.assign(False)
 
-    def make(self, targeted: TargetedWeights) -> None:
+    def create(self, targeted: TargetedWeights) -> None:
         """Creates the missing references, and reads the references that come from a source.
 
         Raises:
@@ -82,7 +82,7 @@ class References(keras.layers.Layer):
         for name, variable, dtype, read in found:
             dtype = dtype or _keras.variables.dtype_name(variable)
             value = np.zeros(tuple(variable.shape), "bool") if read is None else read
-            self._held[name] = _Held(
+            self._held[name] = _Reference(
                 self._variable(name, value, dtype),
                 self._variable(f"{name}_taken", np.asarray(read is not None), "bool"),
             )
@@ -101,7 +101,7 @@ class References(keras.layers.Layer):
         """
         return [held.value for held in self._held.values()]
 
-    def begin(self, training: bool | tf.Tensor) -> None:
+    def copy_due(self, training: bool | tf.Tensor) -> None:
         """Copies the current weights as references in the first training call."""
         if not self._starts or training is False:
             return
@@ -120,7 +120,7 @@ class References(keras.layers.Layer):
             held.value.assign(tf.where(held.taken.read_value(), held.value.read_value(), now))
             held.taken.assign(True)
 
-    def looked_up(self, target: Target, parametrization: Parametrization) -> list[tf.Tensor]:
+    def current_values(self, target: Target, parametrization: Parametrization) -> list[tf.Tensor]:
         """Returns the values of one weight's references.
 
         Before the first training call these are the values that the call would copy.
@@ -166,11 +166,11 @@ class References(keras.layers.Layer):
             held.taken.assign(bool(np.asarray(store[f"{name}_taken"])))
 
 
-def begin(layer: keras.layers.Layer, training: bool | tf.Tensor) -> None:
+def copy_due_references(layer: keras.layers.Layer, training: bool | tf.Tensor) -> None:
     """Copies the references that are due, in a layer and in all layers in it."""
     for inner in _keras.layers.all_layers(layer):
         if isinstance(inner, References):
-            inner.begin(training)
+            inner.copy_due(training)
 
 
 def reset_references(layer: keras.layers.Layer) -> None:

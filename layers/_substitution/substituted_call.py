@@ -137,7 +137,7 @@ class SubstitutedCall:
         number = tf.raw_ops.Unpack(value=state, num=2)[1]
         self.targeted = []
         for target, parametrization in targeted:
-            with rates.naming(f"weight '{target.name}' of layer '{name}'"):
+            with rates.named_in_errors(f"weight '{target.name}' of layer '{name}'"):
                 self.targeted.append((target, parametrization.at(number)))
         self.seeds = draws.seeds_of(state, [target.position for target, _ in targeted])
         # A weight that only outer wrappers parametrize is read as they left it. An inner wrapper
@@ -223,7 +223,7 @@ class SubstitutedCall:
         if recomputed:
             flat = recompute.call(self.weights, function, self.training, tensors, self.seeds)
         else:
-            flat = training_flag.each(self.training, keeping)
+            flat = training_flag.call_with_bool(self.training, keeping)
         return packed.unpack(list(flat))
 
     def weights(self, training: bool, tensors: list, seeds: list) -> list[tf.Tensor]:

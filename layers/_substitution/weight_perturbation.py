@@ -132,7 +132,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
                 parametrization.check(where, tuple(target.variable.shape))
             reads.check_normalized(layer, {id(t.variable): t.name for t, _ in targeted})
             if self.references is not None:
-                self.references.make(targeted)
+                self.references.create(targeted)
             cache.targeted, cache.targeted_from = targeted, weights
         return cache.targeted
 
@@ -168,7 +168,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         if not targeted and isinstance(flag, bool):
             return _on_raw_weights(unperturbed or function, args, kwargs, flag)
         is_lookup = overriding.is_plain(subject, keras.layers.Embedding, ours=subject is self)
-        looks_up = is_lookup and lookup.applies(subject, targeted, args, kwargs)
+        looks_up = is_lookup and lookup.is_possible(subject, targeted, args, kwargs)
         if looks_up:
             (ids,) = (*args, *kwargs.values())
             function, variables, args, kwargs = subject, subject.weights, (), {}
@@ -188,13 +188,13 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             self.references,
             self._begun_references(flag),
         )
-        return lookup.rows(call, subject, ids) if looks_up else self._perturbed_run(call)
+        return lookup.looked_up_rows(call, subject, ids) if looks_up else self._perturbed_run(call)
 
     def _begun_references(self, training: bool | tf.Tensor) -> list[tf.Variable]:
         """Copies due references before a substitution. Returns all references in this layer."""
         owner: Any = self
         if not outer_wrappers():
-            references.begin(owner, training)
+            references.copy_due_references(owner, training)
         return references.variables(owner)
 
     def _perturbed_run(self, call: SubstitutedCall) -> Any:
@@ -304,6 +304,6 @@ def _bound(
             if target.variable is variable and not parametrization.is_identity:
                 seed = layer.draws.seed_at(number, target.position)
                 held = layer.references
-                values = held.looked_up(target, parametrization) if held is not None else ()
+                values = held.current_values(target, parametrization) if held is not None else ()
                 found.append(BoundParametrization(parametrization.at(number), seed, True, values))
     return found

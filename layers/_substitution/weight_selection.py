@@ -79,7 +79,7 @@ def select(layer: keras.Layer, parametrizations: Parametrizations) -> TargetedWe
     return [(target, parametrizations) for target in found]
 
 
-def of_weights(
+def assign_to_patterns(
     layer: keras.Layer, parametrization: Parametrization, weights: str | Sequence[str] | None
 ) -> Parametrizations:
     """Assigns one parametrization to a pattern, several patterns, or the default weights.

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.layers.transformer.composite import Composite, built, initializer
-from tfwd.layers.transformer.inputs import Inputs, position_mask
+from tfwd.layers.transformer.inputs import InputChecks, position_mask
 
 
 class MultiHeadAttention(Composite):
@@ -73,7 +73,7 @@ class MultiHeadAttention(Composite):
         if context_mask is None:
             context_mask = _keras.layers.get_mask(context)
         if context_mask is not None:
-            checked = Inputs(self)
+            checked = InputChecks(self)
             name = "mask" if context is inputs else "context_mask"
             context_mask = checked.mask(name, context_mask, keys=context, queries=inputs)
             inputs = checked.marked(inputs)

@@ -12,7 +12,7 @@ from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import Composite, built
 from tfwd.layers.transformer.embeddings import Embeddings
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import Inputs, TokenIdInputs, position_mask
+from tfwd.layers.transformer.inputs import InputChecks, TokenIdInputs, position_mask
 from tfwd.layers.transformer.pooler import Pooler
 from tfwd.layers.transformer.stack import TransformerStack
 
@@ -150,7 +150,7 @@ class Bert(TokenIdInputs, Published):
         if mask is None:
             mask = self.embeddings.compute_mask(ids)
         else:
-            checked = Inputs(self)
+            checked = InputChecks(self)
             mask = checked.mask("mask", mask, embedded, embedded)
             embedded = checked.marked(embedded)
         states = self.stack(embedded, mask=mask, training=training)

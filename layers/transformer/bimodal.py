@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.layers.transformer.attention import Attention
 from tfwd.layers.transformer.composite import Composite, built
-from tfwd.layers.transformer.inputs import Inputs, position_mask
+from tfwd.layers.transformer.inputs import InputChecks, position_mask
 from tfwd.layers.transformer.post_norm import PostNormLayer
 from tfwd.layers.transformer.stack import TransformerStack
 
@@ -188,7 +188,7 @@ class BiModalEncoder(Composite):
             first_mask = _keras.layers.get_mask(inputs)
         if second_mask is None:
             second_mask = _keras.layers.get_mask(other)
-        checked = Inputs(self)
+        checked = InputChecks(self)
         if first_mask is not None:
             first_mask = checked.mask("first_mask", first_mask, inputs, inputs)
         if second_mask is not None:

@@ -11,7 +11,7 @@ from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import Inputs, TokenIdInputs
+from tfwd.layers.transformer.inputs import InputChecks, TokenIdInputs
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
@@ -136,7 +136,7 @@ class Embeddings(TokenIdInputs, Published):
             inputs, token_type_ids=token_type_ids, position_ids=position_ids
         )
         types, positions = given["token_type_ids"], given["position_ids"]
-        checked = Inputs(self)
+        checked = InputChecks(self)
         ids = checked.ids("ids", inputs, self.vocabulary_size)
         if positions is None:
             ids = checked.length(ids, self._longest())

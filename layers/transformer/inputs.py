@@ -19,7 +19,7 @@ from tfwd._graph import graphs
 _WHOLE_UP_TO = {tf.float32: 2**24, tf.float64: 2**53}
 
 
-class Inputs:
+class InputChecks:
     """Checks of the inputs of one call of a layer.
 
     Shapes and dtypes are checked immediately. Values are checked immediately in eager mode, and by

@@ -11,7 +11,7 @@ from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import Inputs, position_mask
+from tfwd.layers.transformer.inputs import InputChecks, position_mask
 from tfwd.layers.transformer.layer import TransformerLayer
 
 
@@ -112,7 +112,7 @@ class TransformerStack(Published):
 
     def call(self, inputs: tf.Tensor, mask: Any = None, training: Any = None) -> Any:
         if mask is not None:  # checked once for all layers
-            checked = Inputs(self)
+            checked = InputChecks(self)
             mask = checked.mask("mask", mask, inputs, inputs)
             inputs = checked.marked(inputs)
         states = [inputs]

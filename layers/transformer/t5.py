@@ -12,7 +12,7 @@ from tfwd.layers.tied_dense import TiedDense
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import Inputs, TokenIdInputs
+from tfwd.layers.transformer.inputs import InputChecks, TokenIdInputs
 from tfwd.layers.transformer.t5_stack import T5Stack
 
 
@@ -157,7 +157,7 @@ class T5(TokenIdInputs, Published):
                 f"T5 '{self.name}' needs decoder_input_ids: pass the tokens before the predicted "
                 "tokens, for example t5.shifted(labels)"
             )
-        checked = Inputs(self)
+        checked = InputChecks(self)
         ids = checked.ids("ids", ids, self.vocabulary_size)
         decoder_ids = given["decoder_input_ids"]
         decoder_ids = checked.ids("decoder_input_ids", decoder_ids, self.vocabulary_size)

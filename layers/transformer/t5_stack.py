@@ -12,7 +12,7 @@ from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import Inputs, position_mask
+from tfwd.layers.transformer.inputs import InputChecks, position_mask
 from tfwd.layers.transformer.relative_positions import RelativePositions
 from tfwd.layers.transformer.rms_normalization import RMSNormalization
 from tfwd.layers.transformer.t5_layer import T5Layer
@@ -141,7 +141,7 @@ class T5Stack(Published):
             mask = _keras.layers.get_mask(inputs)
         if context_mask is None and context is not None:
             context_mask = _keras.layers.get_mask(context)
-        checked = Inputs(self)
+        checked = InputChecks(self)
         if mask is not None:  # checked once for all layers
             mask = checked.mask("mask", mask, inputs, inputs)
         if context_mask is not None and context is not None:

@@ -127,7 +127,7 @@ class NamedRows:
 
 
 class FirstUpdates:
-    """Detects the first update of each variable in a step.
+    """Detector of the first update of each variable in a step.
 
     A tied variable that is in the list twice gets two updates, and is decayed once.
     """

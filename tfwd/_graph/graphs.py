@@ -338,7 +338,7 @@ def add_control_input(operation: tf.Operation, other: tf.Operation) -> None:
 
 
 class Accesses(record.VariableWatcher):
-    """Records the `tf.Variable`s that are read in its body, directly or by a traced function."""
+    """Record of the `tf.Variable`s that are read in its body, also by traced functions."""
 
     def has(self, variable: keras.Variable) -> bool:
         """Returns True if the `tf.Variable` of a Keras variable was read."""

@@ -207,7 +207,9 @@ def _running_again(
         early = waiting.seeds_after(keys, values)
 
         def forward(*_: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            return training_flag.each(training, lambda flag: tuple(whole(flag, values, early)))
+            return training_flag.call_with_bool(
+                training, lambda flag: tuple(whole(flag, values, early))
+            )
 
         # In eager mode a tape records and stores all operations in a custom gradient, except inside
         # `tf.recompute_grad`.
@@ -216,7 +218,7 @@ def _running_again(
 
         def backward(*upstream: tf.Tensor) -> list:
             late = waiting.seeds_after(keys, upstream)
-            gradients = training_flag.each(
+            gradients = training_flag.call_with_bool(
                 training, lambda flag: _gradients(whole, flag, values, late, upstream, dense)
             )
             given = iter(gradients)

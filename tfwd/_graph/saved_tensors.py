@@ -51,7 +51,7 @@ def replaced(chosen: Sequence[tf.Tensor], replacements: Sequence[tf.Tensor]) -> 
 
 
 class _Copies:
-    """Finds or creates the replacements of outer tensors."""
+    """The replacements of outer tensors, created when they are needed."""
 
     def __init__(self, chosen: Sequence[tf.Tensor], replacements: Sequence[tf.Tensor]) -> None:
         self._graph = tf.compat.v1.get_default_graph()

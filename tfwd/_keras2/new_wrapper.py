@@ -14,10 +14,10 @@ from keras.src import backend
 from keras.src.utils.generic_utils import to_snake_case
 
 from tfwd._keras2 import wrapped_optimizers
-from tfwd._keras_shared.holding import SavesOwn
+from tfwd._keras_shared.holding import SavesOwnVariables
 
 
-class NewWrapper(SavesOwn, wrapped_optimizers.New):
+class NewWrapper(SavesOwnVariables, wrapped_optimizers.New):
     """A wrapper around an optimizer of `keras.optimizers`."""
 
     def _begin(self: Any, name: str | None) -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfwd._keras2 import wrapped_optimizers
 from tfwd._keras2.configs import deserialize
 from tfwd._keras2.optimizer_base import PicksOptimizerBase
-from tfwd._keras_shared.holding import Holder
+from tfwd._keras_shared.holding import OptimizerHolder
 
 # Methods that must be Keras's own in an optimizer. Otherwise its updates cannot be followed.
 _FOLLOWED = {
@@ -23,7 +23,7 @@ _FOLLOWED = {
 _FOLLOWABLE = ("AveragedOptimizerWrapper", "DecoupledWeightDecayExtension", "Lookahead")
 
 
-class OptimizerWrapper(Holder, metaclass=PicksOptimizerBase):
+class OptimizerWrapper(OptimizerHolder, metaclass=PicksOptimizerBase):
     """An optimizer that replaces the one it holds, with the same variables, rate and steps.
 
     Args:

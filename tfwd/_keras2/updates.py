@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd._keras2 import wrapped_optimizers
-from tfwd._keras_shared.holding import Holder
+from tfwd._keras_shared.holding import OptimizerHolder
 from tfwd._keras_shared.patching import swapped
 
 # A step takes the optimizer, its own update method, gradient, variable and learning rate.
@@ -194,7 +194,7 @@ _UPDATE_LOG = "_tfwd_update_log"
 
 def _is_gate(optimizer: Any) -> bool:
     """Returns True if it is a wrapper of tfwd that may skip steps."""
-    return isinstance(optimizer, Holder) and optimizer.leaves_out_steps
+    return isinstance(optimizer, OptimizerHolder) and optimizer.leaves_out_steps
 
 
 @contextlib.contextmanager

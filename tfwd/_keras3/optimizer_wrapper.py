@@ -14,10 +14,10 @@ from keras.src.utils import tracking
 
 from tfwd._keras3.configs import deserialize
 from tfwd._keras3.wrapped_optimizers import LossScale, Multi, chain, key, leaves
-from tfwd._keras_shared.holding import Holder, SavesOwn
+from tfwd._keras_shared.holding import OptimizerHolder, SavesOwnVariables
 
 
-class OptimizerWrapper(Holder, SavesOwn, Optimizer):
+class OptimizerWrapper(OptimizerHolder, SavesOwnVariables, Optimizer):
     """An optimizer that replaces the one it holds, with the same variables, rate and steps.
 
     Args:

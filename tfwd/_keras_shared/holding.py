@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 
-class Holder:
+class OptimizerHolder:
     """An optimizer of tfwd that holds another one as `optimizer` and calls it as `inner`.
 
     Attributes:
@@ -124,8 +124,8 @@ class Holder:
         return cls(**cls._deserialized(config, custom_objects))
 
 
-class SavesOwn:
-    """Saves an optimizer's own variables by number. Keras saves the held optimizer."""
+class SavesOwnVariables:
+    """Mixin that saves an optimizer's own variables. Keras saves the held optimizer."""
 
     name: Any
     _variables: Any

@@ -14,7 +14,7 @@ def present_graph() -> tf.Graph | None:
 
 
 class Scope:
-    """Substitutes tensors for reads of chosen variables. Other reads are not changed.
+    """A scope in which reads of chosen variables return tensors. Other reads are not changed.
 
     An update of another variable has its usual target: the outer scope, or the variable itself.
     With
@@ -63,7 +63,7 @@ class Scope:
 
 
 class Observing:
-    """Makes a substitution report every read, update and loss.
+    """Mixin for a substitution that reports every read, update and loss.
 
     Args:
         values: Pairs of a variable and its substitute.
@@ -98,7 +98,7 @@ class Observing:
 
 
 class Capturing:
-    """Makes a substitution store all updates, except in functions that are traced in its body.
+    """Mixin for a substitution that stores all updates, except in functions traced in its body.
 
     Such functions exist longer than the substitution. They read and update the variables
     themselves.

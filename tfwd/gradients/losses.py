@@ -22,7 +22,7 @@ from tfwd import _keras
 from tfwd._keras import calls as _keras_calls
 
 
-class Part(NamedTuple):
+class OutputLoss(NamedTuple):
     """The loss of one output.
 
     Attributes:
@@ -90,7 +90,7 @@ class Losses:
             if losses[name] is None:
                 continue
             where = f"output {name!r}" if several else "the output"
-            part = Part(where, _checked(losses[name], where), _number(weights[name]))
+            part = OutputLoss(where, _checked(losses[name], where), _number(weights[name]))
             found.append((where, part, targets[name], flat_outputs[name], samples[name]))
         return found
 

@@ -147,7 +147,7 @@ def _squared_mean(
     data = given.never_empty()
     checks.build(model, data.x)
     checks.batch_normalization(model, bool(training))
-    references.begin(model, bool(training))  # before other weights are tried
+    references.copy_due_references(model, bool(training))  # before other weights are tried
     found = independence.report(model, data, bool(training))
     computation = BatchMoments(model, losses, data, bool(training), found)
     parts = computation.means(chunk_size)

@@ -161,7 +161,7 @@ class Parametrization:
         return f"{type(self).__name__}({arguments})"
 
 
-def changed(parametrization: Any, **attributes: Any) -> Any:
+def copy_with(parametrization: Any, **attributes: Any) -> Any:
     """Returns a copy, of the same class, with other attributes."""
     changed = copy.copy(parametrization)
     vars(changed).update(attributes)

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfwd._random import seeds
-from tfwd.parametrizations.base import Parametrization, changed
+from tfwd.parametrizations.base import Parametrization, copy_with
 
 
 @keras.saving.register_keras_serializable("tfwd")
@@ -54,7 +54,7 @@ class Chain(Parametrization):
         return apply(weight, [BoundParametrization(p, seed) for p in self.parametrizations])
 
     def at(self, call: tf.Tensor) -> Chain:
-        return changed(self, parametrizations=[p.at(call) for p in self.parametrizations])
+        return copy_with(self, parametrizations=[p.at(call) for p in self.parametrizations])
 
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
         for p in self.parametrizations:

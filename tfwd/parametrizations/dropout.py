@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfwd import rates
 from tfwd._random import random_masks
-from tfwd.parametrizations.base import Parametrization, changed
+from tfwd.parametrizations.base import Parametrization, copy_with
 
 
 @keras.saving.register_keras_serializable("tfwd")
@@ -52,7 +52,7 @@ class Dropout(Parametrization):
     elementwise = True
 
     def __init__(self, rate: rates.Scalar, noise_shape: Sequence[int | None] | None = None) -> None:
-        self.rate = rates.constant(rate)
+        self.rate = rates.as_float_if_known(rate)
         self.noise_shape = None if noise_shape is None else tuple(noise_shape)
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -69,7 +69,7 @@ class Dropout(Parametrization):
         )
 
     def at(self, call: tf.Tensor) -> Dropout:
-        return changed(self, rate=rates.read(self.rate, call, below=1.0))
+        return copy_with(self, rate=rates.read(self.rate, call, below=1.0))
 
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
         rates.check(where, "rate", self.rate, below=1.0)

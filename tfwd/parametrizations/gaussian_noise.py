@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfwd import dtypes, rates
 from tfwd._random import random_masks
-from tfwd.parametrizations.base import Parametrization, changed
+from tfwd.parametrizations.base import Parametrization, copy_with
 
 SCALES = ("absolute", "deviation")
 
@@ -61,7 +61,7 @@ class GaussianNoise(Parametrization):
     def __init__(self, stddev: rates.Scalar, start_step: int = 0, scale: str = "absolute") -> None:
         if scale not in SCALES:
             raise ValueError(f"GaussianNoise: scale={scale!r}: expected one of {', '.join(SCALES)}")
-        self.stddev = rates.constant(stddev)
+        self.stddev = rates.as_float_if_known(stddev)
         self.start_step = start_step
         self.scale = scale
         self._deviation: tf.Tensor | None = None  # set for one weight by `of_weight`
@@ -81,7 +81,7 @@ class GaussianNoise(Parametrization):
         if self.scale == "absolute" or self.is_identity:
             return self
         wide = tf.cast(tf.stop_gradient(raw), dtypes.wide(raw.dtype))
-        return changed(self, _deviation=tf.math.reduce_std(wide))
+        return copy_with(self, _deviation=tf.math.reduce_std(wide))
 
     def _stddev(self, weight: tf.Tensor | None) -> rates.Scalar:
         """Returns the standard deviation of the noise."""
@@ -103,7 +103,7 @@ class GaussianNoise(Parametrization):
         if self.start_step > 0 and not self.is_identity:
             started = tf.cast(call >= self.start_step, tf.float32)
             stddev = tf.stop_gradient(tf.cast(stddev, tf.float32) * started)
-        return changed(self, stddev=stddev, start_step=0)
+        return copy_with(self, stddev=stddev, start_step=0)
 
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
         rates.check(where, "stddev", self.stddev, below=math.inf)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfwd import pretrained, rates
 from tfwd._random import random_masks
-from tfwd.parametrizations.base import changed
+from tfwd.parametrizations.base import copy_with
 from tfwd.parametrizations.dropout import Dropout
 
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -96,7 +96,7 @@ class Mixout(Dropout):
         self.reference_dtype = reference_dtype
 
     def towards_tensor(self, reference: tf.Tensor) -> Mixout:
-        return changed(self, towards=reference)
+        return copy_with(self, towards=reference)
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         self.check("Mixout", tuple(weight.shape))

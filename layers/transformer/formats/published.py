@@ -34,7 +34,7 @@ class _Origin:
 
 
 class Published(Composite):
-    """Adds `from_config` and `from_pretrained` to a layer that is a part of a published model.
+    """Base class of layers that load published models, with `from_pretrained`.
 
     Attributes:
         part: Position in `T.Bert`, such as "stack". "" is the whole model.
@@ -315,7 +315,7 @@ def zero_initialized(layer: keras.layers.Layer) -> Iterator[None]:
         for name, value in list(vars(inner).items()):
             if isinstance(value, keras.initializers.Initializer):
                 kept.append((inner, name, value))
-                setattr(inner, name, _Shared(zeros))
+                setattr(inner, name, _CachedInitializer(zeros))
     try:
         yield
     finally:
@@ -323,7 +323,7 @@ def zero_initialized(layer: keras.layers.Layer) -> Iterator[None]:
             setattr(inner, name, value)
 
 
-class _Shared(keras.initializers.Initializer):
+class _CachedInitializer(keras.initializers.Initializer):
     """An initializer that returns the same tensor for the same shape."""
 
     def __init__(self, made: Callable[[tuple, tf.DType], tf.Tensor]) -> None:

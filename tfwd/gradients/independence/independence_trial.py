@@ -38,7 +38,7 @@ _DIGITS = {tf.bfloat16: 8, tf.float16: 11}
 
 
 class Dependent(Exception):
-    """The examples depend on each other."""
+    """Error for examples that depend on each other."""
 
 
 @dataclasses.dataclass
@@ -78,7 +78,7 @@ class IndependenceReport:
 
 
 class Trial:
-    """One run of the checks.
+    """One run of a model on a few examples, with checks of their independence.
 
     Args:
         model: Keras model.

@@ -22,7 +22,7 @@ UNKNOWN_AXES = (8, 4, 2, 1)
 Values = dict[int, tf.Tensor]  # keyed by the weights' ids
 
 
-class Setting(NamedTuple):
+class TrialExamples(NamedTuple):
     """Examples for a trial.
 
     Attributes:
@@ -34,7 +34,7 @@ class Setting(NamedTuple):
     size: int
 
 
-def settings(model: keras.Model, data: Data) -> Iterator[Setting]:
+def settings(model: keras.Model, data: Data) -> Iterator[TrialExamples]:
     """Yields examples in several numbers and sizes, to try until the model accepts them."""
     whole = data.size if isinstance(data.size, int) else None
     counts = [_fixed_batch(model), 2 if whole is None else min(2, whole), whole]
@@ -43,12 +43,12 @@ def settings(model: keras.Model, data: Data) -> Iterator[Setting]:
         if count is None or (whole is not None and count > whole) or (count == 1 != whole):
             continue
         if all(hasattr(t, "numpy") for t in tf.nest.flatten(data.x) if t is not None):
-            yield Setting(data.part(0, count).x, count)
+            yield TrialExamples(data.part(0, count).x, count)
             continue
         flat = [t for t in tf.nest.flatten(data.x) if t is not None]
         known = all(t.shape[1:].is_fully_defined() for t in flat)
         for unknown in UNKNOWN_AXES[:1] if known else UNKNOWN_AXES:
-            yield Setting(_made_up(data.x, count, unknown), count)
+            yield TrialExamples(_made_up(data.x, count, unknown), count)
 
 
 def attempts(model: keras.Model, x: Any) -> Iterator[tuple[Values, Any]]:

@@ -17,7 +17,7 @@ from tfwd.gradients.per_example_gradients import (
     size,
 )
 from tfwd.gradients.record import Call
-from tfwd.gradients.rules.recurrent import Sequence, outputs, previous, project, sequence, summed
+from tfwd.gradients.rules.recurrent import LoopInputs, outputs, previous, project, sequence, summed
 from tfwd.gradients.rules.registry import rule
 from tfwd.gradients.rules.scan import scan
 
@@ -36,7 +36,7 @@ def gru(layer: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
 
 
 def _gru_reset_after(
-    layer: Any, call: Call, given: Sequence, activation: Callable, gate: Callable
+    layer: Any, call: Call, given: LoopInputs, activation: Callable, gate: Callable
 ) -> Any:
     cell = layer.cell
     # Two rows: the bias of the inputs' product, and the bias of the state's product.
@@ -75,7 +75,7 @@ def _gru_reset_after(
 
 
 def _gru_reset_before(
-    layer: Any, call: Call, given: Sequence, activation: Callable, gate: Callable
+    layer: Any, call: Call, given: LoopInputs, activation: Callable, gate: Callable
 ) -> Any:
     cell = layer.cell
     z = project(layer, call, given.x, call.value(cell.bias) if cell.use_bias else None)

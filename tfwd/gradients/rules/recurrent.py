@@ -28,7 +28,7 @@ from tfwd.gradients.rules.registry import rule
 from tfwd.gradients.rules.scan import Step, scan
 
 
-class Sequence(NamedTuple):
+class LoopInputs(NamedTuple):
     """The inputs of a recurrent layer's loop, for all kinds of layers.
 
     Attributes:
@@ -44,7 +44,7 @@ class Sequence(NamedTuple):
     factor: tf.Tensor | None
 
 
-def sequence(layer: Any, kind: type[Any], *args: Any, **kwargs: Any) -> Sequence | None:
+def sequence(layer: Any, kind: type[Any], *args: Any, **kwargs: Any) -> LoopInputs | None:
     """Returns the inputs of the loop, or None for cases that the rules do not cover.
 
     Args:
@@ -71,10 +71,10 @@ def sequence(layer: Any, kind: type[Any], *args: Any, **kwargs: Any) -> Sequence
     if layer.go_backwards:
         x = tf.reverse(x, [1])
         mask = None if mask is None else tf.reverse(mask, [0])
-    return Sequence(x, states, mask, factors[1])
+    return LoopInputs(x, states, mask, factors[1])
 
 
-def outputs(layer: Any, given: Sequence, states: list[tf.Tensor]) -> Any:
+def outputs(layer: Any, given: LoopInputs, states: list[tf.Tensor]) -> Any:
     """Returns the layer's result from the states `[T, B, U]`, and stores the last states."""
     values = states[0]
     if given.keep is not None:
@@ -101,7 +101,7 @@ def project(layer: Any, call: Call, x: tf.Tensor, bias: tf.Tensor | None) -> tf.
     return z
 
 
-def previous(given: Sequence, states: tf.Tensor) -> tf.Tensor:
+def previous(given: LoopInputs, states: tf.Tensor) -> tf.Tensor:
     """Returns the factor of the recurrent kernel at each step, `[B, T, U]`."""
     before = tf.concat([given.states[0][tf.newaxis], states[:-1]], 0)
     before = before if given.factor is None else before * given.factor
@@ -113,7 +113,7 @@ def summed(d: tf.Tensor) -> PerExampleGradient:
     return Materialized(tf.reduce_sum(at_least_float32(d), 1))
 
 
-def _single(layer: Any, call: Call, given: Sequence, states: list[tf.Tensor], step: Step) -> Any:
+def _single(layer: Any, call: Call, given: LoopInputs, states: list[tf.Tensor], step: Step) -> Any:
     """Computes a layer that adds its two products, so that one gradient serves both."""
     cell = layer.cell
     z = project(layer, call, given.x, call.value(cell.bias) if cell.use_bias else None)
