@@ -23,9 +23,9 @@ from tfwd.paths import compiled
 class DecoupledWeightDecayExtension(DecoupledWeightDecay):
     """Base class of `AdamW`, `SGDW` and the classes of `extend_with_decoupled_weight_decay`.
 
-    Each update is  w <- w - weight_decay * w,  followed by the step of the extended optimizer. The
-    decay
-    does not follow the learning rate. If the learning rate has a schedule, give the decay one too.
+    Each update is w <- w - weight_decay * w, followed by the step of the extended optimizer. The
+    decay does not follow the learning rate. If the learning rate has a schedule, give the decay one
+    too.
 
     Args:
         weight_decay: float, scalar tensor, schedule, function without arguments, or scalar
@@ -169,15 +169,12 @@ def extend_with_decoupled_weight_decay(base_optimizer: type) -> type:
 
     Args:
         base_optimizer: Optimizer class of Keras. On Keras 2 the returned class is a legacy
-            optimizer if
-            this class is one.
+            optimizer if this class is one.
 
     Returns:
         A class whose constructor takes `weight_decay` first, then the arguments of
-        `base_optimizer`, and
-        `exclude_from_weight_decay`. To load a saved optimizer, register the class with Keras under
-        your
-        own name, or pass it in `custom_objects`.
+        `base_optimizer`, and `exclude_from_weight_decay`. To load a saved optimizer, register the
+        class with Keras under your own name, or pass it in `custom_objects`.
 
     Example:
         >>> import keras

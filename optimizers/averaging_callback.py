@@ -15,12 +15,10 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
     """A callback that triggers `NonMonotonicASGD` in `fit` and evaluates the averaged weights.
 
     After the average has begun, the model has the averaged weights from each evaluation until the
-    next
-    epoch begins. It also has them after the end of training. During an epoch it trains on the raw
-    weights. So validation sees the averages, and so do callbacks at the end of an epoch, such as
-    ModelCheckpoint and EarlyStopping. A model that is saved then has the averages as its weights.
-    Its
-    optimizer has the raw weights, from which `fit` resumes.
+    next epoch begins. It also has them after the end of training. During an epoch it trains on the
+    raw weights. So validation sees the averages, and so do callbacks at the end of an epoch, such
+    as ModelCheckpoint and EarlyStopping. A model that is saved then has the averages as its
+    weights. Its optimizer has the raw weights, from which `fit` resumes.
 
     Args:
         monitor: str. Entry of the epoch's logs with the loss to monitor. Default "val_loss".

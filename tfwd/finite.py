@@ -1,8 +1,7 @@
 """Checks if tensors are finite: as one number, or as a summary of counts.
 
 The functions work in eager mode, in graphs and under XLA. `tf.debugging.check_numerics` and
-`Assert`
-do not: XLA silently removes them. And XLA's `reduce_max` on a CPU may lose a NaN.
+`Assert` do not: XLA silently removes them. And XLA's `reduce_max` on a CPU may lose a NaN.
 """
 
 from __future__ import annotations
@@ -82,9 +81,8 @@ def summarize(tensor: Any) -> Summary:
 
     Args:
         tensor: Tensor of any shape and numeric dtype, or a `tf.IndexedSlices`, whose rows are
-            counted.
-            A complex number counts as NaN if one of its parts is NaN, else as +Inf if a part is
-            infinite.
+            counted. A complex number counts as NaN if one of its parts is NaN, else as +Inf if a
+            part is infinite.
 
     Returns:
         A `Summary` of tensors, in eager mode, in graphs and under XLA.
@@ -125,10 +123,8 @@ def extent(tensor: Any) -> tf.Tensor:
     """Measures the size of a tensor cheaply. The result is not finite if an element is not.
 
     It is the root of the sum of squares, or under XLA the largest absolute sum of a row. Each is
-    the
-    fastest measure there. Both can overflow for finite elements beyond 10^15. So a caller must
-    check the
-    elements if the extent is not finite.
+    the fastest measure there. Both can overflow for finite elements beyond 10^15. So a caller must
+    check the elements if the extent is not finite.
 
     Args:
         tensor: Floating or complex tensor of any shape, or a `tf.IndexedSlices`.
@@ -143,8 +139,7 @@ def probe(tensor: Any) -> tf.Tensor:
     """Returns a number that is not finite if an element of a tensor is not finite.
 
     `extent_of` converts it to the tensor's extent. So a step computes one operation per tensor, and
-    the
-    rest once for all tensors.
+    the rest once for all tensors.
     """
     tensor = at_least_float32(_real(_values(tensor)))
     if not graphs.in_xla():
@@ -179,8 +174,7 @@ def all_finite(tensors: Sequence[Any]) -> tf.Tensor:
     """Returns a boolean scalar: True if all elements of floating and complex tensors are finite.
 
     The sum of a tensor is finite only if all of its elements are, and costs one pass. The sum of
-    very
-    large finite elements can overflow. The elements are checked only if a sum is not finite.
+    very large finite elements can overflow. The elements are checked only if a sum is not finite.
     """
     tensors = [_real(_values(tensor)) for tensor in tensors if can_be_non_finite(tensor)]
     if not tensors:

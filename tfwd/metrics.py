@@ -17,8 +17,7 @@ class GradientSquaredMean(keras.metrics.Metric):
     """A Keras metric: the mean of squared per-example gradients over all weights and steps.
 
     Formula: `sum_t B_t mean_i(s_ti) / sum_t B_t`. `s_t` is the `squared_mean` of step `t`, and
-    `B_t` is its
-    batch size, so every example counts once.
+    `B_t` is its batch size, so every example counts once.
 
     Args:
         variables: The weights, in the order of the moments: Keras variables

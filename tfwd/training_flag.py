@@ -1,9 +1,8 @@
 """The training flag, and the only `tf.cond` of the library.
 
 Keras passes `training` as a Python bool. Custom programs may pass a boolean tensor, so that one
-traced
-function serves both training and evaluation. All code that depends on the flag uses `cond`, which
-costs nothing for a Python bool.
+traced function serves both training and evaluation. All code that depends on the flag uses `cond`,
+which costs nothing for a Python bool.
 """
 
 from __future__ import annotations

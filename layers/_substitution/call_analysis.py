@@ -158,8 +158,7 @@ def _trace(call: SubstitutedCall, graph: graphs.ScratchGraph) -> tuple[list[Resu
 
     Returns:
         The result of each evaluation, and the types of the parametrizations' operations that cannot
-        be
-        repeated.
+        be repeated.
     """
     flags = [call.training] if isinstance(call.training, bool) else [True, False]
     given = call.tensors  # they are not in the scratch graph

@@ -21,8 +21,7 @@ class Arguments:
     """Positional and keyword arguments of a call.
 
     If a tensor is given twice, the rebuilt call also gets one tensor twice. Some layers compare
-    their
-    arguments, or remove masks from them.
+    their arguments, or remove masks from them.
 
     Attributes:
         tensors: All tensors in the arguments. Masks come last.

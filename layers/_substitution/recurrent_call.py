@@ -67,10 +67,8 @@ def call(
     """Computes the same as `call` of `keras.layers.LSTM` or `GRU`, and updates the same states.
 
     The fast loop needs the default activations, no `recurrent_dropout`, no `unroll`, and Keras's
-    own
-    cell. For a GRU it also needs `reset_after`. In all other cases Keras's call runs. Keras's call
-    also
-    runs if there is a GPU, because Keras has cuDNN's loop for it.
+    own cell. For a GRU it also needs `reset_after`. In all other cases Keras's call runs. Keras's
+    call also runs if there is a GPU, because Keras has cuDNN's loop for it.
 
     Args:
         layer: LSTM or GRU, built. Its weights are read as attributes of its cell.

@@ -177,8 +177,7 @@ def reset_references(layer: keras.layers.Layer) -> None:
     """Makes Mixout copy its references again in the next training call.
 
     Call it after loading other weights into a trained model. Until then Mixout uses the weights of
-    its
-    first training call. References that came from a file, a dict or a plan stay.
+    its first training call. References that came from a file, a dict or a plan stay.
 
     Args:
         layer: Model or layer that contains Mixout.

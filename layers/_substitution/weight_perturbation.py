@@ -5,9 +5,8 @@ and a seed. It runs the layer with the effective values in place of the variable
 `tfwd._graph.recompute` stores only the arguments for backward.
 
 In eager mode, or under a training flag that is a tensor, backward runs the layer a second time.
-This
-needs a proof that the layer computes the same again (see `call_analysis` and `provable`). Other
-layers store their effective weights.
+This needs a proof that the layer computes the same again (see `call_analysis` and `provable`).
+Other layers store their effective weights.
 """
 
 from __future__ import annotations
@@ -54,11 +53,9 @@ class _CallCache:
     Attributes:
         targeted: Parametrized weights, each with its parametrization.
         targeted_from: Ids of the weights that `targeted` was selected from. They change if the
-            layer
-            gets new weights.
+            layer gets new weights.
         made_for: Training flags whose calls have created all weights of the layer. None stands for
-            a
-            tensor.
+            a tensor.
         analyses: Analyses of calls, by their keys.
     """
 
@@ -73,8 +70,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
     """Mixin for Keras layers that compute with functions of weights.
 
     A layer calls `_init_perturbation` in its constructor and `_perturbed_call` in its call. The
-    weights
-    belong to the layer itself, or to the layer that `_subject` returns.
+    weights belong to the layer itself, or to the layer that `_subject` returns.
     """
 
     parametrizations: Any  # Parametrizations
@@ -152,8 +148,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             kwargs: Keyword arguments, tensors in any nest.
             training: Training flag.
             unperturbed: Keras's own call. It runs if a training call changes no weight, for example
-                at a
-                rate of 0. Default None, if `function` is Keras's own call.
+                at a rate of 0. Default None, if `function` is Keras's own call.
         """
         subject, flag = self._subject(), training_flag.standardize(training)
         stochastic = all(p.stochastic for p in weight_selection.elements(self.parametrizations))
@@ -248,18 +243,15 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         """Returns the exact weights that a training call uses on replica 0.
 
         They are computed from the present raw weights. Inner wrappers that parametrize the same
-        weights
-        count as called in each call of this layer.
+        weights count as called in each call of this layer.
 
         Args:
             call: int. Number of the training call, from 0. `effective_weights(layer.calls)` returns
-                the
-                weights of the next training call.
+                the weights of the next training call.
 
         Returns:
             dict from a weight's name to a tensor of its shape and dtype. The name is the shortest
-            end of
-            the weight's path that is unique in the layer.
+            end of the weight's path that is unique in the layer.
 
         Raises:
             ValueError: If the layer has no weights yet.

@@ -60,10 +60,8 @@ def select(layer: keras.Layer, parametrizations: Parametrizations) -> TargetedWe
 
     Raises:
         ValueError: If a pattern matches no weight, or only untrained weights that it does not name;
-            if
-            it selects a weight that is not floating; if there is no default weight. The message
-            lists
-            the layer's weights.
+            if it selects a weight that is not floating; if there is no default weight. The message
+            lists the layer's weights.
     """
     if isinstance(parametrizations, Mapping):
         return match(layer, parametrizations)
@@ -158,11 +156,9 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
     """Returns the weights that the patterns match, each with the value of the first match.
 
     Some weights are never trained, such as the moving mean of a `BatchNormalization`. A pattern
-    selects
-    such a weight only if the pattern's last component contains the weight's name. `moving_mean` and
-    `norm/moving_mean` select it, `.*` and `norm/.*` do not. Frozen layers (`layer.trainable =
-    False`)
-    are different: patterns match their kernels as usual.
+    selects such a weight only if the pattern's last component contains the weight's name.
+    `moving_mean` and `norm/moving_mean` select it, `.*` and `norm/.*` do not. Frozen layers
+    (`layer.trainable = False`) are different: patterns match their kernels as usual.
 
     Args:
         layer: Built layer.

@@ -118,8 +118,7 @@ class Attention(MultiHeadAttention):
         y = concat over heads (softmax(s q k^T + bias, over the context) v) W_o + b_o
 
     `s` is `1 / sqrt(head_size)`, or 1 without `scale`. Masked positions of the context get a weight
-    of 0.
-    If all positions are masked, each gets the same weight.
+    of 0. If all positions are masked, each gets the same weight.
 
     Args:
         num_heads: int. Number of heads.
@@ -129,8 +128,7 @@ class Attention(MultiHeadAttention):
         use_bias: bool. Adds biases to the four products. Default True.
         scale: bool. Divides scores by the root of `head_size`. Default True.
         initializer: Initializer of the kernels. A float is the standard deviation of a truncated
-            normal
-            distribution. Default 0.02.
+            normal distribution. Default 0.02.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `layer(x, context, context_mask=None, position_bias=None, training=None)`.
@@ -138,8 +136,7 @@ class Attention(MultiHeadAttention):
     - `x`: `[batch, queries, features]`.
     - `context`: `[batch, length, features]`.
     - `context_mask`: `[batch, length]` or `[batch, queries, length]`, boolean, or of zeros and
-      ones. By
-      default, the mask that Keras stores with the context.
+      ones. By default, the mask that Keras stores with the context.
     - `position_bias`: `[1 or batch, num_heads, queries, length]`. It is added to the scores.
     - Output: `[batch, queries, hidden_size]`.
 

@@ -24,8 +24,7 @@ class Bert(TokenIdInputs, Published):
     Formula: `h_0 = embeddings(ids)`, `h_i = layer_i(h_(i-1))`, `pooled = tanh(h_n[:, 0] W + b)`.
 
     `Bert.from_pretrained(folder)` loads a published model: BERT, RoBERTa, DistilBERT, ELECTRA or
-    ALBERT.
-    The config's `model_type` selects the family.
+    ALBERT. The config's `model_type` selects the family.
 
     Args:
         vocabulary_size, max_length, type_vocabulary_size, embedding_size, padding_id,
@@ -37,24 +36,20 @@ class Bert(TokenIdInputs, Published):
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `bert(ids, token_type_ids=None, mask=None, position_ids=None, training=None)`. Only the
-    ids can
-    be a positional argument. Ids are integers `[batch, length]`. `mask` is called attention mask by
-    tokenizers. It is True or 1 for text, `[batch, length]` or `[batch, length, length]`. By default
-    it
-    is `ids != padding_id`.
+    ids can be a positional argument. Ids are integers `[batch, length]`. `mask` is called attention
+    mask by tokenizers. It is True or 1 for text, `[batch, length]` or `[batch, length, length]`. By
+    default it is `ids != padding_id`.
 
-    A dict can replace the ids: `bert({"input_ids": ..., "attention_mask": ..., "token_type_ids":
-    ...})`.
-    These are the keys of Hugging Face's tokenizers. keras-hub's keys "token_ids", "padding_mask"
-    and
-    "segment_ids" work too.
+    A dict can replace the ids:
+    `bert({"input_ids": ..., "attention_mask": ..., "token_type_ids": ...})`. These are the keys of
+    Hugging Face's tokenizers. keras-hub's keys "token_ids", "padding_mask" and "segment_ids" work
+    too.
 
     Wrong ids and masks raise an error. A function that XLA compiles cannot raise: its outputs are
     NaN.
 
     Output: the last hidden state, `[batch, length, hidden_size]`. With `add_pooler` or `return_all`
-    a
-    dict: "last_hidden_state"; "pooler_output", `[batch, hidden_size]`; "hidden_states", a list of
+    a dict: "last_hidden_state"; "pooler_output", `[batch, hidden_size]`; "hidden_states", a list of
     `num_layers + 1` tensors.
 
     Sublayers: `embeddings`, `stack` and `pooler`.

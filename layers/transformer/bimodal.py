@@ -82,36 +82,30 @@ class BiModalEncoder(Composite):
     """Two stacks of transformer layers with connections, for example for text and images.
 
     Formula: the pairs `(i, j)` of `connections` are processed in order. The first stream runs up to
-    its
-    layer i, and the second up to its layer j. Then each stream has a `Connection` to the other
-    stream's
-    present states. The layers after the last connection follow.
+    its layer i, and the second up to its layer j. Then each stream has a `Connection` to the other
+    stream's present states. The layers after the last connection follow.
 
     Args:
         first, second: `TransformerStack`. They can come from published models, and can have
-            different
-            widths.
+            different widths.
         connections: Pairs of int. Numbers of layers of each stream before a connection. Both
-            numbers
-            increase.
+            numbers increase.
         num_heads, head_size: int. Sizes of the connections' attention. Default None, for the sizes
-            of
-            the first stack.
+            of the first stack.
         dropout, attention_dropout: float. Dropout rates of the connections. Default 0.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `encoder(x, y, first_mask=None, second_mask=None, training=None)`. `x` and `y` are
-    `[batch,
-    length, hidden_size]`. Output: a pair of the same shapes.
+    `[batch, length, hidden_size]`. Output: a pair of the same shapes.
 
     Sublayers: the two stacks, by their names, and `first_to_second_0`, `second_to_first_0` and so
     on.
 
-    One text model can fill both stacks of a built encoder. With stacks named "first" and "second"
-    use
-    `tfwd.pretrained.load(encoder, folder, mapping={**T.mapping(folder, at="first"),
-    **T.mapping(folder, at="second")}, ignore=["embeddings.*", "pooler.*"],
-    allow_missing=".*_to_.*")`.
+    One text model can fill both stacks of a built encoder. Here they are named "first" and "second":
+
+        keys = {**T.mapping(folder, at="first"), **T.mapping(folder, at="second")}
+        others = {"ignore": ["embeddings.*", "pooler.*"], "allow_missing": ".*_to_.*"}
+        tfwd.pretrained.load(encoder, folder, mapping=keys, **others)
 
     Raises:
         ValueError: If a connection is after a stack's end, or before the previous connection.

@@ -190,8 +190,8 @@ class TokenIdInputs:
     """Base class of layers whose input is token ids, alone or in a tokenizer's dict.
 
     Attributes:
-        argument_of_key: dict from a key of the tokenizer's dict to an argument of `call`. ""
-            is the first argument.
+        argument_of_key: dict from a key of the tokenizer's dict to an argument of `call`. "" is the
+            first argument.
         renamed_arguments: dict from an argument's former name to its name, for saved models.
         positional: Number of arguments that can be positional.
     """
@@ -233,8 +233,7 @@ class TokenIdInputs:
 
         Raises:
             ValueError: If the dict has no token ids, an unknown key, or an argument that is also
-                given by
-                name.
+                given by name.
         """
         if not isinstance(inputs, Mapping):
             return inputs, given

@@ -21,8 +21,7 @@ class Pooler(Published):
     Args:
         hidden_size: int. Width of input and output.
         initializer: Initializer of the kernel. A float is the standard deviation of a truncated
-            normal
-            distribution. Default 0.02.
+            normal distribution. Default 0.02.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Input: `[batch, length, hidden_size]`. Output: `[batch, hidden_size]`. Sublayer: `dense`.

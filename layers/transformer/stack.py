@@ -26,16 +26,14 @@ class TransformerStack(Published):
         num_heads, hidden_size, intermediate_size, activation, dropout, attention_dropout, epsilon,
             initializer: As in `TransformerLayer`.
         num_shared: int. Number of layers with their own weights, as in ALBERT. Layer i has the
-            weights
-            of number `int(i / (num_layers / num_shared))`. Default None: each layer has its own.
+            weights of number `int(i / (num_layers / num_shared))`. Default None: each layer has its
+            own.
         return_all: bool. Returns all hidden states, not only the last. Default False.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `stack(x, mask=None, training=None)`. `x` is `[batch, length, hidden_size]`, and `mask` is
-    as in
-    `SelfAttention`. The output has the shape of `x`. With `return_all` it is a list of `num_layers
-    + 1`
-    tensors that begins with `x`.
+    as in `SelfAttention`. The output has the shape of `x`. With `return_all` it is a list of
+    `num_layers + 1` tensors that begins with `x`.
 
     Sublayers: `layer_0`, `layer_1`, ...
 

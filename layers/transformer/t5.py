@@ -24,8 +24,7 @@ class T5(TokenIdInputs, Published):
     `E h / sqrt(hidden_size)` if the head is tied to the embeddings `E`, else `W h`.
 
     Hugging Face's version 5 writes a wrong config for models of version 1.1: the config says that
-    they
-    are tied, but the file has a separate head. Load such a model with `tied=False`.
+    they are tied, but the file has a separate head. Load such a model with `tied=False`.
 
     Args:
         vocabulary_size: int. Number of token ids.
@@ -41,17 +40,13 @@ class T5(TokenIdInputs, Published):
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `t5(ids, decoder_input_ids, mask=None, decoder_mask=None, training=None)`. Ids are
-    integers
-    `[batch, length]`. Only the ids can be positional arguments. The default mask is `ids !=
-    padding_id`.
-    The decoder has no default mask, because no position before a token is padding.
-    `t5.shifted(labels)`
-    returns the decoder's ids for labels. A dict can replace the ids:
+    integers `[batch, length]`. Only the ids can be positional arguments. The default mask is
+    `ids != padding_id`. The decoder has no default mask, because no position before a token is
+    padding. `t5.shifted(labels)` returns the decoder's ids for labels. A dict can replace the ids:
     `t5({"input_ids": ..., "attention_mask": ..., "decoder_input_ids": ...})`.
 
     Output: logits `[batch, length of the decoder, vocabulary_size]`. With `return_all` a dict:
-    "logits",
-    "encoder_last_hidden_state", "encoder_hidden_states", "decoder_hidden_states".
+    "logits", "encoder_last_hidden_state", "encoder_hidden_states", "decoder_hidden_states".
 
     Sublayers: `shared` (an `Embedding`), `encoder`, `decoder` and `head`.
 
@@ -196,8 +191,7 @@ class T5(TokenIdInputs, Published):
 
         Args:
             labels: Integers `[batch, length]`. Labels of -100, which losses ignore, become
-                `padding_id`, or
-                `start_id` if there is no padding id.
+                `padding_id`, or `start_id` if there is no padding id.
             start_id: int. Id at the first position. Default 0.
         """
         padding = start_id if self.padding_id is None else self.padding_id

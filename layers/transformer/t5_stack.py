@@ -29,16 +29,14 @@ class T5Stack(Published):
         num_heads, head_size, hidden_size, intermediate_size, activation, gated, dropout, epsilon,
             initializer: As in `T5Layer`.
         is_decoder: bool. Positions see only earlier positions, and the layers see a context.
-            Default
-            False.
+            Default False.
         num_buckets, max_distance: As in `RelativePositions`.
         return_all: bool. Returns all hidden states: `h_0` to `h_(n-1)`, and the output. Default
             False.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `stack(x, context=None, mask=None, context_mask=None, training=None)`. `x` and `context`
-    are
-    `[batch, length, hidden_size]`, masks are `[batch, length]`.
+    are `[batch, length, hidden_size]`, masks are `[batch, length]`.
 
     Sublayers: `relative_positions`, `layer_0`, `layer_1`, ..., `final_norm`.
 

@@ -25,8 +25,7 @@ def summed(gradient: Any) -> Any:
 
     Returns:
         A tensor unchanged. For slices, slices of the distinct rows with the sums of their parts, in
-        the
-        order of the rows' first parts.
+        the order of the rows' first parts.
 
     Example:
         >>> parts = tf.IndexedSlices([[1.0], [5.0], [2.0]], [3, 0, 3], [4, 1])

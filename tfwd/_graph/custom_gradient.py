@@ -2,11 +2,9 @@
 
 In a graph, `tf.custom_gradient` adds its gradient under a new name to a global table. The entry is
 never removed. The gradient refers to tensors of the graph, and the graph refers to the variables
-that
-it reads. So no traced model is ever freed. But only an operation of that graph needs the name. Here
-the graph itself holds the gradient, and the table has a weak reference. The entry is removed
-together
-with the graph.
+that it reads. So no traced model is ever freed. But only an operation of that graph needs the name.
+Here the graph itself holds the gradient, and the table has a weak reference. The entry is removed
+together with the graph.
 """
 
 from __future__ import annotations
@@ -69,12 +67,9 @@ def release() -> None:
     """Frees models that TensorFlow's table of custom gradients keeps alive.
 
     Afterwards the graphs hold all gradients that were traced in them, also gradients of other code.
-    An
-    example is an optimizer's step in `fit`, which has a custom gradient of TensorFlow. So models
-    without
-    layers of tfwd are freed too. Existing functions still work. The next garbage collection frees
-    the
-    memory.
+    An example is an optimizer's step in `fit`, which has a custom gradient of TensorFlow. So models
+    without layers of tfwd are freed too. Existing functions still work. The next garbage collection
+    frees the memory.
 
     Example:
         >>> import gc, keras

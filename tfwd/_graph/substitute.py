@@ -1,9 +1,8 @@
 """Runs a layer on other values of its variables.
 
 `call` runs a function that reads Keras variables, such as a layer's call, with chosen tensors in
-their
-place. Nothing is assigned and no attribute is swapped, so other readers of the variables are not
-affected. With `capture=True` it is a pure function: it returns the layer's updates (statistics,
+their place. Nothing is assigned and no attribute is swapped, so other readers of the variables are
+not affected. With `capture=True` it is a pure function: it returns the layer's updates (statistics,
 states, seeds) and does not make them. A computation that runs again in backward needs that.
 """
 
@@ -46,11 +45,9 @@ def call(
 
     Args:
         function: Function without arguments. For each Keras variable that it reads, directly or
-            through
-            layers, `values` is searched first.
+            through layers, `values` is searched first.
         values: Pairs of a variable and a tensor of its shape and dtype. Autocast applies to the
-            tensor
-            as it would to the variable.
+            tensor as it would to the variable.
         capture: bool. Returns updates instead of making them. Default False.
 
     Returns:

@@ -92,8 +92,7 @@ class OptimizerWrapper(OptimizerHolder, metaclass=PicksOptimizerBase):
 
     def _give_up_scale(self) -> None:
         # A loss scale around this optimizer turns off the loss scale inside. Otherwise gradients
-        # would be
-        # divided twice. Keras's `compile` sets this with mixed_float16.
+        # would be divided twice. Keras's `compile` sets this with mixed_float16.
         scale = self.optimizer
         if (scale.initial_scale, scale.dynamic_growth_steps) != (2.0**15, 2000):
             warnings.warn(
@@ -124,8 +123,7 @@ class OptimizerWrapper(OptimizerHolder, metaclass=PicksOptimizerBase):
             dtype: str. dtype.
             value: Initial value of all elements. None means the present value of `like`.
             like: Variable of a layer whose shape and device it takes. Default None, for a variable
-                that is
-                the same on all replicas.
+                that is the same on all replicas.
             shape: Shape, if there is no `like`. Default scalar.
         """
         strategy = tf.distribute.get_strategy()

@@ -52,8 +52,7 @@ def rates_scaled(
     """Updates each variable with its own multiple of the learning rate, while open.
 
     A decay that follows the learning rate (`intercepted`) follows the multiple. An update reads the
-    rate
-    from a variable, which has the multiple during that update.
+    rate from a variable, which has the multiple during that update.
 
     Args:
         optimizers: Optimizers, as `leaves` returns them, without legacy ones.
@@ -236,8 +235,7 @@ def waiting_for(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[
     """Makes an optimizer's step wait for an operation.
 
     TensorFlow keeps the order by itself. Without a control dependency it also rewrites operations,
-    so
-    that results differ in their last bits. tensorflow-addons makes legacy optimizers wait.
+    so that results differ in their last bits. tensorflow-addons makes legacy optimizers wait.
 
     Args:
         optimizer: Optimizer that makes the step.

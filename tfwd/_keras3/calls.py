@@ -1,9 +1,8 @@
 """Intercepts calls of layers and reads of variables, for `tfwd.gradients`.
 
 Keras has no hooks. During a pass, the `call` of some classes is replaced by a function that uses
-the
-present thread's handler, or the original call. Other threads are not affected. Subclasses that call
-`super().call`, and wrappers that call `layer.call`, are intercepted too.
+the present thread's handler, or the original call. Other threads are not affected. Subclasses that
+call `super().call`, and wrappers that call `layer.call`, are intercepted too.
 """
 
 from __future__ import annotations

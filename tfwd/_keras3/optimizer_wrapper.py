@@ -111,8 +111,7 @@ class OptimizerWrapper(OptimizerHolder, SavesOwnVariables, Optimizer):
             dtype: str. dtype.
             value: Initial value of all elements. None means the present value of `like`.
             like: Variable of a layer whose shape and device it takes. Default None, for a variable
-                that is
-                the same on all replicas.
+                that is the same on all replicas.
             shape: Shape, if there is no `like`. Default scalar.
         """
         initial: Any = keras.initializers.Constant(value)
@@ -161,8 +160,7 @@ class OptimizerWrapper(OptimizerHolder, SavesOwnVariables, Optimizer):
             self.optimizer.loss_scale_factor = value
             return
         # A loss scale around this optimizer turns off the loss scale inside. Otherwise gradients
-        # would be
-        # divided twice. Keras's `compile` sets this with mixed_float16.
+        # would be divided twice. Keras's `compile` sets this with mixed_float16.
         standard = inspect.signature(LossScale).parameters
         for argument in ("initial_scale", "dynamic_growth_steps"):
             if getattr(self.optimizer, argument) != standard[argument].default:

@@ -38,8 +38,7 @@ class OptimizerHolder:
             optimizer: Optimizer or name.
             kinds: Allowed classes.
             followed: Function that lists the leaves in an optimizer, each with a method that must
-                be
-                Keras's.
+                be Keras's.
             overridden: The methods that an optimizer may override, for the message.
 
         Raises:

@@ -17,8 +17,8 @@ class Scope:
     """A scope in which reads of chosen variables return tensors. Other reads are not changed.
 
     An update of another variable has its usual target: the outer scope, or the variable itself.
-    With
-    `capture=True` the update is stored in `updates` instead, for functions without side effects.
+    With `capture=True` the update is stored in `updates` instead, for functions without side
+    effects.
 
     Attributes:
         state_mapping: dict `id -> tensor` of the substituted variables.
@@ -68,8 +68,7 @@ class Observing:
     Args:
         values: Pairs of a variable and its substitute.
         on_read: Function that is called with each variable that is read. If it returns a tensor,
-            and
-            `values` has no substitute, that tensor is read.
+            and `values` has no substitute, that tensor is read.
         on_update: Function that is called with each variable that is updated.
         on_loss: Function that is called with each loss that a layer adds.
     """

@@ -3,18 +3,15 @@
 There are two ways to draw.
 
 - A *small* draw has a static shape and fewer entries than `SMALL`. Its words come from Philox,
-  which
-  is one operation of TensorFlow. A few more operations apply it. TensorFlow computes the gradient,
-  and stores the tensors that it needs.
+  which is one operation of TensorFlow. A few more operations apply it. TensorFlow computes the
+  gradient, and stores the tensors that it needs.
 - Any other draw takes its words from XXH32. It is applied in the same pass, and its gradient draws
-  it
-  again. Only the seed is stored. For large tensors of static shape, the pass is one loop that XLA
-  compiles, in which a mask costs no more than a copy of the tensor. XLA compiles once per size.
+  it again. Only the seed is stored. For large tensors of static shape, the pass is one loop that
+  XLA compiles, in which a mask costs no more than a copy of the tensor. XLA compiles once per size.
   Tensors of varying shape therefore use the same operations one by one, with the same result.
 
 The keep probability is a multiple of 2^-16. Kept entries are divided by exactly that probability.
-So
-the expectation is right up to rounding, and not only up to 2^-16.
+So the expectation is right up to rounding, and not only up to 2^-16.
 """
 
 from __future__ import annotations
@@ -37,8 +34,8 @@ LEVELS = 1 << 16
 # A draw is small if it has fewer entries than this (256 kB of float32). Then a training step is
 # faster if one operation draws the mask and the effective weight is stored for backward. Compared
 # with the compiled loop and a second draw it takes 0.5 of the time at 32,761 entries, 0.8 at
-# 65,536,
-# and 1.15 at 262,144 (benchmarks/small_weights.py). Compilation also takes 0.1 s or more per size.
+# 65,536, and 1.15 at 262,144 (benchmarks/small_weights.py). Compilation also takes 0.1 s or more
+# per size.
 SMALL = 1 << 16
 
 
@@ -95,8 +92,7 @@ def drop(tensor: tf.Tensor, kept: tf.Tensor, rate: float | tf.Tensor) -> tf.Tens
     """Returns `tensor * (1 / keep)` where `kept` is True, and exactly zero elsewhere.
 
     The product is computed in float32 at least, and the result has the tensor's dtype. Its gradient
-    is
-    `upstream * (1 / keep)` where kept, and exactly 0.0 elsewhere.
+    is `upstream * (1 / keep)` where kept, and exactly 0.0 elsewhere.
 
     Args:
         tensor: Floating tensor.
@@ -127,12 +123,10 @@ def dropout(
         rate: float or scalar tensor. Drop rate in [0, 1).
         seed: int32 `[2]`.
         noise_shape: Shape of the mask, which broadcasts to the tensor's. Default None, for the
-            tensor's
-            shape.
+            tensor's shape.
         rows: Integers `[...]`. Indices of rows, if the tensor has rows of a table and the shape
             `rows.shape + width`. Each row gets the draw that it would get in the table.
-            `noise_shape`
-            must then be given, and is the table's. Default None.
+            `noise_shape` must then be given, and is the table's. Default None.
 
     Returns:
         A tensor of the first argument's shape and dtype.
@@ -255,13 +249,10 @@ def normal(shape: xxh32.Shape, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
     """Returns independent draws of N(0, 1) in the given dtype.
 
     Formula: a small draw uses the formula of Box and Muller (1958). Its largest draw is 6.7. Any
-    other draw
-    uses the inverse of the normal distribution function, at the middle of one of 2^32 equal
-    intervals (of
-    2^64 in float64, where the draws reach further). In single precision its polynomials are those
-    of
-    Giles (2010). They are evaluated at the distance from the nearer end, so the tails are nearly as
-    precise as the middle. The largest draw in single precision is 6.2.
+    other draw uses the inverse of the normal distribution function, at the middle of one of 2^32
+    equal intervals (of 2^64 in float64, where the draws reach further). In single precision its
+    polynomials are those of Giles (2010). They are evaluated at the distance from the nearer end,
+    so the tails are nearly as precise as the middle. The largest draw in single precision is 6.2.
 
     Args:
         shape: Static shape, or a 1-D integer tensor.
@@ -434,12 +425,9 @@ def _run(
     """Returns the function's result, from one compiled loop if that is faster.
 
     Otherwise it comes from a function that is traced once for all weights, because building its
-    operations
-    for each weight takes longer than running them. The operations are built one by one for
-    looked-up
-    rows, for a mask with its own shape, and in a branch of a `tf.cond`. There, the tensors that an
-    outer
-    gradient stores have no static shape, which XLA needs.
+    operations for each weight takes longer than running them. The operations are built one by one
+    for looked-up rows, for a mask with its own shape, and in a branch of a `tf.cond`. There, the
+    tensors that an outer gradient stores have no static shape, which XLA needs.
     """
     if _is_compiled(tensor, rows, shape):
         if shape is not None:

@@ -58,8 +58,7 @@ class BatchMoments:
         """Returns the moments of all weights, in three lists.
 
         They are `(1/B) sum_b g_b`, `(1/B) sum_b g_b^2`, and the gradient of losses that belong to
-        no example
-        (None if there is none).
+        no example (None if there is none).
         """
         if chunk_size is None or (isinstance(self.batch, int) and self.batch <= chunk_size):
             found = self._chunk(0, self.batch)

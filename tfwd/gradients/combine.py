@@ -3,14 +3,12 @@
     (sum_u g_ub)^2 = sum_u g_ub^2 + 2 sum_{u<v} g_ub g_vb
 
 Uses of one form become one use with more positions. The remaining uses are summed example by
-example.
-An exception is a sum of rows: its products with other uses are needed only at its own rows. So an
-embedding tied to a softmax costs no more than two separate layers.
+example. An exception is a sum of rows: its products with other uses are needed only at its own
+rows. So an embedding tied to a softmax costs no more than two separate layers.
 
 A weight that is used through a parametrization has the gradient `scale * g`. `scale` is the
-derivative
-of the effective weight, for example mask/keep for dropout. It is the same for all examples, so the
-moments are multiplied by it and by its square.
+derivative of the effective weight, for example mask/keep for dropout. It is the same for all
+examples, so the moments are multiplied by it and by its square.
 """
 
 from __future__ import annotations

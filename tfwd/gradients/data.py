@@ -72,8 +72,7 @@ class Data(NamedTuple):
         """Returns a batch with at least one example. An empty batch gets an example of zeros.
 
         The moments of zeros can be computed, and are discarded later. A batch of known size is
-        returned
-        unchanged.
+        returned unchanged.
         """
         if isinstance(self.size, int):
             return self

@@ -6,8 +6,7 @@ masks `m` and sample weights `w`:
     l_b = sum_p m_bp w_bp v_bp / sum_p m_bp
 
 A Keras loss with an average ("sum_over_batch_size") returns the same for the example alone. The
-losses
-of several outputs are summed.
+losses of several outputs are summed.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ class Losses:
 
     Args:
         loss: Name, function `(y_true, y_pred) -> values`, or Keras loss. For a model with several
-            outputs
-            also a list or dict in the outputs' structure, with None for an output without a loss.
+            outputs also a list or dict in the outputs' structure, with None for an output without a
+            loss.
         weights: Factors of several outputs' losses, as a list or dict in their structure. Default
             None.
         names: Keras's names of the outputs, for dicts if the outputs are a list. Default None.

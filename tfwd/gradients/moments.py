@@ -28,13 +28,11 @@ class Moments(NamedTuple):
         squared_mean: `(1/B) sum_b g_b^2`.
         methods: Method for each weight. It is the names of the rules of layers that use the weight,
             joined by "+". Without a rule it is "vectorized_map", "loop" or "backward_each".
-            "unused"
-            means that no example's loss depends on the weight. Its moments are zero.
+            "unused" means that no example's loss depends on the weight. Its moments are zero.
         batch_size: B over all replicas: an int, or a scalar tensor if it is not known.
         penalty: Part of `mean` that is the same for every example: the gradients of regularizers
-            and
-            other losses that belong to no example. None for a weight without. So the variance of an
-            example's gradient is about `squared_mean - (mean - penalty)^2`.
+            and other losses that belong to no example. None for a weight without. So the variance
+            of an example's gradient is about `squared_mean - (mean - penalty)^2`.
     """
 
     mean: list[tf.Tensor]
@@ -62,53 +60,42 @@ def squared_mean(
         mean = (1/B) sum_b dl_b/dw        squared_mean = (1/B) sum_b (dl_b/dw)^2
 
     element by element. An example's gradient is summed over its positions, its time steps and all
-    uses of
-    a shared weight before it is squared. For layers with a rule, it takes one forward pass, one
-    backward
-    pass without gradients of weights, and one or two products per weight. Other weights are
-    computed
-    example by example. `Moments.methods` names the method.
+    uses of a shared weight before it is squared. For layers with a rule, it takes one forward pass,
+    one backward pass without gradients of weights, and one or two products per weight. Other
+    weights are computed example by example. `Moments.methods` names the method.
 
     The loss of an example is the mean of the loss object's values over its unmasked positions,
-    times the
-    sample weights, for any reduction of the object. Losses from `add_loss` of shape `[B]` are added
-    to the
-    examples' losses, times B, because Keras adds their sum to the mean. Regularizers and other
-    scalars
-    are added to `mean`, and left out of `squared_mean`.
+    times the sample weights, for any reduction of the object. Losses from `add_loss` of shape `[B]`
+    are added to the examples' losses, times B, because Keras adds their sum to the mean.
+    Regularizers and other scalars are added to `mean`, and left out of `squared_mean`.
 
     Args:
         model: Any Keras model.
         x: Inputs of the model, tensors or arrays in any nest, with the examples on the first axis.
-            From
-            a `tf.data.Dataset`, one batch.
+            From a `tf.data.Dataset`, one batch.
         y: Targets. For several outputs, in the outputs' structure.
         loss: Keras loss of any reduction, its name, or a function `(y_true, y_pred)` that returns
-            values
-            of shape `[B]` or `[B, ...]`. For several outputs, one for all, or a list or dict.
+            values of shape `[B]` or `[B, ...]`. For several outputs, one for all, or a list or
+            dict.
         sample_weight: Weights of shape `[B]` or `[B, ...]`. For several outputs, one for all, or a
-            list
-            or dict. A list of numbers is an array. Default None.
+            list or dict. A list of numbers is an array. Default None.
         training: bool. Training flag of the model's call. With weight dropout, the layers draw once
-            for
-            the batch, and count it as a training call. Default False.
+            for the batch, and count it as a training call. Default False.
         chunk_size: int. Number of examples that are in memory at a time. The result does not depend
-            on
-            it, except with dropout on activations, which draws for each chunk. Default None, for
+            on it, except with dropout on activations, which draws for each chunk. Default None, for
             all.
         loss_weights: Factors of several outputs' losses, as a list or dict. Default None.
 
     Returns:
         `Moments` with the weights' shapes, in float32 (float64 for float64 weights). In a replica's
         context of a `tf.distribute` strategy, over the batch of all replicas. A `tf.function` may
-        not
-        know the batch's size. There an empty batch has moments of zero, and adds nothing to other
-        replicas' moments.
+        not know the batch's size. There an empty batch has moments of zero, and adds nothing to
+        other replicas' moments.
 
     Raises:
         ValueError: Before any computation: for BatchNormalization in training, whose examples
-            depend on
-            each other; for arguments that do not fit; for a batch that is known to be empty.
+            depend on each other; for arguments that do not fit; for a batch that is known to be
+            empty.
 
     Example:
         >>> import keras

@@ -1,11 +1,10 @@
 """Per-example gradients of a weight in compact forms, and their sums over the examples.
 
 A `PerExampleGradient` represents the gradients `g_b`, `b = 1..B`, of one use of a weight. Most
-forms do
-not store the gradients themselves. An `OuterProduct` stores the input of a product and the gradient
-of its result. `Rows` stores the rows of a sparse gradient. `Materialized` stores the gradients.
-Each
-form computes `sum_b g_b` and `sum_b g_b^2`, element by element, as cheaply as it can.
+forms do not store the gradients themselves. An `OuterProduct` stores the input of a product and the
+gradient of its result. `Rows` stores the rows of a sparse gradient. `Materialized` stores the
+gradients. Each form computes `sum_b g_b` and `sum_b g_b^2`, element by element, as cheaply as it
+can.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from tfwd.gradients.block_sums import sum_over_blocks
 BLOCK_BYTES = 64 << 20
 
 # Cost of an entry of a per-example gradient (to write, read, square and add it), in multiplications
-# of
-# a large matrix product. Measured on two cores: between 30 and 60.
+# of a large matrix product. Measured on two cores: between 30 and 60.
 ENTRY_COST = 40
 
 Scale: TypeAlias = "float | tf.Tensor"
@@ -96,25 +94,20 @@ class OuterProduct(PerExampleGradient):
 
     Args:
         x: `[B, P, I]`: P positions (time steps, pixels), over which an example's gradient is
-            summed.
-            `[B, I]` for one position, `[B, P, G, I]` for a product in G groups.
+            summed. `[B, I]` for one position, `[B, P, G, I]` for a product in G groups.
         d: `[B, P, O]`, `[B, O]` or `[B, P, G, O]`. Gradient of the product's result.
         arrange: Function from `[n, I, O]`, or `[n, G, I, O]`, to `[n, *weight's shape]`. Default
-            None,
-            for the identity.
+            None, for the identity.
         layout: Hashable key. Arrangements with equal layouts do the same. Default None, for none.
 
     With one position the squares are one more product, `sum_b (x_b^2) (d_b^2)^T`. With few
-    positions they
-    are a product over pairs of positions: `(sum_p x_p d_p)^2 = sum_pq (x_p x_q) (d_p d_q)`. With
-    more
-    positions it is cheaper to compute the gradients of a block of examples and square them.
+    positions they are a product over pairs of positions:
+    `(sum_p x_p d_p)^2 = sum_pq (x_p x_q) (d_p d_q)`. With more positions it is cheaper to compute
+    the gradients of a block of examples and square them.
 
     If the positions of an example cancel, the pairs cancel much more. The squares then have an
-    error of up
-    to about `1e-7 (sum_p |x_p d_p|)^2` in float32. With four positions of inputs `300 + N(0, 1)`,
-    of which
-    only differences matter, this is 1e-3 to 3e-3 of the result.
+    error of up to about `1e-7 (sum_p |x_p d_p|)^2` in float32. With four positions of inputs
+    `300 + N(0, 1)`, of which only differences matter, this is 1e-3 to 3e-3 of the result.
     """
 
     def __init__(

@@ -2,8 +2,7 @@
 
 Chunks of a batch, and examples that are computed one by one, must use the same mask, because weight
 dropout draws one mask for the batch. So a layer draws in its first call, and later calls use the
-same
-draw.
+same draw.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class Perturbations:
         Args:
             layer: Layer of tfwd, in training.
             differentiable: bool. Computes them again, so that an outer tape records their
-                computation from
-                the raw weights. The values are the same. Default False.
+                computation from the raw weights. The values are the same. Default False.
         """
         index = self._calls.get(id(layer), 0)
         self._calls[id(layer)] = index + 1

@@ -1,10 +1,9 @@
 """`Pass`: a forward pass that records every use of every weight; `Call`: an argument of rules.
 
 A layer with a rule is run by the rule. The rule reads the weights with the gradient stopped, so
-that
-the tape computes no gradient of a weight. It marks probes: tensors whose gradients are needed. All
-other reads of a weight are detected: by a layer without a rule, by a model's own code, or without
-Keras. Such a weight is computed example by example.
+that the tape computes no gradient of a weight. It marks probes: tensors whose gradients are needed.
+All other reads of a weight are detected: by a layer without a rule, by a model's own code, or
+without Keras. Such a weight is computed example by example.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ class Pass:
         rules: bool. Uses rules. If False, the model runs unchanged except for the draws. Default
             True.
         values: dict from a weight's id to a tensor that replaces the weight, for a trial. With
-            rules,
-            the tape then also watches the weights, for `unaccounted`. Default None.
+            rules, the tape then also watches the weights, for `unaccounted`. Default None.
         draws: Draws of an earlier pass over the same inputs, to repeat. Default None.
 
     Attributes:
@@ -59,15 +57,13 @@ class Pass:
         general: Ids of weights that no rule can cover.
         losses: Losses from `add_loss`.
         before: Variables that were updated, except the draws of tfwd's layers. An example is the
-            state
-            of a dropout's generator. A dict from an id to the variable and its earlier value.
+            state of a dropout's generator. A dict from an id to the variable and its earlier value.
         scalars: bool. There are losses that belong to no example.
         draws: Draws of layers that no variable shows to Keras.
         probes: Probes in the order of their numbers.
         numbers: Numbers of the probes, by their ids.
         inside: bool. A weight was read in a function that was traced during the pass. There the
-            weights
-            are not replaced, because the function may exist longer than the pass.
+            weights are not replaced, because the function may exist longer than the pass.
     """
 
     def __init__(
@@ -128,10 +124,8 @@ class Pass:
         """Returns the ids of weights whose gradients do not all come from rules.
 
         A rule reads its weights with the gradient stopped. So if the tape finds a path from the
-        weight itself
-        to the target, something else uses the weight. This also finds functions that were traced
-        before, whose
-        reads are not visible.
+        weight itself to the target, something else uses the weight. This also finds functions that
+        were traced before, whose reads are not visible.
         """
         sources = [
             [self._values[key], *_keras.variables.tf_variables(variable)]
@@ -257,10 +251,8 @@ class Call:
             variable: Weight. None and untrained variables are ignored.
             probes: One or several results of `probe`.
             term: Function of the gradients of the sum of the examples' losses with respect to the
-                probes.
-                It returns the `PerExampleGradient` of this use, of the weight's shape: an
-                `OuterProduct`,
-                `Rows`, `Materialized` or a custom class.
+                probes. It returns the `PerExampleGradient` of this use, of the weight's shape: an
+                `OuterProduct`, `Rows`, `Materialized` or a custom class.
 
         Raises:
             ValueError: If `probes` are not results of `probe`.

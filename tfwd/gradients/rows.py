@@ -16,9 +16,8 @@ class Rows(PerExampleGradient):
         d: `[B, P, D]`. Gradient of the rows that were looked up.
         rows: int. Number of rows of the matrix.
 
-    An example's gradients of one row are summed after sorting its ids. No tensor of size `B x rows
-    x D` is
-    created.
+    An example's gradients of one row are summed after sorting its ids. No tensor of size
+    `B x rows x D` is created.
     """
 
     def __init__(self, ids: tf.Tensor, d: tf.Tensor, rows: int) -> None:

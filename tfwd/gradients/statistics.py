@@ -10,16 +10,13 @@ For a weight `w` with entries `i`, from `m_i = E[g_i]` and `s_i = E[g_i^2]` over
 The noise scale is about the batch size above which larger batches are not worth it. `V` and `G` are
 unbiased: their means over batches approach the true values. `V/G` is biased, and the mean of such
 ratios is meaningless. The `G` of one batch varies by up to `sqrt(2) V/B`, even if the true gradient
-is
-zero, and can be negative. So over several batches the noise scale is `mean(V) / mean(G)`. Only a
+is zero, and can be negative. So over several batches the noise scale is `mean(V) / mean(G)`. Only a
 negative mean is replaced by zero. The noise scale is then infinite: the gradient is too noisy.
 
 Reference: McCandlish et al., "An Empirical Model of Large-Batch Training" (2018), appendix A.1.
-With a
-single example as the small batch, and all `B` as the large one, their estimators are the same:
-`(B sum m^2 - sum s) / (B-1)` of the signal, and `(sum s - sum m^2) / (1 - 1/B)` of the variance.
-They
-also average both before the division, with a moving average over steps.
+With a single example as the small batch, and all `B` as the large one, their estimators are the
+same: `(B sum m^2 - sum s) / (B-1)` of the signal, and `(sum s - sum m^2) / (1 - 1/B)` of the
+variance. They also average both before the division, with a moving average over steps.
 """
 
 from __future__ import annotations
@@ -70,8 +67,7 @@ def describe(sums: Any, paths: Sequence[str], sizes: Sequence[int], batch_size: 
         A dict with `squared_mean` and `square_of_mean` (averaged over the entries), `variance` and
         `signal` (V and G, summed over the entries; G can be negative), `noise_scale` and
         `signal_to_noise`. `variables` has the same by path. With one example the last four are
-        unknown,
-        and NaN.
+        unknown, and NaN.
 
     Example:
         >>> found = describe([[8.0], [4.0], [4.0]], ["w"], [2], batch_size=2)
@@ -96,13 +92,11 @@ def average(records: Sequence[Record]) -> Record:
 
     Args:
         records: Results of `describe` for each batch, or `GradientSquaredMean.records`; at least
-            one.
-            Batches with one example contribute what is known of them.
+            one. Batches with one example contribute what is known of them.
 
     Returns:
         A dict as from `describe`: the means of the first four, `noise_scale = mean(V) / mean(G)`,
-        and
-        `signal_to_noise = mean(G) / mean(V)`.
+        and `signal_to_noise = mean(G) / mean(V)`.
 
     Raises:
         ValueError: If there are no records.

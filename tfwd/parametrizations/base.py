@@ -17,15 +17,12 @@ class Parametrization:
     Subclasses define `__call__`, and `get_config` if their constructor has arguments.
 
     - A stochastic parametrization acts only in training. A deterministic one (`stochastic = False`)
-      also
-      acts in evaluation.
+      also acts in evaluation.
     - All random numbers must come from the seed, through a `tf.random.stateless_*` function,
-      because
-      backward repeats a draw.
+      because backward repeats a draw.
     - `elementwise = True` promises that each entry of the result depends only on the same entry of
-      the
-      weight, the seed and the position. It makes `tfwd.gradients` cheaper. A subclass with another
-      `__call__` must set it again.
+      the weight, the seed and the position. It makes `tfwd.gradients` cheaper. A subclass with
+      another `__call__` must set it again.
 
     Example:
         >>> import keras
@@ -80,8 +77,7 @@ class Parametrization:
         """Returns rows of the effective weight without computing the other rows.
 
         If a class defines it, an embedding computes only the rows that are looked up. A subclass
-        with another
-        `__call__` must define it again, or does not have it.
+        with another `__call__` must define it again, or does not have it.
 
         Args:
             rows: Rows of a weight, `indices.shape + shape[1:]`.
@@ -115,8 +111,7 @@ class Parametrization:
 
         Args:
             raw: Whole raw weight. It is raw even if other elements of a chain come first, and whole
-                even if
-                only rows are needed.
+                even if only rows are needed.
         """
         return self
 

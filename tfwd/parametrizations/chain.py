@@ -17,8 +17,7 @@ class Chain(Parametrization):
     """A sequence of parametrizations, applied one after the other.
 
     Formula: `Chain([p, q])(w) = q(p(w))`. Each element draws from its own seed, so that two equal
-    elements
-    are independent.
+    elements are independent.
 
     Args:
         parametrizations: List of parametrizations. The first is applied first.
@@ -102,8 +101,7 @@ def apply(
     """Applies the links of a chain one after the other.
 
     The element at index `k > 0` of the whole chain draws from `fold(seed, 0, k)`. So elements with
-    equal
-    seeds are independent, and a chain with one element draws like the element itself.
+    equal seeds are independent, and a chain with one element draws like the element itself.
 
     Args:
         weight: Floating tensor.

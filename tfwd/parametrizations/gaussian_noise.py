@@ -20,25 +20,21 @@ class GaussianNoise(Parametrization):
     """Variational noise: independent Gaussian noise on every entry.
 
     Formula: `w' = w + stddev * s * e` with `e ~ N(0, I)`, from training call `start_step` on.
-    Before, and if
-    `stddev` is 0, `w' = w` bit for bit. With `scale="absolute"` s is 1. With "deviation" it is the
-    weight's own standard deviation,
+    Before, and if `stddev` is 0, `w' = w` bit for bit. With `scale="absolute"` s is 1. With
+    "deviation" it is the weight's own standard deviation,
 
         s = sqrt(mean((w - mean(w))^2)),
 
     over all entries of the raw weight. This holds even if other parametrizations come before this
-    one, or
-    if an embedding looks up a few rows. The gradient treats s as a constant: `dw'/dw = 1`. A weight
-    whose
-    entries are all equal then gets no noise.
+    one, or if an embedding looks up a few rows. The gradient treats s as a constant: `dw'/dw = 1`.
+    A weight whose entries are all equal then gets no noise.
 
     Args:
         stddev: float, schedule or variable, as the rate of `Dropout`. Standard deviation, at least
-            0. A
-            float 0.0 draws nothing.
+            0. A float 0.0 draws nothing.
         start_step: int. Number of the first training call with noise, from 0. Default 0. The
-            wrapped
-            layer counts its calls, so a layer that is called twice in a training step counts two.
+            wrapped layer counts its calls, so a layer that is called twice in a training step
+            counts two.
         scale: "absolute" or "deviation". Unit of `stddev`. Default "absolute".
 
     Raises:

@@ -16,8 +16,7 @@ class WeightNorm(Parametrization):
     """Weight normalization without a gain: every slice along `axis` has unit Euclidean length.
 
     Formula: `w'_k = w_k / max(||w_k||, epsilon)` for each index `k` of `axis`, with the norm over
-    all other
-    axes. It is deterministic, and acts in training and in evaluation.
+    all other axes. It is deterministic, and acts in training and in evaluation.
 
     Args:
         axis: int. Axis of the output features, which are normalized separately. Default -1.

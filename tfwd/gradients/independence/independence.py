@@ -1,9 +1,9 @@
 """Reports if the examples of a batch are independent, and for which weights rules can be used.
 
 The rules assume that the first axis of a layer's inputs is the examples. A model's own code may
-have
-moved or mixed them. So each model is tried once on a few examples (`independence_trial`), without
-changing its states. Weights for which the trials show nothing are computed example by example.
+have moved or mixed them. So each model is tried once on a few examples (`independence_trial`),
+without changing its states. Weights for which the trials show nothing are computed example by
+example.
 """
 
 from __future__ import annotations

@@ -6,14 +6,12 @@ A trial makes these checks, on given weights and inputs:
    at this example's rows, and if only rules lead to the weight.
 2. The model runs without rules, which must give the same outputs.
 3. The other examples are replaced by copies of the first. The first example's outputs must not
-change.
-4. The first example runs alone, with the same outcome. Losses from `add_loss` belong to the
+change. 4. The first example runs alone, with the same outcome. Losses from `add_loss` belong to the
 examples
    if their number equals the number of examples in both runs.
 
 It is not enough to change examples. Rows that do not depend on the inputs, such as rows of a
-constant,
-can be assigned to examples only by their gradients.
+constant, can be assigned to examples only by their gradients.
 """
 
 from __future__ import annotations
@@ -48,12 +46,10 @@ class IndependenceReport:
     Attributes:
         folded: Weights that are used where several successive rows belong to one example.
         general: Weights without a usable rule: it is not shown to which examples the rows belong,
-            or
-            that all uses of the weight are known.
+            or that all uses of the weight are known.
         open: Weights without any gradient, so that the trials show nothing.
         losses: For each loss from `add_loss`, in their order, True if it has a value per example.
-            None
-            if that is unknown.
+            None if that is unknown.
     """
 
     folded: set[int] = dataclasses.field(default_factory=set)

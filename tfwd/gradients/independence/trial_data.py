@@ -1,8 +1,7 @@
 """Weights and inputs for trials: a few examples, with values that are not zero.
 
 Zeros hide to which example a row belongs: behind a head that starts at zero, no gradient arrives.
-So a
-trial uses other weights and inputs, first near the real ones, then far from them.
+So a trial uses other weights and inputs, first near the real ones, then far from them.
 """
 
 from __future__ import annotations

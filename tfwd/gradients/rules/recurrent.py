@@ -1,10 +1,8 @@
 """Rules for SimpleRNN and LSTM, and the code that they share with the rule for GRU.
 
 The products for the weights' gradients cover all time steps at once, outside the loop. The kernel
-gets
-the outer products of the inputs and the pre-activations' gradients. The recurrent kernel gets the
-outer
-products of the states before each step and these gradients. Both are summed over time.
+gets the outer products of the inputs and the pre-activations' gradients. The recurrent kernel gets
+the outer products of the states before each step and these gradients. Both are summed over time.
 """
 
 from __future__ import annotations

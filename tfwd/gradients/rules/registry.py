@@ -1,9 +1,8 @@
 """Registry of rules: functions that return the per-example gradients of a layer's weights.
 
 A rule replaces a layer's `call` while moments are computed. It computes the same outputs, and marks
-the
-pre-activations whose gradients it needs. It declares how each weight's per-example gradients follow
-from these gradients.
+the pre-activations whose gradients it needs. It declares how each weight's per-example gradients
+follow from these gradients.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ def rule(*classes: type) -> Callable[[R], R]:
     """Registers a function as the rule of layer classes. It replaces an earlier rule.
 
     The rule also holds for subclasses that run the `call` of the class. They must not override
-    other
-    methods and properties that `call` may use.
+    other methods and properties that `call` may use.
 
     Args:
         *classes: Keras layer classes.
@@ -41,10 +39,8 @@ def rule(*classes: type) -> Callable[[R], R]:
     Returns:
         A decorator for a function `rule(layer, call, *args, **kwargs)`. `args` and `kwargs` are the
         arguments of the layer's `call`, and `call` is a `Call`. The function returns the result of
-        the
-        layer's `call`, or `NotImplemented` for a case that it does not cover. The layer's weights
-        are
-        then computed example by example.
+        the layer's `call`, or `NotImplemented` for a case that it does not cover. The layer's
+        weights are then computed example by example.
 
     Raises:
         ValueError: If a class is not a Keras layer class.

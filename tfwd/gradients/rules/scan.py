@@ -1,11 +1,9 @@
 """A recurrent loop whose gradient goes only to the pre-activations.
 
 Each step computes `r = product(h)`, then `states = step(z_t, r, states)`. Forward stores `r` and
-the
-states. Backward runs the elementwise `step` again, and one product per step. It computes the
-gradients
-at `z` and at `r` anyway. The weights' gradients need only these, in products over all time steps,
-outside the loop.
+the states. Backward runs the elementwise `step` again, and one product per step. It computes the
+gradients at `z` and at `r` anyway. The weights' gradients need only these, in products over all
+time steps, outside the loop.
 """
 
 from __future__ import annotations
