@@ -101,7 +101,7 @@ class BiModalEncoder(Composite):
     Sublayers: the two stacks, by their names, and `first_to_second_0`, `second_to_first_0` and so
     on.
 
-    One text model can fill both stacks of a built encoder. Here they are named "first" and "second":
+    One text model can fill both stacks of a built encoder, if they are named "first" and "second":
 
         keys = {**T.mapping(folder, at="first"), **T.mapping(folder, at="second")}
         others = {"ignore": ["embeddings.*", "pooler.*"], "allow_missing": ".*_to_.*"}
