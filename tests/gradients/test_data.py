@@ -59,7 +59,7 @@ def dataset() -> tf.data.Dataset:
         (lambda: {"x": iter([X, X])}, r"x is a list_iterator, which yields batches"),
         (lambda: {"y": dataset()}, "y is a _BatchDataset, which yields batches"),
         (lambda: {"y": object()}, "y is, or contains, <object object .* which is not an array"),
-        (lambda: {"sample_weight": [[0, 1], [1, 1], [1, 0]]}, r"the scalar 0; .* np.array\(...\)"),
+        (lambda: {"sample_weight": [[0, 1], [1, 1], [1, 0]]}, r"the scalar 0. .* np.array\(...\)"),
         (lambda: {"x": X[:0], "y": Y[:0]}, "the batch has no examples"),
     ],
 )

@@ -126,4 +126,4 @@ def test_rule_that_does_not_give_its_probe_back_is_named(rule_uses: str) -> None
         with pytest.raises(ValueError, match=message):
             gradients.squared_mean(model, x, y["one"], "mse")
     finally:
-        gradients.registry._rules.pop(Own)
+        gradients.rules.registry._rules.pop(Own)

@@ -185,7 +185,7 @@ def test_weights_that_come_after_the_references_were_taken(tmp_path) -> None:
     layer(X, training=True)
     start = reference(layer)
     np.testing.assert_array_equal(start, values["kernel"])
-    with pytest.warns(UserWarning, match=f"{STALE}: call tfwd.reset_references"):
+    with pytest.warns(UserWarning, match=f"{STALE} training call: call tfwd.reset_references"):
         layer.set_weights([2 * value for value in values.values()])
     np.savez(tmp_path / "weights.npz", kernel=3 * values["kernel"], bias=values["bias"])
     for target in (layer, layer.layer):  # and of the plain layer that has the same variables
