@@ -24,22 +24,18 @@ class CheckFinite(keras.layers.Layer):
     """An identity layer that checks its input and its gradient for NaN and infinities.
 
     Outputs equal inputs, bit for bit, in their own dtype. Gradients pass through unchanged too. A
-    report
-    names the layer:
+    report names the layer:
 
         layer 'scores': forward pass has 12.50 % non-finite elements (16 NaN, 0 +Inf, 0 -Inf of 128)
 
     With `action="raise"` non-finite elements raise an error, in eager mode and in graphs. The error
     comes before a later layer uses the tensor. XLA removes all operations that could stop a
-    program. So
-    Keras 3 does not choose XLA for a model with such a layer, and `jit_compile=True` is an error.
-    `tfwd.callbacks.FiniteCheck` checks every layer, also under XLA. Under that callback this layer
-    does
-    nothing.
+    program. So Keras 3 does not choose XLA for a model with such a layer, and `jit_compile=True` is
+    an error. `tfwd.callbacks.FiniteCheck` checks every layer, also under XLA. Under that callback
+    this layer does nothing.
 
     With `action="count"` the layer counts elements in every mode and never raises an error.
-    `report()`
-    returns the counts since `reset()`, summed over all replicas.
+    `report()` returns the counts since `reset()`, summed over all replicas.
 
     Args:
         action: "raise" or "count". Default "raise".
@@ -47,14 +43,11 @@ class CheckFinite(keras.layers.Layer):
 
     Attributes:
         forward_counts, backward_counts: int64 variables `[4]`, only with `action="count"`. They
-            hold
-            the numbers of NaN, +Inf, -Inf, and of all elements. They are saved with the layer, but
-            are
-            not in `weights`: a model has the same weights with and without such layers.
+            hold the numbers of NaN, +Inf, -Inf, and of all elements. They are saved with the layer,
+            but are not in `weights`: a model has the same weights with and without such layers.
 
     Input and output: A tensor or a nest of tensors, of any dtype. Only floating and complex tensors
-    are
-    checked. Masks pass through.
+    are checked. Masks pass through.
 
     Raises:
         ValueError: If the action is unknown, or if XLA compiles a call with "raise".
@@ -62,13 +55,12 @@ class CheckFinite(keras.layers.Layer):
             "raise".
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> from tfwd import layers
-    >>> check = layers.CheckFinite(action="count", name="scores")
-    >>> y = check(tf.constant([[1.0, float("nan")], [2.0, float("inf")]]))
-    >>> check.report()
-    "layer 'scores': forward pass has 50.00 % non-finite elements (1 NaN, 1 +Inf, 0 -Inf of 4)"
+        >>> import tensorflow as tf
+        >>> from tfwd import layers
+        >>> check = layers.CheckFinite(action="count", name="scores")
+        >>> y = check(tf.constant([[1.0, float("nan")], [2.0, float("inf")]]))
+        >>> check.report()
+        "layer 'scores': forward pass has 50.00 % non-finite elements (1 NaN, 1 +Inf, 0 -Inf of 4)"
 
     References: Caffe's debug option `checkFiniteLayer`.
     """

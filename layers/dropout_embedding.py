@@ -20,17 +20,15 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
     """An embedding layer with dropout on its rows: a dropped word is zero in the whole batch.
 
     Formula: `y = m[i] E[i] / keep` for the id `i`, with `m[i] ~ Bernoulli(keep)`. There is one draw
-    per
-    word of the vocabulary and training call. `keep` is `1 - rate` rounded to a multiple of 2^-16.
+    per word of the vocabulary and training call. `keep` is `1 - rate` rounded to a multiple of
+    2^-16.
 
     It equals `Parametrized(Embedding(...), {"embeddings": Dropout(rate, (None, 1))})`, with the
-    same
-    draws. The matrix is not copied: only the rows of the batch are read. The gradient stays sparse
-    (`tf.IndexedSlices`).
+    same draws. The matrix is not copied: only the rows of the batch are read. The gradient stays
+    sparse (`tf.IndexedSlices`).
 
     It is a `keras.layers.Embedding` with the same arguments and weights. A layer that shares the
-    matrix,
-    such as `TiedDense`, reads the raw matrix.
+    matrix, such as `TiedDense`, reads the raw matrix.
 
     Args:
         input_dim: int. Number of words.
@@ -44,15 +42,12 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
         ValueError: If the rate is out of range.
 
     Example:
-
-    >>> import keras, tensorflow as tf
-    >>> from tfwd import layers
-    >>> embedding = layers.DropoutEmbedding(10, 4, rate=0.5, seed=1)
-    >>> y = embedding(tf.constant([[3, 7, 3]]), training=True)
-    >>> bool(tf.reduce_all(y[0, 0] == y[0, 2]))
-    True
-
-    References: Gal and Ghahramani (2016); Merity et al. (2017).
+        >>> import keras, tensorflow as tf
+        >>> from tfwd import layers
+        >>> embedding = layers.DropoutEmbedding(10, 4, rate=0.5, seed=1)
+        >>> y = embedding(tf.constant([[3, 7, 3]]), training=True)
+        >>> bool(tf.reduce_all(y[0, 0] == y[0, 2]))
+        True
 
     References: Gal and Ghahramani (2016); Merity et al. (2017).
     """

@@ -17,16 +17,14 @@ from tfwd.parametrizations import Dropout
 
 @keras.saving.register_keras_serializable("tfwd")
 class LockedDropout(keras.layers.Layer):
-    """Variational dropout: drops the same features of a sequence at all time steps.
+    """Variational dropout, which drops the same features of a sequence at all time steps.
 
-    Formula: `y[b, t, ...] = m[b, ...] x[b, t, ...] / keep` with `m ~ Bernoulli(keep)`. `keep` is
-    `1 - rate` rounded to a multiple of 2^-16. Each example of the batch has its own mask.
+    Formula: `y[b, t, ...] = m[b, ...] x[b, t, ...] / keep` with `m ~ Bernoulli(keep)`. `keep` is `1
+    - rate` rounded to a multiple of 2^-16. Each example of the batch has its own mask.
 
     It differs from `keras.layers.SpatialDropout1D` in its seeds. A mask depends only on the seed,
-    the
-    training-call counter and the replica. The draws continue after a restart. Backward stores only
-    the
-    seed.
+    the training-call counter and the replica. The draws continue after a restart. Backward stores
+    only the seed.
 
     Args:
         rate: float, schedule or variable. Drop rate in [0, 1), as in `parametrizations.Dropout`.
@@ -39,12 +37,11 @@ class LockedDropout(keras.layers.Layer):
         ValueError: If the rate is out of range, or if the input has no time axis.
 
     Example:
-
-    >>> import keras, tensorflow as tf
-    >>> from tfwd import layers
-    >>> y = layers.LockedDropout(0.5, seed=1)(tf.ones((2, 5, 8)), training=True)
-    >>> bool(tf.reduce_all(y[:, :1] == y))
-    True
+        >>> import keras, tensorflow as tf
+        >>> from tfwd import layers
+        >>> y = layers.LockedDropout(0.5, seed=1)(tf.ones((2, 5, 8)), training=True)
+        >>> bool(tf.reduce_all(y[:, :1] == y))
+        True
 
     References: Gal and Ghahramani, "A Theoretically Grounded Application of Dropout in Recurrent
     Neural Networks" (2016).
@@ -105,8 +102,7 @@ class LockedDropout(keras.layers.Layer):
         """Returns a plain Keras layer with the same dropout.
 
         It is `SpatialDropout1D`, or `Dropout` for other ranks. A rate that is a schedule or a
-        variable
-        becomes 0.
+        variable becomes 0.
         """
         rate = float(self.rate) if isinstance(self.rate, numbers.Real) else 0.0
         options = {"name": self.name, "dtype": self.dtype_policy}

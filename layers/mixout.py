@@ -17,35 +17,31 @@ class Mixout(SingleParametrization):
 
     Formula: a training call computes with `w' = r + m (w - r) / keep`. `r` is the reference, and
     `m_i ~ Bernoulli(keep)`. `keep` is `1 - rate` rounded to a multiple of 2^-16. The whole batch
-    and all
-    time steps share one mask. So `E[w'] = w`.
+    and all time steps share one mask. So `E[w'] = w`.
 
     Args:
         layer: Any Keras layer or model.
         rate: float, schedule or variable. Drop rate in [0, 1), as in `parametrizations.Dropout`.
         weights: str or list of str. Patterns of weights. Default None, for the default weights, as
-            in
-            `WeightDropout`.
+            in `WeightDropout`.
         towards, noise_shape, reference_dtype: As in `parametrizations.Mixout`. By default the
-            reference
-            is the value of the weights in the first training call.
+            reference is the value of the weights in the first training call.
         seed, recompute, share_across_replicas, **kwargs: As in `Parametrized`.
 
     Raises:
         ValueError: As `Parametrized`, or if there is no reference for a weight.
 
     Example:
-
-    >>> import keras, tensorflow as tf
-    >>> from tfwd import layers
-    >>> dense = layers.Mixout(keras.layers.Dense(3), rate=0.5, seed=1)
-    >>> x = tf.ones((1, 4))
-    >>> bool(tf.reduce_all(dense(x, training=True) == dense.layer(x)))  # nothing has moved yet
-    True
-    >>> dense.layer.kernel.assign_add(tf.ones((4, 3))) is None
-    False
-    >>> bool(tf.reduce_all(dense(x, training=True) == dense.layer(x)))
-    False
+        >>> import keras, tensorflow as tf
+        >>> from tfwd import layers
+        >>> dense = layers.Mixout(keras.layers.Dense(3), rate=0.5, seed=1)
+        >>> x = tf.ones((1, 4))
+        >>> bool(tf.reduce_all(dense(x, training=True) == dense.layer(x)))  # nothing has moved yet
+        True
+        >>> dense.layer.kernel.assign_add(tf.ones((4, 3))) is None
+        False
+        >>> bool(tf.reduce_all(dense(x, training=True) == dense.layer(x)))
+        False
 
     References: Lee, Cho and Kang, "Mixout: Effective Regularization to Finetune Large-scale
     Pretrained Language Models" (2020).

@@ -21,18 +21,14 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
     """A wrapper that runs a layer on functions of its weights, such as dropped or noisy copies.
 
     Formula: a call computes `layer(x; w')`. `w'_i = p_i(w_i)` for each weight `i` that a pattern
-    matches,
-    and `w'_i = w_i` for the others. Gradients go to the raw weights: `dL/dw_i = dL/dw'_i *
-    dw'_i/dw_i`.
-    In evaluation the wrapped layer runs unchanged. Only deterministic parametrizations also act
-    there.
+    matches, and `w'_i = w_i` for the others. Gradients go to the raw weights:
+    `dL/dw_i = dL/dw'_i * dw'_i/dw_i`. In evaluation the wrapped layer runs unchanged. Only
+    deterministic parametrizations also act there.
 
     Every training call draws once, for the whole batch and all time steps. A draw depends only on
-    the
-    seed, the weight's position in `layer.weights`, the training-call counter and the replica. Equal
-    seeds give equal draws in every run. Draws continue after a restart from a `.keras` file, a
-    weight
-    file of this layer or a `tf.train.Checkpoint`.
+    the seed, the weight's position in `layer.weights`, the training-call counter and the replica.
+    Equal seeds give equal draws in every run. Draws continue after a restart from a `.keras` file,
+    a weight file of this layer or a `tf.train.Checkpoint`.
 
     The wrapper has exactly the wrapped layer's weights, in the same order. The wrapped layer is not
     changed. Other uses of the layer compute with the raw weights.
@@ -41,27 +37,21 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
         layer: Any Keras layer or model. Wrap the outermost layer: a layer inside `TimeDistributed`
             would draw at every step. An RNN cell cannot be wrapped (wrap its `RNN`).
         parametrizations: A parametrization for the default weights, as in `WeightDropout`. Or a
-            dict
-            from a pattern to a parametrization. A pattern is a regular expression. It must match a
-            weight's full path, or its last components. If several patterns match, the first one
-            applies. Weights that are never trained, such as moving statistics, are excluded unless
-            the
-            pattern ends in the weight's own name, as `moving_mean` does. Weights of a frozen layer
-            are
-            matched as usual.
+            dict from a pattern to a parametrization. A pattern is a regular expression. It must
+            match a weight's full path, or its last components. If several patterns match, the first
+            one applies. Weights that are never trained, such as moving statistics, are excluded
+            unless the pattern ends in the weight's own name, as `moving_mean` does. Weights of a
+            frozen layer are matched as usual.
         seed: int. Default None, which draws one from Keras's global seed
             (`keras.utils.set_random_seed`).
         recompute: bool. Stores no effective weight for backward. Backward computes it again from
-            the
-            raw weight and the seed. Default True, which saves memory. In eager mode, or if the
-            training
-            flag is a tensor, backward runs the layer a second time. This needs a layer that
-            consists
-            only of Keras's code. A layer that contains custom code runs once and stores its
-            effective
-            weights. A layer that cannot run twice, for example because it draws from a stateful
-            generator, also stores them, with a warning. Forward-mode derivatives need False. The
-            attribute can be changed later. Functions that were already traced do not change.
+            the raw weight and the seed. Default True, which saves memory. In eager mode, or if the
+            training flag is a tensor, backward runs the layer a second time. This needs a layer
+            that consists only of Keras's code. A layer that contains custom code runs once and
+            stores its effective weights. A layer that cannot run twice, for example because it
+            draws from a stateful generator, also stores them, with a warning. Forward-mode
+            derivatives need False. The attribute can be changed later. Functions that were already
+            traced do not change.
         share_across_replicas: bool. Draws the same on all replicas of a `tf.distribute` strategy.
             Default False.
         **kwargs: `name` and `trainable`, as for any layer.
@@ -70,8 +60,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
         ValueError: If a pattern matches no weight, or only excluded weights; if a weight is not
             floating; if a rate is out of range; if the layer is an RNN cell. The message names the
             layer and the weight. Some checks need weights. They run when the layer is built, or in
-            the
-            first call if that call creates the weights.
+            the first call if that call creates the weights.
         ValueError: On loading a weight file that the plain layer or model wrote. A
             `tf.train.Checkpoint` cannot be checked, so restore one with the unwrapped layer.
         ValueError: In a training call inside `tf.recompute_grad` or `keras.remat`, which would draw
@@ -86,17 +75,16 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
       layer then. Call `tf.recompute_grad` without the layer.
 
     Example:
-
-    >>> import keras, numpy as np, tensorflow as tf
-    >>> from tfwd import layers, parametrizations as P
-    >>> dropped = {"recurrent_kernel": P.Dropout(0.5)}
-    >>> lstm = layers.Parametrized(keras.layers.LSTM(4), dropped, seed=1)
-    >>> y = lstm(tf.ones((2, 3, 5)), training=True)
-    >>> lstm.calls, [tuple(w.shape) for w in lstm.weights]
-    (1, [(5, 16), (4, 16), (16,)])
-    >>> kernel = lstm.effective_weights(0)["recurrent_kernel"]
-    >>> 16 < int(np.count_nonzero(kernel)) < 48
-    True
+        >>> import keras, numpy as np, tensorflow as tf
+        >>> from tfwd import layers, parametrizations as P
+        >>> dropped = {"recurrent_kernel": P.Dropout(0.5)}
+        >>> lstm = layers.Parametrized(keras.layers.LSTM(4), dropped, seed=1)
+        >>> y = lstm(tf.ones((2, 3, 5)), training=True)
+        >>> lstm.calls, [tuple(w.shape) for w in lstm.weights]
+        (1, [(5, 16), (4, 16), (16,)])
+        >>> kernel = lstm.effective_weights(0)["recurrent_kernel"]
+        >>> 16 < int(np.count_nonzero(kernel)) < 48
+        True
 
     References: Wan et al. (2013) for DropConnect; Merity et al. (2017) for recurrent kernels.
     """
@@ -148,7 +136,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
         self._make_weights(args, kwargs, training)
         unperturbed = function
         if recurrent_call.is_plain(self.layer):
-            function = functools.partial(recurrent_call.either_call, self.layer, function)
+            function = functools.partial(recurrent_call.fast_or_plain_call, self.layer, function)
         return self._perturbed_call(function, args, kwargs, training, unperturbed)
 
     def _unperturbed_call(self, *args: Any, **kwargs: Any) -> Any:
@@ -158,8 +146,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
         """Lets the layer create all weights that a call of this kind uses.
 
         A layer may create inner layers in its call, and may use other inner layers in training. So
-        the
-        call is made once per training flag, and its result is discarded.
+        the call is made once per training flag, and its result is discarded.
         """
         flag = training if isinstance(training, bool) else None
         if flag in self._call_cache.made_for:
@@ -232,8 +219,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
 
         Raises:
             ValueError: If a parametrization also acts in evaluation. The wrapped layer alone would
-                then
-                compute different outputs.
+                then compute different outputs.
         """
         weight_selection.check_evaluates_raw(self.layer, self.parametrizations, self.name)
         return self.layer

@@ -16,9 +16,8 @@ class TiedDense(keras.layers.Layer):
     """A dense output layer with tied weights: the transpose of an embedding, plus a bias.
 
     Formula: `y = x E^T + b`. `E` is the embedding's own matrix `[words, features]`, not a copy. If
-    the
-    embedding has dropout, this layer still uses the raw matrix. The matrix gets gradients from both
-    uses.
+    the embedding has dropout, this layer still uses the raw matrix. The matrix gets gradients from
+    both uses.
 
     Args:
         embedding: `keras.layers.Embedding`, `DropoutEmbedding`, or a wrapper of tfwd around an
@@ -31,25 +30,21 @@ class TiedDense(keras.layers.Layer):
 
     Raises:
         ValueError: If `embedding` is not an embedding, or if the input's last axis does not have
-            the
-            embedding's width.
+            the embedding's width.
 
     The embedding is a sublayer. Its matrix is in the `weights` of both layers, and once in the
-    weights
-    of a model. A clone from a config (`clone_model`, `from_config`) gets its own embedding, as with
-    any
-    object that Keras layers share, and a warning. A `.keras` file keeps the tie.
+    weights of a model. A clone from a config (`clone_model`, `from_config`) gets its own embedding,
+    as with any object that Keras layers share, and a warning. A `.keras` file keeps the tie.
 
     Example:
-
-    >>> import keras, tensorflow as tf
-    >>> from tfwd import layers
-    >>> embedding = keras.layers.Embedding(10, 4)
-    >>> decoder = layers.TiedDense(embedding)
-    >>> decoder(embedding(tf.constant([[1, 2]]))).shape
-    TensorShape([1, 2, 10])
-    >>> [tuple(w.shape) for w in decoder.weights], decoder.weights[1] is embedding.embeddings
-    ([(10,), (10, 4)], True)
+        >>> import keras, tensorflow as tf
+        >>> from tfwd import layers
+        >>> embedding = keras.layers.Embedding(10, 4)
+        >>> decoder = layers.TiedDense(embedding)
+        >>> decoder(embedding(tf.constant([[1, 2]]))).shape
+        TensorShape([1, 2, 10])
+        >>> [tuple(w.shape) for w in decoder.weights], decoder.weights[1] is embedding.embeddings
+        ([(10,), (10, 4)], True)
 
     References: Inan et al., "Tying Word Vectors and Word Classifiers" (2016); Press and Wolf,
     "Using the Output Embedding to Improve Language Models" (2016).

@@ -16,36 +16,32 @@ class VariationalNoise(SingleParametrization):
     """A wrapper that adds Gaussian noise to a layer's weights during training.
 
     Formula: a training call computes with `w' = w + stddev * e`, with `e ~ N(0, I)`. The whole
-    batch and
-    all time steps share one draw. Before training call `start_step`, `w' = w` exactly.
+    batch and all time steps share one draw. Before training call `start_step`, `w' = w` exactly.
 
     Args:
         layer: Any Keras layer or model.
         stddev: float, schedule or variable. Standard deviation, at least 0, as in
             `parametrizations.GaussianNoise`.
         weights: str or list of str. Patterns of weights. Default None, for the default weights, as
-            in
-            `WeightDropout`.
+            in `WeightDropout`.
         start_step: int. Number of the layer's first training call with noise, from 0. Default 0.
         scale: "absolute", or "deviation" for multiples of each weight's own standard deviation, as
-            in
-            `parametrizations.GaussianNoise`. Default "absolute".
+            in `parametrizations.GaussianNoise`. Default "absolute".
         seed, recompute, share_across_replicas, **kwargs: As in `Parametrized`.
 
     Raises:
         ValueError: As `Parametrized`.
 
     Example:
+        >>> import keras, tensorflow as tf
+        >>> from tfwd import layers
+        >>> noisy = layers.VariationalNoise(keras.layers.Dense(3), stddev=0.1, start_step=1, seed=1)
+        >>> x = tf.ones((1, 4))
+        >>> [bool(tf.reduce_all(noisy(x, training=True) == noisy.layer(x))) for _ in range(2)]
+        [True, False]
 
-    >>> import keras, tensorflow as tf
-    >>> from tfwd import layers
-    >>> noisy = layers.VariationalNoise(keras.layers.Dense(3), stddev=0.1, start_step=1, seed=1)
-    >>> x = tf.ones((1, 4))
-    >>> [bool(tf.reduce_all(noisy(x, training=True) == noisy.layer(x))) for _ in range(2)]
-    [True, False]
-
-    References: Graves, "Practical Variational Inference for Neural Networks" (2011), with one
-    fixed deviation for all weights, which is not learnt.
+    References: Graves, "Practical Variational Inference for Neural Networks" (2011), with one fixed
+    deviation for all weights, which is not learnt.
     """
 
     def __init__(

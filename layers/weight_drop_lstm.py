@@ -22,18 +22,14 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
     """An LSTM with dropout on the entries of its recurrent kernel during training.
 
     Formula: an LSTM with the recurrent kernel `U' = m U / keep` and `m_ij ~ Bernoulli(keep)`.
-    `keep` is
-    `1 - weight_dropout` rounded to a multiple of 2^-16. The whole batch and all time steps share
-    one
-    mask. The next training call draws another one.
+    `keep` is `1 - weight_dropout` rounded to a multiple of 2^-16. The whole batch and all time
+    steps share one mask. The next training call draws another one.
 
     It is a `keras.layers.LSTM`, with the same arguments (by name), weights and order of weights. It
-    uses
-    the same fast implementations, because the mask is drawn outside the loop.
+    uses the same fast implementations, because the mask is drawn outside the loop.
 
     Keras's files name groups of weights by class. So read and write the file of a plain LSTM
-    through
-    `tfwd.unwrap`, which returns a plain LSTM on the same variables:
+    through `tfwd.unwrap`, which returns a plain LSTM on the same variables:
     `tfwd.unwrap(model).load_weights(file)`.
 
     Unlike `WeightDropout` around an LSTM, it can be inside `keras.layers.Bidirectional`. The two
@@ -42,11 +38,9 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
     Args:
         units: int. Dimension of the state and the output.
         weight_dropout: float, schedule or variable. Drop rate in [0, 1) of the recurrent kernel, as
-            in
-            `parametrizations.Dropout`. Default 0.5.
+            in `parametrizations.Dropout`. Default 0.5.
         seed: int. Also used by the LSTM's own `dropout` and `recurrent_dropout`. Default None,
-            which
-            draws one from Keras's global seed.
+            which draws one from Keras's global seed.
         recompute: As in `Parametrized`.
         **kwargs: All other arguments of `keras.layers.LSTM`.
 
@@ -54,14 +48,13 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
         ValueError: If the rate is out of range.
 
     Example:
-
-    >>> import keras, tensorflow as tf
-    >>> from tfwd import layers
-    >>> lstm = layers.WeightDropLSTM(4, weight_dropout=0.5, return_sequences=True, seed=1)
-    >>> x = tf.ones((2, 3, 5))
-    >>> a, b = lstm(x, training=True), lstm(x, training=True)
-    >>> [bool(tf.reduce_all(a[:, t] == b[:, t])) for t in range(3)]  # the state starts at zero
-    [True, False, False]
+        >>> import keras, tensorflow as tf
+        >>> from tfwd import layers
+        >>> lstm = layers.WeightDropLSTM(4, weight_dropout=0.5, return_sequences=True, seed=1)
+        >>> x = tf.ones((2, 3, 5))
+        >>> a, b = lstm(x, training=True), lstm(x, training=True)
+        >>> [bool(tf.reduce_all(a[:, t] == b[:, t])) for t in range(3)]  # the state starts at zero
+        [True, False, False]
 
     References: Merity et al., "Regularizing and Optimizing LSTM Language Models" (2017).
     """

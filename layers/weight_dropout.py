@@ -16,19 +16,16 @@ class WeightDropout(SingleParametrization):
     """A wrapper that drops entries of a layer's weights during training (DropConnect).
 
     Formula: a training call computes with `w' = m w / keep`, with `m_i ~ Bernoulli(keep)`. `keep`
-    is
-    `1 - rate` rounded to a multiple of 2^-16. The whole batch and all time steps share one mask.
+    is `1 - rate` rounded to a multiple of 2^-16. The whole batch and all time steps share one mask.
 
     Args:
         layer: Any Keras layer or model.
         rate: float, schedule or variable. Drop rate in [0, 1), as in `parametrizations.Dropout`.
         weights: str or list of str. Patterns of weights, as in `Parametrized`. Default None, for
-            the
-            default weights. In a recurrent layer these are the recurrent kernels (of both
-            directions of
-            a `Bidirectional`). In another layer they are all floating weights of rank two or more,
-            except biases, gammas and betas. A layer of layers has the default weights of all its
-            layers.
+            the default weights. In a recurrent layer these are the recurrent kernels (of both
+            directions of a `Bidirectional`). In another layer they are all floating weights of rank
+            two or more, except biases, gammas and betas. A layer of layers has the default weights
+            of all its layers.
         noise_shape: As in `parametrizations.Dropout`. A 1 shares the mask along an axis. Default
             None.
         seed, recompute, share_across_replicas, **kwargs: As in `Parametrized`.
@@ -37,15 +34,14 @@ class WeightDropout(SingleParametrization):
         ValueError: As `Parametrized`.
 
     Example:
-
-    >>> import keras, tensorflow as tf
-    >>> from tfwd import layers
-    >>> dense = layers.WeightDropout(keras.layers.Dense(3), rate=0.5, seed=1)
-    >>> x = tf.ones((1, 4))
-    >>> bool(tf.reduce_all(dense(x) == dense.layer(x)))
-    True
-    >>> bool(tf.reduce_all(dense(x, training=True) == dense.layer(x)))
-    False
+        >>> import keras, tensorflow as tf
+        >>> from tfwd import layers
+        >>> dense = layers.WeightDropout(keras.layers.Dense(3), rate=0.5, seed=1)
+        >>> x = tf.ones((1, 4))
+        >>> bool(tf.reduce_all(dense(x) == dense.layer(x)))
+        True
+        >>> bool(tf.reduce_all(dense(x, training=True) == dense.layer(x)))
+        False
 
     References: Wan et al., "Regularization of Neural Networks using DropConnect" (2013).
     """

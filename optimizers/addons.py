@@ -23,9 +23,9 @@ from tfwd.paths import compiled
 class DecoupledWeightDecayExtension(DecoupledWeightDecay):
     """Base class of `AdamW`, `SGDW` and the classes of `extend_with_decoupled_weight_decay`.
 
-    Each update is  w <- w - weight_decay * w,  followed by the step of the extended optimizer. The
-    decay
-    does not follow the learning rate. If the learning rate has a schedule, give the decay one too.
+    Each update is w <- w - weight_decay * w, followed by the step of the extended optimizer. The
+    decay does not follow the learning rate. If the learning rate has a schedule, give the decay one
+    too.
 
     Args:
         weight_decay: float, scalar tensor, schedule, function without arguments, or scalar
@@ -169,23 +169,19 @@ def extend_with_decoupled_weight_decay(base_optimizer: type) -> type:
 
     Args:
         base_optimizer: Optimizer class of Keras. On Keras 2 the returned class is a legacy
-            optimizer if
-            this class is one.
+            optimizer if this class is one.
 
     Returns:
         A class whose constructor takes `weight_decay` first, then the arguments of
-        `base_optimizer`, and
-        `exclude_from_weight_decay`. To load a saved optimizer, register the class with Keras under
-        your
-        own name, or pass it in `custom_objects`.
+        `base_optimizer`, and `exclude_from_weight_decay`. To load a saved optimizer, register the
+        class with Keras under your own name, or pass it in `custom_objects`.
 
     Example:
-
-    >>> import keras
-    >>> NadamW = extend_with_decoupled_weight_decay(keras.optimizers.Nadam)
-    >>> optimizer = NadamW(weight_decay=1e-4, learning_rate=1e-3)
-    >>> optimizer.weight_decay, optimizer.beta_1
-    (0.0001, 0.9)
+        >>> import keras
+        >>> NadamW = extend_with_decoupled_weight_decay(keras.optimizers.Nadam)
+        >>> optimizer = NadamW(weight_decay=1e-4, learning_rate=1e-3)
+        >>> optimizer.weight_decay, optimizer.beta_1
+        (0.0001, 0.9)
     """
 
     class OptimizerWithDecoupledWeightDecay(DecoupledWeightDecayExtension):
@@ -209,12 +205,11 @@ class AdamW(DecoupledWeightDecayExtension):
             `keras.optimizers.Adam`.
 
     Example:
-
-    >>> optimizer = AdamW(weight_decay=0.25, learning_rate=1.0)
-    >>> weight = tf.Variable([4.0])
-    >>> _ = optimizer.minimize(lambda: 2.0 * weight, [weight])
-    >>> round(float(weight[0]), 3)
-    2.0
+        >>> optimizer = AdamW(weight_decay=0.25, learning_rate=1.0)
+        >>> weight = tf.Variable([4.0])
+        >>> _ = optimizer.minimize(lambda: 2.0 * weight, [weight])
+        >>> round(float(weight[0]), 3)
+        2.0
     """
 
     base_optimizer = keras.optimizers.Adam
@@ -254,12 +249,11 @@ class SGDW(DecoupledWeightDecayExtension):
             `keras.optimizers.SGD`.
 
     Example:
-
-    >>> optimizer = SGDW(weight_decay=0.25, learning_rate=1.0)
-    >>> weight = tf.Variable([4.0])
-    >>> _ = optimizer.apply_gradients([(tf.constant([1.0]), weight)])
-    >>> float(weight[0])
-    2.0
+        >>> optimizer = SGDW(weight_decay=0.25, learning_rate=1.0)
+        >>> weight = tf.Variable([4.0])
+        >>> _ = optimizer.apply_gradients([(tf.constant([1.0]), weight)])
+        >>> float(weight[0])
+        2.0
     """
 
     base_optimizer = keras.optimizers.SGD

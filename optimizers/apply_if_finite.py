@@ -25,33 +25,27 @@ class ApplyIfFinite(_keras.optimizer_wrapper.OptimizerWrapper):
     """An optimizer wrapper that skips steps with NaN or infinite gradients.
 
     A step is bad if any element of a gradient is NaN or infinite. It is also bad if the learning
-    rate is
-    negative or not finite. A bad step changes nothing: no weight, and no state of the optimizer
-    such as
-    moments, the step counter, accumulated gradients or moving averages. If a gradient is bad on one
-    replica, all replicas skip the step.
+    rate is negative or not finite. A bad step changes nothing: no weight, and no state of the
+    optimizer such as moments, the step counter, accumulated gradients or moving averages. If a
+    gradient is bad on one replica, all replicas skip the step.
 
     Every other step equals the wrapped optimizer's step, bit for bit. The last bit may differ if a
     compiler rounds differently. XLA, and oneDNN in graphs, may fuse a bare optimizer's update with
-    the
-    computation of the gradients.
+    the computation of the gradients.
 
     After more than `max_consecutive` bad steps in a row the step is made, as in Optax's
     `apply_if_finite`. A permanent error does not go away by itself. The run then fails visibly,
-    instead
-    of making no progress. All following bad steps are made too. The next good step resets the
-    count. A
-    learning rate that is NaN at one step of a schedule is such an error: the step counter stays the
-    same, so the schedule never leaves that step.
+    instead of making no progress. All following bad steps are made too. The next good step resets
+    the count. A learning rate that is NaN at one step of a schedule is such an error: the step
+    counter stays the same, so the schedule never leaves that step.
 
     A LossScaleOptimizer inside handles gradients that are not finite: it must see them to lower its
     scale, and skips the step itself. Then only the learning rate is checked, and only the steps
-    that are
-    skipped for it are counted.
+    that are skipped for it are counted.
 
     A wrapper around this one, such as `DecoupledWeightDecay` or `NonMonotonicASGD`, also does
-    nothing in
-    a skipped step. `skipped` and `consecutive` are saved and restored with the optimizer.
+    nothing in a skipped step. `skipped` and `consecutive` are saved and restored with the
+    optimizer.
 
     Args:
         optimizer: Keras optimizer, or its name.
@@ -63,8 +57,7 @@ class ApplyIfFinite(_keras.optimizer_wrapper.OptimizerWrapper):
         ValueError: If max_consecutive is not an integer of at least 0.
 
     The metrics of `fit` do not change: a bad batch makes the epoch's loss NaN, although the weights
-    are
-    safe. `tfwd.callbacks.FiniteCheck` also keeps bad batches out of metrics.
+    are safe. `tfwd.callbacks.FiniteCheck` also keeps bad batches out of metrics.
 
     Example:
         >>> import keras
@@ -77,8 +70,7 @@ class ApplyIfFinite(_keras.optimizer_wrapper.OptimizerWrapper):
 
     References:
         DeepMind, Optax, `optax.apply_if_finite`. Departure: Optax does not check the learning rate,
-        and
-        its `total_notfinite` also counts the bad steps that were made.
+        and its `total_notfinite` also counts the bad steps that were made.
     """
 
     leaves_out_steps = True

@@ -15,12 +15,10 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
     """A callback that triggers `NonMonotonicASGD` in `fit` and evaluates the averaged weights.
 
     After the average has begun, the model has the averaged weights from each evaluation until the
-    next
-    epoch begins. It also has them after the end of training. During an epoch it trains on the raw
-    weights. So validation sees the averages, and so do callbacks at the end of an epoch, such as
-    ModelCheckpoint and EarlyStopping. A model that is saved then has the averages as its weights.
-    Its
-    optimizer has the raw weights, from which `fit` resumes.
+    next epoch begins. It also has them after the end of training. During an epoch it trains on the
+    raw weights. So validation sees the averages, and so do callbacks at the end of an epoch, such
+    as ModelCheckpoint and EarlyStopping. A model that is saved then has the averages as its
+    weights. Its optimizer has the raw weights, from which `fit` resumes.
 
     Args:
         monitor: str. Entry of the epoch's logs with the loss to monitor. Default "val_loss".
@@ -29,17 +27,16 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
         ValueError: At the start of training, if the model's optimizer is not `NonMonotonicASGD`.
 
     Example:
-
-    >>> import keras, numpy as np
-    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    >>> model.compile(NonMonotonicASGD("sgd", non_monotone_interval=1), "mse")
-    >>> x, y = np.zeros((4, 2)), np.ones((4, 1))
-    >>> history = model.fit(
-    ...     x, y, validation_data=(x, -y), epochs=4, verbose=0,
-    ...     callbacks=[NonMonotonicASGDCallback()],
-    ... )
-    >>> model.optimizer.triggered
-    True
+        >>> import keras, numpy as np
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile(NonMonotonicASGD("sgd", non_monotone_interval=1), "mse")
+        >>> x, y = np.zeros((4, 2)), np.ones((4, 1))
+        >>> history = model.fit(
+        ...     x, y, validation_data=(x, -y), epochs=4, verbose=0,
+        ...     callbacks=[NonMonotonicASGDCallback()],
+        ... )
+        >>> model.optimizer.triggered
+        True
     """
 
     def __init__(self, monitor: str = "val_loss") -> None:

@@ -2,8 +2,7 @@
 
 The decay is made where Keras updates each variable. So everything that affects updates also affects
 the decay: skipped steps, accumulation of gradients, variables without a gradient, and the replica
-of
-the variable.
+of the variable.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ class DecoupledWeightDecay(SumsRows):
         w <- w - d * m * s * w
 
     and then makes the wrapped optimizer's step, which sees the decayed weight. d is `weight_decay`,
-    m is
-    the variable's multiplier, and s is
+    m is the variable's multiplier, and s is
 
     - 1 with `scale="absolute"` (Caffe's `W = W*(1 - d)`, tensorflow-addons),
     - the current learning rate with `"learning_rate"` (PyTorch, Keras),
@@ -54,13 +52,10 @@ class DecoupledWeightDecay(SumsRows):
       Hutter).
 
     Except with `towards="start"` it adds no state: variables, learning rate and step counter belong
-    to
-    the wrapped optimizer. With `weight_decay=0` it equals the wrapped optimizer, bit for bit, with
-    one
-    exception. If a row occurs more than once in a sparse gradient, its parts are summed first, as
-    in the
-    dense gradient. Keras 3's optimizers, except SGD and Lion, treat each part as the row's whole
-    gradient.
+    to the wrapped optimizer. With `weight_decay=0` it equals the wrapped optimizer, bit for bit,
+    with one exception. If a row occurs more than once in a sparse gradient, its parts are summed
+    first, as in the dense gradient. Keras 3's optimizers, except SGD and Lion, treat each part as
+    the row's whole gradient.
 
     On Keras 2 the optimizer may also be a legacy one (`keras.optimizers.legacy`) or one of
     tensorflow-addons. The wrapper is then a legacy optimizer itself. It works inside and around
@@ -68,39 +63,30 @@ class DecoupledWeightDecay(SumsRows):
 
     Args:
         optimizer: Keras optimizer, or its name. It can be a LossScaleOptimizer, be inside one, and
-            have
-            its own EMA, clipping and gradient accumulation. The decay is made once per update. It
-            does
-            not affect clipping.
+            have its own EMA, clipping and gradient accumulation. The decay is made once per update.
+            It does not affect clipping.
         weight_decay: float, schedule, function without arguments, or scalar `tf.Variable`. The
-            value d,
-            at least 0. A schedule is called with the step, like a learning rate schedule.
+            value d, at least 0. A schedule is called with the step, like a learning rate schedule.
         scale: "absolute", "learning_rate" or "schedule". Default "absolute".
         include: str or list of str. Regular expressions. Each must match a variable's full path, or
-            its
-            last components. Only matching variables are decayed. Default None, for all variables,
-            including biases.
+            its last components. Only matching variables are decayed. Default None, for all
+            variables, including biases.
         exclude: str or list of str. Regular expressions for variables that are not decayed. Default
             None.
         multipliers: dict from a regular expression to m. The first matching expression applies.
-            Other
-            variables have multiplier 1. Default None.
+            Other variables have multiplier 1. Default None.
         sparse: "table" decays a whole embedding table although its gradient is sparse. "rows"
-            decays
-            only the rows in the gradient, each once. Accumulated gradients are dense, and so are
-            the
-            gradients of several replicas with `global_clipnorm`. Default "table".
+            decays only the rows in the gradient, each once. Accumulated gradients are dense, and so
+            are the gradients of several replicas with `global_clipnorm`. Default "table".
         decay_unused: bool. Also decays variables without a gradient. If False, a warning lists them
             once. Default False.
         name: str. Name of the optimizer. Default None.
         sum_repeated_rows: bool. Sums the parts of a repeated row of a sparse gradient before
-            clipping
-            and before the step. False does the same as Keras. Default True.
+            clipping and before the step. False does the same as Keras. Default True.
         towards: "zero", or "start" for `w <- w - d * m * s * (w - w0)`. w0 is the value of the
-            variable
-            when the optimizer was built, which `fit` does before its first step (L2-SP, as a
-            decay). A
-            copy of each decayed variable is kept, and saved with the optimizer. Default "zero".
+            variable when the optimizer was built, which `fit` does before its first step (L2-SP, as
+            a decay). A copy of each decayed variable is kept, and saved with the optimizer. Default
+            "zero".
 
     Raises:
         TypeError: If the optimizer is not a Keras optimizer, or weight_decay has a wrong type.
@@ -117,13 +103,11 @@ class DecoupledWeightDecay(SumsRows):
 
     References:
         Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101. Departure:
-        the
-        paper subtracts decay and step from the same old weight. The results are equal if the
+        the paper subtracts decay and step from the same old weight. The results are equal if the
         optimizer's step does not read the weight. LAMB, Adafactor, Ftrl and the schedule-free
-        optimizers do read it. Here they read the decayed weight.
-        Li, Grandvalet and Davoine, "Explicit Inductive Bias for Transfer Learning with
-        Convolutional
-        Networks" (2018), for "start". Departure: their decay is part of the loss.
+        optimizers do read it. Here they read the decayed weight. Li, Grandvalet and Davoine,
+        "Explicit Inductive Bias for Transfer Learning with Convolutional Networks" (2018), for
+        "start". Departure: their decay is part of the loss.
     """
 
     def __init__(
@@ -155,7 +139,7 @@ class DecoupledWeightDecay(SumsRows):
         self._decay_rate = decay_rate
         self._rules: Any = rules
         self.sparse, self.decay_unused, self.towards = sparse, bool(decay_unused), towards
-        self._starts: Any = Starts()
+        self._starts: Any = StartValues()
         self._decay_rate.note_initial(wrapped_optimizers.leaves(self.optimizer))
         self._fused = FusedSteps()
         self._unused_known = False
@@ -204,8 +188,7 @@ class DecoupledWeightDecay(SumsRows):
 
         Returns:
             A list of `DecayRow`s, one per trainable variable. It prints as a table. The decay is
-            the decay
-            of an update that is made now.
+            the decay of an update that is made now.
 
         Raises:
             ValueError: If a pattern matches none of the variables.
@@ -346,7 +329,7 @@ class DecoupledWeightDecay(SumsRows):
         return made
 
 
-class Starts:
+class StartValues:
     """The values of decayed variables when the optimizer was built, by the variables' keys.
 
     Keras's classes do not allow a dict of variables as an attribute.

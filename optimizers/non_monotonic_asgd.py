@@ -27,24 +27,20 @@ class NonMonotonicASGD(SumsRows):
     """An optimizer wrapper that averages the weights after training stalls (NT-ASGD).
 
     `observe(loss)` receives the validation loss v_t after each evaluation. n is the interval. The
-    first
-    loss with more than n losses before it and
+    first loss with more than n losses before it and
 
         v_t > min(v_1, ..., v_{t-n-1})
 
     triggers the average. The minimum leaves out the last n losses. From then on, after each of the
-    K
-    updates of the wrapped optimizer, the average is
+    K updates of the wrapped optimizer, the average is
 
         a = (w_1 + ... + w_K) / K.
 
     Training continues from the raw weights w. `averaged()` puts a in their place for evaluation.
-    Before
-    the trigger, and until the first update after it, a is w itself.
+    Before the trigger, and until the first update after it, a is w itself.
 
     Average, trigger and losses are saved and restored with the optimizer. The average of a variable
-    in
-    half precision is stored in single precision.
+    in half precision is stored in single precision.
 
     Args:
         optimizer: Keras optimizer, or its name. The paper uses plain SGD.
@@ -54,8 +50,7 @@ class NonMonotonicASGD(SumsRows):
 
     Warns:
         UserWarning: Once, if a `fit` ends before the optimizer has observed any loss. (Keras 2 does
-        not
-            notify legacy optimizers of the end.)
+        not notify legacy optimizers of the end.)
 
     Raises:
         TypeError: If the optimizer is not a Keras optimizer.
@@ -81,10 +76,9 @@ class NonMonotonicASGD(SumsRows):
     References:
         Merity, Keskar and Socher, "Regularizing and Optimizing LSTM Language Models",
         arXiv:1708.02182, Algorithm 1. Polyak and Juditsky, "Acceleration of Stochastic
-        Approximation by
-        Averaging" (1992). Departure: PyTorch's ASGD, which the authors' program uses, leaves the
-        first
-        weight after the trigger out of the average. Here all K weights count equally.
+        Approximation by Averaging" (1992). Departure: PyTorch's ASGD, which the authors' program
+        uses, leaves the first weight after the trigger out of the average. Here all K weights count
+        equally.
     """
 
     def __init__(
@@ -120,8 +114,7 @@ class NonMonotonicASGD(SumsRows):
             for variable in variables
         ]
         # A variable in half precision cannot store its average exactly. While the average is in the
-        # model,
-        # its variable cannot store the raw weight, which therefore has another variable.
+        # model, its variable cannot store the raw weight, which therefore has another variable.
         self._kept = [
             None
             if average is None or average.dtype == variable.dtype

@@ -21,9 +21,9 @@ BAD = {
     "bool": (lambda call: True, "real scalar.*bool"),
     "nothing": (lambda call: None, "real scalar.*None"),
     "random": (lambda call: random.random(), "the call; for call 0 it returned .* and then"),
-    "NumPy's": (lambda call: np.random.rand() / 2, "number alone"),
-    "TensorFlow's": (lambda call: tf.random.uniform([]), "number alone"),
-    "a generator's": (lambda call: GENERATOR.uniform([]), "number alone"),
+    "NumPy's": (lambda call: np.random.rand() / 2, "number of the call"),
+    "TensorFlow's": (lambda call: tf.random.uniform([]), "number of the call"),
+    "a generator's": (lambda call: GENERATOR.uniform([]), "number of the call"),
     "random later": (
         lambda call: 0.5 * random.random() if int(call) > 10 else 0.0, "the call; for call 1000"
     ),

@@ -23,8 +23,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 # In a checkout tfwd.layers and tfwd.optimizers are beside this folder, not in it. If Python starts
-# at
-# the top of a checkout, it imports this folder and not an installed tfwd.
+# at the top of a checkout, it imports this folder and not an installed tfwd.
 if not (Path(__file__).parent / "layers").is_dir():
     __path__.append(str(Path(__file__).parent.parent))
 

@@ -15,12 +15,11 @@ def renamed(module: str, names: Mapping[str, tuple[str, Any]]) -> Callable[[str]
         names: dict from an old name to the new name, in words, and the object.
 
     Example:
-
-    >>> __getattr__ = renamed("a.module", {"old": ("a.module.new", 3)})
-    >>> with warnings.catch_warnings(record=True) as found:
-    ...     warnings.simplefilter("always")
-    ...     __getattr__("old"), str(found[0].message)
-    (3, 'a.module.old is now a.module.new; the old name goes with the next version')
+        >>> __getattr__ = renamed("a.module", {"old": ("a.module.new", 3)})
+        >>> with warnings.catch_warnings(record=True) as found:
+        ...     warnings.simplefilter("always")
+        ...     __getattr__("old"), str(found[0].message)
+        (3, 'a.module.old is now a.module.new; the old name goes with the next version')
     """
 
     def find(name: str) -> Any:

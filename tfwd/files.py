@@ -21,12 +21,11 @@ def write_atomically(path: str | os.PathLike[str], content: str) -> None:
         OSError: If the file cannot be written. Its old content stays.
 
     Example:
-
-    >>> import pathlib, tempfile
-    >>> file = pathlib.Path(tempfile.mkdtemp(), "note.txt")
-    >>> write_atomically(file, "whole")
-    >>> file.read_text()
-    'whole'
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "note.txt")
+        >>> write_atomically(file, "whole")
+        >>> file.read_text()
+        'whole'
     """
     path = os.fspath(path)
     temporary = None

@@ -1,8 +1,7 @@
 """Checks if tensors are finite: as one number, or as a summary of counts.
 
 The functions work in eager mode, in graphs and under XLA. `tf.debugging.check_numerics` and
-`Assert`
-do not: XLA silently removes them. And XLA's `reduce_max` on a CPU may lose a NaN.
+`Assert` do not: XLA silently removes them. And XLA's `reduce_max` on a CPU may lose a NaN.
 """
 
 from __future__ import annotations
@@ -97,9 +96,8 @@ def summarize(tensor: Any) -> Summary:
 
     Args:
         tensor: Tensor of any shape and numeric dtype, or a `tf.IndexedSlices`, whose rows are
-            counted.
-            A complex number counts as NaN if one of its parts is NaN, else as +Inf if a part is
-            infinite.
+            counted. A complex number counts as NaN if one of its parts is NaN, else as +Inf if a
+            part is infinite.
 
     Returns:
         A `Summary` of tensors, in eager mode, in graphs and under XLA.
@@ -108,12 +106,11 @@ def summarize(tensor: Any) -> Summary:
         TypeError: If the tensor is not numeric.
 
     Example:
-
-    >>> summary = summarize(tf.constant([0.0, float("nan"), float("inf"), -2.0])).numbers()
-    >>> summary.nan, summary.positive_inf, summary.zeros, summary.abs_max
-    (1, 1, 1, 2.0)
-    >>> print(summary)
-    50.00 % non-finite elements (1 NaN, 1 +Inf, 0 -Inf of 4)
+        >>> summary = summarize(tf.constant([0.0, float("nan"), float("inf"), -2.0])).numbers()
+        >>> summary.nan, summary.positive_inf, summary.zeros, summary.abs_max
+        (1, 1, 1, 2.0)
+        >>> print(summary)
+        50.00 % non-finite elements (1 NaN, 1 +Inf, 0 -Inf of 4)
     """
     tensor = _values(tensor)
     size = tf.size(tensor, tf.int64)
@@ -141,10 +138,8 @@ def extent(tensor: Any) -> tf.Tensor:
     """Measures the size of a tensor cheaply. The result is not finite if an element is not.
 
     It is the root of the sum of squares, or under XLA the largest absolute sum of a row. Each is
-    the
-    fastest measure there. Both can overflow for finite elements beyond 10^15. So a caller must
-    check the
-    elements if the extent is not finite.
+    the fastest measure there. Both can overflow for finite elements beyond 10^15. So a caller must
+    check the elements if the extent is not finite.
 
     Args:
         tensor: Floating or complex tensor of any shape, or a `tf.IndexedSlices`.
@@ -159,8 +154,7 @@ def probe(tensor: Any) -> tf.Tensor:
     """Returns a number that is not finite if an element of a tensor is not finite.
 
     `extent_of` converts it to the tensor's extent. So a step computes one operation per tensor, and
-    the
-    rest once for all tensors.
+    the rest once for all tensors.
     """
     tensor = at_least_float32(_real(_values(tensor)))
     if not graphs.in_xla():
@@ -195,8 +189,7 @@ def all_finite(tensors: Sequence[Any]) -> tf.Tensor:
     """Returns a boolean scalar: True if all elements of floating and complex tensors are finite.
 
     The sum of a tensor is finite only if all of its elements are, and costs one pass. The sum of
-    very
-    large finite elements can overflow. The elements are checked only if a sum is not finite.
+    very large finite elements can overflow. The elements are checked only if a sum is not finite.
     """
     tensors = [_real(_values(tensor)) for tensor in tensors if can_be_non_finite(tensor)]
     if not tensors:

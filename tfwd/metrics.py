@@ -17,8 +17,7 @@ class GradientSquaredMean(keras.metrics.Metric):
     """A Keras metric: the mean of squared per-example gradients over all weights and steps.
 
     Formula: `sum_t B_t mean_i(s_ti) / sum_t B_t`. `s_t` is the `mean_square` of step `t`, and
-    `B_t` is its
-    batch size, so every example counts once.
+    `B_t` is its batch size, so every example counts once.
 
     Args:
         variables: The weights, in the order of the moments: Keras variables
@@ -30,18 +29,17 @@ class GradientSquaredMean(keras.metrics.Metric):
         ValueError: If there are no variables.
 
     Example:
-
-    >>> import keras
-    >>> from tfwd import gradients, metrics
-    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
-    >>> model.set_weights([tf.ones([2, 1])])
-    >>> metric = metrics.GradientSquaredMean(model.trainable_variables)
-    >>> x, y = tf.constant([[1.0, 0.0], [1.0, 2.0]]), tf.constant([[0.0], [2.0]])
-    >>> metric.update_state(gradients.moments(model, x, y, "mse"))
-    >>> float(metric.result())  # of 4 and 8
-    6.0
-    >>> [float(value) for value in metric.by_variable().values()]  # by their paths
-    [6.0]
+        >>> import keras
+        >>> from tfwd import gradients, metrics
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+        >>> model.set_weights([tf.ones([2, 1])])
+        >>> metric = metrics.GradientSquaredMean(model.trainable_variables)
+        >>> x, y = tf.constant([[1.0, 0.0], [1.0, 2.0]]), tf.constant([[0.0], [2.0]])
+        >>> metric.update_state(gradients.moments(model, x, y, "mse"))
+        >>> float(metric.result())  # of 4 and 8
+        6.0
+        >>> [float(value) for value in metric.by_variable().values()]  # by their paths
+        [6.0]
     """
 
     def __init__(

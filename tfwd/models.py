@@ -28,23 +28,19 @@ def parametrize(
 
     In a Sequential or functional model each layer with a matching weight is wrapped in its own
     `tfwd.layers.Parametrized`, under the layer's name. This includes nested models. All other
-    layers are
-    shared. A subclassed model is wrapped as a whole, in a `ParametrizedModel`. The wrapper has its
-    call,
-    but none of its other methods. It warns if the model defines `train_step`. The given model is
-    not
-    changed, and still computes with the raw weights.
+    layers are shared. A subclassed model is wrapped as a whole, in a `ParametrizedModel`. The
+    wrapper has its call, but none of its other methods. It warns if the model defines `train_step`.
+    The given model is not changed, and still computes with the raw weights.
 
     Args:
         model: Sequential, functional or subclassed Keras model.
         parametrizations: dict from a pattern on the weights' paths to a parametrization, as in
             `tfwd.layers.Parametrized`. A pattern is matched against the whole model. It is an error
-            if
-            it matches nothing. (A subclassed model without weights is checked in its first call.)
-            Patterns such as `.*` exclude weights that are never trained, such as moving statistics.
+            if it matches nothing. (A subclassed model without weights is checked in its first
+            call.) Patterns such as `.*` exclude weights that are never trained, such as moving
+            statistics.
         seed: int. Each wrapped layer gets its own seed: `seed` plus the index of its first weight
-            in
-            `model.weights`. Default None, which draws seeds from Keras's global seed.
+            in `model.weights`. Default None, which draws seeds from Keras's global seed.
         recompute, share_across_replicas: As in `tfwd.layers.Parametrized`.
 
     Returns:
@@ -54,19 +50,18 @@ def parametrize(
 
     Raises:
         ValueError: As `tfwd.layers.Parametrized`; if `parametrizations` is not a dict; if a
-            Sequential
-            model is not built yet.
+            Sequential model is not built yet.
 
     Example:
-
-    >>> import keras, tfwd
-    >>> from tfwd import parametrizations as P
-    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(1)])
-    >>> dropped = tfwd.parametrize(model, {"kernel": P.Dropout(0.3)}, seed=1)
-    >>> dropped.weights[0] is model.weights[0]
-    True
-    >>> [type(layer).__name__ for layer in dropped.layers]
-    ['Parametrized', 'Parametrized']
+        >>> import keras, tfwd
+        >>> from tfwd import parametrizations as P
+        >>> dense = [keras.layers.Dense(4), keras.layers.Dense(1)]
+        >>> model = keras.Sequential([keras.Input((8,)), *dense])
+        >>> dropped = tfwd.parametrize(model, {"kernel": P.Dropout(0.3)}, seed=1)
+        >>> dropped.weights[0] is model.weights[0]
+        True
+        >>> [type(layer).__name__ for layer in dropped.layers]
+        ['Parametrized', 'Parametrized']
     """
     if not isinstance(model, keras.Model):
         raise ValueError(
@@ -119,34 +114,30 @@ def unwrap(model: keras.Layer) -> keras.Layer:
     """Returns the plain Keras model or layer on the same variables.
 
     Wrappers are replaced by the layers they wrap. tfwd's own layers are replaced by plain layers on
-    the
-    same variables: `WeightDropLSTM` by `LSTM`, `DropoutEmbedding` by `Embedding`, `LockedDropout`
-    by
-    `SpatialDropout1D`, `TiedDense` by `EinsumDense`. In evaluation the result computes the same as
-    the
-    model. It reads and writes the weight files of the plain model. It can be saved and exported for
-    programs without tfwd.
+    the same variables: `WeightDropLSTM` by `LSTM`, `DropoutEmbedding` by `Embedding`,
+    `LockedDropout` by `SpatialDropout1D`, `TiedDense` by `EinsumDense`. In evaluation the result
+    computes the same as the model. It reads and writes the weight files of the plain model. It can
+    be saved and exported for programs without tfwd.
 
     Args:
         model: Model or layer. It is not changed.
 
     Returns:
         A model on the same variables, or the same object if it contains nothing of tfwd. Its
-        `weights`
-        are in the same order, except that an `EinsumDense` lists its kernel before its bias.
+        `weights` are in the same order, except that an `EinsumDense` lists its kernel before its
+        bias.
 
     Raises:
         ValueError: If a parametrization also acts in evaluation (`WeightNorm`), or if a subclassed
             model has layers that Keras does not track.
 
     Example:
-
-    >>> import keras, tfwd
-    >>> from tfwd import layers
-    >>> model = keras.Sequential([keras.Input((3, 8)), layers.WeightDropLSTM(4)])
-    >>> plain = tfwd.unwrap(model)
-    >>> type(plain.layers[0]).__name__, plain.weights[0] is model.weights[0]
-    ('LSTM', True)
+        >>> import keras, tfwd
+        >>> from tfwd import layers
+        >>> model = keras.Sequential([keras.Input((3, 8)), layers.WeightDropLSTM(4)])
+        >>> plain = tfwd.unwrap(model)
+        >>> type(plain.layers[0]).__name__, plain.weights[0] is model.weights[0]
+        ('LSTM', True)
     """
     return _unwrap(model, {})
 

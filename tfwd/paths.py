@@ -25,9 +25,9 @@ def matches(expression: re.Pattern[str], path: str) -> bool:
     """Returns True if the expression matches the full path or its last components.
 
     Example:
-
-    >>> [matches(re.compile("kernel"), path) for path in ("dense/kernel", "lstm/recurrent_kernel")]
-    [True, False]
+        >>> paths = ("dense/kernel", "lstm/recurrent_kernel")
+        >>> [matches(re.compile("kernel"), path) for path in paths]
+        [True, False]
     """
     parts = path.split("/")
     return any(expression.fullmatch("/".join(parts[i:])) for i in range(len(parts)))

@@ -2,8 +2,7 @@
 
 A rate is a number, a variable, or a schedule, which is any callable of the training-call counter.
 Known properties are checked when a layer is built. The other ones are checked when the rate is
-read,
-and errors then name the layer and the weight.
+read, and errors then name the layer and the weight.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _where: contextvars.ContextVar[str] = contextvars.ContextVar("where", default=""
 
 
 @contextlib.contextmanager
-def naming(where: str) -> Iterator[None]:
+def named_in_errors(where: str) -> Iterator[None]:
     """Makes errors about values that are read in the body name this weight and layer."""
     token = _where.set(where)
     try:
@@ -38,7 +37,7 @@ def naming(where: str) -> Iterator[None]:
         _where.reset(token)
 
 
-def constant(value: Any) -> Any:
+def as_float_if_known(value: Any) -> Any:
     """Returns a float for a scalar array or a tensor with a known value, else the value itself."""
     if isinstance(value, np.ndarray) or (tf.is_tensor(value) and not _is_variable(value)):
         known = tf.get_static_value(value) if tf.is_tensor(value) else value
@@ -60,8 +59,7 @@ def check(where: str, name: str, value: Any, below: float) -> None:
     """Checks the known properties of a rate. Other properties are checked when it is read.
 
     A schedule is called for two call numbers, twice each. It must return a real scalar, and the
-    same one
-    both times.
+    same one both times.
 
     Args:
         where: Beginning of the error message, which names the layer and the weight.
@@ -71,8 +69,7 @@ def check(where: str, name: str, value: Any, below: float) -> None:
 
     Raises:
         ValueError: If the value is not a real scalar of at least 0 and less than `below`, or a
-            function
-            of the training-call counter to such scalars.
+            function of the training-call counter to such scalars.
     """
     limit = "in [0, 1)" if below == 1.0 else "a finite number of at least 0"
     if is_number(value):  # first, since tests of other types are slow

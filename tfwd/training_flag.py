@@ -1,9 +1,8 @@
 """The training flag, and the only `tf.cond` of the library.
 
 Keras passes `training` as a Python bool. Custom programs may pass a boolean tensor, so that one
-traced
-function serves both training and evaluation. All code that depends on the flag uses `cond`, which
-costs nothing for a Python bool.
+traced function serves both training and evaluation. All code that depends on the flag uses `cond`,
+which costs nothing for a Python bool.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ def standardize(training: Any) -> bool | tf.Tensor:
         ValueError: If the flag is a tensor that is not a scalar.
 
     Example:
-
-    >>> standardize(None), standardize(1), standardize(tf.constant(True))
-    (False, True, True)
+        >>> standardize(None), standardize(1), standardize(tf.constant(True))
+        (False, True, True)
     """
     if training is None or isinstance(training, bool):
         return bool(training)
@@ -49,7 +47,7 @@ def standardize(training: Any) -> bool | tf.Tensor:
     return tf.cast(flag, tf.bool)
 
 
-def each(training: bool | tf.Tensor, function: Callable[[bool], T]) -> T:
+def call_with_bool(training: bool | tf.Tensor, function: Callable[[bool], T]) -> T:
     """Returns `function(training)`, with a Python bool in each branch of `cond`."""
     return cond(training, lambda: function(True), lambda: function(False))
 
@@ -61,9 +59,8 @@ def cond(training: bool | tf.Tensor, if_training: Callable[[], T], otherwise: Ca
     `tf.cond`. Then they must return the same structure.
 
     Example:
-
-    >>> cond(True, lambda: "dropped", lambda: "raw")
-    'dropped'
+        >>> cond(True, lambda: "dropped", lambda: "raw")
+        'dropped'
     """
     if isinstance(training, bool):
         return if_training() if training else otherwise()

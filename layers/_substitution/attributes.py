@@ -48,12 +48,12 @@ class Attributes:
                 now.update(before)
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def undoing_changes(self) -> Iterator[None]:
         """Undoes changes that the body makes to the layers' attributes.
 
         It restores symbolic tensors, plain values such as call counts, and the states of NumPy's
-        and
-        Python's random generators. It keeps other objects that a layer creates in its first call.
+        and Python's random generators. It keeps other objects that a layer creates in its first
+        call.
         """
         generators = [
             value.bit_generator

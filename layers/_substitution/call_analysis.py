@@ -60,7 +60,7 @@ def analyse(
     key = None if signature is None or call.wrappers else (signature, call.signature())
     if key in _shared:
         return _shared[key]
-    with Attributes(owner).kept():
+    with Attributes(owner).undoing_changes():
         analysis = _analysed(name, owner, parametrized, call)
     if key is not None and analysis.shared:
         _shared[key] = analysis
@@ -90,9 +90,9 @@ def _analysed(
     updated = {id(v): v for result in results for v, _ in result.updates}
     reads.check(name, parametrized, filter(graph.reads, call.variables), reads.PAST_KERAS)
     reads.check(name, parametrized, updated.values(), reads.ASSIGNED)
-    reads.tell_of_unread(name, parametrized, results[0].read)
+    reads.warn_of_unread(name, parametrized, results[0].read)
     nodes = list(graphs.nodes(graph, graph.get_operations()))
-    reads.tell_of_python(name, sorted({node.op for node in nodes if node.op in _FREE}))
+    reads.warn_of_python(name, sorted({node.op for node in nodes if node.op in _FREE}))
     if runs_again:
         draws = _unrepeatable(nodes)
     own_gradient = any(map(graphs.has_users_gradient, nodes))
@@ -103,7 +103,7 @@ def _analysed(
         graph.differentiate(_differentiable(results))
     reads.check(name, parametrized, filter(graph.reads, call.variables), reads.IN_BACKWARD)
     if not impure and (behind := graph.variables_read()):
-        impure = f"it reads the variable '{behind[0].name}' in backward, in a gradient of its own"
+        impure = f"it reads the variable '{behind[0].name}' in backward, in a custom gradient"
     losses = max(len(result.losses) for result in results)
     taken = any(t.dtype.is_floating or t.dtype.is_complex for t in graph.taken)
     told = any(key not in results[0].read for key in parametrized)
@@ -129,7 +129,7 @@ def _why_impure(
         return f"it keeps a tensor in its attribute '{kept[0]}'"
     if draws:
         return f"it, or a parametrization, uses what cannot be repeated ({draws[0]})"
-    if kinds := [kind for result in results if (kind := nests.closed(result.outputs))]:
+    if kinds := [kind for result in results if (kind := nests.opaque_class(result.outputs))]:
         return f"it returns a {kinds[0]}, whose tensors are hidden from a gradient taken by hand"
     return ""
 
@@ -142,9 +142,9 @@ def _why_not_here(
         # In eager mode no tape records the operations of the first run.
         return "it takes gradients itself" if graph.gradients_taken else ""
     if branch and not isinstance(call.training, bool):
-        return "it has a branch of its own in that of the training flag, which is a tensor"
+        return "it has a branch inside the branch of the training flag, which is a tensor"
     if branch and own_gradient:
-        return "it has a branch, and a gradient of its own"
+        return "it has a branch and a custom gradient"
     return ""
 
 
@@ -158,8 +158,7 @@ def _trace(call: SubstitutedCall, graph: graphs.ScratchGraph) -> tuple[list[Resu
 
     Returns:
         The result of each evaluation, and the types of the parametrizations' operations that cannot
-        be
-        repeated.
+        be repeated.
     """
     flags = [call.training] if isinstance(call.training, bool) else [True, False]
     given = call.tensors  # they are not in the scratch graph

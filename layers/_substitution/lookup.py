@@ -20,7 +20,7 @@ from tfwd.layers._substitution.weight_selection import TargetedWeights
 from tfwd.parametrizations import chain
 
 
-def applies(
+def is_possible(
     layer: keras.Layer, targeted: TargetedWeights, args: tuple, kwargs: Mapping[str, Any]
 ) -> bool:
     """Returns True if a lookup can avoid computing the effective table.
@@ -40,7 +40,7 @@ def applies(
     )
 
 
-def rows(call: SubstitutedCall, layer: keras.layers.Embedding, ids: Any) -> tf.Tensor:
+def looked_up_rows(call: SubstitutedCall, layer: keras.layers.Embedding, ids: Any) -> tf.Tensor:
     """Returns the looked-up rows of the effective table.
 
     Args:
@@ -56,15 +56,17 @@ def rows(call: SubstitutedCall, layer: keras.layers.Embedding, ids: Any) -> tf.T
     variable = call.targeted[0][0].variable
     raw = call.raw(variable)
     taken = _keras.ops.take(raw, ids, axis=0)
-    places = tf.where(ids < 0, ids + layer.input_dim, ids)
+    positions = tf.where(ids < 0, ids + layer.input_dim, ids)
 
     def perturbed(training: bool) -> tf.Tensor:
         (bound,) = call.chains(training, call.seeds)
         if not all(e.by_rows for b in bound for e in b.parametrization.elements()):
             return _keras.ops.take(chain.apply(raw, bound), ids, axis=0)
-        return chain.apply(taken, bound, places, raw)
+        return chain.apply(taken, bound, positions, raw)
 
-    found = _keras.variables.cast_as_read(variable, training_flag.each(call.training, perturbed))
+    found = _keras.variables.cast_as_read(
+        variable, training_flag.call_with_bool(call.training, perturbed)
+    )
     result = tf.cast(found, layer.compute_dtype)
     _keras.wrapping.mark(layer, ids, result)
     return result

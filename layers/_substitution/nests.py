@@ -46,7 +46,7 @@ def components(leaf: Any) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(part) for part in parts]
 
 
-def composed(leaf: Any, parts: Iterator[tf.Tensor]) -> Any:
+def compose(leaf: Any, parts: Iterator[tf.Tensor]) -> Any:
     """Returns a tensor like `leaf` that is made of the next component tensors."""
     if not isinstance(leaf, tf.__internal__.CompositeTensor) or isinstance(leaf, tf.Variable):
         return next(parts)
@@ -55,7 +55,7 @@ def composed(leaf: Any, parts: Iterator[tf.Tensor]) -> Any:
     return tf.nest.pack_sequence_as(leaf, given, expand_composites=True)
 
 
-def closed(nest: Any) -> str:
+def opaque_class(nest: Any) -> str:
     """Returns the class of an object that hides tensors and cannot be opened, or ""."""
     for leaf in flatten(nest):
         if (

@@ -52,8 +52,7 @@ def is_plain(layer: Any, kind: type[keras.layers.Layer], ours: bool = False) -> 
         layer: Any layer.
         kind: Keras class.
         ours: bool. Ignores the overrides in classes of tfwd. Default False. A class of tfwd that
-            asks
-            about itself passes True.
+            asks about itself passes True.
     """
     plain = isinstance(layer, kind) and not _keras.layers.is_altered(layer)
     return plain and not _is_overridden(layer, kind, ours)

@@ -21,8 +21,7 @@ class Arguments:
     """Positional and keyword arguments of a call.
 
     If a tensor is given twice, the rebuilt call also gets one tensor twice. Some layers compare
-    their
-    arguments, or remove masks from them.
+    their arguments, or remove masks from them.
 
     Attributes:
         tensors: All tensors in the arguments. Masks come last.
@@ -43,8 +42,8 @@ class Arguments:
     def rebuild(self, tensors: list[tf.Tensor]) -> tuple[tuple, dict[str, Any]]:
         """Returns the same nest with other tensors, and attaches the masks to them."""
         parts = iter([tf.identity(tensor) for tensor in tensors])
-        copies = [nests.composed(x, parts) for x in self._given]
-        masks = [None if m is None else nests.composed(m, parts) for m in self._masks]
+        copies = [nests.compose(x, parts) for x in self._given]
+        masks = [None if m is None else nests.compose(m, parts) for m in self._masks]
         self._copies = list(zip(copies, masks, strict=True))
         for copy, mask in self._copies:
             if mask is not None:
@@ -52,7 +51,7 @@ class Arguments:
         pairs = zip(self._flat, self._positions, strict=True)
         return nests.pack(self._nest, iter(x if i is None else copies[i] for x, i in pairs))
 
-    def remasked(self) -> list[tuple[Any, Any]]:
+    def changed_masks(self) -> list[tuple[Any, Any]]:
         """Returns pairs of an argument and its new mask, for masks that the last call changed."""
         found = [_keras.layers.get_mask(copy) for copy, _ in self._copies]
         return [
@@ -111,13 +110,13 @@ class Results:
         self._flat = nests.flatten(result.outputs)
         outputs = [x for x in self._flat if tf.is_tensor(x)]
         self._masks = [_keras.layers.get_mask(x) for x in outputs]
-        self._remasked = self._arguments.remasked()
+        self._remasked = self._arguments.changed_masks()
         masks = [
             mask for mask in (*self._masks, *(m for _, m in self._remasked)) if mask is not None
         ]
         losses, updates = list(result.losses), dict((id(v), (v, t)) for v, t in result.updates)
         if self._branches is not None:
-            if name := nests.closed(result.outputs):
+            if name := nests.opaque_class(result.outputs):
                 raise TypeError(
                     f"layer '{self._name}' returns a {name}, whose tensors cannot be returned from "
                     "the branch of a training flag that is a tensor. Return a dict, a tuple or a "
@@ -142,13 +141,13 @@ class Results:
         The arguments of the call keep the masks that the call gave them.
         """
         supply = iter(tensors)
-        flat = [nests.composed(x, supply) if tf.is_tensor(x) else x for x in self._flat]
+        flat = [nests.compose(x, supply) if tf.is_tensor(x) else x for x in self._flat]
         outputs = [x for x in flat if tf.is_tensor(x)]
         for output, mask in zip(outputs, self._masks, strict=True):
             if mask is not None:
-                _keras.layers.set_mask(output, nests.composed(mask, supply))
+                _keras.layers.set_mask(output, nests.compose(mask, supply))
         for given, mask in self._remasked:
-            _keras.layers.set_mask(given, None if mask is None else nests.composed(mask, supply))
+            _keras.layers.set_mask(given, None if mask is None else nests.compose(mask, supply))
         losses = [next(supply) for _ in range(self._losses)]
         updates = [(variable, next(supply)) for variable in self._updated]
         return Result(nests.pack(self._nest, iter(flat)), updates, losses, [], {})

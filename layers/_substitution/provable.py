@@ -40,8 +40,7 @@ def _is_known(value: Any) -> bool:
 
 
 # Attributes that differ between layers which compute the same. If a new Keras adds such a name,
-# each
-# layer is analysed separately, which only costs time.
+# each layer is analysed separately, which only costs time.
 _NAMES = {
     "_name",  # Keras 2's, like the next one
     "_name_scope_on_declaration",
@@ -60,8 +59,7 @@ def signature(owner: keras.Layer) -> tuple | None:
     The key contains the classes of the layer and of the layers in it, their numbers, strings and
     functions, and the ranks of their variables. It leaves out the names and values of variables. It
     also leaves out sizes: all integers above one are equal, because they do not change which code
-    of a
-    Keras layer runs.
+    of a Keras layer runs.
 
     Returns:
         The key, or None if the layer contains custom code.

@@ -75,7 +75,7 @@ def check_calls(name: str, owner: keras.Layer) -> None:
             )
 
 
-def tell_of_unread(name: str, parametrized: dict[int, str], read: Collection[int]) -> None:
+def warn_of_unread(name: str, parametrized: dict[int, str], read: Collection[int]) -> None:
     """Warns about parametrized weights that a call does not read.
 
     Args:
@@ -91,7 +91,7 @@ def tell_of_unread(name: str, parametrized: dict[int, str], read: Collection[int
         )
 
 
-def tell_of_python(name: str, operations: list[str]) -> None:
+def warn_of_python(name: str, operations: list[str]) -> None:
     """Warns about Python code that runs as an operation, which tfwd cannot inspect."""
     if operations:
         warnings.warn(

@@ -67,10 +67,8 @@ def call(
     """Computes the same as `call` of `keras.layers.LSTM` or `GRU`, and updates the same states.
 
     The fast loop needs the default activations, no `recurrent_dropout`, no `unroll`, and Keras's
-    own
-    cell. For a GRU it also needs `reset_after`. In all other cases Keras's call runs. Keras's call
-    also
-    runs if there is a GPU, because Keras has cuDNN's loop for it.
+    own cell. For a GRU it also needs `reset_after`. In all other cases Keras's call runs. Keras's
+    call also runs if there is a GPU, because Keras has cuDNN's loop for it.
 
     Args:
         layer: LSTM or GRU, built. Its weights are read as attributes of its cell.
@@ -84,11 +82,10 @@ def call(
         The layer's result, which depends on `return_sequences` and `return_state`.
 
     Example:
-
-    >>> layer = keras.layers.LSTM(4, return_sequences=True)
-    >>> x = tf.ones([2, 3, 5])
-    >>> bool(tf.reduce_all(tf.abs(layer(x) - call(layer, x)) < 1e-6))
-    True
+        >>> layer = keras.layers.LSTM(4, return_sequences=True)
+        >>> x = tf.ones([2, 3, 5])
+        >>> bool(tf.reduce_all(tf.abs(layer(x) - call(layer, x)) < 1e-6))
+        True
     """
     arguments = {"initial_state": initial_state, "mask": mask, "training": training}
     kind = _kind(layer)
@@ -102,7 +99,7 @@ def call(
     return _keras.recurrent.call_with_loop(layer, kind.gates, loop, sequences, **arguments)
 
 
-def either_call(
+def fast_or_plain_call(
     layer: keras.layers.RNN,
     otherwise: Callable[..., Any],
     sequences: tf.Tensor,

@@ -20,7 +20,7 @@ from tfwd.parametrizations import Parametrization
 from tfwd.pretrained import listeners
 
 
-class _Held(NamedTuple):
+class _Reference(NamedTuple):
     value: tf.Variable
     taken: tf.Variable  # True if `value` is set
 
@@ -64,7 +64,7 @@ class References(keras.layers.Layer):
         for name in self._starts:
             self._held[name].taken.assign(False)
 
-    def make(self, targeted: TargetedWeights) -> None:
+    def create(self, targeted: TargetedWeights) -> None:
         """Creates the missing references, and reads the references that come from a source.
 
         Raises:
@@ -82,7 +82,7 @@ class References(keras.layers.Layer):
         for name, variable, dtype, read in found:
             dtype = dtype or _keras.variables.dtype_name(variable)
             value = np.zeros(tuple(variable.shape), "bool") if read is None else read
-            self._held[name] = _Held(
+            self._held[name] = _Reference(
                 self._variable(name, value, dtype),
                 self._variable(f"{name}_taken", np.asarray(read is not None), "bool"),
             )
@@ -101,7 +101,7 @@ class References(keras.layers.Layer):
         """
         return [held.value for held in self._held.values()]
 
-    def begin(self, training: bool | tf.Tensor) -> None:
+    def copy_due(self, training: bool | tf.Tensor) -> None:
         """Copies the current weights as references in the first training call."""
         if not self._starts or training is False:
             return
@@ -120,7 +120,7 @@ class References(keras.layers.Layer):
             held.value.assign(tf.where(held.taken.read_value(), held.value.read_value(), now))
             held.taken.assign(True)
 
-    def looked_up(self, target: Target, parametrization: Parametrization) -> list[tf.Tensor]:
+    def current_values(self, target: Target, parametrization: Parametrization) -> list[tf.Tensor]:
         """Returns the values of one weight's references.
 
         Before the first training call these are the values that the call would copy.
@@ -166,19 +166,18 @@ class References(keras.layers.Layer):
             held.taken.assign(bool(np.asarray(store[f"{name}_taken"])))
 
 
-def begin(layer: keras.layers.Layer, training: bool | tf.Tensor) -> None:
+def copy_due_references(layer: keras.layers.Layer, training: bool | tf.Tensor) -> None:
     """Copies the references that are due, in a layer and in all layers in it."""
     for inner in _keras.layers.all_layers(layer):
         if isinstance(inner, References):
-            inner.begin(training)
+            inner.copy_due(training)
 
 
 def reset_references(layer: keras.layers.Layer) -> None:
     """Makes Mixout copy its references again in the next training call.
 
     Call it after loading other weights into a trained model. Until then Mixout uses the weights of
-    its
-    first training call. References that came from a file, a dict or a plan stay.
+    its first training call. References that came from a file, a dict or a plan stay.
 
     Args:
         layer: Model or layer that contains Mixout.
@@ -187,16 +186,15 @@ def reset_references(layer: keras.layers.Layer) -> None:
         ValueError: If the layer has no references.
 
     Example:
-
-    >>> import keras, tensorflow as tf, tfwd
-    >>> from tfwd import layers
-    >>> dense = layers.Mixout(keras.layers.Dense(2, use_bias=False), rate=0.5, seed=1)
-    >>> x = tf.ones((1, 3))
-    >>> _ = dense(x, training=True)
-    >>> dense.layer.set_weights([tf.zeros((3, 2)).numpy()])
-    >>> tfwd.reset_references(dense)
-    >>> bool(tf.reduce_all(dense(x, training=True) == 0.0))
-    True
+        >>> import keras, tensorflow as tf, tfwd
+        >>> from tfwd import layers
+        >>> dense = layers.Mixout(keras.layers.Dense(2, use_bias=False), rate=0.5, seed=1)
+        >>> x = tf.ones((1, 3))
+        >>> _ = dense(x, training=True)
+        >>> dense.layer.set_weights([tf.zeros((3, 2)).numpy()])
+        >>> tfwd.reset_references(dense)
+        >>> bool(tf.reduce_all(dense(x, training=True) == 0.0))
+        True
     """
     found = [x for x in _keras.layers.all_layers(layer) if isinstance(x, References)]
     if not found:

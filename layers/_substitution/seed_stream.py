@@ -45,8 +45,7 @@ class SeedStream(keras.layers.Layer):
         share_across_replicas: bool. Draws the same on all replicas of a `tf.distribute` strategy.
             Default False.
         stream: int. Layers with the same seed and different streams draw differently. Default 0.
-            The
-            two directions of a `Bidirectional` layer, which have one config, use two streams.
+            The two directions of a `Bidirectional` layer, which have one config, use two streams.
 
     Attributes:
         wrapper: Name of the wrapper that contains this layer, or "" in another layer. A wrapper's

@@ -38,9 +38,9 @@ class SingleParametrization(Parametrized):
         share_across_replicas: bool,
         **kwargs: Any,
     ) -> None:
-        chosen = weight_selection.of_weights(layer, parametrization, weights)
+        chosen = weight_selection.assign_to_patterns(layer, parametrization, weights)
         super().__init__(layer, chosen, seed, recompute, share_across_replicas, **kwargs)
-        self.parametrization = parametrization
+        self.parametrization: Any = parametrization
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()

@@ -76,8 +76,7 @@ class CallAnalysis(NamedTuple):
         seen: bool. The call could be traced, so it reads no weight without Keras.
         shared: bool. Every layer of the same signature does the same.
         taken: bool. The call uses floating tensors that are not among its arguments. Another call
-            may
-            be made under another tape, so it does not matter if a gradient is wanted for them.
+            may be made under another tape, so it does not matter if a gradient is wanted for them.
     """
 
     impure: str
@@ -137,12 +136,11 @@ class SubstitutedCall:
         number = tf.raw_ops.Unpack(value=state, num=2)[1]
         self.targeted = []
         for target, parametrization in targeted:
-            with rates.naming(f"weight '{target.name}' of layer '{name}'"):
+            with rates.named_in_errors(f"weight '{target.name}' of layer '{name}'"):
                 self.targeted.append((target, parametrization.at(number)))
         self.seeds = draws.seeds_of(state, [target.position for target, _ in targeted])
         # A weight that only outer wrappers parametrize is read as they left it. An inner wrapper
-        # may still
-        # need its raw value.
+        # may still need its raw value.
         self._raw = {id(t.variable): self.raw(t.variable) for t, _ in targeted}
         self._carried = [v for v in variables if id(v) not in self._raw and self._wrapper_of(v)]
         self._references = {id(v): self._reference(v) for v in held}
@@ -223,7 +221,7 @@ class SubstitutedCall:
         if recomputed:
             flat = recompute.call(self.weights, function, self.training, tensors, self.seeds)
         else:
-            flat = training_flag.each(self.training, keeping)
+            flat = training_flag.call_with_bool(self.training, keeping)
         return packed.unpack(list(flat))
 
     def weights(self, training: bool, tensors: list, seeds: list) -> list[tf.Tensor]:
@@ -253,8 +251,7 @@ class SubstitutedCall:
             training: Training flag.
             seeds: One seed per weight.
             references: Values of the references, by the variables' ids. Default None, for their
-                present
-                values.
+                present values.
         """
         chains = []
         bound = self._bound(training, seeds, self._references if references is None else references)
@@ -291,8 +288,8 @@ class SubstitutedCall:
         values = self._values(tensors)
         raw = {id(v): t for v, t in zip(self._carried, tensors[inputs:], strict=False)}
         raw |= {key: values[key] for key in self._raw}
-        # Without capture the other variables are not substituted, because the call updates
-        # them in place.
+        # Without capture the other variables are not substituted, because the call updates them in
+        # place.
         others = [(v, values[id(v)]) for v in self.variables if capture and id(v) not in self._raw]
         references = self._references_in(tensors)
         return self._call(args, kwargs, training, seeds, raw, references, weights, others, capture)

@@ -5,9 +5,8 @@ and a seed. It runs the layer with the effective values in place of the variable
 `tfwd._graph.recompute` stores only the arguments for backward.
 
 In eager mode, or under a training flag that is a tensor, backward runs the layer a second time.
-This
-needs a proof that the layer computes the same again (see `call_analysis` and `provable`). Other
-layers store their effective weights.
+This needs a proof that the layer computes the same again (see `call_analysis` and `provable`).
+Other layers store their effective weights.
 """
 
 from __future__ import annotations
@@ -54,11 +53,9 @@ class _CallCache:
     Attributes:
         targeted: Parametrized weights, each with its parametrization.
         targeted_from: Ids of the weights that `targeted` was selected from. They change if the
-            layer
-            gets new weights.
+            layer gets new weights.
         made_for: Training flags whose calls have created all weights of the layer. None stands for
-            a
-            tensor.
+            a tensor.
         analyses: Analyses of calls, by their keys.
     """
 
@@ -73,8 +70,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
     """Mixin for Keras layers that compute with functions of weights.
 
     A layer calls `_init_perturbation` in its constructor and `_perturbed_call` in its call. The
-    weights
-    belong to the layer itself, or to the layer that `_subject` returns.
+    weights belong to the layer itself, or to the layer that `_subject` returns.
     """
 
     parametrizations: Any  # Parametrizations
@@ -110,7 +106,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
 
     @property
     def share_across_replicas(self) -> bool:
-        """bool. All replicas of a `tf.distribute` strategy draw the same."""
+        """True if all replicas of a `tf.distribute` strategy draw the same."""
         return self.draws.share_across_replicas
 
     def _subject(self) -> Any:
@@ -132,7 +128,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
                 parametrization.check(where, tuple(target.variable.shape))
             reads.check_normalized(layer, {id(t.variable): t.name for t, _ in targeted})
             if self.references is not None:
-                self.references.make(targeted)
+                self.references.create(targeted)
             cache.targeted, cache.targeted_from = targeted, weights
         return cache.targeted
 
@@ -152,8 +148,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             kwargs: Keyword arguments, tensors in any nest.
             training: Training flag.
             unperturbed: Keras's own call. It runs if a training call changes no weight, for example
-                at a
-                rate of 0. Default None, if `function` is Keras's own call.
+                at a rate of 0. Default None, if `function` is Keras's own call.
         """
         subject, flag = self._subject(), training_flag.standardize(training)
         stochastic = all(p.stochastic for p in weight_selection.elements(self.parametrizations))
@@ -168,7 +163,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         if not targeted and isinstance(flag, bool):
             return _on_raw_weights(unperturbed or function, args, kwargs, flag)
         is_lookup = overriding.is_plain(subject, keras.layers.Embedding, ours=subject is self)
-        looks_up = is_lookup and lookup.applies(subject, targeted, args, kwargs)
+        looks_up = is_lookup and lookup.is_possible(subject, targeted, args, kwargs)
         if looks_up:
             (ids,) = (*args, *kwargs.values())
             function, variables, args, kwargs = subject, subject.weights, (), {}
@@ -188,13 +183,13 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             self.references,
             self._begun_references(flag),
         )
-        return lookup.rows(call, subject, ids) if looks_up else self._perturbed_run(call)
+        return lookup.looked_up_rows(call, subject, ids) if looks_up else self._perturbed_run(call)
 
     def _begun_references(self, training: bool | tf.Tensor) -> list[tf.Variable]:
         """Copies due references before a substitution. Returns all references in this layer."""
         owner: Any = self
         if not outer_wrappers():
-            references.begin(owner, training)
+            references.copy_due_references(owner, training)
         return references.variables(owner)
 
     def _perturbed_run(self, call: SubstitutedCall) -> Any:
@@ -248,18 +243,15 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         """Returns the exact weights that a training call uses on replica 0.
 
         They are computed from the present raw weights. Inner wrappers that parametrize the same
-        weights
-        count as called in each call of this layer.
+        weights count as called in each call of this layer.
 
         Args:
             call: int. Number of the training call, from 0. `effective_weights(layer.calls)` returns
-                the
-                weights of the next training call.
+                the weights of the next training call.
 
         Returns:
             dict from a weight's name to a tensor of its shape and dtype. The name is the shortest
-            end of
-            the weight's path that is unique in the layer.
+            end of the weight's path that is unique in the layer.
 
         Raises:
             ValueError: If the layer has no weights yet.
@@ -304,6 +296,6 @@ def _bound(
             if target.variable is variable and not parametrization.is_identity:
                 seed = layer.draws.seed_at(number, target.position)
                 held = layer.references
-                values = held.looked_up(target, parametrization) if held is not None else ()
+                values = held.current_values(target, parametrization) if held is not None else ()
                 found.append(BoundParametrization(parametrization.at(number), seed, True, values))
     return found

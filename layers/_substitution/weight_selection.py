@@ -60,10 +60,8 @@ def select(layer: keras.Layer, parametrizations: Parametrizations) -> TargetedWe
 
     Raises:
         ValueError: If a pattern matches no weight, or only untrained weights that it does not name;
-            if
-            it selects a weight that is not floating; if there is no default weight. The message
-            lists
-            the layer's weights.
+            if it selects a weight that is not floating; if there is no default weight. The message
+            lists the layer's weights.
     """
     if isinstance(parametrizations, Mapping):
         return match(layer, parametrizations)
@@ -79,7 +77,7 @@ def select(layer: keras.Layer, parametrizations: Parametrizations) -> TargetedWe
     return [(target, parametrizations) for target in found]
 
 
-def of_weights(
+def assign_to_patterns(
     layer: keras.Layer, parametrization: Parametrization, weights: str | Sequence[str] | None
 ) -> Parametrizations:
     """Assigns one parametrization to a pattern, several patterns, or the default weights.
@@ -158,11 +156,9 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
     """Returns the weights that the patterns match, each with the value of the first match.
 
     Some weights are never trained, such as the moving mean of a `BatchNormalization`. A pattern
-    selects
-    such a weight only if the pattern's last component contains the weight's name. `moving_mean` and
-    `norm/moving_mean` select it, `.*` and `norm/.*` do not. Frozen layers (`layer.trainable =
-    False`)
-    are different: patterns match their kernels as usual.
+    selects such a weight only if the pattern's last component contains the weight's name.
+    `moving_mean` and `norm/moving_mean` select it, `.*` and `norm/.*` do not. Frozen layers
+    (`layer.trainable = False`) are different: patterns match their kernels as usual.
 
     Args:
         layer: Built layer.
@@ -262,9 +258,8 @@ def shortest_names(paths: list[str]) -> list[str]:
     """Returns for each path its shortest end after a `/` that no other path ends in.
 
     Example:
-
-    >>> shortest_names(["a/lstm/kernel", "a/dense/kernel", "a/dense/bias"])
-    ['lstm/kernel', 'dense/kernel', 'bias']
+        >>> shortest_names(["a/lstm/kernel", "a/dense/kernel", "a/dense/bias"])
+        ['lstm/kernel', 'dense/kernel', 'bias']
     """
     names = []
     for i, path in enumerate(paths):

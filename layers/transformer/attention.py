@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.layers.transformer.composite import Composite, built, initializer
-from tfwd.layers.transformer.inputs import Inputs, position_mask
+from tfwd.layers.transformer.inputs import InputChecks, position_mask
 
 
 class MultiHeadAttention(Composite):
@@ -73,7 +73,7 @@ class MultiHeadAttention(Composite):
         if context_mask is None:
             context_mask = _keras.layers.get_mask(context)
         if context_mask is not None:
-            checked = Inputs(self)
+            checked = InputChecks(self)
             name = "mask" if context is inputs else "context_mask"
             context_mask = checked.mask(name, context_mask, keys=context, queries=inputs)
             inputs = checked.marked(inputs)
@@ -118,8 +118,7 @@ class Attention(MultiHeadAttention):
         y = concat over heads (softmax(s q k^T + bias, over the context) v) W_o + b_o
 
     `s` is `1 / sqrt(head_size)`, or 1 without `scale`. Masked positions of the context get a weight
-    of 0.
-    If all positions are masked, each gets the same weight.
+    of 0. If all positions are masked, each gets the same weight.
 
     Args:
         num_heads: int. Number of heads.
@@ -129,8 +128,7 @@ class Attention(MultiHeadAttention):
         use_bias: bool. Adds biases to the four products. Default True.
         scale: bool. Divides scores by the root of `head_size`. Default True.
         initializer: Initializer of the kernels. A float is the standard deviation of a truncated
-            normal
-            distribution. Default 0.02.
+            normal distribution. Default 0.02.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `layer(x, context, context_mask=None, position_bias=None, training=None)`.
@@ -138,8 +136,7 @@ class Attention(MultiHeadAttention):
     - `x`: `[batch, queries, features]`.
     - `context`: `[batch, length, features]`.
     - `context_mask`: `[batch, length]` or `[batch, queries, length]`, boolean, or of zeros and
-      ones. By
-      default, the mask that Keras stores with the context.
+      ones. By default, the mask that Keras stores with the context.
     - `position_bias`: `[1 or batch, num_heads, queries, length]`. It is added to the scores.
     - Output: `[batch, queries, hidden_size]`.
 
@@ -149,12 +146,11 @@ class Attention(MultiHeadAttention):
         ValueError: If a size is not positive.
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> attention = T.Attention(num_heads=2, head_size=4, hidden_size=8)
-    >>> attention(tf.ones([3, 5, 8]), tf.ones([3, 7, 6])).shape
-    TensorShape([3, 5, 8])
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> attention = T.Attention(num_heads=2, head_size=4, hidden_size=8)
+        >>> attention(tf.ones([3, 5, 8]), tf.ones([3, 7, 6])).shape
+        TensorShape([3, 5, 8])
 
     References: Vaswani et al., "Attention Is All You Need" (2017).
     """
@@ -188,12 +184,11 @@ class SelfAttention(MultiHeadAttention):
     `[batch, length, length]`. By default it is the mask that Keras stores with `x`.
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> attention = T.SelfAttention(num_heads=2, head_size=4, hidden_size=8)
-    >>> attention(tf.ones([3, 5, 8]), mask=tf.constant([[1, 1, 1, 0, 0]] * 3)).shape
-    TensorShape([3, 5, 8])
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> attention = T.SelfAttention(num_heads=2, head_size=4, hidden_size=8)
+        >>> attention(tf.ones([3, 5, 8]), mask=tf.constant([[1, 1, 1, 0, 0]] * 3)).shape
+        TensorShape([3, 5, 8])
     """
 
     def build(self, inputs_shape: Any) -> None:

@@ -12,7 +12,7 @@ from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import Composite, built
 from tfwd.layers.transformer.embeddings import Embeddings
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import Inputs, TokenIdInputs, position_mask
+from tfwd.layers.transformer.inputs import InputChecks, TokenIdInputs, position_mask
 from tfwd.layers.transformer.pooler import Pooler
 from tfwd.layers.transformer.stack import TransformerStack
 
@@ -24,8 +24,7 @@ class Bert(TokenIdInputs, Published):
     Formula: `h_0 = embeddings(ids)`, `h_i = layer_i(h_(i-1))`, `pooled = tanh(h_n[:, 0] W + b)`.
 
     `Bert.from_pretrained(folder)` loads a published model: BERT, RoBERTa, DistilBERT, ELECTRA or
-    ALBERT.
-    The config's `model_type` selects the family.
+    ALBERT. The config's `model_type` selects the family.
 
     Args:
         vocabulary_size, max_length, type_vocabulary_size, embedding_size, padding_id,
@@ -37,35 +36,30 @@ class Bert(TokenIdInputs, Published):
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `bert(ids, token_type_ids=None, mask=None, position_ids=None, training=None)`. Only the
-    ids can
-    be a positional argument. Ids are integers `[batch, length]`. `mask` is called attention mask by
-    tokenizers. It is True or 1 for text, `[batch, length]` or `[batch, length, length]`. By default
-    it
-    is `ids != padding_id`.
+    ids can be a positional argument. Ids are integers `[batch, length]`. `mask` is called attention
+    mask by tokenizers. It is True or 1 for text, `[batch, length]` or `[batch, length, length]`. By
+    default it is `ids != padding_id`.
 
-    A dict can replace the ids: `bert({"input_ids": ..., "attention_mask": ..., "token_type_ids":
-    ...})`.
-    These are the keys of Hugging Face's tokenizers. keras-hub's keys "token_ids", "padding_mask"
-    and
-    "segment_ids" work too.
+    A dict can replace the ids:
+    `bert({"input_ids": ..., "attention_mask": ..., "token_type_ids": ...})`. These are the keys of
+    Hugging Face's tokenizers. keras-hub's keys "token_ids", "padding_mask" and "segment_ids" work
+    too.
 
     Wrong ids and masks raise an error. A function that XLA compiles cannot raise: its outputs are
     NaN.
 
     Output: the last hidden state, `[batch, length, hidden_size]`. With `add_pooler` or `return_all`
-    a
-    dict: "last_hidden_state"; "pooler_output", `[batch, hidden_size]`; "hidden_states", a list of
+    a dict: "last_hidden_state"; "pooler_output", `[batch, hidden_size]`; "hidden_states", a list of
     `num_layers + 1` tensors.
 
     Sublayers: `embeddings`, `stack` and `pooler`.
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> bert = T.Bert(100, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16)
-    >>> bert(tf.constant([[2, 7, 3, 0]])).shape
-    TensorShape([1, 4, 8])
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> bert = T.Bert(100, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16)
+        >>> bert(tf.constant([[2, 7, 3, 0]])).shape
+        TensorShape([1, 4, 8])
 
     References: Devlin et al., "BERT" (2019); Liu et al., "RoBERTa" (2019); Sanh et al.,
     "DistilBERT" (2019); Clark et al., "ELECTRA" (2020); Lan et al., "ALBERT" (2020). Without a mask
@@ -151,7 +145,7 @@ class Bert(TokenIdInputs, Published):
         if mask is None:
             mask = self.embeddings.compute_mask(ids)
         else:
-            checked = Inputs(self)
+            checked = InputChecks(self)
             mask = checked.mask("mask", mask, embedded, embedded)
             embedded = checked.marked(embedded)
         states = self.stack(embedded, mask=mask, training=training)

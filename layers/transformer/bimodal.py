@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.layers.transformer.attention import Attention
 from tfwd.layers.transformer.composite import Composite, built
-from tfwd.layers.transformer.inputs import Inputs, position_mask
+from tfwd.layers.transformer.inputs import InputChecks, position_mask
 from tfwd.layers.transformer.post_norm import PostNormLayer
 from tfwd.layers.transformer.stack import TransformerStack
 
@@ -82,49 +82,42 @@ class BiModalEncoder(Composite):
     """Two stacks of transformer layers with connections, for example for text and images.
 
     Formula: the pairs `(i, j)` of `connections` are processed in order. The first stream runs up to
-    its
-    layer i, and the second up to its layer j. Then each stream has a `Connection` to the other
-    stream's
-    present states. The layers after the last connection follow.
+    its layer i, and the second up to its layer j. Then each stream has a `Connection` to the other
+    stream's present states. The layers after the last connection follow.
 
     Args:
         first, second: `TransformerStack`. They can come from published models, and can have
-            different
-            widths.
+            different widths.
         connections: Pairs of int. Numbers of layers of each stream before a connection. Both
-            numbers
-            increase.
+            numbers increase.
         num_heads, head_size: int. Sizes of the connections' attention. Default None, for the sizes
-            of
-            the first stack.
+            of the first stack.
         dropout, attention_dropout: float. Dropout rates of the connections. Default 0.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `encoder(x, y, first_mask=None, second_mask=None, training=None)`. `x` and `y` are
-    `[batch,
-    length, hidden_size]`. Output: a pair of the same shapes.
+    `[batch, length, hidden_size]`. Output: a pair of the same shapes.
 
     Sublayers: the two stacks, by their names, and `first_to_second_0`, `second_to_first_0` and so
     on.
 
-    One text model can fill both stacks of a built encoder. With stacks named "first" and "second"
-    use
-    `tfwd.pretrained.load(encoder, folder, mapping={**T.mapping(folder, at="first"),
-    **T.mapping(folder, at="second")}, ignore=["embeddings.*", "pooler.*"],
-    allow_missing=".*_to_.*")`.
+    One text model can fill both stacks of a built encoder, if they are named "first" and "second":
+
+        keys = {**T.mapping(folder, at="first"), **T.mapping(folder, at="second")}
+        others = {"ignore": ["embeddings.*", "pooler.*"], "allow_missing": ".*_to_.*"}
+        tfwd.pretrained.load(encoder, folder, mapping=keys, **others)
 
     Raises:
         ValueError: If a connection is after a stack's end, or before the previous connection.
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> text = T.TransformerStack(3, num_heads=2, hidden_size=8, intermediate_size=16)
-    >>> image = T.TransformerStack(2, num_heads=1, hidden_size=6, intermediate_size=12)
-    >>> encoder = T.BiModalEncoder(text, image, connections=[(2, 1), (3, 2)])
-    >>> [part.shape[-1] for part in encoder(tf.ones([1, 5, 8]), tf.ones([1, 4, 6]))]
-    [8, 6]
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> text = T.TransformerStack(3, num_heads=2, hidden_size=8, intermediate_size=16)
+        >>> image = T.TransformerStack(2, num_heads=1, hidden_size=6, intermediate_size=12)
+        >>> encoder = T.BiModalEncoder(text, image, connections=[(2, 1), (3, 2)])
+        >>> [part.shape[-1] for part in encoder(tf.ones([1, 5, 8]), tf.ones([1, 4, 6]))]
+        [8, 6]
 
     References: Lu et al., "ViLBERT" (2019).
     """
@@ -189,7 +182,7 @@ class BiModalEncoder(Composite):
             first_mask = _keras.layers.get_mask(inputs)
         if second_mask is None:
             second_mask = _keras.layers.get_mask(other)
-        checked = Inputs(self)
+        checked = InputChecks(self)
         if first_mask is not None:
             first_mask = checked.mask("first_mask", first_mask, inputs, inputs)
         if second_mask is not None:

@@ -17,8 +17,7 @@ class Composite(keras.layers.Layer):
     """Base class of transformer layers. Their sublayers are built from shapes alone.
 
     A subclass stores each argument of its `__init__` as an attribute of the same name. The
-    arguments are
-    its config.
+    arguments are its config.
 
     Args:
         **kwargs: Arguments of every Keras layer, such as `name`.

@@ -11,7 +11,7 @@ from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import Inputs, TokenIdInputs
+from tfwd.layers.transformer.inputs import InputChecks, TokenIdInputs
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
@@ -19,8 +19,7 @@ class Embeddings(TokenIdInputs, Published):
     """Input embeddings of a transformer: words, positions and token types, summed and normalized.
 
     Formula: `e = dropout(LayerNorm(words[id] + positions[position] + types[type]))`. With a
-    projection the
-    output is `e P + p`.
+    projection the output is `e P + p`.
 
     Args:
         vocabulary_size: int. Number of token ids.
@@ -30,36 +29,30 @@ class Embeddings(TokenIdInputs, Published):
         embedding_size: int. Width of the three tables. Default None, for `hidden_size`.
         padding_id: int. Id of padding tokens, for the mask. None means no mask. Default 0.
         padding_position: int. Position of padding tokens. Default None: the first token has
-            position 0,
-            and each next token has the next one. With a number n, as in RoBERTa, padding has
-            position
-            n. The other tokens have the positions n + 1, n + 2, ...
+            position 0, and each next token has the next one. With a number n, as in RoBERTa,
+            padding has position n. The other tokens have the positions n + 1, n + 2, ...
         dropout: float. Dropout rate of the sum. Default 0.
         epsilon: float. Epsilon of the normalization. Default 1e-12.
         initializer: Initializer of the tables. A float is the standard deviation of a truncated
-            normal
-            distribution. Default 0.02.
+            normal distribution. Default 0.02.
         project: bool. Adds a projection to `hidden_size`. Default None, which adds it if the widths
             differ. ALBERT has a projection at equal widths too.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `layer(ids, token_type_ids=None, position_ids=None, training=None)`. Each is an integer
-    tensor
-    `[batch, length]`. Only the ids can be a positional argument. A dict with "input_ids" can
-    replace
-    them. By default all token types are 0. Output: `[batch, length, hidden_size]`, with the mask
-    `ids != padding_id`.
+    tensor `[batch, length]`. Only the ids can be a positional argument. A dict with "input_ids" can
+    replace them. By default all token types are 0. Output: `[batch, length, hidden_size]`, with the
+    mask `ids != padding_id`.
 
     Sublayers: `words`, `positions`, `types` (each an `Embedding`), `LayerNorm` and `projection` (a
     `Dense`).
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> embeddings = T.Embeddings(vocabulary_size=100, hidden_size=8, max_length=16)
-    >>> embeddings(tf.constant([[2, 7, 3]])).shape
-    TensorShape([1, 3, 8])
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> embeddings = T.Embeddings(vocabulary_size=100, hidden_size=8, max_length=16)
+        >>> embeddings(tf.constant([[2, 7, 3]])).shape
+        TensorShape([1, 3, 8])
 
     References: Devlin et al., "BERT" (2019); Liu et al., "RoBERTa" (2019), for `padding_position`;
     Lan et al., "ALBERT" (2020), for `embedding_size`.
@@ -137,7 +130,7 @@ class Embeddings(TokenIdInputs, Published):
             inputs, token_type_ids=token_type_ids, position_ids=position_ids
         )
         types, positions = given["token_type_ids"], given["position_ids"]
-        checked = Inputs(self)
+        checked = InputChecks(self)
         ids = checked.ids("ids", inputs, self.vocabulary_size)
         if positions is None:
             ids = checked.length(ids, self._longest())

@@ -22,7 +22,7 @@ _WHOLE_UP_TO = {tf.float32: 2**24, tf.float64: 2**53}
 _Told = tuple[str, str, list[Any]]
 
 
-class Inputs:
+class InputChecks:
     """Checks of the inputs of one call of a layer.
 
     Shapes and dtypes are checked immediately. Values are checked immediately in eager mode, and by
@@ -212,8 +212,8 @@ class TokenIdInputs:
     """Base class of layers whose input is token ids, alone or in a tokenizer's dict.
 
     Attributes:
-        argument_of_key: dict from a key of the tokenizer's dict to an argument of `call`. ""
-            is the first argument.
+        argument_of_key: dict from a key of the tokenizer's dict to an argument of `call`. "" is the
+            first argument.
         renamed_arguments: dict from an argument's former name to its name, for saved models.
         positional: Number of arguments that can be positional.
     """
@@ -255,8 +255,7 @@ class TokenIdInputs:
 
         Raises:
             ValueError: If the dict has no token ids, an unknown key, or an argument that is also
-                given by
-                name.
+                given by name.
         """
         if not isinstance(inputs, Mapping):
             return inputs, given

@@ -27,19 +27,16 @@ class TransformerLayer(PostNormLayer):
         hidden_size: int. Width of input and output, a multiple of `num_heads`.
         intermediate_size: int. Width between the two products.
         activation: str. The function f: a name from published configs, or from Keras. "gelu" is
-            exact,
-            and "gelu_new" uses tanh. "leaky_relu" has slope 0.01. Default "gelu".
+            exact, and "gelu_new" uses tanh. "leaky_relu" has slope 0.01. Default "gelu".
         dropout: float. Rate of the two dropouts. Default 0.
         attention_dropout: float. Dropout rate of attention weights. Default 0.
         epsilon: float. Epsilon of the normalizations. Default 1e-12.
         initializer: Initializer of the kernels. A float is the standard deviation of a truncated
-            normal
-            distribution. Default 0.02.
+            normal distribution. Default 0.02.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
-    Call: `layer(x, mask=None, training=None)`. `x` and the output are `[batch, length,
-    hidden_size]`.
-    `mask` is as in `SelfAttention`.
+    Call: `layer(x, mask=None, training=None)`. `x` and the output are
+    `[batch, length, hidden_size]`. `mask` is as in `SelfAttention`.
 
     Sublayers: `attention`, `attention_LayerNorm`, `intermediate`, `output` and `LayerNorm`.
 
@@ -47,12 +44,11 @@ class TransformerLayer(PostNormLayer):
         ValueError: If a size is not positive, or if `num_heads` does not divide `hidden_size`.
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> layer = T.TransformerLayer(num_heads=2, hidden_size=8, intermediate_size=16)
-    >>> layer(tf.ones([3, 5, 8])).shape
-    TensorShape([3, 5, 8])
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> layer = T.TransformerLayer(num_heads=2, hidden_size=8, intermediate_size=16)
+        >>> layer(tf.ones([3, 5, 8])).shape
+        TensorShape([3, 5, 8])
 
     References: Vaswani et al., "Attention Is All You Need" (2017); Devlin et al., "BERT" (2019).
     """

@@ -21,18 +21,16 @@ class Pooler(Published):
     Args:
         hidden_size: int. Width of input and output.
         initializer: Initializer of the kernel. A float is the standard deviation of a truncated
-            normal
-            distribution. Default 0.02.
+            normal distribution. Default 0.02.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Input: `[batch, length, hidden_size]`. Output: `[batch, hidden_size]`. Sublayer: `dense`.
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> T.Pooler(8)(tf.ones([2, 5, 8])).shape
-    TensorShape([2, 8])
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> T.Pooler(8)(tf.ones([2, 5, 8])).shape
+        TensorShape([2, 8])
 
     References: Devlin et al., "BERT" (2019).
     """

@@ -18,8 +18,7 @@ class RelativePositions(Composite):
     """Relative position bias of attention scores, one number per head and bucket, as in T5.
 
     Formula: `bias[h, i, j] = table[bucket(j - i), h]`. Each small distance has its own bucket.
-    Larger
-    distances share buckets, whose widths grow with the distance up to `max_distance`.
+    Larger distances share buckets, whose widths grow with the distance up to `max_distance`.
 
     Args:
         num_heads: int. Number of heads.
@@ -28,8 +27,7 @@ class RelativePositions(Composite):
         bidirectional: bool. Later positions also have buckets. If False, they have the bucket of
             distance 0. Default True.
         initializer: Initializer of the table. A float is the standard deviation of a truncated
-            normal
-            distribution. Default 0.05.
+            normal distribution. Default 0.05.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Raises:
@@ -37,8 +35,8 @@ class RelativePositions(Composite):
             less than 4 (2 if not bidirectional), or if each distance up to `max_distance` has its
             own bucket.
 
-    Call: `layer(x, context)`. Only the lengths of `x` and `context` matter. Output: `[1, num_heads,
-    length of x, length of context]`. Sublayer: `buckets`, an `Embedding`.
+    Call: `layer(x, context)`. Only the lengths of `x` and `context` matter. Output:
+    `[1, num_heads, length of x, length of context]`. Sublayer: `buckets`, an `Embedding`.
 
     References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020).
     """

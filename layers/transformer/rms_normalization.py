@@ -23,11 +23,10 @@ class RMSNormalization(Composite):
     Input and output: `[..., features]`. Its weight is `scale`, `[features]`, initially ones.
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> T.RMSNormalization()(tf.constant([[3.0, 4.0]])).numpy().round(2).tolist()
-    [[0.8500000238418579, 1.1299999952316284]]
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> T.RMSNormalization()(tf.constant([[3.0, 4.0]])).numpy().round(2).tolist()
+        [[0.8500000238418579, 1.1299999952316284]]
 
     References: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019). Keras has a layer
     of this name from version 3.9 on.

@@ -11,7 +11,7 @@ from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import Inputs, position_mask
+from tfwd.layers.transformer.inputs import InputChecks, position_mask
 from tfwd.layers.transformer.layer import TransformerLayer
 
 
@@ -26,16 +26,14 @@ class TransformerStack(Published):
         num_heads, hidden_size, intermediate_size, activation, dropout, attention_dropout, epsilon,
             initializer: As in `TransformerLayer`.
         num_shared: int. Number of layers with their own weights, as in ALBERT. Layer i has the
-            weights
-            of number `int(i / (num_layers / num_shared))`. Default None: each layer has its own.
+            weights of number `int(i / (num_layers / num_shared))`. Default None: each layer has its
+            own.
         return_all: bool. Returns all hidden states, not only the last. Default False.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `stack(x, mask=None, training=None)`. `x` is `[batch, length, hidden_size]`, and `mask` is
-    as in
-    `SelfAttention`. The output has the shape of `x`. With `return_all` it is a list of `num_layers
-    + 1`
-    tensors that begins with `x`.
+    as in `SelfAttention`. The output has the shape of `x`. With `return_all` it is a list of
+    `num_layers + 1` tensors that begins with `x`.
 
     Sublayers: `layer_0`, `layer_1`, ...
 
@@ -44,12 +42,11 @@ class TransformerStack(Published):
             `num_shared` is more than `num_layers`.
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> stack = T.TransformerStack(3, num_heads=2, hidden_size=8, intermediate_size=16)
-    >>> stack(tf.ones([2, 5, 8])).shape
-    TensorShape([2, 5, 8])
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> stack = T.TransformerStack(3, num_heads=2, hidden_size=8, intermediate_size=16)
+        >>> stack(tf.ones([2, 5, 8])).shape
+        TensorShape([2, 5, 8])
 
     References: Devlin et al., "BERT" (2019); Lan et al., "ALBERT" (2020), for `num_shared`.
     """
@@ -113,7 +110,7 @@ class TransformerStack(Published):
 
     def call(self, inputs: tf.Tensor, mask: Any = None, training: Any = None) -> Any:
         if mask is not None:  # checked once for all layers
-            checked = Inputs(self)
+            checked = InputChecks(self)
             mask = checked.mask("mask", mask, inputs, inputs)
             inputs = checked.marked(inputs)
         states = [inputs]

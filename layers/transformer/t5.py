@@ -12,7 +12,7 @@ from tfwd.layers.tied_dense import TiedDense
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import Inputs, TokenIdInputs
+from tfwd.layers.transformer.inputs import InputChecks, TokenIdInputs
 from tfwd.layers.transformer.t5_stack import T5Stack
 
 
@@ -24,8 +24,7 @@ class T5(TokenIdInputs, Published):
     `E h / sqrt(hidden_size)` if the head is tied to the embeddings `E`, else `W h`.
 
     Hugging Face's version 5 writes a wrong config for models of version 1.1: the config says that
-    they
-    are tied, but the file has a separate head. Load such a model with `tied=False`.
+    they are tied, but the file has a separate head. Load such a model with `tied=False`.
 
     Args:
         vocabulary_size: int. Number of token ids.
@@ -42,28 +41,23 @@ class T5(TokenIdInputs, Published):
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `t5(ids, decoder_input_ids, mask=None, decoder_mask=None, training=None)`. Ids are
-    integers
-    `[batch, length]`. Only the ids can be positional arguments. The default mask is `ids !=
-    padding_id`.
-    The decoder has no default mask, because no position before a token is padding.
-    `t5.shifted(labels)`
-    returns the decoder's ids for labels. A dict can replace the ids:
+    integers `[batch, length]`. Only the ids can be positional arguments. The default mask is
+    `ids != padding_id`. The decoder has no default mask, because no position before a token is
+    padding. `t5.shifted(labels)` returns the decoder's ids for labels. A dict can replace the ids:
     `t5({"input_ids": ..., "attention_mask": ..., "decoder_input_ids": ...})`.
 
     Output: logits `[batch, length of the decoder, vocabulary_size]`. With `return_all` a dict:
-    "logits",
-    "encoder_last_hidden_state", "encoder_hidden_states", "decoder_hidden_states".
+    "logits", "encoder_last_hidden_state", "encoder_hidden_states", "decoder_hidden_states".
 
     Sublayers: `shared` (an `Embedding`), `encoder`, `decoder` and `head`.
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> sizes = {"num_heads": 2, "head_size": 4, "hidden_size": 8, "intermediate_size": 16}
-    >>> t5 = T.T5(vocabulary_size=50, num_layers=2, **sizes)
-    >>> t5(tf.constant([[7, 8, 1]]), tf.constant([[0, 9]])).shape
-    TensorShape([1, 2, 50])
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> sizes = {"num_heads": 2, "head_size": 4, "hidden_size": 8, "intermediate_size": 16}
+        >>> t5 = T.T5(vocabulary_size=50, num_layers=2, **sizes)
+        >>> t5(tf.constant([[7, 8, 1]]), tf.constant([[0, 9]])).shape
+        TensorShape([1, 2, 50])
 
     References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020).
     """
@@ -161,7 +155,7 @@ class T5(TokenIdInputs, Published):
                 f"T5 '{self.name}' needs decoder_input_ids: pass the tokens before the predicted "
                 "tokens, for example t5.shifted(labels)"
             )
-        checked = Inputs(self)
+        checked = InputChecks(self)
         ids = checked.ids("ids", ids, self.vocabulary_size)
         decoder_ids = given["decoder_input_ids"]
         decoder_ids = checked.ids("decoder_input_ids", decoder_ids, self.vocabulary_size)

@@ -37,8 +37,7 @@ class T5Layer(Composite):
         dropout: float. Rate of all dropouts. Default 0.
         epsilon: float. Epsilon of the normalizations. Default 1e-6.
         initializer: Initializer of the kernels. A float is the standard deviation of a truncated
-            normal
-            distribution. Default 0.05.
+            normal distribution. Default 0.05.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `layer(x, context=None, mask=None, context_mask=None, position_bias=None, training=None)`.

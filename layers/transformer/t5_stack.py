@@ -12,7 +12,7 @@ from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import Inputs, position_mask
+from tfwd.layers.transformer.inputs import InputChecks, position_mask
 from tfwd.layers.transformer.relative_positions import RelativePositions
 from tfwd.layers.transformer.rms_normalization import RMSNormalization
 from tfwd.layers.transformer.t5_layer import T5Layer
@@ -29,26 +29,23 @@ class T5Stack(Published):
         num_heads, head_size, hidden_size, intermediate_size, activation, gated, dropout, epsilon,
             initializer: As in `T5Layer`.
         is_decoder: bool. Positions see only earlier positions, and the layers see a context.
-            Default
-            False.
+            Default False.
         num_buckets, max_distance: As in `RelativePositions`.
         return_all: bool. Returns all hidden states: `h_0` to `h_(n-1)`, and the output. Default
             False.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `stack(x, context=None, mask=None, context_mask=None, training=None)`. `x` and `context`
-    are
-    `[batch, length, hidden_size]`, masks are `[batch, length]`.
+    are `[batch, length, hidden_size]`, masks are `[batch, length]`.
 
     Sublayers: `relative_positions`, `layer_0`, `layer_1`, ..., `final_norm`.
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> from tfwd.layers import transformer as T
-    >>> encoder = T.T5Stack(2, num_heads=2, head_size=4, hidden_size=8, intermediate_size=16)
-    >>> encoder(tf.ones([1, 3, 8])).shape
-    TensorShape([1, 3, 8])
+        >>> import tensorflow as tf
+        >>> from tfwd.layers import transformer as T
+        >>> encoder = T.T5Stack(2, num_heads=2, head_size=4, hidden_size=8, intermediate_size=16)
+        >>> encoder(tf.ones([1, 3, 8])).shape
+        TensorShape([1, 3, 8])
 
     References: Raffel et al., "Exploring the Limits of Transfer Learning" (2020).
     """
@@ -142,7 +139,7 @@ class T5Stack(Published):
             mask = _keras.layers.get_mask(inputs)
         if context_mask is None and context is not None:
             context_mask = _keras.layers.get_mask(context)
-        checked = Inputs(self)
+        checked = InputChecks(self)
         if mask is not None:  # checked once for all layers
             mask = checked.mask("mask", mask, inputs, inputs)
         if context_mask is not None and context is not None:

@@ -1,8 +1,7 @@
 """Rules that select which variables are decayed, how much, and why.
 
 The optimizer applies the rules once, when it first sees its variables. The same rules print a
-table,
-with which a user can check the patterns.
+table, with which a user can check the patterns.
 """
 
 from __future__ import annotations

@@ -62,10 +62,8 @@ class FusedSteps:
     """Decay and step of a large variable in one compiled pass over memory.
 
     Plain SGD does little work per number, so a separate pass for the decay is expensive. With 24
-    million
-    weights it costs 1.3 times the step, and the fused pass costs 0.6 times the step. Other
-    optimizers
-    make many passes, so one more costs less than Keras's own decay.
+    million weights it costs 1.3 times the step, and the fused pass costs 0.6 times the step. Other
+    optimizers make many passes, so one more costs less than Keras's own decay.
     """
 
     def __init__(self) -> None:
@@ -127,7 +125,7 @@ class NamedRows:
 
 
 class FirstUpdates:
-    """Detects the first update of each variable in a step.
+    """Detector of the first update of each variable in a step.
 
     A tied variable that is in the list twice gets two updates, and is decayed once.
     """

@@ -25,15 +25,13 @@ def summed(gradient: Any) -> Any:
 
     Returns:
         A tensor unchanged. For slices, slices of the distinct rows with the sums of their parts, in
-        the
-        order of the rows' first parts.
+        the order of the rows' first parts.
 
     Example:
-
-    >>> parts = tf.IndexedSlices([[1.0], [5.0], [2.0]], [3, 0, 3], [4, 1])
-    >>> rows = summed(parts)
-    >>> rows.indices.numpy(), rows.values.numpy().T
-    (array([3, 0], dtype=int32), array([[3., 5.]], dtype=float32))
+        >>> parts = tf.IndexedSlices([[1.0], [5.0], [2.0]], [3, 0, 3], [4, 1])
+        >>> rows = summed(parts)
+        >>> rows.indices.numpy(), rows.values.numpy().T
+        (array([3, 0], dtype=int32), array([[3., 5.]], dtype=float32))
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient

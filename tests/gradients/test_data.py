@@ -56,10 +56,10 @@ def dataset() -> tf.data.Dataset:
     ("given", "message"),
     [
         (lambda: {"x": dataset()}, r"x is a _BatchDataset, .* next\(iter\(dataset\)\)"),
-        (lambda: {"x": iter([X, X])}, r"x is a list_iterator, which gives batches"),
-        (lambda: {"y": dataset()}, "y is a _BatchDataset, which gives batches"),
-        (lambda: {"y": object()}, "y is, or has in it, <object object .* which is not an array"),
-        (lambda: {"sample_weight": [[0, 1], [1, 1], [1, 0]]}, r"the scalar 0; .* np.array\(...\)"),
+        (lambda: {"x": iter([X, X])}, r"x is a list_iterator, which yields batches"),
+        (lambda: {"y": dataset()}, "y is a _BatchDataset, which yields batches"),
+        (lambda: {"y": object()}, "y is, or contains, <object object .* which is not an array"),
+        (lambda: {"sample_weight": [[0, 1], [1, 1], [1, 0]]}, r"the scalar 0. .* np.array\(...\)"),
         (lambda: {"x": X[:0], "y": Y[:0]}, "the batch has no examples"),
     ],
 )

@@ -9,7 +9,7 @@ import tensorflow as tf
 from gradients.brute import assert_moments, per_example, randomized
 
 from tfwd import gradients
-from tfwd.gradients import general
+from tfwd.gradients import example_by_example
 
 L = keras.layers
 
@@ -43,7 +43,7 @@ def test_head_without_a_loss(
     head: type, dropout: float, chunk_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for way in ("one_by_one", "backward_each"):
-        monkeypatch.setattr(general, way, lambda *_: pytest.fail("the general way"))
+        monkeypatch.setattr(example_by_example, way, lambda *_: pytest.fail("the general way"))
     model, (x, y) = two_heads(head(2) if head is L.Dense else head(), dropout), data()
     found = gradients.moments(model, x, y, {"one": "mse"}, training=True, chunk_size=chunk_size)
     own = len(model.layers[-1].trainable_variables)
@@ -120,7 +120,7 @@ def test_rule_that_does_not_give_its_probe_back_is_named(rule_uses: str) -> None
     own = Own(name="mine")
     model = keras.Sequential([keras.Input((3,)), own])
     try:
-        message = "rule 'forgetful' of layer 'mine' .* '.*kernel' .* compute on with what probe"
+        message = "rule 'forgetful' of layer 'mine' .* '.*kernel' .* compute with the result of"
         with pytest.raises(ValueError, match=message):
             gradients.moments(model, x, y["one"], "mse")
     finally:

@@ -34,7 +34,7 @@ def test_a_weight_that_is_read_past_keras_is_an_error(traced: bool) -> None:
     def call() -> tf.Tensor:
         return wrapped(X, training=True)
 
-    with pytest.raises(ValueError, match="reads its weight 'kernel' past Keras"):
+    with pytest.raises(ValueError, match="reads its weight 'kernel' without Keras"):
         tf.function(call)() if traced else call()
 
 
@@ -198,7 +198,7 @@ class Untraceable(PastKeras):
 def test_a_layer_that_cannot_be_traced() -> None:
     with pytest.warns(UserWarning, match="cannot be traced by itself"):
         layers.WeightDropout(Untraceable(past=False), 0.5)(X, training=True)
-    with pytest.raises(ValueError, match="reads its weight 'kernel' past Keras"):
+    with pytest.raises(ValueError, match="reads its weight 'kernel' without Keras"):
         layers.WeightDropout(Untraceable(past=True), 0.5)(X, training=True)
 
 

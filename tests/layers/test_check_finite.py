@@ -196,5 +196,7 @@ def test_a_gradient_of_rows(mode):
 
 @pytest.mark.parametrize("action", ["Raise", None, 1, "skip"])
 def test_other_actions_are_refused(action):
-    with pytest.raises(ValueError, match="CheckFinite 'scores': action=.*: give one of raise, co"):
+    with pytest.raises(
+        ValueError, match="CheckFinite 'scores': action=.*: expected one of raise, co"
+    ):
         CheckFinite(action, name="scores")

@@ -137,8 +137,8 @@ def test_subclasses_that_only_add_are_still_fast(kind: Any, monkeypatch) -> None
 
 @pytest.mark.parametrize("make", [embedding, lambda: layers.DropoutEmbedding(5, 4, 0.5)])
 def test_plain_embeddings_are_looked_up(make: Any, monkeypatch) -> None:
-    taken, own = [], lookup.rows
-    monkeypatch.setattr(lookup, "rows", lambda *a: (taken.append(1), own(*a))[1])
+    taken, own = [], lookup.looked_up_rows
+    monkeypatch.setattr(lookup, "looked_up_rows", lambda *a: (taken.append(1), own(*a))[1])
     layer = make()
     if not hasattr(layer, "draws"):
         layer = layers.WeightDropout(layer, 0.5, seed=1)

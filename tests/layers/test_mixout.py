@@ -188,7 +188,7 @@ def test_weights_that_come_after_the_references_were_taken(tmp_path) -> None:
     layer(X, training=True)
     start = reference(layer)
     np.testing.assert_array_equal(start, values["kernel"])
-    with pytest.warns(UserWarning, match=f"{STALE}: call tfwd.reset_references"):
+    with pytest.warns(UserWarning, match=f"{STALE} training call: call tfwd.reset_references"):
         layer.set_weights([2 * value for value in values.values()])
     np.savez(tmp_path / "weights.npz", kernel=3 * values["kernel"], bias=values["bias"])
     for target in (layer, layer.layer):  # and of the plain layer that has the same variables
@@ -346,7 +346,7 @@ def test_errors_come_before_anything_is_made(tmp_path) -> None:
         build(plan)
     with pytest.raises(ValueError, match="Mixout: towards=0: expected 'start', a plan"):
         build(0)
-    with pytest.raises(ValueError, match="reference_dtype='int8': give one of bfloat16, .*own"):
+    with pytest.raises(ValueError, match="reference_dtype='int8': expected one of bfloat16, .*own"):
         build("start", reference_dtype="int8")
     with pytest.raises(ValueError, match=r"weight 'kernel' of layer 'inner': rate must be in \[0"):
         layers.Mixout(keras.layers.Dense(4, name="inner"), 1.0)

@@ -251,7 +251,7 @@ def test_config():
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, None, "3"])
 def test_how_many_must_be_a_whole_number(value):
-    with pytest.raises(ValueError, match="ApplyIfFinite: max_consecutive=.*: give a whole number"):
+    with pytest.raises(ValueError, match="ApplyIfFinite: max_consecutive=.*: expected an integer"):
         ApplyIfFinite("sgd", max_consecutive=value)
 
 

@@ -121,7 +121,7 @@ def test_two_replicas():
 
 
 def test_other_words_are_refused():
-    with pytest.raises(ValueError, match="towards='begin': give one of zero, start"):
+    with pytest.raises(ValueError, match="towards='begin': expected one of zero, start"):
         DecoupledWeightDecay("sgd", 0.1, towards="begin")
 
 

@@ -73,16 +73,24 @@ def test_a_pattern_that_matches_nothing_lists_the_paths(arguments):
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"weight_decay": -0.1}, ValueError, "weight_decay=-0.1: give a finite number"),
+        ({"weight_decay": -0.1}, ValueError, "weight_decay=-0.1: expected a finite number"),
         ({"weight_decay": float("nan")}, ValueError, "weight_decay=nan"),
-        ({"weight_decay": None}, TypeError, "weight_decay=None: give a number, a schedule"),
+        ({"weight_decay": None}, TypeError, "weight_decay=None: expected a number, a schedule"),
         ({"weight_decay": True}, TypeError, "weight_decay=True"),
-        ({"scale": "lr"}, ValueError, "scale='lr': give one of absolute, learning_rate, schedule"),
-        ({"sparse": "row"}, ValueError, "sparse='row': give one of table, rows"),
+        (
+            {"scale": "lr"},
+            ValueError,
+            "scale='lr': expected one of absolute, learning_rate, schedule",
+        ),
+        ({"sparse": "row"}, ValueError, "sparse='row': expected one of table, rows"),
         ({"include": []}, ValueError, "pass None for every variable"),
         ({"include": "("}, ValueError, r"include pattern '\(' is not a regular expression"),
         ({"exclude": [3]}, ValueError, "exclude pattern 3 is not a regular expression"),
-        ({"multipliers": {"a": -1}}, ValueError, r"multipliers\['a'\]=-1: give a finite number"),
+        (
+            {"multipliers": {"a": -1}},
+            ValueError,
+            r"multipliers\['a'\]=-1: expected a finite number",
+        ),
         ({"multipliers": {"a": float("inf")}}, ValueError, r"multipliers\['a'\]=inf"),
         ({"optimizer": 3}, TypeError, "needs an optimizer of keras.optimizers, but 3 is a"),
         ({"optimizer": keras.optimizers.SGD}, TypeError, "needs an optimizer"),
@@ -198,7 +206,7 @@ def test_the_table_says_why():
     ],
 )
 def test_a_wrong_pattern_is_an_error(argument: str, value: Any, right: str) -> None:
-    with pytest.raises(TypeError, match=f"{argument}=.*: give {right}"):
+    with pytest.raises(TypeError, match=f"{argument}=.*: expected {right}"):
         DecoupledWeightDecay("sgd", 0.1, **{argument: value})
 
 

@@ -206,7 +206,7 @@ def test_on_two_replicas():
 
 @pytest.mark.parametrize("n", [0, -1, 2.5, True, None])
 def test_the_interval(n):
-    with pytest.raises(ValueError, match="non_monotone_interval=.*: give a whole number"):
+    with pytest.raises(ValueError, match="non_monotone_interval=.*: expected an integer"):
         NonMonotonicASGD("sgd", n)
 
 

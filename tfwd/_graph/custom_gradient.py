@@ -2,11 +2,9 @@
 
 In a graph, `tf.custom_gradient` adds its gradient under a new name to a global table. The entry is
 never removed. The gradient refers to tensors of the graph, and the graph refers to the variables
-that
-it reads. So no traced model is ever freed. But only an operation of that graph needs the name. Here
-the graph itself holds the gradient, and the table has a weak reference. The entry is removed
-together
-with the graph.
+that it reads. So no traced model is ever freed. But only an operation of that graph needs the name.
+Here the graph itself holds the gradient, and the table has a weak reference. The entry is removed
+together with the graph.
 """
 
 from __future__ import annotations
@@ -32,24 +30,23 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
             gradient.
 
     Example:
-
-    >>> import gc
-    >>> @custom_gradient
-    ... def square(x):
-    ...     return x * x, lambda upstream: 2 * x * upstream
-    >>> @tf.function
-    ... def slope(x):
-    ...     with tf.GradientTape() as tape:
-    ...         tape.watch(x)
-    ...         y = square(x)
-    ...     return tape.gradient(y, x)
-    >>> before = registered()
-    >>> float(slope(tf.constant(3.0))), len(registered() - before)
-    (6.0, 1)
-    >>> del slope
-    >>> _ = gc.collect()
-    >>> len(registered() - before)
-    0
+        >>> import gc
+        >>> @custom_gradient
+        ... def square(x):
+        ...     return x * x, lambda upstream: 2 * x * upstream
+        >>> @tf.function
+        ... def slope(x):
+        ...     with tf.GradientTape() as tape:
+        ...         tape.watch(x)
+        ...         y = square(x)
+        ...     return tape.gradient(y, x)
+        >>> before = registered()
+        >>> float(slope(tf.constant(3.0))), len(registered() - before)
+        (6.0, 1)
+        >>> del slope
+        >>> _ = gc.collect()
+        >>> len(registered() - before)
+        0
     """
     run = tf.custom_gradient(function)
 
@@ -70,28 +67,24 @@ def release() -> None:
     """Frees models that TensorFlow's table of custom gradients keeps alive.
 
     Afterwards the graphs hold all gradients that were traced in them, also gradients of other code.
-    An
-    example is an optimizer's step in `fit`, which has a custom gradient of TensorFlow. So models
-    without
-    layers of tfwd are freed too. Existing functions still work. The next garbage collection frees
-    the
-    memory.
+    An example is an optimizer's step in `fit`, which has a custom gradient of TensorFlow. So models
+    without layers of tfwd are freed too. Existing functions still work. The next garbage collection
+    frees the memory.
 
     Example:
-
-    >>> import gc, keras
-    >>> model = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)])
-    >>> model.compile("sgd", "mse")
-    >>> before = registered()
-    >>> history = model.fit(tf.ones([4, 3]), tf.ones([4, 1]), verbose=0)
-    >>> del model, history
-    >>> keras.backend.clear_session()
-    >>> len(registered() - before) > 0
-    True
-    >>> release()
-    >>> _ = gc.collect()
-    >>> len(registered() - before)
-    0
+        >>> import gc, keras
+        >>> model = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> before = registered()
+        >>> history = model.fit(tf.ones([4, 3]), tf.ones([4, 1]), verbose=0)
+        >>> del model, history
+        >>> keras.backend.clear_session()
+        >>> len(registered() - before) > 0
+        True
+        >>> release()
+        >>> _ = gc.collect()
+        >>> len(registered() - before)
+        0
     """
     for name in registered():
         _hand_over_if(name, lambda graph: True)

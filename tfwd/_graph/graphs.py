@@ -1,9 +1,8 @@
 """Private TensorFlow graph APIs.
 
 They trace into a scratch graph for inspection. They let the hooks on saved tensors answer requests
-of
-a function for outer tensors, and detect loops and branches. They find the variables that a function
-reads, and run code outside a function.
+of a function for outer tensors, and detect loops and branches. They find the variables that a
+function reads, and run code outside a function.
 """
 
 from __future__ import annotations
@@ -213,8 +212,7 @@ def gradients(
     """Returns the partial derivatives of a graph's outputs, built in the present function's graph.
 
     A tape would compute the same. But under a second tape TensorFlow wraps loops in functions that
-    keep
-    their arguments.
+    keep their arguments.
 
     Returns:
         A gradient or None for each source. A source that depends on another one is held fixed.
@@ -237,8 +235,7 @@ def _looking_no_further(ends: list[tf.Operation]) -> Iterator[None]:
     """Limits TensorFlow's search for results of a source to operations before the outputs.
 
     Otherwise TensorFlow searches the whole graph again for each layer of a model. The time for a
-    model's
-    gradients would then grow with the square of its layers.
+    model's gradients would then grow with the square of its layers.
     """
 
     def bounded(own: Callable[..., None]) -> Callable[..., None]:
@@ -290,8 +287,7 @@ def in_branch() -> bool:
     """Returns True if the present graph is in a branch of a `tf.cond`.
 
     There a hand-written gradient fails for a tape outside the branch: the tensors that it stores
-    have no
-    static shape outside, which XLA needs. TensorFlow's own gradients work there.
+    have no static shape outside, which XLA needs. TensorFlow's own gradients work there.
     """
     return any(map(_is_branch, _present_and_around()))
 
@@ -338,7 +334,7 @@ def add_control_input(operation: tf.Operation, other: tf.Operation) -> None:
 
 
 class Accesses(record.VariableWatcher):
-    """Records the `tf.Variable`s that are read in its body, directly or by a traced function."""
+    """Record of the `tf.Variable`s that are read in its body, also by traced functions."""
 
     def has(self, variable: keras.Variable) -> bool:
         """Returns True if the `tf.Variable` of a Keras variable was read."""

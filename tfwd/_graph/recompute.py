@@ -1,21 +1,17 @@
 """Runs a function on effective weights, and recomputes the weights in backward.
 
 `call` computes `weights = draw(tensors, seeds)` and `outputs = function(tensors, weights)`. The
-tensors
-that the function's gradient needs are stored as usual, with one exception. A tensor that was
-computed
-from the effective weights alone is computed again, from the raw weights and the seeds. A draw is a
-pure function of its seed, so both draws are the same. This works for every function. There are two
-implementations.
+tensors that the function's gradient needs are stored as usual, with one exception. A tensor that
+was computed from the effective weights alone is computed again, from the raw weights and the seeds.
+A draw is a pure function of its seed, so both draws are the same. This works for every function.
+There are two implementations.
 
 *In a graph* the gradient of the function is built as usual, but in a separate graph. That graph
 detects when an effective weight would be stored, or a tensor computed only from it (its transpose,
-a
-cast). It uses a new draw instead (`tfwd._graph.saved_tensors`). The function runs once.
+a cast). It uses a new draw instead (`tfwd._graph.saved_tensors`). The function runs once.
 
 *In eager mode, or under a training flag that is a tensor*, stored tensors cannot be replaced.
-Backward
-runs the function a second time from its arguments, and only these are stored.
+Backward runs the function a second time from its arguments, and only these are stored.
 
 In a graph the executor chooses the order of operations, and equal operations are merged. Both could
 undo the saving:
@@ -25,8 +21,7 @@ undo the saving:
   so each seed also waits for the tensors with which its weight is first used.
 - Backward's draw equals forward's, so an optimizer would make one of them and keep it alive. So
   backward's seeds depend on the data of the incoming gradient, which an optimizer cannot see
-  through
-  (`waiting.seeds_after`).
+  through (`waiting.seeds_after`).
 - Backward could draw while it still computes the product for the weight's gradient. It could also
   continue to the next layer before the raw weight's gradient is finished. Then the buffers of two
   layers would be alive at once. So the draw waits for the product, and the gradient of the inputs
@@ -64,11 +59,9 @@ def call(
         draw: Pure function that returns the effective weights.
         function: Pure function of its arguments. It must return the same number of tensors with the
             same dtypes for both flags. If the function runs again, outer tensors that it uses get
-            no
-            gradient.
+            no gradient.
         training: Training flag that is passed on. For a tensor, it is a Python bool in each branch
-            of a
-            `tf.cond`.
+            of a `tf.cond`.
         tensors: Arguments. Those of floating or complex dtype have gradients.
         seeds: Integer tensors, one per effective weight.
 
@@ -76,17 +69,16 @@ def call(
         The function's result.
 
     Example:
-
-    >>> w, x = tf.ones([4]), tf.constant([1.0, 2.0, 3.0, 4.0])
-    >>> def draw(training, tensors, seeds):
-    ...     return [tensors[0] * tf.random.stateless_uniform([4], seeds[0])]
-    >>> def product(training, tensors, seeds, weights):
-    ...     return [weights[0] * tensors[1]]
-    >>> with tf.GradientTape() as tape:
-    ...     tape.watch(w)
-    ...     (y,) = call(draw, product, True, [w, x], [tf.constant([1, 2])])
-    >>> bool(tf.reduce_all(tape.gradient(y, w) == y))
-    True
+        >>> w, x = tf.ones([4]), tf.constant([1.0, 2.0, 3.0, 4.0])
+        >>> def draw(training, tensors, seeds):
+        ...     return [tensors[0] * tf.random.stateless_uniform([4], seeds[0])]
+        >>> def product(training, tensors, seeds, weights):
+        ...     return [weights[0] * tensors[1]]
+        >>> with tf.GradientTape() as tape:
+        ...     tape.watch(w)
+        ...     (y,) = call(draw, product, True, [w, x], [tf.constant([1, 2])])
+        >>> bool(tf.reduce_all(tape.gradient(y, w) == y))
+        True
 
     References: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), for running
     again; the hooks on saved tensors of PyTorch, for replacing single ones. `tf.recompute_grad`
@@ -208,7 +200,9 @@ def _running_again(
         early = waiting.seeds_after(keys, values)
 
         def forward(*_: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            return training_flag.each(training, lambda flag: tuple(whole(flag, values, early)))
+            return training_flag.call_with_bool(
+                training, lambda flag: tuple(whole(flag, values, early))
+            )
 
         # In eager mode a tape records and stores all operations in a custom gradient, except inside
         # `tf.recompute_grad`.
@@ -217,7 +211,7 @@ def _running_again(
 
         def backward(*upstream: tf.Tensor) -> list:
             late = waiting.seeds_after(keys, upstream)
-            gradients = training_flag.each(
+            gradients = training_flag.call_with_bool(
                 training, lambda flag: _gradients(whole, flag, values, late, upstream, dense)
             )
             given = iter(gradients)

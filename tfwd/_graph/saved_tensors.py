@@ -1,11 +1,10 @@
 """Replaces the tensors that TensorFlow stores for backward.
 
 The gradient of a product needs its factors. If the gradient is built in a separate graph, it
-captures
-them from the forward graph. A captured tensor stays alive from forward to backward. Here each
-capture
-is checked. If the tensor was computed only from chosen tensors, by repeatable operations, these
-operations run again on replacements of the chosen tensors. Then nothing is captured.
+captures them from the forward graph. A captured tensor stays alive from forward to backward. Here
+each capture is checked. If the tensor was computed only from chosen tensors, by repeatable
+operations, these operations run again on replacements of the chosen tensors. Then nothing is
+captured.
 """
 
 from __future__ import annotations
@@ -24,27 +23,24 @@ def replaced(chosen: Sequence[tf.Tensor], replacements: Sequence[tf.Tensor]) -> 
     """Gives operations of the present function the replacements of chosen outer tensors.
 
     It must be entered while a `tf.function` is traced. It also replaces tensors that were computed
-    only
-    from chosen tensors and constants.
+    only from chosen tensors and constants.
 
     Args:
         chosen: Tensors of a graph around the function.
         replacements: Tensors of the function, of the same shapes and dtypes. They must have the
-            same
-            values.
+            same values.
 
     Example:
-
-    >>> @tf.function
-    ... def outer(x):
-    ...     transposed = tf.transpose(x)
-    ...     @tf.function
-    ...     def inner(y):
-    ...         with replaced([x], [y]):
-    ...             return tf.identity(transposed)
-    ...     return inner(x + 1.0)
-    >>> outer(tf.constant([[1.0, 2.0]])).numpy().tolist()
-    [[2.0], [3.0]]
+        >>> @tf.function
+        ... def outer(x):
+        ...     transposed = tf.transpose(x)
+        ...     @tf.function
+        ...     def inner(y):
+        ...         with replaced([x], [y]):
+        ...             return tf.identity(transposed)
+        ...     return inner(x + 1.0)
+        >>> outer(tf.constant([[1.0, 2.0]])).numpy().tolist()
+        [[2.0], [3.0]]
     """
     copies = _Copies(chosen, replacements)
     with graphs.captures_from(tf.compat.v1.get_default_graph(), copies.find):
@@ -52,7 +48,7 @@ def replaced(chosen: Sequence[tf.Tensor], replacements: Sequence[tf.Tensor]) -> 
 
 
 class _Copies:
-    """Finds or creates the replacements of outer tensors."""
+    """The replacements of outer tensors, created when they are needed."""
 
     def __init__(self, chosen: Sequence[tf.Tensor], replacements: Sequence[tf.Tensor]) -> None:
         self._graph = tf.compat.v1.get_default_graph()

@@ -1,9 +1,8 @@
 """Runs a layer on other values of its variables.
 
 `call` runs a function that reads Keras variables, such as a layer's call, with chosen tensors in
-their
-place. Nothing is assigned and no attribute is swapped, so other readers of the variables are not
-affected. With `capture=True` it is a pure function: it returns the layer's updates (statistics,
+their place. Nothing is assigned and no attribute is swapped, so other readers of the variables are
+not affected. With `capture=True` it is a pure function: it returns the layer's updates (statistics,
 states, seeds) and does not make them. A computation that runs again in backward needs that.
 """
 
@@ -46,26 +45,23 @@ def call(
 
     Args:
         function: Function without arguments. For each Keras variable that it reads, directly or
-            through
-            layers, `values` is searched first.
+            through layers, `values` is searched first.
         values: Pairs of a variable and a tensor of its shape and dtype. Autocast applies to the
-            tensor
-            as it would to the variable.
+            tensor as it would to the variable.
         capture: bool. Returns updates instead of making them. Default False.
 
     Returns:
         A `Result`.
 
     Example:
-
-    >>> dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-    >>> x = tf.ones([1, 3])
-    >>> dense(x).numpy().item()
-    3.0
-    >>> call(lambda: dense(x), [(dense.kernel, tf.zeros([3, 1]))]).outputs.numpy().item()
-    0.0
-    >>> dense(x).numpy().item()
-    3.0
+        >>> dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        >>> x = tf.ones([1, 3])
+        >>> dense(x).numpy().item()
+        3.0
+        >>> call(lambda: dense(x), [(dense.kernel, tf.zeros([3, 1]))]).outputs.numpy().item()
+        0.0
+        >>> dense(x).numpy().item()
+        3.0
     """
     with _keras.substitution.Substitution(list(values), capture) as scope:
         # Outside the scope, a variable among the outputs would have its own value again.

@@ -1,8 +1,7 @@
 """Assignments to variables that take effect only if a step is good.
 
 A training step assigns to many variables: weights, slots and counters of an optimizer, statistics
-of
-BatchNormalization, metrics, states of generators. When the step is known to be good or bad, each
+of BatchNormalization, metrics, states of generators. When the step is known to be good or bad, each
 assignment becomes
 
     v <- where(good, new, v)
@@ -41,10 +40,8 @@ class Tentative:
 
     Args:
         known: Variables that are read in advance. They may be assigned to in a loop, in a branch,
-            or
-            without the methods that are replaced here. A variable of several replicas stands for
-            all of
-            its copies.
+            or without the methods that are replaced here. A variable of several replicas stands for
+            all of its copies.
 
     Usage, in a function or eagerly:
 
@@ -101,15 +98,12 @@ class Tentative:
         """Returns the variables that were assigned to before `decide`, with their earlier values.
 
         The caller assigns these values again if the step was not good. It is not done here, because
-        XLA would
-        then round some of the new values differently.
+        XLA would then round some of the new values differently.
 
         Args:
             all_known: bool. Also returns the known floating variables that no method has assigned
-                to,
-                because operations may have. Integer variables, such as states of generators, are
-                always
-                returned.
+                to, because operations may have. Integer variables, such as states of generators,
+                are always returned.
         """
         return [
             (variable, value)

@@ -13,8 +13,7 @@ def seeds_after(seeds: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor | None])
     """Returns the same seeds. In a graph they wait for one of the tensors.
 
     An integer that is always zero is added to each seed. No graph optimizer can know that it is
-    zero. So a
-    draw is not made before it is needed, and it is not merged with forward's equal draw.
+    zero. So a draw is not made before it is needed, and it is not merged with forward's equal draw.
 
     Args:
         seeds: Integer tensors.

@@ -1,9 +1,8 @@
 """Intercepts calls of layers and reads of variables, for `tfwd.gradients`.
 
 Keras has no hooks. During a pass, the `call` of some classes is replaced by a function that uses
-the
-present thread's handler, or the original call. Other threads are not affected. Subclasses that call
-`super().call`, and wrappers that call `layer.call`, are intercepted too.
+the present thread's handler, or the original call. Other threads are not affected. Subclasses that
+call `super().call`, and wrappers that call `layer.call`, are intercepted too.
 """
 
 from __future__ import annotations
@@ -163,8 +162,7 @@ def regularization(model: keras.Model) -> list[tf.Tensor | None]:
     """Returns the gradients of the regularizers of a model's trainable weights, in their order.
 
     Keras 2 stores them in a layer as functions without arguments. The list also has functions that
-    a user
-    passed to `add_loss`, which are the same for every example too.
+    a user passed to `add_loss`, which are the same for every example too.
     """
     sources = [tf_variable(variable) for variable in model.trainable_variables]
     functions = [function for layer in all_layers(model) for function in layer._callable_losses]

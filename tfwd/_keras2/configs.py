@@ -14,8 +14,7 @@ def serialize(layer: Any) -> dict[str, Any]:
     """Returns a layer's config, with the mark by which a `.keras` file detects shared layers.
 
     The build shape is left out, because Keras 2 would read it back with another type. The mark is
-    an
-    address in memory. It exists only while Keras writes a file.
+    an address in memory. It exists only while Keras writes a file.
     """
     config = keras.saving.serialize_keras_object(layer)
     config.pop("build_config", None)

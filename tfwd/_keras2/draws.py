@@ -1,9 +1,8 @@
 """Records what Keras 2's own layers draw in one pass, and replays it in another.
 
 Keras 2 draws with operations whose state is not in a variable, so it cannot be restored. But all
-its
-layers draw through one class. During a pass its methods are replaced, as in `calls`, by functions
-that use the present thread's draws.
+its layers draw through one class. During a pass its methods are replaced, as in `calls`, by
+functions that use the present thread's draws.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ class Draws:
 
     Attributes:
         inside: bool. Something was drawn in an inner graph, of a loop or a branch. No other pass
-            can
-            see such a draw.
+            can see such a draw.
     """
 
     def __init__(self) -> None:

@@ -52,8 +52,7 @@ class NoAutographLayer:
     """Base class of layers that call other layers inside functions of TensorFlow.
 
     Keras 2 lets AutoGraph convert the call of a custom layer, with everything that it calls. Here
-    there
-    is nothing to convert. The inner layers are still converted separately.
+    there is nothing to convert. The inner layers are still converted separately.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -130,10 +129,8 @@ def has_weights(layer: Any) -> bool:
     """Returns True if the layer is built and has all weights that it will have.
 
     A layer that does not define `build` is marked as built before its call creates its inner
-    layers. A
-    layer that defines `build` may let its call build inner layers. An inner layer that a call did
-    not
-    build is not used and will have no weights.
+    layers. A layer that defines `build` may let its call build inner layers. An inner layer that a
+    call did not build is not used and will have no weights.
     """
     return layer.built and (not awaits_call(layer) or layer._saved_model_inputs_spec is not None)
 
@@ -159,7 +156,7 @@ def embedding_matrix(layer: Any) -> tf.Variable:
 
 
 def is_quantized(layer: Any) -> bool:
-    """Returns True if the layer computes with weights of 8 or 4 bits. Keras 2 has no such layers."""
+    """Returns True if the layer computes with weights of 8 or 4 bits. Keras 2 has none."""
     return False
 
 
@@ -172,8 +169,7 @@ def add_loss(layer: Any, loss: tf.Tensor) -> None:
     """Adds a loss to a layer that an inner layer has added.
 
     Inner layers may store losses from the time when a model was built around them. They have no
-    losses
-    of their own now, so Keras would take the stored ones for losses of this call.
+    losses of their own now, so Keras would take the stored ones for losses of this call.
     """
     for inner in all_layers(layer)[1:]:
         inner._losses.clear()

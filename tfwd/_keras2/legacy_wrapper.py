@@ -25,8 +25,7 @@ class LegacyWrapper(wrapped_optimizers.Legacy):
     """A wrapper around an optimizer of `keras.optimizers.legacy` or of tensorflow-addons.
 
     It can be inside tensorflow-addons' averages. They do not call `apply_gradients` of the
-    optimizer
-    that they hold. They call its methods for a single variable.
+    optimizer that they hold. They call its methods for a single variable.
     """
 
     _HAS_AGGREGATE_GRAD = True
@@ -85,8 +84,7 @@ class LegacyWrapper(wrapped_optimizers.Legacy):
         """Creates the state for the variables: the held optimizer's, then its own.
 
         A legacy optimizer may get more variables later, for example of a layer without a gradient
-        until
-        then.
+        until then.
         """
         variables = {wrapped_optimizers.key(self, variable): variable for variable in var_list}
         if not variables.keys() - self._built_for.keys() and self.built:

@@ -14,16 +14,15 @@ from keras.src import backend
 from keras.src.utils.generic_utils import to_snake_case
 
 from tfwd._keras2 import wrapped_optimizers
-from tfwd._keras_shared.holding import SavesOwn
+from tfwd._keras_shared.holding import SavesOwnVariables
 
 
-class NewWrapper(SavesOwn, wrapped_optimizers.New):
+class NewWrapper(SavesOwnVariables, wrapped_optimizers.New):
     """A wrapper around an optimizer of `keras.optimizers`."""
 
     def _begin(self: Any, name: str | None) -> None:
         # Keras's constructor is not called. Properties and __getattr__ return the held optimizer's
-        # step
-        # counter, rate and arguments.
+        # step counter, rate and arguments.
         made_up = to_snake_case(type(self).__name__)
         self.name = name or backend.unique_object_name(made_up, zero_based=True)
         self._variables: list[Any] = []
@@ -50,8 +49,7 @@ class NewWrapper(SavesOwn, wrapped_optimizers.New):
     def build(self: Any, var_list: Sequence[Any]) -> None:
         """Creates the state for the variables: the held optimizer's, then its own."""
         # An outer loss scale calls it in each step with all variables. Afterwards it removes the
-        # variables
-        # without a gradient.
+        # variables without a gradient.
         object.__setattr__(self, "_announced", list(var_list))
         if not self.built:
             self._build_once(var_list)

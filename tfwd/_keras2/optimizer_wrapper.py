@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfwd._keras2 import wrapped_optimizers
 from tfwd._keras2.configs import deserialize
 from tfwd._keras2.optimizer_base import PicksOptimizerBase
-from tfwd._keras_shared.holding import Holder
+from tfwd._keras_shared.holding import OptimizerHolder
 
 # Methods that must be Keras's own in an optimizer. Otherwise its updates cannot be followed.
 _FOLLOWED = {
@@ -23,7 +23,7 @@ _FOLLOWED = {
 _FOLLOWABLE = ("AveragedOptimizerWrapper", "DecoupledWeightDecayExtension", "Lookahead")
 
 
-class OptimizerWrapper(Holder, metaclass=PicksOptimizerBase):
+class OptimizerWrapper(OptimizerHolder, metaclass=PicksOptimizerBase):
     """An optimizer that replaces the one it holds, with the same variables, rate and steps.
 
     Args:
@@ -92,8 +92,7 @@ class OptimizerWrapper(Holder, metaclass=PicksOptimizerBase):
 
     def _give_up_scale(self) -> None:
         # A loss scale around this optimizer turns off the loss scale inside. Otherwise gradients
-        # would be
-        # divided twice. Keras's `compile` sets this with mixed_float16.
+        # would be divided twice. Keras's `compile` sets this with mixed_float16.
         scale = self.optimizer
         if (scale.initial_scale, scale.dynamic_growth_steps) != (2.0**15, 2000):
             warnings.warn(
@@ -124,8 +123,7 @@ class OptimizerWrapper(Holder, metaclass=PicksOptimizerBase):
             dtype: str. dtype.
             value: Initial value of all elements. None means the present value of `like`.
             like: Variable of a layer whose shape and device it takes. Default None, for a variable
-                that is
-                the same on all replicas.
+                that is the same on all replicas.
             shape: Shape, if there is no `like`. Default scalar.
         """
         strategy = tf.distribute.get_strategy()
@@ -150,7 +148,7 @@ class OptimizerWrapper(Holder, metaclass=PicksOptimizerBase):
         return variable
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        """Makes one step with the gradients of a loss that `scale_loss` has scaled; as on Keras 3."""
+        """Makes one step with gradients of a loss that `scale_loss` has scaled, as on Keras 3."""
         grads = list(grads)
         if not grads:
             return

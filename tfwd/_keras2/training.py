@@ -58,8 +58,7 @@ def iterator_from(model: keras.Model, data: Any, iterator: Any, steps: int) -> I
     """Returns an iterator for the training function that also yields the batch already taken.
 
     A function of TensorFlow accepts only an iterator over a dataset with the same elements.
-    Otherwise it
-    is traced again, and its dropout starts again.
+    Otherwise it is traced again, and its dropout starts again.
 
     Args:
         model: Compiled model.

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd._keras2 import wrapped_optimizers
-from tfwd._keras_shared.holding import Holder
+from tfwd._keras_shared.holding import OptimizerHolder
 from tfwd._keras_shared.patching import swapped
 
 # A step takes the optimizer, its own update method, gradient, variable and learning rate.
@@ -52,8 +52,7 @@ def rates_scaled(
     """Updates each variable with its own multiple of the learning rate, while open.
 
     A decay that follows the learning rate (`intercepted`) follows the multiple. An update reads the
-    rate
-    from a variable, which has the multiple during that update.
+    rate from a variable, which has the multiple during that update.
 
     Args:
         optimizers: Optimizers, as `leaves` returns them, without legacy ones.
@@ -194,7 +193,7 @@ _UPDATE_LOG = "_tfwd_update_log"
 
 def _is_gate(optimizer: Any) -> bool:
     """Returns True if it is a wrapper of tfwd that may skip steps."""
-    return isinstance(optimizer, Holder) and optimizer.leaves_out_steps
+    return isinstance(optimizer, OptimizerHolder) and optimizer.leaves_out_steps
 
 
 @contextlib.contextmanager
@@ -236,8 +235,7 @@ def waiting_for(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[
     """Makes an optimizer's step wait for an operation.
 
     TensorFlow keeps the order by itself. Without a control dependency it also rewrites operations,
-    so
-    that results differ in their last bits. tensorflow-addons makes legacy optimizers wait.
+    so that results differ in their last bits. tensorflow-addons makes legacy optimizers wait.
 
     Args:
         optimizer: Optimizer that makes the step.

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd._keras_shared.holding import Holder
+from tfwd._keras_shared.holding import OptimizerHolder
 
 New: Any = keras.optimizers.Optimizer
 Legacy: Any = keras.optimizers.legacy.Optimizer
@@ -36,7 +36,7 @@ def leaves(optimizer: Any) -> list[Any]:
 
     An average of tensorflow-addons makes one update together with the optimizer inside.
     """
-    while isinstance(optimizer, (Holder, LossScaleOptimizer)):
+    while isinstance(optimizer, (OptimizerHolder, LossScaleOptimizer)):
         optimizer = optimizer.inner_optimizer
     return [optimizer]
 
@@ -57,7 +57,7 @@ def chain(optimizer: Any) -> Iterator[Any]:
         yield optimizer
         if isinstance(optimizer, LossScaleOptimizer):
             optimizer = optimizer.inner_optimizer
-        elif isinstance(optimizer, Holder):
+        elif isinstance(optimizer, OptimizerHolder):
             optimizer = optimizer.optimizer
         else:
             optimizer = _averaged(optimizer)
@@ -154,6 +154,6 @@ def apply(optimizer: Any, grads: Any, variables: Any) -> None:
 
 
 def _scale(optimizer: Any) -> Any:
-    while isinstance(optimizer, Holder):
+    while isinstance(optimizer, OptimizerHolder):
         optimizer = optimizer.inner
     return optimizer if isinstance(optimizer, LossScaleOptimizer) else None

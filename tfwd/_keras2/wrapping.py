@@ -29,8 +29,7 @@ class Wraps:
         """The kernel of the inner layer.
 
         An outer wrapper such as tensorflow-addons' weight normalization computes another kernel and
-        sets it
-        before each call. The call then uses that kernel.
+        sets it before each call. The call then uses that kernel.
         """
         return self.layer.kernel
 
@@ -121,8 +120,7 @@ def inner_call(
 
     Returns:
         The inner layer and the arguments. All except the first are keyword arguments. A SavedModel
-        is
-        traced with positional arguments, which the `__call__` of layers does not accept.
+        is traced with positional arguments, which the `__call__` of layers does not accept.
     """
     if layer._call_spec.full_argspec.varargs:
         return layer.layer, args, kwargs

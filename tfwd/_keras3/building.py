@@ -19,10 +19,8 @@ def building_outside(layer: keras.Layer) -> Iterator[None]:
     """Builds the layers in `layer` in the body as if there were no inner scopes.
 
     `compute_output_spec` calls a layer in a scratch graph and in a `StatelessScope`. There Keras
-    refuses
-    to create a variable from a value, which stateful recurrent layers do for their states. A layer
-    is
-    built from shapes alone, so it needs neither the graph nor the scope.
+    refuses to create a variable from a value, which stateful recurrent layers do for their states.
+    A layer is built from shapes alone, so it needs neither the graph nor the scope.
     """
     around = _global_state.get_global_attribute(_SCOPE)
     builds = {}

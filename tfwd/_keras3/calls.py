@@ -1,9 +1,8 @@
 """Intercepts calls of layers and reads of variables, for `tfwd.gradients`.
 
 Keras has no hooks. During a pass, the `call` of some classes is replaced by a function that uses
-the
-present thread's handler, or the original call. Other threads are not affected. Subclasses that call
-`super().call`, and wrappers that call `layer.call`, are intercepted too.
+the present thread's handler, or the original call. Other threads are not affected. Subclasses that
+call `super().call`, and wrappers that call `layer.call`, are intercepted too.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ def recurrent_arguments(
 
 
 def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tensor]:
-    """Returns the first states of a recurrent layer with one cell, as its own call computes them."""
+    """Returns the first states of a recurrent layer with one cell, as its call computes them."""
     if given is None:
         batch = keras.ops.shape(sequences)[0]
         given = layer.states if layer.stateful else layer.get_initial_state(batch_size=batch)

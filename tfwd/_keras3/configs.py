@@ -12,10 +12,8 @@ def serialize(layer: keras.Layer) -> dict[str, Any]:
     """Returns a layer's config, with the mark by which a `.keras` file detects shared layers.
 
     While Keras writes a file, it marks the config of an object that it has seen before. It does not
-    mark
-    a config inside another one, such as the config of a wrapped layer. The mark is an address in
-    memory.
-    Configs outside files have no mark, so that they can be compared.
+    mark a config inside another one, such as the config of a wrapped layer. The mark is an address
+    in memory. Configs outside files have no mark, so that they can be compared.
     """
     config = keras.saving.serialize_keras_object(layer)
     if _global_state.get_global_attribute("shared_objects/id_to_config_map") is not None:

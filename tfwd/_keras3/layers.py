@@ -73,7 +73,7 @@ def build_by_call(layer: keras.Layer, args: tuple, kwargs: dict) -> None:
 
 
 def has_default_build(layer: keras.Layer) -> bool:
-    """Returns True if the layer does not define `build`, so that only a call creates its weights."""
+    """Returns True if the layer does not define `build`, so only a call creates its weights."""
     return keras.src.utils.python_utils.is_default(layer.build) and bool(layer._layers)
 
 
@@ -112,10 +112,8 @@ def has_weights(layer: keras.Layer) -> bool:
     """Returns True if the layer is built and has all weights that it will have.
 
     A layer that does not define `build` is marked as built when it is loaded, although its inner
-    layers
-    are not. A layer that defines `build` may let its call build inner layers. An inner layer that a
-    call
-    did not build is not used and will have no weights.
+    layers are not. A layer that defines `build` may let its call build inner layers. An inner layer
+    that a call did not build is not used and will have no weights.
     """
     return layer.built and (not awaits_call(layer) or getattr(layer, "_called", False))
 

@@ -14,10 +14,10 @@ from keras.src.utils import tracking
 
 from tfwd._keras3.configs import deserialize
 from tfwd._keras3.wrapped_optimizers import LossScale, Multi, chain, key, leaves
-from tfwd._keras_shared.holding import Holder, SavesOwn
+from tfwd._keras_shared.holding import OptimizerHolder, SavesOwnVariables
 
 
-class OptimizerWrapper(Holder, SavesOwn, Optimizer):
+class OptimizerWrapper(OptimizerHolder, SavesOwnVariables, Optimizer):
     """An optimizer that replaces the one it holds, with the same variables, rate and steps.
 
     Args:
@@ -46,7 +46,7 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
         self.optimizer = inner
 
     def _forget_variables(self) -> None:
-        """Replaces the list of own variables: TensorFlow cannot save a list that lost an element."""
+        """Replaces the list of own variables: TensorFlow cannot save a shortened list."""
         tracker: Any = vars(self)["_tracker"]
         is_variable = tracker.config["variables"][0]
         object.__delattr__(self, "_tracker")
@@ -111,8 +111,7 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
             dtype: str. dtype.
             value: Initial value of all elements. None means the present value of `like`.
             like: Variable of a layer whose shape and device it takes. Default None, for a variable
-                that is
-                the same on all replicas.
+                that is the same on all replicas.
             shape: Shape, if there is no `like`. Default scalar.
         """
         initial: Any = keras.initializers.Constant(value)
@@ -161,8 +160,7 @@ class OptimizerWrapper(Holder, SavesOwn, Optimizer):
             self.optimizer.loss_scale_factor = value
             return
         # A loss scale around this optimizer turns off the loss scale inside. Otherwise gradients
-        # would be
-        # divided twice. Keras's `compile` sets this with mixed_float16.
+        # would be divided twice. Keras's `compile` sets this with mixed_float16.
         standard = inspect.signature(LossScale).parameters
         for argument in ("initial_scale", "dynamic_growth_steps"):
             if getattr(self.optimizer, argument) != standard[argument].default:

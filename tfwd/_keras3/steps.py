@@ -1,8 +1,7 @@
 """Optimizer calls for a custom training loop, on Keras 3.
 
 A loop has gradients, variables, and its own learning rate. If the optimizer scales the loss, the
-loop
-multiplies the loss before it computes gradients, and the optimizer divides the gradients.
+loop multiplies the loss before it computes gradients, and the optimizer divides the gradients.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ class Substitution(Scope, keras.StatelessScope):
     def __init__(self, values: list[tuple[keras.Variable, tf.Tensor]], capture: bool) -> None:
         super().__init__(collect_losses=True)
         # The constructor converts each tensor. That costs an op if the static shape is known, and
-        # fails
-        # if it is not. So the values are set here.
+        # fails if it is not. So the values are set here.
         self._begin(values, capture)
 
     @staticmethod

@@ -1,10 +1,8 @@
 """Intercepts an optimizer's updates of its variables, on Keras 3.
 
 Keras has no public place for it. For each variable, an optimizer calls its own `update_step`. It
-does
-so after clipping, once for several accumulated gradients, on every replica, and never in a step
-that
-a loss scale skips. Here that method is replaced on the instance during a call of `apply`.
+does so after clipping, once for several accumulated gradients, on every replica, and never in a
+step that a loss scale skips. Here that method is replaced on the instance during a call of `apply`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 from keras.optimizers import Optimizer
 
-from tfwd._keras_shared.holding import Holder
+from tfwd._keras_shared.holding import OptimizerHolder
 
 LossScale: Any = keras.optimizers.LossScaleOptimizer
 # Newer releases of Keras have an optimizer with another optimizer for each variable.
@@ -23,7 +23,7 @@ def leaves(optimizer: Optimizer) -> list[Optimizer]:
     """Returns the optimizers that make the updates, as far as they are known before `build`."""
     if isinstance(optimizer, LossScale):
         return leaves(optimizer.inner_optimizer)
-    if isinstance(optimizer, Holder):
+    if isinstance(optimizer, OptimizerHolder):
         return leaves(optimizer.inner)
     if isinstance(optimizer, Multi):
         return [leaf for inner in optimizer.optimizers for leaf in leaves(inner)]
@@ -39,7 +39,7 @@ def leaf_of(optimizer: Optimizer, variable: keras.Variable) -> Optimizer:
     """Returns the optimizer that updates a variable. Nothing has to be built."""
     if isinstance(optimizer, LossScale):
         return leaf_of(optimizer.inner_optimizer, variable)
-    if isinstance(optimizer, Holder):
+    if isinstance(optimizer, OptimizerHolder):
         return leaf_of(optimizer.inner, variable)
     if isinstance(optimizer, Multi):
         if optimizer.built:  # the map may be a function that creates new optimizers
@@ -60,7 +60,7 @@ def chain(optimizer: Optimizer) -> Iterator[Optimizer]:
     held: list[Optimizer] = []
     if isinstance(optimizer, LossScale):
         held = [optimizer.inner_optimizer]
-    elif isinstance(optimizer, Holder):
+    elif isinstance(optimizer, OptimizerHolder):
         held = [optimizer.optimizer]
     elif isinstance(optimizer, Multi):
         held = optimizer.optimizers
@@ -69,7 +69,7 @@ def chain(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 
 def own_decays(optimizer: Optimizer) -> dict[str, Any]:
-    """Returns the arguments with which a Keras optimizer decays weights itself, with their values."""
+    """Returns the arguments, with values, with which a Keras optimizer decays weights itself."""
     return {
         name: value
         for name, value in vars(optimizer).items()
@@ -79,7 +79,7 @@ def own_decays(optimizer: Optimizer) -> dict[str, Any]:
 
 def lowers_scale(optimizer: Optimizer) -> bool:
     """Returns True if an active loss scale inside waits for gradients that are not finite."""
-    while isinstance(optimizer, Holder):
+    while isinstance(optimizer, OptimizerHolder):
         optimizer = optimizer.inner
     return isinstance(optimizer, LossScale)
 
@@ -118,5 +118,5 @@ def learning_rate(leaf: Optimizer) -> Any:
 
 
 def key(optimizer: Optimizer, variable: Any) -> Any:
-    """Returns a key that is the same for a variable, its `tf.Variable`, and its replicas' copies."""
+    """Returns a key that a variable, its `tf.Variable` and its replicas' copies share."""
     return optimizer._var_key(variable)

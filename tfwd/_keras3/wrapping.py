@@ -34,8 +34,7 @@ class Wraps:
         """The metrics of all layers inside, each once.
 
         The metrics of inner models are left out, as in Keras. An example is the loss of an inner
-        model's own
-        `fit`. An outer model would otherwise reset and report it as its own.
+        model's own `fit`. An outer model would otherwise reset and report it as its own.
         """
         layers = [layer for layer in all_layers(self) if not isinstance(layer, keras.Model)]
         metrics = {id(m): m for layer in layers for m in layer._metrics}
@@ -51,7 +50,7 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def _given(layer: Any, kwargs: dict[str, Any]) -> Iterator[None]:
-    """Stores the arguments of a layer's call, to distinguish them from arguments that Keras adds."""
+    """Stores the arguments of a layer's call, to tell them from arguments that Keras adds."""
     before = getattr(_here, "call", None)
     _here.call = layer, dict(kwargs)
     try:
@@ -75,12 +74,9 @@ def inner_call(
     """Returns the function to call where Keras calls the `call` of a wrapper.
 
     The inner layer is called with the wrapper's arguments. Keras then looks for its masks itself.
-    Masks
-    that Keras has found for the wrapper are not passed on, because they would count as arguments.
-    If only
-    `call` was called, as `keras.layers.TimeDistributed` does, there are no casts and masks of
-    `__call__`.
-    Then only the inner layer's `call` is called.
+    Masks that Keras has found for the wrapper are not passed on, because they would count as
+    arguments. If only `call` was called, as `keras.layers.TimeDistributed` does, there are no casts
+    and masks of `__call__`. Then only the inner layer's `call` is called.
 
     Args:
         layer: Wrapper.
@@ -144,8 +140,7 @@ def adopt_call(wrapper: keras.Layer, layer: keras.Layer) -> None:
     """Makes Keras treat calls of `wrapper` like calls of `layer`.
 
     Keras reads signatures and flags of the layer that it calls. They determine input conversion,
-    masks,
-    the training flag and the shapes for `build`.
+    masks, the training flag and the shapes for `build`.
     """
     signature = layer._call_signature
     parameters = list(signature.parameters.values())

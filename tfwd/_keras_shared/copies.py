@@ -25,8 +25,7 @@ def share(
         leave_out: Names of attributes that the second layer must not have. Default none.
         replace: Function from an attribute's value to the second layer's value. Default identity.
         is_own: Function that returns True for a name of an attribute that a layer's constructor
-            makes
-            for the layer itself. A copy must not take it from another layer.
+            makes for the layer itself. A copy must not take it from another layer.
         begin: Function of the second layer and the first. It is called before any attribute is set.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 
-class Holder:
+class OptimizerHolder:
     """An optimizer of tfwd that holds another one as `optimizer` and calls it as `inner`.
 
     Attributes:
@@ -38,8 +38,7 @@ class Holder:
             optimizer: Optimizer or name.
             kinds: Allowed classes.
             followed: Function that lists the leaves in an optimizer, each with a method that must
-                be
-                Keras's.
+                be Keras's.
             overridden: The methods that an optimizer may override, for the message.
 
         Raises:
@@ -124,8 +123,8 @@ class Holder:
         return cls(**cls._deserialized(config, custom_objects))
 
 
-class SavesOwn:
-    """Saves an optimizer's own variables by number. Keras saves the held optimizer."""
+class SavesOwnVariables:
+    """Mixin that saves an optimizer's own variables. Keras saves the held optimizer."""
 
     name: Any
     _variables: Any

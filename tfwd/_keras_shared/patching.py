@@ -50,15 +50,13 @@ def swapped(
     """Replaces methods of optimizers in the body.
 
     Bodies with different purposes may be nested, in the same order on each replica. Of nested
-    bodies with
-    one purpose, only the outer one has an effect.
+    bodies with one purpose, only the outer one has an effect.
 
     Args:
         optimizers: Optimizers.
         methods: Function from an optimizer to its new methods by name. It is called when the first
             replica enters. Replicas enter one after the other, and all have entered when the first
-            one
-            leaves.
+            one leaves.
         purpose: str. A word for the purpose. Default "step".
     """
     mark = f"_tfwd_intercepted_{purpose}"

@@ -14,11 +14,11 @@ def present_graph() -> tf.Graph | None:
 
 
 class Scope:
-    """Substitutes tensors for reads of chosen variables. Other reads are not changed.
+    """A scope in which reads of chosen variables return tensors. Other reads are not changed.
 
     An update of another variable has its usual target: the outer scope, or the variable itself.
-    With
-    `capture=True` the update is stored in `updates` instead, for functions without side effects.
+    With `capture=True` the update is stored in `updates` instead, for functions without side
+    effects.
 
     Attributes:
         state_mapping: dict `id -> tensor` of the substituted variables.
@@ -54,7 +54,7 @@ class Scope:
             self._make(variable, value)
 
     def get_current_value(self, variable: Any) -> tf.Tensor | None:
-        """Returns the substitute for a read. None means the variable's own value. Keras calls it."""
+        """Returns the substitute for a read, or None for the variable's own value."""
         value = self.state_mapping.get(id(variable))
         self.read[id(variable)] = variable
         if value is None and self.original_scope is not None:
@@ -63,13 +63,12 @@ class Scope:
 
 
 class Observing:
-    """Makes a substitution report every read, update and loss.
+    """Mixin for a substitution that reports every read, update and loss.
 
     Args:
         values: Pairs of a variable and its substitute.
         on_read: Function that is called with each variable that is read. If it returns a tensor,
-            and
-            `values` has no substitute, that tensor is read.
+            and `values` has no substitute, that tensor is read.
         on_update: Function that is called with each variable that is updated.
         on_loss: Function that is called with each loss that a layer adds.
     """
@@ -98,7 +97,7 @@ class Observing:
 
 
 class Capturing:
-    """Makes a substitution store all updates, except in functions that are traced in its body.
+    """Mixin for a substitution that stores all updates, except in functions traced in its body.
 
     Such functions exist longer than the substitution. They read and update the variables
     themselves.

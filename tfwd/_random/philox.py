@@ -1,8 +1,7 @@
 """Philox 4x32-10 as TensorFlow has it: many words by one operation, from a key and a counter.
 
 It takes one node of a graph, or one eager call, for any number of words. Seeds and small masks use
-it,
-because the operations of a hash would cost more than the work.
+it, because the operations of a hash would cost more than the work.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ def words(
     """Returns independent uniform integers.
 
     Formula: block `i`, of four 32-bit words, is `Philox(key, counter + i)`. The counter is a number
-    of 128
-    bits. An integer of 64 bits consists of two words, with the lower one first.
+    of 128 bits. An integer of 64 bits consists of two words, with the lower one first.
 
     Args:
         shape: Static shape.
@@ -36,9 +34,8 @@ def words(
         A tensor of the given shape and dtype.
 
     Example:
-
-    >>> words([3], key_of(tf.constant([1, 2])), constant((0, 0), tf.uint64)).numpy().tolist()
-    [93904442, -1731035090, 655331230]
+        >>> words([3], key_of(tf.constant([1, 2])), constant((0, 0), tf.uint64)).numpy().tolist()
+        [93904442, -1731035090, 655331230]
 
     References: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011). TensorFlow's
     `tf.random.stateless_*` functions make key and counter of a seed by one more block.

@@ -3,18 +3,15 @@
 There are two ways to draw.
 
 - A *small* draw has a static shape and fewer entries than `SMALL`. Its words come from Philox,
-  which
-  is one operation of TensorFlow. A few more operations apply it. TensorFlow computes the gradient,
-  and stores the tensors that it needs.
+  which is one operation of TensorFlow. A few more operations apply it. TensorFlow computes the
+  gradient, and stores the tensors that it needs.
 - Any other draw takes its words from XXH32. It is applied in the same pass, and its gradient draws
-  it
-  again. Only the seed is stored. For large tensors of static shape, the pass is one loop that XLA
-  compiles, in which a mask costs no more than a copy of the tensor. XLA compiles once per size.
+  it again. Only the seed is stored. For large tensors of static shape, the pass is one loop that
+  XLA compiles, in which a mask costs no more than a copy of the tensor. XLA compiles once per size.
   Tensors of varying shape therefore use the same operations one by one, with the same result.
 
 The keep probability is a multiple of 2^-16. Kept entries are divided by exactly that probability.
-So
-the expectation is right up to rounding, and not only up to 2^-16.
+So the expectation is right up to rounding, and not only up to 2^-16.
 """
 
 from __future__ import annotations
@@ -37,8 +34,8 @@ LEVELS = 1 << 16
 # A draw is small if it has fewer entries than this (256 kB of float32). Then a training step is
 # faster if one operation draws the mask and the effective weight is stored for backward. Compared
 # with the compiled loop and a second draw it takes 0.5 of the time at 32,761 entries, 0.8 at
-# 65,536,
-# and 1.15 at 262,144 (benchmarks/small_weights.py). Compilation also takes 0.1 s or more per size.
+# 65,536, and 1.15 at 262,144 (benchmarks/small_weights.py). Compilation also takes 0.1 s or more
+# per size.
 SMALL = 1 << 16
 
 
@@ -53,9 +50,8 @@ def keep_probability(rate: float | tf.Tensor) -> float | tf.Tensor:
         `dropout`, `mix` and `noise` return NaN, and a mask is True.
 
     Example:
-
-    >>> keep_probability(0.5), keep_probability(0.3)
-    (0.5, 0.6999969482421875)
+        >>> keep_probability(0.5), keep_probability(0.3)
+        (0.5, 0.6999969482421875)
     """
     if isinstance(rate, (int, float)):
         return min(max(round((1.0 - rate) * LEVELS), 1), LEVELS) / LEVELS
@@ -76,11 +72,10 @@ def mask(shape: xxh32.Shape, rate: float | tf.Tensor, seed: tf.Tensor) -> tf.Ten
         tf.bool of the given shape.
 
     Example:
-
-    >>> mask((2, 3), 0.0, tf.constant([1, 2]))
-    <tf.Tensor: shape=(2, 3), dtype=bool, numpy=
-    array([[ True,  True,  True],
-           [ True,  True,  True]])>
+        >>> mask((2, 3), 0.0, tf.constant([1, 2]))
+        <tf.Tensor: shape=(2, 3), dtype=bool, numpy=
+        array([[ True,  True,  True],
+               [ True,  True,  True]])>
     """
     if is_small(shape):
         return _small_kept(shape, keep_probability(rate), seed)
@@ -99,8 +94,7 @@ def drop(tensor: tf.Tensor, kept: tf.Tensor, rate: float | tf.Tensor) -> tf.Tens
     """Returns `tensor * (1 / keep)` where `kept` is True, and exactly zero elsewhere.
 
     The product is computed in float32 at least, and the result has the tensor's dtype. Its gradient
-    is
-    `upstream * (1 / keep)` where kept, and exactly 0.0 elsewhere.
+    is `upstream * (1 / keep)` where kept, and exactly 0.0 elsewhere.
 
     Args:
         tensor: Floating tensor.
@@ -131,22 +125,19 @@ def dropout(
         rate: float or scalar tensor. Drop rate in [0, 1).
         seed: int32 `[2]`.
         noise_shape: Shape of the mask, which broadcasts to the tensor's. Default None, for the
-            tensor's
-            shape.
+            tensor's shape.
         rows: Integers `[...]`. Indices of rows, if the tensor has rows of a table and the shape
             `rows.shape + width`. Each row gets the draw that it would get in the table.
-            `noise_shape`
-            must then be given, and is the table's. Default None.
+            `noise_shape` must then be given, and is the table's. Default None.
 
     Returns:
         A tensor of the first argument's shape and dtype.
 
     Example:
-
-    >>> table, ids, seed = tf.ones([5, 4]), tf.constant([3, 1]), tf.constant([1, 2])
-    >>> rows = dropout(tf.gather(table, ids), 0.5, seed, table.shape, ids)
-    >>> bool(tf.reduce_all(rows == tf.gather(dropout(table, 0.5, seed), ids)))
-    True
+        >>> table, ids, seed = tf.ones([5, 4]), tf.constant([3, 1]), tf.constant([1, 2])
+        >>> rows = dropout(tf.gather(table, ids), 0.5, seed, table.shape, ids)
+        >>> bool(tf.reduce_all(rows == tf.gather(dropout(table, 0.5, seed), ids)))
+        True
     """
     shape = tensor.shape if noise_shape is None else noise_shape
     if is_small(shape):
@@ -181,10 +172,9 @@ def mix(
         bit.
 
     Example:
-
-    >>> mixed = mix(tf.fill([4], 3.0), tf.ones([4]), 0.5, tf.constant([1, 2]))
-    >>> sorted(set(mixed.numpy().tolist()))
-    [1.0, 5.0]
+        >>> mixed = mix(tf.fill([4], 3.0), tf.ones([4]), 0.5, tf.constant([1, 2]))
+        >>> sorted(set(mixed.numpy().tolist()))
+        [1.0, 5.0]
     """
     shape = tensor.shape if noise_shape is None else noise_shape
     reference = tf.stop_gradient(reference)
@@ -232,10 +222,9 @@ def noise(
         A tensor of the first argument's shape and dtype.
 
     Example:
-
-    >>> x = noise(tf.zeros([1000]), 0.1, tf.constant([1, 2]))
-    >>> round(float(tf.math.reduce_std(x)), 2)
-    0.1
+        >>> x = noise(tf.zeros([1000]), 0.1, tf.constant([1, 2]))
+        >>> round(float(tf.math.reduce_std(x)), 2)
+        0.1
     """
     wide = dtypes.wide(tensor.dtype)
     if is_small(tensor.shape if shape is None else shape):
@@ -262,13 +251,10 @@ def normal(shape: xxh32.Shape, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
     """Returns independent draws of N(0, 1) in the given dtype.
 
     Formula: a small draw uses the formula of Box and Muller (1958). Its largest draw is 6.7. Any
-    other draw
-    uses the inverse of the normal distribution function, at the middle of one of 2^32 equal
-    intervals (of
-    2^64 in float64, where the draws reach further). In single precision its polynomials are those
-    of
-    Giles (2010). They are evaluated at the distance from the nearer end, so the tails are nearly as
-    precise as the middle. The largest draw in single precision is 6.2.
+    other draw uses the inverse of the normal distribution function, at the middle of one of 2^32
+    equal intervals (of 2^64 in float64, where the draws reach further). In single precision its
+    polynomials are those of Giles (2010). They are evaluated at the distance from the nearer end,
+    so the tails are nearly as precise as the middle. The largest draw in single precision is 6.2.
 
     Args:
         shape: Static shape, or a 1-D integer tensor.
@@ -446,12 +432,9 @@ def _run(
     """Returns the function's result, from one compiled loop if that is faster.
 
     Otherwise it comes from a function that is traced once for all weights, because building its
-    operations
-    for each weight takes longer than running them. The operations are built one by one for
-    looked-up
-    rows, for a mask with its own shape, and in a branch of a `tf.cond`. There, the tensors that an
-    outer
-    gradient stores have no static shape, which XLA needs.
+    operations for each weight takes longer than running them. The operations are built one by one
+    for looked-up rows, for a mask with its own shape, and in a branch of a `tf.cond`. There, the
+    tensors that an outer gradient stores have no static shape, which XLA needs.
     """
     if _is_compiled(tensor, rows, shape):
         if shape is not None:

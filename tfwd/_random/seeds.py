@@ -3,8 +3,7 @@
 A draw depends only on the layer's root seed, the weight's position in the layer, the training-call
 counter and the replica. It does not depend on names, because Keras numbers them by what was built
 before. So the same draw can be repeated at any time: in backward, after a restart, or when a
-function
-is traced again.
+function is traced again.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ def fold(seed: tf.Tensor, high: tf.Tensor | int, low: tf.Tensor | int) -> tf.Ten
     """Mixes two integers into a seed.
 
     `fold(s, a, b)` is the first 64 bits of `Philox(key = s, counter = [b, -1 - a])`. So chains of
-    folds are
-    a keyed hash of all folded integers (CBC-MAC). Draws from a seed count from `[0, 0]`, so they
-    never
-    equal a fold of small integers.
+    folds are a keyed hash of all folded integers (CBC-MAC). Draws from a seed count from `[0, 0]`,
+    so they never equal a fold of small integers.
 
     Args:
         seed: int32 `[2]`.
@@ -56,10 +53,9 @@ def seed(
         int32 `[2]`, for any `tf.random.stateless_*` function.
 
     Example:
-
-    >>> a, b = seed(7, position=1, call=0), seed(7, position=1, call=1)
-    >>> bool(tf.reduce_all(a == seed(7, position=1, call=0))), bool(tf.reduce_all(a == b))
-    (True, False)
+        >>> a, b = seed(7, position=1, call=0), seed(7, position=1, call=1)
+        >>> bool(tf.reduce_all(a == seed(7, position=1, call=0))), bool(tf.reduce_all(a == b))
+        (True, False)
 
     References: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011), for Philox.
     """

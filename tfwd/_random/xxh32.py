@@ -1,11 +1,9 @@
 """XXH32, the generator of large masks: a hash of an entry's number, keyed with the seed.
 
 Entry number `i` of a draw depends only on the seed and on `i` (a counter-based generator). So the
-rows
-of a large table can be drawn without the rest, and a draw can be repeated anywhere. XXH32, the
-32-bit
-xxHash of Collet (2012), is a published hash with known quality and test vectors. It takes a dozen
-integer operations per entry, which a compiler can vectorize.
+rows of a large table can be drawn without the rest, and a draw can be repeated anywhere. XXH32, the
+32-bit xxHash of Collet (2012), is a published hash with known quality and test vectors. It takes a
+dozen integer operations per entry, which a compiler can vectorize.
 """
 
 from __future__ import annotations
@@ -29,17 +27,15 @@ def words(counters: Sequence[tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
 
     Args:
         counters: uint32 tensors that broadcast against one another. A counter is their sum modulo
-            2^32.
-            So many counters need no large tensor.
+            2^32. So many counters need no large tensor.
         seed: int32 `[2]`.
 
     Returns:
         uint32 of the broadcast shape.
 
     Example:
-
-    >>> words([tf.constant([0, 1], tf.uint32)], tf.constant([1, 2])).numpy().tolist()
-    [179006902, 1412674086]
+        >>> words([tf.constant([0, 1], tf.uint32)], tf.constant([1, 2])).numpy().tolist()
+        [179006902, 1412674086]
 
     References: Y. Collet, the xxHash specification (github.com/Cyan4973/xxHash).
     """
@@ -58,8 +54,7 @@ def counters(shape: Shape, rows: tf.Tensor | None = None) -> list[tf.Tensor]:
     """Returns the entries' numbers in a tensor of the shape, or in rows of it, as summands.
 
     They are uint32 and wrap around. In a tensor with more than 2^32 entries, two entries at that
-    distance
-    draw the same.
+    distance draw the same.
     """
     if rows is not None:
         width = tuple(shape[1:])

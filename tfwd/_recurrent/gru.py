@@ -1,8 +1,7 @@
 """A GRU over a sequence as a function of tensors, with a hand-written gradient.
 
 As in `tfwd._recurrent.lstm`, everything that does not depend on the previous step is computed
-outside
-the loops. `docs/lstm.md` has the formulas.
+outside the loops. `docs/lstm.md` has the formulas.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ class Kept(NamedTuple):
 
     Attributes:
         gates: z, r and the candidate g after their activations, and `q = h U_g + b`, which r
-            resets.
-            Each is a list `[time][batch, units]`.
+            resets. Each is a list `[time][batch, units]`.
         outputs: Outputs `[time, batch, units]`. The caller gets them anyway.
     """
 
@@ -41,21 +39,16 @@ def gru(
     """Computes the states of a GRU over time. The reset gate is applied after the product.
 
     Formula: `a_t = x_t K + b_0` and `u_t = h_{t-1} U + b_1` are split into three along their
-    columns.
-    `z, r = sigmoid(a_z + u_z, a_r + u_r)`, `g = tanh(a_g + r u_g)`, `h_t = z h_{t-1} + (1 - z) g`.
-    Where
-    the mask is False, `h_t = h_{t-1}`.
+    columns. `z, r = sigmoid(a_z + u_z, a_r + u_r)`, `g = tanh(a_g + r u_g)`, `h_t = z h_{t-1} + (1
+    - z) g`. Where the mask is False, `h_t = h_{t-1}`.
 
     Backward stores the arguments, and five numbers per time step, row and unit: z, r, g, `u_g` and
-    `h_t`.
-    In float32 these are 20 bytes, of which 4 are the output itself. The recurrent kernel is
-    transposed in
-    backward. Nothing else that depends only on the weights is stored.
+    `h_t`. In float32 these are 20 bytes, of which 4 are the output itself. The recurrent kernel is
+    transposed in backward. Nothing else that depends only on the weights is stored.
 
     Args:
         inputs: `[time, batch, features]` of a floating dtype, which all arguments share. Time and
-            batch
-            need not be static.
+            batch need not be static.
         initial_state: `h` before the first step, `[batch, units]`.
         kernel: `K` `[features, 3 * units]`. The order of gates is z, r, g, as in Keras.
         recurrent_kernel: `U` `[units, 3 * units]`.
@@ -67,11 +60,10 @@ def gru(
         repeatedly.
 
     Example:
-
-    >>> x = tf.ones([5, 2, 3])
-    >>> outputs, h = gru(x, tf.zeros([2, 4]), tf.ones([3, 12]), tf.ones([4, 12]))
-    >>> outputs.shape.as_list(), bool(tf.reduce_all(outputs[-1] == h))
-    ([5, 2, 4], True)
+        >>> x = tf.ones([5, 2, 3])
+        >>> outputs, h = gru(x, tf.zeros([2, 4]), tf.ones([3, 12]), tf.ones([4, 12]))
+        >>> outputs.shape.as_list(), bool(tf.reduce_all(outputs[-1] == h))
+        ([5, 2, 4], True)
 
     References: Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder for
     Statistical Machine Translation" (2014), in cuDNN's variant (`reset_after=True` in Keras).

@@ -1,11 +1,9 @@
 """An LSTM over a sequence as a function of tensors, with a hand-written gradient.
 
 Everything that does not depend on the previous step is computed outside the loops. The product of
-the
-input and the kernel is one product before the forward loop. The backward loop computes only the
+the input and the kernel is one product before the forward loop. The backward loop computes only the
 gradients of the pre-activations. After it, the gradients of the kernel, the recurrent kernel and
-the
-input are one product each. `docs/lstm.md` has the formulas and measurements.
+the input are one product each. `docs/lstm.md` has the formulas and measurements.
 """
 
 from __future__ import annotations
@@ -48,19 +46,16 @@ def lstm(
     """Computes the states of an LSTM over time.
 
     Formula: `z_t = x_t K + h_{t-1} U + b` is split into four along its columns.
-    `i, f, o = sigmoid(z_i, z_f, z_o)`, `g = tanh(z_g)`, `c_t = f c_{t-1} + i g`, `h_t = o
-    tanh(c_t)`.
-    Where the mask is False, `h_t = h_{t-1}` and `c_t = c_{t-1}`.
+    `i, f, o = sigmoid(z_i, z_f, z_o)`, `g = tanh(z_g)`, `c_t = f c_{t-1} + i g`,
+    `h_t = o tanh(c_t)`. Where the mask is False, `h_t = h_{t-1}` and `c_t = c_{t-1}`.
 
     Backward stores the arguments, and six numbers per time step, row and unit: the four gates,
-    `c_t` and
-    `h_t`. In float32 these are 24 bytes, of which 4 are the output itself. The recurrent kernel is
-    transposed in backward. Nothing else that depends only on the weights is stored.
+    `c_t` and `h_t`. In float32 these are 24 bytes, of which 4 are the output itself. The recurrent
+    kernel is transposed in backward. Nothing else that depends only on the weights is stored.
 
     Args:
         inputs: `[time, batch, features]` of a floating dtype, which all arguments share. Time and
-            batch
-            need not be static.
+            batch need not be static.
         initial_state: `h` and `c` before the first step, each `[batch, units]`.
         kernel: `K` `[features, 4 * units]`. The order of gates is i, f, g, o, as in Keras.
         recurrent_kernel: `U` `[units, 4 * units]`.
@@ -72,11 +67,10 @@ def lstm(
         differentiated repeatedly.
 
     Example:
-
-    >>> x, zeros = tf.ones([5, 2, 3]), tf.zeros([2, 4])
-    >>> outputs, h, c = lstm(x, [zeros, zeros], tf.ones([3, 16]), tf.ones([4, 16]))
-    >>> outputs.shape.as_list(), bool(tf.reduce_all(outputs[-1] == h))
-    ([5, 2, 4], True)
+        >>> x, zeros = tf.ones([5, 2, 3]), tf.zeros([2, 4])
+        >>> outputs, h, c = lstm(x, [zeros, zeros], tf.ones([3, 16]), tf.ones([4, 16]))
+        >>> outputs.shape.as_list(), bool(tf.reduce_all(outputs[-1] == h))
+        ([5, 2, 4], True)
 
     References: Hochreiter and Schmidhuber, "Long Short-Term Memory" (1997), with the forget gate of
     Gers et al., "Learning to Forget" (2000), and without peepholes.

@@ -1,9 +1,8 @@
 """The loop and the products that LSTM, GRU and the recurrent rules of `tfwd.gradients` share.
 
 A sequence is `[time, batch, features]`. Inside the loops each gate is a separate tensor. Splitting
-or
-joining tensors there wakes other threads and takes as long as a product, even for a few kilobytes.
-`docs/lstm.md` has measurements.
+or joining tensors there wakes other threads and takes as long as a product, even for a few
+kilobytes. `docs/lstm.md` has measurements.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ def transposed(recurrent_kernel: tf.Tensor, gates: int) -> list[tf.Tensor]:
     """Returns the transposed columns of each gate.
 
     They are computed once, before a loop: a product with a transposed matrix of this shape takes
-    twice the
-    time. The gates are rows of the transposed matrix, which can be split without copying.
+    twice the time. The gates are rows of the transposed matrix, which can be split without copying.
     """
     return tf.split(tf.transpose(recurrent_kernel), gates, 0)
 
@@ -67,14 +65,12 @@ def scan(
     Args:
         time: Number of steps.
         step: Function of the number of a step and the states before it. It returns the states after
-            it
-            and the tensors to keep.
+            it and the tensors to keep.
         states: States before the first executed step.
         kept: Shapes and dtypes of the tensors that a step keeps.
         backwards: bool. Runs the last step first. Default False.
         unroll: int. Number of steps per iteration of the loop. Remaining steps run one by one.
-            Default
-            4.
+            Default 4.
 
     Returns:
         The states after all steps, and the kept tensors: lists `[time]` in the order of time.

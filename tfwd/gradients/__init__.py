@@ -1,16 +1,20 @@
-"""Moments of per-example gradients at the price of about one backward pass.
+"""Moments of per-example gradients, at the price of about one backward pass.
 
     moments = tfwd.gradients.moments(model, x, y, loss)
     moments.mean, moments.mean_square, moments.methods
 
-Where to look: `batch_moments` has the public function, `job` the computation on a batch and its
-chunks, and `record` the forward pass that notes every use of a weight. The rules of layers are in
-`rules`; `rule` registers another. `per_example_gradients`, `rows` and `combine` do the
-arithmetic. `general` computes what no rule is known for, and `independence` tries a model out.
+Modules:
+
+- `compute` has the public function. `batch_moments` computes a batch and its chunks.
+- `record` is the forward pass that records every use of a weight.
+- `rules` has the rules of layers. `rule` registers a custom one.
+- `per_example_gradients`, `rows` and `combine` do the arithmetic.
+- `example_by_example` computes weights without a rule.
+- `independence` tries a model on a few examples.
 """
 
 from tfwd.deprecation import renamed
-from tfwd.gradients.batch_moments import Moments, moments
+from tfwd.gradients.compute import Moments, moments
 from tfwd.gradients.per_example_gradients import Materialized, OuterProduct, PerExampleGradient
 from tfwd.gradients.record import Call
 from tfwd.gradients.rows import Rows

@@ -1,176 +1,210 @@
-"""Both moments of the per-example gradients of a batch."""
+"""Computes the moments of a batch in chunks: with rules, and example by example without a rule."""
 
 from __future__ import annotations
-
-from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tfwd._keras import calls as _keras_calls
-from tfwd.dtypes import at_least_float32
-from tfwd.gradients import checks
+from tfwd import _keras
+from tfwd._graph import substitute
+from tfwd.dtypes import at_least_float32, wide
+from tfwd.gradients import example_by_example
+from tfwd.gradients.block_sums import sum_over_blocks
+from tfwd.gradients.combine import Scaled, sums, total
 from tfwd.gradients.data import Data
 from tfwd.gradients.independence import independence
-from tfwd.gradients.job import Job
 from tfwd.gradients.losses import Losses
-from tfwd.gradients.per_example_gradients import scaled
-from tfwd.layers._substitution import references
-
-Parts = tuple[list[Any], list[Any], list[Any]]  # as Job.means gives them
-
-
-class Moments(NamedTuple):
-    """Moments of per-example gradients, each a list in the order of `model.trainable_variables`.
-
-    Attributes:
-        mean: `(1/B) sum_b g_b`, and `penalty`.
-        mean_square: `(1/B) sum_b g_b^2`.
-        methods: how each was computed: the names of the rules of the layers that use the weight,
-            joined by "+", or the general way: "vectorized_map", "loop", "backward_each"; "unused"
-            for a weight that no example's loss depends on, whose moments are zero.
-        batch_size: B, over all replicas: an int, or a scalar tensor where it is not known.
-        penalty: what is in `mean` and the same for every example: the gradients of regularizers and
-            other losses that are not of an example; None for a weight without. So the variance of
-            an example's gradient is about `mean_square - (mean - penalty)^2`.
-    """
-
-    mean: list[tf.Tensor]
-    mean_square: list[tf.Tensor]
-    methods: list[str]
-    batch_size: Any
-    penalty: list[tf.Tensor | None] | None = None
+from tfwd.gradients.per_example_gradients import Scale, scaled
+from tfwd.gradients.perturbations import Perturbations
+from tfwd.gradients.record import Pass
 
 
-def moments(
-    model: keras.Model,
-    x: Any,
-    y: Any,
-    loss: Any,
-    sample_weight: Any = None,
-    training: bool = False,
-    chunk_size: int | None = None,
-    *,
-    loss_weights: Any = None,
-) -> Moments:
-    """Returns the mean and the mean square of the per-example gradients of a batch.
-
-    Formula: with the losses `l_b`, `b = 1..B`, of the examples,
-
-        mean = (1/B) sum_b dl_b/dw        mean_square = (1/B) sum_b (dl_b/dw)^2
-
-    element by element, an example's gradient being summed over its positions, time steps and all
-    uses of a shared weight before it is squared. It takes one forward and one backward pass that
-    computes no weight's gradient, and a product or two for each weight, for the layers that have a
-    rule; other weights are computed the general way, which `Moments.methods` names.
-
-    The loss of an example is the mean of the loss object's values over its positions that are not
-    masked, times the sample weights, whatever the object's reduction. Losses from `add_loss` of
-    shape `[B]` are added to the examples' own, times B, since Keras adds their sum to the mean;
-    regularizers and other scalars are added to `mean` and left out of `mean_square`.
+class BatchMoments:
+    """One computation of moments. All its chunks use the same effective weights.
 
     Args:
-        model: any Keras model.
-        x: what the model takes, the examples along the first axis: tensors or arrays in any nest.
-            Of a `tf.data.Dataset`, one batch.
-        y: the targets, for several outputs in their structure.
-        loss: a Keras loss of any reduction, its name, or a function `(y_true, y_pred)` that gives
-            values of shape `[B]` or `[B, ...]`; for several outputs one for all, or a list or dict.
-        sample_weight: None, or weights of shape `[B]` or `[B, ...]`; for several outputs one for
-            all, or a list or dict. A list of numbers is an array.
-        training: the flag that the model is called with. With weight dropout, the layers draw once
-            for the batch, and count it as a training call.
-        chunk_size: how many examples are in memory at a time; None for all. The result does not
-            depend on it, but for dropout on activations, which draws for each chunk.
-        loss_weights: factors of several outputs' losses; a list or dict.
-
-    Returns:
-        `Moments`, of the weights' shapes, in float32 (float64 for float64 weights). Under a
-        `tf.distribute` strategy, in a replica's context, over the batch of all replicas. In a
-        `tf.function` that does not know the batch's size, a batch without examples has moments
-        of zero, and adds nothing to those of other replicas.
-
-    Raises:
-        ValueError: for what cannot be computed, as BatchNormalization in training, whose examples
-            depend on each other, for arguments that do not fit, and for a batch that is known to
-            have no examples; before any work.
-
-    Example:
-
-    >>> import keras
-    >>> from tfwd import gradients
-    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
-    >>> model.set_weights([tf.ones([2, 1])])
-    >>> x, y = tf.constant([[1.0, 0.0], [1.0, 2.0]]), tf.constant([[0.0], [2.0]])
-    >>> found = gradients.moments(model, x, y, "mse")
-    >>> found.mean[0].numpy().T  # of 2 (x w - y) x = (2, 0) and (2, 4)
-    array([[2., 2.]], dtype=float32)
-    >>> found.mean_square[0].numpy().T
-    array([[4., 8.]], dtype=float32)
-
-    References: Dangel et al., "BackPACK: Packing more into Backprop" (2020), whose
-    `sum_grad_squared` this is, there a sum for a loss that is divided by B.
+        model: Keras model.
+        losses: Per-example losses.
+        data: The batch.
+        training: bool. Training flag.
+        report: Report on the independence of examples.
     """
-    return _moments(
-        model, x, y, loss, sample_weight, training, chunk_size, loss_weights=loss_weights
-    )
 
+    def __init__(
+        self,
+        model: keras.Model,
+        losses: Losses,
+        data: Data,
+        training: bool,
+        report: independence.IndependenceReport,
+    ) -> None:
+        self.model, self.losses, self.data = model, losses, data
+        self.training, self.batch = training, data.size
+        self.variables = model.trainable_variables
+        self.report = report
+        # Weights without a rule on which the examples' losses depend. Known after the first chunk.
+        self._used: set[int] | None = None
+        self._penalized: list[int] = []  # weights in losses that belong to no example
+        # The factor 1/B of each sum is applied where it is cheapest.
+        self.share = (
+            1 / data.size if isinstance(data.size, int) else 1 / tf.cast(data.size, tf.float64)
+        )
+        self.perturbations = Perturbations()
+        self._methods: dict[int, str] = {}
 
-@tf.autograph.experimental.do_not_convert
-def _moments(
-    model: keras.Model,
-    x: Any,
-    y: Any,
-    loss: Any,
-    sample_weight: Any,
-    training: Any,
-    chunk_size: int | None,
-    loss_weights: Any,
-) -> Moments:
-    checks.arguments(model, training, chunk_size)
-    losses = Losses(loss, loss_weights, getattr(model, "output_names", None))
-    given = Data.of(x, y, sample_weight)
-    data = given.never_empty()
-    checks.build(model, data.x)
-    checks.batch_normalization(model, bool(training))
-    references.begin(model, bool(training))  # before other weights are tried
-    found = independence.report(model, data, bool(training))
-    job = Job(model, losses, data, bool(training), found)
-    parts = job.means(chunk_size)
-    if data is not given:
-        own, squares, scalars = ([_unless_empty(m, given.size) for m in group] for group in parts)
-        parts = own, squares, scalars
-    (own, squares, scalars), count = _over_replicas(parts, given.size)
-    regularizers = _keras_calls.regularization(model)
-    penalties = [
-        _sum(scalar, None if gradient is None else at_least_float32(gradient))
-        for scalar, gradient in zip(scalars, regularizers, strict=True)
-    ]
-    mean = [_sum(a, b) for a, b in zip(own, penalties, strict=True)]
-    return Moments(mean, squares, job.methods(), count, penalties)
+    def means(
+        self, chunk_size: int | None
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor | None]]:
+        """Returns the moments of all weights, in three lists.
 
+        They are `(1/B) sum_b g_b`, `(1/B) sum_b g_b^2`, and the gradient of losses that belong to
+        no example (None if there is none).
+        """
+        if chunk_size is None or (isinstance(self.batch, int) and self.batch <= chunk_size):
+            found = self._chunk(0, self.batch)
+        else:
+            found = sum_over_blocks(self.batch, chunk_size, self._chunk)
+        count = len(self.variables)
+        penalties: list[tf.Tensor | None] = [None] * count
+        for index, penalty in zip(self._penalized, found[2 * count :], strict=True):
+            penalties[index] = penalty
+        return list(found[:count]), list(found[count : 2 * count]), penalties
 
-def _sum(one: tf.Tensor | None, two: tf.Tensor | None) -> tf.Tensor | None:
-    """Returns the sum of two gradients of which each may be missing."""
-    if one is None or two is None:
-        return two if one is None else one
-    return one + two
+    def methods(self) -> list[str]:
+        """Returns the method for each weight."""
+        return [self._methods[id(v)] for v in self.variables]
 
+    def _share_of(self, length: int | tf.Tensor) -> Scale:
+        """Returns the share of a chunk's examples in the batch."""
+        both_known = isinstance(length, int) and isinstance(self.share, float)
+        return length * self.share if both_known else tf.cast(length, tf.float64) * self.share
 
-def _unless_empty(moment: tf.Tensor | None, batch: tf.Tensor) -> tf.Tensor | None:
-    return None if moment is None else tf.where(batch > 0, moment, tf.zeros_like(moment))
+    def _chunk(self, start: int | tf.Tensor, length: int | tf.Tensor) -> tuple[tf.Tensor, ...]:
+        chunk = self.data.part(start, length)
+        record = Pass(self.model, self.perturbations)
+        with record.tape:
+            per_example, scalar = self._losses(record, chunk)
+        ds = record.tape.gradient(per_example, record.probes)
+        scalar_ds = None if scalar is None else record.tape.gradient(scalar, record.probes)
+        del record.tape
+        first: dict[int, tf.Tensor] = {}
+        second: dict[int, tf.Tensor] = {}
+        penalties: dict[int, tf.Tensor] = {}
+        for variable in self.variables:
+            key = id(variable)
+            terms = self._terms(record, variable, ds, length)
+            if terms is None:
+                continue
+            self._methods[key] = "+".join(dict.fromkeys(use.method for use in record.uses[key]))
+            first[key], second[key] = sums(terms, self.share)
+            if scalar_ds is not None:
+                more = self._terms(record, variable, scalar_ds, length)
+                if more is not None:
+                    # The mean over the chunks, weighted by their sizes.
+                    penalties[key] = total(more, self._share_of(length))
+        slow = [v for v in self.variables if id(v) not in first]
+        if slow and record.draws.inside:  # another pass would draw differently
+            slow = list(self.variables)
+        if slow:
+            self._general(slow, chunk, record, first, second, penalties)
+        self._penalized = [i for i, v in enumerate(self.variables) if id(v) in penalties]
+        moments = [moment[id(v)] for moment in (first, second) for v in self.variables]
+        return (*moments, *(penalties[id(self.variables[i])] for i in self._penalized))
 
+    def _terms(
+        self,
+        record: Pass,
+        variable: keras.Variable,
+        ds: list[tf.Tensor | None],
+        batch: int | tf.Tensor,
+    ) -> list[Scaled] | None:
+        """Returns the uses of a weight, or None if rules do not cover all of them."""
+        uses = record.uses.get(id(variable), [])
+        if not uses or id(variable) in record.general | self.report.general:
+            return None
+        terms = []
+        for use in uses:
+            given = [ds[probe] for probe in use.probes]
+            if any(d is None for d in given):  # possibly recorded where the tape does not see it
+                return None
+            term = use.term(*given)
+            if tuple(term.shape) != tuple(variable.shape):
+                raise ValueError(
+                    f"the rule '{use.method}' gives gradients of shape {tuple(term.shape)} for the "
+                    f"weight '{_keras.variables.path(variable)}' of shape {tuple(variable.shape)}"
+                )
+            known = isinstance(term.batch, int) and isinstance(batch, int)
+            if term.batch != batch if known else id(variable) in self.report.folded:
+                if known and term.batch % batch:
+                    return None
+                term = term.folded(batch)
+            terms.append(Scaled(term, use.scale))
+        return terms
 
-def _over_replicas(parts: Parts, batch: int | tf.Tensor) -> tuple[Parts, int | tf.Tensor]:
-    """Returns the means over all replicas' examples, in a replica's context."""
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return parts, batch
-    count = context.all_reduce("SUM", tf.cast(batch, tf.float64))
-    share = tf.math.divide_no_nan(tf.cast(batch, tf.float64), count)
-    flat = [part for group in parts for part in group if part is not None]
-    reduced = iter(context.all_reduce("SUM", [scaled(part, share) for part in flat]))
-    own, squares, scalars = (
-        [None if part is None else next(reduced) for part in group] for group in parts
-    )
-    return (own, squares, scalars), tf.cast(count, tf.int32)
+    def _losses(self, record: Pass, chunk: Data) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Returns the examples' losses `[n]`, and the sum of losses that belong to no example."""
+        outputs = record.run(chunk.x, self.training)
+        per_example = at_least_float32(self.losses(chunk.y, outputs, chunk.sample_weight))
+        scalar = None
+        each = self.report.per_example(record.losses, per_example.shape[0])
+        for loss, is_own in zip(record.losses, each, strict=True):
+            loss = tf.cast(loss, per_example.dtype)
+            if is_own:
+                own = tf.reduce_sum(tf.reshape(loss, [tf.shape(loss)[0], -1]), 1)
+                per_example += tf.cast(self.batch, own.dtype) * own
+            else:
+                record.scalars = True
+                loss = tf.reduce_sum(loss)
+                scalar = loss if scalar is None else scalar + loss
+        return per_example, scalar
+
+    def _general(
+        self,
+        slow: list[keras.Variable],
+        chunk: Data,
+        fast: Pass,
+        first: dict[int, tf.Tensor],
+        second: dict[int, tf.Tensor],
+        penalties: dict[int, tf.Tensor],
+    ) -> None:
+        """Computes the weights that no rule covers, from the states before the fast pass."""
+
+        def run(part: Data) -> tuple[tf.Tensor, tf.Tensor | None]:
+            record = Pass(self.model, self.perturbations, rules=False, draws=fast.draws)
+            values = list(fast.before.values())
+            return substitute.call(lambda: self._losses(record, part), values, capture=True).outputs
+
+        def one(index: int | tf.Tensor) -> tf.Tensor:
+            return tf.reduce_sum(run(chunk.part(index, 1))[0])
+
+        sources = [_keras.variables.tf_variable(v) for v in slow]
+        drawn = bool(fast.before or fast.draws)
+        whole = drawn or fast.scalars
+        if whole or self._used is None:
+            with tf.GradientTape(persistent=True) as tape:
+                per_example, scalar = run(chunk if whole else chunk.part(0, 1))
+        if self._used is None:
+            # The tape knows on which weights a loss depends. In a graph this backward pass never
+            # runs.
+            found = tape.gradient(per_example, sources)
+            self._used = {id(v) for v, g in zip(slow, found, strict=True) if g is not None}
+        used = [v for v in slow if id(v) in self._used]
+        for variable in slow:
+            dtype = wide(_keras.variables.value(variable).dtype)
+            zeros = tf.zeros(variable.shape, dtype)
+            first[id(variable)] = second[id(variable)] = zeros
+            self._methods[id(variable)] = "unused"
+        if used:
+            if drawn:
+                method, both = example_by_example.backward_each(per_example, tape, used)
+            else:
+                method, both = example_by_example.one_by_one(one, used, chunk.size)
+            for index, variable in enumerate(used):
+                self._methods[id(variable)] = method
+                first[id(variable)] = scaled(both[index], self.share)
+                second[id(variable)] = scaled(both[len(used) + index], self.share)
+        if fast.scalars:
+            for variable, gradient in zip(slow, tape.gradient(scalar, sources), strict=True):
+                if gradient is not None:
+                    gradient = tf.cast(tf.convert_to_tensor(gradient), first[id(variable)].dtype)
+                    penalties[id(variable)] = scaled(gradient, self._share_of(chunk.size))

@@ -1,4 +1,4 @@
-"""Checks of the arguments and the model, before any computation."""
+"""Checks the arguments and the model before any computation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tfwd import _keras
 
 
 def arguments(model: Any, training: Any, chunk_size: Any) -> None:
-    """Raises a ValueError for arguments that cannot be meant."""
+    """Raises a ValueError for wrong arguments."""
     if not isinstance(model, keras.Model):
-        raise ValueError(f"a Keras model is wanted, got {model!r} of type {type(model).__name__}")
+        raise ValueError(f"expected a Keras model, got {model!r} of type {type(model).__name__}")
     if not isinstance(training, (bool, int)):
         raise ValueError(f"training must be True or False, got {training!r}")
     whole = isinstance(chunk_size, int) and not isinstance(chunk_size, bool)
@@ -29,13 +29,13 @@ def build(model: keras.Model, x: Any) -> None:
 
 
 def batch_normalization(model: keras.Model, training: bool) -> None:
-    """Raises a ValueError for layers that make the examples of a batch depend on each other."""
+    """Raises a ValueError for layers whose outputs for an example depend on other examples."""
     if not training:
         return
     for layer in _keras.layers.all_layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             raise ValueError(
                 f"layer '{layer.name}' of type {type(layer).__name__} normalizes over the batch in "
-                "training, so that an example's gradient depends on the other examples: pass "
-                "training=False, freeze it by layer.trainable = False, or use GroupNormalization"
+                "training, so an example's gradient depends on the other examples: pass "
+                "training=False, freeze it with layer.trainable = False, or use GroupNormalization"
             )

@@ -1,14 +1,14 @@
-"""The moments of a weight that is used more than once: its gradients summed before squaring.
+"""The moments of a weight with several uses: its gradients are summed before squaring.
 
     (sum_u g_ub)^2 = sum_u g_ub^2 + 2 sum_{u<v} g_ub g_vb
 
-Uses of one form become one use with more positions. What remains is summed example by example,
-except for a sum of rows, whose products with other uses are needed at its own rows only: so an
-embedding tied to a softmax costs no more than the two apart.
+Uses of one form become one use with more positions. The remaining uses are summed example by
+example. An exception is a sum of rows: its products with other uses are needed only at its own
+rows. So an embedding tied to a softmax costs no more than two separate layers.
 
-A weight that was used through a parametrization has the gradient `scale * g`, with `scale` the
-derivative of the effective weight: mask/keep for dropout. It is the same for all examples, so the
-moments are multiplied by it and its square.
+A weight that is used through a parametrization has the gradient `scale * g`. `scale` is the
+derivative of the effective weight, for example mask/keep for dropout. It is the same for all
+examples, so the moments are multiplied by it and by its square.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tfwd.gradients.rows import Rows, scatter
 
 
 class Scaled(NamedTuple):
-    """The per-example gradients of one use, and what multiplies them (None for 1)."""
+    """The per-example gradients of one use, and their factor (None for 1)."""
 
     term: PerExampleGradient
     scale: tf.Tensor | None
 
 
 def sums(uses: Sequence[Scaled], by: Scale = 1.0) -> tuple[tf.Tensor, tf.Tensor]:
-    """`sum_b g_b` and `sum_b g_b^2` for the sum of all uses of one weight, times `by`."""
+    """Computes `sum_b g_b` and `sum_b g_b^2` for the sum of all uses of one weight, times `by`."""
     groups: dict[int | None, list[PerExampleGradient]] = {}
     scales: dict[int | None, tf.Tensor | None] = {}
     for term, scale in uses:
@@ -62,7 +62,7 @@ def sums(uses: Sequence[Scaled], by: Scale = 1.0) -> tuple[tf.Tensor, tf.Tensor]
 
 
 def total(uses: Sequence[Scaled], by: Scale = 1.0) -> tf.Tensor:
-    """`sum_b g_b` for the sum of all uses of one weight, times `by`."""
+    """Computes `sum_b g_b` for the sum of all uses of one weight, times `by`."""
     totals = [use.term.total(by) for use in uses]
     return tf.add_n(
         [t if u.scale is None else u.scale * t for u, t in zip(uses, totals, strict=True)]
@@ -70,7 +70,7 @@ def total(uses: Sequence[Scaled], by: Scale = 1.0) -> tf.Tensor:
 
 
 def _merged(terms: list[PerExampleGradient]) -> list[PerExampleGradient]:
-    """Terms of the same sum: at most one sum of rows, and at most one other."""
+    """Merges terms of one sum to at most one sum of rows and at most one other term."""
     rows = [term for term in terms if isinstance(term, Rows)]
     outers = [term for term in terms if isinstance(term, OuterProduct)]
     others = [term for term in terms if not isinstance(term, (Rows, OuterProduct))]
@@ -110,7 +110,7 @@ class Sum(PerExampleGradient):
 
 
 def _cross(one: PerExampleGradient, two: PerExampleGradient) -> tf.Tensor:
-    """`sum_b g_b h_b` for two terms of one weight."""
+    """Computes `sum_b g_b h_b` for two terms of one weight."""
     if isinstance(one, Rows) and not isinstance(two, Rows):
         one, two = two, one
     if isinstance(two, Rows) and _is_plain(one):

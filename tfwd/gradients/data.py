@@ -14,10 +14,13 @@ from tfwd import _keras
 
 
 class Data(NamedTuple):
-    """Inputs, targets and sample weights: tensors in any nest, the examples along the first axis.
+    """Inputs, targets and sample weights: tensors in any nest, with examples on the first axis.
 
     Attributes:
-        size: the number of examples, an int or a scalar tensor.
+        x: Inputs.
+        y: Targets.
+        sample_weight: Sample weights, or None.
+        size: int or scalar tensor. Number of examples.
     """
 
     x: Any
@@ -30,7 +33,7 @@ class Data(NamedTuple):
         """Converts arrays to tensors, and finds the number of examples.
 
         Raises:
-            ValueError: if there is no example, or not as many in each.
+            ValueError: If there is no example, or if the numbers of examples differ.
         """
         x, y, sample_weight = (
             tf.nest.map_structure(functools.partial(_tensor, name), _numbers(value))
@@ -43,18 +46,18 @@ class Data(NamedTuple):
                     continue
                 if tensor.shape.rank == 0:
                     raise ValueError(
-                        f"{name} has no axis of examples: it is, or has in it, the scalar "
-                        f"{_shown(tensor)}; the examples are along the first axis of every array, "
-                        "and lists are the structure of the inputs or outputs: give np.array(...) "
-                        "in place of lists of lists"
+                        f"{name} has no axis of examples: it is, or contains, the scalar "
+                        f"{_shown(tensor)}. The first axis of every array must be the examples. "
+                        "Lists are the structure of the inputs or outputs: pass np.array(...) "
+                        "instead of lists of lists"
                     )
                 sizes.setdefault(name, tensor.shape[0])
                 if tensor.shape[0] != sizes[name]:
                     raise ValueError(
-                        f"{name} has tensors of {sizes[name]} and of {tensor.shape[0]} examples"
+                        f"{name} has tensors with {sizes[name]} and with {tensor.shape[0]} examples"
                     )
         if "x" not in sizes:
-            raise ValueError("x is empty: give the inputs of the model")
+            raise ValueError("x is empty: pass the inputs of the model")
         known = {name: count for name, count in sizes.items() if count is not None}
         if len(set(known.values())) > 1:
             shown = ", ".join(f"{count} in {name}" for name, count in known.items())
@@ -66,10 +69,10 @@ class Data(NamedTuple):
         return cls(x, y, sample_weight, tf.shape(first)[0] if count is None else count)
 
     def never_empty(self) -> Data:
-        """Returns a batch with at least one example: an empty one gets an example of zeros.
+        """Returns a batch with at least one example. An empty batch gets an example of zeros.
 
-        The moments of zeros can be computed, and are thrown away afterwards. A batch whose size is
-        known is returned as it is.
+        The moments of zeros can be computed, and are discarded later. A batch of known size is
+        returned unchanged.
         """
         if isinstance(self.size, int):
             return self
@@ -117,7 +120,7 @@ class Data(NamedTuple):
 
 
 def _numbers(value: Any) -> Any:
-    """Makes arrays of lists of numbers, which would be taken for structures of scalars."""
+    """Converts lists of numbers to arrays, because lists would count as structures of scalars."""
     if isinstance(value, Mapping):
         return {key: _numbers(inner) for key, inner in value.items()}
     numbers = isinstance(value, (list, tuple)) and value and all(np.isscalar(v) for v in value)
@@ -129,14 +132,14 @@ def _tensor(name: str, value: Any) -> Any:
         return value
     if isinstance(value, (tf.data.Dataset, _keras.layers.Datasets, Iterator)):
         raise ValueError(
-            f"{name} is a {type(value).__name__}, which gives batches: give the x and y of one "
-            "batch, for example of `x, y = next(iter(dataset))`"
+            f"{name} is a {type(value).__name__}, which yields batches: pass the x and y of one "
+            "batch, for example from `x, y = next(iter(dataset))`"
         )
     try:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{name} is, or has in it, {value!r} of type {type(value).__name__}, which is not an "
+            f"{name} is, or contains, {value!r} of type {type(value).__name__}, which is not an "
             f"array or tensor: {error}"
         ) from error
     floating = tensor.dtype.is_floating and not isinstance(value, _keras.layers.KerasTensor)

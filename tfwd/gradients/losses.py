@@ -1,12 +1,12 @@
-"""The loss of each example of a batch, whatever the loss object's reduction is.
+"""The loss of each example of a batch, for any reduction of the loss object.
 
 For values `v_bp` of a loss at the positions `p` of an example (one, or time steps, or pixels), with
 masks `m` and sample weights `w`:
 
     l_b = sum_p m_bp w_bp v_bp / sum_p m_bp
 
-which is what a Keras loss that averages ("sum_over_batch_size") gives for the example alone. With
-several outputs the losses are summed.
+A Keras loss with an average ("sum_over_batch_size") returns the same for the example alone. The
+losses of several outputs are summed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tfwd import _keras
 from tfwd._keras import calls as _keras_calls
 
 
-class Part(NamedTuple):
+class OutputLoss(NamedTuple):
     """The loss of one output.
 
     Attributes:
-        name: for messages.
-        loss: a Keras loss.
-        weight: what its losses are multiplied by.
+        name: Name of the output, for messages.
+        loss: Keras loss.
+        weight: Factor of its losses.
     """
 
     name: str
@@ -39,14 +39,15 @@ class Losses:
     """Per-example losses of a model's outputs.
 
     Args:
-        loss: a name, a function `(y_true, y_pred) -> values`, or a Keras loss; for a model with
-            several outputs also a list or dict of them, in the outputs' structure, None for an
-            output without a loss.
-        weights: multiply the losses of several outputs; a list or dict in their structure.
-        names: what Keras calls the outputs, for dicts where the outputs are a list.
+        loss: Name, function `(y_true, y_pred) -> values`, or Keras loss. For a model with several
+            outputs also a list or dict in the outputs' structure, with None for an output without a
+            loss.
+        weights: Factors of several outputs' losses, as a list or dict in their structure. Default
+            None.
+        names: Keras's names of the outputs, for dicts if the outputs are a list. Default None.
 
     Raises:
-        ValueError: if it is none of these, or a loss has a `__call__` of its own.
+        ValueError: If `loss` is none of these, or if a loss overrides `__call__`.
     """
 
     def __init__(self, loss: Any, weights: Any = None, names: Sequence[str] | None = None) -> None:
@@ -56,14 +57,13 @@ class Losses:
             if one is not None:
                 _checked(one, "the output")
         if not any(one is not None for one in tf.nest.flatten(loss)):
-            raise ValueError("loss is None: give a Keras loss, its name or a function")
+            raise ValueError("loss is None: pass a Keras loss, its name or a function")
 
     def __call__(self, y: Any, outputs: Any, sample_weight: Any) -> tf.Tensor:
         """Returns the losses `[B]`.
 
         Raises:
-            ValueError: if targets and outputs do not match, or a loss gives no value for each
-                example.
+            ValueError: If targets and outputs do not match, or if a loss has no value per example.
         """
         total = None
         for name, part, target, output, weight in self._matched(y, outputs, sample_weight):
@@ -89,12 +89,12 @@ class Losses:
             if losses[name] is None:
                 continue
             where = f"output {name!r}" if several else "the output"
-            part = Part(where, _checked(losses[name], where), _number(weights[name]))
+            part = OutputLoss(where, _checked(losses[name], where), _number(weights[name]))
             found.append((where, part, targets[name], flat_outputs[name], samples[name]))
         return found
 
     def _numbered(self, value: Any, names: list[Any]) -> Any:
-        """Replaces output names by output numbers in a dict, if the model returns a list."""
+        """Replaces output names by output indices in a dict, if the model returns a list."""
         ours = self._names
         if not isinstance(value, Mapping) or ours is None or names != list(range(len(ours))):
             return value
@@ -114,12 +114,14 @@ def _spread(
     same: bool = False,
     optional: Sequence[Any] = (),
 ) -> dict[Any, Any]:
-    """Returns a value for each output: from a dict, a list, or one for all."""
+    """Returns one value per output, from a dict, a list, or a common value."""
     if isinstance(value, Mapping):
         unknown = [key for key in value if key not in names]
         missing = [key for key in names if key not in value and key not in optional]
         if unknown or (missing and not same):
-            raise ValueError(f"{what} has the keys {list(value)}, the model's outputs are {names}")
+            raise ValueError(
+                f"{what} has the keys {list(value)}, but the model's outputs are {names}"
+            )
         return {name: value.get(name) for name in names}
     if isinstance(value, (list, tuple)) and (len(names) > 1 or len(value) == 1):
         if len(value) != len(names):
@@ -139,8 +141,8 @@ def _checked(loss: Any, where: str) -> keras.losses.Loss:
         ) from error
     if type(found).__call__ is not keras.losses.Loss.__call__:
         raise ValueError(
-            f"the loss {type(found).__name__} of {where} has a __call__ of its own, so that the "
-            "examples' losses are not known: override call(), which gives a value an example"
+            f"the loss {type(found).__name__} of {where} overrides __call__, so the examples' "
+            "losses are unknown: override call(), which returns a value per example"
         )
     return found
 
@@ -157,8 +159,8 @@ def _of_output(
     values = tf.convert_to_tensor(loss.call(target, prediction))
     if values.shape.rank == 0:
         raise ValueError(
-            f"the loss of {where} gives one number for the whole batch; it must give a value for "
-            "each example, of shape [batch] or [batch, ...], and leave the reduction to tfwd"
+            f"the loss of {where} returns one number for the whole batch; it must return a value "
+            "per example, of shape [batch] or [batch, ...], and leave the reduction to tfwd"
         )
     for found in (_keras.layers.get_mask(values),):
         mask = found if mask is None else mask if found is None else mask & found
@@ -179,7 +181,7 @@ def _of_output(
 
 
 def _aligned(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Brings both to one rank, so that weights of fewer axes broadcast along the last ones."""
+    """Returns both with one rank, so that weights with fewer axes broadcast along the last ones."""
     values, weights = _keras_calls.to_same_rank(values, weights)
     rank = max(values.shape.rank, weights.shape.rank)
     for _ in range(rank - weights.shape.rank):

@@ -1,9 +1,10 @@
 """Per-example gradients of a weight in compact forms, and their sums over the examples.
 
-A `PerExampleGradient` stands for the gradients `g_b`, `b = 1..B`, of one weight by one use of it.
-Most forms do not hold the gradients themselves: an `OuterProduct` holds the input of a product and
-the gradient at its result, `Rows` holds the rows of a sparse gradient; `Materialized` holds them.
-Each form computes `sum_b g_b` and `sum_b g_b^2`, element by element, as cheaply as it can.
+A `PerExampleGradient` represents the gradients `g_b`, `b = 1..B`, of one use of a weight. Most
+forms do not store the gradients themselves. An `OuterProduct` stores the input of a product and the
+gradient of its result. `Rows` stores the rows of a sparse gradient. `Materialized` stores the
+gradients. Each form computes `sum_b g_b` and `sum_b g_b^2`, element by element, as cheaply as it
+can.
 """
 
 from __future__ import annotations
@@ -14,36 +15,36 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfwd.dtypes import at_least_float32
-from tfwd.gradients.blocks import over_blocks
+from tfwd.gradients.block_sums import sum_over_blocks
 
-# Per-example gradients that are made at once, in bytes.
+# Size in bytes of the per-example gradients that are computed at once.
 BLOCK_BYTES = 64 << 20
 
-# What an entry of a per-example gradient costs to write, read, square and add, in multiplications
-# of a large matrix product (measured on two cores: between 30 and 60).
+# Cost of an entry of a per-example gradient (to write, read, square and add it), in multiplications
+# of a large matrix product. Measured on two cores: between 30 and 60.
 ENTRY_COST = 40
 
 Scale: TypeAlias = "float | tf.Tensor"
 
 
 class PerExampleGradient:
-    """Base class: the per-example gradients of a weight by one use of it.
+    """Base class of the per-example gradients of one use of a weight.
 
     Attributes:
-        shape: the weight's shape.
-        batch: the number of examples, an int or a scalar tensor.
+        shape: Shape of the weight.
+        batch: int or scalar tensor. Number of examples.
     """
 
     shape: tuple[int, ...]
     batch: int | tf.Tensor
 
     def sums(self, scale: Scale = 1.0) -> tuple[tf.Tensor, tf.Tensor]:
-        """`scale sum_b g_b` and `scale sum_b g_b^2`, of the weight's shape."""
+        """Computes `scale sum_b g_b` and `scale sum_b g_b^2`, of the weight's shape."""
         total, squares = blockwise([self], both)
         return scaled(total, scale), scaled(squares, scale)
 
     def total(self, scale: Scale = 1.0) -> tf.Tensor:
-        """`scale sum_b g_b`."""
+        """Computes `scale sum_b g_b`."""
         return scaled(blockwise([self], lambda g: (tf.reduce_sum(g, 0),))[0], scale)
 
     def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> PerExampleGradient:
@@ -51,9 +52,9 @@ class PerExampleGradient:
         raise NotImplementedError
 
     def folded(self, batch: int | tf.Tensor) -> PerExampleGradient:
-        """Returns the gradients of `batch` examples, where several successive ones here are of one example.
+        """Returns the gradients of `batch` examples, where several rows are of one example.
 
-        They are summed: `g_b` is the sum of the rows that are of example `b`.
+        They are summed: `g_b` is the sum of the rows of example `b`.
         """
         return Materialized(self.gradients()).folded(batch)
 
@@ -63,7 +64,7 @@ class PerExampleGradient:
 
 
 class Materialized(PerExampleGradient):
-    """The gradients themselves, for weights that are small beside the activations.
+    """The gradients themselves, for weights that are small compared with the activations.
 
     Args:
         gradients: `[B, *shape]`.
@@ -89,22 +90,24 @@ class Materialized(PerExampleGradient):
 
 
 class OuterProduct(PerExampleGradient):
-    """`g_b = sum_p x_bp d_bp^T`: the kernel of a product, `x` its input, `d` at its result.
+    """Gradients `g_b = sum_p x_bp d_bp^T` of a product's kernel, with input `x` and gradient `d`.
 
     Args:
-        x: `[B, P, I]`: P positions (time steps, pixels), of which an example's gradient is the sum.
-            `[B, I]` for one position, `[B, P, G, I]` for a product in G groups.
-        d: `[B, P, O]`, `[B, O]` or `[B, P, G, O]`.
-        arrange: brings `[n, I, O]`, or `[n, G, I, O]`, to `[n, *weight's shape]`; None for nothing.
-        layout: says which arrangements do the same: those with equal layouts. By default none do.
+        x: `[B, P, I]`: P positions (time steps, pixels), over which an example's gradient is
+            summed. `[B, I]` for one position, `[B, P, G, I]` for a product in G groups.
+        d: `[B, P, O]`, `[B, O]` or `[B, P, G, O]`. Gradient of the product's result.
+        arrange: Function from `[n, I, O]`, or `[n, G, I, O]`, to `[n, *weight's shape]`. Default
+            None, for the identity.
+        layout: Hashable key. Arrangements with equal layouts do the same. Default None, for none.
 
-    With one position the squares are one more product, `sum_b (x_b^2) (d_b^2)^T`, and with few
-    positions too, over pairs of them: `(sum_p x_p d_p)^2 = sum_pq (x_p x_q) (d_p d_q)`. With more
-    it is cheaper to make the gradients of a block of examples, and square them.
+    With one position the squares are one more product, `sum_b (x_b^2) (d_b^2)^T`. With few
+    positions they are a product over pairs of positions:
+    `(sum_p x_p d_p)^2 = sum_pq (x_p x_q) (d_p d_q)`. With more positions it is cheaper to compute
+    the gradients of a block of examples and square them.
 
-    Where the positions of an example cancel, pairs cancel by the square of it: the squares are off
-    by up to about `1e-7 (sum_p |x_p d_p|)^2` in float32. With four positions of inputs
-    `300 + N(0, 1)`, of which only differences count, that is 1e-3 to 3e-3 of the result.
+    If the positions of an example cancel, the pairs cancel much more. The squares then have an
+    error of up to about `1e-7 (sum_p |x_p d_p|)^2` in float32. With four positions of inputs
+    `300 + N(0, 1)`, of which only differences matter, this is 1e-3 to 3e-3 of the result.
     """
 
     def __init__(
@@ -133,7 +136,10 @@ class OuterProduct(PerExampleGradient):
         return self._arranged(_product(*self._scaled(self.x, self.d, scale)))
 
     def _scaled(self, x: tf.Tensor, d: tf.Tensor, scale: Scale) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns a factor of the product on what is smaller, which mostly is smaller than the product."""
+        """Returns the factors of the product, with the scale on the smaller one.
+
+        The smaller factor is mostly smaller than the product.
+        """
         if x.shape[-1] < d.shape[-1]:
             return scaled(x, scale), d
         return x, scaled(d, scale)
@@ -162,27 +168,28 @@ class OuterProduct(PerExampleGradient):
             return _product(*self._scaled(self.x * self.x, self.d * self.d, scale))
         first = [p for p in range(positions) for _ in range(p, positions)]
         second = [q for p in range(positions) for q in range(p, positions)]
-        # Each pair of two different positions stands for both orders.
+        # Each pair of two different positions represents both orders.
         often = tf.constant([1.0 if p == q else 2.0 for p, q in zip(first, second, strict=True)])
         often = tf.reshape(tf.cast(often, self.x.dtype), [-1, *[1] * (self.x.shape.rank - 2)])
         x = tf.gather(self.x, first, axis=1) * tf.gather(self.x, second, axis=1) * often
         d = tf.gather(self.d, first, axis=1) * tf.gather(self.d, second, axis=1)
-        # A sum with terms of both signs can end a rounding error below zero.
+        # A sum with terms of both signs can be negative by a rounding error.
         return tf.maximum(_product(*self._scaled(x, d, scale)), 0)
 
 
 def blockwise(
     uses: Sequence[PerExampleGradient], function: Callable[..., tuple[tf.Tensor, ...]]
 ) -> tuple[tf.Tensor, ...]:
-    """Sums `function(g, h, ..)` over blocks of examples, so that few gradients are held at once.
+    """Sums `function(g, h, ..)` over blocks of examples, so that few gradients are in memory.
 
     Args:
-        uses: of one batch.
-        function: takes the gradients `[n, *shape]` of each use, returns sums over the examples.
+        uses: Per-example gradients of one batch.
+        function: Function of the gradients `[n, *shape]` of each use. It returns sums over
+            examples.
     """
     entries = sum(_entries(use.shape) for use in uses)
     block = max(1, BLOCK_BYTES // (4 * entries))
-    return over_blocks(
+    return sum_over_blocks(
         uses[0].batch,
         block,
         lambda start, size: function(*(use.part(start, size).gradients() for use in uses)),
@@ -190,20 +197,20 @@ def blockwise(
 
 
 def size(tensor: tf.Tensor, axis: int) -> int | tf.Tensor:
-    """Returns the size of an axis, an int where it is known."""
+    """Returns the size of an axis, as an int if it is known."""
     known = tensor.shape[axis]
     return tf.shape(tensor)[axis] if known is None else known
 
 
 def scaled(tensor: tf.Tensor, scale: Any) -> tf.Tensor:
-    """`scale * tensor`."""
+    """Computes `scale * tensor`."""
     if isinstance(scale, float):
         return tensor if scale == 1 else tensor * scale
     return tensor * tf.cast(scale, tensor.dtype)
 
 
 def both(gradients: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the sums over the examples of gradients and of their squares."""
+    """Returns the sums of gradients and of their squares over the examples."""
     return tf.reduce_sum(gradients, 0), tf.reduce_sum(gradients * gradients, 0)
 
 
@@ -219,7 +226,7 @@ def _pairs(positions: int) -> int:
 
 
 def _product(x: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
-    """`sum_bp x_bp d_bp^T`, in each group."""
+    """Computes `sum_bp x_bp d_bp^T`, in each group."""
     if x.shape.rank == 3:
         x, d = tf.reshape(x, [-1, x.shape[-1]]), tf.reshape(d, [-1, d.shape[-1]])
         return tf.matmul(x, d, transpose_a=True)

@@ -1,8 +1,8 @@
 """The effective weights of tfwd's layers, drawn once for all passes of one computation.
 
-Chunks of a batch, and the examples that the general way takes one by one, must see the same mask:
-weight dropout draws one for the batch. So a layer draws when it is first called, and is called
-again with what it drew.
+Chunks of a batch, and examples that are computed one by one, must use the same mask, because weight
+dropout draws one mask for the batch. So a layer draws in its first call, and later calls use the
+same draw.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tfwd import _keras, training_flag
 from tfwd.layers._substitution import weight_selection
 from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin
 
-# For each variable its effective weight, and the derivative of that by the raw weight, entry by
-# entry; None if the parametrization is not elementwise.
+# A variable, its effective weight, and the derivative of the effective weight by the raw weight,
+# entry by entry. The derivative is None if the parametrization is not elementwise.
 Effective: TypeAlias = "list[tuple[keras.Variable, tf.Tensor, tf.Tensor | None]]"
 
 
@@ -32,16 +32,16 @@ class Perturbations:
         self._calls: dict[int, int] = {}
 
     def begin(self) -> None:
-        """Begins another pass, in which each layer's first call is its first again."""
+        """Begins another pass, in which each layer's next call counts as its first."""
         self._calls = {}
 
     def take(self, layer: WeightPerturbationMixin, differentiable: bool = False) -> Effective:
         """Returns the effective weights of a layer's next training call in this pass.
 
         Args:
-            layer: a layer of tfwd, in training.
-            differentiable: compute them anew, so that a tape around it sees how they come from the
-                raw ones; they are the same.
+            layer: Layer of tfwd, in training.
+            differentiable: bool. Computes them again, so that an outer tape records their
+                computation from the raw weights. The values are the same. Default False.
         """
         index = self._calls.get(id(layer), 0)
         self._calls[id(layer)] = index + 1
@@ -58,15 +58,15 @@ class Perturbations:
 def plain_call(
     owner: type, layer: Any, original: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
 ) -> Callable[[], Any] | None:
-    """Returns the call of the layer without its own perturbation, in training; None if that is not known.
+    """Returns the layer's training call without its own perturbation, or None if it is unknown.
 
-    Where the layer does not train, it is its own affair whether anything is done.
+    If the layer is not in training, its own call runs.
     """
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     training = training_flag.standardize({**given, **given.get("kwargs", {})}.get("training"))
     if training is not True:
         return None
-    unperturbed = vars(owner).get("_unperturbed_call")  # not one that `owner` has overridden
+    unperturbed = vars(owner).get("_unperturbed_call")  # not one from a subclass of `owner`
     if unperturbed is None:
         return None
     flags = _keras.layers.CallState()
@@ -99,16 +99,16 @@ def _effective(layer: Any, call: Any, scales: bool = True) -> Effective:
 
 
 def _named(layer: Any, name: str) -> keras.Variable:
-    """Returns the weight that `effective_weights` names."""
+    """Returns the weight with a name of `effective_weights`."""
     return next(
         t.variable for t in weight_selection.all_targets(layer._subject()) if t.name == name
     )
 
 
 def _is_elementwise(layer: Any) -> bool:
-    """Returns True if all parametrizations are, of the layer and of those in it.
+    """Returns True if all parametrizations of the layer, and of layers inside it, are elementwise.
 
-    Then each entry of an effective weight depends on the same entry of the raw one alone.
+    Then each entry of an effective weight depends only on the same entry of the raw weight.
     """
     return all(
         parametrization.elementwise

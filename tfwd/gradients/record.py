@@ -1,9 +1,9 @@
-"""`Pass`: a forward pass that records every use of every weight; `Call`: what a rule is given.
+"""`Pass`: a forward pass that records every use of every weight; `Call`: an argument of rules.
 
-A layer with a rule is run by the rule. It reads its weights with the gradient stopped, so that the
-tape computes no gradient of a weight, and marks probes: tensors whose gradients are wanted. Any
-other read of a weight, by a layer without a rule, by a model's own code or past Keras, is noticed.
-Such a weight is computed the general way.
+A layer with a rule is run by the rule. The rule reads the weights with the gradient stopped, so
+that the tape computes no gradient of a weight. It marks probes: tensors whose gradients are needed.
+All other reads of a weight are detected: by a layer without a rule, by a model's own code, or
+without Keras. Such a weight is computed example by example.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Use(NamedTuple):
     """One use of a weight.
 
     Attributes:
-        method: the rule's name.
-        probes: the numbers of the probes whose gradients `term` takes.
-        term: from these gradients to the weight's per-example gradients.
-        scale: the derivative of the effective weight that was used, None if it was the weight.
+        method: Name of the rule.
+        probes: Numbers of the probes whose gradients are the arguments of `term`.
+        term: Function from these gradients to the weight's per-example gradients.
+        scale: Derivative of the effective weight that was used, or None if it was the raw weight.
     """
 
     method: str
@@ -41,28 +41,29 @@ class Use(NamedTuple):
 
 
 class Pass:
-    """A forward pass. Use it as a context around the model's call; the tape stays open inside.
+    """A forward pass that records uses of weights. Its tape must be open around `run`.
 
     Args:
-        model: a built Keras model.
-        perturbations: the draws, the same for all passes of one computation.
-        rules: whether rules are used. Without, the model runs as it is, save for the draws.
-        draws: those of an earlier pass over the same inputs, which this one is to see again.
-        values: by the weights' ids, what the model is run on in place of them, for a trial.
-            With rules, the tape then watches the weights too, for `unaccounted`.
+        model: Built Keras model.
+        perturbations: Draws, the same for all passes of one computation.
+        rules: bool. Uses rules. If False, the model runs unchanged except for the draws. Default
+            True.
+        values: dict from a weight's id to a tensor that replaces the weight, for a trial. With
+            rules, the tape then also watches the weights, for `unaccounted`. Default None.
+        draws: Draws of an earlier pass over the same inputs, to repeat. Default None.
 
     Attributes:
-        uses: by the weights' ids, their uses.
-        general: ids of weights that have to be computed the general way.
-        losses: what `add_loss` was given.
-        before: what was updated, other than the draws of tfwd's layers, such as the state of a
-            dropout's generator: by ids, the variable and its value before.
-        scalars: whether there are losses that are not of an example.
-        draws: what layers drew past the variables that Keras sees.
-        probes: the probes in the order of their numbers.
-        numbers: their numbers by their ids.
-        inside: whether a weight was read in a function that was traced during the pass. There the
-            weights are themselves, since the function may outlive the pass.
+        uses: dict from a weight's id to its uses.
+        general: Ids of weights that no rule can cover.
+        losses: Losses from `add_loss`.
+        before: Variables that were updated, except the draws of tfwd's layers. An example is the
+            state of a dropout's generator. A dict from an id to the variable and its earlier value.
+        scalars: bool. There are losses that belong to no example.
+        draws: Draws of layers that no variable shows to Keras.
+        probes: Probes in the order of their numbers.
+        numbers: Numbers of the probes, by their ids.
+        inside: bool. A weight was read in a function that was traced during the pass. There the
+            weights are not replaced, because the function may exist longer than the pass.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Pass:
         self._scales: dict[int, tf.Tensor | None] = {}
 
     def run(self, x: Any, training: bool) -> Any:
-        """Returns the model's outputs, recorded. To be called with the tape open."""
+        """Runs the model and records it. Returns the outputs. The tape must be open."""
         self._graph = _keras.present_graph()
         self._values = {key: _keras.variables.value(v) for key, v in self.variables.items()}
         if self._given is not None:
@@ -120,17 +121,17 @@ class Pass:
         return outputs
 
     def unaccounted(self, target: tf.Tensor) -> set[int]:
-        """Ids of weights whose gradients do not all come by rules.
+        """Returns the ids of weights whose gradients do not all come from rules.
 
-        A rule reads its weights with the gradient stopped. So if the tape finds a way from the
-        weight itself to the target, something else uses it, be it by a function that was traced
-        before, in which no read shows.
+        A rule reads its weights with the gradient stopped. So if the tape finds a path from the
+        weight itself to the target, something else uses the weight. This also finds functions that
+        were traced before, whose reads are not visible.
         """
         sources = [
             [self._values[key], *_keras.variables.tf_variables(variable)]
             for key, variable in self.variables.items()
         ]
-        gradients = self.tape.gradient(target, sources)  # of all at once: one pass
+        gradients = self.tape.gradient(target, sources)  # one pass for all weights
         found = {
             key
             for key, of_weight in zip(self.variables, gradients, strict=True)
@@ -190,7 +191,7 @@ class Pass:
         given, before = [], dict(self._scales)
         for variable, value, scale in found:
             key = id(variable)
-            if key in before:  # a layer around this one has applied the whole chain already
+            if key in before:  # an outer layer has already applied the whole chain
                 continue
             given.append((variable, value))
             self._scales[key] = scale
@@ -204,7 +205,7 @@ class Pass:
 
     @contextmanager
     def ruled(self) -> Iterator[None]:
-        """Returns a context in which reads of weights are a rule's, and do not make a weight general."""
+        """Marks reads of weights in the body as reads of a rule."""
         self._ruled += 1
         try:
             yield
@@ -213,7 +214,7 @@ class Pass:
 
 
 class Call:
-    """What a rule is given beside the layer and the arguments of its call."""
+    """The second argument of a rule, beside the layer and the arguments of its call."""
 
     def __init__(
         self, recorder: Pass, layer: keras.Layer, method: str, original: Callable[..., Any]
@@ -223,15 +224,15 @@ class Call:
         self.uses: list[tuple[int, Use]] = []
 
     def value(self, variable: keras.Variable) -> tf.Tensor:
-        """What the layer computes with in place of the variable, without a gradient to it.
+        """Returns the layer's value of a variable, without a gradient to the variable.
 
-        It has the layer's compute dtype, and is the effective weight under weight dropout.
+        It has the layer's compute dtype. Under weight dropout it is the effective weight.
         """
         with self._pass.ruled():
             return tf.stop_gradient(_keras.variables.read(variable))
 
     def probe(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Marks a tensor whose gradient is wanted. What is returned must be computed on with."""
+        """Marks a tensor whose gradient is needed. The rule must use the returned tensor."""
         probe = tf.identity(tensor)
         self._pass.tape.watch(probe)
         self._pass.numbers[id(probe)] = len(self._pass.probes)
@@ -244,17 +245,17 @@ class Call:
         probes: tf.Tensor | tuple[tf.Tensor, ...],
         term: Callable[..., PerExampleGradient],
     ) -> None:
-        """Says what the per-example gradients of a weight by this use are.
+        """Declares the per-example gradients of a weight by this use.
 
         Args:
-            variable: the weight; None and what is not trained are ignored.
-            probes: one or several results of `probe`.
-            term: called with the gradients of the sum of the examples' losses with respect to the
-                probes; returns the `PerExampleGradient` of this use, of the weight's shape: an
-                `OuterProduct`, `Rows`, `Materialized` or one of your own.
+            variable: Weight. None and untrained variables are ignored.
+            probes: One or several results of `probe`.
+            term: Function of the gradients of the sum of the examples' losses with respect to the
+                probes. It returns the `PerExampleGradient` of this use, of the weight's shape: an
+                `OuterProduct`, `Rows`, `Materialized` or a custom class.
 
         Raises:
-            ValueError: if something else is given than what `probe` returned.
+            ValueError: If `probes` are not results of `probe`.
         """
         key = id(None if variable is None else _keras.variables.original(variable))
         if key not in self._pass.variables:
@@ -263,9 +264,9 @@ class Call:
         numbers = self._pass.numbers
         if not all(id(probe) in numbers for probe in wanted):
             raise ValueError(
-                f"the rule '{self._method}' of layer '{self._layer.name}' gives call.use a tensor "
+                f"the rule '{self._method}' of layer '{self._layer.name}' passes call.use a tensor "
                 f"for the weight '{_keras.variables.path(variable)}' that call.probe did not "
-                "return: compute on with what probe returned, and give that to call.use"
+                "return: compute with the result of call.probe, and pass it to call.use"
             )
         found = tuple(numbers[id(probe)] for probe in wanted)
         self.uses.append((key, Use(self._method, found, term, self._pass._scales.get(key))))
@@ -276,9 +277,9 @@ class Call:
         values: Sequence[tuple[keras.Variable, tf.Tensor]] = (),
         **kwargs: Any,
     ) -> Any:
-        """Returns the layer's own call, with tensors in place of some of its weights.
+        """Runs the layer's own call, with tensors in place of some of its weights.
 
-        It is for weights that the rule accounts for by itself: their reads are not noticed.
+        Use it for weights that the rule covers: their reads are not recorded.
         """
         given = [(_keras.variables.original(variable), tensor) for variable, tensor in values]
         with self._pass.ruled(), self._pass._observed(given):

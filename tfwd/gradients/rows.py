@@ -1,4 +1,4 @@
-"""`Rows`: the per-example gradients of an embedding's matrix, held by the rows that are used."""
+"""`Rows`: the per-example gradients of an embedding's matrix, stored for the used rows."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tfwd.gradients.per_example_gradients import PerExampleGradient, Scale, scal
 
 
 class Rows(PerExampleGradient):
-    """`g_b[i] = sum over p with id_bp = i of d_bp`: the matrix of an embedding.
+    """Gradients `g_b[i] = sum over p with id_bp = i of d_bp` of an embedding's matrix.
 
     Args:
-        ids: integers `[B, P]` in `[0, rows)`, or below zero, counted from the end.
-        d: `[B, P, D]`, the gradient at the rows that were looked up.
-        rows: the number of rows of the matrix.
+        ids: Integers `[B, P]` in `[0, rows)`. Negative ids count from the end.
+        d: `[B, P, D]`. Gradient of the rows that were looked up.
+        rows: int. Number of rows of the matrix.
 
-    An example's gradients of one row are summed by sorting its ids; nothing of the size
-    `B x rows x D` is made.
+    An example's gradients of one row are summed after sorting its ids. No tensor of size
+    `B x rows x D` is created.
     """
 
     def __init__(self, ids: tf.Tensor, d: tf.Tensor, rows: int) -> None:
@@ -34,9 +34,9 @@ class Rows(PerExampleGradient):
         return scatter(self.ids, scaled(self.d, scale), self.rows)
 
     def summed(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns each example's different ids `[B, P]` and the sums of their gradients `[B, P, D]`.
+        """Returns each example's distinct ids `[B, P]` and the sums of their gradients `[B, P, D]`.
 
-        What is over, where an id stands twice, has the id 0 and the sum 0.
+        If an id is repeated, the remaining entries have the id 0 and the sum 0.
         """
         order = tf.argsort(self.ids, axis=1)
         ids = tf.gather(self.ids, order, batch_dims=1)

@@ -3,21 +3,20 @@
 For a weight `w` with entries `i`, from `m_i = E[g_i]` and `s_i = E[g_i^2]` over a batch of `B`, and
 `r_i`, the part of `m_i` that is the same for every example (regularizers):
 
-    variance   V = B/(B-1) sum_i (s_i - (m_i - r_i)^2)    trace of the covariance of an example's
+    variance   V = B/(B-1) sum_i (s_i - (m_i - r_i)^2)    trace of an example's covariance
     signal     G = sum_i m_i^2 - V/B                      squared norm of the true gradient
     noise scale  V / G        signal-to-noise ratio  G / V
 
-The noise scale is about the batch size beyond which larger batches stop paying off. `V` and `G` are
-unbiased: their means over batches tend to what they estimate. `V/G` is not, and the mean of such
-ratios means nothing: the `G` of one batch scatters, by up to `sqrt(2) V/B` even where the true
-gradient is zero, and can be zero or less. So over several batches the noise scale is
-`mean(V) / mean(G)`, and only what is below zero then is taken for zero: a noise scale of infinity,
-too noisy to tell.
+The noise scale is about the batch size above which larger batches are not worth it. `V` and `G` are
+unbiased: their means over batches approach the true values. `V/G` is biased, and the mean of such
+ratios is meaningless. The `G` of one batch varies by up to `sqrt(2) V/B`, even if the true gradient
+is zero, and can be negative. So over several batches the noise scale is `mean(V) / mean(G)`. Only a
+negative mean is replaced by zero. The noise scale is then infinite: the gradient is too noisy.
 
 Reference: McCandlish et al., "An Empirical Model of Large-Batch Training" (2018), appendix A.1.
-With their small batch a single example and their large one all `B`, their estimators are these:
-`(B sum m^2 - sum s) / (B-1)` of the signal and `(sum s - sum m^2) / (1 - 1/B)` of the variance, and
-they too average both before they divide. There the average is one that moves with the steps.
+With a single example as the small batch, and all `B` as the large one, their estimators are the
+same: `(B sum m^2 - sum s) / (B-1)` of the signal, and `(sum s - sum m^2) / (1 - 1/B)` of the
+variance. They also average both before the division, with a moving average over steps.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfwd.gradients.batch_moments import Moments
+from tfwd.gradients.compute import Moments
 
 Record = dict[str, Any]
 
@@ -37,7 +36,10 @@ ESTIMATES = ("squared_mean", "square_of_mean", "variance", "signal")
 
 
 def compress(moments: Moments) -> tf.Tensor:
-    """What `describe` needs of moments: a few numbers to fetch, whatever the model's size.
+    """Reduces moments to the few numbers that `describe` needs, for any size of the model.
+
+    Args:
+        moments: Moments of a batch.
 
     Returns:
         float64 `[3, weights]`: the sums over the entries of `mean_square`, of `mean^2`, and of the
@@ -56,26 +58,25 @@ def describe(sums: Any, paths: Sequence[str], sizes: Sequence[int], batch_size: 
     """Returns the statistics of the whole model and of each weight, from one batch.
 
     Args:
-        sums: what `compress` gave.
-        paths: the weights' paths.
-        sizes: their numbers of entries.
-        batch_size: the number of examples.
+        sums: Result of `compress`.
+        paths: Paths of the weights.
+        sizes: Numbers of entries of the weights.
+        batch_size: int. Number of examples.
 
     Returns:
-        A dict of `squared_mean` and `square_of_mean` (averaged over the entries), `variance` and
-        `signal` (V and G, summed over them; G can be below zero), `noise_scale` and
-        `signal_to_noise`, and under `variables` the same by path. With one example the last four
-        are not known, and NaN.
+        A dict with `squared_mean` and `square_of_mean` (averaged over the entries), `variance` and
+        `signal` (V and G, summed over the entries; G can be negative), `noise_scale` and
+        `signal_to_noise`. `variables` has the same by path. With one example the last four are
+        unknown, and NaN.
 
     Example:
-
-    >>> found = describe([[8.0], [4.0], [4.0]], ["w"], [2], batch_size=2)
-    >>> found["squared_mean"], found["square_of_mean"]
-    (4.0, 2.0)
-    >>> found["variance"], found["signal"]  # 2 (8 - 4) and 4 - 8/2
-    (8.0, 0.0)
-    >>> found["noise_scale"], found["signal_to_noise"]
-    (inf, 0.0)
+        >>> found = describe([[8.0], [4.0], [4.0]], ["w"], [2], batch_size=2)
+        >>> found["squared_mean"], found["square_of_mean"]
+        (4.0, 2.0)
+        >>> found["variance"], found["signal"]  # 2 (8 - 4) and 4 - 8/2
+        (8.0, 0.0)
+        >>> found["noise_scale"], found["signal_to_noise"]
+        (inf, 0.0)
     """
     table = np.asarray(sums, np.float64)
     record = _estimates(table.sum(1), sum(sizes), batch_size)
@@ -87,25 +88,24 @@ def describe(sums: Any, paths: Sequence[str], sizes: Sequence[int], batch_size: 
 
 
 def average(records: Sequence[Record]) -> Record:
-    """Returns the statistics over several batches: ratios of means, where one batch is too noisy to tell.
+    """Returns the statistics over several batches, as ratios of means.
 
     Args:
-        records: what `describe` gave for each batch, or `GradientSquaredMean.records`; at least
-            one. Batches of one example count for what they know.
+        records: Results of `describe` for each batch, or `GradientSquaredMean.records`; at least
+            one. Batches with one example contribute what is known of them.
 
     Returns:
-        As of `describe`: the means of the first four, and `noise_scale = mean(V) / mean(G)`,
-        `signal_to_noise = mean(G) / mean(V)`.
+        A dict as from `describe`: the means of the first four, `noise_scale = mean(V) / mean(G)`,
+        and `signal_to_noise = mean(G) / mean(V)`.
 
     Raises:
-        ValueError: if there are no records.
+        ValueError: If there are no records.
 
     Example:
-
-    >>> one = describe([[8.0], [4.0], [4.0]], ["w"], [2], batch_size=2)  # V = 8, G = 0
-    >>> two = describe([[8.0], [6.0], [6.0]], ["w"], [2], batch_size=2)  # V = 4, G = 4
-    >>> average([one, two])["noise_scale"]  # (8 + 4) / (0 + 4)
-    3.0
+        >>> one = describe([[8.0], [4.0], [4.0]], ["w"], [2], batch_size=2)  # V = 8, G = 0
+        >>> two = describe([[8.0], [6.0], [6.0]], ["w"], [2], batch_size=2)  # V = 4, G = 4
+        >>> average([one, two])["noise_scale"]  # (8 + 4) / (0 + 4)
+        3.0
     """
     if not records:
         raise ValueError("average() needs at least one record")
@@ -125,14 +125,14 @@ def _estimates(sums: np.ndarray, size: int, batch_size: int) -> Record:
     squares, means, own = (float(value) for value in sums)
     variance = signal = math.nan
     if batch_size > 1:
-        # Below zero only by rounding.
+        # Negative only by rounding.
         variance = max(squares - own, 0.0) * batch_size / (batch_size - 1)
         signal = means - variance / batch_size
     return _with_ratios([squares / size, means / size, variance, signal])
 
 
 def _average(records: Sequence[Record]) -> Record:
-    # What one example leaves unknown is left out; what is NaN because the gradient was is kept.
+    # Records of one example are left out, but not records with a NaN gradient.
     known = [r for r in records if not math.isnan(r["variance"]) or _diverged(r)]
     means = [_mean(records, key) for key in ESTIMATES[:2]]
     return _with_ratios(means + [_mean(known, key) for key in ESTIMATES[2:]])

@@ -17,33 +17,30 @@ class Parametrization:
     Subclasses define `__call__`, and `get_config` if their constructor has arguments.
 
     - A stochastic parametrization acts only in training. A deterministic one (`stochastic = False`)
-      also
-      acts in evaluation.
+      also acts in evaluation.
     - All random numbers must come from the seed, through a `tf.random.stateless_*` function,
-      because
-      backward repeats a draw.
+      because backward repeats a draw.
     - `elementwise = True` promises that each entry of the result depends only on the same entry of
-      the
-      weight, the seed and the position. It makes `tfwd.gradients` cheaper. A subclass with another
-      `__call__` must set it again.
+      the weight, the seed and the position. It makes `tfwd.gradients` cheaper. A subclass with
+      another `__call__` must set it again.
 
     Example:
-
-    >>> import keras
-    >>> @keras.saving.register_keras_serializable("my_package")
-    ... class UniformNoise(Parametrization):
-    ...     elementwise = True
-    ...     def __init__(self, width):
-    ...         self.width = width
-    ...     def __call__(self, weight, seed):
-    ...         noise = tf.random.stateless_uniform(weight.shape, seed, dtype=weight.dtype)
-    ...         return weight + self.width * (2 * noise - 1)
-    ...     def get_config(self):
-    ...         return {"width": self.width}
-    >>> from tfwd import layers
-    >>> dense = layers.Parametrized(keras.layers.Dense(2), {"kernel": UniformNoise(0.1)}, seed=1)
-    >>> dense(tf.ones([1, 3]), training=True).shape
-    TensorShape([1, 2])
+        >>> import keras
+        >>> @keras.saving.register_keras_serializable("my_package")
+        ... class UniformNoise(Parametrization):
+        ...     elementwise = True
+        ...     def __init__(self, width):
+        ...         self.width = width
+        ...     def __call__(self, weight, seed):
+        ...         noise = tf.random.stateless_uniform(weight.shape, seed, dtype=weight.dtype)
+        ...         return weight + self.width * (2 * noise - 1)
+        ...     def get_config(self):
+        ...         return {"width": self.width}
+        >>> from tfwd import layers
+        >>> noise = {"kernel": UniformNoise(0.1)}
+        >>> dense = layers.Parametrized(keras.layers.Dense(2), noise, seed=1)
+        >>> dense(tf.ones([1, 3]), training=True).shape
+        TensorShape([1, 2])
     """
 
     stochastic = True
@@ -80,8 +77,7 @@ class Parametrization:
         """Returns rows of the effective weight without computing the other rows.
 
         If a class defines it, an embedding computes only the rows that are looked up. A subclass
-        with another
-        `__call__` must define it again, or does not have it.
+        with another `__call__` must define it again, or does not have it.
 
         Args:
             rows: Rows of a weight, `indices.shape + shape[1:]`.
@@ -115,8 +111,7 @@ class Parametrization:
 
         Args:
             raw: Whole raw weight. It is raw even if other elements of a chain come first, and whole
-                even if
-                only rows are needed.
+                even if only rows are needed.
         """
         return self
 
@@ -130,7 +125,7 @@ class Parametrization:
 
     @property
     def is_identity(self) -> bool:
-        """bool. The effective weight always equals the weight."""
+        """True if the effective weight always equals the weight."""
         return False
 
     def elements(self) -> list[Parametrization]:
@@ -161,7 +156,7 @@ class Parametrization:
         return f"{type(self).__name__}({arguments})"
 
 
-def changed(parametrization: Any, **attributes: Any) -> Any:
+def copy_with(parametrization: Any, **attributes: Any) -> Any:
     """Returns a copy, of the same class, with other attributes."""
     changed = copy.copy(parametrization)
     vars(changed).update(attributes)

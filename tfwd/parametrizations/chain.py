@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfwd._random import seeds
-from tfwd.parametrizations.base import Parametrization, changed
+from tfwd.parametrizations.base import Parametrization, copy_with
 
 
 @keras.saving.register_keras_serializable("tfwd")
@@ -17,19 +17,17 @@ class Chain(Parametrization):
     """A sequence of parametrizations, applied one after the other.
 
     Formula: `Chain([p, q])(w) = q(p(w))`. Each element draws from its own seed, so that two equal
-    elements
-    are independent.
+    elements are independent.
 
     Args:
         parametrizations: List of parametrizations. The first is applied first.
 
     Example:
-
-    >>> from tfwd.parametrizations import Dropout, GaussianNoise
-    >>> p = Chain([GaussianNoise(0.1), Dropout(0.5)])
-    >>> w = p(tf.ones([1000]), seed=tf.constant([1, 2]))
-    >>> 0.45 < float(tf.reduce_mean(tf.cast(w == 0.0, tf.float32))) < 0.55
-    True
+        >>> from tfwd.parametrizations import Dropout, GaussianNoise
+        >>> p = Chain([GaussianNoise(0.1), Dropout(0.5)])
+        >>> w = p(tf.ones([1000]), seed=tf.constant([1, 2]))
+        >>> 0.45 < float(tf.reduce_mean(tf.cast(w == 0.0, tf.float32))) < 0.55
+        True
     """
 
     def __init__(self, parametrizations: Sequence[Parametrization]) -> None:
@@ -43,19 +41,19 @@ class Chain(Parametrization):
 
     @property
     def stochastic(self) -> bool:  # type: ignore[override]
-        """bool. An element is stochastic."""
+        """True if an element is stochastic."""
         return any(p.stochastic for p in self.parametrizations)
 
     @property
     def elementwise(self) -> bool:  # type: ignore[override]
-        """bool. All elements are elementwise."""
+        """True if all elements are elementwise."""
         return all(p.elementwise for p in self.parametrizations)
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         return apply(weight, [BoundParametrization(p, seed) for p in self.parametrizations])
 
     def at(self, call: tf.Tensor) -> Chain:
-        return changed(self, parametrizations=[p.at(call) for p in self.parametrizations])
+        return copy_with(self, parametrizations=[p.at(call) for p in self.parametrizations])
 
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
         for p in self.parametrizations:
@@ -103,8 +101,7 @@ def apply(
     """Applies the links of a chain one after the other.
 
     The element at index `k > 0` of the whole chain draws from `fold(seed, 0, k)`. So elements with
-    equal
-    seeds are independent, and a chain with one element draws like the element itself.
+    equal seeds are independent, and a chain with one element draws like the element itself.
 
     Args:
         weight: Floating tensor.

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfwd import rates
 from tfwd._random import random_masks
-from tfwd.parametrizations.base import Parametrization, changed
+from tfwd.parametrizations.base import Parametrization, copy_with
 
 
 @keras.saving.register_keras_serializable("tfwd")
@@ -24,26 +24,20 @@ class Dropout(Parametrization):
         rate: float, schedule or variable. Drop rate in [0, 1), read in every call. A schedule is a
             function from the training-call counter to a real scalar, such as a
             `keras.optimizers.schedules.LearningRateSchedule`. It must not be random. A rate of 0.0
-            is
-            the identity and draws nothing. A config stores a variable's present value. The caller
-            must
-            save the variable itself.
+            is the identity and draws nothing. A config stores a variable's present value. The
+            caller must save the variable itself.
         noise_shape: Shape of the mask, as in `keras.layers.Dropout`. A 1 shares the mask along an
-            axis,
-            and None stands for the weight's own size. `(None, 1)` drops whole rows. Default None,
-            for
-            the weight's shape.
+            axis, and None stands for the weight's own size. `(None, 1)` drops whole rows. Default
+            None, for the weight's shape.
 
     Raises:
         ValueError: On application, if the rate is not in [0, 1), or if the noise shape does not fit
-            the
-            weight. `Parametrized` raises it with the names of the layer and the weight.
+            the weight. `Parametrized` raises it with the names of the layer and the weight.
 
     Example:
-
-    >>> w = Dropout(0.5)(tf.ones([2, 4]), seed=tf.constant([1, 2]))
-    >>> sorted(set(w.numpy().ravel().tolist()))
-    [0.0, 2.0]
+        >>> w = Dropout(0.5)(tf.ones([2, 4]), seed=tf.constant([1, 2]))
+        >>> sorted(set(w.numpy().ravel().tolist()))
+        [0.0, 2.0]
 
     References: Wan et al., "Regularization of Neural Networks using DropConnect" (2013); Merity et
     al., "Regularizing and Optimizing LSTM Language Models" (2017). DropConnect as published
@@ -53,7 +47,7 @@ class Dropout(Parametrization):
     elementwise = True
 
     def __init__(self, rate: rates.Scalar, noise_shape: Sequence[int | None] | None = None) -> None:
-        self.rate = rates.constant(rate)
+        self.rate = rates.as_float_if_known(rate)
         self.noise_shape = None if noise_shape is None else tuple(noise_shape)
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -70,7 +64,7 @@ class Dropout(Parametrization):
         )
 
     def at(self, call: tf.Tensor) -> Dropout:
-        return changed(self, rate=rates.read(self.rate, call, below=1.0))
+        return copy_with(self, rate=rates.read(self.rate, call, below=1.0))
 
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
         rates.check(where, "rate", self.rate, below=1.0)

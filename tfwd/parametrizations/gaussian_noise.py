@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfwd import dtypes, rates
 from tfwd._random import random_masks
-from tfwd.parametrizations.base import Parametrization, changed
+from tfwd.parametrizations.base import Parametrization, copy_with
 
 SCALES = ("absolute", "deviation")
 
@@ -20,35 +20,30 @@ class GaussianNoise(Parametrization):
     """Variational noise: independent Gaussian noise on every entry.
 
     Formula: `w' = w + stddev * s * e` with `e ~ N(0, I)`, from training call `start_step` on.
-    Before, and if
-    `stddev` is 0, `w' = w` bit for bit. With `scale="absolute"` s is 1. With "deviation" it is the
-    weight's own standard deviation,
+    Before, and if `stddev` is 0, `w' = w` bit for bit. With `scale="absolute"` s is 1. With
+    "deviation" it is the weight's own standard deviation,
 
         s = sqrt(mean((w - mean(w))^2)),
 
     over all entries of the raw weight. This holds even if other parametrizations come before this
-    one, or
-    if an embedding looks up a few rows. The gradient treats s as a constant: `dw'/dw = 1`. A weight
-    whose
-    entries are all equal then gets no noise.
+    one, or if an embedding looks up a few rows. The gradient treats s as a constant: `dw'/dw = 1`.
+    A weight whose entries are all equal then gets no noise.
 
     Args:
         stddev: float, schedule or variable, as the rate of `Dropout`. Standard deviation, at least
-            0. A
-            float 0.0 draws nothing.
+            0. A float 0.0 draws nothing.
         start_step: int. Number of the first training call with noise, from 0. Default 0. The
-            wrapped
-            layer counts its calls, so a layer that is called twice in a training step counts two.
+            wrapped layer counts its calls, so a layer that is called twice in a training step
+            counts two.
         scale: "absolute" or "deviation". Unit of `stddev`. Default "absolute".
 
     Raises:
         ValueError: If the scale is unknown. On application, if `stddev` is negative or not finite.
 
     Example:
-
-    >>> w = GaussianNoise(0.1)(tf.zeros([1000]), seed=tf.constant([1, 2]))
-    >>> round(float(tf.math.reduce_std(w)), 2)
-    0.1
+        >>> w = GaussianNoise(0.1)(tf.zeros([1000]), seed=tf.constant([1, 2]))
+        >>> round(float(tf.math.reduce_std(w)), 2)
+        0.1
 
     References: Graves, "Practical Variational Inference for Neural Networks" (2011). One fixed
     deviation is used for all entries, as in speech recognition since; it is not learnt. Wu et al.,
@@ -62,7 +57,7 @@ class GaussianNoise(Parametrization):
     def __init__(self, stddev: rates.Scalar, start_step: int = 0, scale: str = "absolute") -> None:
         if scale not in SCALES:
             raise ValueError(f"GaussianNoise: scale={scale!r}: expected one of {', '.join(SCALES)}")
-        self.stddev = rates.constant(stddev)
+        self.stddev = rates.as_float_if_known(stddev)
         self.start_step = start_step
         self.scale = scale
         self._deviation: tf.Tensor | None = None  # set for one weight by `of_weight`
@@ -82,7 +77,7 @@ class GaussianNoise(Parametrization):
         if self.scale == "absolute" or self.is_identity:
             return self
         wide = tf.cast(tf.stop_gradient(raw), dtypes.wide(raw.dtype))
-        return changed(self, _deviation=tf.math.reduce_std(wide))
+        return copy_with(self, _deviation=tf.math.reduce_std(wide))
 
     def _stddev(self, weight: tf.Tensor | None) -> rates.Scalar:
         """Returns the standard deviation of the noise."""
@@ -104,7 +99,7 @@ class GaussianNoise(Parametrization):
         if self.start_step > 0 and not self.is_identity:
             started = tf.cast(call >= self.start_step, tf.float32)
             stddev = tf.stop_gradient(tf.cast(stddev, tf.float32) * started)
-        return changed(self, stddev=stddev, start_step=0)
+        return copy_with(self, stddev=stddev, start_step=0)
 
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
         rates.check(where, "stddev", self.stddev, below=math.inf)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfwd import pretrained, rates
 from tfwd._random import random_masks
-from tfwd.parametrizations.base import changed
+from tfwd.parametrizations.base import copy_with
 from tfwd.parametrizations.dropout import Dropout
 
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -27,45 +27,34 @@ class Mixout(Dropout):
         w'_i = ((1 - m_i) r_i + m_i w_i - (1 - keep) r_i) / keep = r_i + m_i (w_i - r_i) / keep
 
     so that `E[w'_i] = w_i`. If `r = 0` it equals `Dropout`, with the same masks for an equal seed.
-    The
-    gradient for `w_i` is `m_i / keep`, and there is none for `r`. Half precision is computed in
-    float32
-    and rounded once. A rate of 0 is the identity, bit for bit.
+    The gradient for `w_i` is `m_i / keep`, and there is none for `r`. Half precision is computed in
+    float32 and rounded once. A rate of 0 is the identity, bit for bit.
 
     The layer that applies it stores one copy of each reference. The layer does not count references
-    as
-    weights. They are saved with the weights, in Keras's files and in TensorFlow's checkpoints, so
-    that
-    training resumes with the same references. `tfwd.unwrap` removes them. Backward stores neither
-    the
-    mask nor the mixed weight.
+    as weights. They are saved with the weights, in Keras's files and in TensorFlow's checkpoints,
+    so that training resumes with the same references. `tfwd.unwrap` removes them. Backward stores
+    neither the mask nor the mixed weight.
 
     Args:
         rate, noise_shape: As in `Dropout`. By default single entries are dropped. For a `Dense`
-            kernel,
-            `noise_shape=(None, 1)` drops all weights of an input together.
+            kernel, `noise_shape=(None, 1)` drops all weights of an input together.
         towards: Reference. "start" is the value of the weight in the layer's first training call. A
             `tfwd.pretrained.Plan` gives its file's value for the variable. A dict of arrays, or a
-            file
-            for `tfwd.pretrained`, gives the value under the weight's path or its last components.
-            Sources are read when the layer has its weights. A config always has "start", because
-            the
-            model's file has the references themselves. Default "start".
+            file for `tfwd.pretrained`, gives the value under the weight's path or its last
+            components. Sources are read when the layer has its weights. A config always has
+            "start", because the model's file has the references themselves. Default "start".
         reference_dtype: str. dtype in which the reference is stored, such as "bfloat16". Default
-            None,
-            for the weight's own.
+            None, for the weight's own.
 
     Raises:
         ValueError: As `Dropout`; if `towards` or the dtype is wrong; if the source cannot be read,
-            or
-            has no value with the weight's name and shape.
+            or has no value with the weight's name and shape.
 
     Example:
-
-    >>> start, now = tf.ones([2, 4]), tf.fill([2, 4], 3.0)
-    >>> mixed = Mixout(0.5).towards_tensor(start)(now, seed=tf.constant([1, 2]))
-    >>> sorted(set(mixed.numpy().ravel().tolist()))
-    [1.0, 5.0]
+        >>> start, now = tf.ones([2, 4]), tf.fill([2, 4], 3.0)
+        >>> mixed = Mixout(0.5).towards_tensor(start)(now, seed=tf.constant([1, 2]))
+        >>> sorted(set(mixed.numpy().ravel().tolist()))
+        [1.0, 5.0]
 
     References: Lee, Cho and Kang, "Mixout: Effective Regularization to Finetune Large-scale
     Pretrained Language Models" (2020). Theirs mixes weights of linear layers; here any weight.
@@ -97,7 +86,7 @@ class Mixout(Dropout):
         self.reference_dtype = reference_dtype
 
     def towards_tensor(self, reference: tf.Tensor) -> Mixout:
-        return changed(self, towards=reference)
+        return copy_with(self, towards=reference)
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         self.check("Mixout", tuple(weight.shape))

@@ -16,18 +16,16 @@ class WeightNorm(Parametrization):
     """Weight normalization without a gain: every slice along `axis` has unit Euclidean length.
 
     Formula: `w'_k = w_k / max(||w_k||, epsilon)` for each index `k` of `axis`, with the norm over
-    all other
-    axes. It is deterministic, and acts in training and in evaluation.
+    all other axes. It is deterministic, and acts in training and in evaluation.
 
     Args:
         axis: int. Axis of the output features, which are normalized separately. Default -1.
         epsilon: float. Smallest divisor. Default 1e-6.
 
     Example:
-
-    >>> w = WeightNorm()(tf.constant([[3.0], [4.0]]), seed=None)
-    >>> [round(float(entry), 2) for entry in w.numpy().ravel()]
-    [0.6, 0.8]
+        >>> w = WeightNorm()(tf.constant([[3.0], [4.0]]), seed=None)
+        >>> [round(float(entry), 2) for entry in w.numpy().ravel()]
+        [0.6, 0.8]
 
     References: Salimans and Kingma, "Weight Normalization" (2016). The published gain `g` would be
     a new weight, which a parametrization does not add; a gain that is wanted can follow as a layer.

@@ -53,8 +53,8 @@ class FamilyRules:
     """Rules for the files of a family of published models.
 
     Attributes:
-        keys: dict from a pattern on paths to a key, as in a mapping of `plan`, which comes first.
-            A pattern may match nothing.
+        keys: dict from a pattern on paths to a key, as in a mapping of `plan`, which comes first. A
+            pattern may match nothing.
         left_out: patterns of keys of parts that are not wanted.
         optional: the patterns of `keys` for parts that the model may lack. Another pattern that
             fits nothing leaves its keys unexpected.

@@ -176,8 +176,7 @@ def read_config(source: Any, overrides: Mapping[str, Any] | None = None) -> Conf
 
     Raises:
         ValueError: If there is no config, if it cannot be read, or if tfwd does not support its
-            family
-            or a setting.
+            family or a setting.
     """
     if isinstance(source, Mapping):
         name, values = "the config", source

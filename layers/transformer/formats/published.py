@@ -34,7 +34,7 @@ class _Origin:
 
 
 class Published(Composite):
-    """Adds `from_config` and `from_pretrained` to a layer that is a part of a published model.
+    """Base class of layers that load published models, with `from_pretrained`.
 
     Attributes:
         part: Position in `T.Bert`, such as "stack". "" is the whole model.
@@ -56,8 +56,8 @@ class Published(Composite):
             layers: Numbers of the selected layers, from 0. They can be in any order and repeated.
                 Default None, for all. They are renumbered: with `range(8, 12)`, `layer_0` is the
                 model's layer 8.
-            **overrides: Arguments of the layer that replace the config's values, as `dropout`.
-                Also arguments of every Keras layer, such as `name`.
+            **overrides: Arguments of the layer that replace the config's values, as `dropout`. Also
+                arguments of every Keras layer, such as `name`.
 
         Raises:
             ValueError: If the file does not exist, if its `model_type` is not supported, or if a
@@ -126,8 +126,7 @@ class Published(Composite):
             strict: As in `tfwd.pretrained.plan`.
             load_weights: bool. False gives fresh weights. Default True.
             **overrides: As in `from_config`. With weights, some arguments must have the config's
-                value:
-                those that shapes do not determine, such as `num_heads`.
+                value: those that shapes do not determine, such as `num_heads`.
 
         Raises:
             ValueError: As in `from_config`, or if an argument makes another model than the
@@ -282,8 +281,7 @@ def mapping(
     """Returns a mapping from the layers of a part to the keys of a published model's file.
 
     Use it with `tfwd.pretrained.plan` and `load` where `from_pretrained` is not enough. Examples
-    are a
-    stack inside another layer, or two stacks with the same weights.
+    are a stack inside another layer, or two stacks with the same weights.
 
     Args:
         source: Folder with a `config.json`, that file, or a dict that was read from one.
@@ -315,7 +313,7 @@ def zero_initialized(layer: keras.layers.Layer) -> Iterator[None]:
         for name, value in list(vars(inner).items()):
             if isinstance(value, keras.initializers.Initializer):
                 kept.append((inner, name, value))
-                setattr(inner, name, _Shared(zeros))
+                setattr(inner, name, _CachedInitializer(zeros))
     try:
         yield
     finally:
@@ -323,7 +321,7 @@ def zero_initialized(layer: keras.layers.Layer) -> Iterator[None]:
             setattr(inner, name, value)
 
 
-class _Shared(keras.initializers.Initializer):
+class _CachedInitializer(keras.initializers.Initializer):
     """An initializer that returns the same tensor for the same shape."""
 
     def __init__(self, made: Callable[[tuple, tf.DType], tf.Tensor]) -> None:

@@ -102,11 +102,11 @@ def test_families_that_are_built_like_roberta(model_type, tmp_path):
 def test_arguments_that_no_shape_tells(name, value, tmp_path):
     """Checks arguments that no shape reveals, such as other heads on the same weights."""
     by_hand.publish(tmp_path)
-    with pytest.raises(ValueError, match=f"{name} is .* there, and {value!r} in layer"):
+    with pytest.raises(ValueError, match=f"{name} is .* in the config, but {value!r} in layer"):
         T.Bert.from_pretrained(tmp_path, **{name: value})
     layer = T.Bert.from_config(tmp_path, **{name: value})  # it may be equal for new weights
     layer(IDS)
-    with pytest.raises(PlanError, match=f"{name} is .* there, and {value!r} in layer"):
+    with pytest.raises(PlanError, match=f"{name} is .* in the config, but {value!r} in layer"):
         load(layer, tmp_path)
     same = {"num_heads": 3, "activation": "gelu_python", "epsilon": 1e-12}
     T.Bert.from_pretrained(tmp_path, **same, padding_id=None, dropout=0.3, attention_dropout=0.2)
@@ -115,7 +115,7 @@ def test_arguments_that_no_shape_tells(name, value, tmp_path):
 def test_shared_layers_are_not_told_by_shapes(tmp_path):
     sizes = {"model_type": "albert", "embedding_size": 4, "num_hidden_layers": 4}
     by_hand.publish(tmp_path, **sizes, num_hidden_groups=2)
-    with pytest.raises(ValueError, match="num_shared is 2 there, and 1 in layer"):
+    with pytest.raises(ValueError, match="num_shared is 2 in the config, but 1 in layer"):
         T.Bert.from_pretrained(tmp_path, num_shared=1)
     by_hand.publish(tmp_path, **sizes, num_hidden_groups=4)
     assert len(T.TransformerStack.from_pretrained(tmp_path, layers=[3, 1]).layers) == 2
@@ -129,7 +129,7 @@ def test_shared_layers_are_not_told_by_shapes(tmp_path):
         ({"num_attention_heads": True}, "num_attention_heads=True is not a whole number"),
         ({"layer_norm_eps": "1e-12"}, "layer_norm_eps='1e-12' is not a number"),
         ({"hidden_dropout_prob": None}, "hidden_dropout_prob=None is not a number"),
-        ({"vocab_size": 0}, "vocab_size=0: give 1 or more"),
+        ({"vocab_size": 0}, "vocab_size=0: expected at least 1"),
     ],
 )
 def test_configs_whose_numbers_are_none(change, message, tmp_path):

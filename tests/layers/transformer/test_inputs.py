@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfwd
 from tfwd import _keras, parametrizations
 from tfwd.layers import transformer as T
-from tfwd.layers.transformer.inputs import Inputs
+from tfwd.layers.transformer.inputs import InputChecks
 
 IDS = np.array([[5, 6, 7, 8, 0], [3, 4, 0, 0, 0]])
 TYPES = np.array([[0, 0, 1, 1, 0], [0, 1, 0, 0, 0]])
@@ -110,7 +110,7 @@ def test_t5_takes_a_dict():
             r"mask has the shape \[2, 1\], but the input .* \[2, 5, 12",
         ),
         ((IDS,), {"mask": MASK[0]}, r"mask has the shape \[5\]: expected \[batch, length\], or"),
-        ((IDS,), {"mask": MASK[:, None, None]}, r"mask has the shape \[2, 1, 1, 5\]: give"),
+        ((IDS,), {"mask": MASK[:, None, None]}, r"mask has the shape \[2, 1, 1, 5\]: exp"),
         (
             (IDS,),
             {"mask": np.ones((2, 3, 5))},
@@ -124,7 +124,7 @@ def test_t5_takes_a_dict():
             {},
             "ids has the dtype float16: expected integers. Pass a mask as",
         ),
-        (({"input_ids": tf.cast(IDS, tf.bfloat16)},), {}, "input_ids has the dtype bfloat16: gi"),
+        (({"input_ids": tf.cast(IDS, tf.bfloat16)},), {}, "input_ids has the dtype bfloat16: ex"),
         (
             (IDS > 3,),
             {},
@@ -134,8 +134,8 @@ def test_t5_takes_a_dict():
         ((IDS * np.nan,), {}, r"ids must be whole numbers, but begins with \[nan"),
         ((IDS - 1.0,), {}, "ids must be from 0 to 19, but goes from -1.0 to 7.0"),
         ((tf.RaggedTensor.from_tensor(IDS),), {}, "ids is a RaggedTensor: .* by to_tensor"),
-        ((IDS,), {"token_type_ids": TYPES + 1}, "token_type_ids must be from 0 to 1, and goes fr"),
-        ((IDS,), {"token_type_ids": TYPES[:, :2]}, r"token_type_ids has the shape \[2, 2\], and"),
+        ((IDS,), {"token_type_ids": TYPES + 1}, "token_type_ids must be from 0 to 1, but goes fr"),
+        ((IDS,), {"token_type_ids": TYPES[:, :2]}, r"token_type_ids has the shape \[2, 2\], but"),
         ((IDS,), {"position_ids": IDS + 5}, "position_ids must be from 0 to 11, but goes from 5"),
         (
             (np.ones((1, 13), int),),
@@ -169,11 +169,11 @@ def test_ids_that_keras_made_floats(tmp_path):
 def test_floats_that_cannot_hold_all_ids_are_refused():
     """Checks ids between 2**24 and 2**25, where float32 has only even numbers."""
     ids = np.array([[1.0]], "float32")
-    with pytest.raises(TypeError, match="ids has the dtype float32: give integers"):
-        Inputs(keras.layers.Layer()).ids("ids", ids, below=2**24 + 1)
-    assert Inputs(keras.layers.Layer()).ids("ids", ids, below=2**24).dtype == tf.int32
+    with pytest.raises(TypeError, match="ids has the dtype float32: expected integers"):
+        InputChecks(keras.layers.Layer()).ids("ids", ids, below=2**24 + 1)
+    assert InputChecks(keras.layers.Layer()).ids("ids", ids, below=2**24).dtype == tf.int32
     half = T.Embeddings(20, 4, dtype="mixed_float16")
-    with pytest.raises(TypeError, match="ids has the dtype float16: give integers"):
+    with pytest.raises(TypeError, match="ids has the dtype float16: expected integers"):
         half(IDS.astype("float32"))
 
 
@@ -250,7 +250,7 @@ def test_layers_alone_check_their_masks():
     t5 = T.T5(20, 1, 2, 3, 8, 12)
     with pytest.raises(ValueError, match="T5 '.*': decoder_mask must be boolean"):
         t5(IDS, IDS, decoder_mask=wrong)
-    with pytest.raises(ValueError, match="T5 '.*': decoder_input_ids must be from 0 to 19, and"):
+    with pytest.raises(ValueError, match="T5 '.*': decoder_input_ids must be from 0 to 19, but"):
         t5(IDS, IDS - 100)
     with pytest.raises(TypeError, match="3 positional arguments: pass the arguments after"):
         t5(IDS, MASK, IDS)

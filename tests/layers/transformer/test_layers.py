@@ -386,7 +386,7 @@ def test_two_streams_are_their_formula():
         (lambda: T.TransformerStack(2, **SIZES, num_shared=3), "num_layers=2, num_shared=3"),
         (lambda: two_streams([(2, 1), (1, 1)]), r"connection \(1, 1\) after \(2, 1\): the stacks"),
         (lambda: two_streams([(3, 1)]), r"connection \(3, 1\) after \(0, 0\): .* 2 and 1 layers"),
-        (lambda: T.TransformerLayer(2, 8, 12, activation="gelu2"), "activation='gelu2' is none"),
+        (lambda: T.TransformerLayer(2, 8, 12, activation="gelu2"), "activation='gelu2' is unknown"),
     ],
 )
 def test_wrong_arguments(make, message):

@@ -1,1 +1,1 @@
-"""Trials of a model that show whether the examples of a batch are independent."""
+"""Trials of a model that show if the examples of a batch are independent."""

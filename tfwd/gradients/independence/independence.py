@@ -1,8 +1,9 @@
-"""Reports whether the examples of a batch are independent, and which weights rules can be used for.
+"""Reports if the examples of a batch are independent, and for which weights rules can be used.
 
-The rules take the first axis of what enters a layer for the examples. A model's own code may have
-put them elsewhere, or mixed them. So each model is tried once on a few examples (`trial`), without
-a trace in its states. What the trials do not show goes the general way.
+The rules assume that the first axis of a layer's inputs is the examples. A model's own code may
+have moved or mixed them. So each model is tried once on a few examples (`independence_trial`),
+without changing its states. Weights for which the trials show nothing are computed example by
+example.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tensorflow as tf
 from tfwd._graph import graphs
 from tfwd.gradients.data import Data
 from tfwd.gradients.independence import trial_data
-from tfwd.gradients.independence.trial import Dependent, IndependenceReport, Trial
+from tfwd.gradients.independence.independence_trial import Dependent, IndependenceReport, Trial
 
 _reports: weakref.WeakKeyDictionary[Any, dict[Any, IndependenceReport]] = (
     weakref.WeakKeyDictionary()
@@ -24,12 +25,12 @@ _reports: weakref.WeakKeyDictionary[Any, dict[Any, IndependenceReport]] = (
 
 
 def report(model: keras.Model, data: Data, training: bool) -> IndependenceReport:
-    """Tries the model, unless it was tried on such inputs before.
+    """Tries the model, unless it was already tried on such inputs.
 
-    Where it cannot be tried, all its weights are left to the general way.
+    If it cannot be tried, all its weights are computed example by example.
 
     Raises:
-        ValueError: if an example's output depends on another example.
+        ValueError: If an example's output depends on another example.
     """
     flat = [t for t in tf.nest.flatten(data.x) if t is not None]
     key = (
@@ -42,7 +43,7 @@ def report(model: keras.Model, data: Data, training: bool) -> IndependenceReport
     if key not in known:
         with graphs.eagerly():
             found = _tried(model, data, training)
-        if found is None:  # perhaps made-up values are nothing that it can take
+        if found is None:  # possibly the model cannot process made-up values
             return IndependenceReport(general={id(v) for v in model.trainable_variables})
         known[key] = found
     return known[key]
@@ -56,7 +57,7 @@ def _tried(model: keras.Model, data: Data, training: bool) -> IndependenceReport
                 trial = Trial(model, values, x, setting.size, training)
             except Dependent as error:
                 raise ValueError(str(error)) from None
-            except Exception:  # the model's own, which the computation will meet again
+            except Exception:  # an error of the model, which the computation will raise again
                 continue
             found = trial.report if found is None else found.joined(trial.report)
             if not found.open:

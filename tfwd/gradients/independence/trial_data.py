@@ -1,7 +1,7 @@
 """Weights and inputs for trials: a few examples, with values that are not zero.
 
-Zeros hide whose a row is: behind a head that starts at zero no gradient arrives anywhere. So a
-trial has weights and inputs of its own, first near the real ones, then far from them.
+Zeros hide to which example a row belongs: behind a head that starts at zero, no gradient arrives.
+So a trial uses other weights and inputs, first near the real ones, then far from them.
 """
 
 from __future__ import annotations
@@ -15,52 +15,52 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.gradients.data import Data
 
-# Sizes that an axis of unknown size is given in turn, until the model takes the inputs.
+# Sizes for an axis of unknown size. They are tried until the model accepts the inputs.
 UNKNOWN_AXES = (8, 4, 2, 1)
 
-Values = dict[int, tf.Tensor]  # by the weights' ids
+Values = dict[int, tf.Tensor]  # keyed by the weights' ids
 
 
-class Setting(NamedTuple):
-    """Examples to try the model on.
+class TrialExamples(NamedTuple):
+    """Examples for a trial.
 
     Attributes:
-        x: the inputs, tensors that have values.
-        size: the number of examples.
+        x: Inputs, tensors with values.
+        size: int. Number of examples.
     """
 
     x: Any
     size: int
 
 
-def settings(model: keras.Model, data: Data) -> Iterator[Setting]:
-    """Examples in several numbers and sizes, to be tried until the model takes them."""
+def settings(model: keras.Model, data: Data) -> Iterator[TrialExamples]:
+    """Yields examples in several numbers and sizes, to try until the model accepts them."""
     whole = data.size if isinstance(data.size, int) else None
     counts = [_fixed_batch(model), 2 if whole is None else min(2, whole), whole]
     for count in dict.fromkeys(counts):
-        # One example alone shows nothing, unless there is but one.
+        # A single example shows nothing, unless the batch has only one.
         if count is None or (whole is not None and count > whole) or (count == 1 != whole):
             continue
         if all(hasattr(t, "numpy") for t in tf.nest.flatten(data.x) if t is not None):
-            yield Setting(data.part(0, count).x, count)
+            yield TrialExamples(data.part(0, count).x, count)
             continue
         flat = [t for t in tf.nest.flatten(data.x) if t is not None]
         known = all(t.shape[1:].is_fully_defined() for t in flat)
         for unknown in UNKNOWN_AXES[:1] if known else UNKNOWN_AXES:
-            yield Setting(_made_up(data.x, count, unknown), count)
+            yield TrialExamples(_made_up(data.x, count, unknown), count)
 
 
 def attempts(model: keras.Model, x: Any) -> Iterator[tuple[Values, Any]]:
-    """Weights and inputs, the likeliest to show whose the rows are first."""
+    """Yields weights and inputs. Those that most likely give a result come first."""
     yield _weights(model, _near), _changed(x, _near_input)
     yield _weights(model, _near), _changed(x, _finite)
-    # With nothing but positive numbers no unit is off, and nothing cancels.
+    # With only positive numbers no unit is inactive, and nothing cancels.
     yield _weights(model, _positive), _changed(x, _filled)
     yield _weights(model, _far), _changed(x, _filled)
 
 
 def _fixed_batch(model: keras.Model) -> int | None:
-    """Returns the number of examples that the model is built for, if it is for one number only."""
+    """Returns the number of examples that the model is built for, or None for any number."""
     for tensor in tf.nest.flatten(getattr(model, "inputs", None)):
         if tensor is not None and tensor.shape[0] is not None:
             return tensor.shape[0]
@@ -116,13 +116,13 @@ def _uniform(like: tf.Tensor, low: float, high: float, number: int) -> tf.Tensor
 
 
 def _breadth(value: tf.Tensor) -> float:
-    """How many entries of a weight one output sums over, as far as its shape tells."""
+    """Returns the number of entries over which one output sums, as far as the shape shows it."""
     inner = value.shape[:-1].num_elements() if value.shape.rank else 1
     return max(1, inner)
 
 
 def _near(value: tf.Tensor, number: int) -> tf.Tensor:
-    """Weights of the same signs. Zeros and NaNs are replaced by small values."""
+    """Returns weights with the same signs. Zeros and NaNs are replaced by small values."""
     small = _uniform(value, -1, 1, number) / _breadth(value) ** 0.5
     there = tf.math.is_finite(value) & (value != 0)
     return tf.where(there, value * _uniform(value, 0.75, 1.25, number), small)
@@ -143,14 +143,14 @@ def _finite(tensor: tf.Tensor, number: int) -> tf.Tensor:
 
 
 def _near_input(tensor: tf.Tensor, number: int) -> tf.Tensor:
-    """Inputs slightly above the real ones, so that an id given as a float stays the same id."""
+    """Returns inputs slightly above the real ones, so that an id as a float is not changed."""
     if not tensor.dtype.is_floating:
         return tensor
     return _finite(tensor, number) + tf.cast(_uniform(tensor, 0.1, 0.4, number), tensor.dtype)
 
 
 def _filled(tensor: tf.Tensor, number: int) -> tf.Tensor:
-    """Random floats between 0.1 and 1. Ids of 0, which stands for padding, are replaced."""
+    """Returns random floats between 0.1 and 1. Ids of 0, the usual padding, are replaced."""
     if tensor.dtype.is_floating:
         return tf.cast(_uniform(tensor, 0.1, 1, number), tensor.dtype)
     return tf.where(tensor == 0, tf.reduce_max(tensor), tensor)

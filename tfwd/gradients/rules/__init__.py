@@ -1,1 +1,1 @@
-"""Rules of layers: per-example gradients of a layer's weights from its inputs and its gradient."""
+"""Rules of layers: per-example gradients of weights from a layer's inputs and its gradient."""

@@ -1,4 +1,4 @@
-"""Rules for convolutions: a product at each position, of the kernel and the input under it."""
+"""Rules for convolutions: a product of the kernel and the input under it, at each position."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def last(layer: Any, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def biased(layer: Any, call: Call, z: tf.Tensor) -> tf.Tensor:
-    """`z + b`, b along the channels."""
+    """Computes `z + b`, with b along the channels."""
     if layer.bias is None:
         return z
     shape = [1] * z.shape.rank
@@ -45,7 +45,7 @@ def biased(layer: Any, call: Call, z: tf.Tensor) -> tf.Tensor:
 
 
 def geometry(layer: Any) -> tuple:
-    """What `windows` needs to know of a layer."""
+    """Returns the arguments of `windows` for a layer."""
     rank = layer.rank
     strides = layer.strides if isinstance(layer.strides, tuple) else (layer.strides,) * rank
     dilation = layer.dilation_rate
@@ -54,14 +54,17 @@ def geometry(layer: Any) -> tuple:
 
 
 def _convolves_as_keras(layer: Any, classes: tuple[type, ...]) -> bool:
-    """Returns True if the convolution itself is Keras's own, not one that a subclass has put there."""
+    """Returns True if the convolution is Keras's own and not overridden by a subclass."""
     method = getattr(type(layer), "convolution_op", None)
     return method is None or any(method is getattr(cls, "convolution_op", None) for cls in classes)
 
 
 @rule(*CONVOLUTIONS)
 def conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
-    """Returns the kernel gets the outer products of what lies under it and `d`, summed over positions."""
+    """Computes Conv1D, Conv2D and Conv3D.
+
+    The kernel gets the outer products of the input under it and `d`, summed over positions.
+    """
     if not plain(layer.kernel) or not _convolves_as_keras(layer, CONVOLUTIONS):
         return NotImplemented
     z = _keras_convolutions.convolution(layer, inputs, call.value(layer.kernel))
@@ -95,7 +98,7 @@ def _kernel(layer: Any, x: tf.Tensor, d: tf.Tensor) -> PerExampleGradient:
 
 @rule(*TRANSPOSED)
 def conv_transpose(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
-    """As `conv`, with `x` and `d` in each other's place."""
+    """Computes transposed convolutions: like `conv`, with `x` and `d` exchanged."""
     if not plain(layer.kernel):
         return NotImplemented
     z = _keras_convolutions.transposed(layer, inputs, call.value(layer.kernel))
@@ -118,7 +121,7 @@ def conv_transpose(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
 
 @rule(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 def depthwise_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
-    """Returns each channel is convolved by itself."""
+    """Computes DepthwiseConv1D and DepthwiseConv2D: each channel has its own convolution."""
     kernel = _keras_convolutions.depthwise_kernel(layer)
     if not plain(kernel):
         return NotImplemented
@@ -133,7 +136,7 @@ def depthwise_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
 
 @rule(keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
 def separable_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
-    """Returns a depthwise convolution, and a product at each position."""
+    """Computes SeparableConv1D and SeparableConv2D: a depthwise convolution and a product."""
     if not plain(layer.depthwise_kernel):
         return NotImplemented
     between = _keras_convolutions.depthwise(layer, inputs, call.value(layer.depthwise_kernel))

@@ -1,4 +1,4 @@
-"""Rules for layers whose weights stand in a product: dense layers, embeddings, tied softmaxes."""
+"""Rules for layers whose weights are a factor of a product: Dense, Embedding, TiedDense."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfwd.gradients.rules.registry import rule
 
 
 def positions(tensor: tf.Tensor, last: int = 1) -> tf.Tensor:
-    """`[B, ..., (last axes)]` with all axes between in one: `[B, P, (last axes)]`."""
+    """Reshapes `[B, ..., (last axes)]` to `[B, P, (last axes)]`."""
     kept = [size(tensor, axis) for axis in range(tensor.shape.rank - last, tensor.shape.rank)]
     return tf.reshape(tensor, [size(tensor, 0), _count(tensor, last), *kept])
 
@@ -34,23 +34,23 @@ def _count(tensor: tf.Tensor, last: int) -> int | tf.Tensor:
 
 
 def bias(d: tf.Tensor) -> PerExampleGradient:
-    """Returns a bias along the last axis: `g_b = sum_p d_bp`."""
+    """Returns the gradient of a bias along the last axis: `g_b = sum_p d_bp`."""
     return Materialized(tf.reduce_sum(at_least_float32(d), list(range(1, d.shape.rank - 1))))
 
 
 def plain(variable: Any) -> bool:
-    """Returns True if a layer's weight is the variable itself, not something composed, as by LoRA."""
+    """Returns True if a weight is the variable itself, not composed as by LoRA."""
     return _keras.variables.is_variable(variable)
 
 
 def activated(layer: Any, z: tf.Tensor) -> Any:
-    """Returns the layer's activation of its pre-activation."""
+    """Applies the layer's activation."""
     return z if layer.activation is None else layer.activation(z)
 
 
 @rule(keras.layers.Dense)
 def dense(layer: Any, call: Call, inputs: tf.Tensor, training: Any = None) -> Any:
-    """`z = x W + b`: W gets `sum_p x_p d_p^T`, b gets `sum_p d_p`."""
+    """Computes `z = x W + b`: W gets `sum_p x_p d_p^T`, b gets `sum_p d_p`."""
     if not plain(layer.kernel) or inputs.shape.rank is None or isinstance(inputs, tf.SparseTensor):
         return NotImplemented
     if inputs.dtype.is_integer:
@@ -66,7 +66,7 @@ def dense(layer: Any, call: Call, inputs: tf.Tensor, training: Any = None) -> An
 
 @rule(keras.layers.EinsumDense)
 def einsum_dense(layer: Any, call: Call, inputs: tf.Tensor, training: Any = None) -> Any:
-    """`z = einsum(x, W) + b`: W gets the einsum of x and d over what is not the batch."""
+    """Computes `z = einsum(x, W) + b`: W gets the einsum of x and d, without the batch axis."""
     if not plain(layer.kernel):
         return NotImplemented
     letters = _letters(layer.equation, inputs.shape.rank)
@@ -83,8 +83,10 @@ def einsum_dense(layer: Any, call: Call, inputs: tf.Tensor, training: Any = None
 
 
 def _letters(equation: str, rank: int) -> tuple[str, str, str] | None:
-    """Returns the letters of input, kernel and output, ellipses spelled out; None if it is not a product
-    with a batch axis in front of both."""
+    """Returns the letters of input, kernel and output, with letters for ellipses.
+
+    Returns None if it is not a product with a batch axis in front of both.
+    """
     left, _, output = equation.replace(" ", "").partition("->")
     given, _, kernel = left.partition(",")
     free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation]
@@ -137,7 +139,7 @@ def _product(sizes: dict[str, Any], letters: list[str]) -> Any:
 
 
 def _unbroadcast(d: tf.Tensor, shape: Any) -> tf.Tensor:
-    """Sums, for each example, over what a weight of that shape was broadcast along."""
+    """Sums each example's gradient over the axes along which a weight was broadcast."""
     missing = d.shape.rank - len(shape)
     ones = [missing + i for i, n in enumerate(shape) if n == 1 and missing + i > 0]
     axes = [*range(1, missing), *ones]
@@ -146,7 +148,7 @@ def _unbroadcast(d: tf.Tensor, shape: Any) -> tf.Tensor:
 
 @rule(keras.layers.Embedding)
 def embedding(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
-    """`z = E[i]`: row `i` gets the sum of the `d` of its positions."""
+    """Computes `z = E[i]`: row `i` gets the sum of the `d` of its positions."""
     if not plain(layer.embeddings) or not isinstance(inputs, tf.Tensor):
         return NotImplemented
     ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
@@ -159,7 +161,7 @@ def embedding(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
 
 @rule(layers.TiedDense)
 def tied_dense(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
-    """`z = x E^T + b`: E gets `sum_p d_p x_p^T`."""
+    """Computes `z = x E^T + b`: E gets `sum_p d_p x_p^T`."""
     matrix = layer.embedding.embeddings
     if not plain(matrix):
         return NotImplemented

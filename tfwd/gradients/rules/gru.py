@@ -1,4 +1,4 @@
-"""The rule for GRU, whose reset gate acts after the recurrent product or before it."""
+"""The rule for GRU, with the reset gate after the recurrent product or before it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from tfwd.gradients.per_example_gradients import (
     size,
 )
 from tfwd.gradients.record import Call
-from tfwd.gradients.rules.recurrent import Sequence, outputs, previous, project, sequence, summed
+from tfwd.gradients.rules.recurrent import LoopInputs, outputs, previous, project, sequence, summed
 from tfwd.gradients.rules.registry import rule
 from tfwd.gradients.rules.scan import scan
 
 
 @rule(keras.layers.GRU)
 def gru(layer: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Gates in the order z, r, h; with `reset_after` the candidate's product is reset, else `h`."""
+    """Computes a GRU with gates in the order z, r, h.
+
+    With `reset_after` the candidate's product is reset, otherwise `h`.
+    """
     given = sequence(layer, keras.layers.GRUCell, *args, **kwargs)
     if given is None:
         return NotImplemented
@@ -33,10 +36,10 @@ def gru(layer: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
 
 
 def _gru_reset_after(
-    layer: Any, call: Call, given: Sequence, activation: Callable, gate: Callable
+    layer: Any, call: Call, given: LoopInputs, activation: Callable, gate: Callable
 ) -> Any:
     cell = layer.cell
-    # Two rows: the bias of the inputs' product, and that of the state's.
+    # Two rows: the bias of the inputs' product, and the bias of the state's product.
     biases = call.value(cell.bias) if cell.use_bias else None
     z = project(layer, call, given.x, None if biases is None else biases[0])
     matrix = call.value(cell.recurrent_kernel)
@@ -72,7 +75,7 @@ def _gru_reset_after(
 
 
 def _gru_reset_before(
-    layer: Any, call: Call, given: Sequence, activation: Callable, gate: Callable
+    layer: Any, call: Call, given: LoopInputs, activation: Callable, gate: Callable
 ) -> Any:
     cell = layer.cell
     z = project(layer, call, given.x, call.value(cell.bias) if cell.use_bias else None)
@@ -110,7 +113,7 @@ def _gru_reset_before(
 
 
 class Columns(PerExampleGradient):
-    """Terms of the parts of a weight, side by side along its last axis."""
+    """Terms of the parts of a weight, concatenated along its last axis."""
 
     def __init__(self, terms: list[PerExampleGradient]) -> None:
         self.terms, self.batch = terms, terms[0].batch

@@ -1,4 +1,4 @@
-"""Rules for the normalizations whose examples are independent: `z = gamma xhat + beta`."""
+"""Rules for normalizations whose examples are independent: `z = gamma xhat + beta`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ def _scaled(
     beta: Any,
     axes: Sequence[int],
 ) -> Any:
-    """gamma gets `xhat d` and beta gets `d`, summed over all axes but the batch's and their own."""
+    """Computes a normalization with gamma and beta.
+
+    gamma gets `xhat d` and beta gets `d`, summed over all axes except the batch axis and their own.
+    """
     if 0 in axes:
-        return NotImplemented  # it normalizes over the examples, or scales each by its own number
+        return NotImplemented  # it normalizes over the examples, or has a factor per example
     values = []
     if gamma is not None:
         values.append((gamma, tf.ones(gamma.shape, gamma.dtype)))
@@ -59,14 +62,14 @@ def _axes(axis: Any, rank: int) -> list[int]:
 
 @rule(keras.layers.LayerNormalization)
 def layer_normalization(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
-    """Over the features of a position."""
+    """Computes LayerNormalization, over the features of a position."""
     axes = _axes(layer.axis, inputs.shape.rank)
     return _scaled(layer, call, inputs, layer.gamma, layer.beta, axes)
 
 
 @rule(keras.layers.GroupNormalization)
 def group_normalization(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
-    """Over all positions of a group of channels."""
+    """Computes GroupNormalization, over all positions of a group of channels."""
     gamma = layer.gamma if layer.scale else None
     beta = layer.beta if layer.center else None
     return _scaled(layer, call, inputs, gamma, beta, _axes(layer.axis, inputs.shape.rank))
@@ -74,5 +77,5 @@ def group_normalization(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
 
 @rule(*[cls for cls in (getattr(keras.layers, "RMSNormalization", None),) if cls])
 def rms_normalization(layer: Any, call: Call, x: tf.Tensor) -> Any:
-    """By the root of the mean square; without a beta."""
+    """Computes RMSNormalization, by the root of the mean square, without a beta."""
     return _scaled(layer, call, x, layer.scale, None, _axes(layer.axis, x.shape.rank))

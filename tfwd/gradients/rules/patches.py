@@ -1,4 +1,4 @@
-"""The parts of the input that each entry of a convolution's kernel is multiplied with."""
+"""The parts of the input that are multiplied with each entry of a convolution's kernel."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def windows(
     dilation: Sequence[int],
     padding: str,
 ) -> list[tf.Tensor]:
-    """For each entry of the kernel, in row-major order, the input under it at every position.
+    """Returns the input under each entry of the kernel, in row-major order, at every position.
 
     Args:
         x: `[B, *spatial, C]`.
-        kernel, strides, dilation: one number for each spatial axis.
-        padding: "valid", "same" or "causal", as TensorFlow means them.
+        kernel, strides, dilation: One number per spatial axis.
+        padding: "valid", "same" or "causal", as in TensorFlow.
 
     Returns:
         Tensors `[B, *positions, C]`.

@@ -1,9 +1,8 @@
-"""Rules for SimpleRNN and LSTM, and what they share with that for GRU.
+"""Rules for SimpleRNN and LSTM, and the code that they share with the rule for GRU.
 
-The products that give the weights' gradients are of all time steps at once, outside the loop.
-
-The kernel gets the outer products of the inputs and of the gradients at the pre-activations, the
-recurrent kernel those of the states before each step, summed over time.
+The products for the weights' gradients cover all time steps at once, outside the loop. The kernel
+gets the outer products of the inputs and the pre-activations' gradients. The recurrent kernel gets
+the outer products of the states before each step and these gradients. Both are summed over time.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from tfwd.gradients.rules.registry import rule
 from tfwd.gradients.rules.scan import Step, scan
 
 
-class Sequence(NamedTuple):
-    """A recurrent layer's call, as far as it is alike for all.
+class LoopInputs(NamedTuple):
+    """The inputs of a recurrent layer's loop, for all kinds of layers.
 
     Attributes:
-        x: the inputs `[B, T, I]` in the order of the loop, dropped if the cell drops them.
-        states: the initial states.
+        x: Inputs `[B, T, I]` in the order of the loop, after the cell's dropout.
+        states: Initial states.
         keep: `[T, B, 1]`, tf.bool, or None.
-        factor: what the cell's dropout multiplies the state by, or None.
+        factor: Factor of the state from the cell's dropout, or None.
     """
 
     x: tf.Tensor
@@ -43,13 +42,13 @@ class Sequence(NamedTuple):
     factor: tf.Tensor | None
 
 
-def sequence(layer: Any, kind: type[Any], *args: Any, **kwargs: Any) -> Sequence | None:
-    """What goes into the loop; None for what the rules do not cover.
+def sequence(layer: Any, kind: type[Any], *args: Any, **kwargs: Any) -> LoopInputs | None:
+    """Returns the inputs of the loop, or None for cases that the rules do not cover.
 
     Args:
-        layer: the layer.
-        kind: the class of its cell that the rule is for.
-        *args, **kwargs: the arguments of its call.
+        layer: Layer.
+        kind: Class of the cell for the rule.
+        *args, **kwargs: Arguments of the layer's call.
     """
     cell = layer.cell
     given = _keras_calls.recurrent_arguments(layer, *args, **kwargs)
@@ -70,14 +69,14 @@ def sequence(layer: Any, kind: type[Any], *args: Any, **kwargs: Any) -> Sequence
     if layer.go_backwards:
         x = tf.reverse(x, [1])
         mask = None if mask is None else tf.reverse(mask, [0])
-    return Sequence(x, states, mask, factors[1])
+    return LoopInputs(x, states, mask, factors[1])
 
 
-def outputs(layer: Any, given: Sequence, states: list[tf.Tensor]) -> Any:
-    """What the layer returns, from the states `[T, B, U]` after each step; stores the last ones."""
+def outputs(layer: Any, given: LoopInputs, states: list[tf.Tensor]) -> Any:
+    """Returns the layer's result from the states `[T, B, U]`, and stores the last states."""
     values = states[0]
     if given.keep is not None:
-        # Keras repeats the output before a masked step, and begins with zeros.
+        # Keras repeats the output before a masked step. The first output is zero.
         seen = given.keep
         if not layer.zero_output_for_mask:
             seen = tf.cumsum(tf.cast(seen, tf.int32), 0) > 0
@@ -92,7 +91,7 @@ def outputs(layer: Any, given: Sequence, states: list[tf.Tensor]) -> Any:
 
 
 def project(layer: Any, call: Call, x: tf.Tensor, bias: tf.Tensor | None) -> tf.Tensor:
-    """`x W + b` of all time steps, `[B, T, Z]`, a probe."""
+    """Computes `x W + b` of all time steps, `[B, T, Z]`, as a probe."""
     z = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), call.value(layer.cell.kernel))
     z = z if bias is None else z + bias
     z = call.probe(tf.reshape(z, [size(x, 0), size(x, 1), z.shape[-1]]))
@@ -100,20 +99,20 @@ def project(layer: Any, call: Call, x: tf.Tensor, bias: tf.Tensor | None) -> tf.
     return z
 
 
-def previous(given: Sequence, states: tf.Tensor) -> tf.Tensor:
-    """What the recurrent kernel was multiplied with at each step, `[B, T, U]`."""
+def previous(given: LoopInputs, states: tf.Tensor) -> tf.Tensor:
+    """Returns the factor of the recurrent kernel at each step, `[B, T, U]`."""
     before = tf.concat([given.states[0][tf.newaxis], states[:-1]], 0)
     before = before if given.factor is None else before * given.factor
     return tf.transpose(before, [1, 0, 2])
 
 
 def summed(d: tf.Tensor) -> PerExampleGradient:
-    """Returns a bias that is added at every step."""
+    """Returns the gradient of a bias that is added at every step."""
     return Materialized(tf.reduce_sum(at_least_float32(d), 1))
 
 
-def _single(layer: Any, call: Call, given: Sequence, states: list[tf.Tensor], step: Step) -> Any:
-    """Returns a layer whose two products are added up: one gradient serves both."""
+def _single(layer: Any, call: Call, given: LoopInputs, states: list[tf.Tensor], step: Step) -> Any:
+    """Computes a layer that adds its two products, so that one gradient serves both."""
     cell = layer.cell
     z = project(layer, call, given.x, call.value(cell.bias) if cell.use_bias else None)
     matrix = call.value(cell.recurrent_kernel)
@@ -129,7 +128,7 @@ def _single(layer: Any, call: Call, given: Sequence, states: list[tf.Tensor], st
 
 @rule(keras.layers.SimpleRNN)
 def simple_rnn(layer: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
-    """`h = activation(x W + h U + b)`."""
+    """Computes `h = activation(x W + h U + b)`."""
     given = sequence(layer, keras.layers.SimpleRNNCell, *args, **kwargs)
     if given is None:
         return NotImplemented
@@ -143,7 +142,7 @@ def simple_rnn(layer: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
 
 @rule(keras.layers.LSTM)
 def lstm(layer: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Gates in the order i, f, c, o of `x W + h U + b`."""
+    """Computes an LSTM with gates in the order i, f, c, o of `x W + h U + b`."""
     given = sequence(layer, keras.layers.LSTMCell, *args, **kwargs)
     if given is None:
         return NotImplemented

@@ -1,9 +1,9 @@
-"""A recurrent loop whose gradient goes to the pre-activations and to nothing else.
+"""A recurrent loop whose gradient goes only to the pre-activations.
 
-At each step `r = product(h)`, then `states = step(z_t, r, states)`. Forward keeps `r` and the
-states. Backward goes through the elementwise `step` again and through one product a step; the
-gradients at `z` and at `r`, which it has anyway, are all that the weights' gradients are made of,
-and these are products over all time steps, outside the loop.
+Each step computes `r = product(h)`, then `states = step(z_t, r, states)`. Forward stores `r` and
+the states. Backward runs the elementwise `step` again, and one product per step. It computes the
+gradients at `z` and at `r` anyway. The weights' gradients need only these, in products over all
+time steps, outside the loop.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def scan(
     """Runs the loop over the first axis.
 
     Args:
-        z: `[T, B, Z]`, the input's part of the pre-activations.
-        recurrent: `[T, B, R]`, of any value: its gradient is that at `r`.
-        states: the initial states, `h [B, U]` first.
-        matrix: `[U, R]`; `r = (factor * h) matrix`.
-        step: from `z_t`, `r` and the states to the next states. It may hold products of its own.
-        keep: `[T, B, 1]`, tf.bool: where False the states stay.
-        factor: `[B, U]`, such as a dropout mask.
+        z: `[T, B, Z]`. The input's part of the pre-activations.
+        recurrent: `[T, B, R]`, of any value. Its gradient is the gradient at `r`.
+        states: Initial states, with `h [B, U]` first.
+        matrix: `[U, R]`, for `r = (factor * h) matrix`.
+        step: Function from `z_t`, `r` and the states to the next states. It may contain products.
+        keep: `[T, B, 1]`, tf.bool. The states stay where it is False. Default None, for no mask.
+        factor: `[B, U]`, such as a dropout mask. Default None, for 1.
 
     Returns:
         The states after each step, `[T, B, U]` each.
     """
-    # Loops are not unrolled: that would gain little here, and take a second longer to trace.
+    # Loops are not unrolled: that would save little time here, and take a second longer to trace.
     length, back = size(z, 0), tf.transpose(matrix)
 
     def after(t: tf.Tensor, z_t: Any, r: Any, old: Sequence[tf.Tensor]) -> list[tf.Tensor]:

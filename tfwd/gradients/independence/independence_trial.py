@@ -1,16 +1,17 @@
-"""Runs a model on a few examples to see that they are independent, and whose the rows are.
+"""Runs a model on a few examples to check that they are independent, and to find their rows.
 
 A trial makes these checks, on given weights and inputs:
 
-1. The outputs of one example are differentiated. A rule holds for a weight if gradients arrive at
-   this example's rows and at nobody else's, and if nothing but rules leads to the weight.
+1. The outputs of one example are differentiated. A rule holds for a weight if gradients arrive only
+   at this example's rows, and if only rules lead to the weight.
 2. The model runs without rules, which must give the same outputs.
-3. The other examples are changed to copies of the first, whose outputs must stay as they are.
-4. The first example runs alone, with the same outcome. Losses from `add_loss` that are as many as
-   the examples in both runs are the examples' own.
+3. The other examples are replaced by copies of the first. The first example's outputs must not
+change. 4. The first example runs alone, with the same outcome. Losses from `add_loss` belong to the
+examples
+   if their number equals the number of examples in both runs.
 
-Changing examples alone would not do: rows that do not depend on the inputs, such as those of a
-constant, show only by their gradients whose they are.
+It is not enough to change examples. Rows that do not depend on the inputs, such as rows of a
+constant, can be assigned to examples only by their gradients.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from tfwd.gradients.per_example_gradients import PerExampleGradient
 from tfwd.gradients.perturbations import Perturbations
 from tfwd.gradients.record import Pass
 
-# Binary digits of half precision, in which two ways to compute the same differ by more.
+# Binary digits of half precision, in which two ways to compute the same value differ more.
 _DIGITS = {tf.bfloat16: 8, tf.float16: 11}
 
 
 class Dependent(Exception):
-    """The examples depend on each other."""
+    """Error for examples that depend on each other."""
 
 
 @dataclasses.dataclass
 class IndependenceReport:
-    """What trials have shown of the weights, which are named by their ids.
+    """The results of trials for the weights, by their ids.
 
     Attributes:
-        folded: weights used where several successive rows are of one example.
-        general: weights that no rule can be used for: it is not shown whose the rows are, or that
-            all uses of the weight are known.
-        open: weights at which no gradient arrived, so that nothing is shown of them.
-        losses: which of the losses from `add_loss`, in their order, have a value for each example;
-            None if that is not known.
+        folded: Weights that are used where several successive rows belong to one example.
+        general: Weights without a usable rule: it is not shown to which examples the rows belong,
+            or that all uses of the weight are known.
+        open: Weights without any gradient, so that the trials show nothing.
+        losses: For each loss from `add_loss`, in their order, True if it has a value per example.
+            None if that is unknown.
     """
 
     folded: set[int] = dataclasses.field(default_factory=set)
@@ -57,7 +58,7 @@ class IndependenceReport:
     losses: tuple[bool, ...] | None = None
 
     def joined(self, other: IndependenceReport) -> IndependenceReport:
-        """What both have shown; open is what both have left open."""
+        """Combines two reports. `open` has the weights that are open in both."""
         return IndependenceReport(
             self.folded | other.folded,
             self.general | other.general,
@@ -66,20 +67,27 @@ class IndependenceReport:
         )
 
     def per_example(self, losses: list[tf.Tensor], count: int | None) -> list[bool]:
-        """Which of the losses of a pass over `count` examples have a value for each of them."""
+        """Returns for each loss of a pass over `count` examples if it has a value per example."""
         if self.losses is not None and len(self.losses) == len(losses):
             return list(self.losses)
         return [bool(loss.shape.rank) and loss.shape[0] == count for loss in losses]
 
 
 class Trial:
-    """One run of the checks.
+    """One run of a model on a few examples, with checks of their independence.
+
+    Args:
+        model: Keras model.
+        values: Tensors that replace the weights.
+        x: Inputs.
+        count: int. Number of examples.
+        training: bool. Training flag.
 
     Attributes:
-        report: what it has shown.
+        report: Result of the checks.
 
     Raises:
-        Dependent: if an example's output depends on another example.
+        Dependent: If an example's output depends on another example.
     """
 
     def __init__(
@@ -95,32 +103,32 @@ class Trial:
             self._compare(plain, self._plain(_repeated(_first(x), count))[1])
         try:
             other, others = self._plain(_first(x) if count > 1 else _repeated(x, 2))
-        except Exception:  # it takes this number of examples only
+        except Exception:  # the model accepts only this number of examples
             return
-        if count > 1 and not record.before and not record.draws:  # else its draws are others
+        if count > 1 and not record.before and not record.draws:  # otherwise the draws differ
             self._compare(plain, others)
         self._compare_losses(self.ruled.losses, other.losses, 1 if count > 1 else 2)
 
     def _check_normalizations(self, record: Pass) -> None:
-        """Raises an error that names the layer, for the layers that mostly mix examples."""
+        """Raises an error that names the layer, for layers that usually mix examples."""
         for layer in _keras.layers.all_layers(self.model):
             if isinstance(layer, keras.layers.BatchNormalization) and any(
                 id(v) in record.before for v in layer.non_trainable_variables
             ):
                 raise Dependent(
                     f"layer '{layer.name}' of type {type(layer).__name__} is called by the model "
-                    "with training=True, and normalizes over the batch, so that its examples "
+                    "with training=True, and normalizes over the batch, so its examples "
                     "depend on each other"
                 )
 
     def _compare(self, outputs: list[tf.Tensor], others: list[tf.Tensor]) -> None:
-        """Returns the first example's outputs must be equal, unless they change from run to run anyway."""
+        """Checks that the first example's outputs are equal, unless they change in every run."""
         same = _same([t[:1] for t in outputs], [t[:1] for t in others])
         if not same and self._repeats(outputs):
             raise self._dependent(self.report, self.ruled)
 
     def _plain(self, x: Any, given: bool = True) -> tuple[Pass, list[tf.Tensor]]:
-        """Returns the model without rules, from the same random states each time."""
+        """Runs the model without rules, from the same random states each time."""
         values = self.values if given else None
         draws = self.ruled.draws
         record = Pass(self.model, self.perturbations, rules=False, values=values, draws=draws)
@@ -128,23 +136,24 @@ class Trial:
             return record, _floating(record.run(x, self.training))
 
     def _as_plain(self, outputs: list, plain: list, plain_record: Pass) -> bool:
-        """Returns True if the rules gave what the model gives without them."""
+        """Returns True if the outputs with rules equal the outputs without rules."""
         if _same(outputs, plain) or not self._repeats(plain):
             return True
         if not plain_record.inside:
             return False
-        # A function read weights that are not the trial's: compare on those of the model.
+        # A function read weights that the trial did not replace: compare on the model's own
+        # weights.
         record = Pass(self.model, self.perturbations, draws=self.ruled.draws)
         with _keras_calls.Captured(), record.tape:
             found = _floating(record.run(self.x, self.training))
         return _same(found, self._plain(self.x, given=False)[1])
 
     def _repeats(self, outputs: list[tf.Tensor]) -> bool:
-        """Returns True if another run gives the same: not where something draws past Keras's generators."""
+        """Returns True if another run gives the same. It does not if code draws without Keras."""
         return _same(outputs, self._plain(self.x)[1])
 
     def _compare_losses(self, losses: list, others: list, count: int) -> None:
-        """Losses with a value for each example are as many as there are examples."""
+        """Stores which losses have as many values as there are examples."""
         if len(losses) == len(others):
             own = tuple(
                 bool(a.shape.rank) and (a.shape[0], b.shape[:1]) == (self.count, (count,))
@@ -179,17 +188,17 @@ class Trial:
         names = [
             _keras.variables.path(record.variables[key]) for key in found.general & set(record.uses)
         ]
-        near = f" (what was noticed at {', '.join(names)})" if names else ""
+        near = f" (detected at {', '.join(names)})" if names else ""
         return Dependent(
             f"model '{self.model.name}' gives an example another output when another example "
-            f"is in the batch{near}: its examples depend on each other, so that there are no "
+            f"is in the batch{near}: its examples depend on each other, so there are no "
             "per-example gradients"
         )
 
     def _look(
         self, found: IndependenceReport, key: int, use: Any, ds: list, ends: list[int]
     ) -> None:
-        """Where the gradients of the first and of the last example arrive, in one use."""
+        """Records where the gradients of the first and of the last example arrive, in one use."""
         for end, gradients in zip(ends, ds, strict=True):
             given = [gradients[probe] for probe in use.probes]
             if any(d is None for d in given):
@@ -235,7 +244,7 @@ def _same(one: list[tf.Tensor], two: list[tf.Tensor]) -> bool:
 
 
 def _each(term: PerExampleGradient) -> np.ndarray:
-    """Returns the largest entry of each example's gradient, which are made one by one."""
+    """Returns the largest entry of each example's gradient, computed one by one."""
     assert isinstance(term.batch, int)
     parts = (term.part(index, 1).gradients() for index in range(term.batch))
     return np.asarray([float(tf.reduce_max(tf.abs(g))) for g in parts])
@@ -247,7 +256,7 @@ def _maxima(tensor: Any) -> np.ndarray:
 
 
 def _arrived(sizes: np.ndarray, at: int) -> tuple[bool, bool]:
-    """Returns True if gradients arrived at one example's rows, and at others'; NaN shows neither."""
+    """Checks if gradients arrived at an example's rows, and at other rows. NaN is neither."""
     if not np.isfinite(sizes).all():
         return False, False
     others = np.delete(sizes, at).max(initial=0)
@@ -255,7 +264,7 @@ def _arrived(sizes: np.ndarray, at: int) -> tuple[bool, bool]:
 
 
 def _wavy(tensors: list[tf.Tensor]) -> tf.Tensor:
-    """Returns a sum in which each entry has another weight, so that nothing cancels."""
+    """Returns a sum in which each entry has another factor, so that nothing cancels."""
     total = tf.zeros([])
     for tensor in tensors:
         flat = tf.reshape(tensor, [-1])

@@ -1,9 +1,9 @@
-"""The general way, for weights without a rule: the gradient of one example after the other.
+"""Computes weights without a rule, from the gradient of one example after the other.
 
-Where nothing in the model is random, the model runs on each example alone: by `tf.vectorized_map`
-where that works, else in a loop. Where something is random, such as dropout on activations, an
-example alone would see another mask than in the batch. So the batch runs forward once, and backward
-once for each example's loss, which costs more.
+If nothing in the model is random, the model runs on each example alone: with `tf.vectorized_map` if
+that works, else in a loop. If something is random, such as dropout on activations, a single example
+would get another mask than in the batch. Then the batch runs forward once, and backward once per
+example, which costs more.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import graphs
 from tfwd.dtypes import at_least_float32
-from tfwd.gradients.blocks import over_blocks
+from tfwd.gradients.block_sums import sum_over_blocks
 
-# Gradients that vectorized_map makes at once, in bytes; it needs several times that.
+# Size in bytes of the gradients that vectorized_map computes at once. It needs several times that.
 MAP_BYTES = 16 << 20
 
-# Operations that vectorized_map converts to something that fails when it is run. The gradient of a
-# loop keeps its steps in lists. A batched product becomes one that broadcasts, which in TensorFlow
-# 2.21 with oneDNN writes past its result and ends the process.
+# Operations whose result of vectorized_map fails when it runs. The gradient of a loop stores its
+# steps in lists. A batched product becomes a broadcasting one. In TensorFlow 2.21 with oneDNN that
+# product writes past its result and ends the process.
 FAILING = {"While", "StatelessWhile", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"}
 
-Sums = tuple[tf.Tensor, ...]  # first all sum_b g_b, then all sum_b g_b^2
+Sums = tuple[tf.Tensor, ...]  # all sum_b g_b, then all sum_b g_b^2
 
 
 def one_by_one(
@@ -36,12 +36,12 @@ def one_by_one(
     variables: list[keras.Variable],
     batch: int | tf.Tensor,
 ) -> tuple[str, Sums]:
-    """Returns each example by itself.
+    """Computes each example alone.
 
     Args:
-        losses: from an example's number to its loss, a scalar.
-        variables: the weights.
-        batch: the number of examples.
+        losses: Function from an example's number to its loss, a scalar.
+        variables: Weights.
+        batch: int or scalar tensor. Number of examples.
 
     Returns:
         The method's name, and the sums.
@@ -60,7 +60,7 @@ def one_by_one(
         before = len(graph.get_operations())
         found = gradients(index)
         if any(n.op in FAILING for n in graphs.nodes(graph, graph.get_operations()[before:])):
-            raise NotImplementedError("vectorized_map of this fails when it is run")
+            raise NotImplementedError("the result of vectorized_map fails when it runs")
         return found
 
     def mapped(start: int | tf.Tensor, size: int | tf.Tensor) -> Sums:
@@ -73,20 +73,23 @@ def one_by_one(
     block = max(1, MAP_BYTES // (4 * entries))
     try:
         with _without_log():
-            return "vectorized_map", over_blocks(batch, block, mapped)
-    except Exception:  # it has no converter for an operation, and says so in many ways
+            return "vectorized_map", sum_over_blocks(batch, block, mapped)
+    except Exception:  # an operation has no converter, which raises many types of errors
         return "loop", _loop(gradients, batch)
 
 
 def backward_each(
     losses: tf.Tensor, tape: tf.GradientTape, variables: list[keras.Variable]
 ) -> tuple[str, Sums]:
-    """Returns one backward pass for each example's loss, after one forward pass.
+    """Computes one backward pass per example's loss, after one forward pass.
 
     Args:
         losses: `[B]`.
-        tape: a persistent tape that has recorded them.
-        variables: the weights.
+        tape: Persistent tape that has recorded the losses.
+        variables: Weights.
+
+    Returns:
+        The method's name, and the sums.
     """
 
     def gradients(index: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -122,7 +125,7 @@ def _loop(gradients: Callable[[Any], tuple[tf.Tensor, ...]], batch: int | tf.Ten
         found = gradients(start)
         return _sums(list(found), [g * g for g in found])
 
-    return over_blocks(batch, 1, one)
+    return sum_over_blocks(batch, 1, one)
 
 
 def _sums(first: list[tf.Tensor], second: list[tf.Tensor]) -> Sums:

@@ -1,4 +1,4 @@
-"""Sums over the examples, block by block, so that large tensors are of few examples at a time."""
+"""Sums over the examples of a batch in blocks, so that large tensors have few examples."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ from collections.abc import Callable
 import tensorflow as tf
 
 
-def over_blocks(
+def sum_over_blocks(
     batch: int | tf.Tensor,
     block: int,
     function: Callable[[int | tf.Tensor, int | tf.Tensor], tuple[tf.Tensor, ...]],
 ) -> tuple[tf.Tensor, ...]:
     """Sums `function(start, size)` over blocks of at most `block` examples.
 
-    In a graph it is a loop whose body is traced once, begun with the block that is not a whole one.
+    In a graph it is a loop whose body is traced once. The first block may be smaller.
+
+    Args:
+        batch: int or scalar tensor. Number of examples.
+        block: int. Largest number of examples in a block.
+        function: Function of the first example and the number of examples.
+
+    Returns:
+        The sums of the function's results.
     """
     if isinstance(batch, int):
         if batch <= block:
             return function(0, batch)
-        block = -(-batch // -(-batch // block))  # of one size, as far as it goes
+        block = -(-batch // -(-batch // block))  # blocks of equal size, if possible
         if tf.executing_eagerly() or batch <= 4 * block:
             sums = [function(start, min(block, batch - start)) for start in range(0, batch, block)]
             return tuple(tf.add_n(list(parts)) for parts in zip(*sums, strict=True))

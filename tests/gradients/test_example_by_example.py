@@ -215,7 +215,7 @@ def test_examples_that_depend_on_each_other_are_an_error(traced: bool) -> None:
         ({"x": np.zeros((0, 3)), "y": np.zeros((0, 2))}, "no examples"),
         ({"chunk_size": 0}, "chunk_size must be None or an int of at least 1, got 0"),
         ({"training": "yes"}, "training must be True or False, got 'yes'"),
-        ({"model": "model"}, "a Keras model is wanted, got 'model'"),
+        ({"model": "model"}, "expected a Keras model, got 'model'"),
     ],
 )
 def test_wrong_arguments(arguments: dict, message: str) -> None:
@@ -244,7 +244,7 @@ def test_rule_with_gradients_of_a_wrong_shape_is_named() -> None:
 
 
 def test_rule_is_for_layer_classes() -> None:
-    with pytest.raises(ValueError, match="takes Keras layer classes, got 3"):
+    with pytest.raises(ValueError, match="expects Keras layer classes, got 3"):
         gradients.rule(3)
 
 
