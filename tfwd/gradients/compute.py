@@ -1,4 +1,4 @@
-"""`squared_mean`: both moments of the per-example gradients of a batch."""
+"""Both moments of the per-example gradients of a batch."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class Moments(NamedTuple):
 
     Attributes:
         mean: `(1/B) sum_b g_b`, plus `penalty`.
-        squared_mean: `(1/B) sum_b g_b^2`.
+        mean_square: `(1/B) sum_b g_b^2`.
         methods: Method for each weight. It is the names of the rules of layers that use the weight,
             joined by "+". Without a rule it is "vectorized_map", "loop" or "backward_each".
             "unused" means that no example's loss depends on the weight. Its moments are zero.
         batch_size: B over all replicas: an int, or a scalar tensor if it is not known.
         penalty: Part of `mean` that is the same for every example: the gradients of regularizers
             and other losses that belong to no example. None for a weight without. So the variance
-            of an example's gradient is about `squared_mean - (mean - penalty)^2`.
+            of an example's gradient is about `mean_square - (mean - penalty)^2`.
     """
 
     mean: list[tf.Tensor]
-    squared_mean: list[tf.Tensor]
+    mean_square: list[tf.Tensor]
     methods: list[str]
     batch_size: Any
     penalty: list[tf.Tensor | None] | None = None
 
 
-def squared_mean(
+def moments(
     model: keras.Model,
     x: Any,
     y: Any,
@@ -57,7 +57,7 @@ def squared_mean(
 
     Formula: with the losses `l_b`, `b = 1..B`, of the examples,
 
-        mean = (1/B) sum_b dl_b/dw        squared_mean = (1/B) sum_b (dl_b/dw)^2
+        mean = (1/B) sum_b dl_b/dw        mean_square = (1/B) sum_b (dl_b/dw)^2
 
     element by element. An example's gradient is summed over its positions, its time steps and all
     uses of a shared weight before it is squared. For layers with a rule, it takes one forward pass,
@@ -67,7 +67,7 @@ def squared_mean(
     The loss of an example is the mean of the loss object's values over its unmasked positions,
     times the sample weights, for any reduction of the object. Losses from `add_loss` of shape `[B]`
     are added to the examples' losses, times B, because Keras adds their sum to the mean.
-    Regularizers and other scalars are added to `mean`, and left out of `squared_mean`.
+    Regularizers and other scalars are added to `mean`, and left out of `mean_square`.
 
     Args:
         model: Any Keras model.
@@ -103,22 +103,22 @@ def squared_mean(
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
         >>> model.set_weights([tf.ones([2, 1])])
         >>> x, y = tf.constant([[1.0, 0.0], [1.0, 2.0]]), tf.constant([[0.0], [2.0]])
-        >>> moments = gradients.squared_mean(model, x, y, "mse")
-        >>> moments.mean[0].numpy().T  # of 2 (x w - y) x = (2, 0) and (2, 4)
+        >>> found = gradients.moments(model, x, y, "mse")
+        >>> found.mean[0].numpy().T  # of 2 (x w - y) x = (2, 0) and (2, 4)
         array([[2., 2.]], dtype=float32)
-        >>> moments.squared_mean[0].numpy().T
+        >>> found.mean_square[0].numpy().T
         array([[4., 8.]], dtype=float32)
 
     References: Dangel et al., "BackPACK: Packing more into Backprop" (2020), whose
     `sum_grad_squared` this is, there a sum for a loss that is divided by B.
     """
-    return _squared_mean(
+    return _moments(
         model, x, y, loss, sample_weight, training, chunk_size, loss_weights=loss_weights
     )
 
 
 @tf.autograph.experimental.do_not_convert
-def _squared_mean(
+def _moments(
     model: keras.Model,
     x: Any,
     y: Any,
