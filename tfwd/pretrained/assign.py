@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd.pretrained.layouts import Step
 from tfwd.pretrained.sources.base import Source, SourceError
 from tfwd.pretrained.transposing import write
-
-if TYPE_CHECKING:
-    from tfwd.pretrained.plan import Step
 
 _ALIGNMENT = 64  # bytes, of TensorFlow's tensors
 _EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}  # all of these bits: not finite

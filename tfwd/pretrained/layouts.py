@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from tfwd.pretrained.mapping import Key
+from tfwd.pretrained.sources.base import Entry
 from tfwd.pretrained.targets import Target
 
 _CONVOLUTIONS = (
@@ -96,6 +97,25 @@ class Layout:
         if self.order is not None:
             split = split[list(self.order)]
         return np.transpose(split, self.axes).reshape(self.final)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A variable and the tensor that it gets.
+
+    Attributes:
+        target: the variable.
+        key: the tensor's name in the file.
+        entry: its shape and dtype there.
+        layout: what is done to it.
+        copies: keys that must hold the same.
+    """
+
+    target: Target
+    key: str
+    entry: Entry
+    layout: Layout
+    copies: tuple[str, ...] = ()
 
 
 def layout_of(target: Target, transposed: bool) -> Layout:

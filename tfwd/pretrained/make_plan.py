@@ -11,10 +11,10 @@ import keras
 
 from tfwd import _keras
 from tfwd.paths import compiled, matches
-from tfwd.pretrained.layouts import Layout, doubt, layout_of
+from tfwd.pretrained.layouts import Layout, Step, doubt, layout_of
 from tfwd.pretrained.mapping import Key, Known, Mapped, Rules, candidates, ends, find_prefix
 from tfwd.pretrained.patterns import Patterns
-from tfwd.pretrained.plan import Plan, Step, nearest
+from tfwd.pretrained.plan import Plan, nearest
 from tfwd.pretrained.sources.base import Entry, Source
 from tfwd.pretrained.sources.opening import open_source
 from tfwd.pretrained.targets import Target, paths_of, targets_of
