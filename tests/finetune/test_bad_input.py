@@ -19,7 +19,7 @@ from stacks import SOAK_ON_KERAS_2, extended
 from tfwd.finetune.commands import classify
 from tfwd.finetune.commands import train as program
 from tfwd.finetune.config import SCHEMA, default_config
-from tfwd.finetune.data import examples
+from tfwd.finetune.data import examples, vocabulary
 from tfwd.runs.errors import UserError
 from tfwd.runs.settings import app
 
@@ -369,10 +369,10 @@ def test_a_part_of_train_is_valid(tmp_path):
     folder = write_data(tmp_path / "data", [("train", 0, 20), ("test", 0, 4)])
     config = default_config()
     config.data.update({"path": str(folder), "valid_share": 0.25, "train_examples": 12})
-    parts = examples.load_splits(config.data).parts
+    parts = vocabulary.load_splits(config.data).parts
     assert {name: len(part) for name, part in parts.items()} == {
         "train": 12,
         "valid": 10,
         "test": 8,
     }
-    assert examples.load_splits(config.data).parts == parts
+    assert vocabulary.load_splits(config.data).parts == parts

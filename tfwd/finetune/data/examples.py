@@ -42,32 +42,6 @@ class Splits(NamedTuple):
     first: Example | None = None
 
 
-def load_splits(data: ml_collections.ConfigDict) -> Splits:
-    """Reads what a configuration's `data` names.
-
-    Args:
-        data: with `path`, `text`, `label`, `valid_share` and `train_examples`.
-
-    Returns:
-        The `Splits`: each label is in the training part, at least twice, and in another one.
-
-    Raises:
-        UserError: a file is missing, or something in it is wrong; the message names the line.
-    """
-    if data.path:
-        splits = _from_folder(data)
-    else:
-        from tfwd.finetune.data.manual import load_manual
-
-        splits = load_manual()
-    train = splits.parts["train"]
-    if data.train_examples and data.train_examples < len(train):
-        chosen = np.random.default_rng(0).permutation(len(train))[: data.train_examples]
-        splits.parts["train"] = [train[number] for number in sorted(chosen)]
-    check(splits)
-    return splits
-
-
 def read_examples(
     path: str | os.PathLike[str], text: str = "text", label: str = "label"
 ) -> list[Example]:
@@ -168,7 +142,13 @@ def _json(path: str, content: str, text: str, label: str) -> Lines:
         yield number, Example(found[text], str(found[label]))
 
 
-def _from_folder(data: ml_collections.ConfigDict) -> Splits:
+def read_parts(data: ml_collections.ConfigDict) -> Splits:
+    """Reads the files of `data.path`, and cuts off a validation part if there is no file of it.
+
+    Raises:
+        UserError: the folder or a file is missing, there are two files of a part, or a file is
+            wrong.
+    """
     folder = data.path
     if not os.path.isdir(folder):
         raise UserError(

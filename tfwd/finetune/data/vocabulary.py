@@ -17,7 +17,8 @@ import ml_collections
 import numpy as np
 
 from tfwd.finetune import published
-from tfwd.finetune.data.examples import Example, load_splits
+from tfwd.finetune.data.examples import Example, Splits, check, read_parts
+from tfwd.finetune.data.manual import load_manual
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.files import read_json, write_atomically
 from tfwd.runs.storage.state import fingerprint
@@ -169,6 +170,27 @@ class Corpus(NamedTuple):
             arrays[f"{name} lengths"] = np.array([len(text) for text in ids])
             arrays[f"{name} labels"] = labels
         return fingerprint(arrays)
+
+
+def load_splits(data: ml_collections.ConfigDict) -> Splits:
+    """Reads what a configuration's `data` names.
+
+    Args:
+        data: with `path`, `text`, `label`, `valid_share` and `train_examples`.
+
+    Returns:
+        The `Splits`: each label is in the training part, at least twice, and in another one.
+
+    Raises:
+        UserError: a file is missing, or something in it is wrong; the message names the line.
+    """
+    splits = read_parts(data) if data.path else load_manual()
+    train = splits.parts["train"]
+    if data.train_examples and data.train_examples < len(train):
+        chosen = np.random.default_rng(0).permutation(len(train))[: data.train_examples]
+        splits.parts["train"] = [train[number] for number in sorted(chosen)]
+    check(splits)
+    return splits
 
 
 def read_corpus(config: ml_collections.ConfigDict) -> Corpus:
