@@ -277,7 +277,7 @@ def load_programs() -> None:
         "lm.commands.train",
         "lm.commands.tune",
         "lm.commands.evaluate",
-        "lm.commands.generate",
+        "lm.sampling",
         "lm.finish",
         "lm.trainer",
         "runs.storage.saved",

@@ -9,9 +9,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from tfwd.lm.commands.generate import generate
 from tfwd.lm.data.vocabulary import Corpus
 from tfwd.lm.losses import PERPLEXITY
+from tfwd.lm.sampling import generate
 from tfwd.lm.trainer import Trainer
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.files import read_bytes, write_atomically
