@@ -13,8 +13,9 @@ from tfwd.lm.commands.train import train
 from tfwd.lm.data.text import load_splits, tokenize
 from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.trainer import Trainer
-from tfwd.runs.errors import Diverged, UserError
+from tfwd.runs.errors import UserError
 from tfwd.runs.storage.checkpoint import Checkpoints
+from tfwd.runs.training.divergence import Diverged
 from tfwd.runs.training.signals import StopRequest
 
 pytestmark = SLOW_ON_KERAS_2

@@ -15,7 +15,8 @@ from training_tools import StopAfter
 from tfwd import _keras
 from tfwd.optimizers._updates import steps
 from tfwd.runs.errors import UserError
-from tfwd.runs.program import Program, Score
+from tfwd.runs.interfaces import Score
+from tfwd.runs.program import Program
 from tfwd.runs.settings import app
 from tfwd.runs.settings.config import Schema
 from tfwd.runs.settings.keys import OPTIMIZER_KEYS, TRAINING_KEYS, Key, MayChange

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfwd.runs.program import Score
+from tfwd.runs.interfaces import Score
 
 LOSS = Score("loss", lambda nats: nats, unit="text")
 

@@ -12,7 +12,7 @@ import math
 import tensorflow as tf
 
 from tfwd.dtypes import at_least_float32
-from tfwd.runs.program import Score
+from tfwd.runs.interfaces import Score
 
 
 def perplexity(nats: float) -> float:

@@ -8,11 +8,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tfwd.numerics.report import Report
-    from tfwd.runs.program import Failure
 
 
 class UserError(Exception):
@@ -28,27 +23,6 @@ class UserError(Exception):
     ...
     tfwd.runs.errors.UserError: data.level='words': give word or char
     """
-
-
-class Diverged(UserError):
-    """A run met a number that is not finite, and ends.
-
-    Attributes:
-        short: when and where, as "diverged at step 7 in layer lstm_1".
-        report: what was found, or `None` if no step but a weight was not finite.
-    """
-
-    def __init__(self, failure: Failure, report: Report | None, kept: str):
-        where, found = (report.where, report.what) if report else (failure.weight, failure.found)
-        self.short = f"diverged at step {failure.step} in {where}"
-        self.report = report
-        causes = [] if report is None else [cause.name for cause in report.causes]
-        likely = f"; likely cause: {' or '.join(causes)}" if causes else ""
-        super().__init__(
-            f"{self.short}: {found} (loss {failure.loss:.4g}, gradient norm "
-            f"{failure.gradient_norm:.4g}, learning rate {failure.learning_rate:.4g}){likely}; "
-            f"{kept}"
-        )
 
 
 def suggest(name: str, names: Iterable[str], count: int = 3) -> list[str]:

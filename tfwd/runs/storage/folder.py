@@ -17,7 +17,7 @@ from typing import Any
 import ml_collections
 
 from tfwd.runs.errors import UserError
-from tfwd.runs.program import Program, Vocabulary
+from tfwd.runs.interfaces import StoredProgram, Vocabulary
 from tfwd.runs.settings import config as configs
 from tfwd.runs.storage import weights
 from tfwd.runs.storage.checkpoint import Checkpoints
@@ -35,7 +35,7 @@ class RunFolder:
         program: the one whose run it is.
     """
 
-    def __init__(self, path: str | os.PathLike[str], program: Program):
+    def __init__(self, path: str | os.PathLike[str], program: StoredProgram):
         self.path, self.program = Path(path), program
         self.config = self.path / "config.json"
         self.vocabulary = self.path / program.vocabulary_file

@@ -17,7 +17,7 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from tfwd.runs.program import Score
+from tfwd.runs.interfaces import Score
 
 Records = list[dict[str, Any]]
 

@@ -12,7 +12,7 @@ from tensorboard.plugins.hparams.api_pb2 import Status
 from tensorboard.plugins.hparams.summary import session_end_pb
 
 from tfwd.runs.errors import UserError
-from tfwd.runs.program import Score
+from tfwd.runs.interfaces import Score
 from tfwd.runs.settings.validators import shown
 from tfwd.runs.sweeps.trial import Result
 from tfwd.tuning.space import Choice, Float, Spec

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from tfwd.runs.program import Score
+from tfwd.runs.interfaces import Score
 from tfwd.runs.settings.validators import shown
 from tfwd.runs.sweeps.rows import FAILED, Row, ranked
 from tfwd.tuning.space import Choice, Int, Spec

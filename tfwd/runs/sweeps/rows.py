@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from tfwd.runs.program import Score
+from tfwd.runs.interfaces import Score
 from tfwd.runs.settings.validators import shown
 from tfwd.runs.storage.files import write_atomically
 from tfwd.runs.sweeps.folder import SweepFolder

@@ -12,7 +12,8 @@ import keras
 import ml_collections
 from rich.console import Console
 
-from tfwd.runs.program import Data, Program, Score
+from tfwd.runs.interfaces import Data, Score
+from tfwd.runs.program import Program
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.signals import StopRequest

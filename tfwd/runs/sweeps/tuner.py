@@ -16,8 +16,8 @@ from keras_tuner import Oracle
 from keras_tuner.engine.trial import Trial, TrialStatus
 from keras_tuner.errors import FailedTrialError, FatalError
 
-from tfwd.runs.errors import Diverged, UserError
-from tfwd.runs.program import Data
+from tfwd.runs.errors import UserError
+from tfwd.runs.interfaces import Data
 from tfwd.runs.settings.config import get
 from tfwd.runs.sweeps import hparams
 from tfwd.runs.sweeps.board import Board
@@ -25,6 +25,7 @@ from tfwd.runs.sweeps.folder import SweepFolder
 from tfwd.runs.sweeps.rows import OBJECTIVE
 from tfwd.runs.sweeps.sweep import Sweep, apply
 from tfwd.runs.sweeps.trial import promote, run
+from tfwd.runs.training.divergence import Diverged
 from tfwd.runs.training.signals import Stopped, StopRequest
 from tfwd.runs.training.train import tidy_up
 from tfwd.tuning.space import read

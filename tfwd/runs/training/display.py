@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from tfwd.runs.program import Score
+from tfwd.runs.interfaces import Score
 
 
 class Output(Console):

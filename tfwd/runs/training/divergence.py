@@ -9,12 +9,33 @@ import tensorflow as tf
 
 from tfwd.numerics.checked_step import variables_in
 from tfwd.numerics.report import Report
-from tfwd.runs.errors import Diverged
-from tfwd.runs.program import Failure, Step
+from tfwd.runs.errors import UserError
+from tfwd.runs.interfaces import Failure, Step
 from tfwd.runs.storage.state import RunState
 
 MAX_CONSECUTIVE = 5  # bad steps that are left out, or gone back from, before the run ends
 FACTOR = 0.5  # of the learning rate, each time that the run goes back
+
+
+class Diverged(UserError):
+    """A run met a number that is not finite, and ends.
+
+    Attributes:
+        short: when and where, as "diverged at step 7 in layer lstm_1".
+        report: what was found, or `None` if no step but a weight was not finite.
+    """
+
+    def __init__(self, failure: Failure, report: Report | None, kept: str):
+        where, found = (report.where, report.what) if report else (failure.weight, failure.found)
+        self.short = f"diverged at step {failure.step} in {where}"
+        self.report = report
+        causes = [] if report is None else [cause.name for cause in report.causes]
+        likely = f"; likely cause: {' or '.join(causes)}" if causes else ""
+        super().__init__(
+            f"{self.short}: {found} (loss {failure.loss:.4g}, gradient norm "
+            f"{failure.gradient_norm:.4g}, learning rate {failure.learning_rate:.4g}){likely}; "
+            f"{kept}"
+        )
 
 
 class Divergence:

@@ -14,7 +14,7 @@ from absl import flags
 from rich import box
 from rich.table import Table
 
-from tfwd.runs.errors import Diverged, UserError
+from tfwd.runs.errors import UserError
 from tfwd.runs.program import Program
 from tfwd.runs.storage.files import Claim, write_atomically
 from tfwd.runs.training import train as training
@@ -79,6 +79,7 @@ def train(
             single run.
     """
     from tfwd.runs.training.display import Output
+    from tfwd.runs.training.divergence import Diverged  # loads TensorFlow: --help does without
 
     folder = Path(workdir)
     if (folder / "config.json").exists():

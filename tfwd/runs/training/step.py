@@ -33,7 +33,7 @@ from tfwd.numerics.watch import Watch
 from tfwd.optimizers._updates import steps
 from tfwd.optimizers._updates.repeated_rows import summed
 from tfwd.runs.errors import UserError
-from tfwd.runs.program import Failure
+from tfwd.runs.interfaces import Failure
 from tfwd.runs.storage.state import RunState
 from tfwd.runs.training.optimizer import averaging, decaying, make_optimizer
 

@@ -20,7 +20,7 @@ import numpy as np
 from tfwd.numerics.report import Report
 from tfwd.optimizers import DecoupledWeightDecay
 from tfwd.runs.errors import UserError
-from tfwd.runs.program import Failure, Loss, Score, Step
+from tfwd.runs.interfaces import Failure, Loss, Score, Step
 from tfwd.runs.storage.files import write_atomically
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.storage.metrics import Metrics

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.finite import summarize
-from tfwd.runs.program import Failure
+from tfwd.runs.interfaces import Failure
 from tfwd.runs.storage.state import RunState
 
 
