@@ -1,7 +1,7 @@
-"""`UserError`, for what a user of the programs got wrong, and suggestions of near names.
+"""`UserError`, for mistakes of a program's user, and suggestions of similar names.
 
-The programs print it as a single line, ``error: <message>``, and end with exit code 1. Anything
-else that is raised is a fault of the code and keeps its traceback.
+The programs print a `UserError` as a single line, ``error: <message>``, and end with exit code 1.
+Any other exception is a fault of the code and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A problem with what the user gave: a flag, a config value, a text or a run's folder.
+    """Problem with the user's input: a flag, a config value, a text or a run folder.
 
-    The message is one line that says what was wrong, where, the value, and what would be right.
+    The message is one line. It says what is wrong, where, the value, and what was expected.
 
     Example:
 
@@ -29,12 +29,12 @@ def suggest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     """Returns the names closest to `name`, best first, for an error message.
 
     Args:
-        name: what was given.
-        names: what there is.
-        count: at most so many.
+        name: the given name.
+        names: the known names.
+        count: the largest number of names to return.
 
     Returns:
-        The names that are similar to `name`; an empty list when none is.
+        The names that are similar to `name`. The list is empty if no name is similar.
 
     Example:
 
@@ -46,6 +46,7 @@ def suggest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
         matcher = difflib.SequenceMatcher(None, name.lower(), candidate.lower(), autojunk=False)
         scored.append((matcher.ratio(), candidate))
     best = max(scored, default=(0.0, ""))[0]
-    # Near in themselves, and not far behind the best: dotted keys are all somewhat alike.
+    # A candidate must be similar, and nearly as similar as the best: all dotted keys are somewhat
+    # alike.
     close = [pair for pair in scored if pair[0] >= max(0.6, best - 0.15)]
     return [name for _, name in sorted(close, key=lambda pair: -pair[0])[:count]]

@@ -1,6 +1,6 @@
-"""Interfaces and records that the folder, the loop and the program of a run share.
+"""Interfaces and records that a run's folder, loop and program share.
 
-The modules of `tfwd.runs` import these in place of each other, so that imports run one way.
+The modules of `tfwd.runs` import these instead of each other, so that imports run one way.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 
 class Score(NamedTuple):
-    """The number that a loss is shown as, in tables, logs and plots.
+    """Name, scale and unit in which tables, logs and plots show a loss.
 
     Attributes:
-        name: as in "valid perplexity".
-        of_loss: a function that rises with the loss, so that lower is better.
-        unit: what a loss is the mean over, and what a speed counts.
+        name: str. The name, as "perplexity" in "valid perplexity".
+        of_loss: function from a loss to the shown number. It rises with the loss, so lower is
+            better.
+        unit: str. The unit of a mean loss and of a speed, as "token" or "text".
     """
 
     name: str
@@ -33,23 +34,23 @@ class Score(NamedTuple):
 
 
 class Vocabulary(Protocol):
-    """What makes numbers of the data; a run keeps it in its folder and goes on with no other."""
+    """Conversion of a program's data to numbers, kept in the run folder."""
 
     def __len__(self) -> int: ...
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it to a file."""
+        """Writes the vocabulary to a file."""
 
     def fingerprint(self) -> str:
-        """A short hash of it."""
+        """Returns a short hash of the vocabulary."""
 
 
 class Data(Protocol):
-    """What a run trains on.
+    """Data that a run trains on.
 
     Attributes:
-        name: what reports call it.
-        vocabulary: of its training part.
+        name: str. The name in reports.
+        vocabulary: `Vocabulary`. The vocabulary of the training part.
     """
 
     @property
@@ -60,20 +61,21 @@ class Data(Protocol):
 
     @property
     def size(self) -> str:
-        """How much there is to train on, in words."""
+        """Returns the amount of training data in words, as "1,000 tokens"."""
 
     def fingerprint(self) -> str:
-        """A short hash of it: a run goes on with the data that it began with."""
+        """Returns a short hash of the data. A run resumes only with the same data."""
 
 
 class Failure(NamedTuple):
-    """A step that was not finite, or left a weight that is not.
+    """Record of a step that was not finite, or that made a weight not finite.
 
     Attributes:
-        step: its number, from 1.
-        loss, gradient_norm, learning_rate: the step's.
-        weight: which weight, as "weight lstm/kernel", if that is what is known.
-        found: what is the matter with it.
+        step: int. The step's number, from 1.
+        loss, gradient_norm, learning_rate: float. The numbers of the step.
+        weight: str. The weight that is not finite, as "weight lstm/kernel"; "" if the step is not
+            finite.
+        found: str. What is wrong with the weight.
     """
 
     step: int
@@ -85,12 +87,12 @@ class Failure(NamedTuple):
 
 
 class Step(Protocol):
-    """A training step of a program.
+    """Training step of a program.
 
     Attributes:
-        optimizer: what it updates with.
+        optimizer: the optimizer that makes the updates.
         averaging: the optimizer's `NonMonotonicASGD`, or `None`.
-        unused: the paths of the weights that no gradient reaches; known once it is traced.
+        unused: list of str. Paths of the weights that no gradient reaches, known after tracing.
     """
 
     optimizer: Any
@@ -98,27 +100,27 @@ class Step(Protocol):
     unused: list[str]
 
     def __call__(self, *batch: Any) -> None:
-        """Makes the step, unless a number in it is not finite: then, and from then on, nothing."""
+        """Makes the step if it is finite. After a step that is not finite, makes no more steps."""
 
     def trace(self) -> None:
-        """Traces the step, which the first call does otherwise."""
+        """Traces the step. Otherwise the first call does it."""
 
     def failure(self) -> Failure | None:
-        """The first step that was not finite, if there was one. Waits for the device."""
+        """Returns the first step that was not finite, or `None`. Waits for the device."""
 
     def diagnose(self, *batch: Any) -> Report:
-        """Looks closely at that step, on its batch, and changes nothing."""
+        """Examines the failed step on its batch, and changes nothing."""
 
     def go_on(self) -> None:
-        """Makes steps again, as if that one had been made."""
+        """Makes steps again, as if the failed step had been made."""
 
 
 class Loss(Protocol):
-    """What an evaluation found."""
+    """Result of an evaluation."""
 
     @property
     def nats(self) -> float:
-        """The mean loss."""
+        """Returns the mean loss."""
 
 
 class StoredProgram(Protocol):

@@ -1,7 +1,7 @@
-"""What a program gives to `tfwd.runs`: its configuration, its data, its model and its trainer.
+"""Base class of the programs: configuration, data, model and trainer of a run.
 
-A program subclasses `Program`. The rest (the folder, checkpoints, going on after a stop, the log,
-the display, the best weights, sweeps) is the same for all programs.
+A program subclasses `Program`. All programs share the rest: folder, checkpoints, resuming, logs,
+display, best weights and sweeps.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ if TYPE_CHECKING:
 
 
 class Program(abc.ABC):
-    """A kind of training run.
+    """Kind of training run, as a language model or a classifier.
 
     Attributes:
-        command: the console script that trains, for messages and files.
-        config_module: has `default_config`, with which a config file begins.
-        schema: of the configuration. There are the keys of `tfwd.runs.settings.keys`, and `seed`.
-        score: how losses are shown.
+        command: str. The console script that trains, for messages and files.
+        config_module: str. The module with `default_config`, which config files import.
+        schema: `Schema` of the configuration. It has the keys of `tfwd.runs.settings.keys`, and
+            `seed`.
+        score: `Score`. How losses are shown.
         data_keys: the config keys that `read_data` depends on.
-        vocabulary_file: its name in a run's folder.
-        model_name: what messages and files of weights call the model, as "language model".
-        entries: what a vocabulary has, for messages.
-        counted: how much is in a vocabulary, in words, with a place for the number.
+        vocabulary_file: str. The name of the vocabulary's file in a run folder.
+        model_name: str. The model's name in messages and in files of weights, as "language model".
+        entries: str. The entries of a vocabulary, for messages.
+        counted: str. The size of a vocabulary in words, with a placeholder for the number.
     """
 
     command: str
@@ -52,30 +53,30 @@ class Program(abc.ABC):
         """Reads the data that a configuration names.
 
         Raises:
-            UserError: it is missing or cannot be read.
+            UserError: the data is missing or cannot be read.
         """
 
     @abc.abstractmethod
     def load_vocabulary(
         self, path: str | os.PathLike[str], config: ml_collections.ConfigDict | None = None
     ) -> Any:
-        """Reads what `Vocabulary.save` wrote.
+        """Reads the file that `Vocabulary.save` wrote.
 
         Args:
             path: the file.
-            config: of the run, if the vocabulary is to be held against it.
+            config: the run's configuration. If given, the vocabulary must agree with it.
 
         Raises:
-            UserError: the file is missing, damaged, or of another run.
+            UserError: the file is missing, damaged, or from another run.
         """
 
     @abc.abstractmethod
     def make_model(self, config: ml_collections.ConfigDict, vocabulary: Any) -> Any:
-        """A new model, with its weights made, for what `Data.vocabulary` is."""
+        """Returns a new model with initial weights, for the vocabulary of `Data.vocabulary`."""
 
     @abc.abstractmethod
     def named_weights(self, model: Any) -> dict[str, Any]:
-        """The model's variables, by names that are the same on both Kerases."""
+        """Returns the model's variables, by names that are the same in Keras 2 and Keras 3."""
 
     @abc.abstractmethod
     def make_trainer(
@@ -86,22 +87,22 @@ class Program(abc.ABC):
         display: Display,
         stop: StopRequest,
     ) -> Trainer:
-        """The trainer of a run, which goes on with what the folder holds.
+        """Returns the trainer of a run. The trainer resumes from the folder's last checkpoint.
 
         Raises:
-            UserError: the data does not fit the configuration, or the folder another run.
+            UserError: the data does not fit the configuration, or the folder holds another run.
         """
 
     @abc.abstractmethod
     def finish(self, trainer: Any, data: Any) -> dict[str, Any]:
-        """Evaluates the best weights and writes the report; returns its summary.
+        """Evaluates the best weights, writes the report and returns the report's summary.
 
-        The summary is written to `report/summary.json` last, and has "step", the steps in all.
+        `report/summary.json` is written last. It has "step", the total number of steps.
         """
 
     @abc.abstractmethod
     def tables(self, summary: dict[str, Any]) -> list[Any]:
-        """A summary as rich prints it. Any exception says that it is no summary."""
+        """Returns a summary as tables for rich. Raises an exception if the summary is malformed."""
 
     @abc.abstractmethod
     def show(self, summary: dict[str, Any], folder: RunFolder, display: Display) -> None:

@@ -1,6 +1,6 @@
-"""Rows of a configuration's table, and those that all programs have: of optimizer and training.
+"""Rows of the config table, and the keys of all programs: optimizer, training and numerics.
 
-Another default is `key._replace(default=...)` in the program's own table.
+A program changes a default with `key._replace(default=...)` in its own table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tfwd.runs.training.optimizer import OPTIMIZER
 
 
 class MayChange(enum.Enum):
-    """When a key may have another value as something is gone on with."""
+    """When a resumed run or sweep may have another value of a key."""
 
     NEVER = "the run must go on with the same value"
     IN_RUNS = "a run may go on with another value; a sweep may not, as its trials would differ"
@@ -33,14 +33,14 @@ class MayChange(enum.Enum):
 
 
 class Key(NamedTuple):
-    """A row of the table.
+    """Row of the config table.
 
     Attributes:
-        default: the value, if none is given. With `{}` the key is a group that takes any names.
-        validator: of its values.
-        meaning: for `--help`.
-        may_change: when a run or a sweep may go on with another value.
-        only_to_train: whether a trained model is read whatever the value is.
+        default: the default value. With `{}` the key is a group that takes any names.
+        validator: the `Validator` of the values.
+        meaning: str. The text for `--help`.
+        may_change: when a resumed run or sweep may have another value.
+        only_to_train: bool. True if a trained model can be read with any value.
         off: the value that switches the key's feature off.
     """
 

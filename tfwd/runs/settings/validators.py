@@ -1,4 +1,4 @@
-"""Validators of configuration values, each with the words for its error message."""
+"""Validators of config values, each with the words for its error message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPE_POLICIES = (
 
 
 class Validator(NamedTuple):
-    """A test of a value, and what is expected in words ("give ...")."""
+    """Check of a value, with the expected value in words ("give ...")."""
 
     expected: str
     is_valid: Callable[[Any], bool]
@@ -28,12 +28,12 @@ class Validator(NamedTuple):
 
 
 def one_of(*values: str) -> Validator:
-    """The validator that a value is one of `values`."""
+    """Returns the validator that accepts one of `values`."""
     return Validator(" or ".join(values), lambda value: value in values, lambda v: hint(v, values))
 
 
 def patterns(text: str) -> list[str]:
-    """The regular expressions in a text: what stands between its spaces.
+    """Returns the regular expressions in a text, which are separated by spaces.
 
     Example:
 
@@ -44,10 +44,10 @@ def patterns(text: str) -> list[str]:
 
 
 def multipliers(text: str) -> dict[str, float]:
-    """The factors by regular expression in a text of pattern=factor, with spaces between.
+    """Returns the factors by regular expression, from a text like "pattern=factor pattern=factor".
 
     Raises:
-        ValueError: a part is not of this form.
+        ValueError: a part has another form.
 
     Example:
 
@@ -64,7 +64,7 @@ def multipliers(text: str) -> dict[str, float]:
 
 
 def _are(read: Callable[[str], Any]) -> Callable[[Any], bool]:
-    """The test that a text can be read, and the patterns in it are regular expressions."""
+    """Returns the check that a text can be read, and that its patterns are regular expressions."""
 
     def holds(value: Any) -> bool:
         try:
@@ -78,7 +78,7 @@ def _are(read: Callable[[str], Any]) -> Callable[[Any], bool]:
 
 
 def whole(value: Any, least: int = 0, most: int = 2**31 - 1) -> bool:
-    """Whether a value is a whole number within these bounds."""
+    """Returns True if a value is a whole number within these bounds."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -87,7 +87,7 @@ def _number(value: Any) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float can hold
+    except OverflowError:  # a whole number beyond the range of floats
         return False
 
 
@@ -99,7 +99,7 @@ def _text(value: Any) -> bool:
 
 
 def written(value: Any) -> bool:
-    """Whether JSON can hold a value, so that a run that goes on finds the same one.
+    """Returns True if JSON can hold a value, so that a resumed run finds the same value.
 
     Example:
 
@@ -112,7 +112,7 @@ def written(value: Any) -> bool:
 
 
 def same_kind(value: Any, default: Any) -> str:
-    """What is right for an argument with that default, in words; "" if the value is.
+    """Returns the expected kind of value for an argument's default; "" if the value fits.
 
     Example:
 
@@ -129,7 +129,7 @@ def same_kind(value: Any, default: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it would be given on the command line."""
+    """Returns a value as text, in the form of the command line."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     if isinstance(value, bool):
@@ -137,14 +137,14 @@ def shown(value: Any) -> str:
     if isinstance(value, str):
         return value[:200] or "''"
     if isinstance(value, int):
-        text = hex(value) if abs(value) > 1 << 256 else str(value)  # Python writes no longer one
+        text = hex(value) if abs(value) > 1 << 256 else str(value)  # Python prints no longer one
     else:
         text = "{}" if not isinstance(value, float) and not value else repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def hint(value: Any, values: Iterable[str]) -> str:
-    """The nearest of the right values, in words for the end of a message."""
+    """Returns the most similar of the right values, as the end of a message."""
     found = suggest(value, values) if isinstance(value, str) else []
     return f" (did you mean {' or '.join(found)}?)" if found else ""
 
@@ -154,7 +154,7 @@ TEXT = Validator("a text of UTF-8 without a zero byte", _text)
 _MOST = "at most 2147483647"
 WHOLE = Validator(f"a whole number, at least 0 and {_MOST}", whole)
 COUNT = Validator(f"a whole number, at least 1 and {_MOST}", lambda v: whole(v, 1))
-# NumPy's generator, which Keras seeds, takes 32 bits.
+# Keras seeds NumPy's generator, which takes 32 bits.
 SEED = Validator(
     "a whole number, at least 0 and at most 4294967295", lambda v: whole(v, 0, 2**32 - 1)
 )

@@ -1,9 +1,9 @@
-"""Reads and writes the files of a run whole or not at all, and claims its folder for one process.
+"""Reads and writes complete files of a run, and locks its folder for one process.
 
-What cannot be done is a `UserError` of one line.
+Each failure is a `UserError` of one line.
 
-Whatever is read from a folder goes through here, since anything may lie there: a file that was cut
-off, one of another program, a pipe that would be waited for, a device without an end.
+Every file of a folder is read here, because anything may be there: a file that was cut off, a file
+of another program, a pipe without a writer, a device without an end.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tfwd.runs.errors import UserError
 
 
 def write_atomically(path: str | os.PathLike[str], content: str) -> None:
-    """`tfwd.files.write_atomically`, for programs.
+    """Writes a file in one step, as `tfwd.files.write_atomically` does.
 
     Raises:
-        UserError: the file cannot be written. What was there is left as it was.
+        UserError: the file cannot be written. The previous file is unchanged.
     """
     try:
         files.write_atomically(path, content)
@@ -32,14 +32,14 @@ def write_atomically(path: str | os.PathLike[str], content: str) -> None:
 
 
 def read_bytes(path: str | os.PathLike[str], what: str = "") -> bytes:
-    """The content of a file.
+    """Returns the content of a file.
 
     Args:
         path: the file.
-        what: what it is, for the message, as "the text".
+        what: the kind of file for the message, as "the text".
 
     Raises:
-        UserError: it cannot be read, or is a pipe or a device, which may have no end.
+        UserError: the file cannot be read, or is a pipe or a device, which may have no end.
     """
     name = f"{what} {os.fspath(path)}".strip()
     try:
@@ -53,17 +53,17 @@ def read_bytes(path: str | os.PathLike[str], what: str = "") -> bytes:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Reads a UTF-8 text file; line ends become a line feed, a byte-order mark is dropped.
+    """Reads a UTF-8 text file. Line ends become line feeds, and a byte-order mark is dropped.
 
     Args:
         path: the file.
 
     Returns:
-        The text, which has at least one character that is not white space.
+        The text, with at least one character that is not white space.
 
     Raises:
-        UserError: no such file, a folder, a pipe, unreadable, empty, or not UTF-8; the last with
-            the offset of the first wrong byte, counted from 0.
+        UserError: the file is missing, a folder, a pipe, unreadable, empty, or not UTF-8. For the
+            last, the message has the offset of the first wrong byte, counted from 0.
     """
     content = read_bytes(path, "the text")
     try:
@@ -80,14 +80,14 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def read_json(path: str | os.PathLike[str], what: str = "file") -> Any:
-    """What a file of JSON holds.
+    """Returns the content of a JSON file.
 
     Args:
         path: the file.
-        what: what it is, for the message, as "vocabulary".
+        what: the kind of file for the message, as "vocabulary".
 
     Raises:
-        UserError: it cannot be read, or is not JSON, as a file that was cut off is not.
+        UserError: the file cannot be read, or is not JSON because it was cut off.
     """
     content = read_bytes(path, f"the {what}")
     try:
@@ -101,7 +101,7 @@ def _short(error: Exception) -> str:
 
 
 def remove(path: Path) -> None:
-    """Removes a folder with what is in it, or whatever else has its name."""
+    """Removes a folder with its contents, or a file of that name."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -110,31 +110,31 @@ def remove(path: Path) -> None:
 
 
 class Claim:
-    """A folder that this process alone writes to, until it ends or `release` is called.
+    """Lock on a folder that only this process may write to, until it ends or calls `release`.
 
     Args:
-        path: the folder; it is made if it is not there.
-        busy: what to say if another process has it.
+        path: the folder. It is made if it does not exist.
+        busy: the message if another process holds the lock.
 
     Raises:
-        UserError: it cannot be written, or another process has it.
+        UserError: the folder cannot be written, or another process holds the lock.
     """
 
     def __init__(self, path: Path, busy: str):
         self._lock: IO[str] | None = None
         lock = path / ".lock"
-        self._made: list[Path] = []  # what was not there, the innermost first
+        self._made: list[Path] = []  # new files and folders, the innermost first
         try:
             missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
             path.mkdir(parents=True, exist_ok=True)
             self._made = missing if lock.exists() else [lock, *missing]
-            # For reading too: a pipe of that name is not waited for.
+            # Opened for reading too, so that a pipe of that name does not block.
             self._lock = os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o666), "r+")
             if not take_lock(self._lock):
-                self._made = []  # it is the other one's now
+                self._made = []  # the other process uses the files now
                 raise UserError(busy)
             if not os.path.samestat(os.fstat(self._lock.fileno()), os.stat(lock)):
-                raise UserError(busy)  # the other one has just removed it
+                raise UserError(busy)  # the other process has just removed the lock
         except OSError as error:
             self._made = missing
             self.release(used=False)
@@ -147,10 +147,10 @@ class Claim:
         """Lets another process have the folder.
 
         Args:
-            used: whether something was written. If not, what was made for it goes again.
+            used: whether something was written. If not, new files and folders are removed again.
         """
         for path in () if used else self._made:
-            with contextlib.suppress(OSError):  # a folder that has something in it by now
+            with contextlib.suppress(OSError):  # a folder that is no longer empty
                 path.rmdir() if path.is_dir() else path.unlink()
         self._made = []
         if self._lock is not None:
@@ -159,7 +159,7 @@ class Claim:
 
 
 def take_lock(file: IO[str]) -> bool:
-    """Takes the lock, which ends with the process however it ends; True where there are none."""
+    """Takes the lock, which ends with the process. Returns True on systems without locks."""
     try:
         import fcntl
     except ImportError:  # Windows

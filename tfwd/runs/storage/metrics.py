@@ -1,8 +1,7 @@
-"""Writes the log of a run: `metrics.jsonl`, one JSON object a line, and TensorBoard's events.
+"""Writes the metrics of a run: `metrics.jsonl`, one JSON object per line, and TensorBoard events.
 
-The file is the one truth. A run that goes on from a checkpoint cuts it back to the length it had
-when that was saved, and writes TensorBoard's events anew from what is left, so that neither shows
-a step twice.
+The file is the single source of truth. A run that resumes cuts the file back to its length at the
+checkpoint, and writes TensorBoard's events again. Neither then shows a step twice.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from tfwd.runs.storage.files import read_bytes
 
 
 class Metrics:
-    """Writes records; each has a `kind` and a `step`.
+    """Writer of a run's metrics; each record has a `kind` and a `step`.
 
     The kinds are "train", "valid", "test", "failure" and "gradient".
 
     Args:
-        path: the file.
-        keep_bytes: how much of the file there is stays.
-        tensorboard: the folder for TensorBoard's events; `None` for none.
-        say: called with a line about what of the file is missing, or is no record.
+        path: path of the file.
+        keep_bytes: int. The length of the existing file that is kept.
+        tensorboard: the folder for TensorBoard's events; `None` writes none.
+        say: called with a line if a part of the file is missing, or a line is no record.
 
     Raises:
         UserError: the file cannot be written.
@@ -70,7 +69,7 @@ class Metrics:
             raise UserError(f"cannot write {self.path}: {reason(error)}") from error
 
     def _kept(self, most: int, say: Callable[[str], object]) -> int:
-        """How much of the file stays: whole lines of the first so many bytes."""
+        """Returns the length that is kept: the complete lines within the first `most` bytes."""
         if not os.path.lexists(self.path) and not most:
             return 0
         content = b""
@@ -92,7 +91,7 @@ class Metrics:
         self.close()
 
     def write(self, record: dict[str, Any]) -> None:
-        """Adds a record. A number that is not finite becomes null: JSON has none."""
+        """Adds a record. Writes a number that is not finite as null, as JSON has no such number."""
         record = _finite(record)
         try:
             self._file.write(json.dumps(record).encode() + b"\n")
@@ -102,13 +101,13 @@ class Metrics:
             raise UserError(f"cannot write {self.path}: {reason(error)}") from error
 
     def text(self, name: str, text: str, step: int) -> None:
-        """Shows a text in TensorBoard, as it stands."""
+        """Shows a text in TensorBoard, without formatting."""
         if self._writer is not None:
             with self._writer.as_default(step=step):
                 tf.summary.text(name, f"```\n{text}\n```")
 
     def sync(self) -> int:
-        """Pushes what was written to the disk; returns the file's length in bytes."""
+        """Flushes the file to the disk. Returns its length in bytes."""
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -120,7 +119,7 @@ class Metrics:
 
     def close(self) -> None:
         """Closes the files."""
-        with contextlib.suppress(OSError, tf.errors.OpError):  # of a full disk, told of before
+        with contextlib.suppress(OSError, tf.errors.OpError):  # a full disk was reported before
             self._file.close()
             if self._writer is not None:
                 self._writer.close()
@@ -139,9 +138,9 @@ class Metrics:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl`.
+    """Returns the records of a `metrics.jsonl`.
 
-    A last line that was not finished is left out, and any other that is no record.
+    An incomplete last line is skipped, and any line that is no record.
 
     Raises:
         UserError: the file cannot be read.

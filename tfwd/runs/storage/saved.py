@@ -1,4 +1,4 @@
-"""Reads a trained model from the folder of its run; nothing in the folder is changed."""
+"""Reads a trained model from its run folder, without a change to the folder."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CHECKPOINTS = ("best", "last")
 
 
 class Saved(NamedTuple):
-    """What is in a run's folder.
+    """Trained model with its vocabulary, configuration and progress.
 
     Attributes:
-        model: with the checkpoint's weights.
-        vocabulary: the model's.
-        config: the run's.
-        progress: where the run stood at the checkpoint, as `state.Progress` has it.
+        model: the model with the weights of the checkpoint.
+        vocabulary: the model's vocabulary.
+        config: the run's configuration.
+        progress: dict. The run's progress at the checkpoint, as in `state.Progress`.
     """
 
     model: Any
@@ -42,17 +42,18 @@ def load(
     """Reads a model with its vocabulary and configuration.
 
     Args:
-        program: the one whose run it is.
-        workdir: the run's folder.
-        checkpoint: "best" is the weights with the lowest validation loss, "last" the newest.
-        say: called with a line for a checkpoint that is damaged; the one before it is used.
+        program: the program of the run.
+        workdir: path of the run folder.
+        checkpoint: "best" reads the weights with the lowest validation loss, "last" the newest
+            ones.
+        say: called with a line for a damaged checkpoint. The checkpoint before it is used.
 
     Returns:
-        What was read.
+        The trained model, as `Saved`.
 
     Raises:
-        UserError: there is no run, no checkpoint yet, no checkpoint that is whole, or the
-            checkpoint is of another vocabulary or shape, or has weights that are not finite.
+        UserError: there is no run, no checkpoint yet, or no complete checkpoint. Or the checkpoint
+            has another vocabulary or shape, or weights that are not finite.
     """
     if checkpoint not in CHECKPOINTS:
         raise UserError(f"--checkpoint={checkpoint}: give {' or '.join(CHECKPOINTS)}")

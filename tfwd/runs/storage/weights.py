@@ -1,9 +1,9 @@
-"""Files of weights that either Keras reads: NumPy's `.npz`, with a header.
+"""Files of weights for both versions of Keras: NumPy's `.npz`, with a header.
 
-TensorFlow's checkpoints follow the objects of a model, and those of Keras 2 and Keras 3 differ; so
-do the names that the two give to variables. So this file has the arrays in the order of the model,
-under names that the program gives to them, and a header with the format's version and the names
-and shapes of all arrays. What they are of stands in the run's other files, which are plain JSON.
+TensorFlow's checkpoints follow the objects of a model, which differ between Keras 2 and Keras 3. So
+do the names of variables. This file therefore stores the arrays in the order of the model, under
+names that the program defines. A header has the format's version, and the names and shapes of all
+arrays. The run's other files, which are plain JSON, describe the model.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _HEADER = "header"
 def save(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name: str) -> None:
     """Writes the weights of a model.
 
-    Half-precision weights are written in float32, which has all their values: NumPy has no
+    Half-precision weights are written in float32, which has all their values. NumPy has no
     bfloat16.
 
     Args:
-        path: the file.
-        variables: the model's, by name.
-        model_name: the kind of model, as "language model".
+        path: path of the file.
+        variables: the model's variables, by name.
+        model_name: str. The kind of model, as "language model".
 
     Raises:
         OSError: the file cannot be written.
@@ -53,16 +53,16 @@ def save(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name:
 
 
 def load(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name: str) -> None:
-    """Reads what `save` wrote, on this Keras or the other one, into a model's variables.
+    """Reads the file that `save` wrote, with any version of Keras, into a model's variables.
 
-    They are changed when all of the file has been read and found right, or not at all.
+    The variables change only after the whole file has been read and checked.
 
     Args:
-        path: the file.
+        path: path of the file.
         variables, model_name: as in `save`.
 
     Raises:
-        UserError: the file is missing, cut short, no file of this kind, of a later version, or of
+        UserError: the file is missing, cut off, of another kind, of a later version, or belongs to
             a model with other weights.
     """
     try:
@@ -94,7 +94,7 @@ def load(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name:
 
 
 def _verify(path: Any, saved: dict[str, list[int]], variables: Mapping[str, Any]) -> None:
-    """Raises unless the names and shapes in a file are those of a model."""
+    """Raises a `UserError` unless the names and shapes in a file are those of a model."""
     for name in dict.fromkeys([*variables, *saved]):
         there = tuple(saved[name]) if name in saved else None
         here = tuple(variables[name].shape) if name in variables else None

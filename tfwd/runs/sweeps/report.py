@@ -1,4 +1,4 @@
-"""The report of a sweep, or of a part of it: the tables, the plot, the best configuration."""
+"""Writes the report of a sweep: the tables, the plot, the best configuration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def finish(board: Board, sweep: Sweep, config: ml_collections.ConfigDict, folder
     """Prints the final table and writes `trials.csv`, `plots/trials.png` and `best_config.py`.
 
     Returns:
-        The best trial; None if none is done.
+        The best trial; None if no trial is done.
 
     Raises:
         UserError: a file cannot be written.
@@ -58,10 +58,10 @@ def finish(board: Board, sweep: Sweep, config: ml_collections.ConfigDict, folder
 def write_best(
     best: Row, sweep: Sweep, config: ml_collections.ConfigDict, folder: SweepFolder
 ) -> None:
-    """Writes `best_config.py`, which `tfwd-train --config` takes: what differs from the defaults.
+    """Writes `best_config.py` for `tfwd-train --config`, with the values that are not defaults.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     program = folder.program
     chosen, default = apply(config, best.values, program.schema), program.schema.default()
@@ -90,7 +90,7 @@ def write_best(
 
 
 def space_table(sweep: Sweep, config: ml_collections.ConfigDict) -> Table:
-    """What is searched, for `--dry_run`."""
+    """Returns the table of the searched values, for `--dry_run`."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     made.add_column("key", overflow="fold")
     made.add_column("values", overflow="fold")
@@ -104,7 +104,7 @@ def space_table(sweep: Sweep, config: ml_collections.ConfigDict) -> Table:
 
 
 def plan(sweep: Sweep, oracle: object, epochs: int) -> list[str]:
-    """How many trials there are, and of how many epochs, in lines of text."""
+    """Returns the planned trials and their epochs, as lines of text."""
     lines = [f"space: {points(sweep)}; method: {sweep.method}"]
     if isinstance(oracle, HyperbandOracle):
         for number, rounds in enumerate(oracle.rounds(), 1):
@@ -120,17 +120,17 @@ def plan(sweep: Sweep, oracle: object, epochs: int) -> list[str]:
 
 
 def trial_count(sweep: Sweep, oracle: object) -> int:
-    """The number of trials of a sweep that is not stopped: the most there can be."""
+    """Returns the largest possible number of trials of a sweep."""
     if isinstance(oracle, HyperbandOracle):
         return sweep.iterations * sum(n for rounds in oracle.rounds() for n, _ in rounds)
     there = grid_size(sweep.space) if sweep.method == "grid" else size(sweep.space)
     if sweep.method == "bayesian":
-        there = None  # it may come back to a point
+        there = None  # it may return to a point
     return min(count for count in (there, sweep.trials) if count is not None)
 
 
 def total_epochs(sweep: Sweep, oracle: object, epochs: int) -> int:
-    """The epochs that are trained in all, a promoted trial's counted once."""
+    """Returns the total number of epochs; the epochs of a promoted trial count once."""
     if not isinstance(oracle, HyperbandOracle):
         return trial_count(sweep, oracle) * epochs
     total = 0

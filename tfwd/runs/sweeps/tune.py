@@ -1,4 +1,4 @@
-"""The sweep program: searches over config keys, alone or with workers on other machines."""
+"""Sweep command: searches over config keys, alone or with workers on other machines."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def define(values: flags.FlagValues) -> None:
 
 
 def main(program: Program, values: flags.FlagValues) -> int:
-    """Searches; returns the exit code."""
+    """Searches, and returns the exit code."""
     _need("keras_tuner", "keras-tuner")
     for name in ("worker_timeout", "chief_timeout"):
-        if math.isnan(getattr(values, name)):  # which is within all bounds
+        if math.isnan(getattr(values, name)):  # NaN is within all bounds
             raise UserError(f"--{name}=nan: give a number of seconds, at least 1")
     if not values.sweep:
         raise UserError("--sweep is missing; give a file, as --sweep=configs/sweeps/rates.py")
@@ -69,7 +69,7 @@ def main(program: Program, values: flags.FlagValues) -> int:
     if sweep.method == "bayesian":
         _need("sklearn", "scikit-learn")
         _need("scipy", "SciPy")
-    _oracle(sweep, values.config)  # it raises what is wrong with the method's own numbers
+    _oracle(sweep, values.config)  # raises an error if the method's own numbers are wrong
     if values.dry_run:
         return dry_run(sweep, values.config, notes)
     if not values.workdir:
@@ -90,13 +90,13 @@ def dry_run(sweep: Sweep, config: Any, notes: list[str]) -> int:
 
 
 def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
-    """Runs the sweep to its end, or this process's part in it.
+    """Runs the sweep to its end, or this process's part of it.
 
     Returns:
-        The exit code: 0; 1 if no trial is done; 130 or 143 after a signal.
+        The exit code: 0 for success, 1 if no trial is done, 130 or 143 after a signal.
 
     Raises:
-        UserError: the data, the folder or the sweep in it is wrong, or the disk is full.
+        UserError: the data, the folder or its sweep is wrong, or the disk is full.
     """
     import tensorflow as tf
 
@@ -137,7 +137,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
         board.total = report.trial_count(sweep, oracle)
         try:
             tuner = RunTuner(oracle, sweep, config, data, folder, board, stop, timeout)
-        except ValueError as error:  # what the folder holds is damaged, or another's
+        except ValueError as error:  # the folder's files are damaged, or belong to another sweep
             raise UserError(str(error)) from error
 
         def write_table() -> None:
@@ -188,7 +188,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
 
 
 def _wait_for_chief(seconds: float, output: Any, stop: StopRequest) -> None:
-    """Before anything is written: a worker without a chief leaves nothing."""
+    """Waits before anything is written, so that a worker without a chief leaves nothing."""
     from tfwd.tuning import workers
 
     def check() -> None:
@@ -203,10 +203,10 @@ def _wait_for_chief(seconds: float, output: Any, stop: StopRequest) -> None:
 
 
 def _add(board: Any, trial: Any, folder: Any) -> None:
-    """Takes in a trial of a sweep that is gone on with."""
+    """Adds a trial of a sweep that is resumed."""
     try:
         board.add(trial)
-    except Exception as error:  # whatever the file holds instead of what keras-tuner wrote
+    except Exception as error:  # the file may hold anything
         path = folder.trial(trial.trial_id) / "trial.json"
         raise UserError(
             f"{path} is not a record of a trial ({type(error).__name__}: {error}); put it back "
@@ -217,7 +217,7 @@ def _add(board: Any, trial: Any, folder: Any) -> None:
 def _serve(tuner: Any, stop: StopRequest, role: str) -> None:
     from tfwd.tuning import workers
 
-    if role == workers.CHIEF:  # it trains nothing: what it knows is on the disk at any time
+    if role == workers.CHIEF:  # the chief trains nothing, and its state is always on the disk
         tuner.search()
         return
     with stop:
@@ -257,7 +257,7 @@ def _oracle(sweep: Sweep, config: Any, timeout: float | None = None, watcher: An
 
 
 def _changed(sweep: Sweep, values: flags.FlagValues) -> Sweep:
-    """The sweep with what the command line says in place of the file."""
+    """Returns the sweep with the values of the command line."""
     given = {
         "method": values.method or None,
         "max_trials": values.max_trials,

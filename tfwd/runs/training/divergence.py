@@ -1,4 +1,4 @@
-"""What a run does about a step that is not finite: stop, leave it out, or go back an epoch."""
+"""Reaction of a run to a step that is not finite: stop, skip the step, or restore an epoch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import Failure, Step
 from tfwd.runs.storage.state import RunState
 
-MAX_CONSECUTIVE = 5  # bad steps that are left out, or gone back from, before the run ends
-FACTOR = 0.5  # of the learning rate, each time that the run goes back
+MAX_CONSECUTIVE = 5  # bad steps in a row that are skipped or restored from, before the run ends
+FACTOR = 0.5  # factor of the learning rate, for each restore
 
 
 class Diverged(UserError):
-    """A run met a number that is not finite, and ends.
+    """Error that ends a run at a number that is not finite.
 
     Attributes:
-        short: when and where, as "diverged at step 7 in layer lstm_1".
-        report: what was found, or `None` if no step but a weight was not finite.
+        short: str. Step and place, as "diverged at step 7 in layer lstm_1".
+        report: the `Report` of the step; `None` if the step is finite and a weight is not.
     """
 
     def __init__(self, failure: Failure, report: Report | None, kept: str):
@@ -39,15 +39,14 @@ class Diverged(UserError):
 
 
 class Divergence:
-    """The bad steps of a run.
+    """Policy for the bad steps of a run.
 
     Args:
         action: "raise", "skip", "restore" or "off".
         step: the training step.
-        state: has the learning rate.
-        objects: the modules whose variables are gone back to.
-        tell: called with a bad step, its report if there is one, and what is done about it in
-            words.
+        state: the `RunState` with the learning rate.
+        objects: the modules whose variables "restore" resets.
+        tell: called with a bad step, its report if there is one, and the reaction in words.
     """
 
     def __init__(
@@ -65,22 +64,22 @@ class Divergence:
 
     @property
     def looks_each_step(self) -> bool:
-        """Whether the host asks after each step, so that the next one can be made."""
+        """Returns True if each step must be checked at once, so that the next step can be made."""
         return self.action in ("skip", "restore")
 
     def keep(self) -> None:
-        """Keeps what `restore` goes back to: at the end of an epoch, and when a run goes on."""
+        """Stores the values for "restore", at the end of an epoch and when a run resumes."""
         if self.action == "restore":
             self._in_vain = 0
             self._kept = [(variable, variable.numpy()) for variable in variables_in(*self._objects)]
 
     def met(self, failure: Failure, batch: tuple[Any, ...] | None, kept: str) -> None:
-        """Reports a bad step, and goes on after it if that is asked for.
+        """Reports a bad step. Then skips it, restores the last epoch, or ends the run.
 
         Args:
-            failure: the step.
-            batch: what it was made on; `None` if the step was finite and a weight is not.
-            kept: what is on the disk, in words.
+            failure: the bad step.
+            batch: the step's batch; `None` if the step is finite and a weight is not.
+            kept: which checkpoint is on the disk, in words.
 
         Raises:
             Diverged: the run ends.
@@ -114,7 +113,7 @@ class Divergence:
         if self.action == "restore" and not self._kept:
             return "there is no finished epoch yet to go back to; "
         if self.action == "skip" and failure.step != self._last_good + 1:
-            self._in_vain = 0  # there was a good one in between
+            self._in_vain = 0  # a good step was in between
         if self._in_vain >= MAX_CONSECUTIVE:
             what = "left out" if self.action == "skip" else "gone back from"
             return f"{MAX_CONSECUTIVE} bad steps in a row were {what} before it; "
@@ -122,7 +121,7 @@ class Divergence:
 
 
 def report_of(failure: Failure, report: Report | None, norms: Mapping[str, float]) -> str:
-    """What is kept of a bad step: its report, or what is wrong with a weight; and the norms."""
+    """Returns the text of a bad step's report, or of a bad weight, and the weights' norms."""
     text = f"{report}\n" if report else f"{failure.weight}: {failure.found}, step {failure.step}\n"
     shown = [f"{norm:9.3g}  {path}" for path, norm in norms.items()]
     return text + "\n".join(["", "norms of the weights", *shown, ""])

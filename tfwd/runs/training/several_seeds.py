@@ -1,4 +1,4 @@
-"""The same run with several seeds, and what came of them together: mean, spread, failed runs."""
+"""Repeats a run with N seeds and compares: mean, spread and failed runs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tfwd.runs.training.signals import StopRequest
 
 
 class Outcome(NamedTuple):
-    """What came of the run with one seed.
+    """Result of the run with one seed.
 
     Attributes:
-        seed: the seed.
-        numbers: from the run's summary, by name; none if it did not come to its end.
-        failed: why it failed, "" if it did not.
+        seed: int. The seed.
+        numbers: dict of float, from the run's summary. Empty if the run failed.
+        failed: str. Why the run failed; "" if it succeeded.
     """
 
     seed: int
@@ -35,12 +35,12 @@ class Outcome(NamedTuple):
     failed: str
 
 
-# From a summary: the numbers that are compared, and why the run failed ("" if it did not).
+# Function of a summary. Returns the compared numbers, and why the run failed ("" if it succeeded).
 Read = Callable[[dict[str, Any]], tuple[dict[str, float], str]]
 
 
 def define(values: flags.FlagValues) -> None:
-    """Defines the flag."""
+    """Defines the flag `--seeds`."""
     flags.DEFINE_integer(
         "seeds",
         1,
@@ -59,27 +59,27 @@ def train(
     stop: StopRequest,
     read: Read,
 ) -> list[Outcome]:
-    """Trains with `count` seeds from `config.seed` on, and reports on all together.
+    """Trains with `count` seeds, from `config.seed` on, and compares the runs.
 
-    Each run has a folder `seed-N` in the workdir, and is a run as any other: one that was stopped
-    is gone on with, one that is finished is not made again. A run that diverges is counted as
-    failed, and the next one begins. The report is `seeds.json` in the workdir.
+    Each run has its own folder, `seed-N`, in the workdir. A stopped run resumes, and a finished run
+    is not repeated. A run that diverges counts as failed, and the next run starts. The report is
+    `seeds.json` in the workdir.
 
     Args:
-        program: what is trained.
-        config: the configuration, checked.
-        workdir: the folder.
-        count: how many.
+        program: the program to train.
+        config: the checked configuration.
+        workdir: the folder of all runs.
+        count: int. The number of seeds.
         stop: as in `training.train`.
-        read: what is compared.
+        read: function that takes the compared numbers from a summary.
 
     Raises:
-        Stopped: a signal came.
-        UserError: as in `training.train`, but for a run that diverges; or the workdir is that of a
-            single run.
+        Stopped: a signal arrived.
+        UserError: as in `training.train`, except for a run that diverges. Also if the workdir holds
+            a single run.
     """
     from tfwd.runs.training.display import Output
-    from tfwd.runs.training.divergence import Diverged  # loads TensorFlow: --help does without
+    from tfwd.runs.training.divergence import Diverged  # loads TensorFlow; not for --help
 
     folder = Path(workdir)
     if (folder / "config.json").exists():
@@ -124,9 +124,9 @@ def train(
 
 
 def together(outcomes: list[Outcome]) -> dict[str, dict[str, float | None]]:
-    """Mean, spread, least and most of each number, over the runs that came to their end.
+    """Returns mean, spread, minimum and maximum of each number, over the runs that succeeded.
 
-    The spread is the standard deviation of a sample, with n - 1; None for a single run.
+    The spread is the standard deviation of a sample, with n - 1. It is None for a single run.
 
     Example:
 
@@ -148,7 +148,7 @@ def together(outcomes: list[Outcome]) -> dict[str, dict[str, float | None]]:
 
 
 def table(outcomes: list[Outcome]) -> Table:
-    """A line a seed, and the mean and the spread under them."""
+    """Returns a table with a row per seed, and with mean and spread below."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     made.add_column("seed")
     of_all = together(outcomes)

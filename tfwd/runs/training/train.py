@@ -1,4 +1,4 @@
-"""The training program: trains, or goes on with a run that was stopped."""
+"""Training command: trains a new run or resumes a stopped one."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def main(
     values: flags.FlagValues,
     work: Callable[[StopRequest], object] | None = None,
 ) -> int:
-    """Trains; returns the exit code.
+    """Trains, and returns the exit code.
 
     Args:
-        program: what is trained.
-        values: the flags.
-        work: trains in another way than `train` does.
+        program: the program to train.
+        values: the parsed flags.
+        work: function that trains in another way than `train`. `train` by default.
     """
     if not values.workdir:
         name = os.path.splitext(os.path.basename(program.schema.example))[0]
@@ -67,16 +67,16 @@ def train(
     """Trains to the end, writes the report and prints it.
 
     Args:
-        program: what is trained.
-        config: the configuration, checked.
-        workdir: the run's folder; a run that is there is gone on with.
-        stop: looked at after every window.
+        program: the program to train.
+        config: the checked configuration.
+        workdir: the run folder. A run in it is resumed.
+        stop: the stop request, checked after every step.
 
     Returns:
         The summary, as in `report/summary.json`.
 
     Raises:
-        Stopped: a signal came.
+        Stopped: a signal arrived.
         UserError: the data or the folder is wrong, or training failed.
     """
     import keras
@@ -126,12 +126,12 @@ def train(
 def finished_before(
     program: Program, trainer: Trainer, say: Callable[[str], object] = print
 ) -> dict[str, Any] | None:
-    """The summary of a run that has nothing left to do, else `None`.
+    """Returns the summary of a run that has nothing left to do, or `None`.
 
     Args:
-        program: makes a table of it.
-        trainer: the run.
-        say: called with a line if there is a summary that cannot be used; it is made again.
+        program: the program that makes a table of the summary.
+        trainer: the trainer of the run.
+        say: called with a line if the summary cannot be used and must be made again.
     """
     path = trainer.folder.report / "summary.json"
     if not trainer.finished or not os.path.lexists(path):
@@ -144,15 +144,15 @@ def finished_before(
         return summary
     except UserError as error:
         say(f"{error}; it is made again")
-    except Exception:  # any form that the table is not made for
+    except Exception:  # any form that the table cannot show
         say(f"{path} is no summary of a run; it is made again")
     return None
 
 
 def tidy_up() -> None:
-    """Gives back what a run held, so that the next one finds the memory as this one did.
+    """Frees the memory of a run, before the next run starts.
 
-    The model, its functions and the trainer hold each other; Keras keeps a graph and names.
+    The model, its functions and the trainer refer to each other. Keras stores a graph and names.
     """
     import keras
 
