@@ -1,7 +1,7 @@
-"""The configuration of the language model: the table of its keys, and what must go together.
+"""Configuration of the language model: the table of its keys, and values that must fit together.
 
-A file in `configs/` begins with `default_config()` and changes what is its own. A switch is added
-by a row of `KEYS`, and where it acts: the model finds what stands under `model.` in its `options`.
+A file in `configs/` starts with `default_config()` and changes some keys. A new switch needs a row
+of `KEYS`, and code that uses it. The model gets the keys under `model.` as its `options`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tfwd.runs.training.optimizer import check_arguments
 
 ALWAYS, IN_RUNS = MayChange.ALWAYS, MayChange.IN_RUNS
 
-# They are drawn one by one, a few thousand a second.
+# Tokens are drawn one by one, a few thousand per second.
 TOKENS = Validator("a whole number, at least 0 and at most 1000000", lambda v: whole(v, 0, 10**6))
 UNITS = Validator(
     "whole numbers of at least 1, one a layer, as 300,150",
@@ -104,11 +104,11 @@ KEYS = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The configuration with every key at its default; `KEYS` explains the keys.
+    """Returns the configuration with every key at its default; `KEYS` explains the keys.
 
     Returns:
-        A `ConfigDict`, locked except for `optimizer.kwargs`. Assigning a value of another type
-        is an error too (a whole number for a float is taken).
+        A `ConfigDict`, locked except for `optimizer.kwargs`. A value of another type is an error
+        too (except a whole number for a float).
 
     Example:
 

@@ -25,14 +25,14 @@ def finish(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
     """Writes `report/`: `summary.json`, `curves.png` and `sample.txt`.
 
     Args:
-        trainer: a run that is finished. Its model has the best weights afterwards.
-        corpus: what it was trained on.
+        trainer: the trainer of a finished run. Afterwards its model has the best weights.
+        corpus: the data of the run.
 
     Returns:
         The summary.
 
     Raises:
-        Stopped: a signal came; the same command makes the report.
+        Stopped: a signal arrived. The same command then makes the report.
         UserError: a file cannot be written.
     """
     folder, progress, sample = trainer.folder, trainer.progress, trainer.config.sample
@@ -73,20 +73,20 @@ def finish(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
                 seed=trainer.config.seed,
                 prompt=sample.prompt,
             )
-        except UserError as error:  # half precision that overflows: the run is done all the same
+        except UserError as error:  # overflow in half precision: the run is complete anyway
             text = f"no sample: {error}"
         write_atomically(folder.report / "sample.txt", text.rstrip("\n") + "\n")
-    # Last: with it the report is whole.
+    # Last: it marks the report as complete.
     write_atomically(folder.report / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 
 
 def table(summary: dict[str, Any]) -> Table:
-    """The closing table.
+    """Returns the table of the final report.
 
     Args:
-        summary: what `finish` writes to `report/summary.json`. Used here: "texts" (by name:
-            "perplexity", "bits", "tokens") and "level".
+        summary: the content of `report/summary.json`. Used here: "texts" (by name: "perplexity",
+            "bits", "tokens") and "level".
 
     Returns:
         A table for a rich console.
@@ -113,7 +113,7 @@ def table(summary: dict[str, Any]) -> Table:
 
 
 def facts(summary: dict[str, Any]) -> str:
-    """The line under the table."""
+    """Returns the line below the table."""
     speed = summary["tokens_per_second"]
     parts = [
         f"weights of epoch {summary['best_epoch']} of {summary['epochs']}",
@@ -126,7 +126,7 @@ def facts(summary: dict[str, Any]) -> str:
 
 
 def show(summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
-    """Prints the table, the sample, and where the rest is."""
+    """Prints the table, the sample, and the paths of the other results."""
     display.console.print(table(summary))
     display.line(facts(summary))
     sample = folder.report / "sample.txt"

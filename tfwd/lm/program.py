@@ -1,4 +1,4 @@
-"""The language model as a program: what it gives to `tfwd.runs`."""
+"""The language model as a program of `tfwd.runs`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfwd.runs.training.display import Display
 from tfwd.runs.training.signals import StopRequest
 from tfwd.runs.training.trainer import Trainer
 
-# What is imported in the methods takes its time, which `--help` does without.
+# The methods import slow modules, which `--help` does not need.
 
 
 class LanguageModelProgram(Program):

@@ -1,7 +1,7 @@
 """Draws text from a language model, one token per step.
 
-The draws are made on the host in float64, by a generator of the call's own seed. A seed therefore
-gives the same text, whatever was drawn before.
+The host draws in float64, with a generator of the call's own seed. A seed therefore gives the same
+text, whatever was drawn before.
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ def generate(
 ) -> str:
     """Draws a text from a language model.
 
-    Each token is drawn with the probability `softmax(logits / temperature)` among the `top_k`
-    likeliest, and is the model's next input. `<unk>` is never drawn: it is no word of a text.
+    Each token is drawn with the probability `softmax(logits / temperature)` among the `top_k` most
+    likely, and is the model's next input. `<unk>` is never drawn, because it is no word of a text.
 
     Args:
-        model: the model; it runs with `training=False`.
+        model: the model. It runs with `training=False`.
         vocabulary: the model's vocabulary.
-        tokens: how many to draw, at least 0 and at most a million.
-        temperature: below 1 prefers likely tokens, above 1 unlikely ones; 0 takes the likeliest.
-        top_k: draw among so many; 0 draws among all.
-        seed: a whole number, at least 0. Equal arguments give equal texts.
-        prompt: the text to go on from; what the vocabulary does not know is read as `<unk>` and
-            stays in the result as it is. Without one, the text begins as a line does.
+        tokens: int. The number of tokens to draw, at least 0 and at most a million.
+        temperature: float. Below 1 prefers likely tokens, above 1 unlikely ones; 0 takes the most
+            likely.
+        top_k: int. The number of most likely tokens to draw from; 0 draws from all.
+        seed: int, at least 0. Equal arguments give equal texts.
+        prompt: str. The text to continue. Unknown tokens are read as `<unk>`, and are unchanged in
+            the result. Without a prompt, the text starts like a line.
 
     Returns:
-        The prompt, made of its tokens, and what was drawn after it.
+        The prompt, made of its tokens, and the drawn text.
 
     Raises:
-        UserError: an argument is out of its range, or the model gives no finite numbers.
+        UserError: an argument is out of its range, or the model's outputs are not finite.
 
     Example:
 
@@ -64,7 +65,7 @@ def generate(
     check_options(tokens, temperature, top_k, seed)
     given = tokenize(prompt, vocabulary.level)
     if given and given[-1] == EOS and vocabulary.level == "word" and not prompt.endswith("\n"):
-        del given[-1]  # the line is not at its end: the model is to go on with it
+        del given[-1]  # the line has not ended: the model continues it
     start = vocabulary.encode(given) if given else np.array([_line_end(vocabulary)], np.int32)
     drawn = draw(
         model,
@@ -79,7 +80,7 @@ def generate(
 
 
 def check_options(tokens: int, temperature: float, top_k: int, seed: int) -> None:
-    """Raises UserError unless the options of `generate` are in their ranges."""
+    """Raises a `UserError` unless the options of `generate` are in their ranges."""
     for name, value in (("tokens", tokens), ("top_k", top_k), ("seed", seed)):
         if value < 0:
             raise UserError(f"{name}={value}: give a whole number, at least 0")
@@ -99,16 +100,16 @@ def draw(
     seed: int,
     never: tuple[int, ...] = (),
 ) -> Iterator[int]:
-    """The numbers of the tokens drawn after `start`, one by one; see `generate`.
+    """Yields the numbers of the tokens drawn after `start`; see `generate`.
 
     Args:
         model: the model.
-        start: the numbers it reads first, at least one.
-        tokens: how many to draw.
+        start: the numbers that the model reads first, at least one.
+        tokens: int. The number of tokens to draw.
         temperature: as in `generate`.
         top_k: as in `generate`.
         seed: as in `generate`.
-        never: numbers that are not drawn.
+        never: numbers that are never drawn.
     """
     generator = np.random.default_rng(seed)
     window = tf.TensorSpec([1, None], tf.int32)
@@ -141,14 +142,15 @@ def choose(
     top_k: int = 0,
     never: tuple[int, ...] = (),
 ) -> int:
-    """One draw from `softmax(logits / temperature)`.
+    """Draws one token from `softmax(logits / temperature)`.
 
     Args:
         logits: `[vocabulary]`.
-        generator: where the draw comes from; not used at temperature 0.
-        temperature: at least 0; 0 is the likeliest, the first of equals.
-        top_k: only among so many of the likeliest (of equals the first); 0 is all.
-        never: numbers that are not drawn.
+        generator: the random generator. It is not used at temperature 0.
+        temperature: float, at least 0; 0 takes the most likely, and the first of equals.
+        top_k: int. The number of most likely tokens to draw from (the first of equals); 0 draws
+            from all.
+        never: numbers that are never drawn.
 
     Example:
 
@@ -161,14 +163,14 @@ def choose(
         return int(np.argmax(scores))
     if 0 < top_k < len(scores):
         scores[np.argsort(-scores, kind="stable")[top_k:]] = -np.inf
-    # The largest is taken off before the division: a small temperature must not overflow.
+    # Subtract the largest before the division, because a small temperature must not overflow.
     with np.errstate(over="ignore"):
         weights = np.exp((scores - np.max(scores)) / temperature)
     return int(generator.choice(len(weights), p=weights / weights.sum()))
 
 
 def _line_end(vocabulary: Vocabulary) -> int:
-    """The number of what stands before a line: its first token is predicted from that."""
+    """Returns the number of the token before a line, from which its first token is predicted."""
     if vocabulary.eos_id is not None:
         return vocabulary.eos_id
     return int(vocabulary.encode(["\n"])[0])

@@ -1,4 +1,4 @@
-"""tfwd-evaluate: the perplexity of a trained model on a text."""
+"""tfwd-evaluate: prints the perplexity of a trained model on a text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ vocabulary does not have costs only what <unk> costs, so figures are comparable 
 
 
 def run() -> None:
-    """The console script."""
+    """Runs the console script."""
     app.run(main, define, ABOUT)
 
 
@@ -45,7 +45,7 @@ def define(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Evaluates, and prints what came out."""
+    """Evaluates, and prints the result."""
     from tfwd.lm.program import load
     from tfwd.runs.training.display import Output
 
@@ -67,17 +67,17 @@ def _finite(value: Any) -> Any:
 
 
 def evaluate_test(saved: Saved) -> dict[str, Any]:
-    """Evaluates a model on its run's own test text, in the columns of the training's report.
+    """Evaluates a model on the test text of its own run, with the batch size of its report.
 
     Args:
-        saved: the run.
+        saved: the trained model.
 
     Returns:
         As `evaluate_text`.
 
     Raises:
-        UserError: the text cannot be read, or is not the one the run was trained on: its test
-            text might hold parts of the other's training text.
+        UserError: the text cannot be read, or is not the text of the run. The test part of another
+            text might contain training text of the run.
     """
     from tfwd.runs.storage.state import fingerprint
 
@@ -105,16 +105,16 @@ def evaluate_text(saved: Saved, text: str, name: str, batch_size: int = 0) -> di
 
     Args:
         saved: the model, its vocabulary and its configuration.
-        text: the text.
-        name: what the result calls it.
-        batch_size: the text is read in so many columns. The first token of each is not predicted,
-            and fewer tokens than there are columns may be left out at the end. 0 is the run's
-            `data.eval_batch_size`, or less for a short text: columns of a window at least.
+        text: str. The text.
+        name: str. The text's name in the result.
+        batch_size: int. The number of columns into which the text is cut. The first token of each
+            column is not predicted. Fewer tokens than there are columns may be dropped at the end.
+            0 takes the run's `data.eval_batch_size`, or less for a short text, so that a column has
+            at least a window.
 
-    Returns:
-        "text", "level", "checkpoint_step", "tokens" and "characters" of the whole text,
-        "predicted" tokens, "unknown" (the share of tokens that are `<unk>`), "nats", "perplexity"
-        (None if too large for a float), "bits_per_token" and "bits_per_character".
+    dict with "text", "level", "checkpoint_step", "tokens" and "characters" of the whole text,
+    "predicted" tokens, "unknown" (the share of tokens that are `<unk>`), "nats", "perplexity" (None
+    if too large for a float), "bits_per_token" and "bits_per_character".
 
     Raises:
         UserError: the text has fewer than two tokens, or is too short for `batch_size`.
@@ -144,7 +144,7 @@ def evaluate_text(saved: Saved, text: str, name: str, batch_size: int = 0) -> di
 
 
 def table(result: dict[str, Any]) -> Any:
-    """The result as a table for a rich console."""
+    """Returns the result as a table for a rich console."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -21,7 +21,7 @@ The same flags give the same text. A token that the vocabulary does not have is 
 
 
 def run() -> None:
-    """The console script."""
+    """Runs the console script."""
     app.run(main, define, ABOUT)
 
 
@@ -54,7 +54,7 @@ def main(values: flags.FlagValues) -> None:
     options: dict[str, Any] = {
         name: values[name].value for name in ("tokens", "temperature", "top_k", "seed")
     }
-    check_options(**options)  # before the model is read, which takes its time
+    check_options(**options)  # before the model is read, which is slow
     saved = load(values.workdir, values.checkpoint)
     unknown = saved.vocabulary.unknown(tokenize(values.prompt, saved.vocabulary.level))
     if unknown:

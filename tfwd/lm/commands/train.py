@@ -1,4 +1,4 @@
-"""tfwd-train: trains a language model, or goes on with a run that was stopped."""
+"""tfwd-train: trains a language model, or resumes a stopped run."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ when the same command is given again.
 
 
 def run() -> None:
-    """The console script."""
+    """Runs the console script."""
     app.run(main, define, ABOUT, schema=PROGRAM.schema)
 
 
 def main(values: flags.FlagValues) -> int:
-    """Trains; returns the exit code."""
+    """Trains, and returns the exit code."""
     return training.main(PROGRAM, values)
 
 
 def train(config: ml_collections.ConfigDict, workdir: str, stop: StopRequest) -> dict[str, Any]:
-    """`tfwd.runs.training.train.train` of a language model."""
+    """Trains a language model, as `tfwd.runs.training.train.train` does."""
     return training.train(PROGRAM, config, workdir, stop)

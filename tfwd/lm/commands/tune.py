@@ -1,4 +1,4 @@
-"""tfwd-tune: sweeps over the keys of a configuration, alone or with workers on other machines."""
+"""tfwd-tune: sweeps over config keys, alone or with workers on other machines."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ KERASTUNER_TUNER_ID, KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT: see docs/t
 
 
 def run(argv: Sequence[str] | None = None) -> None:
-    """The console script; `argv` as in `app.run`."""
-    # The keys must go together in each trial, and not in the config that trials change.
+    """Runs the console script; `argv` as in `app.run`."""
+    # The keys must fit together in each trial, and not in the config that the trials change.
     app.run(main, define, ABOUT, schema=PROGRAM.schema, together=False, argv=argv)
 
 
 def main(values: flags.FlagValues) -> int:
-    """Searches; returns the exit code."""
+    """Searches, and returns the exit code."""
     return tune.main(PROGRAM, values)
