@@ -1,6 +1,6 @@
-"""The configuration of fine-tuning: the table of its keys, and what must go together.
+"""Configuration of fine-tuning: the table of its keys, and the values that must fit together.
 
-A file begins with `default_config()` and changes what is its own, as `configs/finetune.py` does.
+A config file starts with `default_config()` and changes some keys, as `configs/finetune.py` does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tfwd.runs.training.optimizer import check_arguments
 
 ALWAYS, IN_RUNS = MayChange.ALWAYS, MayChange.IN_RUNS
 
-# What differs from the language model's: Adam, small rates, few epochs.
+# Defaults that differ from the language model's: Adam, small rates, few epochs.
 _DEFAULTS = {
     "optimizer.name": "adam",
     "optimizer.learning_rate": 5e-5,
@@ -111,7 +111,7 @@ KEYS = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The configuration with every key at its default; `KEYS` explains the keys.
+    """Returns the configuration with every key at its default; `KEYS` explains the keys.
 
     Returns:
         A `ConfigDict`, locked except for `optimizer.kwargs`.

@@ -29,14 +29,14 @@ def finish(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
     """Writes `report/`: `summary.json`, `curves.png`, `confusion.png` and `examples.txt`.
 
     Args:
-        trainer: a run that is finished. Its model has the best weights afterwards.
-        corpus: what it was trained on.
+        trainer: the trainer of a finished run. Afterwards its model has the best weights.
+        corpus: the data of the run.
 
     Returns:
         The summary.
 
     Raises:
-        Stopped: a signal came; the same command makes the report.
+        Stopped: a signal arrived. The same command then makes the report.
         UserError: a file cannot be written.
     """
     folder, progress, labels = trainer.folder, trainer.progress, corpus.vocabulary.labels
@@ -61,7 +61,7 @@ def finish(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
         raise UserError(f"cannot write {folder.report}: {error.strerror}") from error
     shown = _examples(found["test"], corpus, trainer.config.report.examples)
     write_atomically(folder.report / "examples.txt", shown)
-    # Last: with it the report is whole.
+    # Last: it marks the report as complete.
     write_atomically(folder.report / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 
@@ -77,7 +77,7 @@ def _scores(found: Evaluation, corpus: Corpus, name: str) -> dict[str, Any]:
 
 
 def _examples(found: Evaluation, corpus: Corpus, count: int) -> str:
-    """The first texts of the test part after a fixed shuffle, each with its label and the true."""
+    """Returns the first test texts after a fixed shuffle, with predicted and true labels."""
     texts, labels = corpus.texts["test"], corpus.vocabulary.labels
     width = max(map(len, labels))
     lines = []
@@ -93,11 +93,11 @@ def _examples(found: Evaluation, corpus: Corpus, count: int) -> str:
 
 
 def table(summary: dict[str, Any]) -> Table:
-    """The closing table.
+    """Returns the table of the final report.
 
     Args:
-        summary: what `finish` writes to `report/summary.json`. Used here: "texts" (by name:
-            "accuracy", "macro_f1", "loss", "majority", "texts").
+        summary: the content of `report/summary.json`. Used here: "texts" (by name: "accuracy",
+            "macro_f1", "loss", "majority", "texts").
 
     Returns:
         A table for a rich console.
@@ -125,7 +125,7 @@ def table(summary: dict[str, Any]) -> Table:
 
 
 def facts(summary: dict[str, Any]) -> str:
-    """The line under the table."""
+    """Returns the line below the table."""
     speed = summary["texts_per_second"]
     parts = [
         f"weights of epoch {summary['best_epoch']} of {summary['epochs']}",
@@ -138,7 +138,7 @@ def facts(summary: dict[str, Any]) -> str:
 
 
 def show(summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
-    """Prints the table, some labelled texts, and where the rest is."""
+    """Prints the table, some labelled texts, and the paths of the other results."""
     display.console.print(table(summary))
     display.line(facts(summary))
     examples = folder.report / "examples.txt"

@@ -1,4 +1,4 @@
-"""Fine-tuning as a program: what it gives to `tfwd.runs`."""
+"""Fine-tuning as a program of `tfwd.runs`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfwd.runs.training.display import Display
 from tfwd.runs.training.signals import StopRequest
 from tfwd.runs.training.trainer import Trainer
 
-# What is imported in the methods takes its time, which `--help` does without.
+# The methods import slow modules, which `--help` does not need.
 
 
 class FineTuningProgram(Program):

@@ -1,4 +1,4 @@
-"""tfwd-classify: labels texts by the classifier in the folder of a run."""
+"""tfwd-classify: labels texts with the classifier of a run."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ LINES = 64  # of a pipe that are labelled together
 
 
 class Labelled(NamedTuple):
-    """What was found of a text.
+    """Text with its predicted label.
 
     Attributes:
-        text: the text.
-        label: the most probable class.
-        probability: of that class.
-        probabilities: of each class.
+        text: str. The text.
+        label: str. The most probable class.
+        probability: float. The probability of that class.
+        probabilities: dict of the probabilities of all classes.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Labelled(NamedTuple):
 
 
 def run() -> None:
-    """The console script."""
+    """Runs the console script."""
     app.run(main, define, ABOUT)
 
 
@@ -66,7 +66,7 @@ def define(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Labels, and prints what was found."""
+    """Labels the texts, and prints the labels."""
     if values.text is not None and values.file:
         raise UserError("--text and --file: give one of them")
     given: list[tuple[str, str]] | None = None
@@ -87,10 +87,10 @@ def main(values: flags.FlagValues) -> None:
 
 
 class Labeller:
-    """Labels texts.
+    """Classifier of texts, from a trained model.
 
     Args:
-        saved: the run.
+        saved: the trained model.
     """
 
     def __init__(self, saved: Saved):
@@ -103,10 +103,10 @@ class Labeller:
         )
 
     def __call__(self, texts: list[tuple[str, str]]) -> Iterator[Labelled]:
-        """What is found of some texts, each with where it is from.
+        """Yields the labels of texts; each text comes with its source.
 
         Raises:
-            UserError: the model gives no finite numbers.
+            UserError: the model's outputs are not finite.
         """
         import numpy as np
 
@@ -117,7 +117,7 @@ class Labeller:
         labels = self._vocabulary.labels
         ids = self._vocabulary.encode([text for _, text in texts], self._most)
         logits = self._predict(ids)
-        assert logits is not None  # nothing ends it
+        assert logits is not None  # nothing stops it
         for (where, text), row in zip(texts, logits, strict=True):
             if not np.isfinite(row).all():
                 raise UserError(f"{where}: the model gives no finite numbers for this text")
@@ -129,16 +129,16 @@ class Labeller:
 def numbered(
     lines: Iterable[str], source: str, one: bool = False, skip: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Lines with where they are from.
+    """Yields the lines with their sources.
 
     Args:
         lines: the texts.
-        source: the file's name, or the like.
-        one: whether there is one only, which has no number.
-        skip: whether lines without a text are skipped.
+        source: str. The name of the file, or a similar source.
+        one: bool. True for a single text, which has no line number.
+        skip: bool. Skips lines without text.
 
     Raises:
-        UserError: one has no text, and is not skipped.
+        UserError: a line has no text, and is not skipped.
     """
     for number, line in enumerate(lines, 1):
         where = source if one else f"{source}, line {number}"
@@ -162,8 +162,8 @@ def _standard_input() -> Iterator[str]:
 
 
 def _chunks(texts: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Texts together, so that not each is waited for; what came before an error comes first."""
-    if sys.stdin.isatty():  # who types waits for each
+    """Yields groups of texts to label together. Texts before an error are still labelled."""
+    if sys.stdin.isatty():  # a person who types waits for each label
         yield from ([text] for text in texts)
         return
     together: list[tuple[str, str]] = []

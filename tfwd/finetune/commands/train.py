@@ -1,4 +1,4 @@
-"""tfwd-finetune: trains a classifier of texts on a pretrained encoder, or goes on with a run."""
+"""tfwd-finetune: trains a text classifier on a pretrained encoder, or resumes a stopped run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ when the same command is given again.
 
 
 def run() -> None:
-    """The console script."""
+    """Runs the console script."""
     app.run(main, define, ABOUT, schema=PROGRAM.schema)
 
 
@@ -42,7 +42,7 @@ def define(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> int:
-    """Trains; returns the exit code."""
+    """Trains, and returns the exit code."""
     if values.seeds == 1:
         return training.main(PROGRAM, values)
     config, workdir, count = values.config, values.workdir, values.seeds
@@ -54,10 +54,10 @@ def main(values: flags.FlagValues) -> int:
 
 
 def compared(summary: dict[str, Any]) -> tuple[dict[str, float], str]:
-    """What is compared of runs with several seeds, and why a run failed, "" if it did not.
+    """Returns the numbers to compare between seeds, and why a run failed ("" if it succeeded).
 
-    A run has failed if its best weights are not more often right on the validation texts than who
-    always says the most frequent class.
+    A run has failed if its best weights have no higher validation accuracy than a classifier that
+    always predicts the most frequent class.
     """
     found = {
         f"{part} {name}": summary["texts"][part][key]

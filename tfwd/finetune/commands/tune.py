@@ -32,11 +32,11 @@ optimizer.schedule_epochs, so that the schedule does not follow the epochs of a 
 
 
 def run(argv: Sequence[str] | None = None) -> None:
-    """The console script; `argv` as in `app.run`."""
-    # The keys must go together in each trial, and not in the config that trials change.
+    """Runs the console script; `argv` as in `app.run`."""
+    # The keys must fit together in each trial, and not in the config that the trials change.
     app.run(main, define, ABOUT, schema=PROGRAM.schema, together=False, argv=argv)
 
 
 def main(values: flags.FlagValues) -> int:
-    """Searches; returns the exit code."""
+    """Searches, and returns the exit code."""
     return tune.main(PROGRAM, values)

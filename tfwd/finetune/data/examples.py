@@ -22,19 +22,19 @@ NAMES = ("train", "valid", "test")
 
 
 class Example(NamedTuple):
-    """A text and its label."""
+    """Text with its true label."""
 
     text: str
     label: str
 
 
 class Splits(NamedTuple):
-    """The three parts of the data, by "train", "valid" and "test", and a name for reports.
+    """Training, validation and test part of the data, with a name for reports.
 
     Attributes:
-        parts: the examples of each part.
-        name: the data's name, for reports.
-        first: the first line of the training file, if it may be a header that was not known as one.
+        parts: dict of the examples, by "train", "valid" and "test".
+        name: str. The data's name, for reports.
+        first: the first line of the training file, if it may be an unrecognized header.
     """
 
     parts: dict[str, list[Example]]
@@ -45,19 +45,19 @@ class Splits(NamedTuple):
 def read_examples(
     path: str | os.PathLike[str], text: str = "text", label: str = "label"
 ) -> list[Example]:
-    r"""Reads one file, as its suffix says.
+    r"""Reads one file, in the format of its suffix.
 
-    `.tsv`: lines of text TAB label; a first line whose label is the name of the column is a header.
-    `.csv`: with a first line of names. `.jsonl`: an object a line.
+    `.tsv`: lines of text TAB label. A first line whose label is the name of the column is a header.
+    `.csv`: with a first line of names. `.jsonl`: one object per line.
 
     Args:
-        path: the file, of UTF-8.
-        text: the name of the column, or the key, that has the text.
-        label: the same for the label.
+        path: path of a UTF-8 file.
+        text: str. The column, or key, of the text.
+        label: str. The column, or key, of the label.
 
     Raises:
-        UserError: it cannot be read, is not UTF-8, or a line is not of that form; the message names
-            the line.
+        UserError: the file cannot be read, is not UTF-8, or a line has another form. The message
+            names the line.
 
     Example:
 
@@ -99,7 +99,7 @@ def _tsv(path: str, content: str, text: str, label: str) -> Lines:
                 f"{line[:60]!r}"
             )
         if number == 1 and columns[1].strip().lower() == label.lower():
-            # A header; unless the name of the column is a label, which other lines have too.
+            # This is a header, unless the name of the column is also the label of other lines.
             others = (other.rpartition("\t")[2].strip() for other in lines[1:])
             if columns == [text, label] or columns[1].strip() not in others:
                 continue
@@ -143,7 +143,7 @@ def _json(path: str, content: str, text: str, label: str) -> Lines:
 
 
 def read_parts(data: ml_collections.ConfigDict) -> Splits:
-    """Reads the files of `data.path`, and cuts off a validation part if there is no file of it.
+    """Reads the files of `data.path`. Without a validation file, splits off a part of train.
 
     Raises:
         UserError: the folder or a file is missing, there are two files of a part, or a file is
@@ -181,11 +181,11 @@ def read_parts(data: ml_collections.ConfigDict) -> Splits:
 
 
 def check(splits: Splits) -> None:
-    """Verifies that a classifier can be trained on the examples, and judged by them.
+    """Checks that the examples suffice to train and evaluate a classifier.
 
     Raises:
-        UserError: there are less than two labels, one is in one part only, or has one example to
-            train on.
+        UserError: there are fewer than two labels. Or a label is in one part only, or has only one
+            training example.
     """
     counts = {
         name: collections.Counter(example.label for example in part)
