@@ -1,4 +1,4 @@
-"""Records in a folder which search it holds, so that another search is refused there."""
+"""Record of the search that a folder holds, so that another search is rejected there."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ def describe(
     oracle: keras_tuner.Oracle, method: str, seed: int, executions_per_trial: int,
     **rounds: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """All that scores depend on, but `max_trials`, and the ranges, which the oracle looks after.
+    """Returns all settings that affect scores, except `max_trials` and the ranges.
+
+    The oracle checks the ranges.
 
     Args:
-        oracle: the search's.
+        oracle: the oracle of the search.
         method, seed, executions_per_trial: as in `tuner`.
-        **rounds: what Hyperband's rounds follow from; of no meaning for the others.
+        **rounds: settings of Hyperband's rounds, which other methods ignore.
     """
     objectives = getattr(oracle.objective, "objectives", [oracle.objective])
     return {
@@ -42,7 +44,7 @@ def verify(folder: str, now: Mapping[str, Any]) -> None:
     """Compares a search with the one that the folder holds, if it holds one.
 
     Raises:
-        ValueError: it is another one: what differs is listed.
+        ValueError: the folder holds another search. The message lists the differences.
     """
     state = _read(os.path.join(folder, "oracle.json"))
     if state is None:
@@ -64,10 +66,10 @@ def verify(folder: str, now: Mapping[str, Any]) -> None:
 
 
 def check_files(folder: str) -> None:
-    """Looks whether what keras-tuner is to read from a search's folder are files.
+    """Checks that the paths that keras-tuner reads from a search's folder are files.
 
     Raises:
-        ValueError: one is something else, as a pipe, which would be waited for.
+        ValueError: one is not a file, for example a pipe, which would block.
     """
     names = ("oracle.json", "tuner*.json", os.path.join("trial_*", "trial.json"))
     for path in [path for name in names for path in glob.glob(os.path.join(folder, name))]:
@@ -76,7 +78,7 @@ def check_files(folder: str) -> None:
 
 
 def refusal(folder: str, different: Iterable[str]) -> str:
-    """The words for it."""
+    """Returns the error message for a folder with another search."""
     return (
         f"{folder} holds another search: {'; '.join(different)}; give another directory, or "
         "overwrite=True to begin anew"
@@ -84,9 +86,9 @@ def refusal(folder: str, different: Iterable[str]) -> str:
 
 
 def write(folder: str, now: Mapping[str, Any]) -> None:
-    """Writes the record, in one step."""
+    """Writes the record in one step."""
     os.makedirs(folder, exist_ok=True)
-    text = json.dumps(dict(now), indent=2, default=int)  # numpy's numbers too
+    text = json.dumps(dict(now), indent=2, default=int)  # also numbers of NumPy
     write_atomically(os.path.join(folder, FILE), text)
 
 
@@ -101,6 +103,6 @@ def _read(path: str) -> dict[str, Any] | None:
 
 
 def damaged(path: str, error: Exception) -> str:
-    """The words for a file that is no JSON."""
+    """Returns the error message for a file that is no valid JSON."""
     words = " ".join(str(error).split())[:200]
     return f"{path} is damaged ({words}): put back a copy of it, or begin anew in another directory"
