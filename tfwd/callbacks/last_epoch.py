@@ -1,4 +1,4 @@
-"""A training as its last epoch left it, to go back to."""
+"""Snapshot of a training at the end of its last epoch, for a restore."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tfwd.numerics.checked_step import not_finite, tracked
 
 
 class LastEpoch:
-    """All variables of a model and its optimizers at the end of an epoch, except metrics.
+    """Snapshot of all variables of a model and its optimizers at an epoch's end, without metrics.
 
     Args:
-        model: compiled.
-        factor: the learning rates are multiplied by it with each return to the same epoch.
+        model: the compiled model.
+        factor: float. The factor of the learning rates, for each restore of the same epoch.
 
     Attributes:
-        is_kept: whether there is something to go back to.
-        returns: how often it was gone back to the epoch that is kept.
+        is_kept: bool. True if there is a snapshot.
+        returns: int. The number of restores of the present snapshot.
 
     Raises:
         ValueError: a learning rate is a schedule, which cannot be multiplied.
@@ -31,7 +31,7 @@ class LastEpoch:
     def __init__(self, model: keras.Model, factor: float):
         self._model, self._factor = model, factor
         self._values: list[tuple[tf.Variable, Any]] = []
-        self._rates: list[tuple[Any, float]] = []  # optimizers with what theirs was
+        self._rates: list[tuple[Any, float]] = []  # optimizers with their learning rates
         self.is_kept, self.returns = False, 0
         for leaf in self._leaves():
             if not wrapped_optimizers.has_fixed_rate(leaf):
@@ -42,9 +42,9 @@ class LastEpoch:
                 )
 
     def keep(self) -> None:
-        """Keeps everything as it is now, if the weights and the optimizers' variables are finite.
+        """Takes a snapshot, if the weights and the optimizers' variables are finite.
 
-        A step that was not checked may have left others. Then the epoch before stays.
+        An unchecked step may have made them non-finite. Then the previous snapshot stays.
         """
         if not_finite(self._model):
             return
@@ -59,7 +59,7 @@ class LastEpoch:
         self.is_kept, self.returns = True, 0
 
     def restore(self) -> str:
-        """Goes back to what was kept; returns the learning rates, in words."""
+        """Restores the snapshot. Returns the learning rates as text."""
         self.returns += 1
         for variable, value in self._values:
             variable.assign(value)

@@ -1,4 +1,4 @@
-"""Why it does not help to leave out more steps."""
+"""Hint for a report after several skipped steps."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tfwd.numerics.report import Report
 
 
 def why_in_vain(reports: Sequence[Report], left_out: int) -> str:
-    """What the last report and those of so many steps before it have in common, if anything.
+    """Returns what the last report and the reports before it have in common, or "".
 
-    A step that is left out changes no weight. So what is not finite in each batch stays so.
+    A skipped step changes no weight. A cause that is in each batch therefore remains.
     """
     last = reports[-left_out - 1 :]
     where = last[-1].where
