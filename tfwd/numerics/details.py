@@ -1,4 +1,4 @@
-"""What is found in a tensor by a close look: a summary, its range, and where it is not finite."""
+"""Detailed measurement of a tensor: a summary, its range, and where it is not finite."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tfwd.finite import Summary, summarize
 
 
 class Detail(NamedTuple):
-    """A close look at a tensor, in tensors of TensorFlow or in arrays.
+    """Detailed measurement of a tensor, as tensors or as arrays.
 
     Attributes:
         summary: see `tfwd.numerics.Summary`.
         low, high: the smallest and the largest finite element; +Inf and -Inf if there is none.
-        width: the size of the last axis, 0 for a scalar.
-        rows, steps, columns: booleans along the first, the second and the last axis, whether
-            something there is not finite. An axis that the tensor has not is of size 0.
-        same, zero: booleans along the first axis, whether all there is one number, or 0.
-        values: the tensor itself, where it is wanted.
-        vectors: booleans along all axes except the last: whether no element of a vector is finite.
-            All are False if some vector has both.
-        constant: the same, whether all elements of a vector are one number.
+        width: the size of the last axis; 0 for a scalar.
+        rows, steps, columns: booleans along the first, the second and the last axis. True if an
+            element there is not finite. Missing axes have size 0.
+        same, zero: booleans along the first axis. True if all elements there are equal, or 0.
+        values: the tensor itself, if requested.
+        vectors: booleans along all axes except the last. True if no element of a vector is finite.
+            All are False if some vector has both finite and non-finite elements.
+        constant: booleans of the same shape. True if all elements of a vector are equal.
     """
 
     summary: Summary
@@ -43,7 +43,7 @@ class Detail(NamedTuple):
     constant: Any = ()
 
     def numbers(self) -> Detail:
-        """The same with Python's numbers and NumPy's arrays."""
+        """Returns the same measurement as Python numbers and NumPy arrays."""
         return Detail(
             self.summary.numbers(),
             float(self.low),
@@ -54,14 +54,14 @@ class Detail(NamedTuple):
 
 
 def look(tensor: Any) -> Detail:
-    """A close look at a floating tensor, or at a `tf.IndexedSlices`."""
+    """Measures a floating tensor or a `tf.IndexedSlices` in detail."""
     values = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
     return _traced(values.dtype, values.shape.rank or 0)(values)
 
 
 @functools.cache
 def _traced(dtype: tf.DType, rank: int) -> Callable[[tf.Tensor], Detail]:
-    """`_look` as a function that is traced once, and not for each tensor of a model."""
+    """Returns `_look` as a function that is traced once, and not for each tensor of a model."""
     return tf.function(_look, input_signature=[tf.TensorSpec([None] * rank, dtype)])
 
 
@@ -103,11 +103,11 @@ def _look(values: tf.Tensor) -> Detail:
     )
 
 
-PACKED = 11  # numbers in what `packed` returns
+PACKED = 11  # numbers in the result of `packed`
 
 
 def packed(tensor: Any) -> tf.Tensor:
-    """A close look at a tensor in a float64 vector, which a variable of one shape can hold."""
+    """Returns a detailed measurement as a float64 vector, for a variable of fixed shape."""
     detail = look(tensor)
     first = tf.constant(-1, tf.int64)
     rank = (tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor).shape.rank or 0
@@ -118,7 +118,10 @@ def packed(tensor: Any) -> tf.Tensor:
 
 
 def unpacked(numbers: np.ndarray) -> Detail:
-    """What `packed` holds: of rows and columns nothing, of time steps the first."""
+    """Returns the measurement in a `packed` vector, without rows and columns.
+
+    Of the time steps it has only the first.
+    """
     first, none = int(numbers[10]), np.zeros(0, bool)
     steps = np.arange(first + 1) == first
     summary = Summary(*numbers[:7]).numbers()
@@ -128,7 +131,7 @@ def unpacked(numbers: np.ndarray) -> Detail:
 
 
 def places(flags: Any, most: int = 5) -> str:
-    """The first places of some booleans that are set, as `3, 7, 8 and 12 others`."""
+    """Returns the first positions of true booleans as text, as "3, 7, 8 and 12 others"."""
     found = np.flatnonzero(flags)
     shown = ", ".join(str(int(place)) for place in found[:most])
     rest = len(found) - most
@@ -136,5 +139,5 @@ def places(flags: Any, most: int = 5) -> str:
 
 
 def rows_of(flags: Any) -> str:
-    """Rows of a batch in words, as `rows 3, 7 of the batch`."""
+    """Returns rows of a batch as text, as "rows 3, 7 of the batch"."""
     return f"row{'s' if np.count_nonzero(flags) > 1 else ''} {places(flags)} of the batch"

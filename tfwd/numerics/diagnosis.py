@@ -1,7 +1,7 @@
-"""A close look at a step that was not finite: the same batch, the same draws, every tensor.
+"""Diagnosis of a step that was not finite: repeats it and examines every tensor.
 
-The step is made once more, by a function of its own, in the mode in which it was made (eager,
-graph, XLA, replicas), and taken back.
+The step is repeated on the same batch with the same draws, by a separate function in the same mode
+(eager, graph, XLA, replicas). It is then undone.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tfwd.numerics.details import Detail, look
 from tfwd.numerics.frames import Frame, named
 from tfwd.numerics.report import Found, Report
 
-NOT_SHOWN = ("data", "prediction")  # data have their own place
+NOT_SHOWN = ("data", "prediction")  # data have their own section
 
 
 class Diagnosis:
-    """Looks closely at steps of a compiled model, which changes nothing.
+    """Examination of steps of a compiled model, without a change to the model.
 
     Args:
-        model: compiled.
-        shown: how many frames a report shows before the first that is not finite.
-        ignores: whether a frame is not to be looked at.
+        model: the compiled model.
+        shown: int. Number of frames that a report shows before the first non-finite one.
+        ignores: function that returns True for frames to ignore.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class Diagnosis:
         history: Sequence[Mapping[str, float]] = (),
         is_first: bool | None = False,
     ) -> Report:
-        """The report on a step, while the model is as it was before it.
+        """Returns the report on a step, if the model is as it was before the step.
 
         Args:
             data: the batch.
-            step: its number, from 1.
-            history: the extents of gradients and loss in the steps before, by path.
-            is_first: whether no step was made before; `None` after one that was not looked at.
+            step: int. The step's number, from 1.
+            history: the extents of gradients and loss in earlier steps, by path.
+            is_first: bool. True if no step was made before; `None` after an unchecked step.
         """
         outcome, model = self._step(data), self._model
         replicas = [
@@ -67,7 +67,7 @@ class Diagnosis:
             ]
             for found in outcome.found
         ]
-        # The replica on which it began: the others may have it from there by their gradients.
+        # The replica where it started: the other replicas may have it from its gradients.
         firsts = [
             next((i for i, one in enumerate(found) if not one.is_finite), len(found))
             for found in replicas
@@ -95,13 +95,13 @@ class Diagnosis:
 
 def _measure(frame: Frame, tensor: Any, sequence: Any) -> Detail:
     detail = look(tensor)
-    if frame.kind == "prediction":  # which the loss is computed of again, row by row
+    if frame.kind == "prediction":  # the loss is computed again from it, row by row
         detail = detail._replace(values=tensor)
     return detail if sequence is None else detail._replace(steps=look(sequence).steps)
 
 
 def _arrays(model: keras.Model, data: Any, replica: int) -> dict[str, np.ndarray]:
-    """A replica's part of the batch, by name."""
+    """Returns a replica's part of the batch, by name."""
     parts = keras.utils.unpack_x_y_sample_weight(_keras_training.batch(data))
     local = model.distribute_strategy.experimental_local_results
     arrays = {}
@@ -114,7 +114,7 @@ def _arrays(model: keras.Model, data: Any, replica: int) -> dict[str, np.ndarray
 
 
 def _with_integers(found: list[Found], arrays: dict[str, np.ndarray]) -> list[Found]:
-    """What was found in a batch, with its integers and booleans, which are always finite."""
+    """Adds integers and booleans of a batch, which are always finite, to its measurements."""
     known = {one.frame.name: one for one in found}
     for name, values in arrays.items():
         if name not in known and (values.dtype == bool or np.issubdtype(values.dtype, np.integer)):
@@ -124,9 +124,9 @@ def _with_integers(found: list[Found], arrays: dict[str, np.ndarray]) -> list[Fo
 
 
 def _with_sources(found: list[Found]) -> list[Found]:
-    """Names where a gradient comes from through a cast, as with mixed precision.
+    """Names the source of gradients that pass a cast, as with mixed precision.
 
-    That is the layer whose gradient was before it, if its input was no layer's own output.
+    The source is the layer whose gradient came before, if its input was no layer's own output.
     """
     cast = {one.frame.name for one in found if one.frame.kind == "input"}
     named, last = [], ""
@@ -146,7 +146,7 @@ def _with_name(found: Found, losses: list[str]) -> Found:
 
 
 def _attributed(evidence: Evidence) -> Evidence:
-    """Names the outputs whose loss is not finite, where the model has several."""
+    """Names the outputs whose loss is not finite, if the model has several."""
     found = list(evidence.found)
     at = next((i for i, one in enumerate(found) if not one.is_finite), None)
     if at is None or found[at].frame.kind != "loss":

@@ -1,4 +1,4 @@
-"""Causes that lie in what a model computes."""
+"""Causes in the computation of a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NORMALIZING = (
 
 
 def normalization(evidence: Evidence) -> Iterator[Cause]:
-    """A layer that divides by the root of a variance."""
+    """Checks for a layer that divides by the root of a variance near zero."""
     first, before = evidence.first, evidence.before
     kind = first.frame.layer
     if kind not in NORMALIZING or first.frame.kind not in ("output", "gradient"):
@@ -52,7 +52,7 @@ def normalization(evidence: Evidence) -> Iterator[Cause]:
 
 
 def domain(evidence: Evidence) -> Iterator[Cause]:
-    """Finite numbers are made into what is not: a function outside its domain."""
+    """Checks for a function outside its domain, which turns finite numbers into non-finite ones."""
     first, before = evidence.first, evidence.before
     what = f"'{first.frame.name}' makes"
     if first.frame.kind == "input" and before is not None:
@@ -106,7 +106,7 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _given_there(evidence: Evidence, first: Found, before: Found) -> str:
-    """What a function of each element was given in the one place that is not finite."""
+    """Returns the function's input at the only non-finite position, as text."""
     values = evidence.data.get(before.frame.name) if before.frame.kind == "data" else None
     rows, columns = (np.flatnonzero(one) for one in (first.detail.rows, first.detail.columns))
     if values is None or values.ndim != 2 or len(rows) != 1 or len(columns) != 1:
@@ -118,7 +118,7 @@ def _given_there(evidence: Evidence, first: Found, before: Found) -> str:
 
 
 def backward(evidence: Evidence) -> Iterator[Cause]:
-    """All is finite forward, and a gradient is not."""
+    """Checks for a non-finite gradient after a finite forward pass."""
     first = evidence.first
     if first.frame.kind not in ("gradient", "weight gradient"):
         return
@@ -160,7 +160,7 @@ def backward(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _prediction_there(evidence: Evidence, first: Found) -> str:
-    """What the loss was given in the first row in which a gradient is not finite."""
+    """Returns the loss's inputs in the first row with a non-finite gradient, as text."""
     labels = [values for name, values in evidence.data.items() if name.startswith("y")]
     rows = np.flatnonzero(first.detail.rows)
     if len(evidence.predictions) != 1 or len(labels) != 1 or not rows.size:
@@ -180,7 +180,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def update(evidence: Evidence) -> Iterator[Cause]:
-    """Finite gradients, and a new value that is not."""
+    """Checks for finite gradients that give a new value that is not finite."""
     one = evidence.first
     if one.frame.kind != "update":
         return

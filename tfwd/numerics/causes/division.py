@@ -1,4 +1,4 @@
-"""The cause that nothing is left to divide by: 0/0."""
+"""Rule for the cause that there is nothing left to divide by: 0/0."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfwd.numerics.report import Cause, Found, is_recurrent
 
 
 def nothing_left(evidence: Evidence) -> Iterator[Cause]:
-    """0/0: a mask, a rate or a weight that leaves nothing, a deviation or a norm of 0."""
+    """Checks for 0/0: an empty mask, a rate or weight of 0, a deviation or norm of 0."""
     name_of = "nothing is left to divide by"
     for name, values in evidence.data.items():
         if name.startswith("sample_weight") and values.size and not values.any():
@@ -52,7 +52,7 @@ def nothing_left(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _seen_in_rows(before: Found, first: Found) -> Iterator[str]:
-    """What a layer was given in each row in which it makes NaN."""
+    """Yields what is special about a layer's input, in each row in which it makes NaN."""
     vectors = first.detail.vectors
     if vectors.ndim > 1 and vectors.any() and vectors.shape == before.detail.constant.shape:
         inner = tuple(range(1, vectors.ndim))
@@ -70,7 +70,7 @@ def _seen_in_rows(before: Found, first: Found) -> Iterator[str]:
 
 
 def _seen_in_data(evidence: Evidence, first: Found) -> Iterator[str]:
-    """Which inputs are one number throughout in each row where a tensor is not finite."""
+    """Yields the inputs that are constant in each row where a tensor is not finite."""
     rows = first.detail.rows
     for name, values in evidence.data.items():
         if not name.startswith("x") or not np.issubdtype(values.dtype, np.number):

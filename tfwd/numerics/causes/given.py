@@ -1,4 +1,4 @@
-"""Causes that are there before the model computes: data, labels, weights, learning rate."""
+"""Causes that exist before the model computes: data, labels, weights, learning rate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfwd.numerics.report import Cause
 
 
 def data(evidence: Evidence) -> Iterator[Cause]:
-    """NaN or infinities in the batch."""
+    """Checks for NaN or infinities in the batch."""
     for one in evidence.bad("data"):
         detail, name = one.detail, one.frame.name
         what = "labels" if name.startswith("y") else "input" if name.startswith("x") else name
@@ -43,7 +43,7 @@ def data(evidence: Evidence) -> Iterator[Cause]:
 
 
 def weights(evidence: Evidence) -> Iterator[Cause]:
-    """Weights that were not finite before the step."""
+    """Checks for weights that were not finite before the step."""
     bad = evidence.bad("weight")
     if not bad:
         return
@@ -67,7 +67,7 @@ def weights(evidence: Evidence) -> Iterator[Cause]:
 
 
 def learning_rate(evidence: Evidence) -> Iterator[Cause]:
-    """A learning rate that no step can be made with."""
+    """Checks for a learning rate that is not finite or negative."""
     for one in evidence.bad("learning rate"):
         value = one.detail.low if one.detail.summary.non_finite == 0 else "not finite"
         yield Cause(
@@ -81,7 +81,7 @@ def learning_rate(evidence: Evidence) -> Iterator[Cause]:
 
 
 def labels(evidence: Evidence) -> Iterator[Cause]:
-    """Labels that are no class of the model."""
+    """Checks for labels that are no class of the model."""
     for one in outputs(evidence):
         values = evidence.data.get(one.label)
         if "sparse" not in loss_name(one.loss).lower() or values is None:
@@ -104,7 +104,7 @@ def labels(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _classes(evidence: Evidence, name: str) -> str:
-    """The classes whose weight is not finite, if the weights of examples follow from the labels."""
+    """Returns the classes with a non-finite weight, if sample weights follow from the labels."""
     weights, labels = evidence.data.get(name), evidence.data.get("y")
     if not name.startswith("sample_weight") or weights is None or labels is None:
         return ""
@@ -123,7 +123,7 @@ def _classes(evidence: Evidence, name: str) -> str:
 
 
 def _iterations(evidence: Evidence) -> str:
-    """How often the optimizer has made a step, which schedules are called with."""
+    """Returns the optimizer's iterations, which schedules get, as text."""
     if not isinstance(evidence.model, keras.Model):
         return ""
     found = {

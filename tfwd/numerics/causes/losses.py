@@ -1,4 +1,4 @@
-"""The cause that lies in the loss function."""
+"""Rule for the cause that lies in the loss function."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tfwd.numerics.report import Cause
 
 
 def loss(evidence: Evidence) -> Iterator[Cause]:
-    """The loss is the first: a logarithm of 0, a mean over nothing, labels that are too large."""
+    """Checks for a loss that is the first non-finite tensor, for one output after the other."""
     for part in evidence.parts or [evidence]:
         yield from _of_one(part)
 
 
 def _of_one(evidence: Evidence) -> Iterator[Cause]:
-    """The loss of one output, or of all where it is not known which."""
+    """Checks the loss of one output, or of all if the output is unknown."""
     first = evidence.first
     if first.frame.kind != "loss" or any(
         one.detail.summary.abs_max > SQUARED_IS_FINITE for one in evidence.predictions
     ):
         return
-    if not all(one.is_finite for one in evidence.predictions):  # made after the last layer
+    if not all(one.is_finite for one in evidence.predictions):  # computed after the last layer
         return
     is_nan, named = bool(first.detail.summary.nan), evidence.loss.lower()
     squares = any(word in named for word in ("squared", "absolute", "huber", "cosh"))
@@ -40,7 +40,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
         advice.append("clip what a logarithm or a root is taken of, and what is divided by")
     elif bad.any() and not bad.all():
         signs.append(f"it is so in {rows_of(bad)} alone")
-    # A loss that a training step computes by itself is most often of the last output.
+    # If a custom training step computes the loss, it is most often of the last output.
     given, what = evidence.predictions, "the predictions"
     is_own = not given
     if is_own:
@@ -108,7 +108,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _by_itself(evidence: Evidence, is_nan: bool, signs: list[str], advice: list[str]) -> Cause:
-    """The cause where a training step computes the loss, and not the model's `compute_loss`."""
+    """Returns the cause if a training step computes the loss without `compute_loss`."""
     where = "a custom train_step" if evidence.data else "the training loop"
     ranges = [
         f"'{one.frame.label}' {one.detail.low:.3g} to {one.detail.high:.3g}"

@@ -1,4 +1,4 @@
-"""Causes that numbers are too large: float16, gradients that blow up, a forward pass that does."""
+"""Causes of too large numbers: float16, exploding gradients, an exploding forward pass."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.report import Cause, Found
 
 HALF_MAX = 65504.0
-UNSCALED = 100.0  # data that layers are given are about 1
-LARGE = 1e3  # beyond what weights are in a training that goes well
+UNSCALED = 100.0  # data that layers get are about 1
+LARGE = 1e3  # larger than weights in a successful training
 
 
 def half_precision(evidence: Evidence) -> Iterator[Cause]:
-    """Beyond 65504, the largest float16."""
+    """Checks for numbers beyond 65504, the largest float16."""
     first = evidence.first
     at = evidence.found.index(first)
     near = [
@@ -32,7 +32,7 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
         for one in evidence.of("data")
         if one.frame.name.startswith("x") and one.detail.summary.abs_max > HALF_MAX
     ]
-    if data and first.frame.kind == "input":  # before anything is computed
+    if data and first.frame.kind == "input":  # before any computation
         reached = ", ".join(
             f"'{one.frame.name}' reaches {one.detail.summary.abs_max:.4g}" for one in data
         )
@@ -78,7 +78,7 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
 
 
 def overflows_half(evidence: Evidence) -> bool:
-    """Whether the first that is not finite is beyond float16, and what is left is near it."""
+    """Returns True if the first non-finite tensor overflows float16."""
     summary = evidence.first.detail.summary
     infinite = summary.positive_inf + summary.negative_inf
     return (
@@ -87,8 +87,8 @@ def overflows_half(evidence: Evidence) -> bool:
 
 
 def blow_up(evidence: Evidence) -> Iterator[Cause]:
-    """Gradients that grew in the last steps, or numbers that are enormous already."""
-    growth: dict[str, tuple[float, float, float]] = {}  # the last, a step, and in all
+    """Checks for gradients that grew in the last steps, and for very large numbers."""
+    growth: dict[str, tuple[float, float, float]] = {}  # the last, per step, and in total
     history = list(evidence.history)
     for name in history[-1] if history else ():
         values = [past[name] for past in history if past.get(name, 0.0) > 0]
@@ -140,7 +140,7 @@ def blow_up(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _at_first(evidence: Evidence, largest: Found, scale: str) -> Cause:
-    """The forward pass of a first step, before which no gradient changed anything."""
+    """Returns the cause for the forward pass of a first step, before any update."""
     when = (
         "No step of this training was made before: neither gradients nor the learning rate are why."
         if evidence.is_first
@@ -157,7 +157,7 @@ def _at_first(evidence: Evidence, largest: Found, scale: str) -> Cause:
 
 
 def unscaled(evidence: Evidence, prefix: str) -> str:
-    """What is far from 1 of the data whose names begin so, a sentence each."""
+    """Returns sentences about data with this prefix that are far larger than 1."""
     embeds = any(
         "Embedding" in type(one).__name__ for one in _keras.layers.all_layers(evidence.model)
     )

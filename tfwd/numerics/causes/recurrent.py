@@ -1,4 +1,4 @@
-"""The cause that a recurrent layer's state grows."""
+"""Rule for the cause that a recurrent layer's state grows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BOUNDED = ("tanh", "sigmoid", "softsign", "hard_sigmoid", "hard_tanh")
 
 
 def over_time(evidence: Evidence) -> Iterator[Cause]:
-    """A recurrent layer whose state is finite at first, and then is not."""
+    """Checks for a recurrent layer whose state is finite at first, and later not."""
     first = evidence.first
     steps = first.detail.steps
     if first.frame.kind != "output" or not is_recurrent(first.frame) or not steps.any():

@@ -1,4 +1,4 @@
-"""Likely causes of a step that is not finite, told by what was found. See `docs/non_finite.md`."""
+"""Search for the likely causes of a step that is not finite. See `docs/non_finite.md`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ COMPUTED: list[Rule] = [
 
 
 def likely(evidence: Evidence) -> list[Cause]:
-    """The causes that fit, the best supported first."""
+    """Returns the causes that fit, the best supported first."""
     if all(one.is_finite for one in evidence.found):
         return []
-    # What is wrong before the model computes anything explains the rest, as does a learning rate
-    # where all else is finite.
+    # A problem before the model computes anything explains the rest. So does a learning rate if
+    # everything else is finite.
     for rules in (GIVEN, [given.learning_rate]):
         found = [cause for rule in rules for cause in rule(evidence)]
         alone = rules is GIVEN or evidence.first.frame.kind == "learning rate"
@@ -39,7 +39,7 @@ def likely(evidence: Evidence) -> list[Cause]:
             return found
     causes = [cause for rule in COMPUTED for cause in rule(evidence)]
     if not evidence.is_first and any(cause.name == STATE for cause in causes):
-        # The weights were trained until the state grew: a lower rate or clipping comes first.
+        # The weights were trained until the state grew. A lower rate or clipping comes first.
         causes.sort(key=lambda cause: cause.name != BLOW_UP)
     causes += given.learning_rate(evidence)
     return causes or list(computed.domain(evidence))

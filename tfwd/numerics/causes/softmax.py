@@ -1,4 +1,4 @@
-"""The cause that a softmax is given nothing but -infinity, as by a mask over all keys."""
+"""Rule for the cause that a softmax gets only -infinity, for example from a mask over all keys."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tfwd.numerics.report import Cause, Found, is_recurrent
 
 NAMES = ("softmax", "attention", "attend")
 MASKS = (*NAMES, "mask")
-LEAST_WIDTH = 4  # of vectors that are not NaN throughout by chance
+LEAST_WIDTH = 4  # of vectors that are unlikely to be all NaN by chance
 
 
 def all_masked(evidence: Evidence) -> Iterator[Cause]:
-    """NaN of a softmax whose inputs are all -infinity, or a mask of -infinity before one."""
+    """Checks for a softmax whose inputs are all -infinity, or a mask of -infinity before it."""
     first = evidence.first
     if first.frame.kind not in ("input", "output", "pre-activation"):
         return
@@ -26,7 +26,7 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
     found = first.detail.summary
     if found.negative_inf and found.negative_inf == found.non_finite:
         after = [one for one in evidence.bad("output") if one.detail.summary.nan]
-        whole = bool(after) and first.detail.vectors.any()  # all that a softmax is given
+        whole = bool(after) and first.detail.vectors.any()  # all inputs of a softmax
         if not (_is(first, MASKS) or (after and _is(after[0], NAMES)) or whole):
             return
         then = f" NaN follows in '{after[0].frame.label}'." if after else ""
@@ -69,10 +69,10 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
 
 
 def single_queries(evidence: Evidence, first: Found) -> str:
-    """Where whole vectors are NaN beside finite ones of the same example, a sentence or nothing.
+    """Returns a sentence if whole vectors are NaN beside finite ones of the same example.
 
-    So it is with the queries to which a mask leaves no key. A function of each element would leave
-    some elements finite.
+    This is so for queries to which a mask leaves no key. An elementwise function would leave some
+    elements finite.
     """
     vectors, before = first.detail.vectors, evidence.before
     if vectors.ndim < 2 or first.detail.width < LEAST_WIDTH or is_recurrent(first.frame):
@@ -95,7 +95,7 @@ def single_queries(evidence: Evidence, first: Found) -> str:
 
 
 def _masks(name: str, values: np.ndarray, there: np.ndarray) -> bool:
-    """Whether an input is a mask of queries by keys that is one value just at these queries."""
+    """Returns True if an input is a mask of queries by keys, constant only at these queries."""
     if not name.startswith("x") or values.ndim < 3 or not np.isin(values, (0, 1)).all():
         return False
     same = (values == values[..., :1]).all(-1).any(tuple(range(1, values.ndim - 2)))
@@ -108,7 +108,7 @@ def _is(found: Found, words: tuple[str, ...]) -> bool:
 
 
 def _masked_rows(evidence: Evidence, first: Found) -> Iterator[str]:
-    """Tokens or masks that are one value throughout in the examples that are NaN, and no others."""
+    """Yields inputs that are constant in the examples that are NaN, and in no others."""
     rows = first.detail.rows
     for name, values in evidence.data.items():
         counted = values.dtype == bool or np.issubdtype(values.dtype, np.integer)
