@@ -1,4 +1,4 @@
-"""tfwd-pretrained: shows what would be loaded of a published model, or converts it."""
+"""tfwd-pretrained: shows how a published model would be loaded, or converts it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PARTS = ("all", "embeddings", "stack", "pooler", "encoder", "decoder")
 
 
 def run() -> None:
-    """The console script."""
+    """Runs the console script."""
     argv = sys.argv
     command = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else ""
     if command in COMMANDS:
@@ -81,7 +81,7 @@ def define(values: flags.FlagValues) -> None:
 
 
 def main(command: str, values: flags.FlagValues) -> int:
-    """Plans or converts; the exit code."""
+    """Plans or converts, and returns the exit code."""
     if command not in COMMANDS:
         given = f"{command!r} is no command: " if command else ""
         raise UserError(
@@ -95,7 +95,7 @@ def main(command: str, values: flags.FlagValues) -> int:
     try:
         plan = make_plan(values)
         if command == "plan":
-            # In a file nothing is cut.
+            # In a file nothing is cut off.
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
             print(json.dumps(plan.as_dict()) if values.json else table(plan, width))
             for problem in plan.problems():
@@ -108,7 +108,7 @@ def main(command: str, values: flags.FlagValues) -> int:
 
 
 def _check_out(values: flags.FlagValues) -> None:
-    """Raises where the file could not be written in the end."""
+    """Raises a `UserError` if the output file cannot be written."""
     out = values.out
     if not out.endswith((".keras", ".safetensors")):
         raise UserError(f"--out={out}: give a file that ends in .keras or .safetensors")
@@ -120,7 +120,7 @@ def _check_out(values: flags.FlagValues) -> None:
 
 
 def make_plan(values: flags.FlagValues) -> Plan:
-    """The plan for the part that is wanted, of a layer that is built for it."""
+    """Makes the plan for the chosen part, with a layer that is built for it."""
     from tfwd import pretrained
     from tfwd.layers.transformer.formats import published
 
@@ -136,7 +136,7 @@ def make_plan(values: flags.FlagValues) -> Plan:
 
 
 def _layer(values: flags.FlagValues) -> tuple[keras.layers.Layer, Any, str]:
-    """The layer, built without random numbers; the config; and the part's name."""
+    """Returns the layer, built without random numbers, the config, and the part's name."""
     from tfwd import _keras
     from tfwd.layers import transformer as T
     from tfwd.layers.transformer.formats import published
@@ -168,10 +168,10 @@ def _layer(values: flags.FlagValues) -> tuple[keras.layers.Layer, Any, str]:
 
 
 def numbers_of(text: str) -> list[int] | None:
-    """The numbers of layers that "8-11" or "0,2,4" says; `None` for all.
+    """Returns the layer numbers in a text such as "8-11" or "0,2,4"; `None` for all.
 
     Raises:
-        UserError: it says something else.
+        UserError: the text has another form.
     """
     if not text:
         return None
@@ -188,7 +188,7 @@ def numbers_of(text: str) -> list[int] | None:
 
 
 def convert(values: flags.FlagValues, plan: Plan) -> None:
-    """Loads the weights and writes them, the file whole or not at all."""
+    """Loads the weights, and writes them to a complete file or not at all."""
     if problems := plan.problems():
         raise UserError(f"{plan.source}: nothing was written: {'; '.join(problems)}")
     plan.apply()
@@ -207,7 +207,7 @@ def convert(values: flags.FlagValues, plan: Plan) -> None:
 
 
 def _model_of(layer: Any) -> keras.Model:
-    """A functional model of the layer alone."""
+    """Returns a functional model of the layer alone."""
     import keras
 
     shape = layer.any_input_shape()[1:]
@@ -224,7 +224,7 @@ def _write(layer: Any, path: str) -> None:
     from tfwd import _keras
     from tfwd.pretrained.targets import targets_of
 
-    # (The library writes an array whose first axis is the fastest as if it were another one.)
+    # (For an array in Fortran order the library would write other numbers.)
     arrays = {
         target.path: np.ascontiguousarray(_keras.variables.tf_variable(target.variable).numpy())
         for target in targets_of(layer)

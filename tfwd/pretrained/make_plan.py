@@ -1,4 +1,4 @@
-"""`plan` and `load`: finds which tensor of a file becomes which variable, before any is read."""
+"""`plan` and `load`: find which tensor of a file becomes which variable, before any is read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfwd.pretrained.sources.base import Entry, Source
 from tfwd.pretrained.sources.opening import open_source
 from tfwd.pretrained.targets import Target, paths_of, targets_of
 
-# Indices that PyTorch keeps beside the weights.
+# Indices that PyTorch stores beside the weights.
 _BUFFERS = ("position_ids", "token_type_ids")
 
 
@@ -33,35 +33,36 @@ def plan(
     strict: bool = True,
     known: Known | None = None,
 ) -> Plan:
-    """Finds which tensors of a file become a model's weights; reads names, shapes and dtypes only.
+    """Finds which tensors of a file become a model's weights; reads only names, shapes and dtypes.
 
     Args:
         model: a built Keras model or layer.
-        source: a `.safetensors` file, the index of several, an `.npz` file, a checkpoint of
-            TensorFlow, or a folder with one of these.
+        source: path of a `.safetensors` file, the index of several, an `.npz` file, a TensorFlow
+            checkpoint, or a folder with one of these.
         mapping: dict from a regular expression on paths of variables, or of layers, to the key; see
-            `Key` for what more can be said. Without a mapping, layers of `tfwd.layers.transformer`
-            that were made by `from_config` have the keys of their family. All other keys are the
-            paths themselves.
-        prefix: what all keys begin with; by default the one with which most are found.
-        ignore: regular expressions on keys that are not wanted.
-        allow_missing: regular expressions on paths of variables that may be missing. They stay as
-            they are.
-        strict: whether what is missing or unexpected is an error.
+            `Key` for more properties. Without a mapping, layers of `tfwd.layers.transformer` that
+            were made by `from_config` have the keys of their family. For other layers the keys are
+            the paths.
+        prefix: str. The beginning of all keys. By default the prefix with which most keys are
+            found.
+        ignore: regular expressions on unwanted keys.
+        allow_missing: regular expressions on paths of variables that may be missing. Their values
+            stay.
+        strict: bool. Treats missing and unexpected keys as errors.
         known: what is known of the file's family; with a mapping, for layers of
             `tfwd.layers.transformer`.
 
     Returns:
-        A `Plan`, with all that is wrong in its `problems()`.
+        A `Plan`, with all problems in its `problems()`.
 
     Raises:
-        SourceError: the file is not there, or not whole.
-        TypeError: the model is no Keras layer, or the mapping no dict of keys.
+        SourceError: the file does not exist, or is incomplete.
+        TypeError: the model is no Keras layer, or the mapping is no dict of keys.
         ValueError: the model is not built, or a pattern is no regular expression.
 
-    Patterns on paths match whole ones or ends that follow a `/`, as everywhere in tfwd; patterns on
-    keys match whole keys, with or without the prefix. PyTorch's buffers of indices, which are whole
-    numbers named `position_ids` or `token_type_ids`, are no weights and never unexpected.
+    A pattern on paths must match the full path or its last components. A pattern on keys must match
+    the full key, with or without the prefix. PyTorch's index buffers, which are integers named
+    `position_ids` or `token_type_ids`, are no weights and never unexpected.
 
     Example:
 
@@ -97,20 +98,20 @@ def load(model: keras.layers.Layer, source: str | os.PathLike[str], **options: A
 
     Args:
         model, source: as in `plan`.
-        **options: the others of `plan`.
+        **options: the other arguments of `plan`.
 
     Returns:
-        The plan that was applied.
+        The applied plan.
 
     Raises:
-        PlanError: something is missing, unexpected or of another shape; nothing is loaded then.
-        SourceError: the file is not there, or not whole.
+        PlanError: something is missing, unexpected or has another shape. Then nothing is loaded.
+        SourceError: the file does not exist, or is incomplete.
     """
     return plan(model, source, **options).apply()
 
 
 class _Planning:
-    """Looks for the key of each variable."""
+    """Search for the key of each variable."""
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class _Planning:
             for pattern in rules.unused()
         ]
         if prefix and not any(key.startswith(prefix) for key in source.entries):
-            self._prefix = self._find_prefix()  # else every variable would be missing too
+            self._prefix = self._find_prefix()  # otherwise every variable would be missing too
             self._mistakes.append(
                 f"prefix={prefix!r}: no key begins so; what is wanted is found with "
                 f"prefix={self._prefix!r}"
@@ -194,7 +195,7 @@ class _Planning:
         )
 
     def _notes(self, rest: list[str]) -> list[str]:
-        """What explains what is missing or unexpected in a file of a family."""
+        """Returns explanations of missing or unexpected keys in a file of a family."""
         if not self._known:
             return []
         found: list[str] = []
@@ -221,7 +222,7 @@ class _Planning:
         ]
 
     def _step(self, target: Target) -> Step | None:
-        """What a variable gets; None if there is nothing, or nothing that fits."""
+        """Returns the tensor of a variable; None if there is none that fits."""
         if target.path not in self._choices:
             return None
         key, names = self._choices[target.path]
@@ -259,7 +260,7 @@ class _Planning:
         return name in _BUFFERS and "int" in self._source.entries[key].dtype
 
     def _looked_for(self, target: Target) -> str:
-        """What is said of a variable that the file does not have."""
+        """Returns the error message for a variable that the file lacks."""
         if target.path not in self._choices:
             return "is given no key by the mapping"
         name = self._prefix + next(iter(self._choices[target.path][1]))
@@ -288,7 +289,7 @@ class _Planning:
         return found[0] if found else ""
 
     def _matching(self, patterns: list[str], keys: list[str], what: str) -> set[str]:
-        """The keys that are meant; a pattern that means none is noted."""
+        """Returns the keys that patterns match. Notes each pattern that matches none."""
         found: set[str] = set()
         used: set[int] = set()
         meant = self._meant(patterns)
@@ -304,9 +305,9 @@ class _Planning:
         return found
 
     def _meant(self, patterns: Iterable[str]) -> Callable[[str], set[int]]:
-        """Returns a function that gives the numbers of the patterns that mean a key.
+        """Returns a function that gives the numbers of the patterns that match a key.
 
-        A pattern means a key if it matches the key with or without the prefix.
+        A pattern may match the key with or without the prefix.
         """
         index = Patterns(compiled(pattern, f"{pattern!r}, for keys,") for pattern in patterns)
 
@@ -332,7 +333,7 @@ def _known_by_layers(
             inside.update(map(id, _keras.layers.all_layers(layer)))
     if not parts:
         return None
-    # A file that `tfwd-pretrained convert` has written.
+    # A file that `tfwd-pretrained convert` wrote.
     paths = {target.path for target in targets if "/" in target.path}
     if not paths.isdisjoint(end for key in source.entries for end in ends(key)):
         return None
@@ -340,7 +341,7 @@ def _known_by_layers(
 
 
 def _other_shape(target: Target, layout: Layout, key: str, entry: Entry) -> str:
-    """What is said of a tensor that does not fit."""
+    """Returns the error message for a tensor of another shape."""
     said = f"'{target.path}' is {target.shape}"
     if layout.shape != target.shape:
         said += f", for which the file must have {layout.shape} ({layout.words} when it is read)"
@@ -356,7 +357,7 @@ def _any(patterns: list[str], *paths: str) -> bool:
 
 
 def _there(targets: list[Target]) -> str:
-    """Some of the variables that there are, for a message."""
+    """Returns some paths of variables, for a message."""
     paths = [target.path for target in targets]
     return f"; there are {', '.join(paths[:5])}{', ...' if len(paths) > 5 else ''}"
 
@@ -370,7 +371,7 @@ def _listed(patterns: str | Sequence[str]) -> list[str]:
 
 
 def _castable(there: str, here: str) -> bool:
-    """Whether numbers of one dtype can become those of another."""
+    """Returns True if numbers of one dtype can be converted to another."""
     if "float" in here:
         return there in ("float16", "bfloat16", "float32", "float64")
     return there == here

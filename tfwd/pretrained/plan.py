@@ -1,4 +1,4 @@
-"""A plan: which tensor of a file becomes which variable, what is in the way, and doing it."""
+"""Plan of which tensor of a file becomes which variable, with its problems, table and execution."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ from tfwd.pretrained.layouts import Step
 from tfwd.pretrained.sources.base import Entry, Source
 from tfwd.pretrained.sources.opening import open_source
 
-SHOWN = 10  # problems of a kind in a message
+SHOWN = 10  # problems of one kind in a message
 WIDTH = 100  # characters in a line of a table
-TABLE_NAMES = 20  # names of a kind in a table; a plan's attributes have them all
+TABLE_NAMES = 20  # names of one kind in a table; the plan's attributes have all
 
 
 class PlanError(ValueError):
-    """Weights that cannot be loaded as they are; each line of the message is a reason."""
+    """Error for weights that cannot be loaded; each line of the message is a reason."""
 
 
 @dataclasses.dataclass
 class Plan:
-    """What would be loaded, and what is in the way.
+    """Plan of which tensor becomes which variable, with all problems.
 
-    `print(plan)` shows it as a table; `apply` does it.
+    `print(plan)` shows it as a table. `apply` executes it.
 
     Attributes:
-        model: what is to be filled.
-        source: the path of the file.
-        steps: what becomes what, in the model's order.
-        missing: paths of variables for which the file has nothing, each with what was looked for.
-        allowed: those of them that may be missing.
+        model: the model to load.
+        source: str. The path of the file.
+        steps: the tensor of each variable, in the model's order.
+        missing: dict from the paths of variables that the file lacks to the keys that were
+            expected.
+        allowed: the paths in `missing` that may be missing.
         unexpected: keys of the file that no variable takes.
-        left_out: keys that are of parts the model does not have, or are ignored.
-        mistakes: what else is wrong, a sentence each.
-        strict: whether missing and unexpected ones are errors.
-        notes: what explains what is missing or unexpected, a sentence each.
+        left_out: keys of parts that the model lacks, or that are ignored.
+        mistakes: other problems, a sentence each.
+        strict: bool. Treats missing and unexpected keys as errors.
+        notes: explanations of missing or unexpected keys, a sentence each.
         entries: the shape and dtype of each key in the file when the plan was made.
     """
 
@@ -59,11 +60,11 @@ class Plan:
     entries: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
 
     def problems(self) -> list[str]:
-        """All reasons for which it cannot be applied, a sentence each."""
+        """Returns all reasons that prevent loading, a sentence each."""
         return [problem for group in self._problems() for problem in group]
 
     def check(self) -> None:
-        """Raises a `PlanError` with all problems, if there are any; of each kind the first ten."""
+        """Raises a `PlanError` if there are problems, with the first ten of each kind."""
         groups = self._problems()
         if not any(groups):
             return
@@ -87,7 +88,7 @@ class Plan:
         raise PlanError(f"{self.source}: nothing was loaded.{text}{hint}")
 
     def _problems(self) -> list[list[str]]:
-        """What is wrong, missing, and unexpected."""
+        """Returns the mistakes, the missing keys and the unexpected keys."""
         if not self.strict:
             return [self.mistakes]
         allowed = set(self.allowed)
@@ -99,18 +100,18 @@ class Plan:
         return [self.mistakes, missing, unexpected]
 
     def apply(self, allow_overflow: bool = False) -> Plan:
-        """Assigns each variable its tensor, one after the other, once all is known to be right.
+        """Checks all numbers, and then assigns each variable its tensor.
 
         Args:
-            allow_overflow: whether numbers that are too large for a variable's dtype may become
+            allow_overflow: bool. Allows numbers that are too large for a variable's dtype to become
                 infinite.
 
         Returns:
-            itself.
+            The plan itself.
 
         Raises:
-            PlanError: something is in the way, or the file has other names, shapes or dtypes than
-                when the plan was made; nothing is assigned then.
+            PlanError: there are problems, or the file has other names, shapes or dtypes than when
+                the plan was made. Then nothing is assigned.
             SourceError: the file cannot be read.
 
         Warns:
@@ -133,7 +134,7 @@ class Plan:
         return self
 
     def value_of(self, variable: keras.Variable) -> np.ndarray | None:
-        """What a variable of the model would get; None if the file has nothing for it.
+        """Returns the planned value of a variable of the model; None if the file has none for it.
 
         Raises:
             PlanError: the file has other names, shapes or dtypes than when the plan was made.
@@ -147,7 +148,7 @@ class Plan:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Source]:
-        """Opens the file; raises a `PlanError` if it is another one than when the plan was made."""
+        """Opens the file. Raises a `PlanError` if it has changed since the plan was made."""
         with open_source(self.source) as source:
             if changes := list(_changes(self.entries, source.entries)):
                 more = f"\n- and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
@@ -159,7 +160,7 @@ class Plan:
             yield source
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as lists and dicts, for JSON."""
+        """Returns the plan as lists and dicts, for JSON."""
         steps = [
             {
                 "variable": step.target.path,
@@ -180,7 +181,7 @@ class Plan:
 
 
 def _changes(before: Mapping[str, Entry], now: Mapping[str, Entry]) -> Iterator[str]:
-    """Says how the names, shapes and dtypes of a file differ from what they were."""
+    """Yields the differences between the names, shapes and dtypes of a file then and now."""
     for key, entry in before.items():
         if key not in now:
             yield f"key '{key}' is gone"
@@ -191,13 +192,13 @@ def _changes(before: Mapping[str, Entry], now: Mapping[str, Entry]) -> Iterator[
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The names that are most alike, for a message."""
+    """Returns the most similar names, as the end of a message."""
     found = difflib.get_close_matches(name, list(names), n=2, cutoff=0.5)
     return f"; nearest: {', '.join(found)}" if found else ""
 
 
 def table(plan: Plan, width: int | None = WIDTH) -> str:
-    """The plan in lines of at most `width` characters; of any length if that is None."""
+    """Returns the plan as lines of at most `width` characters; None sets no limit."""
     rows: list[tuple[str, ...]] = [
         (
             step.target.path,
@@ -239,7 +240,7 @@ def table(plan: Plan, width: int | None = WIDTH) -> str:
 
 
 def size(count: int) -> str:
-    """A number of bytes, as "11.7 MB"."""
+    """Returns a number of bytes as text, as "11.7 MB"."""
     value = float(count)
     for unit in ("B", "kB", "MB"):
         if value < 1000:
@@ -249,12 +250,12 @@ def size(count: int) -> str:
 
 
 def _shortened(text: str, width: int) -> str:
-    """The text; if it is too long, its end, which tells more than its beginning."""
+    """Returns the text. If it is too long, returns its end, which is more specific."""
     return text if len(text) <= width else f"...{text[len(text) - width + 3 :]}"
 
 
 def _list(title: str, names: list[str], width: int) -> list[str]:
-    """Names below their title, of which there may be many."""
+    """Returns the lines of a titled list of names, which may be long."""
     if not names:
         return []
     shown = [f"  {_shortened(name, width - 2)}" for name in names[:TABLE_NAMES]]

@@ -14,17 +14,17 @@ import numpy as np
 from tfwd.pretrained.sources.base import Entry, Source, SourceError, readable, rows_at_once
 
 _ERRORS = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError)
-_HEADER = "header"  # in files of tfwd's own programs, JSON about the rest
+_HEADER = "header"  # in files of tfwd's own programs: JSON about the other arrays
 
 
 class ArchiveSource(Source):
-    """An `.npz` file, as `numpy.savez` and tfwd's programs write them.
+    """Source of weights in an `.npz` file of `numpy.savez` or of tfwd's programs.
 
     Args:
-        path: the file.
+        path: path of the file.
 
     Raises:
-        SourceError: it is not there or not whole, or has an array of objects.
+        SourceError: the file does not exist, is incomplete, or has an array of objects.
     """
 
     def __init__(self, path: str) -> None:
@@ -82,7 +82,7 @@ class ArchiveSource(Source):
 
 
 def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """The shape of an array, whether its first axis is the fastest, and its dtype."""
+    """Returns the shape of an array, whether it is in Fortran order, and its dtype."""
     version = np.lib.format.read_magic(member)
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(member)
@@ -97,6 +97,6 @@ def _read(member: IO[bytes], dtype: np.dtype, count: int) -> np.ndarray:
 
 
 def _finish(member: IO[bytes]) -> None:
-    """Reads to the end, where the archive's checksum is compared."""
+    """Reads to the end, where the archive compares its checksum."""
     if member.read(1):
         raise EOFError("an array is longer than its header says")

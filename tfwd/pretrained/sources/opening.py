@@ -1,4 +1,4 @@
-"""Finds out what kind of source of weights a path is."""
+"""Opens a source of weights, whose kind depends on its path."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ CONVERT = (
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
-    """Opens a source of weights, of which only names, shapes and dtypes are read.
+    """Opens a source of weights, and reads only names, shapes and dtypes.
 
     Args:
         path: a `.safetensors` file, the `.safetensors.index.json` of several, an `.npz` file, a
-            checkpoint of TensorFlow (with or without `.index`), or a folder with one of these.
+            TensorFlow checkpoint (with or without `.index`), or a folder with one of these.
 
     Raises:
-        SourceError: nothing is there, or nothing that can be read.
+        SourceError: the path does not exist, or cannot be read.
     """
     path = os.fspath(path)
     if os.path.isdir(path):
@@ -59,7 +59,7 @@ def open_source(path: str | os.PathLike[str]) -> Source:
 
 
 def of_the_net(path: str) -> str:
-    """What is to be said besides of a path that is not there, if it could be a published name."""
+    """Returns the hint for a missing path that looks like the name of a Hub model."""
     if path.count("/") > 1 or path.startswith((".", "/", "~")) or "." in os.path.basename(path):
         return ""
     return (
@@ -69,7 +69,7 @@ def of_the_net(path: str) -> str:
 
 
 def _in_folder(folder: str) -> str:
-    """The one file of weights in a folder."""
+    """Returns the only file of weights in a folder."""
     for name in (f"model{INDEX}", "model.safetensors"):
         path = os.path.join(folder, name)
         if os.path.exists(path):
