@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import graphs
 from tfwd._graph.custom_gradient import custom_gradient
-from tfwd.finite import Summary, all_finite, is_watched, is_watching, summarize
+from tfwd.finite import Summary, all_finite, can_be_non_finite, is_watching, summarize
 
 ACTIONS = ("raise", "count")
 FORWARD, BACKWARD = "forward pass", "backward pass"
@@ -98,7 +98,7 @@ class CheckFinite(keras.layers.Layer):
                     "tfwd.callbacks.FiniteCheck, which work there"
                 )
         flat = tf.nest.flatten(inputs, expand_composites=True)
-        watched = [isinstance(x, tf.Tensor) and is_watched(x) for x in flat]
+        watched = [isinstance(x, tf.Tensor) and can_be_non_finite(x) for x in flat]
         several = sum(watched) > 1
         checked = [
             self._checked(x, f", input {number}" if several else "") if looked_at else x

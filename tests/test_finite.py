@@ -9,7 +9,7 @@ from stacks import SLOW_ON_KERAS_2, quick_rows
 from tables import with_slow_rest
 
 from tfwd import finite
-from tfwd.finite import all_finite, extent, is_watched, summarize
+from tfwd.finite import all_finite, can_be_non_finite, extent, summarize
 
 pytestmark = SLOW_ON_KERAS_2
 
@@ -229,7 +229,7 @@ def test_several_tensors_of_several_dtypes(mode):
     ],
 )
 def test_what_can_be_other_than_finite(value, watched):
-    assert is_watched(value) is watched
+    assert can_be_non_finite(value) is watched
 
 
 def test_words():

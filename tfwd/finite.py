@@ -162,7 +162,7 @@ def largest(tensor: Any) -> tf.Tensor:
     return tf.maximum(found, 0.0)  # of nothing it is -Inf
 
 
-def is_watched(value: Any) -> bool:
+def can_be_non_finite(value: Any) -> bool:
     """Whether it is a tensor whose elements can be other than finite."""
     if isinstance(value, tf.IndexedSlices):
         value = value.values
@@ -175,7 +175,7 @@ def all_finite(tensors: Sequence[Any]) -> tf.Tensor:
     The sum of a tensor is finite only if all of its elements are, and costs one pass. If it is
     not, a finite tensor may be so large that its sum is not; only then the elements are looked at.
     """
-    tensors = [_real(_values(tensor)) for tensor in tensors if is_watched(tensor)]
+    tensors = [_real(_values(tensor)) for tensor in tensors if can_be_non_finite(tensor)]
     if not tensors:
         return tf.constant(True)
     sums = tf.stack([tf.reduce_sum(at_least_float32(t), name="probe") for t in _one_dtype(tensors)])

@@ -278,7 +278,7 @@ def load_programs() -> None:
         "lm.commands.tune",
         "lm.commands.evaluate",
         "lm.sampling",
-        "lm.finish",
+        "lm.final_report",
         "lm.trainer",
         "runs.storage.saved",
         "runs.sweeps.tuner",

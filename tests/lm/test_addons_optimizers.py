@@ -15,7 +15,7 @@ from tfwd.optimizers._updates import steps
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.state import RunState
 from tfwd.runs.training import optimizer as optimizers
-from tfwd.runs.training.optimizer import decaying, make_optimizer
+from tfwd.runs.training.optimizer import find_weight_decay, make_optimizer
 from tfwd.runs.training.signals import Stopped, StopRequest
 
 INPUTS = tf.constant([[1, 2, 3, 1], [5, 6, 2, 2]], tf.int32)
@@ -86,7 +86,7 @@ def test_decoupled_decay_comes_before_the_step(name):
     step(INPUTS, TARGETS)
     for ours, theirs in zip(weights(step), twins, strict=True):
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=2e-5, atol=1e-6)
-    assert decaying(step.optimizer).weight_decay == DECAY
+    assert find_weight_decay(step.optimizer).weight_decay == DECAY
 
 
 @needs_addons

@@ -271,5 +271,7 @@ def test_a_file_that_was_changed_within_the_second_is_read_again(tmp_path):
     for value in (1, 2):
         path.write_text(f"def get_config():\n    return {value}\n")
         os.utime(path, (0, 0))
-        assert command_line.from_file("config", str(path), "get_config", SCHEMA) == value
+        assert (
+            command_line.call_function_in_file("config", str(path), "get_config", SCHEMA) == value
+        )
     assert [each.name for each in tmp_path.iterdir()] == ["some.py"]

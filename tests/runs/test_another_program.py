@@ -27,7 +27,7 @@ from tfwd.runs.storage.state import RunState
 from tfwd.runs.sweeps import tune
 from tfwd.runs.sweeps.sweep import Sweep
 from tfwd.runs.training import train
-from tfwd.runs.training.optimizer import averaging, make_optimizer
+from tfwd.runs.training.optimizer import find_averaging, make_optimizer
 from tfwd.runs.training.signals import Stopped, StopRequest
 from tfwd.runs.training.trainer import Trainer
 from tfwd.tuning import Float
@@ -82,7 +82,7 @@ class Loss(NamedTuple):
 class Step:
     def __init__(self, model, state, optimizer):
         self.model, self.state, self.optimizer = model, state, optimizer
-        self.averaging, self.unused = averaging(optimizer), []
+        self.averaging, self.unused = find_averaging(optimizer), []
         steps.build(optimizer, model.trainable_variables)
 
     def __call__(self, x, y):
@@ -109,7 +109,7 @@ class Step:
     def diagnose(self, *batch):
         raise AssertionError("no step fails")
 
-    def go_on(self):
+    def resume_after_failure(self):
         raise AssertionError("no step fails")
 
 
@@ -171,7 +171,7 @@ class Line(Program):
 
     def finish(self, trainer, data):
         trainer.read_best()
-        summary = {"step": trainer.progress.step, "error": trainer.evaluated("valid").nats}
+        summary = {"step": trainer.progress.step, "error": trainer.evaluate_or_stop("valid").nats}
         write_atomically(trainer.folder.report / "summary.json", json.dumps(summary))
         return summary
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from stacks import quick_rows
 
 from tfwd.finetune import confusion
-from tfwd.lm.finish import facts, table
+from tfwd.lm.final_report import facts, table
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.runs.storage import report
 

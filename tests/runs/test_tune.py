@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from tfwd.lm.commands import train
 from tfwd.lm.config import SCHEMA
 from tfwd.lm.trainer import Trainer
-from tfwd.runs.settings.command_line import from_file
+from tfwd.runs.settings.command_line import call_function_in_file
 from tfwd.runs.storage.metrics import read_metrics
 from tfwd.runs.sweeps.trial import promote
 from tfwd.runs.training.signals import StopRequest
@@ -64,7 +64,7 @@ def test_what_a_sweep_leaves(run, tmp_path, capsys):
         assert path.stat().st_size > 8_000 and str(path) in out
 
     # The best configuration, as a file for tfwd-train, trains to the very same loss.
-    config = from_file("config", str(folder / "best_config.py"), "get_config", SCHEMA)
+    config = call_function_in_file("config", str(folder / "best_config.py"), "get_config", SCHEMA)
     assert config.optimizer.name == best["optimizer.name"]
     summary = train.train(config, str(tmp_path / "best"), StopRequest())
     found = summary["texts"]["valid"]["nats"]
@@ -123,7 +123,9 @@ def test_hyperband_goes_on_as_if_a_trial_had_not_been_stopped(run, tmp_path, roo
     promoted = folder / f"trial_{row['trial']}" / "run-0"
     values = json.loads((promoted / "config.json").read_text())
     assert values["training"]["epochs"] == 2
-    config = from_file("config", str(root / "configs" / "quickstart.py"), "get_config", SCHEMA)
+    config = call_function_in_file(
+        "config", str(root / "configs" / "quickstart.py"), "get_config", SCHEMA
+    )
     config.update({name: group for name, group in values.items() if name != "model"})
     config.model.update({**values["model"], "hidden_units": (4,)})
     train.train(config, str(tmp_path / "straight"), StopRequest())

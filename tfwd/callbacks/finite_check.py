@@ -6,6 +6,7 @@ import math
 import os
 import warnings
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import keras
@@ -14,8 +15,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
-from tfwd.callbacks.last_epoch import LastEpoch
-from tfwd.callbacks.left_out import why_in_vain
+from tfwd.callbacks.epoch_snapshot import EpochSnapshot
 from tfwd.callbacks.training_function import replace_innermost
 from tfwd.finite import all_finite
 from tfwd.numerics.checked_step import CheckedStep, Outcome, not_finite, plain_step
@@ -154,7 +154,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self._own: Any = None
         self._check_of: Any = None  # the training function that `_check` belongs to
         self._logs: Any = None
-        self._goes_back: LastEpoch | None = None
+        self._snapshot: EpochSnapshot | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Replaces the model's training step with the checked step."""
@@ -174,7 +174,7 @@ class FiniteCheck(keras.callbacks.Callback):
             self._step, self._fitted = 0, model
         self._past.clear()
         self._consecutive, self._is_first = 0, True
-        self._goes_back = LastEpoch(model, self.factor) if self.action == "restore" else None
+        self._snapshot = EpochSnapshot(model, self.factor) if self.action == "restore" else None
         if self.log_dir is not None or self.plot is not None:
             self._log = Log(model, self.log_dir, self.plot, self.log_every)
         self._own = replace_innermost(model, self._train)
@@ -190,7 +190,7 @@ class FiniteCheck(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Restores the model's own training step."""
         self._put_back()
-        self._goes_back = None
+        self._snapshot = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes where the epoch starts."""
@@ -203,8 +203,8 @@ class FiniteCheck(keras.callbacks.Callback):
         If all steps of an epoch are skipped, its loss is NaN. Keras's would be 0, the best
         possible.
         """
-        if self._goes_back is not None:
-            self._goes_back.keep()
+        if self._snapshot is not None:
+            self._snapshot.take()
         steps, skipped = self._step - self._epoch[0], self.skipped - self._epoch[1]
         if logs and skipped and skipped == steps:
             logs.update({key: math.nan for key in logs if not key.startswith("val_")})
@@ -336,23 +336,26 @@ class FiniteCheck(keras.callbacks.Callback):
             self._log.report(report)
         if self.action == "raise":
             self._fail(report)
-        back = self._goes_back
-        in_vain = self._consecutive - 1 if back is None else back.returns
-        if in_vain >= self.max_consecutive:
-            tried = "left out" if back is None else "gone back from"
-            note = f"{in_vain} bad steps in a row were {tried} before it." if in_vain else ""
+        snapshot = self._snapshot
+        failures = self._consecutive - 1 if snapshot is None else snapshot.restores
+        if failures >= self.max_consecutive:
+            tried = "left out" if snapshot is None else "gone back from"
+            note = f"{failures} bad steps in a row were {tried} before it." if failures else ""
             self._fail(
-                report, f"{note} {why_in_vain(self.reports, in_vain)}" if back is None else note
+                report,
+                f"{note} {repeated_failure_hint(self.reports, failures)}"
+                if snapshot is None
+                else note,
             )
-        if back is None and report.first is not None and report.first.frame.kind == "weight":
+        if snapshot is None and report.first is not None and report.first.frame.kind == "weight":
             self._fail(report, "Skipping a step does not help here: it changes no weight.")
-        if back is None:
+        if snapshot is None:
             self.skipped += 1
             what = "a step is left out"
-        elif not back.is_kept:
+        elif not snapshot.exists:
             self._fail(report, "There is no finished epoch yet to go back to.")
         else:
-            what = f"back to the end of the last epoch, with the learning rate {back.restore()}"
+            what = f"back to the end of the last epoch, with the learning rate {snapshot.restore()}"
         why = "; ".join(cause.name for cause in report.causes)
         why = f" ({why}). {report.causes[0].evidence}" if why else ""
         warnings.warn(f"FiniteCheck: {what}: {report.sentence}{why}", stacklevel=4)
@@ -377,3 +380,27 @@ class FiniteCheck(keras.callbacks.Callback):
             f"The weights before the step are lost: {names}{more} {'are' if lost[1:] else 'is'} "
             f"not finite. Load an earlier checkpoint.{again}"
         )
+
+
+def repeated_failure_hint(reports: Sequence[Report], skipped: int) -> str:
+    """Returns what the last reports have in common, as a hint that skipping more does not help.
+
+    A skipped step changes no weight. A cause that is in each batch therefore remains.
+
+    Args:
+        reports: the reports of all bad steps.
+        skipped: int. The number of bad steps just before the last one.
+
+    Returns:
+        A sentence; "" if the reports have nothing in common.
+    """
+    last = reports[-skipped - 1 :]
+    where = last[-1].where
+    if skipped < 1 or any(report.where != where for report in last):
+        return ""
+    if where.startswith("data "):
+        return f"Each began in {where}: check whether all batches are bad, and repair the data."
+    return (
+        f"Each began in {where}: a skipped step changes no weight, so skipping more steps does not "
+        "help."
+    )

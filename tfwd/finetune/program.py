@@ -73,17 +73,17 @@ class FineTuningProgram(Program):
         return Trainer(config, data, folder, display, stop)
 
     def finish(self, trainer: Any, data: Corpus) -> dict[str, Any]:
-        from tfwd.finetune.finish import finish
+        from tfwd.finetune.final_report import write_report
 
-        return finish(trainer, data)
+        return write_report(trainer, data)
 
     def tables(self, summary: dict[str, Any]) -> list[Any]:
-        from tfwd.finetune.finish import facts, table
+        from tfwd.finetune.final_report import facts, table
 
         return [table(summary), facts(summary)]
 
     def show(self, summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
-        from tfwd.finetune.finish import show
+        from tfwd.finetune.final_report import show
 
         show(summary, folder, display)
 

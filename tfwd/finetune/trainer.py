@@ -85,7 +85,7 @@ class Trainer(trainer.Trainer):
     def evaluate(self, name: str) -> Evaluation | None:
         return evaluate(self._predict, self._data.encoded[name], stop=lambda: bool(self.stop))
 
-    def numbers(self, found: Any) -> dict[str, float]:
+    def extra_metrics(self, found: Any) -> dict[str, float]:
         return {"accuracy": found.accuracy, "macro_f1": found.macro_f1}
 
     def learning_rate(self) -> float:
@@ -110,4 +110,4 @@ class Trainer(trainer.Trainer):
             UserError: the best weights cannot be read.
         """
         self.read_best()
-        return {name: self.evaluated(name) for name in self._data.encoded}
+        return {name: self.evaluate_or_stop(name) for name in self._data.encoded}

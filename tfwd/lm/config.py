@@ -22,19 +22,21 @@ from tfwd.runs.settings.validators import (
     TEXT,
     WHOLE,
     Validator,
+    is_whole_number,
     one_of,
     shown,
-    whole,
 )
 from tfwd.runs.training.optimizer import check_arguments
 
 ALWAYS, IN_RUNS = MayChange.ALWAYS, MayChange.IN_RUNS
 
 # Tokens are drawn one by one, a few thousand per second.
-TOKENS = Validator("a whole number, at least 0 and at most 1000000", lambda v: whole(v, 0, 10**6))
+TOKENS = Validator(
+    "a whole number, at least 0 and at most 1000000", lambda v: is_whole_number(v, 0, 10**6)
+)
 UNITS = Validator(
     "whole numbers of at least 1, one a layer, as 300,150",
-    lambda v: isinstance(v, tuple) and len(v) > 0 and all(whole(u, 1) for u in v),
+    lambda v: isinstance(v, tuple) and len(v) > 0 and all(is_whole_number(u, 1) for u in v),
 )
 
 KEYS = {

@@ -18,6 +18,7 @@ from tfwd import _keras, layers
 from tfwd.dtypes import at_least_float32
 from tfwd.lm import blocks
 from tfwd.lm.config import KEYS
+from tfwd.runs.training import model_seeds
 
 States = list[list[tf.Tensor]]
 
@@ -120,7 +121,7 @@ class LanguageModel(keras.Model):
         }
         self.vocabulary_size = vocabulary_size
         self.hidden_units = hidden_units
-        seeds = blocks.seeds(seed)
+        seeds = model_seeds.seeds(seed)
         shared = {"dtype": self.dtype_policy}
         self.embedding = blocks.embedding(vocabulary_size, embedding_dim, seeds, options, **shared)
 
@@ -190,15 +191,17 @@ class LanguageModel(keras.Model):
         if states is None:
             states = self.zero_state(tf.shape(ids)[0])
         values = self.embedding(ids)  # Keras passes the flag of this call on
-        values = _maybe(self.input_dropout, values, training)
+        values = _apply_if_present(self.input_dropout, values, training)
         carried = []
         for number, layer in enumerate(self.lstms, 1):
             values, *state = layer(values, initial_state=states[number - 1], training=training)
             carried.append(state)
             if number < len(self.hidden_units):
-                values = _maybe(getattr(self, f"hidden_dropout_{number}"), values, training)
+                values = _apply_if_present(
+                    getattr(self, f"hidden_dropout_{number}"), values, training
+                )
         raw = values
-        dropped = _maybe(self.output_dropout, raw, training)
+        dropped = _apply_if_present(self.output_dropout, raw, training)
         return Output(at_least_float32(self.decoder(dropped)), carried, raw, dropped)
 
     def get_config(self) -> dict[str, Any]:
@@ -211,7 +214,9 @@ class LanguageModel(keras.Model):
         return cls(**config)
 
 
-def _maybe(layer: keras.layers.Layer | None, values: tf.Tensor, training: Any) -> tf.Tensor:
+def _apply_if_present(
+    layer: keras.layers.Layer | None, values: tf.Tensor, training: Any
+) -> tf.Tensor:
     return values if layer is None else layer(values, training=training)
 
 

@@ -70,17 +70,17 @@ class LanguageModelProgram(Program):
         return Trainer(config, len(data.vocabulary), data.texts, folder, display, stop)
 
     def finish(self, trainer: Any, data: Corpus) -> dict[str, Any]:
-        from tfwd.lm.finish import finish
+        from tfwd.lm.final_report import write_report
 
-        return finish(trainer, data)
+        return write_report(trainer, data)
 
     def tables(self, summary: dict[str, Any]) -> list[Any]:
-        from tfwd.lm.finish import facts, table
+        from tfwd.lm.final_report import facts, table
 
         return [table(summary), facts(summary)]
 
     def show(self, summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
-        from tfwd.lm.finish import show
+        from tfwd.lm.final_report import show
 
         show(summary, folder, display)
 

@@ -93,4 +93,4 @@ class Trainer(trainer.Trainer):
             UserError: the best weights cannot be read.
         """
         self.read_best()
-        return {name: self.evaluated(name) for name in self._evaluated}
+        return {name: self.evaluate_or_stop(name) for name in self._evaluated}

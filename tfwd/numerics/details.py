@@ -130,7 +130,7 @@ def unpacked(numbers: np.ndarray) -> Detail:
     return found._replace(vectors=none, constant=none)
 
 
-def places(flags: Any, most: int = 5) -> str:
+def positions_text(flags: Any, most: int = 5) -> str:
     """Returns the first positions of true booleans as text, as "3, 7, 8 and 12 others"."""
     found = np.flatnonzero(flags)
     shown = ", ".join(str(int(place)) for place in found[:most])
@@ -138,6 +138,6 @@ def places(flags: Any, most: int = 5) -> str:
     return shown if rest <= 0 else f"{shown} and {rest} other{'s' * (rest > 1)}"
 
 
-def rows_of(flags: Any) -> str:
+def rows_text(flags: Any) -> str:
     """Returns rows of a batch as text, as "rows 3, 7 of the batch"."""
-    return f"row{'s' if np.count_nonzero(flags) > 1 else ''} {places(flags)} of the batch"
+    return f"row{'s' if np.count_nonzero(flags) > 1 else ''} {positions_text(flags)} of the batch"

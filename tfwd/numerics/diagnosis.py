@@ -17,11 +17,11 @@ from tfwd._keras import training as _keras_training
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.loss_outputs import loss_name
 from tfwd.numerics.causes.loss_rows import parts
-from tfwd.numerics.causes.search import likely
+from tfwd.numerics.causes.search import likely_causes
 from tfwd.numerics.checked_step import CheckedStep
 from tfwd.numerics.details import Detail, look
 from tfwd.numerics.frames import Frame, named
-from tfwd.numerics.report import Found, Report
+from tfwd.numerics.report import Measurement, Report
 
 NOT_SHOWN = ("data", "prediction")  # data have their own section
 
@@ -62,7 +62,7 @@ class Diagnosis:
         outcome, model = self._step(data), self._model
         replicas = [
             [
-                Found(frame, detail.numbers())
+                Measurement(frame, detail.numbers())
                 for frame, detail in zip(outcome.frames, found, strict=True)
             ]
             for found in outcome.found
@@ -90,7 +90,7 @@ class Diagnosis:
         )
         evidence = _attributed(evidence)
         replica = number if len(replicas) > 1 else None
-        return Report(step, evidence.found, likely(evidence), replica, self._shown)
+        return Report(step, evidence.found, likely_causes(evidence), replica, self._shown)
 
 
 def _measure(frame: Frame, tensor: Any, sequence: Any) -> Detail:
@@ -113,17 +113,17 @@ def _arrays(model: keras.Model, data: Any, replica: int) -> dict[str, np.ndarray
     return arrays
 
 
-def _with_integers(found: list[Found], arrays: dict[str, np.ndarray]) -> list[Found]:
+def _with_integers(found: list[Measurement], arrays: dict[str, np.ndarray]) -> list[Measurement]:
     """Adds integers and booleans of a batch, which are always finite, to its measurements."""
     known = {one.frame.name: one for one in found}
     for name, values in arrays.items():
         if name not in known and (values.dtype == bool or np.issubdtype(values.dtype, np.integer)):
             detail = look(tf.constant(values, tf.float64)).numbers()
-            known[name] = Found(Frame("data", name, dtype=values.dtype.name), detail)
+            known[name] = Measurement(Frame("data", name, dtype=values.dtype.name), detail)
     return [*(known.pop(name) for name in arrays if name in known), *known.values()]
 
 
-def _with_sources(found: list[Found]) -> list[Found]:
+def _with_sources(found: list[Measurement]) -> list[Measurement]:
     """Names the source of gradients that pass a cast, as with mixed precision.
 
     The source is the layer whose gradient came before, if its input was no layer's own output.
@@ -133,16 +133,16 @@ def _with_sources(found: list[Found]) -> list[Found]:
     for one in found:
         if one.frame.kind == "gradient":
             if not one.frame.source and last in cast:
-                one = Found(one.frame._replace(source=(last,)), one.detail)
+                one = Measurement(one.frame._replace(source=(last,)), one.detail)
             last = one.frame.name
         named.append(one)
     return named
 
 
-def _with_name(found: Found, losses: list[str]) -> Found:
+def _with_name(found: Measurement, losses: list[str]) -> Measurement:
     if found.frame.kind != "loss":
         return found
-    return Found(found.frame._replace(source=tuple(losses)), found.detail)
+    return Measurement(found.frame._replace(source=tuple(losses)), found.detail)
 
 
 def _attributed(evidence: Evidence) -> Evidence:
@@ -165,7 +165,7 @@ def _attributed(evidence: Evidence) -> Evidence:
     return evidence._replace(found=found, parts=named)
 
 
-def _of_part(loss: Found, part: Evidence) -> Found:
+def _of_part(loss: Measurement, part: Evidence) -> Measurement:
     return loss._replace(frame=loss.frame._replace(source=(part.loss,), outputs=(part.output,)))
 
 

@@ -70,7 +70,7 @@ class Frame(NamedTuple):
         return f" (call {self.call})" if self.call > 1 else ""
 
     @property
-    def _giver(self) -> str:
+    def _gradient_origin(self) -> str:
         """Returns where a gradient comes from, and for which layer, as text."""
         to = f"'{self.name}'{self._which}"
         if not self.source:
@@ -91,7 +91,7 @@ class Frame(NamedTuple):
             "output": f"{layer} forward output has",
             "prediction": f"prediction '{self.name}':",
             "loss": f"loss {sources}{self.of_outputs}:" if self.source else "loss:",
-            "gradient": f"{self._giver} has",
+            "gradient": f"{self._gradient_origin} has",
             "weight gradient": f"weight '{self.name}': backward gradient has",
             "learning rate": "learning rate:",
             "update": f"weight '{self.name}': update has",

@@ -13,11 +13,11 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tfwd import _keras
 from tfwd._keras import calls
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.search import likely
+from tfwd.numerics.causes.search import likely_causes
 from tfwd.numerics.details import PACKED, packed, unpacked
 from tfwd.numerics.frames import Frame
 from tfwd.numerics.patterns import Patterns
-from tfwd.numerics.report import Found, Report
+from tfwd.numerics.report import Measurement, Report
 from tfwd.numerics.watch import Watch
 
 _KINDS = {
@@ -152,13 +152,13 @@ class Probes:
         for replica in sorted(last):
             step, one = last[replica]
             found = [
-                Found(frame, unpacked(numbers.numpy()))
+                Measurement(frame, unpacked(numbers.numpy()))
                 for frame, numbers in zip(one.frames, one.numbers, strict=True)
             ]
             reports.append(Report(step, found, (), replica if len(last) > 1 else None))
         report = min(reports, key=_place_of_first)
         evidence = Evidence(report.found, {}, [], history, self.model, "", None)
-        report.causes = likely(evidence)
+        report.causes = likely_causes(evidence)
         kinds = {one.frame.kind for one in report.found}
         if "gradient" in self._kinds and not kinds & {"gradient", "weight gradient"}:
             report.note = (

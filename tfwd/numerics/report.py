@@ -32,7 +32,7 @@ class Cause(NamedTuple):
     advice: str
 
 
-class Found(NamedTuple):
+class Measurement(NamedTuple):
     """Frame with its measurement."""
 
     frame: Frame
@@ -64,7 +64,7 @@ class Report:
     def __init__(
         self,
         step: int,
-        found: Sequence[Found],
+        found: Sequence[Measurement],
         causes: Sequence[Cause] = (),
         replica: int | None = None,
         history: int = 20,
@@ -82,12 +82,12 @@ class Report:
         self.causes = list(causes)
 
     @property
-    def offenders(self) -> list[Found]:
+    def offenders(self) -> list[Measurement]:
         """Returns the non-finite frames, in the order of computation."""
         return [one for one in self.found if not one.is_finite]
 
     @property
-    def first(self) -> Found | None:
+    def first(self) -> Measurement | None:
         """Returns the first non-finite frame; `None` if all checked tensors are finite."""
         return next(iter(self.offenders), None)
 
@@ -208,7 +208,7 @@ class NonFiniteError(FloatingPointError):
         self.report = report
 
 
-def describe(found: Found) -> str:
+def describe(found: Measurement) -> str:
     """Returns a frame and its non-finite elements, as a sentence."""
     frame, detail = found.frame, found.detail
     summary = detail.summary
@@ -234,7 +234,7 @@ def _filled(text: str) -> str:
     return textwrap.fill(held, WIDTH, break_long_words=False).replace("\xa0", " ")
 
 
-def _row(found: Found) -> str:
+def _row(found: Measurement) -> str:
     summary = found.detail.summary
     percent = f"{summary.percent:.2f} %" if summary.non_finite else "-"
     label = found.frame.label

@@ -18,18 +18,18 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph.custom_gradient import custom_gradient
 from tfwd._keras import calls
-from tfwd.finite import here, is_watched
+from tfwd.finite import can_be_non_finite, here
 from tfwd.numerics.frames import Frame
 
 # The outputs of these layers are their inputs, which were checked before.
-MOVES = (
+MOVING_LAYERS = (
     *("InputLayer", "Identity", "Flatten", "Reshape", "Permute", "RepeatVector", "Concatenate"),
     *(f"{kind}{n}D" for kind in ("MaxPooling", "GlobalMaxPooling", "Cropping") for n in (1, 2, 3)),
     *(f"{kind}{n}D" for kind in ("ZeroPadding", "UpSampling") for n in (1, 2, 3)),
 )
 # TensorFlow's kernels of these may turn NaN into 0. Their inputs are therefore checked instead of
 # their outputs. They keep finite elements finite.
-SWALLOWING = ("relu", "relu6", "leaky_relu")
+NAN_HIDING_ACTIVATIONS = ("relu", "relu6", "leaky_relu")
 
 
 def present() -> Watch | None:
@@ -103,7 +103,7 @@ class Watch:
         Without a call number, it belongs to the last call of the layer.
         """
         self._has_loss |= kind == "loss"
-        if is_watched(tensor):
+        if can_be_non_finite(tensor):
             self._remember(tensor)
             kind_of_layer = "" if layer is None else type(layer).__name__
             source = self._followers_of(name) if kind == "gradient" else ()
@@ -147,14 +147,14 @@ class Watch:
         try:
             self._inputs(path, layer, args, kwargs)
             sequence = self._sequence(layer, own, args, kwargs) if self._closely else None
-            swallows = _is_swallowing(layer)
-            with self._pre_activation(layer, path) if swallows else contextlib.nullcontext():
+            hides_nan = _hides_nan(layer)
+            with self._pre_activation(layer, path) if hides_nan else contextlib.nullcontext():
                 outputs = own(*args, **kwargs)
         finally:
             self._leaf -= leaf
             self._path.pop()
-        moves = type(layer).__name__ in MOVES and _is_of_keras(layer)
-        look = self._closely or not (swallows or moves)
+        moves = type(layer).__name__ in MOVING_LAYERS and _is_of_keras(layer)
+        look = self._closely or not (hides_nan or moves)
         return tf.nest.map_structure(
             lambda value: self._output(path, layer, value, look, sequence), outputs
         )
@@ -187,17 +187,21 @@ class Watch:
             object.__setattr__(layer, "return_sequences", False)
 
     def _output(self, path: str, layer: Any, value: Any, look: bool, sequence: Any) -> Any:
-        if not isinstance(value, tf.Tensor) or not is_watched(value) or not self._is_new(value):
+        if (
+            not isinstance(value, tf.Tensor)
+            or not can_be_non_finite(value)
+            or not self._is_new(value)
+        ):
             return value
         if look:
             self.look("output", path, value, layer, sequence)
         if self._closely or self._has_users:
-            value = self._tapped(path, layer, value)
+            value = self._with_checked_gradient(path, layer, value)
         self._remember(value)
         self._given[id(value)] = path
         return value
 
-    def _tapped(self, path: str, layer: Any, value: tf.Tensor) -> tf.Tensor:
+    def _with_checked_gradient(self, path: str, layer: Any, value: tf.Tensor) -> tf.Tensor:
         """Returns the tensor with its mask, and checks its gradient."""
         call = self._calls[path]
 
@@ -252,10 +256,10 @@ def _is_of_keras(layer: Any) -> bool:
     return type(layer).__module__.startswith("keras.")
 
 
-def _is_swallowing(layer: Any) -> bool:
+def _hides_nan(layer: Any) -> bool:
     # (A recurrent layer's activation belongs to its cell, which is a layer itself.)
     name = getattr(vars(layer).get("activation"), "__name__", "")
-    return name in SWALLOWING and _is_of_keras(layer)
+    return name in NAN_HIDING_ACTIVATIONS and _is_of_keras(layer)
 
 
 def _backward(own: Callable[..., Any]) -> Callable[..., Any]:

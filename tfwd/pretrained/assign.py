@@ -18,7 +18,7 @@ _EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}  # all of these bits: not f
 _LOST = 1e-3  # share of numbers that may become 0 without a warning
 
 
-def differences(
+def problems_in_numbers(
     source: Source, steps: Sequence[Step], allow_overflow: bool, doubts: list[str]
 ) -> list[str]:
     """Returns the problems with the numbers of the tensors.
@@ -73,13 +73,13 @@ def assign(source: Source, steps: Sequence[Step], doubts: list[str]) -> None:
     for step in steps:
         variable = _keras.variables.tf_variable(step.target.variable)
         bad = [0]
-        variable.assign(_tensor(whole(source, step, bad)))
+        variable.assign(_tensor(read_value(source, step, bad)))
         if bad[0]:
             count = math.prod(step.entry.shape)
             doubts.append(f"{bad[0]:,} of {count:,} numbers of '{step.key}' are not finite")
 
 
-def whole(source: Source, step: Step, bad: list[int] | None = None) -> np.ndarray:
+def read_value(source: Source, step: Step, bad: list[int] | None = None) -> np.ndarray:
     """Returns the new value of a variable.
 
     Args:
@@ -205,6 +205,6 @@ def _narrowed(source: Source, step: Step) -> tuple[float, int, int]:
         bad = np.isfinite(block) & ~np.isfinite(narrow)
         if bad.any():
             worst = max(worst, float(np.abs(block[bad].astype(np.float64)).max()))
-        nonzero += np.count_nonzero(block)
-        lost += np.count_nonzero((block != 0) & (narrow == 0))
+        nonzero += int(np.count_nonzero(block))
+        lost += int(np.count_nonzero((block != 0) & (narrow == 0)))
     return worst, nonzero, lost

@@ -152,7 +152,7 @@ def layout_of(target: Target, transposed: bool) -> Layout:
     return plain
 
 
-def doubt(target: Target, key: Key, transposed: bool) -> str | None:
+def reason_unknown(target: Target, key: Key, transposed: bool) -> str | None:
     """Returns why a variable's layout in a PyTorch file is unknown; None if it is known.
 
     Args:

@@ -11,7 +11,7 @@ import keras
 
 from tfwd import _keras
 from tfwd.paths import compiled, matches
-from tfwd.pretrained.layouts import Layout, Step, doubt, layout_of
+from tfwd.pretrained.layouts import Layout, Step, layout_of, reason_unknown
 from tfwd.pretrained.mapping import Key, Known, Mapped, Rules, candidates, ends, find_prefix
 from tfwd.pretrained.patterns import Patterns
 from tfwd.pretrained.plan import Plan, nearest
@@ -89,7 +89,7 @@ def plan(
     with open_source(source) as opened:
         if mapping is None and known is None:
             known = _known_by_layers(model, targets, opened)
-        planning = _Planning(model, opened, targets, mapping, prefix, known)
+        planning = _Planner(model, opened, targets, mapping, prefix, known)
         return planning.plan(_listed(ignore), _listed(allow_missing), strict)
 
 
@@ -110,7 +110,7 @@ def load(model: keras.layers.Layer, source: str | os.PathLike[str], **options: A
     return plan(model, source, **options).apply()
 
 
-class _Planning:
+class _Planner:
     """Search for the key of each variable."""
 
     def __init__(
@@ -171,7 +171,7 @@ class _Planning:
         claimed = {key for step in steps for key in (step.key, *step.copies)}
         rest = [key for key in self._source.entries if key not in claimed]
         ignored = self._matching(ignore, rest, "ignore")
-        left_out = self._meant(self._left_out)
+        left_out = self._matcher(self._left_out)
         known = {key for key in rest if left_out(key) or self._is_buffer(key)}
         paths = [target.path for target in self._targets]
         allowed = [path for path in missing if _any(allow_missing, path)]
@@ -210,7 +210,7 @@ class _Planning:
                     f"the config tells of {count} layers, and the file has {max(numbers) + 1} "
                     f"({self._prefix}{template}): are they of the same model?"
                 )
-        meant = self._meant(self._lacking.values())
+        meant = self._matcher(self._lacking.values())
         lacking = sorted((i, at) for at, key in enumerate(rest) for i in meant(key))
         return [
             *found[:1],
@@ -245,7 +245,7 @@ class _Planning:
         if transposed is None:
             transposed = self._source.transposed
         entry, layout = self._source.entries[name], layout_of(target, transposed)
-        if reason := doubt(target, key, transposed):
+        if reason := reason_unknown(target, key, transposed):
             self._mistakes.append(reason)
         elif entry.shape != layout.shape:
             self._mistakes.append(_other_shape(target, layout, name, entry))
@@ -292,7 +292,7 @@ class _Planning:
         """Returns the keys that patterns match. Notes each pattern that matches none."""
         found: set[str] = set()
         used: set[int] = set()
-        meant = self._meant(patterns)
+        meant = self._matcher(patterns)
         for key in keys:
             if numbers := meant(key):
                 found.add(key)
@@ -304,7 +304,7 @@ class _Planning:
         ]
         return found
 
-    def _meant(self, patterns: Iterable[str]) -> Callable[[str], set[int]]:
+    def _matcher(self, patterns: Iterable[str]) -> Callable[[str], set[int]]:
         """Returns a function that gives the numbers of the patterns that match a key.
 
         A pattern may match the key with or without the prefix.

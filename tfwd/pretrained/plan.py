@@ -121,7 +121,7 @@ class Plan:
         self.check()
         with self._opened() as source:
             doubts: list[str] = []
-            if mistakes := assign.differences(source, self.steps, allow_overflow, doubts):
+            if mistakes := assign.problems_in_numbers(source, self.steps, allow_overflow, doubts):
                 lines = "".join(f"\n- {line}" for line in mistakes)
                 raise PlanError(f"{self.source}: nothing was loaded.{lines}")
             assign.assign(source, self.steps, doubts)
@@ -143,7 +143,7 @@ class Plan:
         for step in self.steps:
             if step.target.variable is variable:
                 with self._opened() as source:
-                    return assign.whole(source, step)
+                    return assign.read_value(source, step)
         return None
 
     @contextlib.contextmanager

@@ -111,11 +111,11 @@ class Step(Protocol):
     def diagnose(self, *batch: Any) -> Report:
         """Examines the failed step on its batch, and changes nothing."""
 
-    def go_on(self) -> None:
+    def resume_after_failure(self) -> None:
         """Makes steps again, as if the failed step had been made."""
 
 
-class Loss(Protocol):
+class EvaluationResult(Protocol):
     """Result of an evaluation."""
 
     @property

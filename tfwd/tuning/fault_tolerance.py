@@ -171,7 +171,7 @@ class FaultTolerantOracle(keras_tuner.Oracle):
             if hp.name not in saved or saved[hp.name].get_config() != hp.get_config()
         ]
         if different:
-            raise ValueError(record.refusal(self._project_dir, different))
+            raise ValueError(record.rejection_message(self._project_dir, different))
 
     def reload(self) -> None:
         try:
@@ -182,7 +182,7 @@ class FaultTolerantOracle(keras_tuner.Oracle):
                 raise  # of `set_state`
             folder = os.path.abspath(self._project_dir)
             what = f"oracle.json, or a trial.json, in {folder}"
-            raise ValueError(record.damaged(what, error)) from error
+            raise ValueError(record.damaged_message(what, error)) from error
         lost = [trial_id for trial_id in self.start_order if trial_id not in self.trials]
         if lost:  # a trial of that number would be run again and again
             raise ValueError(

@@ -62,7 +62,7 @@ def verify(folder: str, now: Mapping[str, Any]) -> None:
         if name not in free and before.get(name, value) != value
     ]
     if different:
-        raise ValueError(refusal(folder, different))
+        raise ValueError(rejection_message(folder, different))
 
 
 def check_files(folder: str) -> None:
@@ -77,7 +77,7 @@ def check_files(folder: str) -> None:
             raise ValueError(f"{path} is no file: put back a copy of it, or begin anew")
 
 
-def refusal(folder: str, different: Iterable[str]) -> str:
+def rejection_message(folder: str, different: Iterable[str]) -> str:
     """Returns the error message for a folder with another search."""
     return (
         f"{folder} holds another search: {'; '.join(different)}; give another directory, or "
@@ -99,10 +99,10 @@ def _read(path: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ValueError(damaged(path, error)) from error
+        raise ValueError(damaged_message(path, error)) from error
 
 
-def damaged(path: str, error: Exception) -> str:
+def damaged_message(path: str, error: Exception) -> str:
     """Returns the error message for a file that is no valid JSON."""
     words = " ".join(str(error).split())[:200]
     return f"{path} is damaged ({words}): put back a copy of it, or begin anew in another directory"

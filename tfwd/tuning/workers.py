@@ -165,7 +165,7 @@ class FaultTolerantTuner(BaseTuner):
         check_address(role())
         place = kwargs.get("directory") or ".", kwargs.get("project_name") or "untitled_project"
         record.check_files(os.path.join(*place))
-        self._asked_in_vain = False
+        self._last_request_was_empty = False
         with contextlib.redirect_stdout(io.StringIO()):  # keras-tuner prints that it reloads
             super().__init__(*args, **kwargs)
 
@@ -181,7 +181,7 @@ class FaultTolerantTuner(BaseTuner):
         except Exception as error:
             if isinstance(error, ValueError) and not isinstance(error, record.NO_JSON):
                 raise  # the oracle's own message
-            raise ValueError(record.damaged(self._get_tuner_fname(), error)) from error
+            raise ValueError(record.damaged_message(self._get_tuner_fname(), error)) from error
 
     def search(self, *args: Any, **kwargs: Any) -> None:
         """Searches as keras-tuner does. The chief serves until every trial has ended.
@@ -192,9 +192,9 @@ class FaultTolerantTuner(BaseTuner):
         """
         if role() == WORKER:
             wait_for_chief(self._chief_timeout, self._say, self._check)
-        with _quiet():
+        with _less_output():
             if role() == CHIEF:
-                with _guarded(self.oracle):
+                with _watched_workers(self.oracle):
                     super().search(*args, **kwargs)
             else:
                 super().search(*args, **kwargs)
@@ -204,15 +204,15 @@ class FaultTolerantTuner(BaseTuner):
         super().on_search_begin()
 
     def pre_create_trial(self) -> None:
-        if self._asked_in_vain:
+        if self._last_request_was_empty:
             time.sleep(_IDLE_SECONDS)
-        self._asked_in_vain = True
+        self._last_request_was_empty = True
         self._raise_failure()
         self._check()
         super().pre_create_trial()
 
     def on_trial_begin(self, trial: Trial) -> None:
-        self._asked_in_vain = False
+        self._last_request_was_empty = False
         self._raise_failure()
         super().on_trial_begin(trial)
 
@@ -266,7 +266,7 @@ def error_text(trial: Trial, folder: str | os.PathLike[str]) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _less_output() -> Iterator[None]:
     """Suppresses output that is irrelevant or is shown better elsewhere.
 
     That is TensorFlow's warning about retraced functions (each trial has its own), and the
@@ -287,7 +287,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _guarded(oracle: FaultTolerantOracle) -> Iterator[None]:
+def _watched_workers(oracle: FaultTolerantOracle) -> Iterator[None]:
     """Takes back lost workers' trials while the chief serves, and ends it if it cannot write.
 
     keras-tuner's server answers in threads. An exception there does not reach the main thread.

@@ -49,11 +49,11 @@ def main(values: flags.FlagValues) -> int:
     return training.main(
         PROGRAM,
         values,
-        lambda stop: several_seeds.train(PROGRAM, config, workdir, count, stop, compared),
+        lambda stop: several_seeds.train(PROGRAM, config, workdir, count, stop, compare_summary),
     )
 
 
-def compared(summary: dict[str, Any]) -> tuple[dict[str, float], str]:
+def compare_summary(summary: dict[str, Any]) -> tuple[dict[str, float], str]:
     """Returns the numbers to compare between seeds, and why a run failed ("" if it succeeded).
 
     A run has failed if its best weights have no higher validation accuracy than a classifier that

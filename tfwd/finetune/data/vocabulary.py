@@ -17,7 +17,7 @@ import numpy as np
 
 from tfwd.finetune import published
 from tfwd.finetune.data.examples import Example, Splits, check, read_parts
-from tfwd.finetune.data.manual import load_manual
+from tfwd.finetune.data.python_docstrings import load_python_docstrings
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.files import read_json, write_atomically
 from tfwd.runs.storage.state import fingerprint
@@ -183,7 +183,7 @@ def load_splits(data: ml_collections.ConfigDict) -> Splits:
     Raises:
         UserError: a file is missing or wrong. The message names the line.
     """
-    splits = read_parts(data) if data.path else load_manual()
+    splits = read_parts(data) if data.path else load_python_docstrings()
     train = splits.parts["train"]
     if data.train_examples and data.train_examples < len(train):
         chosen = np.random.default_rng(0).permutation(len(train))[: data.train_examples]

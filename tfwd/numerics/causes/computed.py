@@ -9,9 +9,9 @@ import numpy as np
 from tfwd import _keras
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.exponentials import exp_limit, is_beyond_exp
-from tfwd.numerics.causes.overflow import blow_up, overflows_half, unscaled
-from tfwd.numerics.details import rows_of
-from tfwd.numerics.report import Cause, Found
+from tfwd.numerics.causes.overflow import exploding_gradients, large_inputs, overflows_half
+from tfwd.numerics.details import rows_text
+from tfwd.numerics.report import Cause, Measurement
 
 NORMALIZING = (
     "BatchNormalization",
@@ -66,18 +66,20 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     if before is None:
         return
     found = first.detail.summary
-    overflowing = [one for one in evidence.leading if found.positive_inf and is_beyond_exp(one)]
+    overflowing = [
+        one for one in evidence.tensors_before if found.positive_inf and is_beyond_exp(one)
+    ]
     if overflowing and first is evidence.first:
         before = overflowing[-1]
     elif first is evidence.first and first.frame.kind == "output":
-        before = evidence.leading[-1]
+        before = evidence.tensors_before[-1]
     given = before.detail
     infinite = found.positive_inf + found.negative_inf
     kinds = [word for word, count in (("NaN", found.nan), ("infinity", infinite)) if count]
-    where = f" It is in {rows_of(first.detail.rows)}." if first.detail.rows.any() else ""
+    where = f" It is in {rows_text(first.detail.rows)}." if first.detail.rows.any() else ""
     zeros = f", {given.summary.zeros} of them 0" if given.summary.zeros else ""
-    where += _given_there(evidence, first, before)
-    scale = unscaled(evidence, "x")
+    where += _input_at_position(evidence, first, before)
+    scale = large_inputs(evidence, "x")
     reasons = []
     if found.nan:
         reasons.append("NaN comes of 0/0, infinity minus infinity, a root, a fractional power or a "
@@ -105,7 +107,7 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
-def _given_there(evidence: Evidence, first: Found, before: Found) -> str:
+def _input_at_position(evidence: Evidence, first: Measurement, before: Measurement) -> str:
     """Returns the function's input at the only non-finite position, as text."""
     values = evidence.data.get(before.frame.name) if before.frame.kind == "data" else None
     rows, columns = (np.flatnonzero(one) for one in (first.detail.rows, first.detail.columns))
@@ -124,7 +126,7 @@ def backward(evidence: Evidence) -> Iterator[Cause]:
         return
     if any(one.frame.kind == "loss" and not one.is_finite for one in evidence.found):
         return
-    overflows = not first.detail.summary.nan and any(blow_up(evidence))
+    overflows = not first.detail.summary.nan and any(exploding_gradients(evidence))
     if overflows or overflows_half(evidence):
         return
     kinds = ("input", "pre-activation", "output")
@@ -146,9 +148,9 @@ def backward(evidence: Evidence) -> Iterator[Cause]:
         else f"the gradient is not: what follows '{first.frame.name}', which is no layer but the "
         "loss function or what is computed before it, has no finite derivative somewhere"
     )
-    rows = f" It is in {rows_of(first.detail.rows)}." if first.detail.rows.any() else ""
+    rows = f" It is in {rows_text(first.detail.rows)}." if first.detail.rows.any() else ""
     if not source:
-        rows += _prediction_there(evidence, first)
+        rows += _loss_inputs_text(evidence, first)
     yield Cause(
         "a function whose derivative is infinite",
         f"All is finite forward, loss included, and {where}.{seen}"
@@ -159,7 +161,7 @@ def backward(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
-def _prediction_there(evidence: Evidence, first: Found) -> str:
+def _loss_inputs_text(evidence: Evidence, first: Measurement) -> str:
     """Returns the loss's inputs in the first row with a non-finite gradient, as text."""
     labels = [values for name, values in evidence.data.items() if name.startswith("y")]
     rows = np.flatnonzero(first.detail.rows)

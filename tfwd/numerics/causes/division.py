@@ -9,11 +9,11 @@ import numpy as np
 from tfwd.numerics.causes.computed import NORMALIZING
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.softmax import all_masked
-from tfwd.numerics.details import rows_of
-from tfwd.numerics.report import Cause, Found, is_recurrent
+from tfwd.numerics.details import rows_text
+from tfwd.numerics.report import Cause, Measurement, is_recurrent
 
 
-def nothing_left(evidence: Evidence) -> Iterator[Cause]:
+def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
     """Checks for 0/0: an empty mask, a rate or weight of 0, a deviation or norm of 0."""
     name_of = "nothing is left to divide by"
     for name, values in evidence.data.items():
@@ -44,14 +44,14 @@ def nothing_left(evidence: Evidence) -> Iterator[Cause]:
     if seen and not any(True for _ in all_masked(evidence)):
         yield Cause(
             name_of,
-            f"It is NaN in {rows_of(first.detail.rows)}, where {' and '.join(seen)}: 0/0.",
+            f"It is NaN in {rows_text(first.detail.rows)}, where {' and '.join(seen)}: 0/0.",
             "see to it that a mask leaves something (a softmax over nothing but -infinity is NaN "
             "too); else add a small number to the sum, norm or deviation that is divided by, or "
             "leave these examples out.",
         )
 
 
-def _seen_in_rows(before: Found, first: Found) -> Iterator[str]:
+def _seen_in_rows(before: Measurement, first: Measurement) -> Iterator[str]:
     """Yields what is special about a layer's input, in each row in which it makes NaN."""
     vectors = first.detail.vectors
     if vectors.ndim > 1 and vectors.any() and vectors.shape == before.detail.constant.shape:
@@ -69,7 +69,7 @@ def _seen_in_rows(before: Found, first: Found) -> Iterator[str]:
         yield f"'{before.frame.label}' is one number throughout, and its deviation 0"
 
 
-def _seen_in_data(evidence: Evidence, first: Found) -> Iterator[str]:
+def _seen_in_data(evidence: Evidence, first: Measurement) -> Iterator[str]:
     """Yields the inputs that are constant in each row where a tensor is not finite."""
     rows = first.detail.rows
     for name, values in evidence.data.items():

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from tfwd.numerics.report import Found
+from tfwd.numerics.report import Measurement
 
 
 class Evidence(NamedTuple):
@@ -29,9 +29,9 @@ class Evidence(NamedTuple):
             is not finite.
     """
 
-    found: Sequence[Found]
+    found: Sequence[Measurement]
     data: Mapping[str, np.ndarray]
-    predictions: Sequence[Found]
+    predictions: Sequence[Measurement]
     history: Sequence[Mapping[str, float]]
     model: keras.Model
     loss: str
@@ -40,11 +40,11 @@ class Evidence(NamedTuple):
     output: str = ""
     parts: Sequence[Evidence] = ()
 
-    def of(self, *kinds: str) -> list[Found]:
+    def of(self, *kinds: str) -> list[Measurement]:
         """Returns the measurements of frames of some kinds."""
         return [one for one in self.found if one.frame.kind in kinds]
 
-    def bad(self, *kinds: str) -> list[Found]:
+    def bad(self, *kinds: str) -> list[Measurement]:
         """Returns the non-finite measurements of frames of some kinds."""
         return [one for one in self.of(*kinds) if not one.is_finite]
 
@@ -54,12 +54,12 @@ class Evidence(NamedTuple):
         return next((len(values) for values in self.data.values() if values.ndim), 0)
 
     @property
-    def first(self) -> Found:
+    def first(self) -> Measurement:
         """Returns the first non-finite measurement."""
         return next(one for one in self.found if not one.is_finite)
 
     @property
-    def leading(self) -> list[Found]:
+    def tensors_before(self) -> list[Measurement]:
         """Returns the tensors that lead to the first non-finite one, the nearest last.
 
         These are the tensor before it, the outputs of layers whose output it takes, and the outputs
@@ -76,7 +76,7 @@ class Evidence(NamedTuple):
         return [*([] if self.before is None else [self.before]), *given, *inside]
 
     @property
-    def before(self) -> Found | None:
+    def before(self) -> Measurement | None:
         """Returns the layer's tensor just before the first non-finite one, but none inside it."""
         first = self.first
         at = self.found.index(first)

@@ -12,7 +12,7 @@ from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.loss_outputs import loss_name, outputs
-from tfwd.numerics.details import places, rows_of
+from tfwd.numerics.details import positions_text, rows_text
 from tfwd.numerics.report import Cause
 
 
@@ -21,9 +21,10 @@ def data(evidence: Evidence) -> Iterator[Cause]:
     for one in evidence.bad("data"):
         detail, name = one.detail, one.frame.name
         what = "labels" if name.startswith("y") else "input" if name.startswith("x") else name
-        where = rows_of(detail.rows) if detail.rows.size else "a scalar"
+        where = rows_text(detail.rows) if detail.rows.size else "a scalar"
         if detail.columns.size:
-            where += f", column{'s' if detail.columns.sum() > 1 else ''} {places(detail.columns)}"
+            some = "columns" if detail.columns.sum() > 1 else "column"
+            where += f", {some} {positions_text(detail.columns)}"
         classes = _classes(evidence, name)
         if classes:
             yield Cause(
@@ -96,7 +97,7 @@ def labels(evidence: Evidence) -> Iterator[Cause]:
             what = f"output '{one.name}'" if one.name else "the model"
             yield Cause(
                 "a label out of range",
-                f"'{one.label}' has the labels {', '.join(map(str, wrong))} in {rows_of(rows)}, "
+                f"'{one.label}' has the labels {', '.join(map(str, wrong))} in {rows_text(rows)}, "
                 f"and {what} has {classes} class{'es' * (classes > 1)}, 0 to {classes - 1}.",
                 "number the labels from 0, or give the last layer as many units as there are "
                 "labels.",

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfwd._keras import training as _keras_training
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.report import Found
+from tfwd.numerics.report import Measurement
 
 
 class Output(NamedTuple):
@@ -25,7 +25,7 @@ class Output(NamedTuple):
     name: str
     loss: Any
     label: str
-    prediction: Found
+    prediction: Measurement
 
 
 def loss_name(loss: Any) -> str:

@@ -10,11 +10,11 @@ from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.exponentials import exp_limit, is_beyond_exp
 from tfwd.numerics.causes.loss_rows import bad_rows, reasons
-from tfwd.numerics.details import rows_of
+from tfwd.numerics.details import rows_text
 from tfwd.numerics.report import Cause
 
 
-def loss(evidence: Evidence) -> Iterator[Cause]:
+def loss_function(evidence: Evidence) -> Iterator[Cause]:
     """Checks for a loss that is the first non-finite tensor, for one output after the other."""
     for part in evidence.parts or [evidence]:
         yield from _of_one(part)
@@ -36,10 +36,10 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     exactly = reasons(evidence, bad) if bad.any() else []
     signs, advice, ends_reached = [], [], False
     if exactly:
-        signs.append(f"it is so in {rows_of(bad)}, and just there {' and '.join(exactly)}")
+        signs.append(f"it is so in {rows_text(bad)}, and just there {' and '.join(exactly)}")
         advice.append("clip what a logarithm or a root is taken of, and what is divided by")
     elif bad.any() and not bad.all():
-        signs.append(f"it is so in {rows_of(bad)} alone")
+        signs.append(f"it is so in {rows_text(bad)} alone")
     # If a custom training step computes the loss, it is most often of the last output.
     given, what = evidence.predictions, "the predictions"
     is_own = not given
@@ -72,7 +72,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
             advice.append("scale the labels")
         elif not squares and values.ndim == 2 and values.shape[1] > 1:
             if (~values.any(1)).any():
-                signs.append(f"'{name}' is 0 throughout in {rows_of(~values.any(1))}")
+                signs.append(f"'{name}' is 0 throughout in {rows_text(~values.any(1))}")
             elif (values.min() < 0) or (abs(values.sum(1) - 1) > 1e-3).any():
                 signs.append(f"the rows of '{name}' are no distributions: they do not add up to 1")
             absent = np.flatnonzero(~values.any(0))
@@ -95,7 +95,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     if not advice or not ends_reached:
         advice.append("add a small number to what is divided by")
     if is_own:
-        yield _by_itself(evidence, is_nan, signs, advice)
+        yield _custom_loss_cause(evidence, is_nan, signs, advice)
         return
     name = "".join(f" '{one}'" for one in first.frame.source[:1]) + first.frame.of_outputs
     yield Cause(
@@ -107,7 +107,9 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
-def _by_itself(evidence: Evidence, is_nan: bool, signs: list[str], advice: list[str]) -> Cause:
+def _custom_loss_cause(
+    evidence: Evidence, is_nan: bool, signs: list[str], advice: list[str]
+) -> Cause:
     """Returns the cause if a training step computes the loss without `compute_loss`."""
     where = "a custom train_step" if evidence.data else "the training loop"
     ranges = [

@@ -9,7 +9,7 @@ import numpy as np
 from tfwd import _keras
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.report import Cause, Found
+from tfwd.numerics.report import Cause, Measurement
 
 HALF_MAX = 65504.0
 UNSCALED = 100.0  # data that layers get are about 1
@@ -86,7 +86,7 @@ def overflows_half(evidence: Evidence) -> bool:
     )
 
 
-def blow_up(evidence: Evidence) -> Iterator[Cause]:
+def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
     """Checks for gradients that grew in the last steps, and for very large numbers."""
     growth: dict[str, tuple[float, float, float]] = {}  # the last, per step, and in total
     history = list(evidence.history)
@@ -119,11 +119,11 @@ def blow_up(evidence: Evidence) -> Iterator[Cause]:
     ]
     if enormous:
         largest = max(enormous, key=lambda one: one.detail.summary.abs_max)
-        scale = unscaled(evidence, "")
+        scale = large_inputs(evidence, "")
         forward = evidence.first.frame.direction == "forward"
         grown_weights = any(one.frame.kind == "weight" for one in enormous)
         if forward and (evidence.is_first or not (grown_weights or evidence.history)):
-            yield _at_first(evidence, largest, scale)
+            yield _first_step_cause(evidence, largest, scale)
             return
         first_steps = (
             ""
@@ -139,7 +139,7 @@ def blow_up(evidence: Evidence) -> Iterator[Cause]:
         )
 
 
-def _at_first(evidence: Evidence, largest: Found, scale: str) -> Cause:
+def _first_step_cause(evidence: Evidence, largest: Measurement, scale: str) -> Cause:
     """Returns the cause for the forward pass of a first step, before any update."""
     when = (
         "No step of this training was made before: neither gradients nor the learning rate are why."
@@ -156,7 +156,7 @@ def _at_first(evidence: Evidence, largest: Found, scale: str) -> Cause:
     )
 
 
-def unscaled(evidence: Evidence, prefix: str) -> str:
+def large_inputs(evidence: Evidence, prefix: str) -> str:
     """Returns sentences about data with this prefix that are far larger than 1."""
     embeds = any(
         "Embedding" in type(one).__name__ for one in _keras.layers.all_layers(evidence.model)
@@ -170,5 +170,5 @@ def unscaled(evidence: Evidence, prefix: str) -> str:
     )
 
 
-def _reaches(found: Found, limit: float) -> bool:
+def _reaches(found: Measurement, limit: float) -> bool:
     return found.detail.summary.abs_max > limit

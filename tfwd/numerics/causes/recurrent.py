@@ -11,7 +11,7 @@ from tfwd.numerics.report import Cause, is_recurrent
 BOUNDED = ("tanh", "sigmoid", "softsign", "hard_sigmoid", "hard_tanh")
 
 
-def over_time(evidence: Evidence) -> Iterator[Cause]:
+def growing_state(evidence: Evidence) -> Iterator[Cause]:
     """Checks for a recurrent layer whose state is finite at first, and later not."""
     first = evidence.first
     steps = first.detail.steps

@@ -14,19 +14,19 @@ STATE, BLOW_UP = "a state that grows from step to step", "gradients that blow up
 
 GIVEN: list[Rule] = [given.data, given.weights, given.labels]
 COMPUTED: list[Rule] = [
-    recurrent.over_time,
+    recurrent.growing_state,
     softmax.all_masked,
-    division.nothing_left,
+    division.zero_by_zero,
     computed.normalization,
     overflow.half_precision,
-    overflow.blow_up,
-    losses.loss,
+    overflow.exploding_gradients,
+    losses.loss_function,
     computed.backward,
     computed.update,
 ]
 
 
-def likely(evidence: Evidence) -> list[Cause]:
+def likely_causes(evidence: Evidence) -> list[Cause]:
     """Returns the causes that fit, the best supported first."""
     if all(one.is_finite for one in evidence.found):
         return []

@@ -8,8 +8,8 @@ import numpy as np
 
 from tfwd.numerics.causes.computed import NORMALIZING
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.details import rows_of
-from tfwd.numerics.report import Cause, Found, is_recurrent
+from tfwd.numerics.details import rows_text
+from tfwd.numerics.report import Cause, Measurement, is_recurrent
 
 NAMES = ("softmax", "attention", "attend")
 MASKS = (*NAMES, "mask")
@@ -50,7 +50,7 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
         seen = queries
     elif masked:
         seen = (
-            f"'{first.frame.name}' is NaN in {rows_of(first.detail.rows)}, and just there "
+            f"'{first.frame.name}' is NaN in {rows_text(first.detail.rows)}, and just there "
             f"{' and '.join(masked)}: if that is padding, no key is left."
         )
     elif first.detail.steps.any() and not first.detail.steps.all():
@@ -68,7 +68,7 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
-def single_queries(evidence: Evidence, first: Found) -> str:
+def single_queries(evidence: Evidence, first: Measurement) -> str:
     """Returns a sentence if whole vectors are NaN beside finite ones of the same example.
 
     This is so for queries to which a mask leaves no key. An elementwise function would leave some
@@ -102,12 +102,12 @@ def _masks(name: str, values: np.ndarray, there: np.ndarray) -> bool:
     return same.shape == there.shape and bool((same == there).all())
 
 
-def _is(found: Found, words: tuple[str, ...]) -> bool:
+def _is(found: Measurement, words: tuple[str, ...]) -> bool:
     named = f"{found.frame.layer} {found.frame.name.rpartition('/')[2]}".lower()
     return any(word in named for word in words)
 
 
-def _masked_rows(evidence: Evidence, first: Found) -> Iterator[str]:
+def _masked_rows(evidence: Evidence, first: Measurement) -> Iterator[str]:
     """Yields inputs that are constant in the examples that are NaN, and in no others."""
     rows = first.detail.rows
     for name, values in evidence.data.items():

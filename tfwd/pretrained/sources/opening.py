@@ -52,13 +52,13 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     if os.path.exists(f"{prefix}.index"):
         return CheckpointSource(prefix)
     if not os.path.exists(path):
-        raise SourceError(f"{path} is not there{of_the_net(path)}")
+        raise SourceError(f"{path} is not there{hub_hint(path)}")
     raise SourceError(
         f"{path} is none of .safetensors, .safetensors.index.json, .npz, or a checkpoint's .index"
     )
 
 
-def of_the_net(path: str) -> str:
+def hub_hint(path: str) -> str:
     """Returns the hint for a missing path that looks like the name of a Hub model."""
     if path.count("/") > 1 or path.startswith((".", "/", "~")) or "." in os.path.basename(path):
         return ""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 from tfwd.runs.errors import UserError
-from tfwd.runs.settings.command_line import defined, parse
+from tfwd.runs.settings.command_line import define_flags, parse
 from tfwd.runs.settings.config import Schema
 
 _HELP = ("-h", "-help", "--help", "-helpshort", "--helpshort", "-helpfull", "--helpfull")
@@ -68,7 +68,7 @@ def run(
     except KeyboardInterrupt:
         code = _say("stopped", 130)
     except BrokenPipeError:  # as in `tfwd-generate ... | head`
-        _output_is_lost()
+        _discard_output()
     except OSError as error:  # for files without a better message
         what = f"{error.filename}: " if error.filename else "cannot write the output: "
         code = _say(f"error: {what}{error.strerror or error}")
@@ -86,11 +86,11 @@ def _say(line: str, code: int = 1) -> int:
     try:
         sys.stdout.flush()
     except OSError:
-        _output_is_lost()
+        _discard_output()
     return code
 
 
-def _output_is_lost() -> None:
+def _discard_output() -> None:
     """Discards the buffer of standard output, which would cause a second error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
@@ -102,7 +102,7 @@ def usage(
     schema: Schema | None = None,
 ) -> str:
     """Returns the text of `--help`: about, the flags, and the keys of the configuration."""
-    values = defined(define)
+    values = define_flags(define)
     lines = [textwrap.dedent(about).strip(), "", f"Flags of {os.path.basename(program)}:"]
     if schema:
         lines.append("  --config=FILE")

@@ -23,7 +23,7 @@ from tfwd.runs.settings.config import Schema
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 
 
-def defined(define: Callable[[flags.FlagValues], None]) -> flags.FlagValues:
+def define_flags(define: Callable[[flags.FlagValues], None]) -> flags.FlagValues:
     """Returns a new `FlagValues` with the flags that `define` defines."""
     values = flags.FlagValues()
     define(values)
@@ -53,7 +53,7 @@ def parse(
         UserError: an unknown flag or config key, with similar names; a value of the wrong type; a
             config file that cannot be loaded; an argument that is no flag.
     """
-    values = defined(define)
+    values = define_flags(define)
     argv = list(argv)
     for argument in argv[1:]:
         if not is_utf8(argument):  # TensorFlow and JSON take only UTF-8
@@ -121,7 +121,7 @@ def _take_config_file(
             rest.append(argument)
     if not given or given.startswith("-"):
         raise UserError(f"--config is missing; give a file, as --config={schema.example}")
-    config = from_file("config", given, "get_config", schema)
+    config = call_function_in_file("config", given, "get_config", schema)
     if not isinstance(config, ml_collections.ConfigDict):
         path = given.partition(":")[0]
         raise UserError(f"{path}: get_config() returned no ConfigDict; begin with default_config()")
@@ -130,7 +130,7 @@ def _take_config_file(
     return rest, ml_collections.ConfigDict(config) if frozen else config
 
 
-def from_file(flag: str, given: str, function: str, schema: Schema) -> Any:
+def call_function_in_file(flag: str, given: str, function: str, schema: Schema) -> Any:
     """Calls a function in a Python file, and returns its result.
 
     Args:

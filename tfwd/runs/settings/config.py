@@ -96,7 +96,7 @@ class Schema:
                 raise UserError(f"{key}={shown(value)}: give {expected}")
         for group in self._open:
             for name, value in get(config, group).items():
-                if not validators.written(value):
+                if not validators.is_json_value(value):
                     raise UserError(
                         f"{group}.{name}={shown(value)}: give a finite number, a text, true, "
                         "false, None or a list of them; config.json, by which a run goes on, holds "

@@ -63,7 +63,7 @@ def multipliers(text: str) -> dict[str, float]:
     return found
 
 
-def _are(read: Callable[[str], Any]) -> Callable[[Any], bool]:
+def _is_list_of_patterns(read: Callable[[str], Any]) -> Callable[[Any], bool]:
     """Returns the check that a text can be read, and that its patterns are regular expressions."""
 
     def holds(value: Any) -> bool:
@@ -77,7 +77,7 @@ def _are(read: Callable[[str], Any]) -> Callable[[Any], bool]:
     return holds
 
 
-def whole(value: Any, least: int = 0, most: int = 2**31 - 1) -> bool:
+def is_whole_number(value: Any, least: int = 0, most: int = 2**31 - 1) -> bool:
     """Returns True if a value is a whole number within these bounds."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
@@ -98,16 +98,16 @@ def _text(value: Any) -> bool:
         return False
 
 
-def written(value: Any) -> bool:
+def is_json_value(value: Any) -> bool:
     """Returns True if JSON can hold a value, so that a resumed run finds the same value.
 
     Example:
 
-    >>> written([0.9, "adam", None]), written(object()), written(math.nan)
+    >>> is_json_value([0.9, "adam", None]), is_json_value(object()), is_json_value(math.nan)
     (True, False, False)
     """
     if isinstance(value, (list, tuple)):
-        return all(map(written, value))
+        return all(map(is_json_value, value))
     return value is None or isinstance(value, bool) or _text(value) or _number(value)
 
 
@@ -152,20 +152,22 @@ def hint(value: Any, values: Iterable[str]) -> str:
 FLAG = Validator("true or false", lambda v: isinstance(v, bool))
 TEXT = Validator("a text of UTF-8 without a zero byte", _text)
 _MOST = "at most 2147483647"
-WHOLE = Validator(f"a whole number, at least 0 and {_MOST}", whole)
-COUNT = Validator(f"a whole number, at least 1 and {_MOST}", lambda v: whole(v, 1))
+WHOLE = Validator(f"a whole number, at least 0 and {_MOST}", is_whole_number)
+COUNT = Validator(f"a whole number, at least 1 and {_MOST}", lambda v: is_whole_number(v, 1))
 # Keras seeds NumPy's generator, which takes 32 bits.
 SEED = Validator(
-    "a whole number, at least 0 and at most 4294967295", lambda v: whole(v, 0, 2**32 - 1)
+    "a whole number, at least 0 and at most 4294967295", lambda v: is_whole_number(v, 0, 2**32 - 1)
 )
 POSITIVE = Validator("a number above 0", lambda v: _number(v) and v > 0)
 NOT_NEGATIVE = Validator("a number, at least 0", lambda v: _number(v) and v >= 0)
 RATE = Validator("a rate: at least 0, below 1", lambda v: _number(v) and 0 <= v < 1)
 FACTOR = Validator("a factor above 0, at most 1", lambda v: _number(v) and 0 < v <= 1)
 PATTERNS = Validator(
-    "regular expressions for paths of weights, with spaces between", _are(patterns)
+    "regular expressions for paths of weights, with spaces between", _is_list_of_patterns(patterns)
 )
-MULTIPLIERS = Validator("pattern=factor, with spaces between, as embeddings=0.5", _are(multipliers))
+MULTIPLIERS = Validator(
+    "pattern=factor, with spaces between, as embeddings=0.5", _is_list_of_patterns(multipliers)
+)
 MAPPING = Validator(
     "arguments by name, as optimizer.kwargs.momentum=0.9", lambda v: hasattr(v, "items")
 )

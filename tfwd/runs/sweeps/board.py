@@ -97,7 +97,7 @@ class Board:
         self.rows[row.trial] = row
         return row
 
-    def rest(self) -> None:
+    def mark_stopped(self) -> None:
         """Marks all running trials as waiting, because their process was stopped."""
         for row in self.rows.values():
             if row.status == RUNNING:

@@ -11,9 +11,9 @@ from typing import Any
 import ml_collections
 
 from tfwd.runs.errors import UserError, suggest
-from tfwd.runs.settings.command_line import from_file
+from tfwd.runs.settings.command_line import call_function_in_file
 from tfwd.runs.settings.config import Schema
-from tfwd.runs.settings.validators import SEED, shown, written
+from tfwd.runs.settings.validators import SEED, is_json_value, shown
 from tfwd.tuning.oracles import LARGEST_SEED, METHODS
 from tfwd.tuning.space import Choice, Float, Int, Spec, size
 
@@ -54,7 +54,7 @@ def load_sweep(given: str, schema: Schema) -> Sweep:
     Raises:
         UserError: there is no such file, it raises, or its `get_sweep()` returns no `Sweep`.
     """
-    sweep = from_file("sweep", given, "get_sweep", schema)
+    sweep = call_function_in_file("sweep", given, "get_sweep", schema)
     if not isinstance(sweep, Sweep):
         raise UserError(f"{given}: get_sweep() returned no Sweep, but {type(sweep).__name__}")
     return sweep
@@ -150,7 +150,7 @@ def _check_key(key: Any, spec: Any, schema: Schema) -> None:
         )
     if key not in schema.keys:  # in optimizer.kwargs: each point is checked with the optimizer
         for value in spec.ends:
-            if not written(value):
+            if not is_json_value(value):
                 raise UserError(f"{key}={shown(value)} in the sweep: give numbers or texts")
         return
     validator = schema.keys[key].validator

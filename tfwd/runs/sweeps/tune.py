@@ -56,7 +56,7 @@ def define(values: flags.FlagValues) -> None:
 
 def main(program: Program, values: flags.FlagValues) -> int:
     """Searches, and returns the exit code."""
-    _need("keras_tuner", "keras-tuner")
+    _require("keras_tuner", "keras-tuner")
     for name in ("worker_timeout", "chief_timeout"):
         if math.isnan(getattr(values, name)):  # NaN is within all bounds
             raise UserError(f"--{name}=nan: give a number of seconds, at least 1")
@@ -64,11 +64,11 @@ def main(program: Program, values: flags.FlagValues) -> int:
         raise UserError("--sweep is missing; give a file, as --sweep=configs/sweeps/rates.py")
     from tfwd.runs.sweeps.sweep import check, load_sweep
 
-    sweep = _changed(load_sweep(values.sweep, program.schema), values)
+    sweep = _with_flags(load_sweep(values.sweep, program.schema), values)
     notes = check(sweep, values.config, program.schema)
     if sweep.method == "bayesian":
-        _need("sklearn", "scikit-learn")
-        _need("scipy", "SciPy")
+        _require("sklearn", "scikit-learn")
+        _require("scipy", "SciPy")
     _oracle(sweep, values.config)  # raises an error if the method's own numbers are wrong
     if values.dry_run:
         return dry_run(sweep, values.config, notes)
@@ -119,7 +119,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
     data = program.read_data(config)
     stop = StopRequest()
     output = Output()
-    output.gone = stop.output_is_gone
+    output.on_reader_gone = stop.output_is_gone
     if role == workers.WORKER:
         _wait_for_chief(values.chief_timeout, output, stop)
     folder = SweepFolder(values.workdir, program)
@@ -147,16 +147,16 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
         if role != workers.WORKER:
             board.changed = write_table
             for trial in oracle.trials.values():
-                _add(board, trial, folder)
-            board.rest()
-        _greet(board, sweep, config, data, folder, notes, role, again)
+                _add_resumed_trial(board, trial, folder)
+            board.mark_stopped()
+        _print_header(board, sweep, config, data, folder, notes, role, again)
         if role != workers.WORKER:
             folder.begin(description)
             hparams.write_space(folder.tensorboard, sweep.space, program.score)
         code = 0
         try:
             with board:
-                _serve(tuner, stop, role)
+                _run_search(tuner, stop, role)
         except SweepEnd as end:
             if not isinstance(end.cause, Stopped):
                 raise end.cause from end
@@ -166,7 +166,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
         if role == workers.WORKER:
             board.line("the chief has no more trials" if not code else "stopped")
             return code
-        board.rest()
+        board.mark_stopped()
         best = report.finish(board, sweep, config, folder, data.name)
         if code == Stopped(CLOSED_PIPE).exit_code:
             with contextlib.suppress(BrokenPipeError):  # as after `2>&1 | head`
@@ -177,7 +177,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
         elif code:
             board.line(f"stopped; the same command, with --workdir={values.workdir}, goes on")
         elif best is None:
-            raise UserError(_why_none(board))
+            raise UserError(_reason_without_best(board))
         return code
     except OSError as error:
         if error.filename is None:  # of the output
@@ -202,7 +202,7 @@ def _wait_for_chief(seconds: float, output: Any, stop: StopRequest) -> None:
         raise UserError(f"{error} (--chief_timeout)") from error
 
 
-def _add(board: Any, trial: Any, folder: Any) -> None:
+def _add_resumed_trial(board: Any, trial: Any, folder: Any) -> None:
     """Adds a trial of a sweep that is resumed."""
     try:
         board.add(trial)
@@ -214,7 +214,7 @@ def _add(board: Any, trial: Any, folder: Any) -> None:
         ) from error
 
 
-def _serve(tuner: Any, stop: StopRequest, role: str) -> None:
+def _run_search(tuner: Any, stop: StopRequest, role: str) -> None:
     from tfwd.tuning import workers
 
     if role == workers.CHIEF:  # the chief trains nothing, and its state is always on the disk
@@ -256,7 +256,7 @@ def _oracle(sweep: Sweep, config: Any, timeout: float | None = None, watcher: An
         raise UserError(f"the sweep: {error}") from error
 
 
-def _changed(sweep: Sweep, values: flags.FlagValues) -> Sweep:
+def _with_flags(sweep: Sweep, values: flags.FlagValues) -> Sweep:
     """Returns the sweep with the values of the command line."""
     given = {
         "method": values.method or None,
@@ -267,7 +267,7 @@ def _changed(sweep: Sweep, values: flags.FlagValues) -> Sweep:
     return dataclasses.replace(sweep, **{k: v for k, v in given.items() if v is not None})
 
 
-def _greet(board: Any, sweep: Sweep, config: Any, data: Any, folder: Any, notes: list[str],
+def _print_header(board: Any, sweep: Sweep, config: Any, data: Any, folder: Any, notes: list[str],
            role: str, again: bool) -> None:  # fmt: skip
     from tfwd.runs.sweeps.report import plan
     from tfwd.tuning import workers
@@ -285,11 +285,11 @@ def _greet(board: Any, sweep: Sweep, config: Any, data: Any, folder: Any, notes:
             board.line(f"max_trials={sweep.max_trials} is fewer: all stay, and none is added")
 
 
-def _why_none(board: Any) -> str:
+def _reason_without_best(board: Any) -> str:
     reasons = [row.message for row in board.rows.values() if row.message]
     return f"no trial came to its end; the first one: {reasons[0]}" if reasons else "no trial ran"
 
 
-def _need(module: str, name: str) -> None:
+def _require(module: str, name: str) -> None:
     if importlib.util.find_spec(module) is None:
         raise UserError(f"tfwd-tune needs {name}: in a checkout of tfwd, pip install '.[tune]'")

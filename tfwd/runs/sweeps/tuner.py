@@ -27,7 +27,7 @@ from tfwd.runs.sweeps.sweep import Sweep, apply
 from tfwd.runs.sweeps.trial import promote, run
 from tfwd.runs.training.divergence import Diverged
 from tfwd.runs.training.signals import Stopped, StopRequest
-from tfwd.runs.training.train import tidy_up
+from tfwd.runs.training.train import free_memory
 from tfwd.tuning.space import read
 from tfwd.tuning.workers import FaultTolerantTuner
 
@@ -70,7 +70,7 @@ class RunTuner(FaultTolerantTuner):
         self._sweep, self._config, self._folder = sweep, config, folder
         self._program = folder.program
         self._board, self._stop = board, stop
-        self._data = {self._named(config): data}
+        self._data = {self._data_key(config): data}
         super().__init__(
             oracle,
             directory=folder.path.parent,
@@ -90,7 +90,7 @@ class RunTuner(FaultTolerantTuner):
             dict with `loss`, the mean of the runs' best validation losses, and each of these
             losses, the epochs and the seconds.
         """
-        with _sorted_errors():
+        with _classified_errors():
             chosen = trial.hyperparameters.values
             schema, score = self._program.schema, self._program.score
             values = read(self._sweep.space, chosen)
@@ -115,11 +115,11 @@ class RunTuner(FaultTolerantTuner):
                         raise UserError("no validation loss was finite")
                     hparams.write(folder / "tensorboard", trial.trial_id, values, result, score)
                 except UserError as error:
-                    if not _is_of_the_disk(error):
+                    if not _is_disk_error(error):
                         hparams.write(folder / "tensorboard", trial.trial_id, values, None, score)
                     raise
                 finally:
-                    tidy_up()
+                    free_memory()
                 results.append(result)
         losses = [result.loss for result in results]
         return {
@@ -144,21 +144,21 @@ class RunTuner(FaultTolerantTuner):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _data_of(self, config: ml_collections.ConfigDict) -> Data:
-        named = self._named(config)
+        named = self._data_key(config)
         if named not in self._data:  # the sweep varies the keys of the data
             self._data = {named: self._program.read_data(config)}
         return self._data[named]
 
-    def _named(self, config: ml_collections.ConfigDict) -> tuple[Any, ...]:
+    def _data_key(self, config: ml_collections.ConfigDict) -> tuple[Any, ...]:
         return tuple(get(config, key) for key in self._program.data_keys)
 
 
-def _is_of_the_disk(error: UserError) -> bool:
+def _is_disk_error(error: UserError) -> bool:
     return isinstance(error.__cause__, (OSError, tf.errors.OpError))
 
 
 @contextmanager
-def _sorted_errors() -> Iterator[None]:
+def _classified_errors() -> Iterator[None]:
     """Distinguishes errors that end the sweep from errors that end only the trial.
 
     A stop, and a disk that cannot be written, end the sweep. The trial is resumed later. A run that
@@ -169,7 +169,7 @@ def _sorted_errors() -> Iterator[None]:
     except Stopped as stopped:
         raise SweepEnd(stopped) from stopped
     except UserError as error:
-        if _is_of_the_disk(error):
+        if _is_disk_error(error):
             raise SweepEnd(error) from error
         text = error.short if isinstance(error, Diverged) else str(error)
         raise FailedTrialError(text) from error

@@ -12,19 +12,19 @@ from tfwd.runs.interfaces import Score
 
 
 class Output(Console):
-    """Rich console that calls `gone` when nobody reads the output any more, as after `| head`.
+    """Rich console that calls `on_reader_gone` when nobody reads any more, as after `| head`.
 
     Then it prints nothing. rich would end the process, and the training since the last checkpoint
     would be lost.
     """
 
-    gone: Callable[[], None] | None = None
+    on_reader_gone: Callable[[], None] | None = None
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        if self.gone is None:
+        if self.on_reader_gone is None:
             raise BrokenPipeError
-        self.gone()
+        self.on_reader_gone()
 
 
 class Display:

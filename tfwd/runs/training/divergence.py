@@ -59,21 +59,23 @@ class Divergence:
     ):
         self.action, self._step, self._state = action, step, state
         self._objects, self._tell = list(objects), tell
-        self._last_good = self._in_vain = 0
-        self._kept: list[tuple[tf.Variable, tf.Tensor]] = []
+        self._last_good = self._consecutive = 0
+        self._snapshot: list[tuple[tf.Variable, tf.Tensor]] = []
 
     @property
-    def looks_each_step(self) -> bool:
+    def checks_each_step(self) -> bool:
         """Returns True if each step must be checked at once, so that the next step can be made."""
         return self.action in ("skip", "restore")
 
-    def keep(self) -> None:
+    def take_snapshot(self) -> None:
         """Stores the values for "restore", at the end of an epoch and when a run resumes."""
         if self.action == "restore":
-            self._in_vain = 0
-            self._kept = [(variable, variable.numpy()) for variable in variables_in(*self._objects)]
+            self._consecutive = 0
+            self._snapshot = [
+                (variable, variable.numpy()) for variable in variables_in(*self._objects)
+            ]
 
-    def met(self, failure: Failure, batch: tuple[Any, ...] | None, kept: str) -> None:
+    def handle(self, failure: Failure, batch: tuple[Any, ...] | None, kept: str) -> None:
         """Reports a bad step. Then skips it, restores the last epoch, or ends the run.
 
         Args:
@@ -88,39 +90,39 @@ class Divergence:
         if batch is not None:
             report = self._step.diagnose(*batch)
             report.step = failure.step
-        why = self._why_it_ends(failure, batch)
+        why = self._reason_to_end(failure, batch)
         if why is not None:
             self._tell(failure, report, "the run ends")
             raise Diverged(failure, report, f"{why}{kept}")
-        self._in_vain += 1
+        self._consecutive += 1
         self._last_good = failure.step
         if self.action == "skip":
             done = "it is left out"
         else:
             number = self._state.step.numpy()
-            for variable, value in self._kept:
+            for variable, value in self._snapshot:
                 variable.assign(value)
             self._state.step.assign(number)
-            rate = self._state.learning_rate.numpy() * FACTOR**self._in_vain
+            rate = self._state.learning_rate.numpy() * FACTOR**self._consecutive
             self._state.learning_rate.assign(rate)
             done = f"back to the end of the last epoch, with the learning rate {rate:.4g}"
         self._tell(failure, report, done)
-        self._step.go_on()
+        self._step.resume_after_failure()
 
-    def _why_it_ends(self, failure: Failure, batch: tuple[Any, ...] | None) -> str | None:
+    def _reason_to_end(self, failure: Failure, batch: tuple[Any, ...] | None) -> str | None:
         if self.action == "raise" or batch is None:
             return ""
-        if self.action == "restore" and not self._kept:
+        if self.action == "restore" and not self._snapshot:
             return "there is no finished epoch yet to go back to; "
         if self.action == "skip" and failure.step != self._last_good + 1:
-            self._in_vain = 0  # a good step was in between
-        if self._in_vain >= MAX_CONSECUTIVE:
+            self._consecutive = 0  # a good step was in between
+        if self._consecutive >= MAX_CONSECUTIVE:
             what = "left out" if self.action == "skip" else "gone back from"
             return f"{MAX_CONSECUTIVE} bad steps in a row were {what} before it; "
         return None
 
 
-def report_of(failure: Failure, report: Report | None, norms: Mapping[str, float]) -> str:
+def report_text(failure: Failure, report: Report | None, norms: Mapping[str, float]) -> str:
     """Returns the text of a bad step's report, or of a bad weight, and the weights' norms."""
     text = f"{report}\n" if report else f"{failure.weight}: {failure.found}, step {failure.step}\n"
     shown = [f"{norm:9.3g}  {path}" for path, norm in norms.items()]

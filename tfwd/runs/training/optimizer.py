@@ -44,7 +44,7 @@ def optimizer_class(name: str) -> type:
     return steps.optimizer_class(optimizers()[name.lower()])
 
 
-def arguments(optimizer: str) -> dict[str, Any]:
+def allowed_arguments(optimizer: str) -> dict[str, Any]:
     """Returns the arguments that `optimizer.kwargs` may set, with their defaults."""
     own = ("self", "kwargs", "learning_rate", "weight_decay", "global_clipnorm")  # own keys
     there = inspect.signature(optimizer_class(optimizer)).parameters
@@ -59,7 +59,7 @@ def check_arguments(optimizer: ml_collections.ConfigDict) -> None:
     """
     name = optimizer.name
     for argument, value in optimizer.kwargs.items():
-        there = arguments(name)
+        there = allowed_arguments(name)
         if argument not in there:
             near = suggest(argument, there)
             other = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(there)}"
@@ -69,7 +69,7 @@ def check_arguments(optimizer: ml_collections.ConfigDict) -> None:
             raise UserError(f"optimizer.kwargs.{argument}={shown(value)}: {name} takes {expected}")
 
 
-def defaults(optimizer: type) -> dict[str, Any]:
+def nonzero_defaults(optimizer: type) -> dict[str, Any]:
     """Returns the arguments of an optimizer class whose default is neither None nor zero."""
     parameters = inspect.signature(optimizer).parameters.values()
     return {p.name: p.default for p in parameters if p.default and p.default is not p.empty}
@@ -146,7 +146,7 @@ def make_optimizer(
     if not OPTIMIZER.is_valid(name):
         raise UserError(f"optimizer.name={name!r}: give {OPTIMIZER.expected}{OPTIMIZER.hint(name)}")
     kind = optimizer_class(name)
-    arguments = {**_no_decay(kind), **(kwargs or {})}
+    arguments = {**_arguments_without_decay(kind), **(kwargs or {})}
     has_rate = "learning_rate" in inspect.signature(kind).parameters  # COCOB has no learning rate
     chosen = {"include": decay_include, "exclude": decay_exclude, "multipliers": decay_multipliers}
     for key, given in chosen.items():
@@ -157,7 +157,7 @@ def make_optimizer(
             )
     rate = {"learning_rate": learning_rate} if has_rate else {}
     if kwargs:
-        _try(lambda: kind(**rate, **arguments), f"optimizer.kwargs of {name}, {kwargs}")
+        _check_one_step(lambda: kind(**rate, **arguments), f"optimizer.kwargs of {name}, {kwargs}")
     try:
         optimizer = kind(**rate, **arguments)
         if weight_decay:
@@ -184,7 +184,7 @@ def make_optimizer(
     return optimizer
 
 
-def _try(make: Callable[[], keras.optimizers.Optimizer], what: str) -> None:
+def _check_one_step(make: Callable[[], keras.optimizers.Optimizer], what: str) -> None:
     """Makes one step on one weight, because Keras checks most arguments only when they are used.
 
     Raises:
@@ -201,26 +201,26 @@ def _try(make: Callable[[], keras.optimizers.Optimizer], what: str) -> None:
         raise UserError(f"{what}: a step makes a weight of 1 {found}; give others")
 
 
-def averaging(optimizer: keras.optimizers.Optimizer) -> NonMonotonicASGD | None:
+def find_averaging(optimizer: keras.optimizers.Optimizer) -> NonMonotonicASGD | None:
     """Returns the `NonMonotonicASGD` inside an optimizer from `make_optimizer`, or `None`."""
-    return _held(optimizer, NonMonotonicASGD)
+    return _find_wrapped(optimizer, NonMonotonicASGD)
 
 
-def decaying(optimizer: keras.optimizers.Optimizer) -> DecoupledWeightDecay | None:
+def find_weight_decay(optimizer: keras.optimizers.Optimizer) -> DecoupledWeightDecay | None:
     """Returns the `DecoupledWeightDecay` inside an optimizer from `make_optimizer`, or `None`."""
-    return _held(optimizer, DecoupledWeightDecay)
+    return _find_wrapped(optimizer, DecoupledWeightDecay)
 
 
-def _held(optimizer: Any, kind: type) -> Any:
+def _find_wrapped(optimizer: Any, kind: type) -> Any:
     held = _keras.wrapped_optimizers.chain(optimizer)
     return next((found for found in held if isinstance(found, kind)), None)
 
 
 def has_own_decay(name: str) -> bool:
     """Returns True if the optimizer of this name decays weights by default."""
-    return bool(_no_decay(optimizer_class(name)))
+    return bool(_arguments_without_decay(optimizer_class(name)))
 
 
-def _no_decay(kind: type) -> dict[str, float]:
+def _arguments_without_decay(kind: type) -> dict[str, float]:
     """Returns the arguments that switch off an optimizer's default decay."""
-    return {name: 0.0 for name in defaults(kind) if name.endswith("weight_decay")}
+    return {name: 0.0 for name in nonzero_defaults(kind) if name.endswith("weight_decay")}

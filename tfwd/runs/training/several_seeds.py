@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 
 # Function of a summary. Returns the compared numbers, and why the run failed ("" if it succeeded).
-Read = Callable[[dict[str, Any]], tuple[dict[str, float], str]]
+ReadSummary = Callable[[dict[str, Any]], tuple[dict[str, float], str]]
 
 
 def define(values: flags.FlagValues) -> None:
@@ -57,7 +57,7 @@ def train(
     workdir: str,
     count: int,
     stop: StopRequest,
-    read: Read,
+    read: ReadSummary,
 ) -> list[Outcome]:
     """Trains with `count` seeds, from `config.seed` on, and compares the runs.
 
@@ -87,7 +87,7 @@ def train(
             f"the workdir {folder} holds a single run: give another --workdir for --seeds={count}"
         )
     output = Output()
-    output.gone = stop.output_is_gone
+    output.on_reader_gone = stop.output_is_gone
     claim = Claim(folder, f"another process is training in the workdir {folder}")
     begun = False
     try:
@@ -105,10 +105,10 @@ def train(
                 numbers, failed = {}, error.short
                 output.print(f"failed: {error}", markup=False, highlight=False, soft_wrap=True)
             finally:
-                training.tidy_up()
+                training.free_memory()
             begun = True
             outcomes.append(Outcome(seed, numbers, failed))
-        content = {"runs": [o._asdict() for o in outcomes], "together": together(outcomes)}
+        content = {"runs": [o._asdict() for o in outcomes], "together": compare(outcomes)}
         write_atomically(folder / "seeds.json", json.dumps(content, indent=2) + "\n")
         output.print(table(outcomes))
         wrong = [str(outcome.seed) for outcome in outcomes if outcome.failed]
@@ -123,7 +123,7 @@ def train(
         claim.release(used=begun or any(folder.glob("seed-*")))
 
 
-def together(outcomes: list[Outcome]) -> dict[str, dict[str, float | None]]:
+def compare(outcomes: list[Outcome]) -> dict[str, dict[str, float | None]]:
     """Returns mean, spread, minimum and maximum of each number, over the runs that succeeded.
 
     The spread is the standard deviation of a sample, with n - 1. It is None for a single run.
@@ -131,7 +131,7 @@ def together(outcomes: list[Outcome]) -> dict[str, dict[str, float | None]]:
     Example:
 
     >>> runs = [Outcome(0, {"accuracy": 0.5}, ""), Outcome(1, {"accuracy": 0.75}, "")]
-    >>> together(runs)["accuracy"]["mean"]
+    >>> compare(runs)["accuracy"]["mean"]
     0.625
     """
     found = {}
@@ -151,7 +151,7 @@ def table(outcomes: list[Outcome]) -> Table:
     """Returns a table with a row per seed, and with mean and spread below."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     made.add_column("seed")
-    of_all = together(outcomes)
+    of_all = compare(outcomes)
     for name in of_all:
         made.add_column(name, justify="right")
     made.add_column("")

@@ -22,19 +22,19 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.finite import all_finite
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.search import likely
+from tfwd.numerics.causes.search import likely_causes
 from tfwd.numerics.checked_step import tracked
 from tfwd.numerics.details import look
 from tfwd.numerics.frames import Frame
 from tfwd.numerics.probes import Probes
-from tfwd.numerics.report import Found, Report
+from tfwd.numerics.report import Measurement, Report
 from tfwd.numerics.watch import Watch
 from tfwd.optimizers._updates import steps
 from tfwd.optimizers._updates.repeated_rows import summed
 from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import Failure
 from tfwd.runs.storage.state import RunState
-from tfwd.runs.training.optimizer import averaging, decaying, make_optimizer
+from tfwd.runs.training.optimizer import find_averaging, find_weight_decay, make_optimizer
 
 NORMS = 8  # number of past gradient norms that a report compares
 
@@ -95,7 +95,7 @@ class TrainStep(abc.ABC):
         self.model, self.optimizer, self.state = model, optimizer, state
         self.clip_norm, self.l2, self.sparse = clip_norm, l2, sparse
         self.checked, self.whole = checked, whole
-        self.averaging = averaging(optimizer)
+        self.averaging = find_averaging(optimizer)
         self.unused: list[str] = []
         # Slots that are made in the traced function could not be restored before the first step.
         steps.build(optimizer, model.trainable_variables)
@@ -148,13 +148,15 @@ class TrainStep(abc.ABC):
         function(*batch)
         norms = [float(norm) for norm in self._norms.numpy() if norm >= 0]
         report = probes.report([{"the gradient of all weights": norm} for norm in norms])
-        rate = Found(Frame("learning rate", "learning rate"), look(self._failure[2]).numbers())
+        rate = Measurement(
+            Frame("learning rate", "learning rate"), look(self._failure[2]).numbers()
+        )
         if report.first is None and not rate.is_finite:
-            causes = likely(Evidence([rate], {}, [], [], self.model, "", None))
+            causes = likely_causes(Evidence([rate], {}, [], [], self.model, "", None))
             return Report(report.step, [*report.found, rate], causes)
         return report
 
-    def go_on(self) -> None:
+    def resume_after_failure(self) -> None:
         """Makes steps again, as if the failed step had been made."""
         self._failed.assign(False)
         self.state.step.assign_add(1)
@@ -260,7 +262,7 @@ def optimizer_and_options(
         optimizer.pop("name"), rate, dtype_policy=config.model.dtype_policy, **optimizer
     )
     try:
-        decay = decaying(made)
+        decay = find_weight_decay(made)
         if decay is not None:
             decay.decay_table(model)
     except ValueError as error:

@@ -91,12 +91,12 @@ def train(
     data = program.read_data(config)
 
     output = Output()
-    output.gone = stop.output_is_gone
+    output.on_reader_gone = stop.output_is_gone
     folder, display = RunFolder(workdir, program), Display(program.score, output)
     folder.open(config, data.vocabulary)
     try:
         with program.make_trainer(config, data, folder, display, stop) as trainer:
-            summary = finished_before(program, trainer, say=display.line)
+            summary = summary_if_finished(program, trainer, say=display.line)
             if summary is not None:
                 display.line(f"the run in {folder.path} is finished; this is its report")
                 program.show(summary, folder, display)
@@ -123,7 +123,7 @@ def train(
         folder.close()
 
 
-def finished_before(
+def summary_if_finished(
     program: Program, trainer: Trainer, say: Callable[[str], object] = print
 ) -> dict[str, Any] | None:
     """Returns the summary of a run that has nothing left to do, or `None`.
@@ -149,7 +149,7 @@ def finished_before(
     return None
 
 
-def tidy_up() -> None:
+def free_memory() -> None:
     """Frees the memory of a run, before the next run starts.
 
     The model, its functions and the trainer refer to each other. Keras stores a graph and names.

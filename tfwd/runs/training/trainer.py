@@ -20,15 +20,15 @@ import numpy as np
 from tfwd.numerics.report import Report
 from tfwd.optimizers import DecoupledWeightDecay
 from tfwd.runs.errors import UserError
-from tfwd.runs.interfaces import Failure, Loss, Score, Step
+from tfwd.runs.interfaces import EvaluationResult, Failure, Score, Step
 from tfwd.runs.storage.files import write_atomically
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.storage.metrics import Metrics
 from tfwd.runs.storage.state import RunState
 from tfwd.runs.training import weight_norms
 from tfwd.runs.training.display import Display
-from tfwd.runs.training.divergence import Divergence, report_of
-from tfwd.runs.training.optimizer import decaying, has_own_decay
+from tfwd.runs.training.divergence import Divergence, report_text
+from tfwd.runs.training.optimizer import find_weight_decay, has_own_decay
 from tfwd.runs.training.signals import Stopped, StopRequest
 from tfwd.runs.training.throughput import ThroughputMeter
 
@@ -72,7 +72,7 @@ class Trainer(abc.ABC):
         self._metrics: Metrics | None = None
         self._throughput = ThroughputMeter(wait=state.step.numpy)
         self._divergence = Divergence(
-            config.numerics.check, step, state, self._objects.values(), self._tell_of
+            config.numerics.check, step, state, self._objects.values(), self._report_failure
         )
         self._loss: float | None = None  # the last logged loss
         self._saved_at = time.monotonic()
@@ -86,14 +86,14 @@ class Trainer(abc.ABC):
         """Yields the batches of the epoch of the last `epoch_sizes` call, from number `first`."""
 
     @abc.abstractmethod
-    def evaluate(self, name: str) -> Loss | None:
+    def evaluate(self, name: str) -> EvaluationResult | None:
         """Evaluates the model on a data set, as "valid". Returns `None` if a stop was requested."""
 
     def measure(self, *batch: Any) -> dict[str, Any] | None:
         """Returns numbers of a batch to log before its step, or `None`."""
         return None
 
-    def numbers(self, found: Loss) -> dict[str, float]:
+    def extra_metrics(self, found: EvaluationResult) -> dict[str, float]:
         """Returns further numbers of an evaluation to log and show, as an accuracy."""
         return {}
 
@@ -118,7 +118,7 @@ class Trainer(abc.ABC):
 
     def describe_optimizer(self) -> None:
         """Shows how the weights are decayed, and which weights no gradient reaches."""
-        decay = decaying(self.step.optimizer)
+        decay = find_weight_decay(self.step.optimizer)
         if decay is not None:
             self.display.line(str(self.decay_table(decay)))
         elif has_own_decay(self.config.optimizer.name):
@@ -152,7 +152,7 @@ class Trainer(abc.ABC):
             length = self.progress.metrics_bytes
             self._metrics = Metrics(self.folder.metrics, length, logs, say=self.display.line)
         if self.progress.step:
-            self._divergence.keep()
+            self._divergence.take_snapshot()
         while not self.finished:
             self._epoch()
 
@@ -169,7 +169,7 @@ class Trainer(abc.ABC):
                 raise UserError(f"the best weights, {self.folder.best.path(step)}: {problem}")
             self.folder.best.read(step, {"model": self.model})
 
-    def evaluated(self, name: str) -> Any:
+    def evaluate_or_stop(self, name: str) -> Any:
         """Evaluates as `evaluate` does, and raises an exception if a stop was requested.
 
         Raises:
@@ -194,25 +194,25 @@ class Trainer(abc.ABC):
             self._throughput.step(int(sizes[progress.window]))
             progress.window += 1
             progress.step += 1
-            if self._divergence.looks_each_step:
-                self._look()
+            if self._divergence.checks_each_step:
+                self._check_step()
             if progress.step % self.config.training.log_steps == 0:
                 self._log()
-            self._show(sizes)
+            self._show_progress(sizes)
             if self.stop:
                 self._save_and_stop()
-            if self._due():
+            if self._checkpoint_is_due():
                 self._save()
         self._end_epoch(title)
 
     def _end_epoch(self, title: str) -> None:
-        self._settle(weights=True)
+        self._close_lap_and_check(weights=True)
         try:
             with self._averaged():
-                found = self.evaluated("valid")
+                found = self.evaluate_or_stop("valid")
         except Stopped:
             self._save_and_stop()  # all steps are done; the validation is made when the run resumes
-        valid, further = found.nats, self.numbers(found)
+        valid, further = found.nats, self.extra_metrics(found)
         train_loss = self.state.take_epoch()
         rate = float(self.state.learning_rate.numpy())
         best = self.progress.end_epoch(valid)
@@ -252,7 +252,7 @@ class Trainer(abc.ABC):
             if lower < rate:
                 self.state.learning_rate.assign(lower)
                 self.display.line(f"no better for a while: learning rate {rate:.4g} -> {lower:.4g}")
-        self._divergence.keep()
+        self._divergence.take_snapshot()
         self._save()
 
     def _averaged(self) -> AbstractContextManager[None]:
@@ -260,14 +260,14 @@ class Trainer(abc.ABC):
         averaging = self.step.averaging
         return nullcontext() if averaging is None else averaging.averaged()
 
-    def _settle(self, weights: bool = False) -> None:
+    def _close_lap_and_check(self, weights: bool = False) -> None:
         """Ends a lap of training, then checks the steps, and optionally the weights."""
         tokens, seconds = self._throughput.end_lap()
         self.progress.tokens += tokens
         self.progress.seconds += seconds
-        self._look(weights)
+        self._check_step(weights)
 
-    def _look(self, weights: bool = False) -> None:
+    def _check_step(self, weights: bool = False) -> None:
         """Reacts if a step, or a weight, is not finite."""
         if self._divergence.action == "off":
             return
@@ -278,33 +278,33 @@ class Trainer(abc.ABC):
         elif weights:
             failure = weight_norms.failure(self.model, self.state, self.progress.step, self._loss)
         if failure is not None:
-            self._divergence.met(failure, batch, self._kept())
+            self._divergence.handle(failure, batch, self._failure_hint())
 
-    def _kept(self) -> str:
+    def _failure_hint(self) -> str:
         steps = self.folder.checkpoints.steps()
         kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "no checkpoint yet"
         clips = self.config.optimizer.clip_norm > 0
         clip = "optimizer.clip_norm" if clips else "clipping (optimizer.clip_norm is 0: off)"
         return (
             f"a lower optimizer.learning_rate or {clip} may help; {kept}; the report is in "
-            f"{self._report}"
+            f"{self._report_path}"
         )
 
     @property
-    def _report(self) -> Path:
+    def _report_path(self) -> Path:
         return self.folder.report / "non_finite.txt"
 
-    def _tell_of(self, failure: Failure, report: Report | None, done: str) -> None:
+    def _report_failure(self, failure: Failure, report: Report | None, done: str) -> None:
         """Logs, shows and stores the report of a step that was not finite."""
         norms = weight_norms.norms(self.model)
         numbers = {"loss", "gradient_norm", "learning_rate", "step"}
         record = {name: value for name, value in failure._asdict().items() if name in numbers}
         self._log_record({"kind": "failure", **record, "norms": norms})
-        text = report_of(failure, report, norms)
+        text = report_text(failure, report, norms)
         assert self._metrics is not None
         self._metrics.text("non_finite", text, failure.step)
-        self._report.parent.mkdir(exist_ok=True)
-        write_atomically(self._report, text)
+        self._report_path.parent.mkdir(exist_ok=True)
+        write_atomically(self._report_path, text)
         if done != "the run ends":
             self.display.line(f"{report.sentence if report else text}: {done}")
 
@@ -313,7 +313,7 @@ class Trainer(abc.ABC):
         self._metrics.write(record)
 
     def _log(self) -> None:
-        self._settle()
+        self._close_lap_and_check()
         self._loss = self.state.take_log()
         self._log_record(
             {
@@ -330,14 +330,14 @@ class Trainer(abc.ABC):
         )
         self._throughput.step(0)
 
-    def _show(self, sizes: np.ndarray) -> None:
+    def _show_progress(self, sizes: np.ndarray) -> None:
         speed, left = self._throughput.tokens_per_second, None
         if speed:
             epochs = self.config.training.epochs - self.progress.epoch - 1
             left = (int(sizes[self.progress.window :].sum()) + epochs * int(sizes.sum())) / speed
         self.display.window(self.progress.window, self._loss, speed, left)
 
-    def _due(self) -> bool:
+    def _checkpoint_is_due(self) -> bool:
         training = self.config.training
         if training.checkpoint_steps and self.progress.step % training.checkpoint_steps == 0:
             return True
@@ -345,7 +345,7 @@ class Trainer(abc.ABC):
         return bool(seconds) and time.monotonic() - self._saved_at >= seconds
 
     def _save(self) -> None:
-        self._settle(weights=True)
+        self._close_lap_and_check(weights=True)
         assert self._metrics is not None
         self.progress.metrics_bytes = self._metrics.sync()
         self.folder.save(self._objects, self.progress, self.config.training.keep_checkpoints)

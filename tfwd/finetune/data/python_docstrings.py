@@ -37,7 +37,7 @@ LEAST = 6  # a shorter docstring says too little
 SIZES = (150, 75, 150)
 
 
-def load_manual() -> Splits:
+def load_python_docstrings() -> Splits:
     """Reads the docstrings of the standard library, by area, in three parts.
 
     A docstring is in one part only, and in the same part each time.
@@ -47,7 +47,7 @@ def load_manual() -> Splits:
 
     Example:
 
-    >>> splits = load_manual()
+    >>> splits = load_python_docstrings()
     >>> sorted({example.label for example in splits.parts["test"]})
     ['code', 'files', 'network', 'numbers', 'processes', 'text']
     """

@@ -25,7 +25,7 @@ from tfwd.runs.training.display import Display
 _SHARES = {"accuracy": "accuracy", "macro_f1": "macro F1"}
 
 
-def finish(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
+def write_report(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
     """Writes `report/`: `summary.json`, `curves.png`, `confusion.png` and `examples.txt`.
 
     Args:

@@ -21,7 +21,7 @@ from tfwd.runs.storage.report import curves, number_text
 from tfwd.runs.training.display import Display
 
 
-def finish(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
+def write_report(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
     """Writes `report/`: `summary.json`, `curves.png` and `sample.txt`.
 
     Args:

@@ -13,7 +13,7 @@ from tfwd._keras import wrapped_optimizers
 from tfwd.numerics.checked_step import not_finite, tracked
 
 
-class LastEpoch:
+class EpochSnapshot:
     """Snapshot of all variables of a model and its optimizers at an epoch's end, without metrics.
 
     Args:
@@ -21,8 +21,8 @@ class LastEpoch:
         factor: float. The factor of the learning rates, for each restore of the same epoch.
 
     Attributes:
-        is_kept: bool. True if there is a snapshot.
-        returns: int. The number of restores of the present snapshot.
+        exists: bool. True if there is a snapshot.
+        restores: int. The number of restores of the present snapshot.
 
     Raises:
         ValueError: a learning rate is a schedule, which cannot be multiplied.
@@ -32,7 +32,7 @@ class LastEpoch:
         self._model, self._factor = model, factor
         self._values: list[tuple[tf.Variable, Any]] = []
         self._rates: list[tuple[Any, float]] = []  # optimizers with their learning rates
-        self.is_kept, self.returns = False, 0
+        self.exists, self.restores = False, 0
         for leaf in self._leaves():
             if not wrapped_optimizers.has_fixed_rate(leaf):
                 raise ValueError(
@@ -41,7 +41,7 @@ class LastEpoch:
                     "give the optimizer a number, or take action='skip'"
                 )
 
-    def keep(self) -> None:
+    def take(self) -> None:
         """Takes a snapshot, if the weights and the optimizers' variables are finite.
 
         An unchecked step may have made them non-finite. Then the previous snapshot stays.
@@ -56,15 +56,15 @@ class LastEpoch:
         variables = [v for v in tracked(self._model) if id(v) not in metrics]
         self._values = [(variable, variable.numpy()) for variable in variables]
         self._rates = [(leaf, _rate(leaf)) for leaf in self._leaves()]
-        self.is_kept, self.returns = True, 0
+        self.exists, self.restores = True, 0
 
     def restore(self) -> str:
         """Restores the snapshot. Returns the learning rates as text."""
-        self.returns += 1
+        self.restores += 1
         for variable, value in self._values:
             variable.assign(value)
         for leaf, rate in self._rates:
-            leaf.learning_rate = rate * self._factor**self.returns
+            leaf.learning_rate = rate * self._factor**self.restores
         return ", ".join(f"{_rate(leaf):.4g}" for leaf, _ in self._rates)
 
     def _leaves(self) -> list[Any]:
