@@ -394,7 +394,7 @@ DEFECTS = [
     Defect(
         "what operations write into weights is not looked at",
         "tfwd/numerics/replica_step.py",
-        "        if self._past_methods:  # nothing",
+        "        if self._past_methods:  # it",
         "        if False:  # nothing",
         ("tests/callbacks/test_finite_check_actions.py", "-k", "operation_writes"),
     ),
@@ -429,8 +429,8 @@ DEFECTS = [
     Defect(
         "what goes into a relu is not looked at",
         "tfwd/numerics/watch.py",
-        'SWALLOWING = ("relu", "relu6", "leaky_relu")',
-        "SWALLOWING = ()",
+        'NAN_HIDING_ACTIVATIONS = ("relu", "relu6", "leaky_relu")',
+        "NAN_HIDING_ACTIVATIONS = ()",
         (*FINITE, "-k", "onednn or relu"),
     ),
     Defect(
