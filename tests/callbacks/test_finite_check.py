@@ -223,5 +223,5 @@ def test_what_is_excluded():
             fit(model, x, y, FiniteCheck(exclude=exclude))
     with pytest.raises(ValueError, match="is not a regular expression"):
         FiniteCheck(exclude="(")
-    with pytest.raises(ValueError, match="exclude='maks' fits no layer and no weight of model"):
+    with pytest.raises(ValueError, match="exclude='maks' matches no layer and no weight of model"):
         fit(model, x, y, FiniteCheck(exclude="maks"))

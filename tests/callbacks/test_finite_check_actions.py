@@ -43,7 +43,7 @@ def test_skip_is_training_without_the_batch(mode):
     x[8 * BAD + 5, 0] = np.inf
     check = FiniteCheck("skip")
     keras.utils.set_random_seed(4)
-    with pytest.warns(UserWarning, match="a step is left out: data 'x'"):
+    with pytest.warns(UserWarning, match="a step is skipped: data 'x'"):
         fit(bad, x, y, check)
     assert check.skipped == 1
     same(state(bad), state(good), mode)
@@ -56,8 +56,8 @@ def test_skip_gives_up():
     with pytest.warns(UserWarning), pytest.raises(NonFiniteError) as caught:
         fit(make(), x, y, FiniteCheck("skip", max_consecutive=2))
     assert caught.value.report.note == (
-        "2 bad steps in a row were left out before it. Each began in data x: look whether all "
-        "batches are so, and mend the data. The weights are those before the step."
+        "2 consecutive bad steps were skipped before it. Each began in data x: check whether all "
+        "batches are bad, and repair the data. The weights have their values from before the step."
     )
 
 
@@ -284,7 +284,7 @@ def test_an_infinity_that_an_operation_writes(kind, mode):
         else:
             with pytest.raises(NonFiniteError) as caught:
                 fit(model, x, y, *callbacks)
-            assert "The weights are those before the step." in caught.value.report.note
+            assert "The weights have their values from before the step." in caught.value.report.note
             assert all(np.isfinite(weight).all() for weight in model.get_weights())
         slots = model.optimizer.sums if kind == "optimizer" else []
         held.append([v.numpy() for v in [*model.variables, *slots]])

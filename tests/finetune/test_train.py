@@ -36,7 +36,7 @@ def test_a_separable_task_is_learnt(learnt):
         assert (learnt / "report" / name).read_bytes().startswith(b"\x89PNG")
     assert list((learnt / "tensorboard").glob("events.*"))
     examples = (learnt / "report" / "examples.txt").read_text().splitlines()
-    assert len(examples) == 5 and "(it is" not in "".join(examples)
+    assert len(examples) == 5 and "(true label:" not in "".join(examples)
 
 
 def test_a_finished_run_is_shown_again(learnt, data, pretrained, capsys):

@@ -21,7 +21,7 @@ WRONG = {
     "data.window": (4, "a window has at least 5 steps"),
     "data.eval_window": (0, "at least 1"),
     "model.embedding_dim": (0, "at least 1"),
-    "model.hidden_units": ((), "one a layer, as 300,150"),
+    "model.hidden_units": ((), "one per layer, as 300,150"),
     "model.weight_dropout": (1.0, "a rate: at least 0, below 1"),
     "model.variational_noise": (-0.1, "a number, at least 0"),
     "model.noise_start_step": (-1, "a whole number"),
@@ -218,7 +218,7 @@ def test_load_refuses_what_is_not_a_configuration(tmp_path):
     config_lib.save(default_config(), file)
     whole = file.read_text()
     file.write_text(whole[:100])
-    with pytest.raises(UserError, match="is not a whole configuration"):
+    with pytest.raises(UserError, match="is not a complete configuration"):
         SCHEMA.load(file)
     for content in ([], {}, {"model": {"hidden_units": 3}}):
         file.write_text(json.dumps(content))

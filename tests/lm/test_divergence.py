@@ -107,13 +107,13 @@ def test_a_step_that_is_left_out(planted, text, tmp_path, capsys):
     each = valid[0]["step"]
     assert failures == [6, 6 + each] and summary["step"] == 2 * each
     assert np.isfinite(summary["texts"]["valid"]["nats"])
-    assert "loss: NaN, step 6: it is left out" in capsys.readouterr().out
+    assert "loss: NaN, step 6: the step is skipped" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 @once
 def test_going_back_an_epoch(planted, text, tmp_path, capsys):
-    with pytest.raises(Diverged, match="no finished epoch yet to go back to"):
+    with pytest.raises(Diverged, match="no finished epoch yet to restore"):
         run(text, tmp_path / "first", "restore")
     planted.assign(False)
     whole, own_tell = Trainer._end_epoch, Trainer._tell_of
@@ -141,7 +141,7 @@ def test_going_back_an_epoch(planted, text, tmp_path, capsys):
     each = valid[0]["step"]
     assert failures == [6 + each] and summary["step"] == 2 * each
     assert [r["learning_rate"] for r in valid] == pytest.approx([0.01, 0.005])
-    assert "back to the end of the last epoch, with the learning rate 0.005" in (
+    assert "restored the end of the last epoch, with the learning rate 0.005" in (
         capsys.readouterr().out
     )
 
@@ -151,7 +151,7 @@ def test_going_back_an_epoch(planted, text, tmp_path, capsys):
 def test_too_many_steps_in_a_row(text, tmp_path, monkeypatch):
     own = step.token_nats
     monkeypatch.setattr(step, "token_nats", lambda *given: own(*given) * np.nan)
-    with pytest.raises(Diverged, match="5 bad steps in a row were left out before it") as error:
+    with pytest.raises(Diverged, match="5 consecutive bad steps were skipped before it") as error:
         run(text, tmp_path, "skip")
     assert error.value.short == "diverged at step 6 in the loss"
 

@@ -113,14 +113,14 @@ def test_another_file(tmp_path):
         read(path, model)
     path.unlink()
     path.write_text("some text")
-    with pytest.raises(UserError, match="is no whole file of a language model's weights"):
+    with pytest.raises(UserError, match="is not a complete file of a language model's weights"):
         read(path, model)
     with open(path, "wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(UserError, match="is no whole file of a language model's weights"):
+    with pytest.raises(UserError, match="is not a complete file of a language model's weights"):
         read(path, model)
     np.savez(path, kernel=np.zeros(3))
-    with pytest.raises(UserError, match="is no file of a language model's weights"):
+    with pytest.raises(UserError, match="is not a file of a language model's weights"):
         read(path, model)
     header = {"format": "tfwd language model weights", "version": weights.VERSION + 1}
     np.savez(path, header=np.frombuffer(json.dumps(header).encode(), np.uint8))
@@ -135,10 +135,10 @@ def test_another_model(tmp_path):
         UserError, match=r"of another model: lstm_1/kernel is \(4, 20\) in the file and \(4, 12\)"
     ):
         read(path, LanguageModel(7, 4, (3, 4)))
-    with pytest.raises(UserError, match="decoder/kernel is not there in the file and"):
+    with pytest.raises(UserError, match="decoder/kernel is missing in the file and"):
         read(path, LanguageModel(7, 4, (5, 4), tie_weights=False))
     save(path, LanguageModel(7, 4, (4,)))
-    with pytest.raises(UserError, match="lstm_2/kernel is not there in the file and"):
+    with pytest.raises(UserError, match="lstm_2/kernel is missing in the file and"):
         read(path, LanguageModel(7, 4, (4, 4)))
 
 

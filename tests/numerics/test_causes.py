@@ -319,7 +319,7 @@ def test_no_cause_is_made_up():
     assert "'r' makes NaN of finite numbers: of 'x, data'" in report.causes[0].evidence
     assert report.first.frame.name == "r"
     report.causes = []
-    assert "No cause of docs/non_finite.md fits what was found" in str(report)
+    assert "No cause of docs/non_finite.md fits these observations" in str(report)
 
 
 class After(keras.Model):

@@ -210,14 +210,14 @@ def test_shards_that_do_not_fit_their_index(tmp_path):
     with pytest.raises(SourceError, match="has 'ids', of which .* says that it is in no file"):
         open_source(index)
     write(ids="../model-2.safetensors")
-    with pytest.raises(SourceError, match="'../model-2.safetensors', which is no file of that"):
+    with pytest.raises(SourceError, match="'../model-2.safetensors', which is not in that"):
         open_source(index)
     for text in ("[]", '{"weight_map": 3}', "{}", '{"weight_map": {"a": 1}}'):
         index.write_text(text)
-        with pytest.raises(SourceError, match="is no index of shards: it has no 'weight_map'"):
+        with pytest.raises(SourceError, match="is not an index of shards: it has no 'weight_map'"):
             open_source(index)
     index.write_text('{"weight_map": {"a": "x", "a": "y"}}')
-    with pytest.raises(SourceError, match="'a' stands there twice"):
+    with pytest.raises(SourceError, match="'a' is there twice"):
         open_source(index)
     index.write_text(json.dumps(whole))
     os.remove(tmp_path / "model-2.safetensors")
@@ -270,9 +270,9 @@ def test_files_of_our_programs_lose_their_header(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("pytorch_model.bin", "is a pickle, which can run any program .* Convert it where PyTorch"),
+        ("pytorch_model.bin", "is a pickle, which can run any program .* Convert it with PyTorch"),
         ("model.pt", "is a pickle"),
-        ("model.h5", "is a file of Keras's: read it with model.load_weights"),
+        ("model.h5", "is a Keras file: read it with model.load_weights"),
         ("model.txt", "is none of .safetensors"),
     ],
 )

@@ -201,8 +201,8 @@ def test_a_run_is_stopped_and_goes_on(tmp_path, capsys):
     again = train.train(LINE, configured(), str(tmp_path / "again"), StopRequest())
     out = capsys.readouterr().out
     assert again == whole and again["step"] == 30
-    assert "a line: 40 points to train on, vocabulary of 1; model of 2 weights" in out
-    assert "going on from the checkpoint of step" in out and "  error: train " in out
+    assert "a line: 40 points for training, vocabulary of 1; model with 2 weights" in out
+    assert "resuming from the checkpoint of step" in out and "  error: train " in out
     assert train.train(LINE, configured(), str(tmp_path / "again"), StopRequest()) == whole
     found = saved.load(LINE, tmp_path / "again")
     assert found.vocabulary.names == ["y"] and found.progress["step"] == 30

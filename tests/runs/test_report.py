@@ -49,7 +49,7 @@ def test_table_and_facts():
         assert part in text
     assert facts(SUMMARY) == (
         "weights of epoch 4 of 9, 1,174,698 parameters, vocabulary of 4,522, "
-        "9,255 tokens a second in training"
+        "9,255 tokens per second in training"
     )
     assert "second" not in facts({**SUMMARY, "tokens_per_second": None})
 

@@ -36,9 +36,9 @@ class EpochSnapshot:
         for leaf in self._leaves():
             if not wrapped_optimizers.has_fixed_rate(leaf):
                 raise ValueError(
-                    "FiniteCheck(action='restore') lowers the learning rate, and that of "
-                    f"{type(leaf).__name__} '{wrapped_optimizers.name(leaf)}' is a schedule: "
-                    "give the optimizer a number, or take action='skip'"
+                    "FiniteCheck(action='restore') lowers the learning rate, but the "
+                    f"learning rate of {type(leaf).__name__} '{wrapped_optimizers.name(leaf)}' is "
+                    "a schedule: give the optimizer a number, or use action='skip'"
                 )
 
     def take(self) -> None:

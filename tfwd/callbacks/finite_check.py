@@ -166,8 +166,8 @@ class FiniteCheck(keras.callbacks.Callback):
             model.distribute_strategy, tf.distribute.experimental.ParameterServerStrategy
         ):
             raise ValueError(
-                "FiniteCheck does not work under ParameterServerStrategy, whose workers make their "
-                "steps by themselves: use tfwd.optimizers.ApplyIfFinite"
+                "FiniteCheck does not work under ParameterServerStrategy, whose workers make steps "
+                "on their own: use tfwd.optimizers.ApplyIfFinite"
             )
         if self._fitted is not model:
             self.reports, self.skipped, self.scaled_down = [], 0, 0
@@ -209,8 +209,8 @@ class FiniteCheck(keras.callbacks.Callback):
         if logs and skipped and skipped == steps:
             logs.update({key: math.nan for key in logs if not key.startswith("val_")})
             warnings.warn(
-                f"FiniteCheck: no step of epoch {epoch + 1} was made. As the {steps} left out "
-                "changed no weight, the same batches will be left out again",
+                f"FiniteCheck: no step of epoch {epoch + 1} was made. The {steps} skipped steps "
+                "changed no weight, so the same batches will be skipped again",
                 stacklevel=2,
             )
 
@@ -274,8 +274,9 @@ class FiniteCheck(keras.callbacks.Callback):
                 wrong = [frame for frame, one in self._extents(outcome) if not np.isfinite(one)]
                 first = wrong[0].subject.rstrip(":") if wrong else "a variable of the optimizer"
                 report.note = (
-                    f"In the step itself it was this that is not finite: {first}. A second look at "
-                    "the same batch did not show it: the model draws at random past its variables."
+                    f"In the step itself, {first} was not finite. Repeating the step on the same "
+                    "batch "
+                    "did not show it: the model draws random numbers without its variables."
                 )
                 return self._act(report)
         self._consecutive = 0
@@ -339,8 +340,8 @@ class FiniteCheck(keras.callbacks.Callback):
         snapshot = self._snapshot
         failures = self._consecutive - 1 if snapshot is None else snapshot.restores
         if failures >= self.max_consecutive:
-            tried = "left out" if snapshot is None else "gone back from"
-            note = f"{failures} bad steps in a row were {tried} before it." if failures else ""
+            tried = "skipped" if snapshot is None else "restored from"
+            note = f"{failures} consecutive bad steps were {tried} before it." if failures else ""
             self._fail(
                 report,
                 f"{note} {repeated_failure_hint(self.reports, failures)}"
@@ -351,11 +352,13 @@ class FiniteCheck(keras.callbacks.Callback):
             self._fail(report, "Skipping a step does not help here: it changes no weight.")
         if snapshot is None:
             self.skipped += 1
-            what = "a step is left out"
+            what = "a step is skipped"
         elif not snapshot.exists:
-            self._fail(report, "There is no finished epoch yet to go back to.")
+            self._fail(report, "There is no finished epoch yet to restore.")
         else:
-            what = f"back to the end of the last epoch, with the learning rate {snapshot.restore()}"
+            what = (
+                f"restored the end of the last epoch, with the learning rate {snapshot.restore()}"
+            )
         why = "; ".join(cause.name for cause in report.causes)
         why = f" ({why}). {report.causes[0].evidence}" if why else ""
         warnings.warn(f"FiniteCheck: {what}: {report.sentence}{why}", stacklevel=4)
@@ -370,7 +373,7 @@ class FiniteCheck(keras.callbacks.Callback):
         """Returns what a failed training leaves in the model, in words."""
         lost = not_finite(self.model)
         if not lost:
-            return "The weights are those before the step."
+            return "The weights have their values from before the step."
         names = ", ".join(f"'{path}'" for path in lost[:3])
         more = f" and {len(lost) - 3} others" if len(lost) > 3 else ""
         if self._is_first:

@@ -20,17 +20,16 @@ if TYPE_CHECKING:
     from tfwd.pretrained import Plan
 
 ABOUT = """
-Looks at the weights of a published model, a folder with config.json and weights, or converts them.
+Shows or converts the weights of a published model, a folder with config.json and weights.
 
     tfwd-pretrained plan --source=FOLDER
     tfwd-pretrained plan --source=FOLDER --model=stack --layers=8-11 --json
     tfwd-pretrained convert --source=FOLDER --out=model.keras
     tfwd-pretrained convert --source=FOLDER --model=stack --layers=0,2 --out=s.safetensors
 
-"plan" reads names and shapes only, and prints which tensor would become which variable, and all
-that is in the way; its exit code is 1 if something is. "convert" writes a Keras model, or a
-safetensors file whose keys are the paths of the variables, which tfwd.pretrained.load reads without
-a mapping.
+"plan" reads only names and shapes. It prints which tensor would become which variable, and all
+problems. Its exit code is 1 if there are problems. "convert" writes a Keras model, or a safetensors
+file whose keys are the paths of the variables, which tfwd.pretrained.load reads without a mapping.
 """
 
 COMMANDS = ("plan", "convert")
@@ -55,17 +54,17 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("source", None, "folder of the published model", flag_values=values)
     flags.mark_flag_as_required("source", values)
     flags.DEFINE_string(
-        "model", "all", f"the part that is wanted: {', '.join(PARTS)}", flag_values=values
+        "model", "all", f"part of the model: {', '.join(PARTS)}", flag_values=values
     )
     flags.DEFINE_string(
-        "layers", "", "numbers of layers, as 8-11 or 0,2,4; without it all", flag_values=values
+        "layers", "", "numbers of layers, as 8-11 or 0,2,4; by default all", flag_values=values
     )
-    flags.DEFINE_bool("pooler", False, "with the pooler, where there is one", flag_values=values)
+    flags.DEFINE_bool("pooler", False, "include the pooler, if there is one", flag_values=values)
     flags.DEFINE_string(
-        "prefix", None, "what all keys begin with; found by itself", flag_values=values
+        "prefix", None, "beginning of all keys; found automatically", flag_values=values
     )
     flags.DEFINE_multi_string(
-        "ignore", [], "regular expression on keys that are not wanted", flag_values=values
+        "ignore", [], "regular expression on keys to ignore", flag_values=values
     )
     flags.DEFINE_multi_string(
         "allow_missing",
@@ -74,16 +73,14 @@ def define(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE_string("out", "", "file to write: .keras or .safetensors", flag_values=values)
-    flags.DEFINE_bool(
-        "overwrite", False, "write --out also where there is a file", flag_values=values
-    )
+    flags.DEFINE_bool("overwrite", False, "replace an existing file at --out", flag_values=values)
     flags.DEFINE_bool("json", False, "print the plan as one line of JSON", flag_values=values)
 
 
 def main(command: str, values: flags.FlagValues) -> int:
     """Plans or converts, and returns the exit code."""
     if command not in COMMANDS:
-        given = f"{command!r} is no command: " if command else ""
+        given = f"{command!r} is not a command: " if command else ""
         raise UserError(
             f"{given}give {' or '.join(COMMANDS)}, as tfwd-pretrained plan --source=FOLDER"
         )
@@ -116,7 +113,7 @@ def _check_out(values: flags.FlagValues) -> None:
     if not os.path.isdir(folder):
         raise UserError(f"--out={out}: there is no folder {folder}")
     if os.path.exists(out) and not values.overwrite:
-        raise UserError(f"--out={out} is there already: give another name, or --overwrite")
+        raise UserError(f"--out={out} exists already: give another name, or --overwrite")
 
 
 def make_plan(values: flags.FlagValues) -> Plan:

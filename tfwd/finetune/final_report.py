@@ -84,7 +84,7 @@ def _examples(found: Evaluation, corpus: Corpus, count: int) -> str:
     for number in np.random.default_rng(0).permutation(len(texts))[:count]:
         best = int(found.probabilities[number].argmax())
         true = texts[number].label
-        remark = "" if labels[best] == true else f"  (it is {true})"
+        remark = "" if labels[best] == true else f"  (true label: {true})"
         text = texts[number].text
         text = text if len(text) <= 90 else f"{text[:89]}…"
         share = found.probabilities[number, best]
@@ -133,7 +133,7 @@ def facts(summary: dict[str, Any]) -> str:
         f"{len(summary['classes'])} classes",
     ]
     if speed:
-        parts.append(f"{speed:,.1f} texts a second in training")
+        parts.append(f"{speed:,.1f} texts per second in training")
     return ", ".join(parts)
 
 
@@ -143,7 +143,7 @@ def show(summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
     display.line(facts(summary))
     examples = folder.report / "examples.txt"
     if examples.exists() and examples.stat().st_size:
-        display.line("\nsome texts of the test part, with what was found:")
+        display.line("\nsome test texts, with predicted label and probability:")
         display.line(read_bytes(examples).decode("utf-8", "backslashreplace"))
     display.line(
         f"curves: {folder.report / 'curves.png'}   confusion matrix: "

@@ -127,9 +127,7 @@ def make_model(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> Any
     layers = encoder.stack.layers
     for name in ("freeze_layers", "reinitialize_layers"):
         if options[name] > len(layers):
-            raise UserError(
-                f"model.{name}={options[name]}: the encoder has {len(layers)} layers of its own"
-            )
+            raise UserError(f"model.{name}={options[name]}: the encoder has {len(layers)} layers")
     _reseed(encoder, row)
     model = Classifier(
         encoder, len(vocabulary), options.pooling, options.head_dropout, seed=next(row)

@@ -30,10 +30,10 @@ def read_folder(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
             )
     config = read_json(os.path.join(path, "config.json"), "config")
     if not isinstance(config, dict):
-        raise UserError(f"{os.path.join(path, 'config.json')} is no config of a model")
+        raise UserError(f"{os.path.join(path, 'config.json')} is not a config of a model")
     tokenizer = read_json(os.path.join(path, "tokenizer.json"), "tokenizer")
     if not isinstance(tokenizer, dict):
-        raise UserError(f"{os.path.join(path, 'tokenizer.json')} is no tokenizer")
+        raise UserError(f"{os.path.join(path, 'tokenizer.json')} is not a tokenizer")
     return config, tokenizer
 
 
@@ -50,7 +50,9 @@ def encoder_arguments(config: dict[str, Any], where: str) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{where}: {str(error).removeprefix('the config: ')}") from error
     if read.model_type == "t5":
-        raise UserError(f"{where}: model_type='t5' is no encoder alone; give one as BERT's")
+        raise UserError(
+            f"{where}: model_type='t5' is not only an encoder; give an encoder like BERT"
+        )
     return read.arguments()
 
 
@@ -67,7 +69,7 @@ def check_tokenizer(tokenizer: Any, arguments: dict[str, Any], where: str) -> No
     wanted = arguments["vocabulary_size"]
     if not size <= wanted < size + _ROUNDED:
         raise UserError(
-            f"{where}: the tokenizer is of another vocabulary: it has {size:,} tokens, and the "
+            f"{where}: the tokenizer has another vocabulary: it has {size:,} tokens, and the "
             f"encoder {wanted:,}; put the model's own tokenizer.json there"
         )
     named = [tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>")]
@@ -76,7 +78,7 @@ def check_tokenizer(tokenizer: Any, arguments: dict[str, Any], where: str) -> No
         numbers = [tokenizer.padding["pad_id"]]
     if numbers and arguments["padding_id"] not in numbers:
         raise UserError(
-            f"{where}: the tokenizer is of another vocabulary: it pads with {numbers[0]}, and the "
+            f"{where}: the tokenizer has another vocabulary: it pads with {numbers[0]}, and the "
             f"encoder with {arguments['padding_id']}; put the model's own tokenizer.json there"
         )
 

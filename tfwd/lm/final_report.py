@@ -121,7 +121,7 @@ def facts(summary: dict[str, Any]) -> str:
         f"vocabulary of {summary['vocabulary']:,}",
     ]
     if speed:
-        parts.append(f"{speed:,.0f} tokens a second in training")
+        parts.append(f"{speed:,.0f} tokens per second in training")
     return ", ".join(parts)
 
 
@@ -131,7 +131,7 @@ def show(summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
     display.line(facts(summary))
     sample = folder.report / "sample.txt"
     if sample.exists():
-        display.line("\na sample of what it writes:")
+        display.line("\na sample of its text:")
         display.line(read_bytes(sample).decode("utf-8", "backslashreplace"))
     display.line(f"curves: {folder.report / 'curves.png'}   best weights: {folder.best.folder}")
 

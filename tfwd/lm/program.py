@@ -42,8 +42,8 @@ class LanguageModelProgram(Program):
         vocabulary = Vocabulary.load(path)
         if config is not None and vocabulary.level != config.data.level:
             raise UserError(
-                f"{path} is of another run: its level is {vocabulary.level}, and the run's "
-                f"{config.data.level}"
+                f"{path} belongs to another run: its level is {vocabulary.level}, and the run's "
+                f"level is {config.data.level}"
             )
         return vocabulary
 

@@ -127,7 +127,8 @@ def draw(
         scores = logits.numpy()
         if not np.isfinite(scores.astype(np.float32)).all():
             raise UserError(
-                "the model gives no finite numbers for the next token: its weights are not finite, "
+                "the model's outputs for the next token are not finite: its weights are not "
+                "finite, "
                 "or too large for its dtype policy"
             )
         token = choose(scores, generator, temperature, top_k, never)

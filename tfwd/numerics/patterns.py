@@ -37,7 +37,7 @@ class Patterns:
         for what, expression in self._expressions.items():
             if not any(paths.matches(expression, path) for path in (*known, *others)):
                 raise ValueError(
-                    f"{self._who}: {what}={expression.pattern!r} fits no layer and no weight of "
+                    f"{self._who}: {what}={expression.pattern!r} matches no layer and no weight of "
                     f"model '{model.name}', which has {', '.join(known[:12])}"
                     f"{' and more' if len(known) > 12 else ''}"
                 )

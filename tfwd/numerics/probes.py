@@ -102,7 +102,7 @@ class Probes:
             "gradients": gradients,
         }
         if not any(asked.values()):
-            raise ValueError(f"Probes: nothing is to be looked at: set one of {', '.join(asked)}")
+            raise ValueError(f"Probes: nothing is to be checked: set one of {', '.join(asked)}")
         self.model, self.every = model, every
         self._kinds = [kind for name, on in asked.items() if on for kind in _KINDS[name]]
         self._patterns = Patterns("Probes", include, exclude)
@@ -113,7 +113,7 @@ class Probes:
 
     def __enter__(self) -> Probes:
         if getattr(self._local, "open", None) is not None:
-            raise RuntimeError("Probes: these are open already")
+            raise RuntimeError("Probes: these probes are already open")
         watch = _ProbingWatch(self)
         self._local.open = watch.open()
         self._local.open.__enter__()
@@ -145,7 +145,7 @@ class Probes:
                 last[one.replica] = step, one
         if not last:
             raise RuntimeError(
-                "Probes: no step was looked at: open them with `with probes:` in the function that "
+                "Probes: no step was checked: open them with `with probes:` in the function that "
                 "is traced, or before it is traced, around the model's call and tape.gradient"
             )
         reports = []
@@ -162,7 +162,7 @@ class Probes:
         kinds = {one.frame.kind for one in report.found}
         if "gradient" in self._kinds and not kinds & {"gradient", "weight gradient"}:
             report.note = (
-                "No gradient was looked at: tape.gradient was called outside of `with probes:`, or "
+                "No gradient was checked: tape.gradient was called outside of `with probes:`, or "
                 "not at all."
             )
         return report

@@ -101,7 +101,7 @@ class Report:
             when += f" ({self.place})"
         first = self.first
         if first is None:
-            return f"all that was looked at is finite: {len(self.found)} tensors, {when}"
+            return f"all checked tensors are finite: {len(self.found)} tensors, {when}"
         return f"{describe(first)}, {when}"
 
     @property
@@ -181,14 +181,14 @@ class Report:
         if not self.causes and self.first is None:
             return lines[:-1]
         if not self.causes:
-            return [*lines, "No cause of docs/non_finite.md fits what was found."]
+            return [*lines, "No cause of docs/non_finite.md fits these observations."]
         many = len(self.causes) > 1
         for i, cause in enumerate(self.causes):
             title = f"Likely cause{f' {i + 1}' if many else ''}: {cause.name}."
             lines.append(_filled(f"{title} {cause.evidence}"))
             lines.append(_filled(f"What to do: {cause.advice}"))
         if many:
-            lines.append("The causes may be there together, and what is advised may be combined.")
+            lines.append("Several causes may apply, and their advice may be combined.")
         said = f"{self.what} {' '.join(cause.evidence for cause in self.causes)}"
         if re.search(r"\b(rows?|columns?|time step) \d", said):
             rows = bool(self.place) and re.search(r"\brows? \d", said)

@@ -43,15 +43,15 @@ def problems_in_numbers(
                 )
         if _is_all_bad(source, step):
             found.append(
-                f"key '{key}', for '{path}', has no finite number: get the file again; or leave it "
-                f"out by ignore={key!r} and allow_missing={path!r}"
+                f"key '{key}', for '{path}', has no finite number: get the file again; or skip it "
+                f"with ignore={key!r} and allow_missing={path!r}"
             )
             continue
         largest, nonzero, lost = _narrowed(source, step)
         if largest and not allow_overflow:
             found.append(
                 f"'{path}' is {dtype}, and key '{key}' reaches "
-                f"{largest:.3g}, which is infinite there (allow_overflow=True takes it so)"
+                f"{largest:.3g}, which is infinite in that dtype (allow_overflow=True allows it)"
             )
         if lost and lost == nonzero:
             found.append(

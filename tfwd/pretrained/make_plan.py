@@ -145,14 +145,14 @@ class _Planner:
                 self._left_out.append(self._lacking.pop(pattern))
         paths = {end for target in targets for end in (target.path, _layer(target.path))}
         self._mistakes += [
-            f"mapping: {pattern!r} fits no variable and no layer"
+            f"mapping: {pattern!r} matches no variable and no layer"
             f"{nearest(pattern, paths) or _there(targets)}"
             for pattern in rules.unused()
         ]
         if prefix and not any(key.startswith(prefix) for key in source.entries):
             self._prefix = self._find_prefix()  # otherwise every variable would be missing too
             self._mistakes.append(
-                f"prefix={prefix!r}: no key begins so; what is wanted is found with "
+                f"prefix={prefix!r}: no key begins with it; the keys are found with "
                 f"prefix={self._prefix!r}"
             )
         else:
@@ -178,7 +178,7 @@ class _Planner:
         for pattern in allow_missing:
             if not _any([pattern], *paths):
                 self._mistakes.append(
-                    f"allow_missing: {pattern!r} fits no variable{nearest(pattern, paths)}"
+                    f"allow_missing: {pattern!r} matches no variable{nearest(pattern, paths)}"
                 )
         return Plan(
             model=self._model,
@@ -207,7 +207,7 @@ class _Planner:
             numbers = {int(m[1]) for key in self._source.entries if (m := expression.match(key))}
             if numbers and max(numbers) + 1 != count:
                 found.append(
-                    f"the config tells of {count} layers, and the file has {max(numbers) + 1} "
+                    f"the config has {count} layers, and the file has {max(numbers) + 1} "
                     f"({self._prefix}{template}): are they of the same model?"
                 )
         meant = self._matcher(self._lacking.values())
@@ -298,7 +298,7 @@ class _Planner:
                 found.add(key)
                 used |= numbers
         self._mistakes += [
-            f"{what}: {pattern!r} fits no key{nearest(pattern, keys)}"
+            f"{what}: {pattern!r} matches no key{nearest(pattern, keys)}"
             for i, pattern in enumerate(patterns)
             if i not in used
         ]
@@ -347,7 +347,7 @@ def _other_shape(target: Target, layout: Layout, key: str, entry: Entry) -> str:
         said += f", for which the file must have {layout.shape} ({layout.words} when it is read)"
     said += f"; but there '{key}' is {entry.shape}"
     if entry.shape == target.shape:
-        said += f": if it stands there as Keras has it, map to Key({key!r}, transposed=False)"
+        said += f": if the file has it in Keras's order, map to Key({key!r}, transposed=False)"
     return said
 
 

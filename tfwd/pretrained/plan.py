@@ -73,16 +73,16 @@ class Plan:
             lines += group[:SHOWN]
             if len(group) > SHOWN:
                 lines.append(
-                    f"and {len(group) - SHOWN} more such: plan.problems() has them all, and "
+                    f"and {len(group) - SHOWN} more: plan.problems() has all, and "
                     "tfwd-pretrained plan prints them"
                 )
         hint = ""
         if any(groups[1:]):
             lines = [*self.notes, *lines]
             hint = (
-                "\nIs the file whole, and of this model? Variables that may be missing are said by "
-                "allow_missing=[patterns of paths], and keep what they begin with; what is not "
-                "wanted, by ignore=[patterns of keys]."
+                "\nIs the file complete, and for this model? allow_missing=[patterns of paths] "
+                "lets "
+                "variables keep their initial values. ignore=[patterns of keys] skips keys."
             )
         text = "".join(f"\n- {line}" for line in lines)
         raise PlanError(f"{self.source}: nothing was loaded.{text}{hint}")
@@ -95,7 +95,7 @@ class Plan:
         missing = [f"'{path}' {what}" for path, what in self.missing.items() if path not in allowed]
         paths = [*(step.target.path for step in self.steps), *self.missing]
         unexpected = [
-            f"key '{key}' is no variable's{nearest(key, paths)}" for key in self.unexpected
+            f"key '{key}' belongs to no variable{nearest(key, paths)}" for key in self.unexpected
         ]
         return [self.mistakes, missing, unexpected]
 
@@ -127,7 +127,7 @@ class Plan:
             assign.assign(source, self.steps, doubts)
         listeners.tell(step.target.variable for step in self.steps)
         if doubts:
-            more = f"; and {len(doubts) - SHOWN} more such" if len(doubts) > SHOWN else ""
+            more = f"; and {len(doubts) - SHOWN} more" if len(doubts) > SHOWN else ""
             warnings.warn(
                 f"{self.source} was loaded, but {'; '.join(doubts[:SHOWN])}{more}", stacklevel=2
             )

@@ -48,8 +48,8 @@ def targets_of(model: keras.layers.Layer) -> list[Target]:
     """
     if not model.built:
         raise ValueError(
-            f"'{model.name}' has no weights yet: build it, or call it on a batch, before weights "
-            "are loaded"
+            f"'{model.name}' has no weights yet: build it, or call it on a batch, before loading "
+            "weights"
         )
     found: dict[int, Target] = {}
     weights = {id(variable) for variable in model.weights}

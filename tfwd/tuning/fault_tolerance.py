@@ -187,7 +187,7 @@ class FaultTolerantOracle(keras_tuner.Oracle):
         if lost:  # a trial of that number would be run again and again
             raise ValueError(
                 f"{os.path.abspath(self._project_dir)} has no trial.json of trial {lost[0]}, which "
-                "its oracle.json knows: put back a copy of it, or begin anew in another directory"
+                "its oracle.json lists: restore it from a copy, or start again in another directory"
             )
         for trial_id in set(self.trials) - set(self.start_order):
             del self.trials[trial_id]

@@ -52,8 +52,8 @@ def verify(folder: str, now: Mapping[str, Any]) -> None:
     before = _read(os.path.join(folder, FILE))
     if before is None:
         raise ValueError(
-            f"{folder} holds a search of which nothing but the trials is known; give another "
-            "directory, or overwrite=True to begin anew"
+            f"{folder} holds a search of which only the trials are known; give another "
+            "directory, or overwrite=True to start again"
         )
     free = () if state.get("end_order") else ("objective",)  # there is no score yet
     different = [
@@ -74,14 +74,14 @@ def check_files(folder: str) -> None:
     names = ("oracle.json", "tuner*.json", os.path.join("trial_*", "trial.json"))
     for path in [path for name in names for path in glob.glob(os.path.join(folder, name))]:
         if not os.path.isfile(path):
-            raise ValueError(f"{path} is no file: put back a copy of it, or begin anew")
+            raise ValueError(f"{path} is not a file: restore it from a copy, or start again")
 
 
 def rejection_message(folder: str, different: Iterable[str]) -> str:
     """Returns the error message for a folder with another search."""
     return (
         f"{folder} holds another search: {'; '.join(different)}; give another directory, or "
-        "overwrite=True to begin anew"
+        "overwrite=True to start again"
     )
 
 
@@ -105,4 +105,4 @@ def _read(path: str) -> dict[str, Any] | None:
 def damaged_message(path: str, error: Exception) -> str:
     """Returns the error message for a file that is no valid JSON."""
     words = " ".join(str(error).split())[:200]
-    return f"{path} is damaged ({words}): put back a copy of it, or begin anew in another directory"
+    return f"{path} is damaged ({words}): restore a copy, or start again in another directory"

@@ -53,7 +53,7 @@ class TrialReporter:
         if "tuner/epochs" in own:
             texts.append(f"to {own['tuner/epochs']} epochs")
         if "tuner/trial_id" in own:
-            texts.append(f"going on with trial {own['tuner/trial_id']}")
+            texts.append(f"continuing trial {own['tuner/trial_id']}")
         self.line(f"{self._name(trial)}: {', '.join(texts)}")
 
     def ended(self, trial: Trial) -> None:
@@ -62,7 +62,7 @@ class TrialReporter:
         took = datetime.timedelta(seconds=round(seconds))
         if trial.status != TrialStatus.COMPLETED:
             text = error_text(trial, self._folder(trial.trial_id))
-            why = reason(text) or "the worker that ran it says why"
+            why = reason(text) or "see the output of its worker"
             print(f"{self._name(trial)} failed: {values_text(trial)}: {why} [{took}]", flush=True)
             return
         name, best = self._oracle.objective.name, self._oracle.get_best_trials(1)

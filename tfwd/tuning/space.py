@@ -149,7 +149,7 @@ class Choice:
         found = tuple(tuple(v) if isinstance(v, list) else v for v in self.values)
         object.__setattr__(self, "values", found)
         if len({_written(value) for value in found}) < len(found):
-            raise ValueError(f"{self!r}: a value stands there twice")
+            raise ValueError(f"{self!r}: a value is listed twice")
 
     @property
     def numbers(self) -> bool:
@@ -241,7 +241,7 @@ def _check_range(spec: Float | Int, kind: Any) -> None:
     if spec.low > spec.high:
         raise ValueError(f"{spec!r}: low is above high")
     if spec.log and spec.low <= 0:
-        raise ValueError(f"{spec!r}: a logarithmic range begins above 0")
+        raise ValueError(f"{spec!r}: a logarithmic range must start above 0")
     least = 1 if spec.log and isinstance(spec, Float) else 0
     if spec.step is not None and spec.step <= least:
         raise ValueError(f"{spec!r}: give a step above {least}")

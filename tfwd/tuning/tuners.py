@@ -160,7 +160,7 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
         self._reporter.verbose = kwargs.get("verbose") != 0
         if self._described.get("method") == "hyperband" and "epochs" in kwargs:
             raise ValueError(
-                f"epochs={kwargs['epochs']}: Hyperband itself says how many epochs a trial has; "
+                f"epochs={kwargs['epochs']}: Hyperband chooses the epochs of each trial; "
                 "give max_epochs to `tuner`, and no epochs to `search`"
             )
         if role() == WORKER:
@@ -171,7 +171,7 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
         record.write(self.project_dir, described)
         if self.oracle.end_order:
             done = len(self.oracle.end_order)
-            self._reporter.line(f"going on in {self.project_dir}: {done} trials are done")
+            self._reporter.line(f"resuming in {self.project_dir}: {done} trials are done")
         super().search(*args, **kwargs)
         self._best_trials(1)
 
@@ -224,8 +224,9 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
             if isinstance(model, keras.Model) and not _keras.backup.can_begin(model):
                 raise ValueError(
                     f"model '{model.name}' has no weights when it is made, and a trial's backup "
-                    "needs them before training: let the function that makes it build it, as by "
-                    "model.build((None, 8)) or by a call on a batch"
+                    "needs them before training: build the model in the function that makes it, "
+                    "with "
+                    "model.build((None, 8)) or a call on a batch"
                 )
             return model
 

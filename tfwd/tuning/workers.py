@@ -126,7 +126,7 @@ def wait_for_chief(
                 return
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-                    raise NoChief(f"what answers at {where} is no chief of a sweep") from error
+                    raise NoChief(f"the program at {where} is not the chief of a sweep") from error
                 if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                     time.sleep(patience)
             if left <= 0:

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from tfwd.runs.storage.saved import Saved
 
 ABOUT = """
-Labels texts by a classifier that tfwd-finetune has trained: lines in; label, probability and text
-out, with tabs between.
+Labels texts with a classifier from tfwd-finetune. Reads one text per line. Writes label,
+probability and text, separated by tabs.
 
     tfwd-classify --workdir=runs/finetune --text="Opens a connection to the given host."
     tfwd-classify --workdir=runs/finetune --file=letters.txt > labelled.tsv
     some-program | tfwd-classify --workdir=runs/finetune --json
 
-Without --text and --file the lines of standard input are read, and each is answered with the next
-ones as they come. A line without a text is an error, which says its number; --skip_empty skips such
-lines. With --json each line is an object, with the probabilities of all classes.
+Without --text and --file, the texts are read from standard input, in groups. A line without text is
+an error that names the line; --skip_empty skips such lines. With --json each output line is an
+object with the probabilities of all classes.
 """
 LINES = 64  # of a pipe that are labelled together
 
@@ -57,11 +57,14 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
     flags.mark_flag_as_required("workdir", values)
     flags.DEFINE_string("text", None, "one text to label", flag_values=values)
-    flags.DEFINE_string("file", "", "text file, a text a line", flag_values=values)
+    flags.DEFINE_string("file", "", "text file, one text per line", flag_values=values)
     flags.DEFINE_string("checkpoint", "best", "best or last", flag_values=values)
     flags.DEFINE_bool("json", False, "print lines of JSON", flag_values=values)
     flags.DEFINE_bool(
-        "skip_empty", False, "skip lines without a text, with no line of output", flag_values=values
+        "skip_empty",
+        False,
+        "skip lines without text, and write no line for them",
+        flag_values=values,
     )
 
 
@@ -120,7 +123,7 @@ class Labeller:
         assert logits is not None  # nothing stops it
         for (where, text), row in zip(texts, logits, strict=True):
             if not np.isfinite(row).all():
-                raise UserError(f"{where}: the model gives no finite numbers for this text")
+                raise UserError(f"{where}: the model's outputs for this text are not finite")
             shares = np.exp(log_probabilities(row)).tolist()
             best = int(row.argmax())
             yield Labelled(text, labels[best], shares[best], dict(zip(labels, shares, strict=True)))
@@ -145,7 +148,7 @@ def numbered(
         if not line.strip():
             if skip:
                 continue
-            many = "" if one else ", or skip such lines by --skip_empty"
+            many = "" if one else ", or skip such lines with --skip_empty"
             raise UserError(f"{where}: the text is empty; give one{many}")
         yield where, line.strip()
 

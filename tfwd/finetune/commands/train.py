@@ -13,20 +13,18 @@ from tfwd.runs.training import several_seeds
 from tfwd.runs.training import train as training
 
 ABOUT = """
-Trains a pretrained encoder, of the BERT family, to classify texts, and shows what came out.
+Trains a pretrained encoder of the BERT family to classify texts, and shows its results.
 
     tfwd-finetune --config=configs/finetune.py --workdir=runs/finetune
     tfwd-finetune --config=configs/finetune.py --workdir=runs/mine --config.data.path=FOLDER
     tfwd-finetune --config=configs/finetune.py --workdir=runs/five --seeds=5
     tfwd-classify --workdir=runs/mine --text="a text to label"
 
-FOLDER has train.tsv, valid.tsv and test.tsv: lines of text, a tab, and the label. The same as .csv
-or .jsonl has names of columns, which data.text and data.label say. --config.model.pretrained names
-the folder of the pretrained model: config.json, model.safetensors and tokenizer.json, as Hugging
-Face has them.
+FOLDER has train.tsv, valid.tsv and test.tsv. Each line has a text, a tab and a label. Files in .csv
+or .jsonl have named columns: set data.text and data.label. --config.model.pretrained is the folder
+of the pretrained model, with config.json, model.safetensors and tokenizer.json as on Hugging Face.
 
-A run that was stopped, by Ctrl-C or by anything else, goes on where its last checkpoint stood
-when the same command is given again.
+The same command resumes a stopped run from its last checkpoint.
 """
 
 

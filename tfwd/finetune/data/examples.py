@@ -78,7 +78,7 @@ def read_examples(
             if not found.strip():
                 raise UserError(f"{path}, line {line}: the {what} is empty; give one")
             if not is_utf8(found):  # JSON can name half a character
-                raise UserError(f"{path}, line {line}: the {what} is no text of UTF-8")
+                raise UserError(f"{path}, line {line}: the {what} is not UTF-8")
         examples.append(Example(example.text.strip(), example.label.strip()))
     if not examples:
         raise UserError(f"{path} has no examples; give lines of text and label")
@@ -119,7 +119,8 @@ def _csv(path: str, content: str, text: str, label: str) -> Lines:
         for row in reader:
             if row[text] is None or row[label] is None or None in row:
                 raise UserError(
-                    f"{path}, line {reader.line_num} has not the {len(there)} columns of the first"
+                    f"{path}, line {reader.line_num} does not have the {len(there)} columns of "
+                    "the first"
                 )
             yield reader.line_num, Example(row[text], row[label])
     except csv.Error as error:
@@ -131,14 +132,15 @@ def _json(path: str, content: str, text: str, label: str) -> Lines:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number} is no JSON: {error}") from error
+            raise UserError(f"{path}, line {number} is not JSON: {error}") from error
         if not isinstance(found, dict) or text not in found or label not in found:
             raise UserError(
-                f"{path}, line {number} is no object with {text!r} and {label!r}; give data.text "
-                "and data.label as they are there"
+                f"{path}, line {number} is not an object with {text!r} and {label!r}; set "
+                "data.text "
+                "and data.label to its names"
             )
         if not isinstance(found[text], str) or not isinstance(found[label], (str, int)):
-            raise UserError(f"{path}, line {number}: {text!r} and {label!r} are to be texts")
+            raise UserError(f"{path}, line {number}: {text!r} and {label!r} must be texts")
         yield number, Example(found[text], str(found[label]))
 
 
@@ -160,7 +162,7 @@ def read_parts(data: ml_collections.ConfigDict) -> Splits:
         files = [os.path.join(folder, name + suffix) for suffix in SUFFIXES]
         files = [path for path in files if os.path.exists(path)]
         if len(files) > 1:
-            raise UserError(f"data.path={folder} has {' and '.join(files)}; leave one of them")
+            raise UserError(f"data.path={folder} has {' and '.join(files)}; keep one of them")
         if not files and (name != "valid" or not data.valid_share):
             there = ", ".join(sorted(os.listdir(folder))[:8]) or "nothing"
             raise UserError(
@@ -208,8 +210,8 @@ def check(splits: Splits) -> None:
         if there == ["train"]:
             raise UserError(
                 f"{splits.name}: the label {label!r} is in train only, {train[label]} times, so "
-                "that nothing tells how well it is found: give examples in valid or test, or leave "
-                f"it out{hint}"
+                "its accuracy cannot be measured: give examples in valid or test, or remove "
+                f"it{hint}"
             )
         if train[label] == 1:
             raise UserError(

@@ -64,14 +64,11 @@ class Vocabulary:
         position = self.arguments.get("padding_position")
         most -= 0 if position is None else position + 1
         if max_length > most:
-            raise UserError(
-                f"data.max_length={max_length}: the encoder has places for {most} tokens"
-            )
+            raise UserError(f"data.max_length={max_length}: the encoder has {most} positions")
         own = self._tokenizer.num_special_tokens_to_add(False)
         if max_length <= own:
             raise UserError(
-                f"data.max_length={max_length}: {own} tokens of each text are the tokenizer's own: "
-                "give more"
+                f"data.max_length={max_length}: each text has {own} special tokens: give more"
             )
         self._tokenizer.enable_truncation(max_length)
         return [np.array(e.ids, np.int32) for e in self._tokenizer.encode_batch(list(texts))]
@@ -103,10 +100,12 @@ class Vocabulary:
         try:
             labels = content["labels"]
             if not labels or not all(isinstance(label, str) for label in labels):
-                raise ValueError("its labels are no texts")
+                raise ValueError("its labels are not texts")
             encoder, tokenizer = dict(content["encoder"]), dict(content["tokenizer"])
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{os.fspath(path)} is not a whole file of classes: {error}") from error
+            raise UserError(
+                f"{os.fspath(path)} is not a complete file of classes: {error}"
+            ) from error
         return cls(labels, encoder, tokenizer, os.fspath(path))
 
     def _json(self) -> str:

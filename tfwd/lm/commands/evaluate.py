@@ -22,11 +22,11 @@ Evaluates a trained model on a text: perplexity, and bits per character.
     tfwd-evaluate --workdir=runs/quickstart
     tfwd-evaluate --workdir=runs/quickstart --text=letter.txt --json
 
-Without --text it is the test text of the run. A token counts once, whichever it is; at word level
-the end of a line is a token. The bits per character are the bits of all tokens over the characters
-of the text as the model sees it: words with one space between, and line ends. A word that the
-vocabulary does not have costs only what <unk> costs, so figures are comparable where "unknown" is
-0, or between models of one vocabulary.
+Without --text, the run's test text is evaluated. Every token counts once. At word level the end of
+a line is a token. The bits per character are the bits of all tokens over the characters of the text
+as the model sees it: words with one space between, and line ends. An unknown word costs as much as
+<unk>. Numbers are therefore comparable if "unknown" is 0, or between models with the same
+vocabulary.
 """
 
 
@@ -39,9 +39,11 @@ def define(values: flags.FlagValues) -> None:
     """Defines the flags."""
     flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
     flags.mark_flag_as_required("workdir", values)
-    flags.DEFINE_string("text", "", "text file; without it the run's test text", flag_values=values)
+    flags.DEFINE_string("text", "", "text file; by default the run's test text", flag_values=values)
     flags.DEFINE_string("checkpoint", "best", "best or last", flag_values=values)
-    flags.DEFINE_bool("json", False, "print one line of JSON and no table", flag_values=values)
+    flags.DEFINE_bool(
+        "json", False, "print one line of JSON instead of a table", flag_values=values
+    )
 
 
 def main(values: flags.FlagValues) -> None:
@@ -89,7 +91,7 @@ def evaluate_test(saved: Saved) -> dict[str, Any]:
     }
     if fingerprint(texts) != saved.progress["data"]:
         source = f"the text in {path}" if path else f"the embedded text ({splits.name})"
-        raise UserError(f"{source} is not the one that the run was trained on; give --text=FILE")
+        raise UserError(f"{source} is not the text that the run was trained on; give --text=FILE")
     return evaluate_text(
         saved, splits.test, f"{splits.name}, test", batch_size=saved.config.data.eval_batch_size
     )

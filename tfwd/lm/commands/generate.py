@@ -16,7 +16,7 @@ Writes text with a trained model.
     tfwd-generate --workdir=runs/quickstart
     tfwd-generate --workdir=runs/quickstart --prompt="The class" --temperature=0.5 --seed=7
 
-The same flags give the same text. A token that the vocabulary does not have is never written.
+The same flags give the same text. Unknown tokens are never written.
 """
 
 
@@ -30,20 +30,22 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
     flags.mark_flag_as_required("workdir", values)
     flags.DEFINE_string("checkpoint", "best", "best or last", flag_values=values)
-    flags.DEFINE_integer("tokens", 200, "how many words or characters to write", flag_values=values)
+    flags.DEFINE_integer(
+        "tokens", 200, "number of words or characters to write", flag_values=values
+    )
     flags.DEFINE_float(
         "temperature",
         0.8,
-        "1: as the model says; lower: surer; 0: the likeliest",
+        "1: the model's probabilities; lower: likely tokens; 0: the most likely",
         flag_values=values,
     )
     flags.DEFINE_integer(
-        "top_k", 0, "draw among the k likeliest only; 0: among all", flag_values=values
+        "top_k", 0, "draw from the k most likely tokens; 0: from all", flag_values=values
     )
     flags.DEFINE_integer(
-        "seed", 0, "of the draws; another seed gives another text", flag_values=values
+        "seed", 0, "seed of the draws; another seed gives another text", flag_values=values
     )
-    flags.DEFINE_string("prompt", "", "text to go on from", flag_values=values)
+    flags.DEFINE_string("prompt", "", "text to continue", flag_values=values)
 
 
 def main(values: flags.FlagValues) -> None:

@@ -14,13 +14,12 @@ from tfwd.runs.training.signals import StopRequest
 from tfwd.runs.training.train import define
 
 ABOUT = """
-Trains an AWD-LSTM language model and shows what came out.
+Trains an AWD-LSTM language model and shows its results.
 
     tfwd-train --config=configs/quickstart.py --workdir=runs/quickstart
     tfwd-train --config=configs/char.py --workdir=runs/mine --config.data.path=FOLDER
 
-A run that was stopped, by Ctrl-C or by anything else, goes on where its last checkpoint stood
-when the same command is given again.
+The same command resumes a stopped run from its last checkpoint.
 """
 
 

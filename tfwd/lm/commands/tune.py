@@ -12,21 +12,21 @@ from tfwd.runs.sweeps import tune
 from tfwd.runs.sweeps.tune import define
 
 ABOUT = """
-Searches for the best values of config keys, each trial a training run, and shows what came out.
+Searches for the best values of config keys. Each trial is a training run. Shows the results.
 
     tfwd-tune --config=configs/quickstart.py --sweep=configs/sweeps/rates.py --workdir=runs/rates
     tfwd-tune --config=configs/quickstart.py --sweep=configs/sweeps/rates.py --dry_run
 
-The sweep file says what is varied:
+The sweep file defines the search:
 
     from tfwd.lm.sweeps import Float, Sweep
 
     def get_sweep():
         return Sweep({"model.weight_dropout": Float(0, 0.7, step=0.1)}, method="grid")
 
-With --program=finetune the runs are those of tfwd-finetune: tfwd-tune --program=finetune --help.
-A sweep that was stopped goes on when the same command is given again. Several machines share one by
-KERASTUNER_TUNER_ID, KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT: see docs/tuning.md.
+With --program=finetune each trial is a run of tfwd-finetune: tfwd-tune --program=finetune --help.
+The same command resumes a stopped sweep. Several machines share a sweep with KERASTUNER_TUNER_ID,
+KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT: see docs/tuning.md.
 """
 
 

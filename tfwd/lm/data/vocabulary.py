@@ -59,7 +59,7 @@ class Vocabulary:
         self._ids = {token: i for i, token in enumerate(self.tokens)}
         if len(self._ids) != len(self.tokens):
             repeated = collections.Counter(self.tokens).most_common(1)[0][0]
-            raise ValueError(f"the token {repeated!r} stands in the vocabulary more than once")
+            raise ValueError(f"the token {repeated!r} is in the vocabulary more than once")
         if self.tokens[: len(specials)] != specials:
             raise ValueError(f"a {level} vocabulary begins with {specials}, not {self.tokens[:2]}")
 
@@ -89,8 +89,8 @@ class Vocabulary:
         ]
         if not kept:
             raise UserError(
-                f"data.min_count={min_count}: no token of the training text is so frequent; "
-                f"the most frequent stands there {max(counts.values(), default=0)} times"
+                f"data.min_count={min_count}: no token of the training text is that frequent; "
+                f"the most frequent occurs {max(counts.values(), default=0)} times"
             )
         return cls(specials + kept, level)
 
@@ -122,7 +122,9 @@ class Vocabulary:
         ids = [int(i) for i in ids]
         for i in ids:
             if not 0 <= i < len(self.tokens):
-                raise ValueError(f"{i} is no token's number; they are 0 to {len(self.tokens) - 1}")
+                raise ValueError(
+                    f"{i} is not the number of a token; these are 0 to {len(self.tokens) - 1}"
+                )
         return [self.tokens[i] for i in ids]
 
     def unknown(self, tokens: Iterable[str]) -> list[str]:
@@ -152,10 +154,10 @@ class Vocabulary:
         content = read_json(path, "vocabulary")
         try:
             if not all(isinstance(token, str) for token in content["tokens"]):
-                raise ValueError("its tokens are no texts")
+                raise ValueError("its tokens are not texts")
             return cls(content["tokens"], content["level"])
         except (ValueError, KeyError, TypeError, UserError) as error:
-            raise UserError(f"{path} is not a whole vocabulary: {error}") from error
+            raise UserError(f"{path} is not a complete vocabulary: {error}") from error
 
     def _json(self) -> str:
         return json.dumps({"level": self.level, "tokens": self.tokens}, indent=0)

@@ -40,12 +40,12 @@ def normalization(evidence: Evidence) -> Iterator[Cause]:
     if kind == "BatchNormalization" and evidence.batch_size == 1:
         given = " The batch has 1 example, so the variance of each unit is 0."
         advice = (
-            "use a larger epsilon (1e-3), and leave such batches out (drop_remainder=True) or "
+            "use a larger epsilon (1e-3), and drop such batches (drop_remainder=True) or "
             "choose a batch size that leaves no last batch of 1."
         )
     yield Cause(
         "a variance near zero",
-        f"The first that is not finite comes out of a {kind}, which divides by the root of a "
+        f"The first non-finite tensor is the output of a {kind}, which divides by the root of a "
         f"variance plus epsilon = {epsilon}.{given}",
         advice,
     )
@@ -94,10 +94,10 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
         reasons.append("-infinity comes of a logarithm of 0, or of -1/0")
     advice = (
         f"clip '{before.frame.name}' before the exponential, as with tf.clip_by_value(.., -20, 20),"
-        " or take its maximum off; a lower learning rate or clipped gradients keep it small"
+        " or subtract its maximum; a lower learning rate or clipped gradients keep it small"
         if overflowing
-        else "clip what goes in, add a small number to what is divided by, take the maximum off "
-        "before an exponential"
+        else "clip the inputs, add a small number to the divisor, subtract the maximum before "
+        "an exponential"
     )
     yield Cause(
         "a function outside its domain",
@@ -153,7 +153,7 @@ def backward(evidence: Evidence) -> Iterator[Cause]:
         rows += _loss_inputs_text(evidence, first)
     yield Cause(
         "a function whose derivative is infinite",
-        f"All is finite forward, loss included, and {where}.{seen}"
+        f"The forward pass is finite, including the loss, and {where}.{seen}"
         f"{rows if first.frame.kind == 'gradient' else ''}",
         f"look in {source or 'it'} for a root, a norm, a logarithm or a power at 0, and for "
         "tf.where around one of them: add a small number inside, and give both branches of "

@@ -21,7 +21,7 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
             yield Cause(
                 name_of,
                 f"'{name}' is 0 for all {len(values)} examples of the batch.",
-                "leave such batches out, or divide by a number that is at least 1.",
+                "skip such batches, or divide by a number that is at least 1.",
             )
     before, first = evidence.before, evidence.first
     if before is None or first.frame.kind not in ("input", "output", "pre-activation", "loss"):
@@ -30,10 +30,11 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
     if summary.size and summary.zeros == summary.size and found.nan:
         yield Cause(
             name_of,
-            f"All {summary.size} elements of '{before.frame.label}' are 0, and what is computed of "
-            "them is NaN: 0/0.",
+            f"All {summary.size} elements of '{before.frame.label}' are 0, and the result of the "
+            "next "
+            "computation is NaN: 0/0.",
             "look for a mask or a dropout rate that leaves nothing, and for a mean or a norm of "
-            "it; add a small number to what is divided by.",
+            "it; add a small number to the divisor.",
         )
         return
     if found.nan != found.non_finite or first.frame.layer in NORMALIZING:
@@ -45,9 +46,9 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
         yield Cause(
             name_of,
             f"It is NaN in {rows_text(first.detail.rows)}, where {' and '.join(seen)}: 0/0.",
-            "see to it that a mask leaves something (a softmax over nothing but -infinity is NaN "
-            "too); else add a small number to the sum, norm or deviation that is divided by, or "
-            "leave these examples out.",
+            "check that a mask leaves something (a softmax over nothing but -infinity is NaN too); "
+            "otherwise add a small number to the divisor (a sum, norm or deviation), or remove "
+            "these examples.",
         )
 
 

@@ -31,15 +31,15 @@ def data(evidence: Evidence) -> Iterator[Cause]:
                 "NaN or infinity in the class_weight",
                 f"'{name}' has {detail.summary}: in all examples of class {classes}, and in no "
                 "others. Keras makes such sample weights of class_weight.",
-                "look at the class_weight of fit (a class without examples gives 1/0), or at the "
+                "check the class_weight of fit (a class without examples gives 1/0), or at the "
                 "sample weights of the data.",
             )
             continue
         yield Cause(
             f"NaN or infinity in the {what}",
             f"'{name}' has {detail.summary} in {where}.",
-            "find these examples in the data; leave them out or fill the gaps before training, as "
-            "with numpy.nan_to_num, and look at how they were made.",
+            "find these examples in the data; remove them or fill the gaps before training, as "
+            "with numpy.nan_to_num, and check how they were made.",
         )
 
 
@@ -51,10 +51,10 @@ def weights(evidence: Evidence) -> Iterator[Cause]:
     names = ", ".join(f"'{one.frame.name}'" for one in bad[:3])
     more = f" and {len(bad) - 3} others" if len(bad) > 3 else ""
     when = {
-        True: "No step of this training was made before: they came so, from a file or an "
+        True: "No step of this training was made before: the values came from a file or an "
         "initializer.",
-        False: "They were finite after the step before: something else assigned to them since.",
-        None: "They came so, or a step that was not checked has made them so: check each step "
+        False: "They were finite after the previous step: other code has assigned to them since.",
+        None: "They were so at the start, or an unchecked step made them so: check each step "
         "(every=1).",
     }[evidence.is_first]
     trained = {_keras.variables.path(v) for v in evidence.model.trainable_weights}
@@ -74,9 +74,9 @@ def learning_rate(evidence: Evidence) -> Iterator[Cause]:
         yield Cause(
             "a learning rate that is not finite or negative",
             f"The learning rate of this step is {value}{_iterations(evidence)}.",
-            "look at the schedule: a division by a number of steps that is 0, a root or a "
-            "logarithm of a negative number, a decay that goes below 0. (A step that is left out "
-            "does not advance the optimizer's iterations.)",
+            "check the schedule: a division by a number of steps that is 0, a root or a "
+            "logarithm of a negative number, a decay that goes below 0. (A skipped step does not "
+            "advance the optimizer's iterations.)",
         )
         return
 

@@ -37,7 +37,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     signs, advice, ends_reached = [], [], False
     if exactly:
         signs.append(f"it is so in {rows_text(bad)}, and just there {' and '.join(exactly)}")
-        advice.append("clip what a logarithm or a root is taken of, and what is divided by")
+        advice.append("clip the argument of a logarithm or a root, and the divisor")
     elif bad.any() and not bad.all():
         signs.append(f"it is so in {rows_text(bad)} alone")
     # If a custom training step computes the loss, it is most often of the last output.
@@ -56,14 +56,14 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
                 "infinite"
             )
             if entropy:
-                advice.append("give the loss logits (from_logits=True) and no probabilities")
-            advice.append("clip what a logarithm is taken of (tf.clip_by_value(p, 1e-7, 1 - 1e-7))")
+                advice.append("give the loss logits (from_logits=True) instead of probabilities")
+            advice.append("clip the argument of a logarithm (tf.clip_by_value(p, 1e-7, 1 - 1e-7))")
         elif low < 0 and is_nan and not squares and "logits" not in named:
             signs.append(
                 f"{what} begin{'s' * is_own} at {low:.3g}, and a logarithm, a root or a fractional "
                 "power of a negative number is NaN"
             )
-            advice.append("clip what a logarithm or a root is taken of")
+            advice.append("clip the argument of a logarithm or a root")
     for name, values in evidence.data.items():
         if not name.startswith("y") or not np.issubdtype(values.dtype, np.number):
             continue
@@ -74,7 +74,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
             if (~values.any(1)).any():
                 signs.append(f"'{name}' is 0 throughout in {rows_text(~values.any(1))}")
             elif (values.min() < 0) or (abs(values.sum(1) - 1) > 1e-3).any():
-                signs.append(f"the rows of '{name}' are no distributions: they do not add up to 1")
+                signs.append(f"the rows of '{name}' are not distributions: they do not add up to 1")
             absent = np.flatnonzero(~values.any(0))
             if absent.size:
                 signs.append(f"class {', '.join(map(str, absent[:5]))} is absent in the batch")
@@ -88,19 +88,19 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
                 f"'{least.frame.label}' reaches {least.detail.high:.3g}, and an exponential of "
                 f"more than {exp_limit(least):.3g} is infinite"
             )
-            advice.append("clip what an exponential is taken of")
+            advice.append("clip the argument of an exponential")
     nothing = "in predictions and labels stands out" if evidence.data else "is known of the labels"
     if is_nan and not (squares or entropy or ends_reached):
         advice.append("look for a mean or a norm of nothing, which is 0/0")
     if not advice or not ends_reached:
-        advice.append("add a small number to what is divided by")
+        advice.append("add a small number to the divisor")
     if is_own:
         yield _custom_loss_cause(evidence, is_nan, signs, advice)
         return
     name = "".join(f" '{one}'" for one in first.frame.source[:1]) + first.frame.of_outputs
     yield Cause(
         "the loss function",
-        f"All that the model computes is finite, and the loss{name} is "
+        f"All outputs of the model are finite, and the loss{name} is "
         f"{'NaN' if is_nan else 'not'}: "
         f"{'; '.join(signs) or f'nothing {nothing}'}.",
         "; ".join(dict.fromkeys(advice)) + ".",
@@ -128,6 +128,6 @@ def _custom_loss_cause(
     return Cause(
         "the loss function",
         f"All layers are finite, and the loss is {'NaN' if is_nan else 'not'}. It is computed in "
-        f"{where}, into which this report does not look.{shown}{seen}",
+        f"{where}, which this report does not examine.{shown}{seen}",
         "; ".join(dict.fromkeys(advice)) + ".",
     )

@@ -56,7 +56,8 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
         if largest is None and max(given, made) < HALF_MAX / 16:
             seen += (
                 f" It is given at most {given:.3g}, and what is finite of it is at most "
-                f"{made:.3g}: something in between is larger, as a sum of many or a square."
+                f"{made:.3g}: something in between is larger, for example a sum of many or a "
+                "square."
             )
     if largest is None and not (
         first.detail.summary.positive_inf + first.detail.summary.negative_inf
@@ -66,9 +67,9 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
     yield Cause(
         "an overflow of float16",
         seen,
-        "make the loss smaller (scale the labels, take a mean in the place of a sum), and use a "
+        "make the loss smaller (scale the labels, use a mean instead of a sum), and use a "
         "LossScaleOptimizer, which lowers its scale until gradients fit (fit has one with "
-        "mixed_float16; a training step of your own calls optimizer.scale_loss); or use "
+        "mixed_float16; a custom training step calls optimizer.scale_loss); or use "
         "mixed_bfloat16, which has the range of float32."
         if backward
         else "divide before a sum or a product and not after it, as attention divides by the root "
@@ -103,8 +104,8 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
         size, factor, _ = grown[leader]
         yield Cause(
             "gradients that blow up",
-            f"In the last steps {len(grown)} of {len(growth)} gradients grew; most that of "
-            f"'{leader}', by a factor of {factor:.3g} a step, to {size:.3g}.",
+            f"In the last steps {len(grown)} of {len(growth)} gradients grew. The fastest, of "
+            f"'{leader}', grew by a factor of {factor:.3g} per step, to {size:.3g}.",
             "lower the learning rate, warm it up, or clip gradients (global_clipnorm=1.0 of any "
             "Keras optimizer).",
         )
@@ -142,7 +143,8 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
 def _first_step_cause(evidence: Evidence, largest: Measurement, scale: str) -> Cause:
     """Returns the cause for the forward pass of a first step, before any update."""
     when = (
-        "No step of this training was made before: neither gradients nor the learning rate are why."
+        "No step of this training was made before: neither gradients nor the learning rate are "
+        "the cause."
         if evidence.is_first
         else "Gradients were moderate before."
     )

@@ -34,10 +34,10 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
             "a softmax over nothing but -infinity",
             f"'{first.frame.name}' makes {found.negative_inf} elements -infinity, as a mask does."
             f"{then} A softmax of which all inputs are -infinity is NaN.",
-            "see to it that the mask leaves at least one key to each query, and has the right sign "
+            "check that the mask leaves at least one key to each query, and has the right sign "
             "(True where a key is kept); or mask by a large negative number, -1e9 (in float16 "
-            "-6e4), in the place of -infinity. If only some inputs of each softmax are -infinity, "
-            f"it is well: leave the layer out by FiniteCheck(exclude={first.frame.name!r}).",
+            "-6e4), instead of -infinity. If only some inputs of each softmax are -infinity, "
+            f"this is fine: ignore the layer with FiniteCheck(exclude={first.frame.name!r}).",
         )
         return
     if not found.nan or found.nan != found.non_finite:
@@ -60,11 +60,11 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
         seen = f"'{first.frame.name}' makes NaN of finite numbers."
     yield Cause(
         "a softmax over nothing but -infinity",
-        f"{seen} A softmax is 0/0 if all that it is given is -infinity.",
-        "see to it that the mask leaves at least one key to each query (of an example that is all "
-        "padding, leave one, or leave the example out), and has the right sign (True where a key "
-        "is kept); or mask by a large negative number, -1e9 (in float16 -6e4), in the place of "
-        "-infinity. If there is no softmax, look at a division by a sum of nothing.",
+        f"{seen} A softmax is 0/0 if all its inputs are -infinity.",
+        "check that the mask leaves at least one key to each query (for an example that is all "
+        "padding, keep one, or remove the example), and has the right sign (True where a key "
+        "is kept); or mask by a large negative number, -1e9 (in float16 -6e4), instead of "
+        "-infinity. If there is no softmax, check a division by a sum of nothing.",
     )
 
 

@@ -40,7 +40,8 @@ class ArchiveSource(Source):
                     shape, fortran, dtype = _header(member)
                     if dtype.hasobject:
                         raise SourceError(
-                            f"{path}: '{key}' is an array of Python objects, which are not read"
+                            f"{path}: '{key}' is an array of Python objects, which tfwd does not "
+                            "read"
                         )
                     rest = info.file_size - member.tell()
                     if math.prod(shape) * dtype.itemsize != rest:

@@ -19,8 +19,8 @@ from tfwd.pretrained.sources.safetensors_files import (
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 CONVERT = (
-    "is a pickle, which can run any program when it is read, and is not read here. Convert it "
-    "where PyTorch is: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
+    "is a pickle, which can run any program when it is read. tfwd does not read it. Convert it "
+    "with PyTorch: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
     "'model.safetensors')"
 )
 
@@ -47,7 +47,7 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     if path.endswith(PICKLES) and not os.path.exists(f"{path}.index"):
         raise SourceError(f"{path} {CONVERT}")
     if path.endswith((".h5", ".keras")):
-        raise SourceError(f"{path} is a file of Keras's: read it with model.load_weights")
+        raise SourceError(f"{path} is a Keras file: read it with model.load_weights")
     prefix = path.removesuffix(".index")
     if os.path.exists(f"{prefix}.index"):
         return CheckpointSource(prefix)

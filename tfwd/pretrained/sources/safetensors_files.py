@@ -112,7 +112,7 @@ class ShardedSource(Source):
             index = json.load(file, object_pairs_hook=unique)
             files = index.get("weight_map") if isinstance(index, dict) else None
             if not isinstance(files, dict) or not all(isinstance(f, str) for f in files.values()):
-                raise SourceError(f"{path} is no index of shards: it has no 'weight_map'")
+                raise SourceError(f"{path} is not an index of shards: it has no 'weight_map'")
         folder = os.path.dirname(path) or "."
         self._shards = {name: _shard(folder, name) for name in sorted(set(files.values()))}
         self._shard_of = files
@@ -124,8 +124,8 @@ class ShardedSource(Source):
         for name, shard in self._shards.items():
             if more := [key for key in shard.entries if files.get(key) != name]:
                 raise SourceError(
-                    f"{shard.path} has '{more[0]}', of which {os.path.basename(path)} says that it "
-                    f"is in {files.get(more[0], 'no file')}"
+                    f"{shard.path} has '{more[0]}', which {os.path.basename(path)} says is "
+                    f"in {files.get(more[0], 'no file')}"
                 )
 
     def blocks(self, key: str, into: np.ndarray | None = None) -> Iterator[np.ndarray]:
@@ -144,7 +144,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise SourceError(f"the name '{name}' stands there twice")
+            raise SourceError(f"the name '{name}' is there twice")
         found[name] = value
     return found
 
@@ -152,7 +152,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _shard(folder: str, name: str) -> SafetensorsSource:
     path = os.path.join(folder, name)
     if os.path.basename(name) != name or name in ("", ".", ".."):
-        raise SourceError(f"{folder}: the index names {name!r}, which is no file of that folder")
+        raise SourceError(f"{folder}: the index names {name!r}, which is not in that folder")
     check_inside(path)
     return SafetensorsSource(path)
 
@@ -190,11 +190,14 @@ def _read_header(path: str) -> tuple[int, dict[str, Any]]:
         size = os.fstat(file.fileno()).st_size
         first = file.read(8)
         if len(first) < 8:
-            raise SourceError(f"{path} is damaged: it has {size} bytes, which is no header")
+            raise SourceError(
+                f"{path} is damaged: it has {size} bytes, which is too short for a header"
+            )
         (length,) = struct.unpack("<Q", first)
         if length > min(size - 8, _LONGEST_HEADER):
             raise SourceError(
-                f"{path} is damaged, or was not copied whole: its header has {length:,} bytes, and "
+                f"{path} is damaged, or was not copied completely: its header has {length:,} "
+                "bytes, and "
                 f"the file {size:,}"
             )
         try:
@@ -215,7 +218,7 @@ def _check_size(path: str, begin: int, header: Any) -> None:
     if cut:
         wanted = begin + max(end for end, _ in cut)
         raise SourceError(
-            f"{path} is not whole: it ends within '{cut[0][1]}', after {begin + size:,} of "
+            f"{path} is incomplete: it ends within '{cut[0][1]}', after {begin + size:,} of "
             f"{wanted:,} bytes; get it again"
         )
 

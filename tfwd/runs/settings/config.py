@@ -99,8 +99,8 @@ class Schema:
                 if not validators.is_json_value(value):
                     raise UserError(
                         f"{group}.{name}={shown(value)}: give a finite number, a text, true, "
-                        "false, None or a list of them; config.json, by which a run goes on, holds "
-                        "no other"
+                        "false, None or a list of them; config.json, from which a run resumes, "
+                        "holds only these"
                     )
         if together and self._check_together is not None:
             self._check_together(config, to_train)
@@ -121,7 +121,7 @@ class Schema:
         try:
             keys = flat_keys(config)
         except TypeError as error:  # ml_collections sorts the keys
-            raise UserError(f"a key of the configuration is no text: {error}") from error
+            raise UserError(f"a key of the configuration is not a text: {error}") from error
         for key in keys:
             if not self.known(key):
                 raise UserError(self.unknown(key))
@@ -169,7 +169,7 @@ class Schema:
         for key in dict.fromkeys(flat_keys(before) + flat_keys(now)):
             there, here = get(before, key, "not given"), get(now, key, "not given")
             if _as_json(there) != _as_json(here) and self.may_change(key) == MayChange.NEVER:
-                lines.append(f"{key} is {there} there and {here} here")
+                lines.append(f"{key} is {there} in the folder and {here} now")
         return lines
 
     def describe(self) -> str:

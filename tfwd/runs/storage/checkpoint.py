@@ -174,7 +174,8 @@ class Checkpoints:
                 say(f"{problems[-1]}; trying the checkpoint before it")
         if problems:
             raise UserError(
-                f"no whole checkpoint is left: {'; '.join(problems)}; put one back from a copy, or "
+                f"no complete checkpoint is left: {'; '.join(problems)}; restore one from a "
+                "copy, or "
                 f"remove {self.folder}"
             )
         return None
@@ -185,9 +186,10 @@ class Checkpoints:
         if writer not in (None, _keras.GENERATION):
             raise UserError(
                 f"{self.path(step)} was saved on Keras {writer}, and this is Keras "
-                f"{_keras.GENERATION}: of a run only the best weights go from one to the other, "
-                "which tfwd-evaluate and tfwd-generate read; it can be trained on and evaluated "
-                f"with --checkpoint=last on Keras {writer} alone"
+                ""
+                f"{_keras.GENERATION}: only the best weights of a run can be read on both; "
+                "resume the "
+                f"run, and use --checkpoint=last, on Keras {writer}"
             )
         prefix = str(self.path(step) / "tensors")
         try:
@@ -248,7 +250,7 @@ class Checkpoints:
             self._written_by(step)
             progress = read_json(folder / _PROGRESS)
             if not isinstance(progress, dict):
-                return f"{_PROGRESS} holds no progress"
+                return f"{_PROGRESS} has no progress"
             self._check(progress)
         except UserError as error:
             return str(error)

@@ -93,7 +93,7 @@ def read_json(path: str | os.PathLike[str], what: str = "file") -> Any:
     try:
         return json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{os.fspath(path)} is not a whole {what}: {_short(error)}") from error
+        raise UserError(f"{os.fspath(path)} is not a complete {what}: {_short(error)}") from error
 
 
 def _short(error: Exception) -> str:

@@ -110,8 +110,9 @@ class RunFolder:
         if before.fingerprint() != vocabulary.fingerprint():
             raise UserError(
                 f"the workdir {self.path} holds a run with another vocabulary: "
-                f"{len(before)} {self.program.entries} there, {len(vocabulary)} in this text. "
-                "Give another --workdir, or the same text"
+                f"{len(before)} {self.program.entries} in the folder, {len(vocabulary)} in the "
+                "data. "
+                "Give another --workdir, or the same data"
             )
 
     def restore(self, objects: dict[str, Any], data: str, say: Callable[[str], object]) -> Progress:
@@ -138,8 +139,8 @@ class RunFolder:
         progress.vocabulary = fingerprint
         if progress.data != data:
             raise UserError(
-                f"the text is not the one that the run in {self.path} was trained on; "
-                "give another --workdir, or the same text"
+                f"the data is not the data that the run in {self.path} was trained on; "
+                "give another --workdir, or the same data"
             )
         for step in self.checkpoints.steps():
             if step > progress.step:  # skipped as damaged

@@ -78,10 +78,12 @@ class Metrics:
         kept = content[:most]
         kept = kept[: kept.rfind(b"\n") + 1]
         if len(kept) < most:
-            say(f"{self.path} has {len(kept)} of its {most} bytes; the curves lack what is missing")
+            say(
+                f"{self.path} has {len(kept)} of its {most} bytes; the curves lack the missing part"
+            )
         wrong = [n for n, line in enumerate(kept.splitlines(), 1) if _record(line) is None]
         if wrong:
-            say(f"{self.path}, line {wrong[0]}: no record of a run's log; the curves lack it")
+            say(f"{self.path}, line {wrong[0]} is not a record of a run; the curves lack it")
         return len(kept)
 
     def __enter__(self) -> Metrics:

@@ -73,7 +73,7 @@ def _by_epoch(axes: Axes, epochs: Records, score: str) -> None:
     numbers = [r["epoch"] for r in epochs]
     train = [_value(r[f"train_{score}"]) for r in epochs]
     valid = [_value(r[score]) for r in epochs]
-    axes.plot(numbers, train, color=TRAIN, marker="o", ms=3.5, label="train, as it trained")
+    axes.plot(numbers, train, color=TRAIN, marker="o", ms=3.5, label="train, during training")
     axes.plot(numbers, valid, color=VALID, marker="o", ms=3.5, label="valid")
     best = [r for r in epochs if r.get("best")]
     if best:

@@ -73,7 +73,7 @@ def load(
     if progress.get("vocabulary") not in (None, "", vocabulary.fingerprint()):
         raise UserError(
             f"{folder.vocabulary} is not the vocabulary that the {checkpoint} checkpoint was "
-            "trained with, although it is as large; put the right file back"
+            "trained with, although it has the same size; restore the right file"
         )
     for name, variable in program.named_weights(model).items():
         if not np.isfinite(np.asarray(variable.numpy(), np.float32)).all():

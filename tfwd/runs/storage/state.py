@@ -120,7 +120,7 @@ class Progress:
             if not isinstance(value, (int, float) if kind is float else kind) or (
                 kind is not str and not value >= (-math.inf if name == "best_loss" else 0)
             ):
-                raise UserError(f"the checkpoint's {name} is {value!r}: no progress has that")
+                raise UserError(f"the checkpoint's {name} is {value!r}, which is out of range")
         return progress
 
 

@@ -72,7 +72,7 @@ def load(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name:
             header = json.loads(file[_HEADER].tobytes()) if _HEADER in file.files else {}
             if not isinstance(header, dict) or header.get("format") != _format(model_name):
                 raise UserError(
-                    f"{path} is no file of a {model_name}'s weights: put the right one back"
+                    f"{path} is not a file of a {model_name}'s weights: restore the right one"
                 )
             if header["version"] != VERSION:
                 raise UserError(
@@ -86,8 +86,8 @@ def load(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name:
                     raise ValueError(f"{name} is {arrays[name].shape}")
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(
-            f"{path} is no whole file of a {model_name}'s weights ({_reason(error)}): put one "
-            "back from a copy"
+            f"{path} is not a complete file of a {model_name}'s weights ({_reason(error)}): "
+            "restore it from a copy"
         ) from error
     for name, variable in variables.items():
         variable.assign(tf.cast(arrays[name], _keras.variables.dtype_name(variable)))
@@ -101,7 +101,7 @@ def _verify(path: Any, saved: dict[str, list[int]], variables: Mapping[str, Any]
         if there != here:
             raise UserError(
                 f"{path} is of another model: {name} is "
-                f"{there or 'not there'} in the file and {here or 'not there'} in the model"
+                f"{there or 'missing'} in the file and {here or 'missing'} in the model"
             )
 
 

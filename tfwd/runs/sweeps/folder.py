@@ -94,7 +94,7 @@ class SweepFolder:
             others = ("config.json", *_OURS[1:4])
             if not there and any(next(self.path.glob(name), None) for name in others):
                 raise UserError(
-                    f"the workdir {self.path} holds something that is no sweep of tfwd-tune; give "
+                    f"the workdir {self.path} holds something else than a sweep of tfwd-tune; give "
                     "another --workdir"
                 )
             if there and overwrite:
@@ -133,7 +133,7 @@ class SweepFolder:
         before = read_json(self.description, "record of a sweep")
         if not isinstance(before, dict) or "sweep.method" not in before:
             raise UserError(
-                f"{self.description} is not a record of a sweep: put it back from a copy"
+                f"{self.description} is not a record of a sweep: restore it from a copy"
             )
 
         def said(described: dict[str, Any], key: str) -> Any:
@@ -141,7 +141,7 @@ class SweepFolder:
 
         may_change = self.program.schema.may_change
         different = [
-            f"{key} is {said(before, key)} there and {said(description, key)} here"
+            f"{key} is {said(before, key)} in the folder and {said(description, key)} now"
             for key in dict.fromkeys([*before, *description])
             if before.get(key) != description.get(key) and may_change(key) != MayChange.ALWAYS
         ]

@@ -113,9 +113,9 @@ def plan(sweep: Sweep, oracle: object, epochs: int) -> list[str]:
     count = trial_count(sweep, oracle)
     runs = sweep.executions_per_trial
     each = f" of {runs} runs each" if runs > 1 else ""
-    promoted = " (a promotion counts as one of its own)" if sweep.method == "hyperband" else ""
+    promoted = " (a promotion counts as a trial)" if sweep.method == "hyperband" else ""
     epochs_in_all = runs * total_epochs(sweep, oracle, epochs)
-    lines.append(f"trials: {count:,}{each}{promoted}, epochs in all: {epochs_in_all:,}")
+    lines.append(f"trials: {count:,}{each}{promoted}, total epochs: {epochs_in_all:,}")
     return lines
 
 

@@ -88,7 +88,7 @@ def check(sweep: Sweep, config: ml_collections.ConfigDict, schema: Schema) -> li
         if sweep.method == "hyperband":
             raise UserError(
                 f"max_trials={sweep.max_trials} of the sweep: Hyperband's number of trials follows "
-                "from training.epochs and factor (see --dry_run); leave it out"
+                "from training.epochs and factor (see --dry_run); remove max_trials"
             )
     if not isinstance(sweep.space, Mapping) or not sweep.space:
         raise UserError('the sweep has no space: give {"model.weight_dropout": Float(0, 0.7)}')
@@ -103,8 +103,8 @@ def check(sweep: Sweep, config: ml_collections.ConfigDict, schema: Schema) -> li
             )
     if sweep.method == "hyperband" and "training.epochs" in sweep.space:
         raise UserError(
-            "training.epochs in the sweep: Hyperband itself says how many epochs a trial has, up "
-            "to the config's training.epochs; leave it out, or take another method"
+            "training.epochs in the sweep: Hyperband chooses the epochs of each trial, up to the "
+            "config's training.epochs; remove it, or use another method"
         )
     return _check_points(sweep, config, schema)
 
@@ -178,7 +178,7 @@ def _check_points(sweep: Sweep, config: ml_collections.ConfigDict, schema: Schem
         raise UserError(f"no point of the sweep can be trained: {wrong[0]}")
     if not wrong:
         return []
-    return [f"{len(wrong)} of {count} points looked at cannot be trained, as: {wrong[0]}"]
+    return [f"{len(wrong)} of {count} checked points cannot be trained, for example: {wrong[0]}"]
 
 
 def points(sweep: Sweep) -> str:

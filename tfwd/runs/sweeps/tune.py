@@ -30,10 +30,10 @@ def define(values: flags.FlagValues) -> None:
 
     text("sweep", "", "Python file with get_sweep(), as configs/sweeps/rates.py")
     text("workdir", "", "folder of the sweep: trials, tables, plots, the best configuration")
-    text("method", "", "random, grid, bayesian or hyperband, in place of the sweep file's")
-    number("max_trials", "at most so many trials, in place of the sweep file's", 1)
-    number("executions_per_trial", "runs of each trial, in place of the sweep file's", 1)
-    number("search_seed", "of the search, in place of the sweep file's", 0)
+    text("method", "", "random, grid, bayesian or hyperband, instead of the sweep file's")
+    number("max_trials", "largest number of trials, instead of the sweep file's", 1)
+    number("executions_per_trial", "runs per trial, instead of the sweep file's", 1)
+    number("search_seed", "seed of the search, instead of the sweep file's", 0)
 
     def seconds(name: str, default: float, about: str) -> None:
         flags.DEFINE_float(
@@ -44,14 +44,14 @@ def define(values: flags.FlagValues) -> None:
         "dry_run", False, "print the space and the number of trials", flag_values=values
     )
     flags.DEFINE_bool(
-        "overwrite", False, "remove the sweep that is in the workdir", flag_values=values
+        "overwrite", False, "remove an existing sweep in the workdir", flag_values=values
     )
     seconds(
         "worker_timeout",
         60.0,
-        "seconds of silence after which the chief gives a worker's trial to another one",
+        "seconds of silence after which the chief gives a worker's trial to another worker",
     )
-    seconds("chief_timeout", 300.0, "seconds that a worker waits for a chief that was never there")
+    seconds("chief_timeout", 300.0, "seconds that a worker waits for a chief that never answered")
 
 
 def main(program: Program, values: flags.FlagValues) -> int:
@@ -171,11 +171,11 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
         if code == Stopped(CLOSED_PIPE).exit_code:
             with contextlib.suppress(BrokenPipeError):  # as after `2>&1 | head`
                 print(
-                    f"stopped by SIGPIPE; the same command goes on in {folder.path}",
+                    f"stopped by SIGPIPE; the same command resumes in {folder.path}",
                     file=sys.stderr,
                 )
         elif code:
-            board.line(f"stopped; the same command, with --workdir={values.workdir}, goes on")
+            board.line(f"stopped; the same command, with --workdir={values.workdir}, resumes")
         elif best is None:
             raise UserError(_reason_without_best(board))
         return code
@@ -209,8 +209,8 @@ def _add_resumed_trial(board: Any, trial: Any, folder: Any) -> None:
     except Exception as error:  # the file may hold anything
         path = folder.trial(trial.trial_id) / "trial.json"
         raise UserError(
-            f"{path} is not a record of a trial ({type(error).__name__}: {error}); put it back "
-            "from a copy, or give --overwrite to begin anew"
+            f"{path} is not a record of a trial ({type(error).__name__}: {error}); restore it "
+            "from a copy, or give --overwrite to start again"
         ) from error
 
 
@@ -273,21 +273,23 @@ def _print_header(board: Any, sweep: Sweep, config: Any, data: Any, folder: Any,
     from tfwd.tuning import workers
 
     what = {workers.CHIEF: "chief of the sweep", workers.WORKER: "worker of the sweep"}
-    board.line(f"{data.name}: {data.size} to train on; {what.get(role, 'sweep')} in {folder.path}")
+    board.line(f"{data.name}: {data.size} for training; {what.get(role, 'sweep')} in {folder.path}")
     if role != workers.WORKER:
         oracle = _oracle(sweep, config)
         for line in [*plan(sweep, oracle, config.training.epochs), *notes]:
             board.line(line)
     if again:
         done = sum(row.status != "waiting" for row in board.rows.values())
-        board.line(f"going on with the sweep: {done} trials are done")
+        board.line(f"resuming the sweep: {done} trials are done")
         if sweep.max_trials is not None and sweep.max_trials < done:
-            board.line(f"max_trials={sweep.max_trials} is fewer: all stay, and none is added")
+            board.line(
+                f"max_trials={sweep.max_trials} is lower: all trials stay, and none is added"
+            )
 
 
 def _reason_without_best(board: Any) -> str:
     reasons = [row.message for row in board.rows.values() if row.message]
-    return f"no trial came to its end; the first one: {reasons[0]}" if reasons else "no trial ran"
+    return f"no trial succeeded; the first one: {reasons[0]}" if reasons else "no trial ran"
 
 
 def _require(module: str, name: str) -> None:

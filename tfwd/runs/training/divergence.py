@@ -97,7 +97,7 @@ class Divergence:
         self._consecutive += 1
         self._last_good = failure.step
         if self.action == "skip":
-            done = "it is left out"
+            done = "the step is skipped"
         else:
             number = self._state.step.numpy()
             for variable, value in self._snapshot:
@@ -105,7 +105,7 @@ class Divergence:
             self._state.step.assign(number)
             rate = self._state.learning_rate.numpy() * FACTOR**self._consecutive
             self._state.learning_rate.assign(rate)
-            done = f"back to the end of the last epoch, with the learning rate {rate:.4g}"
+            done = f"restored the end of the last epoch, with the learning rate {rate:.4g}"
         self._tell(failure, report, done)
         self._step.resume_after_failure()
 
@@ -113,12 +113,12 @@ class Divergence:
         if self.action == "raise" or batch is None:
             return ""
         if self.action == "restore" and not self._snapshot:
-            return "there is no finished epoch yet to go back to; "
+            return "there is no finished epoch yet to restore; "
         if self.action == "skip" and failure.step != self._last_good + 1:
             self._consecutive = 0  # a good step was in between
         if self._consecutive >= MAX_CONSECUTIVE:
-            what = "left out" if self.action == "skip" else "gone back from"
-            return f"{MAX_CONSECUTIVE} bad steps in a row were {what} before it; "
+            what = "skipped" if self.action == "skip" else "restored from"
+            return f"{MAX_CONSECUTIVE} consecutive bad steps were {what} before it; "
         return None
 
 

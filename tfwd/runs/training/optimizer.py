@@ -83,10 +83,11 @@ def _optimizer_hint(value: Any) -> str:
         return hint(value, there)
     name = known[value.lower()]
     near_it = [other for other in ADDONS[name] if other.lower() in there]
-    instead = f"; nearest to it here is {' or '.join(near_it)}" if near_it else ""
+    instead = f"; the most similar one here is {' or '.join(near_it)}" if near_it else ""
     return (
-        f" ({name} is of tensorflow-addons, which pip install '.[addons]' in a checkout brings, on "
-        f"Python 3.10 or 3.11{instead})"
+        f" ({name} needs tensorflow-addons: in a checkout, pip install '.[addons]' on Python "
+        "3.10 or "
+        f"3.11{instead})"
     )
 
 
@@ -152,7 +153,7 @@ def make_optimizer(
     for key, given in chosen.items():
         if given and not weight_decay:
             raise UserError(
-                f"optimizer.decay_{key}={given!r} is of no use without a decay: give "
+                f"optimizer.decay_{key}={given!r} has no effect without a decay: give "
                 "optimizer.weight_decay too"
             )
     rate = {"learning_rate": learning_rate} if has_rate else {}
@@ -196,9 +197,9 @@ def _check_one_step(make: Callable[[], keras.optimizers.Optimizer], what: str) -
         found = float(np.asarray(_keras.variables.value(weight))[0])
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{what}: {reason}; give others") from error
+        raise UserError(f"{what}: {reason}; give other arguments") from error
     if not math.isfinite(found):
-        raise UserError(f"{what}: a step makes a weight of 1 {found}; give others")
+        raise UserError(f"{what}: a step changes a weight from 1 to {found}; give other arguments")
 
 
 def find_averaging(optimizer: keras.optimizers.Optimizer) -> NonMonotonicASGD | None:

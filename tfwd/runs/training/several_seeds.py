@@ -44,7 +44,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer(
         "seeds",
         1,
-        "runs with so many seeds, from the config's on, each in its own folder of the workdir",
+        "number of runs, with seeds from the config's on, each in its own folder of the workdir",
         lower_bound=1,
         upper_bound=1000,
         flag_values=values,

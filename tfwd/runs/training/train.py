@@ -54,7 +54,7 @@ def main(
             with contextlib.suppress(BrokenPipeError):  # as after `2>&1 | head`
                 print(
                     f"stopped by {stopped}; the same command, with --workdir={values.workdir}, "
-                    "goes on",
+                    "resumes",
                     file=sys.stderr if lost else sys.stdout,
                 )
             return stopped.exit_code
@@ -103,14 +103,14 @@ def train(
                 return summary
             counted = program.counted.format(len(data.vocabulary))
             display.line(
-                f"{data.name}: {data.size} to train on, {counted}; model of "
+                f"{data.name}: {data.size} for training, {counted}; model with "
                 f"{trainer.parameters:,} weights; run in {folder.path}"
             )
             progress = trainer.progress
             if progress.step:
                 display.line(
-                    f"going on from the checkpoint of step {progress.step:,} (epoch "
-                    f"{progress.epoch + 1}, window {progress.window})"
+                    f"resuming from the checkpoint of step {progress.step:,} (epoch "
+                    f"{progress.epoch + 1}, step {progress.window} of the epoch)"
                 )
             trainer.describe_optimizer()
             with display:
@@ -143,9 +143,9 @@ def summary_if_finished(
         program.tables(summary)
         return summary
     except UserError as error:
-        say(f"{error}; it is made again")
+        say(f"{error}; the summary is made again")
     except Exception:  # any form that the table cannot show
-        say(f"{path} is no summary of a run; it is made again")
+        say(f"{path} is not a summary of a run; the summary is made again")
     return None
 
 

@@ -123,11 +123,11 @@ class Trainer(abc.ABC):
             self.display.line(str(self.decay_table(decay)))
         elif has_own_decay(self.config.optimizer.name):
             name = self.config.optimizer.name
-            self.display.line(f"{name} decays nothing: optimizer.weight_decay is 0")
+            self.display.line(f"{name} does not decay weights: optimizer.weight_decay is 0")
         self.step.trace()
         if self.step.unused:
             asked = decay is not None and decay.decay_unused
-            kept = "they are only decayed" if asked else "they stay as they are"
+            kept = "they are only decayed" if asked else "they do not change"
             unused = ", ".join(self.step.unused)
             self.display.line(f"no gradient reaches these weights, {kept}: {unused}")
 
@@ -245,13 +245,13 @@ class Trainer(abc.ABC):
             with self._averaged():
                 self.folder.save_best(self.model, self.progress)
         if averaging is not None and averaging.observe(valid):
-            self.display.line("no better for a while: from now on the weights are averaged")
+            self.display.line("no improvement: from now on the weights are averaged")
         training = self.config.training
         if self.progress.plateau(training.lr_decay_factor, training.lr_decay_patience):
             lower = max(rate * training.lr_decay_factor, training.min_learning_rate)
             if lower < rate:
                 self.state.learning_rate.assign(lower)
-                self.display.line(f"no better for a while: learning rate {rate:.4g} -> {lower:.4g}")
+                self.display.line(f"no improvement: learning rate {rate:.4g} -> {lower:.4g}")
         self._divergence.take_snapshot()
         self._save()
 
