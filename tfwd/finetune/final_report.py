@@ -15,7 +15,7 @@ from tfwd.finetune.data.vocabulary import Corpus
 from tfwd.finetune.evaluation import Evaluation
 from tfwd.finetune.scores import LOSS
 from tfwd.finetune.trainer import Trainer
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import as_user_error
 from tfwd.runs.storage.files import read_bytes, write_atomically
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.storage.metrics import read_metrics
@@ -52,13 +52,11 @@ def write_report(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
         "parameters": trainer.parameters,
         "texts_per_second": progress.tokens / progress.seconds if progress.seconds else None,
     }
-    try:
+    with as_user_error(f"cannot write {folder.report}", OSError):
         records = read_metrics(folder.metrics)
         curves(records, folder.report / "curves.png", LOSS, corpus.name, _SHARES)
         title = f"{corpus.name}, test"
         confusion.draw(found["test"].confusion, labels, folder.report / "confusion.png", title)
-    except OSError as error:
-        raise UserError(f"cannot write {folder.report}: {error.strerror}") from error
     shown = _examples(found["test"], corpus, trainer.config.report.examples)
     write_atomically(folder.report / "examples.txt", shown)
     # Last: it marks the report as complete.

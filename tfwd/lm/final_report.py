@@ -13,7 +13,7 @@ from tfwd.lm.data.vocabulary import Corpus
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.lm.sampling import generate
 from tfwd.lm.trainer import Trainer
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import UserError, as_user_error
 from tfwd.runs.storage.files import read_bytes, write_atomically
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.storage.metrics import read_metrics
@@ -57,11 +57,9 @@ def write_report(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
         "vocabulary": len(vocabulary),
         "tokens_per_second": progress.tokens / progress.seconds if progress.seconds else None,
     }
-    try:
+    with as_user_error(f"cannot write {folder.report}", OSError):
         records = read_metrics(folder.metrics)
         curves(records, folder.report / "curves.png", PERPLEXITY, corpus.name)
-    except OSError as error:
-        raise UserError(f"cannot write {folder.report}: {error.strerror}") from error
     if sample.tokens:
         try:
             text = generate(

@@ -1,4 +1,4 @@
-"""`UserError`, for mistakes of a program's user, and suggestions of similar names.
+"""`UserError`, for mistakes of a program's user, with its one-line reasons and suggestions.
 
 The programs print a `UserError` as a single line, ``error: <message>``, and end with exit code 1.
 Any other exception is a fault of the code and keeps its traceback.
@@ -6,8 +6,9 @@ Any other exception is a fault of the code and keeps its traceback.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class UserError(Exception):
@@ -23,6 +24,40 @@ class UserError(Exception):
     ...
     tfwd.runs.errors.UserError: data.level='words': give word or char
     """
+
+
+def reason(error: BaseException) -> str:
+    """Returns the reason of an exception in one line of at most 300 characters."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = getattr(error, "message", None) or str(error)  # TensorFlow's have a message
+    return " ".join(text.split())[:300] or type(error).__name__
+
+
+@contextlib.contextmanager
+def as_user_error(what: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turns exceptions of the body into a `UserError` of one line: `what`, and the reason.
+
+    Args:
+        what: str. The failure, as "cannot write FILE".
+        *errors: the types of the exceptions.
+
+    Raises:
+        UserError: the body raised one of `errors`, which is the cause of the `UserError`.
+
+    Example:
+
+    >>> with as_user_error("cannot read the number", ValueError):
+    ...     int("seven")
+    Traceback (most recent call last):
+    ...
+    tfwd.runs.errors.UserError: cannot read the number: invalid literal for int() with base 10: \
+'seven'
+    """
+    try:
+        yield
+    except errors as error:
+        raise UserError(f"{what}: {reason(error)}") from error
 
 
 def suggest(name: str, names: Iterable[str], count: int = 3) -> list[str]:

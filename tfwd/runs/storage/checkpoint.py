@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import UserError, as_user_error, reason
 from tfwd.runs.storage.files import read_json, remove
 
 _NAME = re.compile(r"step-([0-9]{8,18})")
@@ -192,14 +192,11 @@ class Checkpoints:
                 f"run, and use --checkpoint=last, on Keras {writer}"
             )
         prefix = str(self.path(step) / "tensors")
-        try:
+        other_model = f"{self.path(step)} is a checkpoint of another model"
+        with as_user_error(other_model, ValueError, AssertionError, tf.errors.OpError):
             status = tf.train.Checkpoint(**objects).read(prefix)
             status.assert_existing_objects_matched()
             status.expect_partial()
-        except (ValueError, AssertionError, tf.errors.OpError) as error:
-            raise UserError(
-                f"{self.path(step)} is a checkpoint of another model: {reason(error)}"
-            ) from error
         return read_json(self.path(step) / _PROGRESS)
 
     def progress(self, step: int) -> dict[str, Any] | None:
@@ -286,11 +283,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def reason(error: Exception) -> str:
-    """Returns the reason of an error of Python or TensorFlow about a file, in one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = getattr(error, "message", None) or str(error)
-    return " ".join(text.split())[:300]

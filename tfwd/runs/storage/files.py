@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tfwd import files
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import UserError, as_user_error
 
 
 def write_atomically(path: str | os.PathLike[str], content: str) -> None:
@@ -25,10 +25,8 @@ def write_atomically(path: str | os.PathLike[str], content: str) -> None:
     Raises:
         UserError: the file cannot be written. The previous file is unchanged.
     """
-    try:
+    with as_user_error(f"cannot write {os.fspath(path)}", OSError):
         files.write_atomically(path, content)
-    except OSError as error:
-        raise UserError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
 
 
 def read_bytes(path: str | os.PathLike[str], what: str = "") -> bytes:
@@ -90,14 +88,9 @@ def read_json(path: str | os.PathLike[str], what: str = "file") -> Any:
         UserError: the file cannot be read, or is not JSON because it was cut off.
     """
     content = read_bytes(path, f"the {what}")
-    try:
+    failure = f"{os.fspath(path)} is not a complete {what}"
+    with as_user_error(failure, ValueError, RecursionError):
         return json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{os.fspath(path)} is not a complete {what}: {_short(error)}") from error
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def remove(path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import ml_collections
 
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import UserError, as_user_error
 from tfwd.runs.interfaces import StoredProgram, Vocabulary
 from tfwd.runs.settings import config as configs
 from tfwd.runs.storage import weights
@@ -87,13 +87,12 @@ class RunFolder:
         config, vocabulary = self._run
         new = [path for path in (self.vocabulary, self.config) if not path.exists()]
         try:
-            vocabulary.save(self.vocabulary)
-            configs.save(config, self.config)  # last: with it the folder holds a run
-            self._begun = True
-            for folder in (self.report, self.tensorboard):
-                folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
+            with as_user_error(f"cannot write the workdir {self.path}", OSError):
+                vocabulary.save(self.vocabulary)
+                configs.save(config, self.config)  # last: with it the folder holds a run
+                self._begun = True
+                for folder in (self.report, self.tensorboard):
+                    folder.mkdir(exist_ok=True)
         finally:
             for path in () if self._begun else new:
                 path.unlink(missing_ok=True)

@@ -11,13 +11,13 @@ import json
 import math
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from tfwd.runs.errors import UserError
-from tfwd.runs.storage.checkpoint import reason
+from tfwd.runs.errors import as_user_error
 from tfwd.runs.storage.files import read_bytes
 
 
@@ -54,7 +54,7 @@ class Metrics:
     ):
         self.path = Path(path)
         self._writer = None
-        try:
+        with self._writing():
             kept = self._kept(keep_bytes, say)
             self._file = open(self.path, "ab")  # noqa: SIM115 (closed by __exit__)
             self._file.truncate(kept)
@@ -65,8 +65,6 @@ class Metrics:
                 self._writer = tf.summary.create_file_writer(str(tensorboard))
                 for record in read_metrics(self.path):
                     self._show(record)
-        except (OSError, tf.errors.OpError) as error:
-            raise UserError(f"cannot write {self.path}: {reason(error)}") from error
 
     def _kept(self, most: int, say: Callable[[str], object]) -> int:
         """Returns the length that is kept: the complete lines within the first `most` bytes."""
@@ -86,6 +84,9 @@ class Metrics:
             say(f"{self.path}, line {wrong[0]} is not a record of a run; the curves lack it")
         return len(kept)
 
+    def _writing(self) -> AbstractContextManager[None]:
+        return as_user_error(f"cannot write {self.path}", OSError, tf.errors.OpError)
+
     def __enter__(self) -> Metrics:
         return self
 
@@ -95,12 +96,10 @@ class Metrics:
     def write(self, record: dict[str, Any]) -> None:
         """Adds a record. Writes a number that is not finite as null, as JSON has no such number."""
         record = _finite(record)
-        try:
+        with self._writing():
             self._file.write(json.dumps(record).encode() + b"\n")
             self._file.flush()
             self._show(record)
-        except (OSError, tf.errors.OpError) as error:
-            raise UserError(f"cannot write {self.path}: {reason(error)}") from error
 
     def text(self, name: str, text: str, step: int) -> None:
         """Shows a text in TensorBoard, without formatting."""
@@ -110,13 +109,11 @@ class Metrics:
 
     def sync(self) -> int:
         """Flushes the file to the disk. Returns its length in bytes."""
-        try:
+        with self._writing():
             self._file.flush()
             os.fsync(self._file.fileno())
             if self._writer is not None:
                 self._writer.flush()
-        except (OSError, tf.errors.OpError) as error:
-            raise UserError(f"cannot write {self.path}: {reason(error)}") from error
         return self._file.tell()
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import UserError, reason
 from tfwd.runs.storage.files import read_bytes
 
 VERSION = 1
@@ -86,7 +86,7 @@ def load(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name:
                     raise ValueError(f"{name} is {arrays[name].shape}")
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(
-            f"{path} is not a complete file of a {model_name}'s weights ({_reason(error)}): "
+            f"{path} is not a complete file of a {model_name}'s weights ({reason(error)}): "
             "restore it from a copy"
         ) from error
     for name, variable in variables.items():
@@ -112,7 +112,3 @@ def _format(model_name: str) -> str:
 def _array(variable: Any) -> np.ndarray:
     array = variable.numpy()
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -16,7 +16,7 @@ from typing import Any
 
 import ml_collections
 
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import UserError, as_user_error
 from tfwd.runs.program import Program
 from tfwd.runs.settings.config import flat_keys, get
 from tfwd.runs.settings.keys import MayChange
@@ -122,11 +122,9 @@ class SweepFolder:
         """
         write_atomically(self.description, json.dumps(description, indent=2) + "\n")
         self._begun = True
-        try:
+        with as_user_error(f"cannot write the workdir {self.path}", OSError):
             for folder in (self.plots, self.tensorboard):
                 folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
 
     def verify(self, description: dict[str, Any]) -> None:
         """Raises a `UserError` if the folder holds a sweep with another description."""

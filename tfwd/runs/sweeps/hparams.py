@@ -11,7 +11,7 @@ from tensorboard.plugins.hparams import api
 from tensorboard.plugins.hparams.api_pb2 import Status
 from tensorboard.plugins.hparams.summary import session_end_pb
 
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import as_user_error
 from tfwd.runs.interfaces import Score
 from tfwd.runs.settings.validators import shown
 from tfwd.runs.sweeps.trial import Result
@@ -40,10 +40,8 @@ def write(
     Raises:
         UserError: the file cannot be written.
     """
-    try:
+    with as_user_error(f"cannot write {folder}", OSError, tf.errors.OpError):
         _write(folder, trial_id, values, result, score)
-    except (OSError, tf.errors.OpError) as error:
-        raise UserError(f"cannot write {folder}: {error}") from error
 
 
 def _write(

@@ -8,7 +8,7 @@ import ml_collections
 from rich import box
 from rich.table import Table
 
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import as_user_error
 from tfwd.runs.settings.config import flat_keys, get
 from tfwd.runs.settings.validators import shown
 from tfwd.runs.storage.files import write_atomically
@@ -39,11 +39,9 @@ def finish(board: Board, sweep: Sweep, config: ml_collections.ConfigDict, folder
         board.console.print(line, markup=False, highlight=False)
     if not best:
         return None
-    try:
-        title = f"{text_name}, {len(rows)} trial{'s' * (len(rows) > 1)} ({sweep.method})"
+    title = f"{text_name}, {len(rows)} trial{'s' * (len(rows) > 1)} ({sweep.method})"
+    with as_user_error(f"cannot write {folder.plots}", OSError):
         plots.draw(rows, sweep.space, folder.program.score, folder.plot, title)
-    except OSError as error:
-        raise UserError(f"cannot write {folder.plots}: {error.strerror}") from error
     write_best(best[0], sweep, config, folder)
     values = ", ".join(f"{key}={shown(value)}" for key, value in best[0].values.items())
     board.line(f"best: trial {best[0].trial} with {values}")
