@@ -1,10 +1,9 @@
-"""Checked training step: a model's own step, made only if all its tensors are finite.
+"""Compiles a model's own training step, and makes it only if all its tensors are finite.
 
 The step is the model's `train_step`, as `fit` calls it. The checked numbers are returned to the
-host, because XLA removes operations that would stop the program. The variables keep their values
-unless
+host, because XLA removes operations that would stop the program. The variables change only if
 
-    good = all(finite(data, forward, loss, backward, learning rate)) on all replicas,
+    good = all(finite(data, forward, loss, backward, learning rate)) on all replicas.
 
 This uses `tfwd._graph.tentative`. Most optimizers turn finite gradients of moderate size into
 finite values. For them the decision is made before the first assignment. For other optimizers, and
@@ -28,8 +27,9 @@ from tfwd._keras import training as _keras_training
 from tfwd._keras import updates as _keras_updates
 from tfwd._keras import wrapped_optimizers
 from tfwd.finite import all_finite, extent_of, probe
+from tfwd.numerics.checked_step.replica_step import ReplicaStep, around_update, look_at_loss
+from tfwd.numerics.checked_step.variables import tracked
 from tfwd.numerics.frames import Frame
-from tfwd.numerics.replica_step import ReplicaStep, around_update, look_at_loss
 
 # Optimizers that turn finite numbers of moderate size into finite updates.
 SAFE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Lion")
@@ -183,40 +183,6 @@ def plain_step(model: keras.Model) -> Callable[[Any, Any], Any]:
     step = _keras_training.train_step(model)
     function = _Compiled(model, lambda data: model.distribute_strategy.run(step, args=(data,)))
     return lambda data, spec: _keras_training.reduced(model, function(data, spec))
-
-
-def tracked(model: keras.Model) -> list[tf.Variable]:
-    """Returns all variables of a model, its metrics, its optimizers, and other objects it holds."""
-    optimizers = _keras_training.optimizers(model)
-    found = [*model.variables, *(v for metric in model.metrics for v in metric.variables)]
-    found += [v for optimizer in optimizers for v in _keras_steps.state(optimizer)]
-    plain = [_keras.variables.tf_variable(v) for v in [*found, *variables_in(model, *optimizers)]]
-    return list({id(variable): variable for variable in plain}.values())
-
-
-def not_finite(model: keras.Model) -> list[str]:
-    """Returns the paths of the non-finite weights and optimizer variables."""
-    states = [_keras_steps.state(optimizer) for optimizer in _keras_training.optimizers(model)]
-    variables = [*model.weights, *(variable for state in states for variable in state)]
-    if bool(all_finite([_keras.variables.value(variable) for variable in variables])):
-        return []
-    found = [v for v in variables if not bool(all_finite([_keras.variables.value(v)]))]
-    return list(dict.fromkeys(_keras.variables.path(variable) for variable in found))
-
-
-def variables_in(*objects: Any) -> list[tf.Variable]:
-    """Returns all variables that some TensorFlow objects track, at any depth.
-
-    Variables of Keras 3 are no `tf.Variable`, but hold one.
-    """
-    views = [tf.train.TrackableView(one).descendants() for one in objects]
-    found = [
-        _keras.variables.tf_variable(part)
-        for view in views
-        for part in view
-        if isinstance(part, tf.Variable) or _keras.variables.is_variable(part)
-    ]
-    return list({id(variable): variable for variable in found}.values())
 
 
 class _Compiled:
