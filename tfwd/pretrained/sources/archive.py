@@ -7,7 +7,7 @@ import math
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ class ArchiveSource(Source):
     Args:
         path: path of the file.
 
+    Attributes:
+        header: dict. The header of a file of tfwd's programs; empty for other files.
+
     Raises:
         SourceError: the file does not exist, is incomplete, or has an array of objects.
     """
@@ -30,6 +33,7 @@ class ArchiveSource(Source):
     def __init__(self, path: str) -> None:
         self.path = path
         self.entries, self._fortran = {}, {}
+        self.header: dict[str, Any] = {}
         with readable(path, *_ERRORS):
             self._zip = zipfile.ZipFile(path)
             for info in self._zip.infolist():
@@ -48,7 +52,9 @@ class ArchiveSource(Source):
                         raise SourceError(
                             f"{path} is damaged: '{key}' should be {shape}, and has {rest:,} bytes"
                         )
-                if key != _HEADER or not self._is_own_header(info):
+                if key == _HEADER and (header := self._own_header(info)):
+                    self.header = header
+                else:
                     self.entries[key] = Entry(tuple(shape), dtype.name)
                     self._fortran[key] = fortran
 
@@ -70,16 +76,17 @@ class ArchiveSource(Source):
     def close(self) -> None:
         self._zip.close()
 
-    def _is_own_header(self, info: zipfile.ZipInfo) -> bool:
+    def _own_header(self, info: zipfile.ZipInfo) -> dict[str, Any] | None:
         with self._zip.open(info) as member:
             shape, _, dtype = _header(member)
             if dtype != np.uint8 or len(shape) != 1 or shape[0] > 1 << 20:
-                return False
+                return None
             try:
-                said = json.loads(member.read(shape[0]))
+                found = json.loads(member.read(shape[0]))
             except ValueError:
-                return False
-        return isinstance(said, dict) and str(said.get("format", "")).startswith("tfwd ")
+                return None
+        is_own = isinstance(found, dict) and str(found.get("format", "")).startswith("tfwd ")
+        return found if is_own else None
 
 
 def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:

@@ -29,12 +29,18 @@ def write_atomically(path: str | os.PathLike[str], content: str) -> None:
         files.write_atomically(path, content)
 
 
-def read_bytes(path: str | os.PathLike[str], what: str = "") -> bytes:
+def check_readable(path: str | os.PathLike[str], what: str = "") -> None:
+    """Raises a `UserError` if a file cannot be read; see `read_bytes`."""
+    read_bytes(path, what, most=0)
+
+
+def read_bytes(path: str | os.PathLike[str], what: str = "", most: int = -1) -> bytes:
     """Returns the content of a file.
 
     Args:
         path: the file.
         what: the kind of file for the message, as "the text".
+        most: int. The largest number of bytes to read; -1 reads the whole file.
 
     Raises:
         UserError: the file cannot be read, or is a pipe or a device, which may have no end.
@@ -44,7 +50,7 @@ def read_bytes(path: str | os.PathLike[str], what: str = "") -> bytes:
         if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
             raise UserError(f"cannot read {name}: it is a pipe or a device; give a file")
         with open(path, "rb") as file:
-            return file.read()
+            return file.read(most)
     except (OSError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or "it is larger than the memory"
         raise UserError(f"cannot read {name}: {reason}") from error

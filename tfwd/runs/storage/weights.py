@@ -8,10 +8,9 @@ arrays. The run's other files, which are plain JSON, describe the model.
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
 import os
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,8 +18,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd.pretrained import SourceError
+from tfwd.pretrained.sources.archive import ArchiveSource
 from tfwd.runs.errors import UserError, reason
-from tfwd.runs.storage.files import read_bytes
+from tfwd.runs.storage.files import check_readable
 
 VERSION = 1
 _HEADER = "header"
@@ -65,12 +66,11 @@ def load(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name:
         UserError: the file is missing, cut off, of another kind, of a later version, or belongs to
             a model with other weights.
     """
+    check_readable(path)
     try:
-        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as file:
-            if damaged := file.zip.testzip():
-                raise ValueError(f"{damaged} is damaged")
-            header = json.loads(file[_HEADER].tobytes()) if _HEADER in file.files else {}
-            if not isinstance(header, dict) or header.get("format") != _format(model_name):
+        with contextlib.closing(ArchiveSource(os.fspath(path))) as file:
+            header = file.header
+            if header.get("format") != _format(model_name):
                 raise UserError(
                     f"{path} is not a file of a {model_name}'s weights: restore the right one"
                 )
@@ -80,11 +80,11 @@ def load(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name:
                     f"version {VERSION}: read it with the tfwd that wrote it, or a later one"
                 )
             _verify(path, header["weights"], variables)
-            arrays = {name: file[name] for name in header["weights"]}
+            arrays = {name: file.read(name) for name in header["weights"]}
             for name, shape in header["weights"].items():
                 if list(arrays[name].shape) != shape:
                     raise ValueError(f"{name} is {arrays[name].shape}")
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+    except (SourceError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} is not a complete file of a {model_name}'s weights ({reason(error)}): "
             "restore it from a copy"
