@@ -52,7 +52,8 @@ def curves(
         _shares(figure.add_subplot(grid[0, 1]), epochs, shares)
     else:
         _by_epoch(figure.add_subplot(grid[0, :]), epochs, score.name)
-    _by_step(figure.add_subplot(grid[1, 0]), steps, "loss", f"training loss, nats per {score.unit}")
+    unit = "" if score.name == "loss" else f", nats per {score.unit}"
+    _by_step(figure.add_subplot(grid[1, 0]), steps, "loss", f"training loss{unit}")
     rates = figure.add_subplot(grid[1, 1])
     _by_step(rates, steps, "learning_rate", "learning rate")
     rates.set_ylim(bottom=0)
