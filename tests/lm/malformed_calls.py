@@ -280,7 +280,7 @@ def load_programs() -> None:
         "lm.sampling",
         "lm.final_report",
         "lm.trainer",
-        "runs.storage.saved",
+        "runs.storage.trained_model",
         "runs.sweeps.tuner",
         "runs.sweeps.report",
         "runs.sweeps.hparams",

@@ -12,8 +12,8 @@ from stacks import SLOW_ON_KERAS_2
 
 from tfwd.callbacks.finite_check import repeated_failure_hint
 from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.causes.recurrent import growing_state
-from tfwd.numerics.causes.search import likely_causes
 from tfwd.numerics.causes.softmax import all_masked
 from tfwd.numerics.details import look
 from tfwd.numerics.diagnosis import _with_integers, _with_sources

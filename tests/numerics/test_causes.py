@@ -348,9 +348,9 @@ def test_what_a_model_computes_between_its_layers(between):
 
 
 def test_each_cause_has_a_section():
-    from tfwd.numerics.causes import search
+    from tfwd.numerics.causes import likely_causes
 
-    files = Path(search.__file__).parent.glob("*.py")
+    files = Path(likely_causes.__file__).parent.glob("*.py")
     source = "".join(path.read_text("utf-8") for path in files)
     titles = set(re.findall(r'Cause\(\s*f?"([^"]+)"', source))
     page = Path(tfwd.__file__).resolve().parents[1] / "docs" / "non_finite.md"

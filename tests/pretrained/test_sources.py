@@ -246,7 +246,9 @@ def test_links_out_of_a_folder(tmp_path):
 def test_archives_that_are_wrong(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, a=np.array([{}, None], dtype=object))
-    with pytest.raises(SourceError, match="'a' is an array of Python objects, which tfwd does not read"):
+    with pytest.raises(
+        SourceError, match="'a' is an array of Python objects, which tfwd does not read"
+    ):
         open_source(path)
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("a.npy", b"no array")

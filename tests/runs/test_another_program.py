@@ -21,7 +21,7 @@ from tfwd.runs.settings import app
 from tfwd.runs.settings.config import Schema
 from tfwd.runs.settings.keys import OPTIMIZER_KEYS, TRAINING_KEYS, Key, MayChange
 from tfwd.runs.settings.validators import COUNT, FLAG, NOT_NEGATIVE, SEED
-from tfwd.runs.storage import saved
+from tfwd.runs.storage import trained_model
 from tfwd.runs.storage.files import write_atomically
 from tfwd.runs.storage.state import RunState
 from tfwd.runs.sweeps import tune
@@ -204,7 +204,7 @@ def test_a_run_is_stopped_and_goes_on(tmp_path, capsys):
     assert "a line: 40 points for training, vocabulary of 1; model with 2 weights" in out
     assert "resuming from the checkpoint of step" in out and "  error: train " in out
     assert train.train(LINE, configured(), str(tmp_path / "again"), StopRequest()) == whole
-    found = saved.load(LINE, tmp_path / "again")
+    found = trained_model.load(LINE, tmp_path / "again")
     assert found.vocabulary.names == ["y"] and found.progress["step"] == 30
     with pytest.raises(UserError, match=r"model\.noise is 0\.0 there and 0\.5 here"):
         other = configured()

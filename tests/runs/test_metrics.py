@@ -10,7 +10,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage import report
+from tfwd.runs.storage import learning_curves
 from tfwd.runs.storage.metrics import Metrics, read_metrics
 
 
@@ -84,4 +84,4 @@ def test_a_log_that_is_damaged_is_told_of_and_gone_on_with(tmp_path):
         steps = [record["step"] for record in read_metrics(path)]
         assert steps == [1] * kept + [3]
         records = [*read_metrics(path), {"kind": "valid", "step": 3}]
-        report.curves(records, tmp_path / "curves.png", PERPLEXITY)
+        learning_curves.curves(records, tmp_path / "curves.png", PERPLEXITY)

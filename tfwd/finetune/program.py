@@ -12,8 +12,8 @@ from tfwd.finetune.data.vocabulary import Corpus, Vocabulary, read_corpus
 from tfwd.finetune.scores import LOSS
 from tfwd.runs.program import Program
 from tfwd.runs.storage.folder import RunFolder
-from tfwd.runs.storage.saved import Saved
-from tfwd.runs.storage.saved import load as load_saved
+from tfwd.runs.storage.trained_model import TrainedModel
+from tfwd.runs.storage.trained_model import load as load_saved
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.signals import StopRequest
 from tfwd.runs.training.trainer import Trainer
@@ -91,6 +91,6 @@ class FineTuningProgram(Program):
 PROGRAM = FineTuningProgram()
 
 
-def load(workdir: str | os.PathLike[str], checkpoint: str = "best") -> Saved:
-    """Reads a trained classifier; see `tfwd.runs.storage.saved.load`."""
+def load(workdir: str | os.PathLike[str], checkpoint: str = "best") -> TrainedModel:
+    """Reads a trained classifier; see `tfwd.runs.storage.trained_model.load`."""
     return load_saved(PROGRAM, workdir, checkpoint)

@@ -16,8 +16,8 @@ from tfwd.lm.trainer import Trainer
 from tfwd.runs.errors import UserError, as_user_error
 from tfwd.runs.storage.files import read_bytes, write_atomically
 from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.learning_curves import curves, number_text
 from tfwd.runs.storage.metrics import read_metrics
-from tfwd.runs.storage.report import curves, number_text
 from tfwd.runs.training.display import Display
 
 

@@ -13,8 +13,8 @@ from tfwd.lm.losses import PERPLEXITY
 from tfwd.runs.errors import UserError
 from tfwd.runs.program import Program
 from tfwd.runs.storage.folder import RunFolder
-from tfwd.runs.storage.saved import Saved
-from tfwd.runs.storage.saved import load as load_saved
+from tfwd.runs.storage.trained_model import TrainedModel
+from tfwd.runs.storage.trained_model import load as load_saved
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.signals import StopRequest
 from tfwd.runs.training.trainer import Trainer
@@ -88,6 +88,6 @@ class LanguageModelProgram(Program):
 PROGRAM = LanguageModelProgram()
 
 
-def load(workdir: str | os.PathLike[str], checkpoint: str = "best") -> Saved:
-    """Reads a trained language model; see `tfwd.runs.storage.saved.load`."""
+def load(workdir: str | os.PathLike[str], checkpoint: str = "best") -> TrainedModel:
+    """Reads a trained language model; see `tfwd.runs.storage.trained_model.load`."""
     return load_saved(PROGRAM, workdir, checkpoint)

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from tfwd._keras import training as _keras_training
 from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.causes.loss_outputs import loss_name
 from tfwd.numerics.causes.loss_rows import parts
-from tfwd.numerics.causes.search import likely_causes
 from tfwd.numerics.checked_step import CheckedStep
 from tfwd.numerics.details import Detail, look
 from tfwd.numerics.frames import Frame, named

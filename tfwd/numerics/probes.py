@@ -13,7 +13,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tfwd import _keras
 from tfwd._keras import calls
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.search import likely_causes
+from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.details import PACKED, packed, unpacked
 from tfwd.numerics.frames import Frame
 from tfwd.numerics.patterns import Patterns

@@ -14,7 +14,7 @@ from tfwd.runs.settings import app
 from tfwd.runs.storage.files import read_text
 
 if TYPE_CHECKING:
-    from tfwd.runs.storage.saved import Saved
+    from tfwd.runs.storage.trained_model import TrainedModel
 
 ABOUT = """
 Labels texts with a classifier from tfwd-finetune. Reads one text per line. Writes label,
@@ -96,7 +96,7 @@ class Labeller:
         saved: the trained model.
     """
 
-    def __init__(self, saved: Saved):
+    def __init__(self, saved: TrainedModel):
         from tfwd.finetune.evaluation import Predictor
 
         data = saved.config.data

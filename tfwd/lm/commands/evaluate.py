@@ -14,7 +14,7 @@ from tfwd.runs.errors import UserError
 from tfwd.runs.settings import app
 
 if TYPE_CHECKING:
-    from tfwd.runs.storage.saved import Saved
+    from tfwd.runs.storage.trained_model import TrainedModel
 
 ABOUT = """
 Evaluates a trained model on a text: perplexity, and bits per character.
@@ -68,7 +68,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def evaluate_test(saved: Saved) -> dict[str, Any]:
+def evaluate_test(saved: TrainedModel) -> dict[str, Any]:
     """Evaluates a model on the test text of its own run, with the batch size of its report.
 
     Args:
@@ -97,7 +97,7 @@ def evaluate_test(saved: Saved) -> dict[str, Any]:
     )
 
 
-def evaluate_text(saved: Saved, text: str, name: str, batch_size: int = 0) -> dict[str, Any]:
+def evaluate_text(saved: TrainedModel, text: str, name: str, batch_size: int = 0) -> dict[str, Any]:
     """Evaluates a model on a text.
 
     With `nats` the mean of -log p(token) over the predicted tokens,

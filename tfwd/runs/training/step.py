@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.finite import all_finite
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.search import likely_causes
+from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.checked_step import tracked
 from tfwd.numerics.details import look
 from tfwd.numerics.frames import Frame

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tfwd.numerics.causes import computed, division, given, losses, overflow, recurrent, softmax
+from tfwd.numerics.causes import (
+    computed,
+    data_and_weights,
+    division,
+    losses,
+    overflow,
+    recurrent,
+    softmax,
+)
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.report import Cause
 
@@ -12,7 +20,7 @@ Rule = Callable[[Evidence], Iterator[Cause]]
 
 STATE, BLOW_UP = "a state that grows from step to step", "gradients that blow up"
 
-GIVEN: list[Rule] = [given.data, given.weights, given.labels]
+GIVEN: list[Rule] = [data_and_weights.data, data_and_weights.weights, data_and_weights.labels]
 COMPUTED: list[Rule] = [
     recurrent.growing_state,
     softmax.all_masked,
@@ -32,7 +40,7 @@ def likely_causes(evidence: Evidence) -> list[Cause]:
         return []
     # A problem before the model computes anything explains the rest. So does a learning rate if
     # everything else is finite.
-    for rules in (GIVEN, [given.learning_rate]):
+    for rules in (GIVEN, [data_and_weights.learning_rate]):
         found = [cause for rule in rules for cause in rule(evidence)]
         alone = rules is GIVEN or evidence.first.frame.kind == "learning rate"
         if found and alone:
@@ -41,5 +49,5 @@ def likely_causes(evidence: Evidence) -> list[Cause]:
     if not evidence.is_first and any(cause.name == STATE for cause in causes):
         # The weights were trained until the state grew. A lower rate or clipping comes first.
         causes.sort(key=lambda cause: cause.name != BLOW_UP)
-    causes += given.learning_rate(evidence)
+    causes += data_and_weights.learning_rate(evidence)
     return causes or list(computed.domain(evidence))

@@ -8,7 +8,7 @@ from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.model import make_model
 from tfwd.lm.program import load
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage.saved import CHECKPOINTS
+from tfwd.runs.storage.trained_model import CHECKPOINTS
 
 
 def cut(folder, step):

@@ -17,7 +17,7 @@ from tfwd.runs.storage.folder import RunFolder
 CHECKPOINTS = ("best", "last")
 
 
-class Saved(NamedTuple):
+class TrainedModel(NamedTuple):
     """Trained model with its vocabulary, configuration and progress.
 
     Attributes:
@@ -38,7 +38,7 @@ def load(
     workdir: str | os.PathLike[str],
     checkpoint: str = "best",
     say: Callable[[str], object] = lambda line: print(line, file=sys.stderr),
-) -> Saved:
+) -> TrainedModel:
     """Reads a model with its vocabulary and configuration.
 
     Args:
@@ -49,7 +49,7 @@ def load(
         say: called with a line for a damaged checkpoint. The checkpoint before it is used.
 
     Returns:
-        The trained model, as `Saved`.
+        The trained model, as `TrainedModel`.
 
     Raises:
         UserError: there is no run, no checkpoint yet, or no complete checkpoint. Or the checkpoint
@@ -81,4 +81,4 @@ def load(
                 f"the {checkpoint} checkpoint of step {progress['step']} in {folder.path} has "
                 f"weights that are not finite, in {name}: it cannot be used; train it again"
             )
-    return Saved(model, vocabulary, config, progress)
+    return TrainedModel(model, vocabulary, config, progress)
