@@ -1,10 +1,10 @@
 """Folder of a run: its files, its lock, and the check that it belongs to this run.
 
-config.json  vocabulary.json     what the run is (the program says what the second is called)
-checkpoints/                     the last ones: model, optimizer, state
-best/                            the weights with the lowest validation loss, for either Keras too
-metrics.jsonl  tensorboard/      what happened
-report/                          what came out
+config.json  vocabulary.json     configuration and vocabulary (the program names the second file)
+checkpoints/                     the last checkpoints: model, optimizer, state
+best/                            the weights with the lowest validation loss, for Keras 2 and 3
+metrics.jsonl  tensorboard/      the log of the training
+report/                          the results
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """State of a run besides model and optimizer, so that it resumes as if it never stopped.
 
-`Progress` is what the host counts. It is written as JSON beside the tensors.
+`Progress` has the host's counters. It is written as JSON beside the tensors. `RunState` has the
+variables that the training step changes on the device. Reading them needs a synchronisation, so the
+host reads them only when it logs or saves.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Folder of a sweep: its files, its lock, and the check that it belongs to this sweep.
 
-sweep.json                       what the sweep is
+sweep.json                       the description of the sweep
 oracle.json  tuner.json          keras-tuner's state
 trial_3/trial.json               keras-tuner's record of a trial (trial_03, trial_0003: see `trial`)
-trial_3/run-0/                   a training run, as tfwd-train leaves it; run-1 with another seed
-trials.csv  best_config.py  plots/  tensorboard/     what came out
+trial_3/run-0/                   the folder of a training run; run-1 has another seed
+trials.csv  best_config.py  plots/  tensorboard/     the results
 """
 
 from __future__ import annotations
