@@ -362,6 +362,6 @@ def test_a_step_that_was_not_looked_at():
     with pytest.raises(NonFiniteError) as caught:
         fit(make(), x, y, FiniteCheck(every=3))
     assert caught.value.report.step == 4
-    assert "a step that was not checked" in caught.value.report.causes[0].evidence
+    assert "an unchecked step" in caught.value.report.causes[0].evidence
     assert "The weights before the step are lost: 'sequential" in caught.value.report.note
     assert "Check each step (every=1)" in caught.value.report.note

@@ -205,7 +205,7 @@ def test_folders_of_another_run(refused, tmp_path, learnt):
     (tmp_path / "run" / ".lock").unlink(missing_ok=True)
     (tmp_path / "run" / ".lock").touch()
     found = refused("config.model.pooling=cls")
-    assert "holds a run with another configuration: model.pooling is mean there and cls" in found
+    assert "holds a run with another configuration: model.pooling is mean in the folder" in found
     other = write_data(tmp_path / "other", [("train", 0, 9), ("valid", 0, 4), ("test", 0, 4)])
     found = refused(f"config.data.path={other}")
     assert "the data is not the data that the run" in found
@@ -355,7 +355,7 @@ def test_other_forms_of_files(tmp_path):
     (tmp_path / "a.tsv").write_text("\ufefftext\tlabel\r\ngood\t1\r\n")
     assert examples.read_examples(tmp_path / "a.tsv") == [("good", "1")]
     (tmp_path / "a.jsonl").write_text('{"text": "a", "label": "b"}\n{"text":\n')
-    with pytest.raises(UserError, match="line 2 is no JSON"):
+    with pytest.raises(UserError, match="line 2 is not JSON"):
         examples.read_examples(tmp_path / "a.jsonl")
     (tmp_path / "a.jsonl").write_text('{"text": "half \\ud800", "label": "b"}\n')
     with pytest.raises(UserError, match="line 1: the text is not UTF-8"):

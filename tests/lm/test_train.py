@@ -151,8 +151,8 @@ def test_another_configuration_is_refused(whole, text, tmp_path):
     config = make_config(text, model__weight_dropout=0.25, optimizer__learning_rate=0.5)
     with pytest.raises(UserError) as error:
         train(config, str(workdir), StopRequest())
-    assert "model.weight_dropout is 0.5 there and 0.25 here" in str(error.value)
-    assert "optimizer.learning_rate is 0.01 there and 0.5 here" in str(error.value)
+    assert "model.weight_dropout is 0.5 in the folder and 0.25 now" in str(error.value)
+    assert "optimizer.learning_rate is 0.01 in the folder and 0.5 now" in str(error.value)
     assert (workdir / "config.json").read_bytes() == before
 
 

@@ -103,7 +103,7 @@ def test_targets_that_are_no_distributions():
 
     report = report_of(dense(units=3, activation="softmax"), x, y, loss)
     assert names(report) == ["the loss function"]
-    assert "'y' are no distributions" in report.causes[0].evidence
+    assert "'y' are not distributions" in report.causes[0].evidence
 
 
 @pytest.mark.slow

@@ -206,7 +206,7 @@ def test_a_run_is_stopped_and_goes_on(tmp_path, capsys):
     assert train.train(LINE, configured(), str(tmp_path / "again"), StopRequest()) == whole
     found = trained_model.load(LINE, tmp_path / "again")
     assert found.vocabulary.names == ["y"] and found.progress["step"] == 30
-    with pytest.raises(UserError, match=r"model\.noise is 0\.0 there and 0\.5 here"):
+    with pytest.raises(UserError, match=r"model\.noise is 0\.0 in the folder and 0\.5 now"):
         other = configured()
         other.model.noise, other.report.short = 0.5, False
         train.train(LINE, other, str(tmp_path / "again"), StopRequest())

@@ -69,9 +69,9 @@ def test_a_log_that_is_damaged_is_told_of_and_gone_on_with(tmp_path):
     whole = b'{"kind": "train", "step": 1, "loss": 2.0}\n'
     other = b'{"kind": "train", "step": 2, "norms": {"a": []}}\n'
     for content, kept, words in (
-        (whole + b"{no\n" + whole, 2, "line 2: no record"),
-        (whole + b"[]\n\xff\n3\n" + whole, 2, "line 2: no record"),
-        (other + whole, 1, "line 1: no record"),
+        (whole + b"{no\n" + whole, 2, "line 2 is not a record"),
+        (whole + b"[]\n\xff\n3\n" + whole, 2, "line 2 is not a record"),
+        (other + whole, 1, "line 1 is not a record"),
         (whole + b'{"kind": "tr', 1, "has 42 of its 54 bytes"),
         (whole, 1, "has 42 of its 99 bytes"),
     ):

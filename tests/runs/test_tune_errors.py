@@ -40,9 +40,9 @@ def test_another_sweep_in_the_folder_is_refused(run, tmp_path, monkeypatch):
     assert "holds another sweep: space model.weight_dropout is 0 to 0.7, step 0.1 there" in err
     assert "or --overwrite" in err
     code, _, err = run(SPACE, "max_trials=2", "--config.model.input_dropout=0.1")
-    assert code == 1 and "model.input_dropout is 0.3 there and 0.1 here" in err
+    assert code == 1 and "model.input_dropout is 0.3 in the folder and 0.1 now" in err
     code, _, err = run(epochs=2)
-    assert code == 1 and "training.epochs is 1 there and 2 here" in err
+    assert code == 1 and "training.epochs is 1 in the folder and 2 now" in err
     assert (tmp_path / "sweep" / "trials.csv").read_bytes() == before
     code, out, _ = run(other, "max_trials=1", "--overwrite")
     assert code == 0 and "going on" not in out and len(sweep_tools.table(tmp_path / "sweep")) == 1

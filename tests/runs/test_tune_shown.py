@@ -136,8 +136,10 @@ def test_the_time_of_a_trial_that_was_stopped_counts_all_its_parts(run, tmp_path
     state = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert state["space model.weight_dropout"] == "0 to 0.7, step 0.1"
     code, _, err = run('{"model.input_dropout": Float(0, 0.7)}', "max_trials=1")
-    assert "space model.weight_dropout is 0 to 0.7, step 0.1 there and not varied here" in err
-    assert "space model.input_dropout is not varied there and 0 to 0.7 here" in err
+    assert (
+        "space model.weight_dropout is 0 to 0.7, step 0.1 in the folder and not varied now" in err
+    )
+    assert "space model.input_dropout is not varied in the folder and 0 to 0.7 now" in err
 
 
 def test_conflicts_of_the_config_that_the_sweep_replaces_are_none(run):

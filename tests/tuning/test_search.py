@@ -125,7 +125,7 @@ def test_hyperbands_own_numbers_are_part_of_the_search(tmp_path):
     wide = tuning.rates(make_model, {"kernel": tuning.Float(0, 0.7)})
     options = {"method": "hyperband", "factor": 2}
     tuner = make(tmp_path, wide, max_epochs=2, **options)
-    with pytest.raises(ValueError, match="epochs=7: Hyperband itself .* give max_epochs"):
+    with pytest.raises(ValueError, match="epochs=7: Hyperband chooses .* give max_epochs"):
         tuner.search(X, X[:, :1], epochs=7, **DATA)
     tuner.on_search_begin()  # as after a stop before the first trial
     tuning.record.write(tuner.project_dir, tuner._described)
