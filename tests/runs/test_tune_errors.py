@@ -37,7 +37,7 @@ def test_another_sweep_in_the_folder_is_refused(run, tmp_path, monkeypatch):
     other = '{"model.weight_dropout": Float(0, 0.6, step=0.1)}'
     code, _, err = run(other)
     assert code == 1 and err.count("\n") == 1
-    assert "holds another sweep: space model.weight_dropout is 0 to 0.7, step 0.1 there" in err
+    assert "another sweep: space model.weight_dropout is 0 to 0.7, step 0.1 in the folder" in err
     assert "or --overwrite" in err
     code, _, err = run(SPACE, "max_trials=2", "--config.model.input_dropout=0.1")
     assert code == 1 and "model.input_dropout is 0.3 in the folder and 0.1 now" in err

@@ -71,7 +71,7 @@ def test_the_table_cuts_no_head_and_no_value(tmp_path, width, first):
         assert name in text or (f"{head}_" in text and end in text)
     assert text.split().count("word") == 40  # wrapped between words
     assert "failed: trial 0001: word word" in text
-    assert "promoted to 0002" in text and "from 0003" in text
+    assert "promoted: 0002" in text and "from 0003" in text
 
 
 def test_three_keys_of_a_promoted_trial_have_folded_heads_in_eighty_columns(tmp_path):

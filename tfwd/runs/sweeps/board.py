@@ -182,7 +182,7 @@ class Board:
         if row.parent:
             parts.append(f"from {row.parent}")
         promoted = [other.trial for other in self.rows.values() if other.parent == row.trial]
-        return ", ".join([*parts, *(f"promoted to {trial}" for trial in promoted)])
+        return ", ".join([*parts, *(f"promoted: {trial}" for trial in promoted)])
 
     def _under_way(self, row: Row) -> str:
         if row.status == RUNNING and row.trial in self._now:
