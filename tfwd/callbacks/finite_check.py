@@ -29,7 +29,7 @@ ACTIONS = ("raise", "skip", "restore")
 
 
 class FiniteCheck(keras.callbacks.Callback):
-    """In `fit`, finds the first tensor that is not finite, before it changes the weights.
+    """Callback that finds the first non-finite tensor in `fit`, before it changes the weights.
 
     Each step is made only if all its tensors are finite: the batch, the inputs and outputs of
     layers, the loss, the gradients and the learning rate. Otherwise the weights, the optimizer's

@@ -21,7 +21,7 @@ KEYS = ("squared_mean", "square_of_mean", "noise_scale", "signal_to_noise")
 
 
 class GradientSquaredMean(keras.callbacks.Callback):
-    """In `fit`, measures every n batches how large and how noisy the gradient is.
+    """Callback that measures how large and how noisy the gradient is, every n batches of `fit`.
 
     For the next training batch it computes the mean of the squared per-example gradients, the
     square of their mean, the gradient noise scale and the signal-to-noise ratio. It does so over

@@ -40,7 +40,7 @@ class Evaluation(NamedTuple):
 
 
 class Evaluator:
-    """Evaluates a model on columns of text, with the state carried from window to window.
+    """Evaluation of a model on columns of text, with the state carried from window to window.
 
     Args:
         model: the model. It runs with `training=False`.

@@ -29,7 +29,7 @@ _KINDS = {
 
 
 class Probes:
-    """Checks layers' inputs and outputs, weights and gradients in a custom training loop.
+    """Probes of layers' inputs and outputs, weights and gradients in a custom training loop.
 
     Inside `with probes:` each tensor of the model is measured while the step runs, in eager mode,
     in a `tf.function` and under XLA. `report()` returns the counts of NaN, +Inf and -Inf in the

@@ -59,7 +59,7 @@ class FullState(keras.callbacks.BackupAndRestore):
 
 
 class HasObjective(keras.callbacks.Callback):
-    """Ends the search if the objective is not in the logs of an epoch.
+    """Callback that ends the search if the objective is not in the logs of an epoch.
 
     Args:
         objective: the objective of the search.

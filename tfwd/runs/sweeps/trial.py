@@ -94,7 +94,7 @@ def promote(parent: Path, folder: Path) -> None:
 
 
 class _TrialDisplay(Display):
-    """Writes the display of a training run to its `log.txt`, and reports the progress."""
+    """Display of a training run in its `log.txt`, which also reports the progress."""
 
     def __init__(self, score: Score, log: IO[str]):
         super().__init__(score, Console(file=log, width=120), seconds=30.0)
