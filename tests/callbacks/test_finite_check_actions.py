@@ -64,12 +64,12 @@ def test_skip_gives_up():
 def test_an_epoch_whose_steps_are_all_left_out_has_no_loss():
     x, y = data(4)
     x[:16, 0] = np.nan
-    with pytest.warns(UserWarning, match="left out") as warned:
+    with pytest.warns(UserWarning, match="skipped") as warned:
         history = fit(make(), x[:8], y[:8], FiniteCheck("skip"), epochs=2).history
     said = [str(one.message) for one in warned if "no step of epoch" in str(one.message)]
     assert len(said) == 2
     assert all(np.isnan(value) for values in history.values() for value in values)
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="skipped"):
         history = fit(make(), x[8:24], y[8:24], FiniteCheck("skip")).history
     assert np.isfinite(history["loss"]).all()
 
@@ -135,7 +135,7 @@ def test_accumulated_gradients():
     fit(good, x[rows], y[rows])
     x[8 * BAD + 6, 0] = np.nan
     keras.utils.set_random_seed(4)
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="skipped"):
         fit(bad, x, y, FiniteCheck("skip"))
     same(state(bad), state(good))
 
@@ -339,7 +339,7 @@ def test_bad_steps_in_a_row_are_those_without_a_good_one_between():
     x, y = data(5)
     x[3] = x[19] = np.nan
     check = FiniteCheck("skip", max_consecutive=1)
-    with pytest.warns(UserWarning, match=r"left out: data 'x'.*\(NaN or infinity in the input\)"):
+    with pytest.warns(UserWarning, match=r"skipped: data 'x'.*\(NaN or infinity in the input\)"):
         fit(make(), x, y, check)
     assert check.skipped == 2
 

@@ -273,5 +273,5 @@ def test_errors():
         step(*batch())
     with pytest.raises(RuntimeError, match="no step was checked"):
         probes.report()
-    with probes, pytest.raises(RuntimeError, match="open already"):
+    with probes, pytest.raises(RuntimeError, match="already open"):
         probes.__enter__()
