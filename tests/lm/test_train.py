@@ -240,7 +240,7 @@ def test_one_process_at_a_time(text, tmp_path):
         ({"data__path": "no/such/text"}, "no/such/text"),
         (
             {"optimizer__kwargs": {"epsilon": "much"}},
-            "optimizer.kwargs of adam, .*much.*give others",
+            "optimizer.kwargs of adam, .*much.*give other",
         ),
     ],
 )

@@ -45,7 +45,7 @@ def test_another_sweep_in_the_folder_is_refused(run, tmp_path, monkeypatch):
     assert code == 1 and "training.epochs is 1 in the folder and 2 now" in err
     assert (tmp_path / "sweep" / "trials.csv").read_bytes() == before
     code, out, _ = run(other, "max_trials=1", "--overwrite")
-    assert code == 0 and "going on" not in out and len(sweep_tools.table(tmp_path / "sweep")) == 1
+    assert code == 0 and "resuming" not in out and len(sweep_tools.table(tmp_path / "sweep")) == 1
 
 
 def test_a_folder_with_something_else_is_refused(run, tmp_path):
