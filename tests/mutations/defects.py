@@ -492,7 +492,7 @@ DEFECTS = [
     Defect(
         "the loss of a training step of one's own is not looked at",
         "tfwd/numerics/watch.py",
-        'self.look("loss", "loss", one)',
+        'self.check("loss", "loss", one)',
         "pass",
         ("tests/numerics/test_causes_in_rows.py", "-k", "own_step"),
     ),

@@ -15,7 +15,7 @@ from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.causes.recurrent import growing_state
 from tfwd.numerics.causes.softmax import all_masked
-from tfwd.numerics.details import look
+from tfwd.numerics.details import measure_tensor
 from tfwd.numerics.diagnosis import _with_integers, _with_sources
 from tfwd.numerics.frames import Frame
 from tfwd.numerics.report import Cause, Measurement, Report
@@ -26,7 +26,7 @@ layers = keras.layers
 
 def found(kind, name, values, layer="", **frame):
     values = tf.constant(values, frame.get("dtype", "float32"))
-    return Measurement(Frame(kind, name, layer, **frame), look(values).numbers())
+    return Measurement(Frame(kind, name, layer, **frame), measure_tensor(values).numbers())
 
 
 def evidence(*all_found, given=None, is_first=True):

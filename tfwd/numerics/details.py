@@ -53,7 +53,7 @@ class Detail(NamedTuple):
         )
 
 
-def look(tensor: Any) -> Detail:
+def measure_tensor(tensor: Any) -> Detail:
     """Measures a floating tensor or a `tf.IndexedSlices` in detail."""
     values = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
     return _traced(values.dtype, values.shape.rank or 0)(values)
@@ -61,11 +61,11 @@ def look(tensor: Any) -> Detail:
 
 @functools.cache
 def _traced(dtype: tf.DType, rank: int) -> Callable[[tf.Tensor], Detail]:
-    """Returns `_look` as a function that is traced once, and not for each tensor of a model."""
-    return tf.function(_look, input_signature=[tf.TensorSpec([None] * rank, dtype)])
+    """Returns `_measure_values`, traced once for a dtype and a rank, and not for each tensor."""
+    return tf.function(_measure_values, input_signature=[tf.TensorSpec([None] * rank, dtype)])
 
 
-def _look(values: tf.Tensor) -> Detail:
+def _measure_values(values: tf.Tensor) -> Detail:
     good = tf.math.is_finite(values)
     wide = at_least_float32(values)
     rank = values.shape.rank or 0
@@ -108,7 +108,7 @@ PACKED = 11  # numbers in the result of `packed`
 
 def packed(tensor: Any) -> tf.Tensor:
     """Returns a detailed measurement as a float64 vector, for a variable of fixed shape."""
-    detail = look(tensor)
+    detail = measure_tensor(tensor)
     first = tf.constant(-1, tf.int64)
     rank = (tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor).shape.rank or 0
     if rank >= 3:

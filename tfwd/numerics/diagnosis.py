@@ -19,7 +19,7 @@ from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.causes.loss_outputs import loss_name
 from tfwd.numerics.causes.loss_rows import parts
 from tfwd.numerics.checked_step import CheckedStep
-from tfwd.numerics.details import Detail, look
+from tfwd.numerics.details import Detail, measure_tensor
 from tfwd.numerics.frames import Frame, named
 from tfwd.numerics.report import Measurement, Report
 
@@ -94,10 +94,10 @@ class Diagnosis:
 
 
 def _measure(frame: Frame, tensor: Any, sequence: Any) -> Detail:
-    detail = look(tensor)
+    detail = measure_tensor(tensor)
     if frame.kind == "prediction":  # the loss is computed again from it, row by row
         detail = detail._replace(values=tensor)
-    return detail if sequence is None else detail._replace(steps=look(sequence).steps)
+    return detail if sequence is None else detail._replace(steps=measure_tensor(sequence).steps)
 
 
 def _arrays(model: keras.Model, data: Any, replica: int) -> dict[str, np.ndarray]:
@@ -118,7 +118,7 @@ def _with_integers(found: list[Measurement], arrays: dict[str, np.ndarray]) -> l
     known = {one.frame.name: one for one in found}
     for name, values in arrays.items():
         if name not in known and (values.dtype == bool or np.issubdtype(values.dtype, np.integer)):
-            detail = look(tf.constant(values, tf.float64)).numbers()
+            detail = measure_tensor(tf.constant(values, tf.float64)).numbers()
             known[name] = Measurement(Frame("data", name, dtype=values.dtype.name), detail)
     return [*(known.pop(name) for name in arrays if name in known), *known.values()]
 

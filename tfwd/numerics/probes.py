@@ -211,7 +211,9 @@ class _ProbingWatch(Watch):
 
     def __init__(self, probes: Probes):
         super().__init__(
-            probes.model, self._look, ignores=lambda frame: not probes._is_asked_for(frame)
+            probes.model,
+            self._measure_tensor,
+            ignores=lambda frame: not probes._is_asked_for(frame),
         )
         self._probes = probes
         self._pass: _Pass | None = None
@@ -221,12 +223,12 @@ class _ProbingWatch(Watch):
     ) -> Any:
         outermost = layer is self.model and calls.calls_of(type(layer)) is cls
         inside = self._path or self._leaf or self._backward
-        if outermost and not inside and (self._pass is None or not self.looks_here()):
+        if outermost and not inside and (self._pass is None or not self.is_in_watched_graph()):
             self._graph = _keras.present_graph()
             self._pass = self._probes._begin()
             for variable in self.model.weights:
                 path = _keras.variables.path(variable)
-                self.look("weight", path, _keras.variables.value(variable))
+                self.check("weight", path, _keras.variables.value(variable))
         return super()._call(cls, layer, own, args, kwargs)
 
     def _sequence(self, *args: Any) -> None:
@@ -241,9 +243,9 @@ class _ProbingWatch(Watch):
         for source, gradient in zip(tf.nest.flatten(sources), tf.nest.flatten(found), strict=True):
             path = known.get(id(_keras.variables.tf_variable(source)))
             if path is not None:
-                self.look("weight gradient", path, gradient)
+                self.check("weight gradient", path, gradient)
 
-    def _look(self, frame: Frame, tensor: Any, sequence: Any) -> None:
+    def _measure_tensor(self, frame: Frame, tensor: Any, sequence: Any) -> None:
         present = self._pass
         if present is None:
             return

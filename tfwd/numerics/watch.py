@@ -89,7 +89,7 @@ class Watch:
         finally:
             here.watch = before
 
-    def look(
+    def check(
         self,
         kind: str,
         name: str,
@@ -118,7 +118,7 @@ class Watch:
         inside = [one for one in found if any(other.startswith(f"{one}/") for other in found)]
         return tuple(one for one in found if one not in inside)
 
-    def looks_here(self) -> bool:
+    def is_in_watched_graph(self) -> bool:
         """Returns True if a new operation would be in the watched graph."""
         return _keras.present_graph() is self._graph
 
@@ -134,7 +134,7 @@ class Watch:
         self, cls: type, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
     ) -> Any:
         outermost = calls.calls_of(type(layer)) is cls
-        if not outermost or self._leaf or self._backward or not self.looks_here():
+        if not outermost or self._leaf or self._backward or not self.is_in_watched_graph():
             return own(*args, **kwargs)
         if layer is self.model or id(layer) not in self._known:  # (as layers in a Sequential)
             return own(*args, **kwargs)
@@ -165,7 +165,7 @@ class Watch:
             if not isinstance(value, tf.Tensor):
                 continue
             if self._is_new(value):
-                self.look("input", path, value, layer)
+                self.check("input", path, value, layer)
             elif id(value) in self._given:
                 given = self._given[id(value)]
                 self.followers.setdefault(given, []).append(path)
@@ -194,7 +194,7 @@ class Watch:
         ):
             return value
         if look:
-            self.look("output", path, value, layer, sequence)
+            self.check("output", path, value, layer, sequence)
         if self._closely or self._has_users:
             value = self._with_checked_gradient(path, layer, value)
         self._remember(value)
@@ -210,8 +210,8 @@ class Watch:
             def backward(upstream: Any) -> Any:
                 # A relu in the layer before may hide the gradient of a user's layer.
                 wanted = self._closely or not _is_of_keras(layer) or path in self._before_users
-                if wanted and present() is self and self.looks_here():
-                    self.look("gradient", path, upstream, layer, call=call)
+                if wanted and present() is self and self.is_in_watched_graph():
+                    self.check("gradient", path, upstream, layer, call=call)
                 return upstream
 
             return tf.identity(value), backward
@@ -225,8 +225,8 @@ class Watch:
         """Checks the loss before a tape computes gradients, as a custom step may compute it."""
         for one in tf.nest.flatten(target):
             is_loss = isinstance(one, tf.Tensor) and one.shape.rank == 0
-            if is_loss and not self._has_loss and not self._path and self.looks_here():
-                self.look("loss", "loss", one)
+            if is_loss and not self._has_loss and not self._path and self.is_in_watched_graph():
+                self.check("loss", "loss", one)
 
     def _after_gradient(self, sources: Any, found: Any) -> None:
         """Notes that a tape has computed gradients."""
@@ -237,8 +237,8 @@ class Watch:
         own = layer.activation
 
         def activation(values: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.looks_here() and self._is_new(values):
-                self.look("pre-activation", path, values, layer)
+            if self.is_in_watched_graph() and self._is_new(values):
+                self.check("pre-activation", path, values, layer)
             return own(values, *args, **kwargs)
 
         held = vars(layer).get("activation")

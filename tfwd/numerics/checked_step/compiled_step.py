@@ -27,7 +27,7 @@ from tfwd._keras import training as _keras_training
 from tfwd._keras import updates as _keras_updates
 from tfwd._keras import wrapped_optimizers
 from tfwd.finite import all_finite, extent_of, probe
-from tfwd.numerics.checked_step.replica_step import ReplicaStep, around_update, look_at_loss
+from tfwd.numerics.checked_step.replica_step import ReplicaStep, around_update, check_loss
 from tfwd.numerics.checked_step.variables import tracked
 from tfwd.numerics.frames import Frame
 
@@ -163,7 +163,7 @@ class CheckedStep:
             tentative = stack.enter_context(Tentative(known))
             stack.enter_context(_keras_updates.entered(optimizers, around_update))
             stack.enter_context(_keras_updates.inlined(leaves))
-            stack.enter_context(_keras_training.computed_loss(self.model, look_at_loss))
+            stack.enter_context(_keras_training.computed_loss(self.model, check_loss))
 
             def on_replica(data: Any) -> Any:
                 steps.append(ReplicaStep(self, tentative, careful, past_methods))

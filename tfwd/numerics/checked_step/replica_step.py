@@ -69,7 +69,7 @@ class ReplicaStep:
         self._step.unused.clear()
         try:
             with self._tentative.joined(), self.watch.open():
-                self._look_at_data(data)
+                self._check_data(data)
                 logs = self._step.train_step(data)
                 good = self._end(logs)
         finally:
@@ -89,24 +89,24 @@ class ReplicaStep:
         if self._step.tells_largest:
             self._largest.append(largest(tensor))
 
-    def _look_at_data(self, data: Any) -> None:
+    def _check_data(self, data: Any) -> None:
         parts = keras.utils.unpack_x_y_sample_weight(data)
         for prefix, part in zip(("x", "y", "sample_weight"), parts, strict=True):
             for name, tensor in named(prefix, part):
-                self.watch.look("data", name, tensor)
+                self.watch.check("data", name, tensor)
         if self._step.dry:
-            self._look_at_weights("weight", self._step.model.weights)
+            self._check_weights("weight", self._step.model.weights)
 
-    def _look_at_weights(self, kind: str, variables: Sequence[Any]) -> None:
+    def _check_weights(self, kind: str, variables: Sequence[Any]) -> None:
         for variable in variables:
             path = _keras.variables.path(variable)
-            self.watch.look(kind, path, _keras.variables.value(variable))
+            self.watch.check(kind, path, _keras.variables.value(variable))
 
-    def look_at_loss(self, loss: Any, predictions: Any) -> None:
+    def check_loss(self, loss: Any, predictions: Any) -> None:
         """Checks a loss, and in a diagnosis also the predictions."""
         for name, tensor in named("y_pred", predictions) if self._step.dry else []:
-            self.watch.look("prediction", name, tensor)
-        self.watch.look("loss", "loss", loss)
+            self.watch.check("prediction", name, tensor)
+        self.watch.check("loss", "loss", loss)
 
     def before_update(
         self, optimizer: Any, grads: list[Any], variables: list[Any]
@@ -122,13 +122,13 @@ class ReplicaStep:
             if gradient is None:
                 self._step.unused.append(path)
             else:
-                self.watch.look("weight gradient", path, gradient)
+                self.watch.check("weight gradient", path, gradient)
         gradients = self._found[first:]
         for leaf in wrapped_optimizers.leaves(optimizer):
             if wrapped_optimizers.has_learning_rate(leaf):
                 rate = tf.convert_to_tensor(wrapped_optimizers.learning_rate(leaf))
                 self._rates.append(tf.cast(rate, tf.float32))
-                self.watch.look("learning rate", "learning rate", self._rates[-1])
+                self.watch.check("learning rate", "learning rate", self._rates[-1])
         for held in wrapped_optimizers.chain(optimizer):
             if _keras_steps.scales_loss(held):
                 self._scale = tf.cast(_keras_steps.loss_scale(held), tf.float32)
@@ -156,9 +156,9 @@ class ReplicaStep:
         if self._good is None and not looked and isinstance(logs, dict):
             for name, value in logs.items():
                 if "loss" in name:
-                    self.watch.look("loss", name, value)
+                    self.watch.check("loss", name, value)
         if self._step.dry:
-            self._look_at_weights("update", self._updated)
+            self._check_weights("update", self._updated)
             return tf.constant(False)
         if self._good is not None:
             return self._good
@@ -214,11 +214,11 @@ def around_update(
         tf.cond(good, made, lambda: tf.constant(False))
 
 
-def look_at_loss(loss: Any, predictions: Any) -> Any:
+def check_loss(loss: Any, predictions: Any) -> Any:
     """Lets the present thread's step check a loss, and returns the loss."""
     step = getattr(_here, "step", None)
-    if step is not None and step.watch.looks_here():
-        step.look_at_loss(loss, predictions)
+    if step is not None and step.watch.is_in_watched_graph():
+        step.check_loss(loss, predictions)
     return loss
 
 

@@ -24,7 +24,7 @@ from tfwd.finite import all_finite
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.checked_step import tracked
-from tfwd.numerics.details import look
+from tfwd.numerics.details import measure_tensor
 from tfwd.numerics.frames import Frame
 from tfwd.numerics.probes import Probes
 from tfwd.numerics.report import Measurement, Report
@@ -149,7 +149,7 @@ class TrainStep(abc.ABC):
         norms = [float(norm) for norm in self._norms.numpy() if norm >= 0]
         report = probes.report([{"the gradient of all weights": norm} for norm in norms])
         rate = Measurement(
-            Frame("learning rate", "learning rate"), look(self._failure[2]).numbers()
+            Frame("learning rate", "learning rate"), measure_tensor(self._failure[2]).numbers()
         )
         if report.first is None and not rate.is_finite:
             causes = likely_causes(Evidence([rate], {}, [], [], self.model, "", None))
