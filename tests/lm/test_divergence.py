@@ -116,7 +116,7 @@ def test_going_back_an_epoch(planted, text, tmp_path, capsys):
     with pytest.raises(Diverged, match="no finished epoch yet to restore"):
         run(text, tmp_path / "first", "restore")
     planted.assign(False)
-    whole, own_tell = Trainer._end_epoch, Trainer._tell_of
+    whole, own_tell = Trainer._end_epoch, Trainer._report_failure
     models, at_the_end, gone_back = [], [], []
 
     def weights():
@@ -134,7 +134,7 @@ def test_going_back_an_epoch(planted, text, tmp_path, capsys):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_end_epoch", then_arm)
-        patch.setattr(Trainer, "_tell_of", tell)
+        patch.setattr(Trainer, "_report_failure", tell)
         summary, valid, failures = run(text, tmp_path / "second", "restore")
     for found, wanted in zip(gone_back[0], at_the_end[0], strict=True):
         np.testing.assert_array_equal(found, wanted)
@@ -177,7 +177,7 @@ def test_a_weight_that_is_not_finite_is_never_saved(text, tmp_path, monkeypatch,
         if self.progress.step == 4:
             self.model.decoder.bias.assign(np.full(self.model.vocabulary_size, np.inf))
 
-    monkeypatch.setattr(Trainer, "_show", spoil)
+    monkeypatch.setattr(Trainer, "_show_progress", spoil)
     config = make_config(text, training__checkpoint_steps=every)
     with pytest.raises(
         UserError, match=rf"step {step} in weight .*decoder/bias: .*step {kept} is kept"
