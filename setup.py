@@ -1,6 +1,6 @@
-"""How tfwd is installed; the tools' own settings (ruff, pytest, mypy) are in pyproject.toml.
+"""Installation of tfwd. The settings of the tools (ruff, pytest, mypy) are in pyproject.toml.
 
-``layers/`` and ``optimizers/`` stand at the top of the repository, where they are easy to find, and
+``layers/`` and ``optimizers/`` are at the top of the repository, where they are easy to find. They
 are installed as ``tfwd.layers`` and ``tfwd.optimizers``.
 """
 
@@ -22,7 +22,7 @@ HAS_NO_CPU_BUILD = f"sys_platform == 'darwin' or {NOT_X86_64}"
 
 
 def cpu_build(versions: str) -> list[str]:
-    """Returns the requirements for the smallest TensorFlow that each platform has wheels of."""
+    """Returns the requirements for the smallest TensorFlow that has wheels for each platform."""
     return [
         f"tensorflow-cpu{versions}; {HAS_CPU_BUILD}",
         f"tensorflow{versions}; {HAS_NO_CPU_BUILD}",
@@ -30,7 +30,7 @@ def cpu_build(versions: str) -> list[str]:
 
 
 def packages() -> list[str]:
-    """All packages under their installed names."""
+    """Returns all packages under their installed names."""
     names = ["tfwd", *(f"tfwd.{name}" for name in find_packages(str(ROOT / "tfwd")))]
     for top in MOVED:
         names.append(f"tfwd.{top}")
@@ -59,9 +59,10 @@ setup(
         "safetensors>=0.8",
         "tensorboard>=2.15",
     ],
-    # TensorFlow comes in two builds with one import name. Naming either in install_requires would
-    # put it on top of the other, so the user chooses: tfwd[tf] or, without a GPU, tfwd[cpu]. Keras
-    # comes with it: Keras 3, or 2.15 with the last TensorFlow that tensorflow-addons works with.
+    # TensorFlow has two builds with one import name. If install_requires named one, it would be
+    # installed over the other. The user therefore chooses: tfwd[tf] or, without a GPU, tfwd[cpu].
+    # Keras is part of the choice: Keras 3, or 2.15 with the last TensorFlow that tensorflow-addons
+    # supports.
     extras_require={
         "tf": ["tensorflow>=2.18", "keras>=3.5"],
         "cpu": [*cpu_build(">=2.18"), "keras>=3.5"],

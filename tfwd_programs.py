@@ -1,7 +1,7 @@
-"""The console scripts: they load TensorFlow without its notes, and then run the program.
+"""Console scripts: they load TensorFlow without its log lines, and then run the program.
 
-TensorFlow writes notes on the processor as soon as it is loaded, and the package `tfwd` loads it.
-So this module stands outside the package.
+TensorFlow logs messages about the processor as soon as it is loaded, and the package `tfwd` loads
+it. This module is therefore outside the package.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Iterator
 
 
 def train() -> None:
-    """The console script `tfwd-train`."""
+    """Runs the console script `tfwd-train`."""
     _run("lm.commands.train")
 
 
 def tune() -> None:
-    """The console script `tfwd-tune`: of `tfwd-train`, or with `--program=finetune` of that one."""
+    """Runs the console script `tfwd-tune`, for `tfwd-finetune` with `--program=finetune`."""
     programs = {"train": "lm.commands.tune", "finetune": "finetune.commands.tune"}
     name, rest = "train", sys.argv[:1]
     arguments = iter(sys.argv[1:])
@@ -38,27 +38,27 @@ def tune() -> None:
 
 
 def evaluate() -> None:
-    """The console script `tfwd-evaluate`."""
+    """Runs the console script `tfwd-evaluate`."""
     _run("lm.commands.evaluate")
 
 
 def finetune() -> None:
-    """The console script `tfwd-finetune`."""
+    """Runs the console script `tfwd-finetune`."""
     _run("finetune.commands.train")
 
 
 def classify() -> None:
-    """The console script `tfwd-classify`."""
+    """Runs the console script `tfwd-classify`."""
     _run("finetune.commands.classify")
 
 
 def generate() -> None:
-    """The console script `tfwd-generate`."""
+    """Runs the console script `tfwd-generate`."""
     _run("lm.commands.generate")
 
 
 def pretrained() -> None:
-    """The console script `tfwd-pretrained`."""
+    """Runs the console script `tfwd-pretrained`."""
     _run("conversion.program")
 
 
@@ -67,16 +67,16 @@ def _run(program: str) -> None:
         open_closed_streams()
         quiet_tensorflow()
         module = importlib.import_module(f"tfwd.{program}")
-    except KeyboardInterrupt:  # the program itself knows what to do with it
+    except KeyboardInterrupt:  # the program itself handles it
         print("stopped", file=sys.stderr)
         sys.exit(130)
     module.run()
 
 
 def open_closed_streams() -> None:
-    """Standard streams that were closed, as by `>&-`, become the null device.
+    """Replaces standard streams that were closed, as by `>&-`, with the null device.
 
-    Else the next file that is opened would get their number, and what TensorFlow prints.
+    Otherwise the next opened file would get their number, and TensorFlow's output.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -90,10 +90,10 @@ def open_closed_streams() -> None:
 
 
 def quiet_tensorflow() -> None:
-    """Loads TensorFlow without its notes on the processor; a failure to load is shown whole.
+    """Loads TensorFlow without its log lines. An error while loading is shown in full.
 
-    The notes are written by C++ before a logging level can be set, so stderr is put aside for
-    as long as the loading takes. After it, warnings and errors are shown and notes are not.
+    C++ writes the log lines before a logging level can be set. stderr is therefore redirected while
+    TensorFlow is loaded. Later, warnings and errors are shown, and other log lines are not.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     if "tensorflow" not in sys.modules:
@@ -106,7 +106,7 @@ def _stderr_aside() -> Iterator[None]:
     sys.stderr.flush()
     try:
         aside = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
-    except OSError:  # no room for it, or nowhere: the notes are shown
+    except OSError:  # the disk is full or read-only: the log lines are shown
         yield
         return
     with aside:

@@ -1,6 +1,6 @@
-"""The macros of this repository's BUILD files."""
+"""Macros of this repository's BUILD files."""
 
-# What setup.py installs inside tfwd.
+# Folders that setup.py installs inside tfwd.
 _MOVED = ("layers/", "optimizers/")
 
 def _installed_impl(ctx):
@@ -16,17 +16,17 @@ def _installed_impl(ctx):
 _installed = rule(
     implementation = _installed_impl,
     attrs = {"srcs": attr.label_list(allow_files = True)},
-    doc = "The sources under lib/, by their installed names: layers/x.py is lib/tfwd/layers/x.py.",
+    doc = "Links the sources under lib/ by their installed names: layers/x.py is lib/tfwd/layers/x.py.",
 )
 
 def concept(name, srcs, deps = [], visibility = None):
-    """A library of sources under their installed names.
+    """Declares a library of sources under their installed names.
 
     Args:
-        name: the target's.
-        srcs: the sources, as they stand in the repository.
+        name: the name of the target.
+        srcs: the sources, by their paths in the repository.
         deps: the libraries that they import.
-        visibility: who may depend on it; without it, this package alone.
+        visibility: the packages that may depend on it. By default only this package.
     """
     _installed(name = name + "_installed", srcs = srcs, visibility = ["//visibility:private"])
     native.py_library(
@@ -58,11 +58,11 @@ _main = rule(
 )
 
 def program(name, function):
-    """A binary that does what the console script of the same name does.
+    """Declares a binary that runs the console script of the same name.
 
     Args:
-        name: the target's, and the script's.
-        function: the function of tfwd_programs that it calls.
+        name: the name of the target and of the script.
+        function: the function of tfwd_programs to call.
     """
     _main(
         name = name + "_main",
@@ -82,22 +82,22 @@ def program(name, function):
     )
 
 def tests(name, files, deps = ["//:tfwd"], data = [], more = {}, fast = [], manual = {}):
-    """A test target for each file, and a suite of them all.
+    """Declares a test target for each file, and a suite of all.
 
     Args:
-        name: the suite's.
-        files: the test files; that of a/test_b.py is the target a/test_b.
+        name: the name of the suite.
+        files: the test files. The target of a/test_b.py is a/test_b.
         deps: the libraries under test.
-        data: the files of the repository that the tests read.
-        more: the data of single tests, by their targets' names.
-        fast: the tests that a first check runs, all of a few seconds.
-        manual: the tests that do not work here, with the reason.
+        data: files of the repository that all tests read.
+        more: data of single tests, by target name.
+        fast: tests of a few seconds, for a first check.
+        manual: tests that do not work in Bazel, with the reason.
     """
     names = [file[:-len(".py")] for file in files]
     for test in names:
         native.py_test(
             name = test,
-            # A process with TensorFlow takes some 800 MB, which is what Bazel counts for this size.
+            # A process with TensorFlow needs about 800 MB, which Bazel reserves for this size.
             size = "enormous",
             timeout = "moderate" if test in fast else "long",
             srcs = [test + ".py", "//bazel:pytest_runner.py"],

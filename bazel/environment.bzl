@@ -1,4 +1,4 @@
-"""The Python that `make` sets up in .venv, with its packages, as a toolchain."""
+"""Toolchain with the Python and the packages that `make` sets up in .venv."""
 
 BUILD = """\
 load("@bazel_tools//tools/python:toolchain.bzl", "py_runtime_pair")
@@ -9,7 +9,7 @@ py_runtime(
     name = "python",
     interpreter_path = "{python}",
     python_version = "PY3",
-    # The start script of every target; in the sandbox there is no python on the path.
+    # The start script of every target. The sandbox has no python on its path.
     stub_shebang = "#!{python}",
 )
 
@@ -30,7 +30,7 @@ from importlib.metadata import distributions
 print(*sorted({d.name + " " + d.version for d in distributions()}), sep="\\n")
 """
 
-# What Bazel itself loads from the network, for --config=offline.
+# Stand-ins for repositories that Bazel loads from the network, for --config=offline.
 OFFLINE = """\
 def offline_repositories():
     for name, path in {paths}.items():
@@ -46,7 +46,7 @@ def _environment_impl(ctx):
     if listed.return_code:
         fail("%s does not run: %s" % (python, listed.stderr))
 
-    # Every test depends on this file, so another version of a package runs the tests again.
+    # Every test depends on this file. A new version of a package therefore runs the tests again.
     ctx.file("packages.txt", listed.stdout)
     ctx.file("BUILD.bazel", BUILD.format(python = python))
 
@@ -62,7 +62,7 @@ def _environment_impl(ctx):
 
 environment = repository_rule(
     implementation = _environment_impl,
-    doc = "The interpreter, its packages' versions, and what --config=offline puts in place.",
+    doc = "Declares the interpreter, the versions of its packages, and the stand-ins for --config=offline.",
     environ = ["TFWD_PYTHON", "TFWD_SETUP", "TFWD_OFFLINE"],
     local = True,
 )

@@ -1,8 +1,8 @@
-"""What every test target runs: pytest, on a copy of the files that the target names.
+"""Runs pytest for each Bazel test target, on a copy of the files that the target names.
 
-Bazel hands a test links that lead back to the checkout. Tests find the repository from their own
-resolved path, so by the links they would read and write the checkout itself, and see files that
-their target does not name. The library is imported from Bazel's own tree, as installed.
+Bazel gives a test links to the checkout. Tests find the repository from their own resolved path.
+With the links they would read and write the checkout itself, and see files that their target does
+not name. The library is imported from Bazel's own tree, as installed.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ import pytest
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the test files named, relative to the top of the repository; pytest's exit code."""
+    """Runs the named test files, relative to the repository, and returns pytest's exit code."""
     named = Path(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
     scratch = Path(os.environ["TEST_TMPDIR"])
     checkout = scratch / "checkout"
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     os.chdir(checkout)
     os.environ["MPLCONFIGDIR"] = str(scratch / "matplotlib")  # the home folder is read-only
 
-    # The editable install of `make setup` would find what a target forgot to name.
+    # The editable install of `make setup` would find files that a target forgot to name.
     sys.meta_path[:] = [f for f in sys.meta_path if not f.__module__.startswith("__editable__")]
     found = importlib.util.find_spec("tfwd")
     if found is None or found.origin != str(named / "lib" / "tfwd" / "__init__.py"):

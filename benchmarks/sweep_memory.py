@@ -57,14 +57,14 @@ def run(tuner: Any, trials: int) -> tuple[list[float], float]:
     from tfwd.runs.settings.command_line import parse
 
     readings: list[float] = []
-    tidy_up = tuner.tidy_up
+    tidy_up = tuner.free_memory
 
     def tidy_up_and_read() -> None:
         tidy_up()
         readings.append(resident())
         measure.CONSOLE.print(f"after trial {len(readings) - 1}: {readings[-1]:,.1f} MiB")
 
-    tuner.tidy_up = tidy_up_and_read
+    tuner.free_memory = tidy_up_and_read
     with tempfile.TemporaryDirectory() as folder:
         words = np.random.default_rng(0).integers(0, 300, (60, 8))
         text = "\n".join(" ".join(f"w{word}" for word in line) for line in words)

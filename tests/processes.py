@@ -21,12 +21,12 @@ import os
 if "SIGNAL_AT" in os.environ:
     from tfwd.lm.trainer import Trainer
     number, step = map(int, os.environ["SIGNAL_AT"].split(":"))
-    show = Trainer._show
+    show = Trainer._show_progress
     def send(self, lengths):
         if self.progress.step == step:
             os.kill(os.getpid(), number)
         show(self, lengths)
-    Trainer._show = send
+    Trainer._show_progress = send
 """
 
 

@@ -93,6 +93,52 @@ def test_imports_run_one_way(name: str) -> None:
     assert not wrong, f"{name} imports {wrong}, which is not below it"
 
 
+def circles(trees: dict[str, ast.Module]) -> list[list[str]]:
+    """The groups of modules that import each other, by whatever way; imports for types count."""
+    names = {name.removesuffix(".__init__"): name for name in trees}
+    targets = {
+        name: set(imported(file, trees[file])) & set(names) - {name} for name, file in names.items()
+    }
+
+    def reached(start: str) -> set[str]:
+        found, waiting = set(), [start]
+        while waiting:
+            new = targets[waiting.pop()] - found
+            found |= new
+            waiting += new
+        return found
+
+    reach = {name: reached(name) for name in names}
+    groups = {
+        tuple(sorted(other for other in reach[name] if name in reach[other]))
+        for name in names
+        if name in reach[name]
+    }
+    return sorted(map(list, groups))
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circles(SOURCES) == []
+
+
+def test_circles_are_found() -> None:
+    # `imported` knows the modules of the sources, so the example uses their names.
+    of_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tfwd import "
+    trees = {
+        "tfwd.rates": "def f():\n    import tfwd.paths",
+        "tfwd.paths": "from tfwd.dtypes import wide",
+        "tfwd.dtypes": of_types + "rates",
+        "tfwd.files": "import tfwd.rates",
+        "tfwd.numerics.__init__": "from tfwd.numerics import log",
+        "tfwd.numerics.log": "from . import unknown",
+    }
+    found = circles({name: ast.parse(source) for name, source in trees.items()})
+    assert found == [
+        ["tfwd.dtypes", "tfwd.paths", "tfwd.rates"],
+        ["tfwd.numerics", "tfwd.numerics.log"],
+    ]
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_library_needs_nothing_that_is_for_programs(name: str) -> None:
     if unit(name) not in {"tfwd.conversion", "tfwd.finetune", "tfwd.lm", "tfwd.runs"}:
@@ -201,10 +247,10 @@ def test_internals_are_noticed(source: str) -> None:
 @pytest.mark.parametrize(
     ("name", "source", "expected"),
     [
-        ("tfwd.lm.__init__", "from . import model", "tfwd.lm.model"),
-        ("tfwd.lm.model", "from . import unknown_function", "tfwd.lm"),
-        ("tfwd.lm.model", "from ..layers import WeightDropout", "tfwd.layers"),
-        ("tfwd.rates", "from .lm.model import make_model", "tfwd.lm.model"),
+        ("tfwd.lm.data.__init__", "from . import text", "tfwd.lm.data.text"),
+        ("tfwd.lm.data.text", "from . import unknown_function", "tfwd.lm.data"),
+        ("tfwd.lm.data.text", "from ...layers import WeightDropout", "tfwd.layers"),
+        ("tfwd.rates", "from .lm.data.text import tokens", "tfwd.lm.data.text"),
         ("tfwd.rates", "def f():\n    from tfwd import layers", "tfwd.layers"),
         ("tfwd.rates", "from tfwd import WeightDropout", "tfwd"),
     ],

@@ -65,7 +65,7 @@ def test_planted_numbers_are_found(case):
     for i, trigger in enumerate(TRIGGERS.values()):
         x[8 * (2 * i + 1) + 3, 0] = trigger
     check = FiniteCheck("skip")
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="skipped"):
         fit(model, x, y, check)
     assert [report.step for report in check.reports] == [2, 4, 6]
     for report, value in zip(check.reports, TRIGGERS, strict=True):
@@ -183,7 +183,7 @@ def test_beside_gradient_squared_mean(order):
     model.get_layer("norm").trainable = False
     moments, check = tfwd.callbacks.GradientSquaredMean(every=2), FiniteCheck("skip")
     x[8 * BAD + 8, 0] = np.nan  # in batch 3, which is not measured
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="skipped"):
         fit(model, x, y, *[moments, check][:: 1 - 2 * order])
     assert [record["step"] for record in moments.records] == [0, 2]
     assert check.skipped == 1
@@ -223,5 +223,5 @@ def test_excluded_layers():
             fit(model, x, y, FiniteCheck(exclude=exclude))
     with pytest.raises(ValueError, match="is not a regular expression"):
         FiniteCheck(exclude="(")
-    with pytest.raises(ValueError, match="exclude='maks' fits no layer and no weight of model"):
+    with pytest.raises(ValueError, match="exclude='maks' matches no layer and no weight of model"):
         fit(model, x, y, FiniteCheck(exclude="maks"))

@@ -43,7 +43,7 @@ def test_skip_is_training_without_the_batch(mode):
     x[8 * BAD + 5, 0] = np.inf
     check = FiniteCheck("skip")
     keras.utils.set_random_seed(4)
-    with pytest.warns(UserWarning, match="a step is left out: data 'x'"):
+    with pytest.warns(UserWarning, match="a step is skipped: data 'x'"):
         fit(bad, x, y, check)
     assert check.skipped == 1
     same(state(bad), state(good), mode)
@@ -56,20 +56,20 @@ def test_skip_gives_up():
     with pytest.warns(UserWarning), pytest.raises(NonFiniteError) as caught:
         fit(make(), x, y, FiniteCheck("skip", max_consecutive=2))
     assert caught.value.report.note == (
-        "2 bad steps in a row were left out before it. Each began in data x: look whether all "
-        "batches are so, and mend the data. The weights are those before the step."
+        "2 consecutive bad steps were skipped before it. Each began in data x: check whether all "
+        "batches are bad, and repair the data. The weights have their values from before the step."
     )
 
 
 def test_an_epoch_whose_steps_are_all_left_out_has_no_loss():
     x, y = data(4)
     x[:16, 0] = np.nan
-    with pytest.warns(UserWarning, match="left out") as warned:
+    with pytest.warns(UserWarning, match="skipped") as warned:
         history = fit(make(), x[:8], y[:8], FiniteCheck("skip"), epochs=2).history
     said = [str(one.message) for one in warned if "no step of epoch" in str(one.message)]
     assert len(said) == 2
     assert all(np.isnan(value) for values in history.values() for value in values)
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="skipped"):
         history = fit(make(), x[8:24], y[8:24], FiniteCheck("skip")).history
     assert np.isfinite(history["loss"]).all()
 
@@ -135,7 +135,7 @@ def test_accumulated_gradients():
     fit(good, x[rows], y[rows])
     x[8 * BAD + 6, 0] = np.nan
     keras.utils.set_random_seed(4)
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="skipped"):
         fit(bad, x, y, FiniteCheck("skip"))
     same(state(bad), state(good))
 
@@ -290,7 +290,7 @@ def test_an_infinity_that_an_operation_writes(kind, mode):
         else:
             with pytest.raises(NonFiniteError) as caught:
                 fit(model, x, y, *callbacks)
-            assert "The weights are those before the step." in caught.value.report.note
+            assert "The weights have their values from before the step." in caught.value.report.note
             assert all(np.isfinite(weight).all() for weight in model.get_weights())
         slots = model.optimizer.sums if kind == "optimizer" else []
         held.append([v.numpy() for v in [*model.variables, *slots]])
@@ -348,7 +348,7 @@ def test_bad_steps_in_a_row_are_those_without_a_good_one_between():
     x, y = data(5)
     x[3] = x[19] = np.nan
     check = FiniteCheck("skip", max_consecutive=1)
-    with pytest.warns(UserWarning, match=r"left out: data 'x'.*\(NaN or infinity in the input\)"):
+    with pytest.warns(UserWarning, match=r"skipped: data 'x'.*\(NaN or infinity in the input\)"):
         fit(make(), x, y, check)
     assert check.skipped == 2
 
@@ -371,6 +371,6 @@ def test_a_step_that_was_not_looked_at():
     with pytest.raises(NonFiniteError) as caught:
         fit(make(), x, y, FiniteCheck(every=3))
     assert caught.value.report.step == 4
-    assert "a step that was not checked" in caught.value.report.causes[0].evidence
+    assert "an unchecked step" in caught.value.report.causes[0].evidence
     assert "The weights before the step are lost: 'sequential" in caught.value.report.note
     assert "Check each step (every=1)" in caught.value.report.note

@@ -100,7 +100,7 @@ def test_restore_keeps_no_epoch_that_is_not_finite():
     x, y = data(4)
     model = make(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
     breaks = Breaks(1, 3)
-    with pytest.warns(UserWarning, match="back to the end of the last epoch"):
+    with pytest.warns(UserWarning, match="restored the end of the last epoch"):
         fit(model, x, y, FiniteCheck("restore"), breaks, epochs=3)
     assert all(np.isfinite(value).all() for value in [v.numpy() for v in held(model)])
 
@@ -108,7 +108,7 @@ def test_restore_keeps_no_epoch_that_is_not_finite():
 def test_restore_without_a_good_epoch():
     x, y = data(4)
     x[5, 0] = np.nan
-    with pytest.raises(NonFiniteError, match="no finished epoch yet to go back to"):
+    with pytest.raises(NonFiniteError, match="no finished epoch yet to restore"):
         fit(make(), x, y, FiniteCheck("restore"))
 
 
@@ -148,7 +148,7 @@ def test_metrics_of_an_epoch_that_went_back_are_of_its_good_steps():
         )
         return model, history.history["loss"]
 
-    with pytest.warns(UserWarning, match="back to the end of the last epoch"):
+    with pytest.warns(UserWarning, match="restored the end of the last epoch"):
         model, losses = trained(True, FiniteCheck("restore"))
     _, plain = trained(False)
     assert losses[0] == plain[0]

@@ -87,7 +87,7 @@ def test_convert_to_safetensors(run, tmp_path):
     options = [f"--source={FOLDER / 'bert'}", "--model=stack", "--layers=1,0"]
     file.write_text("precious")
     code, _, err = run("convert", *options, f"--out={file}")
-    assert code == 1 and "is there already: give another name, or --overwrite" in err
+    assert code == 1 and "exists already: give another name, or --overwrite" in err
     assert file.read_text() == "precious"
     assert run("convert", *options, f"--out={file}", "--overwrite")[0] == 0
     stack = T.TransformerStack.from_config(FOLDER / "bert", layers=[1, 0])
@@ -102,7 +102,7 @@ def test_convert_to_safetensors(run, tmp_path):
     ("argv", "message"),
     [
         ([], "give plan or convert, as tfwd-pretrained plan --source=FOLDER"),
-        (["paln", "--source=x"], "'paln' is no command: give plan or convert"),
+        (["paln", "--source=x"], "'paln' is not a command: give plan or convert"),
         (["plan", "--source=nowhere"], "nowhere does not exist: pass the folder of a"),
         (
             ["plan", "--source={bert}", "--model=encoder"],

@@ -19,7 +19,7 @@ from stacks import SOAK_ON_KERAS_2, extended
 from tfwd.finetune.commands import classify
 from tfwd.finetune.commands import train as program
 from tfwd.finetune.config import SCHEMA, default_config
-from tfwd.finetune.data import examples
+from tfwd.finetune.data import examples, vocabulary
 from tfwd.runs.errors import UserError
 from tfwd.runs.settings import app
 
@@ -91,7 +91,7 @@ FILES = {  # the file, its content, and the line
     "header": (
         "train.tsv",
         "review\tclass\n" + GOOD,
-        "give examples in valid or test, or leave it out; if the first line of train.tsv is a "
+        "give examples in valid or test, or remove it; if the first line of train.tsv is a "
         "header, name its columns: data.text='review' and data.label='class'",
     ),
 }
@@ -151,9 +151,9 @@ FOLDERS = {
     "no config": (no_file("config.json"), "has no config.json"),
     "no tokenizer": (no_file("tokenizer.json"), "has no tokenizer.json"),
     "no weights": (no_file("model.safetensors"), "model.pretrained="),
-    "other vocabulary": (other_tokenizer, "of another vocabulary: it has 22 tokens, and the enco"),
-    "other padding": (other_padding, "of another vocabulary: it pads with 1"),
-    "cut tokenizer": (cut("tokenizer.json"), "is not a whole tokenizer"),
+    "other vocabulary": (other_tokenizer, "has another vocabulary: it has 22 tokens, and the enco"),
+    "other padding": (other_padding, "has another vocabulary: it pads with 1"),
+    "cut tokenizer": (cut("tokenizer.json"), "is not a complete tokenizer"),
     "cut weights": (cut("model.safetensors"), "model.safetensors"),
     "other family": (config_with(model_type="gpt2"), "model_type='gpt2'"),
     "other size": (config_with(intermediate_size=16), "intermediate"),
@@ -177,13 +177,13 @@ def test_wrong_pretrained_folders(refused, tmp_path, case):
 CONFIGS = {
     "model.pretrained=": "model.pretrained is missing",
     "model.pretrained=nowhere": "there is no such folder",
-    "data.max_length=2": "data.max_length=2: 2 tokens of each text are the tokenizer's own",
-    "data.max_length=13": "the encoder has places for 12 tokens",
+    "data.max_length=2": "data.max_length=2: each text has 2 special tokens",
+    "data.max_length=13": "the encoder has 12 positions",
     "model.pooling=last": "model.pooling=last: give cls or pooler or mean",
     "model.freeze_layers=3": "model.freeze_layers=3: the encoder has 2 layers",
     "model.regularized=wings": "",
-    "model.whole_inputs=True": "of no use without model.mixout or model.weight_dropout",
-    "optimizer.decay_towards=start": "optimizer.decay_towards=start is of no use without a decay",
+    "model.whole_inputs=True": "no effect without model.mixout or model.weight_dropout",
+    "optimizer.decay_towards=start": "optimizer.decay_towards=start has no effect without a decay",
     "optimizer.layer_decay=0": "give a factor above 0",
     "data.windows=3": "there is no config key data.windows",
 }
@@ -208,10 +208,10 @@ def test_folders_of_another_run(refused, tmp_path, learnt):
     (tmp_path / "run" / ".lock").unlink(missing_ok=True)
     (tmp_path / "run" / ".lock").touch()
     found = refused("config.model.pooling=cls")
-    assert "holds a run with another configuration: model.pooling is mean there and cls" in found
+    assert "holds a run with another configuration: model.pooling is mean in the folder" in found
     other = write_data(tmp_path / "other", [("train", 0, 9), ("valid", 0, 4), ("test", 0, 4)])
     found = refused(f"config.data.path={other}")
-    assert "the text is not the one that the run" in found
+    assert "the data is not the data that the run" in found
     config = json.loads((learnt / "config.json").read_text())
     config["data"]["level"] = "word"
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
@@ -247,7 +247,7 @@ def test_classify_refuses(tmp_path, learnt, capsys):
     broken = tmp_path / "broken"
     shutil.copytree(learnt, broken)
     (broken / "classes.json").write_text("{}")
-    assert "is not a whole file of classes" in classified(
+    assert "is not a complete file of classes" in classified(
         capsys, f"--workdir={broken}", "--text=a", ok=False
     )
     from tfwd.lm.config import default_config as of_the_language_model
@@ -263,7 +263,7 @@ def test_classify_skips_empty_lines(tmp_path, learnt, capsys, monkeypatch):
     run, file = f"--workdir={learnt}", tmp_path / "texts.txt"
     file.write_text("\na superb film\n \n\nit was so awful\n\n\n")
     said = classified(capsys, run, f"--file={file}", ok=False)
-    assert "line 1: the text is empty; give one, or skip such lines by --skip_empty" in said
+    assert "line 1: the text is empty; give one, or skip such lines with --skip_empty" in said
     out = classified(capsys, run, f"--file={file}", "--skip_empty")
     assert [row.split("\t")[2] for row in out.splitlines()] == ["a superb film", "it was so awful"]
 
@@ -358,13 +358,13 @@ def test_other_forms_of_files(tmp_path):
     (tmp_path / "a.tsv").write_text("\ufefftext\tlabel\r\ngood\t1\r\n")
     assert examples.read_examples(tmp_path / "a.tsv") == [("good", "1")]
     (tmp_path / "a.jsonl").write_text('{"text": "a", "label": "b"}\n{"text":\n')
-    with pytest.raises(UserError, match="line 2 is no JSON"):
+    with pytest.raises(UserError, match="line 2 is not JSON"):
         examples.read_examples(tmp_path / "a.jsonl")
     (tmp_path / "a.jsonl").write_text('{"text": "half \\ud800", "label": "b"}\n')
-    with pytest.raises(UserError, match="line 1: the text is no text of UTF-8"):
+    with pytest.raises(UserError, match="line 1: the text is not UTF-8"):
         examples.read_examples(tmp_path / "a.jsonl")
     (tmp_path / "a.csv").write_text("text,label\na,b,c\n")
-    with pytest.raises(UserError, match="line 2 has not the 2 columns"):
+    with pytest.raises(UserError, match="line 2 does not have the 2 columns"):
         examples.read_examples(tmp_path / "a.csv")
 
 
@@ -372,10 +372,10 @@ def test_a_part_of_train_is_valid(tmp_path):
     folder = write_data(tmp_path / "data", [("train", 0, 20), ("test", 0, 4)])
     config = default_config()
     config.data.update({"path": str(folder), "valid_share": 0.25, "train_examples": 12})
-    parts = examples.load_splits(config.data).parts
+    parts = vocabulary.load_splits(config.data).parts
     assert {name: len(part) for name, part in parts.items()} == {
         "train": 12,
         "valid": 10,
         "test": 8,
     }
-    assert examples.load_splits(config.data).parts == parts
+    assert vocabulary.load_splits(config.data).parts == parts

@@ -7,7 +7,7 @@ import pytest
 from stacks import SOAK_ON_KERAS_2, extended
 
 from tfwd.finetune.config import SCHEMA
-from tfwd.finetune.data import manual
+from tfwd.finetune.data import python_docstrings
 from tfwd.runs.errors import UserError
 from tfwd.runs.sweeps.sweep import check, load_sweep
 
@@ -28,18 +28,20 @@ def test_config_and_sweep_files(root):
 
 @extended
 def test_the_text_of_python(monkeypatch):
-    splits = manual.load_manual()
+    splits = python_docstrings.load_python_docstrings()
     texts = [example.text for part in splits.parts.values() for example in part]
     assert len(set(texts)) == len(texts)  # each in one part only
-    assert all(manual.LEAST <= len(text.split()) <= manual.WORDS for text in texts)
-    assert manual.load_manual() == splits
-    for name, size in zip(("train", "valid", "test"), manual.SIZES, strict=True):
+    assert all(
+        python_docstrings.LEAST <= len(text.split()) <= python_docstrings.WORDS for text in texts
+    )
+    assert python_docstrings.load_python_docstrings() == splits
+    for name, size in zip(("train", "valid", "test"), python_docstrings.SIZES, strict=True):
         counts = collections.Counter(example.label for example in splits.parts[name])
-        assert set(counts) == set(manual.AREAS)
+        assert set(counts) == set(python_docstrings.AREAS)
         assert all(size / 2 < count <= size for count in counts.values()), counts
-    monkeypatch.setattr(manual, "AREAS", {"nothing": "no_such_module"})
+    monkeypatch.setattr(python_docstrings, "AREAS", {"nothing": "no_such_module"})
     with pytest.raises(UserError, match="too few sources of Python's own library"):
-        manual.load_manual()
+        python_docstrings.load_python_docstrings()
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_a_separable_task_is_learnt(learnt):
         assert (learnt / "report" / name).read_bytes().startswith(b"\x89PNG")
     assert list((learnt / "tensorboard").glob("events.*"))
     examples = (learnt / "report" / "examples.txt").read_text().splitlines()
-    assert len(examples) == 5 and "(it is" not in "".join(examples)
+    assert len(examples) == 5 and "(true label:" not in "".join(examples)
 
 
 def test_a_finished_run_is_shown_again(learnt, data, pretrained, capsys):
@@ -123,15 +123,15 @@ def test_several_seeds(data, pretrained, tmp_path, capsys, monkeypatch):
         scores = {"accuracy": accuracy, "macro_f1": 0.5, "loss": None, "majority": majority}
         return {"texts": {"valid": scores, "test": {**scores, "loss": float(own.seed)}}}
 
-    from tfwd.finetune.commands.train import compared
+    from tfwd.finetune.commands.train import compare_summary
 
     monkeypatch.setattr(train, "train", made)
     outcomes = several_seeds.train(
-        PROGRAM, config, str(tmp_path / "many"), 3, StopRequest(), compared
+        PROGRAM, config, str(tmp_path / "many"), 3, StopRequest(), compare_summary
     )
     assert [outcome.seed for outcome in outcomes] == [0, 1, 2] and config.seed == 0
     assert [bool(outcome.failed) for outcome in outcomes] == [True, False, False]
-    of_all = several_seeds.together(outcomes)
+    of_all = several_seeds.compare(outcomes)
     assert of_all["valid accuracy"] == {"mean": 0.75, "spread": 0.25, "least": 0.5, "most": 1.0}
     assert of_all["test loss"]["mean"] == 1.0 and "valid loss" not in of_all
     out = capsys.readouterr().out
@@ -142,17 +142,19 @@ def test_several_seeds(data, pretrained, tmp_path, capsys, monkeypatch):
 @rest
 def test_several_seeds_in_truth(data, pretrained, tmp_path, capsys):
     config = make_config(data, pretrained, training__epochs=1)
-    from tfwd.finetune.commands.train import compared
+    from tfwd.finetune.commands.train import compare_summary
 
     workdir = str(tmp_path / "two")
-    outcomes = several_seeds.train(PROGRAM, config, workdir, 2, StopRequest(), compared)
+    outcomes = several_seeds.train(PROGRAM, config, workdir, 2, StopRequest(), compare_summary)
     assert outcomes[0].numbers != outcomes[1].numbers
     assert summary(tmp_path / "two" / "seed-1") != summary(tmp_path / "two" / "seed-0")
     capsys.readouterr()
-    assert several_seeds.train(PROGRAM, config, workdir, 2, StopRequest(), compared) == outcomes
+    assert (
+        several_seeds.train(PROGRAM, config, workdir, 2, StopRequest(), compare_summary) == outcomes
+    )
     assert capsys.readouterr().out.count("is finished; this is its report") == 2
     with pytest.raises(UserError, match="holds a single run"):
-        several_seeds.train(PROGRAM, config, f"{workdir}/seed-0", 2, StopRequest(), compared)
+        several_seeds.train(PROGRAM, config, f"{workdir}/seed-0", 2, StopRequest(), compare_summary)
 
 
 @rest

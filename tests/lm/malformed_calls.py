@@ -138,7 +138,7 @@ def run_here(call: Call) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))  # a machine has other users
     if call.file_size:
         resource.setrlimit(resource.RLIMIT_FSIZE, (call.file_size, call.file_size))
-    importlib.import_module(f"tfwd.lm.{call.program}").run()
+    importlib.import_module(f"tfwd.lm.commands.{call.program}").run()
 
 
 class Running:
@@ -277,10 +277,10 @@ def load_programs() -> None:
         "lm.commands.train",
         "lm.commands.tune",
         "lm.commands.evaluate",
-        "lm.commands.generate",
-        "lm.finish",
+        "lm.sampling",
+        "lm.final_report",
         "lm.trainer",
-        "runs.storage.saved",
+        "runs.storage.trained_model",
         "runs.sweeps.tuner",
         "runs.sweeps.report",
         "runs.sweeps.hparams",

@@ -15,7 +15,7 @@ from tfwd.lm.step import TrainStep
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.state import RunState
 from tfwd.runs.training import optimizer as optimizers
-from tfwd.runs.training.optimizer import decaying, make_optimizer
+from tfwd.runs.training.optimizer import find_weight_decay, make_optimizer
 from tfwd.runs.training.signals import Stopped, StopRequest
 
 INPUTS = tf.constant([[1, 2, 3, 1], [5, 6, 2, 2]], tf.int32)
@@ -86,7 +86,7 @@ def test_decoupled_decay_comes_before_the_step(name):
     step(INPUTS, TARGETS)
     for ours, theirs in zip(weights(step), twins, strict=True):
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=2e-5, atol=1e-6)
-    assert decaying(step.optimizer).weight_decay == DECAY
+    assert find_weight_decay(step.optimizer).weight_decay == DECAY
 
 
 @needs_addons
@@ -160,7 +160,7 @@ def test_without_tensorflow_addons_the_extra_and_the_nearest_are_named(monkeypat
         "tfa.COCOB": "Adam",
         "tfa.ConditionalGradient": "SGD",
     }.items():
-        words = rf"pip install '\.\[addons\]'.*nearest to it here is {nearest}\)"
+        words = rf"pip install '\.\[addons\]'.*the most similar one here is {nearest}\)"
         with pytest.raises(UserError, match=words):
             make_optimizer(name, 0.1)
     with pytest.raises(UserError, match=r"rmsprop$"):  # nothing is known of this one

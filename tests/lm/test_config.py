@@ -21,7 +21,7 @@ WRONG = {
     "data.window": (4, "a window has at least 5 steps"),
     "data.eval_window": (0, "at least 1"),
     "model.embedding_dim": (0, "at least 1"),
-    "model.hidden_units": ((), "one a layer, as 300,150"),
+    "model.hidden_units": ((), "one per layer, as 300,150"),
     "model.weight_dropout": (1.0, "a rate: at least 0, below 1"),
     "model.variational_noise": (-0.1, "a number, at least 0"),
     "model.noise_start_step": (-1, "a whole number"),
@@ -218,7 +218,7 @@ def test_load_refuses_a_wrong_configuration(tmp_path):
     config_lib.save(default_config(), file)
     whole = file.read_text()
     file.write_text(whole[:100])
-    with pytest.raises(UserError, match="is not a whole configuration"):
+    with pytest.raises(UserError, match="is not a complete configuration"):
         SCHEMA.load(file)
     for content in ([], {}, {"model": {"hidden_units": 3}}):
         file.write_text(json.dumps(content))
@@ -271,5 +271,7 @@ def test_a_file_that_was_changed_within_the_second_is_read_again(tmp_path):
     for value in (1, 2):
         path.write_text(f"def get_config():\n    return {value}\n")
         os.utime(path, (0, 0))
-        assert command_line.from_file("config", str(path), "get_config", SCHEMA) == value
+        assert (
+            command_line.call_function_in_file("config", str(path), "get_config", SCHEMA) == value
+        )
     assert [each.name for each in tmp_path.iterdir()] == ["some.py"]

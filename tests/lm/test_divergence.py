@@ -13,8 +13,9 @@ from tfwd.lm.commands.train import train
 from tfwd.lm.data.text import load_splits, tokenize
 from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.trainer import Trainer
-from tfwd.runs.errors import Diverged, UserError
+from tfwd.runs.errors import UserError
 from tfwd.runs.storage.checkpoint import Checkpoints
+from tfwd.runs.training.divergence import Diverged
 from tfwd.runs.training.signals import StopRequest
 
 pytestmark = SLOW_ON_KERAS_2
@@ -101,16 +102,16 @@ def test_a_step_that_is_left_out(planted, text, tmp_path, capsys):
     each = valid[0]["step"]
     assert failures == [6, 6 + each] and summary["step"] == 2 * each
     assert np.isfinite(summary["texts"]["valid"]["nats"])
-    assert "loss: NaN, step 6: it is left out" in capsys.readouterr().out
+    assert "loss: NaN, step 6: the step is skipped" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 @once
 def test_going_back_an_epoch(planted, text, tmp_path, capsys):
-    with pytest.raises(Diverged, match="no finished epoch yet to go back to"):
+    with pytest.raises(Diverged, match="no finished epoch yet to restore"):
         run(text, tmp_path / "first", "restore")
     planted.assign(False)
-    whole, own_tell = Trainer._end_epoch, Trainer._tell_of
+    whole, own_tell = Trainer._end_epoch, Trainer._report_failure
     models, at_the_end, gone_back = [], [], []
 
     def weights():
@@ -128,14 +129,14 @@ def test_going_back_an_epoch(planted, text, tmp_path, capsys):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_end_epoch", then_arm)
-        patch.setattr(Trainer, "_tell_of", tell)
+        patch.setattr(Trainer, "_report_failure", tell)
         summary, valid, failures = run(text, tmp_path / "second", "restore")
     for found, wanted in zip(gone_back[0], at_the_end[0], strict=True):
         np.testing.assert_array_equal(found, wanted)
     each = valid[0]["step"]
     assert failures == [6 + each] and summary["step"] == 2 * each
     assert [r["learning_rate"] for r in valid] == pytest.approx([0.01, 0.005])
-    assert "back to the end of the last epoch, with the learning rate 0.005" in (
+    assert "restored the end of the last epoch, with the learning rate 0.005" in (
         capsys.readouterr().out
     )
 
@@ -145,7 +146,7 @@ def test_going_back_an_epoch(planted, text, tmp_path, capsys):
 def test_too_many_steps_in_a_row(text, tmp_path, monkeypatch):
     own = step.token_nats
     monkeypatch.setattr(step, "token_nats", lambda *given: own(*given) * np.nan)
-    with pytest.raises(Diverged, match="5 bad steps in a row were left out before it") as error:
+    with pytest.raises(Diverged, match="5 consecutive bad steps were skipped before it") as error:
         run(text, tmp_path, "skip")
     assert error.value.short == "diverged at step 6 in the loss"
 
@@ -171,7 +172,7 @@ def test_a_weight_that_is_not_finite_is_never_saved(text, tmp_path, monkeypatch,
         if self.progress.step == 4:
             self.model.decoder.bias.assign(np.full(self.model.vocabulary_size, np.inf))
 
-    monkeypatch.setattr(Trainer, "_show", spoil)
+    monkeypatch.setattr(Trainer, "_show_progress", spoil)
     config = make_config(text, training__checkpoint_steps=every)
     with pytest.raises(
         UserError, match=rf"step {step} in weight .*decoder/bias: .*step {kept} is kept"

@@ -80,7 +80,7 @@ def test_another_text_than_the_training_text(make_run, tmp_path):
     run = make_run()
     text = tmp_path / "text.txt"
     text.write_text(text.read_text() + "and more\n")
-    with pytest.raises(UserError, match=r"text\.txt is not the one that .* give --text=FILE"):
+    with pytest.raises(UserError, match=r"text\.txt is not the text that .* give --text=FILE"):
         evaluate.evaluate_test(load(run))
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from stacks import extended
 
+from tfwd.lm import sampling
 from tfwd.lm.commands import generate
 from tfwd.lm.program import load
 from tfwd.runs.errors import UserError
@@ -23,7 +24,7 @@ def test_flags_reach_the_drawing(make_run, capsys):
     run = make_run()
     found = load(run, "last")
     options = {"tokens": 12, "temperature": 1.25, "top_k": 4, "seed": 9}
-    expected = generate.generate(found.model, found.vocabulary, prompt="a b", **options)
+    expected = sampling.generate(found.model, found.vocabulary, prompt="a b", **options)
     given = [f"--{name}={value}" for name, value in options.items()]
     arguments = [f"--workdir={run}", "--checkpoint=last", "--prompt=a b", *given]
     assert command(capsys, *arguments) == (0, expected + "\n", "")
@@ -76,5 +77,5 @@ def test_weights_that_are_not_finite(make_run, capsys):
     model = load(run, "last").model
     model.decoder.bias.assign(np.full(model.vocabulary_size, 3e38))  # finite, but not their sum
     model.embedding.embeddings.assign(np.full(model.embedding.embeddings.shape, 3e38))
-    with pytest.raises(UserError, match="no finite numbers for the next token"):
-        list(generate.draw(model, np.array([1]), 2, temperature=1.0, top_k=0, seed=0))
+    with pytest.raises(UserError, match="the model's outputs for the next token are not finite"):
+        list(sampling.draw(model, np.array([1]), 2, temperature=1.0, top_k=0, seed=0))

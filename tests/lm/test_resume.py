@@ -118,7 +118,7 @@ def test_killed_twice_ends_as_if_never_stopped(config, whole, tmp_path, processe
         assert is_mid_epoch(checkpoints, epoch)
     code, output = finish(start(processes, config, workdir))
     assert code == 0, output
-    assert "going on from the checkpoint of step" in output
+    assert "resuming from the checkpoint of step" in output
     assert_same_run(workdir, whole)
 
 
@@ -150,7 +150,7 @@ def test_a_truncated_checkpoint_is_passed_over(config, whole, tmp_path, processe
     code, output = finish(start(processes, config, workdir))
     assert code == 0, output
     assert f"{data.name} has" in output and "trying the checkpoint before it" in output
-    assert f"going on from the checkpoint of step {before}" in output
+    assert f"resuming from the checkpoint of step {before}" in output
     assert (checkpoints.folder / f"broken-{checkpoints.path(last).name}").is_dir()
     assert_same_run(workdir, whole)
 
@@ -183,5 +183,5 @@ Display.window = lambda self, *facts: (self.line("a window"), time.sleep(0.05))
     (step,) = Checkpoints(workdir / "checkpoints").steps()
     assert step > 0
     code, output = finish(start(processes, config, workdir))
-    assert code == 0 and f"going on from the checkpoint of step {step:,}" in output, output
+    assert code == 0 and f"resuming from the checkpoint of step {step:,}" in output, output
     assert_same_run(workdir, whole)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stacks import SOAK_ON_KERAS_2
 
-from tfwd.lm.commands.generate import choose, draw, generate
 from tfwd.lm.data.text import tokenize
 from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.model import LanguageModel
+from tfwd.lm.sampling import choose, draw, generate
 from tfwd.runs.errors import UserError
 
 pytestmark = SOAK_ON_KERAS_2

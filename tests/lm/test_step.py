@@ -205,7 +205,7 @@ def test_a_step_that_is_left_out_is_as_if_it_had_not_been(whole, monkeypatch):
     report = skipped.diagnose(INPUTS, bad)
     assert report.sentence.startswith("loss: +Inf")
     assert skipped.failure().step == 2
-    skipped.go_on()
+    skipped.resume_after_failure()
     assert skipped.failure() is None and int(skipped.state.step) == 2
     for step in (skipped, plain):
         step(INPUTS, TARGETS)

@@ -109,7 +109,7 @@ def test_a_stop_anywhere_is_resumed(whole, text, tmp_path, looks, capsys, monkey
     for before, after in zip(seen[left - 1], seen[left], strict=True):
         assert before.any()
         np.testing.assert_array_equal(before, after)
-    assert f"going on from the checkpoint of step {step}" in capsys.readouterr().out
+    assert f"resuming from the checkpoint of step {step}" in capsys.readouterr().out
     assert again["texts"]["test"]["nats"] == pytest.approx(
         summary["texts"]["test"]["nats"], abs=1e-4
     )
@@ -146,8 +146,8 @@ def test_another_configuration_is_refused(whole, text, tmp_path):
     config = make_config(text, model__weight_dropout=0.25, optimizer__learning_rate=0.5)
     with pytest.raises(UserError) as error:
         train(config, str(workdir), StopRequest())
-    assert "model.weight_dropout is 0.5 there and 0.25 here" in str(error.value)
-    assert "optimizer.learning_rate is 0.01 there and 0.5 here" in str(error.value)
+    assert "model.weight_dropout is 0.5 in the folder and 0.25 now" in str(error.value)
+    assert "optimizer.learning_rate is 0.01 in the folder and 0.5 now" in str(error.value)
     assert (workdir / "config.json").read_bytes() == before
 
 
@@ -159,7 +159,7 @@ def test_another_text_is_refused(whole, text, tmp_path):
         train(make_config(other), str(workdir), StopRequest())
     lines = text.read_text().splitlines()
     other.write_text("\n".join([*lines[:-2], *lines[:-3:-1]]) + "\n")
-    with pytest.raises(UserError, match=r"the text is not the one"):
+    with pytest.raises(UserError, match=r"the data is not the data"):
         train(make_config(other), str(workdir), StopRequest())
     moved = shutil.copy(text, tmp_path / "moved.txt")
     assert train(make_config(moved), str(workdir), StopRequest()) == whole[0]
@@ -174,7 +174,7 @@ def test_a_report_that_is_damaged_is_made_again(whole, text, tmp_path, capsys):
         summary.write_bytes(damaged)
         assert train(make_config(text), str(workdir), StopRequest()) == whole[0]
         assert "summary.json is no" in (said := capsys.readouterr().out)
-        assert "it is made again" in said
+        assert "the summary is made again" in said
         assert json.loads(summary.read_text()) == whole[0]
     summary.unlink()
     (workdir / "metrics.jsonl").write_bytes(b'{"kind": "valid", "st')
@@ -235,7 +235,7 @@ def test_one_process_at_a_time(text, tmp_path):
         ({"data__path": "no/such/text"}, "no/such/text"),
         (
             {"optimizer__kwargs": {"epsilon": "much"}},
-            "optimizer.kwargs of adam, .*much.*give others",
+            "optimizer.kwargs of adam, .*much.*give other",
         ),
     ],
 )

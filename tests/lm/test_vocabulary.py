@@ -47,12 +47,13 @@ def test_characters():
 def test_decode_refuses_other_numbers():
     vocabulary = Vocabulary.from_tokens(["a"], "word")
     for wrong in (-1, 3):
-        with pytest.raises(ValueError, match=rf"{wrong} is no token's number; they are 0 to 2"):
+        expected = f"{wrong} is not the number of a token; these are 0 to 2"
+        with pytest.raises(ValueError, match=expected):
             vocabulary.decode([0, wrong])
 
 
 def test_constructor_refuses_a_broken_list():
-    with pytest.raises(ValueError, match="'a' stands in the vocabulary more than once"):
+    with pytest.raises(ValueError, match="'a' is in the vocabulary more than once"):
         Vocabulary(["<unk>", "<eos>", "a", "a"])
     with pytest.raises(ValueError, match="begins with"):
         Vocabulary(["a", "b", "<unk>", "<eos>"])
@@ -96,7 +97,7 @@ def test_load_refuses_an_incomplete_file(tmp_path):
     ]
     for content in wrong:
         file.write_text(content)
-        with pytest.raises(UserError, match="is not a whole vocabulary"):
+        with pytest.raises(UserError, match="is not a complete vocabulary"):
             Vocabulary.load(file)
 
 

@@ -10,15 +10,15 @@ from diagnoses import names, report_of
 from planting import data
 from stacks import SLOW_ON_KERAS_2
 
-from tfwd.callbacks.left_out import why_in_vain
+from tfwd.callbacks.finite_check import repeated_failure_hint
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.recurrent import over_time
-from tfwd.numerics.causes.search import likely
+from tfwd.numerics.causes.likely_causes import likely_causes
+from tfwd.numerics.causes.recurrent import growing_state
 from tfwd.numerics.causes.softmax import all_masked
-from tfwd.numerics.details import look
+from tfwd.numerics.details import measure_tensor
 from tfwd.numerics.diagnosis import _with_integers, _with_sources
 from tfwd.numerics.frames import Frame
-from tfwd.numerics.report import Cause, Found, Report
+from tfwd.numerics.report import Cause, Measurement, Report
 
 pytestmark = SLOW_ON_KERAS_2
 layers = keras.layers
@@ -26,7 +26,7 @@ layers = keras.layers
 
 def found(kind, name, values, layer="", **frame):
     values = tf.constant(values, frame.get("dtype", "float32"))
-    return Found(Frame(kind, name, layer, **frame), look(values).numbers())
+    return Measurement(Frame(kind, name, layer, **frame), measure_tensor(values).numbers())
 
 
 def evidence(*all_found, given=None, is_first=True):
@@ -84,7 +84,7 @@ def test_recurrent_layers_are_advised_by_what_they_are(kind, activation, monkeyp
     activation = getattr(keras.activations, activation)
     layer = types.SimpleNamespace(name="rnn", activation=activation)
     monkeypatch.setattr("tfwd._keras.layers.all_layers", lambda model: [layer])
-    (cause,) = over_time(evidence(bad))
+    (cause,) = growing_state(evidence(bad))
     relu = activation.__name__ == "relu"
     assert ('activation="relu"' in cause.evidence) == relu
     assert ('activation="tanh"' in cause.advice) == relu
@@ -111,19 +111,19 @@ def test_rows_that_are_masked_are_told_from_others():
     assert not list(all_masked(evidence(bad, given={"x[1]": mask[:, 1:2] & np.ones((3, 3), bool)})))
 
 
-@pytest.mark.parametrize("left_out", [0, 2])
-def test_why_it_is_in_vain(left_out):
+@pytest.mark.parametrize("skipped", [0, 2])
+def test_why_it_is_in_vain(skipped):
     bad = Report(1, [found("output", "d", [[np.nan, 1.0]], "Dense")])
     other = Report(1, [found("output", "e", [[np.nan, 1.0]], "Dense")])
-    assert ("changes no weight" in why_in_vain([bad] * 3, left_out)) == bool(left_out)
-    assert why_in_vain([bad, other, bad], left_out) == ""
+    assert ("changes no weight" in repeated_failure_hint([bad] * 3, skipped)) == bool(skipped)
+    assert repeated_failure_hint([bad, other, bad], skipped) == ""
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_gradient_that_grew_until_it_was_infinite_has_no_odd_derivative(value):
     bad = found("gradient", "rnn", [[value, 1.0]], "GRU", source=("dense",))
     grown = [{"rnn/kernel": 1e3**i} for i in range(5)]
-    causes = [cause.name for cause in likely(evidence(bad)._replace(history=grown))]
+    causes = [cause.name for cause in likely_causes(evidence(bad)._replace(history=grown))]
     assert causes[0] == "gradients that blow up"
     assert ("a function whose derivative is infinite" in causes) == np.isnan(value)
 

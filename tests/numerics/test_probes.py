@@ -245,7 +245,7 @@ def test_gradients_that_are_taken_outside_are_reported():
     with tf.GradientTape() as tape, probes:
         loss = tf.reduce_mean((model(x) - y) ** 2)
     tape.gradient(loss, model.trainable_variables)
-    assert "No gradient was looked at" in str(probes.report())
+    assert "No gradient was checked" in str(probes.report())
 
 
 def test_errors():
@@ -257,24 +257,24 @@ def test_errors():
             Probes(model, every=every)
     with pytest.raises(ValueError, match="is not built"):
         Probes(keras.Sequential([layers.Dense(1)]))
-    with pytest.raises(ValueError, match="nothing is to be looked at"):
+    with pytest.raises(ValueError, match="nothing is to be checked"):
         Probes(model, inputs=False, outputs=False, weights=False, gradients=False)
     with pytest.raises(
-        ValueError, match="include='frist' fits no layer and no weight.*encoder/first"
+        ValueError, match="include='frist' matches no layer and no weight.*encoder/first"
     ):
         Probes(model, include="frist")
     with pytest.raises(ValueError, match=r"exclude='\(' is not a regular expression"):
         Probes(model, exclude="(")
     probes = Probes(model)
-    with pytest.raises(RuntimeError, match="no step was looked at"):
+    with pytest.raises(RuntimeError, match="no step was checked"):
         probes.report()
     step = trained(model, "graph")
     step(*batch())  # traced before
     with probes:
         step(*batch())
-    with pytest.raises(RuntimeError, match="no step was looked at"):
+    with pytest.raises(RuntimeError, match="no step was checked"):
         probes.report()
-    with probes, pytest.raises(RuntimeError, match="open already"):
+    with probes, pytest.raises(RuntimeError, match="already open"):
         probes.__enter__()
 
 

@@ -95,14 +95,14 @@ def test_all_errors_come_at_once(folder):
         model_of(),
         folder,
         "'layer_0/kernel' is (4, 3), for which the file must have (3, 4) (transposed when it is "
-        "read); but there 'enc.0.weight' is (4, 3): if it stands there as Keras has it, map to "
+        "read); but there 'enc.0.weight' is (4, 3): if the file has it in Keras's order, map to "
         "Key('enc.0.weight', transposed=False)",
         "'layer_1/bias' has no key 'enc.1.bias' in the file; nearest: enc.",
-        "key 'more' is no variable's",
-        "key 'enc.2.bias' is no variable's",
-        "mapping: 'hed' fits no variable and no layer; nearest: head",
-        "ignore: 'morr' fits no key; nearest: more",
-        "allow_missing: 'layer_7/.*' fits no variable",
+        "key 'more' belongs to no variable",
+        "key 'enc.2.bias' belongs to no variable",
+        "mapping: 'hed' matches no variable and no layer; nearest: head",
+        "ignore: 'morr' matches no key; nearest: more",
+        "allow_missing: 'layer_7/.*' matches no variable",
         mapping={**MAPPING, "hed": "out"},
         ignore=["morr"],
         allow_missing=["layer_7/.*"],
@@ -151,7 +151,7 @@ def test_a_mapping_that_fits_nothing_of_a_layer_without_a_path(folder):
     refused(
         layer,
         folder,
-        "'zzz' fits no variable and no layer; there are kernel",
+        "'zzz' matches no variable and no layer; there are kernel",
         mapping={"zzz": "out"},
     )
 
@@ -165,7 +165,7 @@ def test_buffers_of_indices_are_no_weights(folder):
     rewrite(folder, **{"enc.position_ids": np.arange(4)[None]})
     assert load(model_of(), folder, mapping=MAPPING).left_out == ["enc.position_ids"]
     rewrite(folder, **{"enc.position_ids": np.arange(4.0)[None]})
-    refused(model_of(), folder, "key 'enc.position_ids' is no variable's")
+    refused(model_of(), folder, "key 'enc.position_ids' belongs to no variable")
 
 
 def test_missing_and_unexpected_as_is_said(folder):
@@ -223,7 +223,7 @@ def test_prefixes(folder):
     done = load(model_of(), folder, mapping=MAPPING, ignore="head.x")
     assert done.steps[0].key == "net.enc.0.weight"
     load(model_of(), folder, mapping=MAPPING, prefix="net.", ignore="head.x")
-    wrong = "prefix='nett.': no key begins so; what is wanted is found with prefix='net.'"
+    wrong = "prefix='nett.': no key begins with it; the keys are found with prefix='net.'"
     said = refused(model_of(), folder, wrong, prefix="nett.", ignore="head.x")
     assert said.count("\n- ") == 1
     both = {**under, **{f"ema.{key}": value for key, value in tensors_of().items()}}

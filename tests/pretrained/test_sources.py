@@ -129,7 +129,7 @@ def test_a_file_cut_in_its_data_says_where_it_ends(tmp_path):
     path = safetensors(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    said = rf"is not whole: it ends within '.*', after {len(whole) - 1:,} of {len(whole):,} bytes"
+    said = rf"is incomplete: it ends within '.*', after {len(whole) - 1:,} of {len(whole):,} bytes"
     with pytest.raises(SourceError, match=said):
         open_source(path)
 
@@ -180,7 +180,7 @@ def with_entry(name, **said):
 def test_headers_that_are_wrong(change, tmp_path):
     path = safetensors(tmp_path)
     rewritten(path, change)
-    said = f"^{path} is (damaged|not whole)"
+    said = f"^{path} is (damaged|incomplete)"
     with pytest.raises(SourceError, match=said), open_source(path) as source:
         all_of(source)
 
@@ -207,17 +207,17 @@ def test_shards_that_do_not_fit_their_index(tmp_path):
         open_source(index)
     fewer = {k: v for k, v in whole["weight_map"].items() if k != "ids"}
     index.write_text(json.dumps({"weight_map": fewer}))
-    with pytest.raises(SourceError, match="has 'ids', of which .* says that it is in no file"):
+    with pytest.raises(SourceError, match="has 'ids', which .* says is in no file"):
         open_source(index)
     write(ids="../model-2.safetensors")
-    with pytest.raises(SourceError, match="'../model-2.safetensors', which is no file of that"):
+    with pytest.raises(SourceError, match="'../model-2.safetensors', which is not in that"):
         open_source(index)
     for text in ("[]", '{"weight_map": 3}', "{}", '{"weight_map": {"a": 1}}'):
         index.write_text(text)
-        with pytest.raises(SourceError, match="is no index of shards: it has no 'weight_map'"):
+        with pytest.raises(SourceError, match="is not an index of shards: it has no 'weight_map'"):
             open_source(index)
     index.write_text('{"weight_map": {"a": "x", "a": "y"}}')
-    with pytest.raises(SourceError, match="'a' stands there twice"):
+    with pytest.raises(SourceError, match="'a' is there twice"):
         open_source(index)
     index.write_text(json.dumps(whole))
     os.remove(tmp_path / "model-2.safetensors")
@@ -246,7 +246,9 @@ def test_links_out_of_a_folder(tmp_path):
 def test_archives_that_are_wrong(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, a=np.array([{}, None], dtype=object))
-    with pytest.raises(SourceError, match="'a' is an array of Python objects, which are not read"):
+    with pytest.raises(
+        SourceError, match="'a' is an array of Python objects, which tfwd does not read"
+    ):
         open_source(path)
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("a.npy", b"no array")
@@ -270,14 +272,14 @@ def test_files_of_our_programs_lose_their_header(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("pytorch_model.bin", "is a pickle, which can run any program .* Convert it where PyTorch"),
+        ("pytorch_model.bin", "is a pickle, which can run any program .* Convert it with PyTorch"),
         ("model.pt", "is a pickle"),
-        ("model.h5", "is a file of Keras's: read it with model.load_weights"),
+        ("model.h5", "is a Keras file: read it with model.load_weights"),
         ("model.txt", "is none of .safetensors"),
     ],
 )
 def test_files_of_other_kinds(name, message, tmp_path):
-    with pytest.raises(SourceError, match="is not there|pickle|Keras's"):
+    with pytest.raises(SourceError, match="is not there|pickle|Keras file"):
         open_source(tmp_path / name)
     (tmp_path / name).write_bytes(b"\x80\x04")
     with pytest.raises(SourceError, match=message):

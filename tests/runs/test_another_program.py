@@ -15,18 +15,19 @@ from training_tools import StopAfter
 from tfwd import _keras
 from tfwd._keras import steps
 from tfwd.runs.errors import UserError
-from tfwd.runs.program import Program, Score
+from tfwd.runs.interfaces import Score
+from tfwd.runs.program import Program
 from tfwd.runs.settings import app
 from tfwd.runs.settings.config import Schema
 from tfwd.runs.settings.keys import OPTIMIZER_KEYS, TRAINING_KEYS, Key, MayChange
 from tfwd.runs.settings.validators import COUNT, FLAG, NOT_NEGATIVE, SEED
-from tfwd.runs.storage import saved
+from tfwd.runs.storage import trained_model
 from tfwd.runs.storage.files import write_atomically
 from tfwd.runs.storage.state import RunState
 from tfwd.runs.sweeps import tune
 from tfwd.runs.sweeps.sweep import Sweep
 from tfwd.runs.training import train
-from tfwd.runs.training.optimizer import averaging, make_optimizer
+from tfwd.runs.training.optimizer import find_averaging, make_optimizer
 from tfwd.runs.training.signals import Stopped, StopRequest
 from tfwd.runs.training.trainer import Trainer
 from tfwd.tuning import Float
@@ -81,7 +82,7 @@ class Loss(NamedTuple):
 class Step:
     def __init__(self, model, state, optimizer):
         self.model, self.state, self.optimizer = model, state, optimizer
-        self.averaging, self.unused = averaging(optimizer), []
+        self.averaging, self.unused = find_averaging(optimizer), []
         steps.build(optimizer, model.trainable_variables)
 
     def __call__(self, x, y):
@@ -108,7 +109,7 @@ class Step:
     def diagnose(self, *batch):
         raise AssertionError("no step fails")
 
-    def go_on(self):
+    def resume_after_failure(self):
         raise AssertionError("no step fails")
 
 
@@ -170,7 +171,7 @@ class Line(Program):
 
     def finish(self, trainer, data):
         trainer.read_best()
-        summary = {"step": trainer.progress.step, "error": trainer.evaluated("valid").nats}
+        summary = {"step": trainer.progress.step, "error": trainer.evaluate_or_stop("valid").nats}
         write_atomically(trainer.folder.report / "summary.json", json.dumps(summary))
         return summary
 
@@ -200,12 +201,12 @@ def test_a_run_is_stopped_and_resumed(tmp_path, capsys):
     again = train.train(LINE, configured(), str(tmp_path / "again"), StopRequest())
     out = capsys.readouterr().out
     assert again == whole and again["step"] == 30
-    assert "a line: 40 points to train on, vocabulary of 1; model of 2 weights" in out
-    assert "going on from the checkpoint of step" in out and "  error: train " in out
+    assert "a line: 40 points for training, vocabulary of 1; model with 2 weights" in out
+    assert "resuming from the checkpoint of step" in out and "  error: train " in out
     assert train.train(LINE, configured(), str(tmp_path / "again"), StopRequest()) == whole
-    found = saved.load(LINE, tmp_path / "again")
+    found = trained_model.load(LINE, tmp_path / "again")
     assert found.vocabulary.names == ["y"] and found.progress["step"] == 30
-    with pytest.raises(UserError, match=r"model\.noise is 0\.0 there and 0\.5 here"):
+    with pytest.raises(UserError, match=r"model\.noise is 0\.0 in the folder and 0\.5 now"):
         other = configured()
         other.model.noise, other.report.short = 0.5, False
         train.train(LINE, other, str(tmp_path / "again"), StopRequest())

@@ -124,7 +124,7 @@ def test_a_file_in_place_of_a_checkpoint(checkpoints):
 def test_none_whole_is_an_error_and_nothing_is_removed(checkpoints):
     save(checkpoints, 1, [1.0, 1.0])
     os.truncate(checkpoints.path(1) / "progress.json", 2)
-    with pytest.raises(UserError, match=r"no whole checkpoint is left: .*has 2 of 11 bytes"):
+    with pytest.raises(UserError, match=r"no complete checkpoint is left: .*has 2 of 11 bytes"):
         restored(checkpoints)
     assert checkpoints.steps() == [1]
 

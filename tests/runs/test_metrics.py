@@ -10,7 +10,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage import report
+from tfwd.runs.storage import learning_curves
 from tfwd.runs.storage.metrics import Metrics, read_metrics
 
 
@@ -69,9 +69,9 @@ def test_a_damaged_log_is_reported_and_continued(tmp_path):
     whole = b'{"kind": "train", "step": 1, "loss": 2.0}\n'
     other = b'{"kind": "train", "step": 2, "norms": {"a": []}}\n'
     for content, kept, words in (
-        (whole + b"{no\n" + whole, 2, "line 2: no record"),
-        (whole + b"[]\n\xff\n3\n" + whole, 2, "line 2: no record"),
-        (other + whole, 1, "line 1: no record"),
+        (whole + b"{no\n" + whole, 2, "line 2 is not a record"),
+        (whole + b"[]\n\xff\n3\n" + whole, 2, "line 2 is not a record"),
+        (other + whole, 1, "line 1 is not a record"),
         (whole + b'{"kind": "tr', 1, "has 42 of its 54 bytes"),
         (whole, 1, "has 42 of its 99 bytes"),
     ):
@@ -84,4 +84,4 @@ def test_a_damaged_log_is_reported_and_continued(tmp_path):
         steps = [record["step"] for record in read_metrics(path)]
         assert steps == [1] * kept + [3]
         records = [*read_metrics(path), {"kind": "valid", "step": 3}]
-        report.curves(records, tmp_path / "curves.png", PERPLEXITY)
+        learning_curves.curves(records, tmp_path / "curves.png", PERPLEXITY)

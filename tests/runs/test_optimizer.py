@@ -5,14 +5,14 @@ import pytest
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
 from tfwd.runs.errors import UserError
-from tfwd.runs.training.optimizer import averaging, decaying, make_optimizer
+from tfwd.runs.training.optimizer import find_averaging, find_weight_decay, make_optimizer
 
 
 def test_any_optimizer_of_keras():
     made = make_optimizer("RMSprop", 0.5, kwargs={"rho": 0.75})
     assert type(made) is keras.optimizers.RMSprop
     assert (made.rho, float(made.learning_rate.numpy())) == (0.75, 0.5)
-    assert averaging(made) is decaying(made) is None
+    assert find_averaging(made) is find_weight_decay(made) is None
 
 
 @pytest.mark.parametrize("name", ["AdamW", "sgd", "muon"])
@@ -40,7 +40,7 @@ def test_everything_around_it():
         dtype_policy="mixed_float16",
     )
     assert isinstance(made, keras.optimizers.LossScaleOptimizer)
-    asgd, decay = averaging(made), decaying(made)
+    asgd, decay = find_averaging(made), find_weight_decay(made)
     assert isinstance(asgd, NonMonotonicASGD) and asgd.non_monotone_interval == 3
     assert asgd.optimizer is decay
     assert (decay.scale, decay.include, decay.exclude) == ("absolute", ["a", "b/.*"], ["c"])

@@ -12,9 +12,9 @@ from rich.console import Console
 from stacks import quick_rows
 
 from tfwd.finetune import confusion
-from tfwd.lm.finish import facts, table
+from tfwd.lm.final_report import facts, table
 from tfwd.lm.losses import PERPLEXITY
-from tfwd.runs.storage import report
+from tfwd.runs.storage import learning_curves
 
 SUMMARY = {
     "level": "word",
@@ -49,7 +49,7 @@ def test_table_and_facts():
         assert part in text
     assert facts(SUMMARY) == (
         "weights of epoch 4 of 9, 1,174,698 parameters, vocabulary of 4,522, "
-        "9,255 tokens a second in training"
+        "9,255 tokens per second in training"
     )
     assert "second" not in facts({**SUMMARY, "tokens_per_second": None})
 
@@ -57,19 +57,19 @@ def test_table_and_facts():
 @quick_rows("12")
 @pytest.mark.parametrize("epochs", [0, 1, 12])
 def test_curves_are_a_picture(tmp_path, epochs):
-    report.curves(records(epochs), tmp_path / "curves.png", PERPLEXITY, "a text")
+    learning_curves.curves(records(epochs), tmp_path / "curves.png", PERPLEXITY, "a text")
     picture = imread(tmp_path / "curves.png")
     assert picture.shape[0] > 500 and picture.shape[1] > 800
     colours = {tuple(c) for c in (picture[..., :3].reshape(-1, 3) * 255).round().astype(int)}
-    for colour in (report.TRAIN, report.VALID):
+    for colour in (learning_curves.TRAIN, learning_curves.VALID):
         code = tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
         assert (code in colours) == (epochs > 0)
 
 
 def test_the_best_epoch_is_marked_where_it_was(monkeypatch):
-    figure = report.Figure()
+    figure = learning_curves.Figure()
     axes = figure.add_subplot()
-    report._by_epoch(axes, [r for r in records(12) if r["kind"] == "valid"], "perplexity")
+    learning_curves._by_epoch(axes, [r for r in records(12) if r["kind"] == "valid"], "perplexity")
     star = axes.get_lines()[-1]
     np.testing.assert_allclose(star.get_xydata(), [[2, 50.0]])
     assert star.get_label() == "best: 50.00 after epoch 2"
@@ -87,7 +87,7 @@ def test_axes_are_named_in_the_words_of_the_field(tmp_path, monkeypatch):
         return own(figure, *args, **kwargs)
 
     monkeypatch.setattr(Figure, "savefig", savefig)
-    report.curves(records(2), tmp_path / "curves.png", PERPLEXITY)
+    learning_curves.curves(records(2), tmp_path / "curves.png", PERPLEXITY)
     confusion.draw(np.eye(2), ["a", "b"], tmp_path / "confusion.png")
     assert names >= {"training loss, nats per token", "true label", "predicted label"}
     assert not {name for name in names if re.search(r"\ba token|found|^true$", name)}

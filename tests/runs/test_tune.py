@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from tfwd.lm.commands import train
 from tfwd.lm.config import SCHEMA
 from tfwd.lm.trainer import Trainer
-from tfwd.runs.settings.command_line import from_file
+from tfwd.runs.settings.command_line import call_function_in_file
 from tfwd.runs.storage.metrics import read_metrics
 from tfwd.runs.sweeps.trial import promote
 from tfwd.runs.training.signals import StopRequest
@@ -64,7 +64,7 @@ def test_what_a_sweep_leaves(run, tmp_path, capsys):
         assert path.stat().st_size > 8_000 and str(path) in out
 
     # The best configuration, as a file for tfwd-train, trains to the same loss.
-    config = from_file("config", str(folder / "best_config.py"), "get_config", SCHEMA)
+    config = call_function_in_file("config", str(folder / "best_config.py"), "get_config", SCHEMA)
     assert config.optimizer.name == best["optimizer.name"]
     summary = train.train(config, str(tmp_path / "best"), StopRequest())
     found = summary["texts"]["valid"]["nats"]
@@ -123,7 +123,9 @@ def test_hyperband_promotes_a_trial_as_if_it_had_not_been_stopped(run, tmp_path,
     promoted = folder / f"trial_{row['trial']}" / "run-0"
     values = json.loads((promoted / "config.json").read_text())
     assert values["training"]["epochs"] == 2
-    config = from_file("config", str(root / "configs" / "quickstart.py"), "get_config", SCHEMA)
+    config = call_function_in_file(
+        "config", str(root / "configs" / "quickstart.py"), "get_config", SCHEMA
+    )
     config.update({name: group for name, group in values.items() if name != "model"})
     config.model.update({**values["model"], "hidden_units": (4,)})
     train.train(config, str(tmp_path / "straight"), StopRequest())
@@ -175,12 +177,12 @@ def test_a_sweep_that_was_stopped_again_and_again_resumes(run, tmp_path, monkeyp
         assert states == ["done"] * done + ["waiting"] * (looks > 0)
         assert f"stopped; the same command, with --workdir={tmp_path / 'sweep'}, goes on" in out
     code, out, _ = run()
-    assert code == 0 and "going on with the sweep: 1 trials are done" in out
+    assert code == 0 and "resuming the sweep: 1 trials are done" in out
     keys = ["trial", "status", "model.weight_dropout", "valid_loss", "epochs"]
     parts = [[row[key] for key in keys] for row in sweep_tools.table(tmp_path / "sweep")]
     assert parts == [[row[key] for key in keys] for row in sweep_tools.table(tmp_path / "whole")]
     code, out, _ = run(SPACE, "max_trials=3")  # one more, and nothing again
-    assert code == 0 and "going on with the sweep: 2 trials are done" in out
+    assert code == 0 and "resuming the sweep: 2 trials are done" in out
     assert [row["status"] for row in sweep_tools.table(tmp_path / "sweep")] == ["done"] * 3
 
 
@@ -218,11 +220,11 @@ def test_dry_run_prints_the_space_and_the_number_of_trials(run, tmp_path):
     lines = [line.split() for line in out.splitlines()]
     assert ["model.weight_dropout", *["0", "to", "0.7,", "step", "0.1", "0.5", "8"]] in lines
     assert ["optimizer.learning_rate", *["0.001", "to", "0.1,", "log", "0.01", "any"]] in lines
-    assert "trials: 7 of 3 runs each, epochs in all: 105" in out
+    assert "trials: 7 of 3 runs each, total epochs: 105" in out
     code, out, _ = run(SPACE, 'method="grid"', "--dry_run", epochs=5)
-    assert "trials: 8, epochs in all: 40" in out
+    assert "trials: 8, total epochs: 40" in out
     code, out, _ = run(SPACE, "", "--dry_run", "--method=random", "--max_trials=9")
-    assert "trials: 8, epochs in all: 8" in out  # there are no more points
+    assert "trials: 8, total epochs: 8" in out  # there are no more points
     code, out, _ = run(space, 'method="hyperband"', "--dry_run", epochs=9)
     assert "bracket 1: 9 of 1 epochs, the best 3 of 3 epochs, the best 1 of 9 epochs" in out
-    assert "trials: 23 (a promotion counts as one of its own), epochs in all: 75" in out
+    assert "trials: 23 (a promotion counts as a trial), total epochs: 75" in out

@@ -17,7 +17,7 @@ def test_if_no_trial_comes_to_its_end_it_is_an_error_with_the_reason(run):
     more = ["--config.optimizer.name=sgd", "--config.optimizer.clip_norm=0"]
     code, _, err = run('{"optimizer.learning_rate": Choice([1e30])}', 'method="grid"', *more)
     assert code == 1
-    assert err.startswith("error: no trial came to its end; the first one: diverged at step ")
+    assert err.startswith("error: no trial succeeded; the first one: diverged at step ")
     assert err.count("\n") == 1
 
 
@@ -37,15 +37,15 @@ def test_another_sweep_in_the_folder_is_refused(run, tmp_path, monkeypatch):
     other = '{"model.weight_dropout": Float(0, 0.6, step=0.1)}'
     code, _, err = run(other)
     assert code == 1 and err.count("\n") == 1
-    assert "holds another sweep: space model.weight_dropout is 0 to 0.7, step 0.1 there" in err
+    assert "another sweep: space model.weight_dropout is 0 to 0.7, step 0.1 in the folder" in err
     assert "or --overwrite" in err
     code, _, err = run(SPACE, "max_trials=2", "--config.model.input_dropout=0.1")
-    assert code == 1 and "model.input_dropout is 0.3 there and 0.1 here" in err
+    assert code == 1 and "model.input_dropout is 0.3 in the folder and 0.1 now" in err
     code, _, err = run(epochs=2)
-    assert code == 1 and "training.epochs is 1 there and 2 here" in err
+    assert code == 1 and "training.epochs is 1 in the folder and 2 now" in err
     assert (tmp_path / "sweep" / "trials.csv").read_bytes() == before
     code, out, _ = run(other, "max_trials=1", "--overwrite")
-    assert code == 0 and "going on" not in out and len(sweep_tools.table(tmp_path / "sweep")) == 1
+    assert code == 0 and "resuming" not in out and len(sweep_tools.table(tmp_path / "sweep")) == 1
 
 
 def test_a_folder_with_something_else_is_refused(run, tmp_path):
@@ -54,7 +54,7 @@ def test_a_folder_with_something_else_is_refused(run, tmp_path):
     (folder / "config.json").write_text("{}")
     for more in ([], ["--overwrite"]):
         code, _, err = run(SPACE, "max_trials=2", *more)
-        assert code == 1 and "holds something that is no sweep of tfwd-tune" in err
+        assert code == 1 and "holds something else than a sweep of tfwd-tune" in err
     assert (folder / "config.json").read_text() == "{}"
 
 
@@ -71,9 +71,9 @@ def test_a_folder_with_something_else_is_refused(run, tmp_path):
         ("{}", "", "the sweep has no space"),
         (SPACE, 'method="gird"', "give random, grid, bayesian, hyperband (did you mean grid?)"),
         (SPACE, "max_trials=0", "max_trials=0 of the sweep: give a whole number, at least 1"),
-        (SPACE, 'method="hyperband", max_trials=3', "leave it out"),
+        (SPACE, 'method="hyperband", max_trials=3', "remove max_trials"),
         (SPACE, "trials=3", "unexpected keyword argument 'trials'"),
-        ('{"training.epochs": Choice([1, 2])}', 'method="hyperband"', "leave it out"),
+        ('{"training.epochs": Choice([1, 2])}', 'method="hyperband"', "remove it, or use"),
         (SPACE, 'method="hyperband", factor=2, iterations=1', "draws 10 different points"),
         ('{"optimizer.kwargs.momentun": Float(0, 0.9)}', "", "adam has no such argument"),
     ],

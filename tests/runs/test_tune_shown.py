@@ -71,7 +71,7 @@ def test_the_table_cuts_no_head_and_no_value(tmp_path, width, first):
         assert name in text or (f"{head}_" in text and end in text)
     assert text.split().count("word") == 40  # wrapped between words
     assert "failed: trial 0001: word word" in text
-    assert "goes on as 0002" in text and "from 0003" in text
+    assert "promoted: 0002" in text and "from 0003" in text
 
 
 def test_three_keys_of_a_promoted_trial_have_folded_heads_in_eighty_columns(tmp_path):
@@ -131,13 +131,15 @@ def test_the_time_of_a_trial_that_was_stopped_counts_all_its_parts(run, tmp_path
     # Fewer than there are already: only a message.
     assert run(options="max_trials=2")[0] == 0
     code, out, _ = run(options="max_trials=1")
-    assert code == 0 and "max_trials=1 is fewer: all stay, and none is added" in out
+    assert code == 0 and "max_trials=1 is lower: all trials stay, and none is added" in out
     # Another space is named in words.
     state = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert state["space model.weight_dropout"] == "0 to 0.7, step 0.1"
     code, _, err = run('{"model.input_dropout": Float(0, 0.7)}', "max_trials=1")
-    assert "space model.weight_dropout is 0 to 0.7, step 0.1 there and not varied here" in err
-    assert "space model.input_dropout is not varied there and 0 to 0.7 here" in err
+    assert (
+        "space model.weight_dropout is 0 to 0.7, step 0.1 in the folder and not varied now" in err
+    )
+    assert "space model.input_dropout is not varied in the folder and 0 to 0.7 now" in err
 
 
 def test_conflicts_of_the_config_that_the_sweep_replaces_are_none(run):
@@ -158,7 +160,7 @@ def test_a_config_that_conflicts_only_where_it_is_not_replaced():
     with pytest.raises(UserError, match=r"^model.hidden_units=256,128: with"):
         sweep.check(sweep.Sweep({"model.weight_dropout": Float(0, 0.7)}), config, SCHEMA)
     notes = sweep.check(sweep.Sweep({"model.embedding_dim": Choice([64, 128])}), config, SCHEMA)
-    assert notes[0].startswith("1 of 2 points looked at cannot be trained")
+    assert notes[0].startswith("1 of 2 checked points cannot be trained")
 
 
 def test_a_sweep_file_that_is_none(run, tmp_path):

@@ -55,12 +55,12 @@ PROGRAM = """
 import os, signal, sys
 sys.argv[0] = "tfwd-train"
 from tfwd.lm.trainer import Trainer
-show = Trainer._show
+show = Trainer._show_progress
 def stop(self, lengths):
     if self.progress.step == int(os.environ["STOP_AT"]):
         os.kill(os.getpid(), signal.SIGTERM)
     show(self, lengths)
-Trainer._show = stop
+Trainer._show_progress = stop
 from tfwd.lm.commands.train import run
 run()
 """

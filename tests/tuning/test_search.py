@@ -125,7 +125,7 @@ def test_hyperbands_own_numbers_are_part_of_the_search(tmp_path):
     wide = tuning.rates(make_model, {"kernel": tuning.Float(0, 0.7)})
     options = {"method": "hyperband", "factor": 2}
     tuner = make(tmp_path, wide, max_epochs=2, **options)
-    with pytest.raises(ValueError, match="epochs=7: Hyperband itself .* give max_epochs"):
+    with pytest.raises(ValueError, match="epochs=7: Hyperband chooses .* give max_epochs"):
         tuner.search(X, X[:, :1], epochs=7, **DATA)
     tuner.on_search_begin()  # as after a stop before the first trial
     tuning.record.write(tuner.project_dir, tuner._described)
@@ -137,7 +137,7 @@ def test_hyperbands_own_numbers_are_part_of_the_search(tmp_path):
 def test_a_directory_of_an_unknown_search_is_refused(tmp_path):
     make(tmp_path).search(X, X[:, :1], **DATA)
     (tmp_path / "search.json").unlink()
-    with pytest.raises(ValueError, match="nothing but the trials is known"):
+    with pytest.raises(ValueError, match="only the trials are known"):
         make(tmp_path)
 
 
@@ -155,7 +155,7 @@ def test_a_line_before_and_one_after_each_trial(tmp_path, capsys):
     make(tmp_path / "quiet").search(X, X[:, :1], **DATA)
     assert capsys.readouterr().out == ""
     make(tmp_path, max_trials=2).search(X, X[:, :1])
-    assert capsys.readouterr().out == f"going on in {tmp_path}: 2 trials are done\n"
+    assert capsys.readouterr().out == f"resuming in {tmp_path}: 2 trials are done\n"
 
 
 def test_the_time_of_a_trial_that_was_stopped_counts_all_its_parts(tmp_path, capsys):

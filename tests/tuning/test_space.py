@@ -101,7 +101,7 @@ def test_the_size_of_a_grid_is_what_keras_tuner_visits(tmp_path):
         (lambda: Float(0.7, 0), "low is above high"),
         (lambda: Float(0, float("inf")), "finite numbers"),
         (lambda: Float(0, 1, step=0), "step above 0"),
-        (lambda: Float(0, 1, log=True), "begins above 0"),
+        (lambda: Float(0, 1, log=True), "must start above 0"),
         (lambda: Float(1, 2, step=1, log=True), "step above 1"),
         (lambda: Int(0.5, 2), "whole numbers"),
         (lambda: Int(1, 8, step=2, log=True), "takes no step"),

@@ -1,7 +1,7 @@
 """Callbacks for `keras.Model.fit`.
 
-- `FiniteCheck`: finds what is not finite before it reaches the weights.
-- `GradientSquaredMean`: moments of the gradient, and `write_plot`, the plot that it draws.
+- `FiniteCheck`: finds tensors that are not finite before they change the weights.
+- `GradientSquaredMean`: measures moments of the gradient, and `write_plot` draws them.
 """
 
 from tfwd.callbacks.finite_check import FiniteCheck

@@ -1,4 +1,4 @@
-"""`FiniteCheck`: in `fit`, stops, skips or goes back where a step is not finite."""
+"""`FiniteCheck`: a callback that stops, skips or restores if a step of `fit` is not finite."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import os
 import warnings
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import keras
@@ -14,8 +15,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
-from tfwd.callbacks.last_epoch import LastEpoch
-from tfwd.callbacks.left_out import why_in_vain
+from tfwd.callbacks.epoch_snapshot import EpochSnapshot
 from tfwd.callbacks.training_function import replace_innermost
 from tfwd.finite import all_finite
 from tfwd.numerics.checked_step import CheckedStep, Outcome, not_finite, plain_step
@@ -29,60 +29,63 @@ ACTIONS = ("raise", "skip", "restore")
 
 
 class FiniteCheck(keras.callbacks.Callback):
-    """In `fit`, finds the first tensor that is not finite, before it reaches the weights.
+    """Callback that finds the first non-finite tensor in `fit`, before it changes the weights.
 
-    Each step is made only if everything in it is finite: the batch, what goes into layers and comes
-    out of them, the loss, the gradients and the learning rate. Else weights, the optimizer's slots,
-    statistics of BatchNormalization, states of generators and metrics are those before the step,
-    bit for bit; the batch is looked at once more, tensor by tensor, and a report says which layer
-    was first, forward or backward, how many elements, and the likely cause.
+    Each step is made only if all its tensors are finite: the batch, the inputs and outputs of
+    layers, the loss, the gradients and the learning rate. Otherwise the weights, the optimizer's
+    slots, BatchNormalization's statistics, generator states and metrics keep their values from
+    before the step, bit for bit. The batch is then examined again, tensor by tensor. A report names
+    the first layer, the direction (forward or backward), the number of elements, and the likely
+    cause.
 
     It works in eager mode, in graphs, with `jit_compile=True` and under MirroredStrategy, where a
-    replica's bad step is one of all. With `steps_per_execution=k` the k steps are made one after
-    the other and each is looked at. A step of a `LossScaleOptimizer` that only lowers the scale is
-    no error, and is counted in `scaled_down`. Saved models do not know of the callback.
+    bad step of one replica is a bad step of all. With `steps_per_execution=k` the k steps are made
+    in sequence, and each is checked. A step of a `LossScaleOptimizer` that only lowers the scale is
+    no error, and is counted in `scaled_down`. Saved models do not contain the callback.
 
-    Training without a bad step is that without the callback: to the bit in eager mode, and in most
-    models in graphs. Exceptions are SGD with momentum, noise that a layer of one's own adds, and a
-    model whose bare step TensorFlow's graph optimizer rewrites where this looks (MobileNetV2); and
-    under XLA about half of Keras's optimizers. There the compiler groups products and sums in
-    another way, which changes last bits. Layers that draw by TensorFlow's stateful operations, as
-    Dropout on Keras 2 or `tf.random.normal`, draw anew after a step that was left out, and in eager
-    mode after one that was logged.
+    Without a bad step, training equals training without the callback: bit for bit in eager mode,
+    and in graphs for most models. Exceptions are SGD with momentum, noise in a custom layer, and
+    models whose bare step TensorFlow's graph optimizer rewrites where this callback reads
+    (MobileNetV2). Under XLA, about half of Keras's optimizers are exceptions. There the compiler
+    groups products and sums differently, which changes last bits. Layers that draw with
+    TensorFlow's stateful operations, as Dropout on Keras 2 or `tf.random.normal`, draw again after
+    a skipped step, and in eager mode after a logged step.
 
     Args:
-        action: what is done about a bad step: "raise" raises `tfwd.numerics.NonFiniteError`; "skip"
-            goes on with the next batch; "restore" goes back to the weights, the optimizer's state
-            and the rest of the variables as the last epoch left them, with the learning rate
-            multiplied by `factor`, and goes on with the next batch. Metrics stay: those of an epoch
-            are over its good steps. In the first epoch there is nothing to go back to, and a bad
+        action: reaction to a bad step. "raise" raises `tfwd.numerics.NonFiniteError`. "skip"
+            continues with the next batch. "restore" resets the weights, the optimizer's state and
+            all other variables to the end of the last epoch, multiplies the learning rate by
+            `factor`, and continues with the next batch. Metrics are not reset: the metrics of an
+            epoch are over its good steps. In the first epoch there is nothing to restore, and a bad
             step raises.
-        every: how many steps from one check to the next. Steps in between are Keras's own, at
-            Keras's own cost. Nothing keeps what is not finite in them from the weights.
-        history: of how many steps before, and of how many tensors, a report tells.
-        log_dir: a folder for TensorBoard, or None. Reports go to its text tab, the plot to its
-            images; and every `log_every` steps the absolute mean of each output, weight and
-            gradient, how many percent of it are 0, and the ratio of update to weight go to its
-            scalars, and histograms. For these the batch is run once more.
-        plot: a file (`.png`, `.svg`, ..), or None: tensors by steps, coloured by log10 of the
-            largest absolute value, at the end of training and after each bad step. It
-            costs each step a further pass over each tensor, as `log_dir` does.
-        max_consecutive: so many bad steps in a row are skipped, or gone back from; the next raises.
-        factor: see "restore".
-        log_every: see `log_dir`.
-        exclude: a regular expression of layers that may give or take what is not finite, as one
-            that makes a mask of -infinity: matched against the layer's path, or a whole end of it;
-            `x` and `y` stand for the batch.
+        every: int. Check one step in every N, starting with the first. The steps between are
+            Keras's own, at Keras's own cost. They may make weights non-finite.
+        history: int. Number of earlier steps, and number of tensors, shown in a report.
+        log_dir: path of a folder for TensorBoard, or None. Its text tab gets the reports, and its
+            images the plot. Every `log_every` steps, its scalars get the absolute mean of each
+            output, weight and gradient, the percentage of zeros, and the ratio of update to weight.
+            Histograms are written too. The batch is run once more for them.
+        plot: path of a file (`.png`, `.svg`, ..), or None. The plot shows tensors by steps,
+            coloured by log10 of the largest absolute value. It is drawn at the end of training and
+            after each bad step. It costs each step a further pass over each tensor, as `log_dir`
+            does.
+        max_consecutive: int. The number of consecutive bad steps to skip or restore from. The next
+            one raises.
+        factor: float. The factor of the learning rate for "restore".
+        log_every: int. See `log_dir`.
+        exclude: regular expression of layers that may have non-finite values, for example a layer
+            that makes a mask of -infinity. A pattern must match the layer's full path or its last
+            components. `x` and `y` stand for the batch.
 
     Attributes:
-        reports: the `Report` of each bad step.
-        skipped: how many steps were left out.
-        scaled_down: how many steps did no more than lower the scale of the loss.
+        reports: list of the `Report` of each bad step.
+        skipped: int. The number of skipped steps.
+        scaled_down: int. The number of steps that only lowered the scale of the loss.
 
     Raises:
-        ValueError: an argument is wrong; before training, if a file or folder cannot be written,
-            if the learning rate of "restore" is a schedule, which cannot be multiplied, or under
-            ParameterServerStrategy, whose workers make their steps by themselves.
+        ValueError: an argument is wrong. When training starts: a file or folder cannot be written;
+            the learning rate of "restore" is a schedule, which cannot be multiplied; or the
+            strategy is ParameterServerStrategy, whose workers make steps on their own.
         tfwd.numerics.NonFiniteError: in `fit`; see `action`.
 
     Example:
@@ -138,7 +141,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self.reports: list[Report] = []
         self.skipped = self.scaled_down = 0
         self._step = self._consecutive = 0
-        self._epoch = 0, 0  # the steps before it, and those of them that were left out
+        self._epoch = 0, 0  # steps before the epoch, and how many of them were skipped
         self._epoch_number = 1
         self._is_first, self._begun = True, False
         self._past: deque[dict[str, float]] = deque(maxlen=max(history, 1))
@@ -149,13 +152,13 @@ class FiniteCheck(keras.callbacks.Callback):
         self._plain: Any = None
         self._log: Log | None = None
         self._own: Any = None
-        self._check_of: Any = None  # the training function that `_check` is for
+        self._check_of: Any = None  # the training function that `_check` belongs to
         self._logs: Any = None
-        self._goes_back: LastEpoch | None = None
+        self._snapshot: EpochSnapshot | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Puts the checked step in the place of the model's."""
-        self._put_back()  # a training that was interrupted has not
+        """Replaces the model's training step with the checked step."""
+        self._put_back()  # an interrupted training did not
         model = self.model
         if model.built:
             self._patterns.check(model, "x", "y", "sample_weight")
@@ -163,50 +166,51 @@ class FiniteCheck(keras.callbacks.Callback):
             model.distribute_strategy, tf.distribute.experimental.ParameterServerStrategy
         ):
             raise ValueError(
-                "FiniteCheck does not work under ParameterServerStrategy, whose workers make their "
-                "steps by themselves: use tfwd.optimizers.ApplyIfFinite"
+                "FiniteCheck does not work under ParameterServerStrategy, whose workers make steps "
+                "on their own: use tfwd.optimizers.ApplyIfFinite"
             )
         if self._fitted is not model:
             self.reports, self.skipped, self.scaled_down = [], 0, 0
             self._step, self._fitted = 0, model
         self._past.clear()
         self._consecutive, self._is_first = 0, True
-        self._goes_back = LastEpoch(model, self.factor) if self.action == "restore" else None
+        self._snapshot = EpochSnapshot(model, self.factor) if self.action == "restore" else None
         if self.log_dir is not None or self.plot is not None:
             self._log = Log(model, self.log_dir, self.plot, self.log_every)
         self._own = replace_innermost(model, self._train)
-        if self._check is None or self._check_of is not self._own:  # new, or compiled anew
+        if self._check is None or self._check_of is not self._own:  # new, or compiled again
             self._check = self._checked_step()
             self._exact = self._plain = self._diagnosis = None
             self._check_of = self._own
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Says that the next call of the training function is of a fit with this callback."""
+        """Notes that the next call of the training function is from a fit with this callback."""
         self._begun = True
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Gives the model its own step back."""
+        """Restores the model's own training step."""
         self._put_back()
-        self._goes_back = None
+        self._snapshot = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes where the epoch begins."""
+        """Notes where the epoch starts."""
         self._epoch = self._step, self.skipped
         self._epoch_number = epoch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Keeps what the epoch has left, for "restore".
+        """Stores the state of the epoch's end for "restore".
 
-        An epoch whose steps are all left out has no loss: Keras's would be 0, the best there is.
+        If all steps of an epoch are skipped, its loss is NaN. Keras's would be 0, the best
+        possible.
         """
-        if self._goes_back is not None:
-            self._goes_back.keep()
+        if self._snapshot is not None:
+            self._snapshot.take()
         steps, skipped = self._step - self._epoch[0], self.skipped - self._epoch[1]
         if logs and skipped and skipped == steps:
             logs.update({key: math.nan for key in logs if not key.startswith("val_")})
             warnings.warn(
-                f"FiniteCheck: no step of epoch {epoch + 1} was made. As the {steps} left out "
-                "changed no weight, the same batches will be left out again",
+                f"FiniteCheck: no step of epoch {epoch + 1} was made. The {steps} skipped steps "
+                "changed no weight, so the same batches will be skipped again",
                 stacklevel=2,
             )
 
@@ -218,9 +222,9 @@ class FiniteCheck(keras.callbacks.Callback):
         self._log = self._own = None
 
     def _train(self, iterator: Any) -> Any:
-        """The model's training function: so many steps as Keras would make in a call."""
+        """Makes as many steps as Keras would make in a call of the training function."""
         begun, self._begun = self._begun, False
-        if not begun:  # another training, after one that was interrupted
+        if not begun:  # another training, after an interrupted one
             own = self._own
             self._put_back()
             return own(iterator)
@@ -256,7 +260,7 @@ class FiniteCheck(keras.callbacks.Callback):
         if self._log is not None:
             self._log.before_step(batch, self._step + 1)
         if self._is_first and self.model.built and not self._has_finite_weights():
-            return self._act(self._diagnose(batch))  # those that no step looks at included
+            return self._act(self._diagnose(batch))  # includes weights that no step checks
         outcome = self._check(batch, spec)
         if self._is_first:
             self._tell_of_unused(self._check.unused)
@@ -264,14 +268,15 @@ class FiniteCheck(keras.callbacks.Callback):
             report = self._diagnose(batch)
             if report.first is not None:
                 return self._act(report)
-            # Finite, but too large to be sure in one pass; or drawn anew.
+            # Finite, but too large for a decision in one pass; or drawn again.
             outcome = self._make_exactly(batch, spec)
             if not outcome.good:
                 wrong = [frame for frame, one in self._extents(outcome) if not np.isfinite(one)]
                 first = wrong[0].subject.rstrip(":") if wrong else "a variable of the optimizer"
                 report.note = (
-                    f"In the step itself it was this that is not finite: {first}. A second look at "
-                    "the same batch did not show it: the model draws at random past its variables."
+                    f"In the step itself, {first} was not finite. Repeating the step on the same "
+                    "batch "
+                    "did not show it: the model draws random numbers without its variables."
                 )
                 return self._act(report)
         self._consecutive = 0
@@ -312,7 +317,7 @@ class FiniteCheck(keras.callbacks.Callback):
 
     @staticmethod
     def _extents(outcome: Outcome) -> list[tuple[Frame, float]]:
-        """The largest extent over the replicas of each frame."""
+        """Returns the largest extent of each frame over the replicas."""
         largest = np.max(np.asarray(outcome.found, float), axis=0)
         return list(zip(outcome.frames, largest.tolist(), strict=True))
 
@@ -332,23 +337,28 @@ class FiniteCheck(keras.callbacks.Callback):
             self._log.report(report)
         if self.action == "raise":
             self._fail(report)
-        back = self._goes_back
-        in_vain = self._consecutive - 1 if back is None else back.returns
-        if in_vain >= self.max_consecutive:
-            tried = "left out" if back is None else "gone back from"
-            note = f"{in_vain} bad steps in a row were {tried} before it." if in_vain else ""
+        snapshot = self._snapshot
+        failures = self._consecutive - 1 if snapshot is None else snapshot.restores
+        if failures >= self.max_consecutive:
+            tried = "skipped" if snapshot is None else "restored from"
+            note = f"{failures} consecutive bad steps were {tried} before it." if failures else ""
             self._fail(
-                report, f"{note} {why_in_vain(self.reports, in_vain)}" if back is None else note
+                report,
+                f"{note} {repeated_failure_hint(self.reports, failures)}"
+                if snapshot is None
+                else note,
             )
-        if back is None and report.first is not None and report.first.frame.kind == "weight":
+        if snapshot is None and report.first is not None and report.first.frame.kind == "weight":
             self._fail(report, "Skipping a step does not help here: it changes no weight.")
-        if back is None:
+        if snapshot is None:
             self.skipped += 1
-            what = "a step is left out"
-        elif not back.is_kept:
-            self._fail(report, "There is no finished epoch yet to go back to.")
+            what = "a step is skipped"
+        elif not snapshot.exists:
+            self._fail(report, "There is no finished epoch yet to restore.")
         else:
-            what = f"back to the end of the last epoch, with the learning rate {back.restore()}"
+            what = (
+                f"restored the end of the last epoch, with the learning rate {snapshot.restore()}"
+            )
         why = "; ".join(cause.name for cause in report.causes)
         why = f" ({why}). {report.causes[0].evidence}" if why else ""
         warnings.warn(f"FiniteCheck: {what}: {report.sentence}{why}", stacklevel=4)
@@ -360,10 +370,10 @@ class FiniteCheck(keras.callbacks.Callback):
         raise NonFiniteError(report)
 
     def _weights_now(self) -> str:
-        """What a failed training leaves in the model, in words."""
+        """Returns what a failed training leaves in the model, in words."""
         lost = not_finite(self.model)
         if not lost:
-            return "The weights are those before the step."
+            return "The weights have their values from before the step."
         names = ", ".join(f"'{path}'" for path in lost[:3])
         more = f" and {len(lost) - 3} others" if len(lost) > 3 else ""
         if self._is_first:
@@ -373,3 +383,27 @@ class FiniteCheck(keras.callbacks.Callback):
             f"The weights before the step are lost: {names}{more} {'are' if lost[1:] else 'is'} "
             f"not finite. Load an earlier checkpoint.{again}"
         )
+
+
+def repeated_failure_hint(reports: Sequence[Report], skipped: int) -> str:
+    """Returns what the last reports have in common, as a hint that skipping more does not help.
+
+    A skipped step changes no weight. A cause that is in each batch therefore remains.
+
+    Args:
+        reports: the reports of all bad steps.
+        skipped: int. The number of bad steps just before the last one.
+
+    Returns:
+        A sentence; "" if the reports have nothing in common.
+    """
+    last = reports[-skipped - 1 :]
+    where = last[-1].where
+    if skipped < 1 or any(report.where != where for report in last):
+        return ""
+    if where.startswith("data "):
+        return f"Each began in {where}: check whether all batches are bad, and repair the data."
+    return (
+        f"Each began in {where}: a skipped step changes no weight, so skipping more steps does not "
+        "help."
+    )

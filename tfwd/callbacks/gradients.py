@@ -17,56 +17,53 @@ from tfwd.callbacks.plot import write_plot
 from tfwd.gradients import moments as compute_moments
 from tfwd.gradients import statistics
 
-# What goes to TensorBoard and to the epochs' logs.
+# Numbers that TensorBoard and the epochs' logs get.
 KEYS = ("squared_mean", "square_of_mean", "noise_scale", "signal_to_noise")
 
 
 class GradientSquaredMean(keras.callbacks.Callback):
-    """In `fit`, every n batches: how large and how noisy the gradient is.
+    """Callback that measures how large and how noisy the gradient is, every n batches of `fit`.
 
-    For the batch that is about to be trained on it computes, over all weights and for each, the
-    mean of the squared per-example gradients, the square of their mean, the gradient noise scale
-    and the signal-to-noise ratio. They go to `records`, to TensorBoard, and, over all measurements
-    of an epoch, to its logs as `gradient_squared_mean`, `gradient_square_of_mean`,
-    `gradient_noise_scale` and `gradient_signal_to_noise`. Of a batch of size `B`, with the moments
-    `m` and `s` and sums over the entries `i`,
+    For the next training batch it computes the mean of the squared per-example gradients, the
+    square of their mean, the gradient noise scale and the signal-to-noise ratio. It does so over
+    all weights and for each weight. The numbers go to `records` and to TensorBoard. Their averages
+    over an epoch's measurements go to the epoch's logs as `gradient_squared_mean`,
+    `gradient_square_of_mean`, `gradient_noise_scale` and `gradient_signal_to_noise`. For a batch of
+    size `B`, with the moments `m` and `s` and sums over the entries `i`,
 
         variance V = B/(B-1) sum_i (s_i - m_i^2)        signal G = sum_i m_i^2 - V/B
 
-    and the noise scale is `V/G`, the signal-to-noise ratio `G/V`; over an epoch they are
-    `mean(V)/mean(G)` and its inverse (`tfwd.gradients.statistics` says why, and what regularizers
-    change). `G` is an estimate that can come out below zero. It is then taken for zero, so that the
-    noise scale is **infinity, which means "too noisy to tell"**, and the ratio 0. More examples
-    tell: larger batches, a smaller `every`, or more records put together by
+    and the noise scale is `V/G`, the signal-to-noise ratio `G/V`. Over an epoch they are
+    `mean(V)/mean(G)` and its inverse (`tfwd.gradients.statistics` explains why, and the effect of
+    regularizers). `G` is an estimate that can be negative. It is then treated as zero, so the noise
+    scale is **infinity, which means "too noisy to tell"**, and the ratio is 0. More examples help:
+    larger batches, a smaller `every`, or more records averaged with
     `statistics.average(callback.records)`.
 
-    Training is the same as without it: what the computation draws and updates is discarded.
+    Training is unchanged: the draws and updates of the measurement are discarded.
 
-    A second `fit` of the same model goes on with the steps' numbers, here and in TensorBoard, with
-    the records and with the plot; a `fit` of another model begins anew.
+    A second `fit` of the same model continues the step numbers (here and in TensorBoard), the
+    records and the plot. A `fit` of another model starts anew.
 
     Args:
-        every: how many batches from one measurement to the next, beginning with the first. Where
-            the model was compiled with `steps_per_execution=k`, the first batch of those `k` is
-            measured that have a multiple of `every` among them: with `k=4` and `every=3`, the
-            batches 0, 4, 8.
-        log_dir: a folder for TensorBoard's events, or None.
-        plot: a file (`.png`, `.svg`, ..) that a plot is written to at the end, or None.
-            `write_plot(records, file)` draws it at any time, also after a training that was
-            interrupted.
-        loss: as for `tfwd.gradients.moments`. By default, the loss the model was compiled with.
-        training: the flag that the model is called with, False by default.
-            With True, dropout draws as it does in training, and BatchNormalization is an error.
-        chunk_size: as for `tfwd.gradients.moments`.
+        every: int. Measure one batch in every N, starting with the first. If the model was compiled
+            with `steps_per_execution=k`, the first batch of each k is measured if one of the k is a
+            multiple of `every`. With `k=4` and `every=3` these are the batches 0, 4, 8.
+        log_dir: path of a folder for TensorBoard's events, or None.
+        plot: path of a file (`.png`, `.svg`, ..) for a plot at the end, or None.
+        loss: as in `tfwd.gradients.moments`. By default the loss that the model was compiled with.
+        training: bool. The flag of the model's call, False by default. With True, dropout draws as
+            in training, and BatchNormalization is an error.
+        chunk_size: as in `tfwd.gradients.moments`.
 
     Attributes:
-        records: a list of dicts of `step` (batches that were trained on before, in all fits),
+        records: list of dicts of `step` (number of batches trained before, in all fits),
             `batch_size`, the four statistics, `variance` and `signal` (V and G), and `variables`
             with these six by path.
 
     Raises:
-        ValueError: if `every` is not an int of at least 1, or, when training begins, if the model
-            has no loss.
+        ValueError: `every` is not an int of at least 1. Or the model has no loss when training
+            starts.
 
     Example:
 
@@ -108,8 +105,8 @@ class GradientSquaredMean(keras.callbacks.Callback):
         self._begun: int | None = None  # the batch that a fit with this callback has announced
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Replaces the model's training function by one that measures first."""
-        self._restore()  # a training that was interrupted has not
+        """Replaces the model's training function with one that measures first."""
+        self._restore()  # an interrupted training did not
         weights = None
         if self.loss is None:
             self._loss, weights = _keras_training.compiled_loss(self.model)
@@ -130,7 +127,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
         self.model.train_function = self._train
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Restores the model's training function; writes the plot."""
+        """Restores the model's training function, and writes the plot."""
         self._restore()
         if self._writer is not None:
             self._writer.close()
@@ -138,7 +135,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
             write_plot(self.records, self.plot)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Says that the next call of the training function is of a fit with this callback."""
+        """Notes that the next call of the training function is from a fit with this callback."""
         self._begun = batch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -149,13 +146,13 @@ class GradientSquaredMean(keras.callbacks.Callback):
         self._epoch = []
 
     def _train(self, iterator: Any) -> Any:
-        """The model's training function, after a measurement where one is due."""
+        """Calls the model's training function, after a measurement if one is due."""
         trains, begun, self._begun = self._trains, self._begun, None
-        if begun is None:  # another training, after one that was interrupted
+        if begun is None:  # another training, after an interrupted one
             self._restore()
             return trains(iterator)
         steps = _keras_training.steps_per_execution(self.model)
-        if self.params.get("steps"):  # an epoch's last execution may be a shorter one
+        if self.params.get("steps"):  # the last execution of an epoch may be shorter
             steps = min(steps, self.params["steps"] - begun)
         if -self._step % self.every < steps:  # a multiple of `every` is among these steps
             data = next(iterator)
@@ -222,7 +219,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
 
 
 def scalars(record: statistics.Record) -> Iterator[tuple[str, float]]:
-    """The numbers of a record under their names: the model's, then each weight's."""
+    """Yields the numbers of a record with their names: first the model's, then each weight's."""
     for key in KEYS:
         yield key, record[key]
         for path, values in record["variables"].items():

@@ -1,7 +1,7 @@
-"""The plot of the gradient's moments over the steps of a training.
+"""Plot of the gradient's moments over the steps of a training.
 
-The axes are logarithmic, on which infinity and zero have no place, though both are frequent. So
-infinity is marked at a panel's upper edge and zero at its lower edge, in one row for each line.
+The axes are logarithmic and cannot show infinity and zero, though both are frequent. Infinity is
+therefore marked at a panel's upper edge, and zero at its lower edge, in one row per line.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any, NamedTuple
 
 from tfwd.gradients.statistics import Record, average
 
-# As many weights as there are colours that can be told apart get one, and a name.
+# The number of weights with a colour and a name: as many as there are distinguishable colours.
 NAMED = 10
 OTHERS = "#bbbbbb"
-# As many points of a line as can be told apart.
+# The number of points of a line, as many as are distinguishable.
 POINTS = 200
-# Of a panel's height: a row of marks, and what is left free at an edge.
+# As shares of a panel's height: a row of marks, and the free space at an edge.
 ROW, EDGE = 0.018, 0.03
 INFINITE, ZERO = ("^", "infinite"), ("v", "zero")
 
 
 class Line(NamedTuple):
-    """A line of a panel.
+    """Line of a panel.
 
     Attributes:
-        values: one a step.
-        style: how it is drawn.
+        values: list of float, one per step.
+        style: dict of matplotlib's drawing options.
     """
 
     values: list[float]
@@ -40,21 +40,21 @@ class Line(NamedTuple):
 def write_plot(records: Sequence[Record], path: str | os.PathLike[str]) -> None:
     """Draws the statistics over the steps: the model's above, each weight's below.
 
-    Of more than ten weights, the ten with the largest mean of squares have a colour and a name, and
-    the others are thin grey lines. More than 200 records are put together in groups, by
+    If there are more than ten weights, the ten with the largest mean of squares have a colour and a
+    name. The others are thin grey lines. More than 200 records are grouped and averaged with
     `tfwd.gradients.statistics.average`.
 
     Args:
         records: as in `GradientSquaredMean.records`, at least one.
-        path: the file; its ending says the format.
+        path: path of the file. Its suffix determines the format.
 
     Raises:
-        ValueError: if there are no records.
+        ValueError: there are no records.
     """
     if not records:
         raise ValueError("write_plot() needs at least one record")
     records = _grouped(records)
-    # Without a display, and not before it is needed.
+    # Needs no display. Imported here, because it is slow.
     figure = importlib.import_module("matplotlib.figure").Figure((11, 8), layout="constrained")
     (means, noise), (squares, ratios) = figure.subplots(2, 2)
     steps = [record["step"] for record in records]
@@ -97,7 +97,7 @@ def _grouped(records: Sequence[Record]) -> Sequence[Record]:
 
 
 def _styles(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """How each weight is drawn, by its path: those with a name last, above the others."""
+    """Returns how each weight is drawn, by its path. Named weights come last, above the others."""
     size = {path: 0.0 for path in records[0]["variables"]}
     for record in records:
         for path, values in record["variables"].items():
@@ -113,7 +113,7 @@ def _styles(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
 
 
 def _panel(axis: Any, steps: list[int], lines: list[Line]) -> set[tuple[str, str]]:
-    """Draws lines on a logarithmic axis; returns the marks that it needed."""
+    """Draws lines on a logarithmic axis. Returns the marks that it used."""
     axis.set_yscale("log")
     for values, style in lines:
         shown = [v if math.isfinite(v) and v > 0 else math.nan for v in values]
@@ -135,8 +135,8 @@ def _panel(axis: Any, steps: list[int], lines: list[Line]) -> set[tuple[str, str
 
 
 def _mark(axis: Any, steps: list[int], lines: list[Line], mark: tuple[str, str], found: Any) -> int:
-    """Marks the steps at which something is so; returns the number of rows of marks."""
-    rows: dict[str, tuple[set[int], dict[str, Any]]] = {}  # by colour: all grey lines have one
+    """Marks the steps whose value passes a test. Returns the number of rows of marks."""
+    rows: dict[str, tuple[set[int], dict[str, Any]]] = {}  # by colour; grey lines share one
     for values, style in lines:
         there = {step for step, value in zip(steps, values, strict=True) if found(value)}
         if there:
@@ -146,7 +146,7 @@ def _mark(axis: Any, steps: list[int], lines: list[Line], mark: tuple[str, str],
         axis.plot(
             sorted(there),
             [height if mark is ZERO else 1 - height] * len(there),
-            transform=axis.get_xaxis_transform(),  # steps along x, parts of the panel along y
+            transform=axis.get_xaxis_transform(),  # x: steps, y: shares of the panel
             linestyle="none",
             marker=mark[0],
             markersize=4,
@@ -157,7 +157,7 @@ def _mark(axis: Any, steps: list[int], lines: list[Line], mark: tuple[str, str],
 
 
 def _limits(axis: Any, values: list[float], below: float, above: float) -> None:
-    """Ticks at 1, 2, 5 times powers of ten, two at least, and free parts of the panel's height."""
+    """Sets at least two ticks at 1, 2, 5 times powers of ten, and leaves space at the edges."""
     ticker = importlib.import_module("matplotlib.ticker")
     axis.yaxis.set_minor_locator(ticker.NullLocator())
     if not values:
@@ -174,13 +174,13 @@ def _limits(axis: Any, values: list[float], below: float, above: float) -> None:
         ticks = [10.0**power for power in powers[:: 1 + len(powers) // 10]]
     span = math.log(high / low) / (1 - below - above)
     axis.set_ylim(low * math.exp(-below * span), high * math.exp(above * span))
-    there = [tick for tick in ticks if low <= tick <= high]  # and none among the marks
+    there = [tick for tick in ticks if low <= tick <= high]  # and no tick among the marks
     axis.yaxis.set_major_locator(ticker.FixedLocator(there))
     axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _legend(figure: Any, axis: Any, marked: set[tuple[str, str]], count: int) -> None:
-    """The weights' names and the marks, below all panels, where they cover nothing."""
+    """Draws the names of the weights and the marks below all panels."""
     line = importlib.import_module("matplotlib.lines").Line2D
     handles, labels = axis.get_legend_handles_labels()
     if count > len(handles):

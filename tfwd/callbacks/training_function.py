@@ -1,4 +1,4 @@
-"""Callbacks that stand in the place of a model's own training function."""
+"""Replacement of a model's own training function."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import keras
 
 
 def replace_innermost(model: keras.Model, function: Any) -> Any:
-    """Puts a function in the place of the model's own training function; returns that.
+    """Replaces the model's own training function. Returns the previous one.
 
-    Other callbacks may have put theirs around it: these have the inner one as `_trains`.
+    Other callbacks may have wrapped it, and store the inner function as `_trains`.
     """
     owner, present = None, model.train_function
     while (inner := getattr(present, "__self__", None)) is not None and hasattr(inner, "_trains"):

@@ -1,1 +1,1 @@
-"""`tfwd-pretrained`: looks at published weights from the command line, and converts them."""
+"""`tfwd-pretrained`: shows published weights on the command line, and converts them."""

@@ -1,4 +1,4 @@
-"""tfwd-pretrained: shows what would be loaded of a published model, or converts it."""
+"""tfwd-pretrained: shows how a published model would be loaded, or converts it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
     from tfwd.pretrained import Plan
 
 ABOUT = """
-Looks at the weights of a published model, a folder with config.json and weights, or converts them.
+Shows or converts the weights of a published model, a folder with config.json and weights.
 
     tfwd-pretrained plan --source=FOLDER
     tfwd-pretrained plan --source=FOLDER --model=stack --layers=8-11 --json
     tfwd-pretrained convert --source=FOLDER --out=model.keras
     tfwd-pretrained convert --source=FOLDER --model=stack --layers=0,2 --out=s.safetensors
 
-"plan" reads names and shapes only, and prints which tensor would become which variable, and all
-that is in the way; its exit code is 1 if something is. "convert" writes a Keras model, or a
-safetensors file whose keys are the paths of the variables, which tfwd.pretrained.load reads without
-a mapping.
+"plan" reads only names and shapes. It prints which tensor would become which variable, and all
+problems. Its exit code is 1 if there are problems. "convert" writes a Keras model, or a safetensors
+file whose keys are the paths of the variables, which tfwd.pretrained.load reads without a mapping.
 """
 
 COMMANDS = ("plan", "convert")
@@ -38,7 +37,7 @@ PARTS = ("all", "embeddings", "stack", "pooler", "encoder", "decoder")
 
 
 def run() -> None:
-    """The console script."""
+    """Runs the console script."""
     argv = sys.argv
     command = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else ""
     if command in COMMANDS:
@@ -55,17 +54,17 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("source", None, "folder of the published model", flag_values=values)
     flags.mark_flag_as_required("source", values)
     flags.DEFINE_string(
-        "model", "all", f"the part that is wanted: {', '.join(PARTS)}", flag_values=values
+        "model", "all", f"part of the model: {', '.join(PARTS)}", flag_values=values
     )
     flags.DEFINE_string(
-        "layers", "", "numbers of layers, as 8-11 or 0,2,4; without it all", flag_values=values
+        "layers", "", "numbers of layers, as 8-11 or 0,2,4; by default all", flag_values=values
     )
-    flags.DEFINE_bool("pooler", False, "with the pooler, where there is one", flag_values=values)
+    flags.DEFINE_bool("pooler", False, "include the pooler, if there is one", flag_values=values)
     flags.DEFINE_string(
-        "prefix", None, "what all keys begin with; found by itself", flag_values=values
+        "prefix", None, "beginning of all keys; found automatically", flag_values=values
     )
     flags.DEFINE_multi_string(
-        "ignore", [], "regular expression on keys that are not wanted", flag_values=values
+        "ignore", [], "regular expression on keys to ignore", flag_values=values
     )
     flags.DEFINE_multi_string(
         "allow_missing",
@@ -74,28 +73,26 @@ def define(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE_string("out", "", "file to write: .keras or .safetensors", flag_values=values)
-    flags.DEFINE_bool(
-        "overwrite", False, "write --out also where there is a file", flag_values=values
-    )
+    flags.DEFINE_bool("overwrite", False, "replace an existing file at --out", flag_values=values)
     flags.DEFINE_bool("json", False, "print the plan as one line of JSON", flag_values=values)
 
 
 def main(command: str, values: flags.FlagValues) -> int:
-    """Plans or converts; the exit code."""
+    """Plans or converts, and returns the exit code."""
     if command not in COMMANDS:
-        given = f"{command!r} is no command: " if command else ""
+        given = f"{command!r} is not a command: " if command else ""
         raise UserError(
             f"{given}give {' or '.join(COMMANDS)}, as tfwd-pretrained plan --source=FOLDER"
         )
     if command == "convert":
         _check_out(values)
     from tfwd.pretrained import SourceError
-    from tfwd.pretrained.table import table
+    from tfwd.pretrained.plan import table
 
     try:
         plan = make_plan(values)
         if command == "plan":
-            # In a file nothing is cut.
+            # In a file nothing is cut off.
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
             print(json.dumps(plan.as_dict()) if values.json else table(plan, width))
             for problem in plan.problems():
@@ -108,7 +105,7 @@ def main(command: str, values: flags.FlagValues) -> int:
 
 
 def _check_out(values: flags.FlagValues) -> None:
-    """Raises where the file could not be written in the end."""
+    """Raises a `UserError` if the output file cannot be written."""
     out = values.out
     if not out.endswith((".keras", ".safetensors")):
         raise UserError(f"--out={out}: give a file that ends in .keras or .safetensors")
@@ -116,11 +113,11 @@ def _check_out(values: flags.FlagValues) -> None:
     if not os.path.isdir(folder):
         raise UserError(f"--out={out}: there is no folder {folder}")
     if os.path.exists(out) and not values.overwrite:
-        raise UserError(f"--out={out} is there already: give another name, or --overwrite")
+        raise UserError(f"--out={out} exists already: give another name, or --overwrite")
 
 
 def make_plan(values: flags.FlagValues) -> Plan:
-    """The plan for the part that is wanted, of a layer that is built for it."""
+    """Makes the plan for the chosen part, with a layer that is built for it."""
     from tfwd import pretrained
     from tfwd.layers.transformer.formats import published
 
@@ -136,7 +133,7 @@ def make_plan(values: flags.FlagValues) -> Plan:
 
 
 def _layer(values: flags.FlagValues) -> tuple[keras.layers.Layer, Any, str]:
-    """The layer, built without random numbers; the config; and the part's name."""
+    """Returns the layer, built without random numbers, the config, and the part's name."""
     from tfwd import _keras
     from tfwd.layers import transformer as T
     from tfwd.layers.transformer.formats import published
@@ -168,10 +165,10 @@ def _layer(values: flags.FlagValues) -> tuple[keras.layers.Layer, Any, str]:
 
 
 def numbers_of(text: str) -> list[int] | None:
-    """The numbers of layers that "8-11" or "0,2,4" says; `None` for all.
+    """Returns the layer numbers in a text such as "8-11" or "0,2,4"; `None` for all.
 
     Raises:
-        UserError: it says something else.
+        UserError: the text has another form.
     """
     if not text:
         return None
@@ -188,7 +185,7 @@ def numbers_of(text: str) -> list[int] | None:
 
 
 def convert(values: flags.FlagValues, plan: Plan) -> None:
-    """Loads the weights and writes them, the file whole or not at all."""
+    """Loads the weights, and writes them to a complete file or not at all."""
     if problems := plan.problems():
         raise UserError(f"{plan.source}: nothing was written: {'; '.join(problems)}")
     plan.apply()
@@ -207,7 +204,7 @@ def convert(values: flags.FlagValues, plan: Plan) -> None:
 
 
 def _model_of(layer: Any) -> keras.Model:
-    """A functional model of the layer alone."""
+    """Returns a functional model of the layer alone."""
     import keras
 
     shape = layer.any_input_shape()[1:]
@@ -224,7 +221,7 @@ def _write(layer: Any, path: str) -> None:
     from tfwd import _keras
     from tfwd.pretrained.targets import targets_of
 
-    # (The library writes an array whose first axis is the fastest as if it were another one.)
+    # (For an array in Fortran order the library would write other numbers.)
     arrays = {
         target.path: np.ascontiguousarray(_keras.variables.tf_variable(target.variable).numpy())
         for target in targets_of(layer)

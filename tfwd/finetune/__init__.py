@@ -1,9 +1,9 @@
-"""Fine-tuning: text classification by a pretrained encoder.
+"""Fine-tuning: text classification with a pretrained encoder.
 
-This package is an application of the library, as `tfwd.lm` is. The files follow the way of the
-data: `examples` (files of texts and labels), `manual` (the text that comes with Python),
-`published` (the pretrained folder), `vocabulary` (classes, tokens and numbers), `batches`,
-`config`, `model`, `schedule`, `step`, `scores`, `evaluation`, `trainer`, `finish` (the report).
-`program` is what it gives to `tfwd.runs`; `train`, `tune` and `classify` are the console scripts.
-Nothing is imported here, so that a program can set up logging before TensorFlow is loaded.
+This package is an application of the library, as `tfwd.lm` is. `data` reads labelled texts, numbers
+them and makes batches. `published` reads the folder of the pretrained model. `config`, `model`,
+`dropout`, `schedule`, `step` and `trainer` define the training. `evaluation`, `scores`, `confusion`
+and `final_report` make the report. `program` combines these for `tfwd.runs`. `commands` has the
+console scripts. This file imports nothing, so that a program can set up logging before TensorFlow
+is loaded.
 """

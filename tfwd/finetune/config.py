@@ -1,6 +1,6 @@
-"""The configuration of fine-tuning: the table of its keys, and what must go together.
+"""Configuration of fine-tuning: the table of its keys, and the values that must fit together.
 
-A file begins with `default_config()` and changes what is its own, as `configs/finetune.py` does.
+A config file starts with `default_config()` and changes some keys, as `configs/finetune.py` does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tfwd.runs.training.optimizer import check_arguments
 
 ALWAYS, IN_RUNS = MayChange.ALWAYS, MayChange.IN_RUNS
 
-# What differs from the language model's: Adam, small rates, few epochs.
+# Defaults that differ from the language model's: Adam, small rates, few epochs.
 _DEFAULTS = {
     "optimizer.name": "adam",
     "optimizer.learning_rate": 5e-5,
@@ -37,21 +37,23 @@ _DEFAULTS = {
 }
 
 KEYS = {
-    "seed": Key(0, SEED, "of everything that is random: order, head, masks, noise"),
+    "seed": Key(0, SEED, "seed of all random numbers: order, head, masks, noise"),
     "data.path": Key(
         "",
         TEXT,
         "folder of train, valid and test, each .tsv, .csv or .jsonl; '': embedded",
         ALWAYS,
     ),
-    "data.text": Key("text", TEXT, "name of the column of texts, where columns have names"),
-    "data.label": Key("label", TEXT, "name of the column of labels, where columns have names"),
-    "data.train_examples": Key(0, WHOLE, "so many of them, the same for each seed; 0: all"),
-    "data.valid_share": Key(0.1, RATE, "of train that is valid, where there is no such file"),
-    "data.max_length": Key(128, COUNT, "tokens of a text, with the tokenizer's own; more are cut"),
-    "data.batch_size": Key(32, COUNT, "texts of a training step"),
+    "data.text": Key("text", TEXT, "name of the text column, if columns have names"),
+    "data.label": Key("label", TEXT, "name of the label column, if columns have names"),
+    "data.train_examples": Key(
+        0, WHOLE, "number of training texts, the same for each seed; 0: all"
+    ),
+    "data.valid_share": Key(0.1, RATE, "share of train for validation, without a valid file"),
+    "data.max_length": Key(128, COUNT, "largest number of tokens of a text, with special tokens"),
+    "data.batch_size": Key(32, COUNT, "texts per training step"),
     "data.eval_batch_size": Key(
-        64, COUNT, "texts at a time in evaluation; no influence on results", ALWAYS
+        64, COUNT, "texts per batch in evaluation; does not affect results", ALWAYS
     ),
     "model.pretrained": Key(
         "", TEXT, "folder with config.json, model.safetensors and tokenizer.json", ALWAYS
@@ -59,59 +61,59 @@ KEYS = {
     "model.pooling": Key(
         "cls",
         one_of("cls", "pooler", "mean"),
-        "what the head reads: the first place, the pooler's output, or the mean over the text",
+        "input of the head: the first position, the pooler's output, or the mean over the text",
     ),
-    "model.dropout": Key(0.1, RATE, "on the encoder's activations"),
-    "model.attention_dropout": Key(0.1, RATE, "on attention weights"),
-    "model.head_dropout": Key(0.1, RATE, "on what the head reads"),
+    "model.dropout": Key(0.1, RATE, "drop rate on the encoder's activations"),
+    "model.attention_dropout": Key(0.1, RATE, "drop rate on attention weights"),
+    "model.head_dropout": Key(0.1, RATE, "drop rate on the input of the head"),
     "model.freeze_embeddings": Key(False, FLAG, "do not train the encoder's embeddings"),
-    "model.freeze_layers": Key(0, WHOLE, "do not train so many of the encoder's first layers"),
-    "model.reinitialize_layers": Key(
-        0, WHOLE, "begin so many of the last layers, and the pooler, anew"
+    "model.freeze_layers": Key(
+        0, WHOLE, "number of the encoder's first layers that are not trained"
     ),
-    "model.weight_dropout": Key(0.0, RATE, "on the weights below, towards 0; 0: off"),
-    "model.mixout": Key(0.0, RATE, "on the weights below, towards the pretrained; 0: off"),
-    "model.noise": Key(0.0, NOT_NEGATIVE, "deviation of the noise on the weights below; 0: off"),
+    "model.reinitialize_layers": Key(
+        0, WHOLE, "number of last layers to reinitialize, with the pooler"
+    ),
+    "model.weight_dropout": Key(0.0, RATE, "drop rate of model.regularized, towards 0; 0: off"),
+    "model.mixout": Key(0.0, RATE, "mix rate of model.regularized, towards pretrained; 0: off"),
+    "model.noise": Key(0.0, NOT_NEGATIVE, "deviation of noise on model.regularized; 0: off"),
     "model.noise_scale": Key(
         "absolute",
         one_of("absolute", "deviation"),
-        "noise as it is, or times the weight's own deviation",
+        "noise unscaled, or times the weight's own deviation",
     ),
     "model.regularized": Key(
-        "stack/.*/kernel", PATTERNS, "weights that are dropped, mixed or have noise"
+        "stack/.*/kernel", PATTERNS, "weights that are dropped, mixed or get noise"
     ),
-    "model.whole_inputs": Key(
-        False, FLAG, "drop, or mix, all weights of an input of a kernel at once"
-    ),
-    "model.recompute": Key(True, FLAG, "draw masks again in the backward pass, keep only seeds"),
+    "model.whole_inputs": Key(False, FLAG, "drop or mix all weights of a kernel's input together"),
+    "model.recompute": Key(True, FLAG, "draw masks again in the backward pass, store only seeds"),
     "model.dtype_policy": Key("float32", one_of(*DTYPE_POLICIES), "Keras's dtype policy"),
     **{
         key: row._replace(default=_DEFAULTS.get(key, row.default))
         for key, row in OPTIMIZER_KEYS.items()
     },
     "optimizer.decay_towards": Key(
-        "zero", one_of("zero", "start"), "what weight_decay pulls to: 0, or the pretrained weights"
+        "zero", one_of("zero", "start"), "target of weight_decay: 0, or the pretrained weights"
     ),
     "optimizer.warmup": Key(0.1, RATE, "share of the steps in which the rate rises from 0"),
     "optimizer.schedule": Key(
-        "linear", one_of("linear", "constant"), "after that the rate falls to 0, or stays"
+        "linear",
+        one_of("linear", "constant"),
+        "after the warm-up the rate falls to 0, or is constant",
     ),
-    "optimizer.schedule_epochs": Key(
-        0, WHOLE, "epochs that the schedule is made for; 0: training.epochs"
-    ),
+    "optimizer.schedule_epochs": Key(0, WHOLE, "epochs of the schedule; 0: training.epochs"),
     "optimizer.layer_decay": Key(
-        1.0, FACTOR, "times the rate from each layer to the one below it; 1: off"
+        1.0, FACTOR, "factor of the rate from a layer to the layer below; 1: off"
     ),
     **{
         key: row._replace(default=_DEFAULTS.get(key, row.default))
         for key, row in TRAINING_KEYS.items()
     },
-    "report.examples": Key(5, WHOLE, "texts of the test file that are shown with labels", ALWAYS),
+    "report.examples": Key(5, WHOLE, "number of test texts in the report, with labels", ALWAYS),
 }
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The configuration with every key at its default; `KEYS` explains the keys.
+    """Returns the configuration with every key at its default; `KEYS` explains the keys.
 
     Returns:
         A `ConfigDict`, locked except for `optimizer.kwargs`.
@@ -131,16 +133,16 @@ def _check_together(config: ml_collections.ConfigDict, to_train: bool) -> None:
     if model.weight_dropout and model.mixout:
         raise UserError(
             f"model.mixout={model.mixout} with model.weight_dropout={model.weight_dropout}: both "
-            "replace a weight at random, by the pretrained one and by 0; give one of them"
+            "replace random weights, by pretrained ones and by 0; give one of them"
         )
     if model.whole_inputs and not (model.weight_dropout or model.mixout):
         raise UserError(
-            "model.whole_inputs=True is of no use without model.mixout or model.weight_dropout: "
+            "model.whole_inputs=True has no effect without model.mixout or model.weight_dropout: "
             "give one of them too"
         )
     if optimizer.decay_towards == "start" and not optimizer.weight_decay:
         raise UserError(
-            "optimizer.decay_towards=start is of no use without a decay: give "
+            "optimizer.decay_towards=start has no effect without a decay: give "
             "optimizer.weight_decay too"
         )
     if not to_train:

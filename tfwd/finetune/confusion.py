@@ -8,21 +8,21 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-_WRITTEN = 30  # classes; of more the numbers would not be read
+_WRITTEN = 30  # classes; with more classes the numbers would be unreadable
 
 
 def draw(
     table: np.ndarray, labels: Sequence[str], path: str | os.PathLike[str], title: str = ""
 ) -> None:
-    """Draws how often each class was taken for each.
+    """Draws the counts of predicted labels for each true label.
 
-    The colour is the share of the true class; the number is how many.
+    The colour is the share of the true label. The number is the count.
 
     Args:
-        table: as `scores.confusion` counts.
+        table: the counts, from `scores.confusion`.
         labels: the names of the classes.
-        path: the PNG file.
-        title: above the picture.
+        path: path of the PNG file.
+        title: str. The title above the picture.
     """
     count = len(labels)
     side = 2.4 + min(max(0.55 * count, 2.5), 14)

@@ -1,7 +1,7 @@
-"""`Dropout`: dropout on activations whose draws go on after a restart.
+"""`Dropout`: dropout on activations whose draws resume after a restart.
 
-Keras's own draws from a state that TensorFlow's checkpoints do not save on Keras 3, and that
-nothing can save on Keras 2.
+Keras's own dropout draws from a state that TensorFlow's checkpoints do not save on Keras 3, and
+that nothing can save on Keras 2.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tfwd.layers._substitution.seed_stream import SeedStream
 
 
 class Dropout(keras.layers.Layer):
-    """Dropout that draws by its seed and the number of the training call alone.
+    """Dropout whose mask depends only on its seed and the training-call counter.
 
-    Formula: `y = m x / (1 - rate)` with `m ~ Bernoulli(1 - rate)`, entry by entry.
+    Formula: `y = m x / (1 - rate)` with `m ~ Bernoulli(1 - rate)` for each entry.
 
     Args:
-        rate: the drop rate in [0, 1).
-        seed: an integer.
-        **kwargs: as for any layer.
+        rate: float. The drop rate in [0, 1).
+        seed: int.
+        **kwargs: the arguments of any layer.
 
     Example:
 

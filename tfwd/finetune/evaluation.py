@@ -14,11 +14,11 @@ from tfwd.finetune.data.vocabulary import Encoded
 
 
 class Evaluation(NamedTuple):
-    """What a classifier found on labelled texts.
+    """Results of a classifier on labelled texts.
 
     Attributes:
-        nats: the mean loss.
-        confusion: as `scores.confusion` counts.
+        nats: float. The mean loss.
+        confusion: the counts of `scores.confusion`.
         probabilities: float64 `[texts, classes]`.
     """
 
@@ -28,23 +28,23 @@ class Evaluation(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        """The share that was found right."""
+        """Returns the share of correct predictions."""
         return scores.accuracy(self.confusion)
 
     @property
     def macro_f1(self) -> float:
-        """The mean of the classes' F1."""
+        """Returns the mean of the classes' F1."""
         return scores.macro_f1(self.confusion)
 
 
 class Predictor:
-    """The logits of a classifier, for texts of any lengths; traced once.
+    """Logits of a classifier for texts of any length, traced once.
 
     Args:
-        model: the model; it runs with `training=False`.
-        padding_id: the token that is none.
-        batch_size: texts at a time, those of about one length together.
-        most: the longest text that there may be.
+        model: the model. It runs with `training=False`.
+        padding_id: int. The padding token.
+        batch_size: int. Texts per batch. Texts of similar length are in one batch.
+        most: int. The largest length of a text.
     """
 
     def __init__(self, model: Any, padding_id: int, batch_size: int, most: int):
@@ -58,11 +58,11 @@ class Predictor:
     def __call__(
         self, texts: Sequence[np.ndarray], stop: Callable[[], bool] = lambda: False
     ) -> np.ndarray | None:
-        """The logits, float64 `[texts, classes]`; `None` if it was ended.
+        """Computes the logits, float64 `[texts, classes]`. Returns `None` if `stop` ended it.
 
         Args:
-            texts: in numbers, at least one.
-            stop: asked after each batch; `True` ends it.
+            texts: the numbered texts, at least one.
+            stop: function that is called after each batch. `True` ends the prediction.
         """
         found: dict[int, np.ndarray] = {}
         for numbers in by_length(texts, self._batch_size):
@@ -75,7 +75,7 @@ class Predictor:
 
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
-    """log softmax over the last axis, in float64."""
+    """Computes log softmax over the last axis, in float64."""
     shifted = logits - logits.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
@@ -83,11 +83,11 @@ def log_probabilities(logits: np.ndarray) -> np.ndarray:
 def evaluate(
     predict: Predictor, data: Encoded, stop: Callable[[], bool] = lambda: False
 ) -> Evaluation | None:
-    """A classifier's scores on labelled texts; `None` if it was ended."""
+    """Evaluates a classifier on labelled texts. Returns `None` if `stop` ended it."""
     logits = predict(data.ids, stop)
     if logits is None:
         return None
-    with np.errstate(invalid="ignore"):  # of a run that diverges, the loss says so
+    with np.errstate(invalid="ignore"):  # in a run that diverges, the loss says so
         logs = log_probabilities(logits)
     nats = -logs[np.arange(len(logs)), data.labels].mean()
     table = scores.confusion(data.labels, logits.argmax(1), logits.shape[1])

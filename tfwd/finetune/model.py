@@ -1,4 +1,4 @@
-"""A classifier of texts: a pretrained encoder, one vector of its output, and a softmax."""
+"""Text classifier: a pretrained encoder, one vector of its output, and a softmax."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from tfwd.runs.training.model_seeds import seeds
 
 
 class Classifier(keras.Model):
-    """An encoder with a head for classes.
+    """Text classifier: an encoder with a classification head.
 
-    Formula: `logits = dropout(p) W + b`, where p is of the encoder's last hidden states h
+    Formula: `logits = dropout(p) W + b`. With the encoder's last hidden states h, p is
 
-    - "cls": `h[0]`, the first place;
+    - "cls": `h[0]`, the first position;
     - "pooler": `tanh(h[0] V + v)`;
-    - "mean": the mean of h over the places that are no padding.
+    - "mean": the mean of h over the positions that are not padding.
 
     Args:
-        encoder: a `T.Bert`, with a pooler if that is what the head reads; it is built here.
-        classes: how many.
+        encoder: a `T.Bert`, with a pooler if `pooling` is "pooler". It is built here.
+        classes: int. The number of classes.
         pooling: "cls", "pooler" or "mean".
-        dropout: the rate at which p is dropped while training.
-        seed: of the head's weights and of its draws.
+        dropout: float. The dropout rate of p in training.
+        seed: int. Seed of the head's weights and draws.
 
-    Call: `model(ids, training=None)`, int32 `[batch, places]`. Output: `[batch, classes]`, float32
-    at least.
+    Call: `model(ids, training=None)`, int32 `[batch, positions]`. Output: `[batch, classes]`, in at
+    least float32.
 
-    The head's kernel begins as the encoder's `initializer` says, its bias at 0.
+    The encoder's `initializer` initializes the head's kernel. The bias starts at 0.
     """
 
     built: bool  # of keras.Model
@@ -62,7 +62,7 @@ class Classifier(keras.Model):
             name="head",
             dtype=encoder.dtype_policy,
         )
-        with zero_initialized(encoder):  # of random numbers most would be thrown away
+        with zero_initialized(encoder):  # most random numbers would be discarded
             _keras.layers.build(encoder, (None, None))
         _keras.layers.build(self, (None, None))
 
@@ -84,7 +84,7 @@ class Classifier(keras.Model):
 
 
 def _mean(hidden: tf.Tensor, mask: Any) -> tf.Tensor:
-    """The mean over the places where the mask is true, each at least one; all without a mask."""
+    """Computes the mean over unmasked positions (at least one each), or over all without a mask."""
     wide = at_least_float32(hidden)
     if mask is None:
         return tf.cast(tf.reduce_mean(wide, 1), hidden.dtype)
@@ -98,18 +98,18 @@ def _deviation(encoder: T.Bert) -> float:
 
 
 def make_model(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> Any:
-    """A model as `config` describes it, its encoder's weights all zero until they are read.
+    """Makes a model from `config`. The encoder's weights are zero until they are read.
 
     Args:
-        config: the whole configuration; its `model` and `seed` are used.
+        config: the whole configuration. Its `model` and `seed` are used.
         vocabulary: the classes, and the encoder's config.
 
     Returns:
-        A `Classifier`, within a `ParametrizedModel` if its weights are dropped, mixed or have
+        A `Classifier`, inside a `ParametrizedModel` if its weights are dropped, mixed or have
         noise.
 
     Raises:
-        UserError: more layers are frozen, or begun anew, than there are; or a pattern fits no
+        UserError: more layers are frozen, or reinitialized, than there are. Or a pattern matches no
             weight.
     """
     options, row = config.model, seeds(config.seed)
@@ -127,9 +127,7 @@ def make_model(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> Any
     layers = encoder.stack.layers
     for name in ("freeze_layers", "reinitialize_layers"):
         if options[name] > len(layers):
-            raise UserError(
-                f"model.{name}={options[name]}: the encoder has {len(layers)} layers of its own"
-            )
+            raise UserError(f"model.{name}={options[name]}: the encoder has {len(layers)} layers")
     _reseed(encoder, row)
     model = Classifier(
         encoder, len(vocabulary), options.pooling, options.head_dropout, seed=next(row)
@@ -149,9 +147,9 @@ def make_model(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> Any
 
 
 def parametrization(options: ml_collections.ConfigDict) -> P.Parametrization | None:
-    """What the keys under `model.` say is done to the weights, `None` for nothing.
+    """Returns the parametrization of the keys under `model.`, or `None` if all are off.
 
-    Noise comes first, so that what is dropped is exactly 0, and what is mixed exactly as it was.
+    Noise comes first, so that dropped weights are exactly 0, and mixed weights exactly pretrained.
     """
     parts: list[P.Parametrization] = []
     if options.noise:
@@ -165,12 +163,12 @@ def parametrization(options: ml_collections.ConfigDict) -> P.Parametrization | N
 
 
 def classifier_of(model: Any) -> Classifier:
-    """The `Classifier` that `make_model` made, below what is around it."""
+    """Returns the `Classifier` inside a model from `make_model`."""
     return model if isinstance(model, Classifier) else model.parametrized.layer
 
 
 def named_weights(model: Any) -> dict[str, Any]:
-    """The classifier's variables by names that are the same on both Kerases, in a fixed order."""
+    """Returns the variables in order, by names that are the same in Keras 2 and Keras 3."""
     plain = classifier_of(model)
     found = {f"encoder/{target.path}": target.variable for target in targets_of(plain.encoder)}
     for variable in plain.head.weights:
@@ -179,13 +177,14 @@ def named_weights(model: Any) -> dict[str, Any]:
 
 
 def reinitialize(model: Any, layers: int, missing: list[str], seed: int) -> None:
-    """Begins weights of the encoder anew, drawn by the seed alone.
+    """Draws new values for weights of the encoder. They depend only on the seed.
 
     Args:
-        model: as `make_model` made it.
-        layers: so many of the last layers; and the pooler, if it is one or more.
-        missing: paths of further variables, for which the folder had nothing.
-        seed: of the draws.
+        model: the model, from `make_model`.
+        layers: int. The number of last layers to reinitialize, with the pooler if it is at least
+            one.
+        missing: paths of further variables, which the folder lacks.
+        seed: int. Seed of the draws.
     """
     encoder = classifier_of(model).encoder
     count = len(encoder.stack.layers)
@@ -209,7 +208,7 @@ def reinitialize(model: Any, layers: int, missing: list[str], seed: int) -> None
 
 
 def _reseed(encoder: T.Bert, row: Any) -> None:
-    """Puts dropout whose draws go on after a restart in the place of Keras's."""
+    """Replaces Keras's dropout with one whose draws resume after a restart."""
     holders = [encoder.embeddings]
     for layer in encoder.stack.layers:
         holders += [layer.attention, layer]

@@ -1,4 +1,4 @@
-"""Fine-tuning as a program: what it gives to `tfwd.runs`."""
+"""Fine-tuning as a program of `tfwd.runs`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tfwd.finetune.data.vocabulary import Corpus, Vocabulary, read_corpus
 from tfwd.finetune.scores import LOSS
 from tfwd.runs.program import Program
 from tfwd.runs.storage.folder import RunFolder
-from tfwd.runs.storage.saved import Saved
-from tfwd.runs.storage.saved import load as load_saved
+from tfwd.runs.storage.trained_model import TrainedModel
+from tfwd.runs.storage.trained_model import load as load_saved
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.signals import StopRequest
 from tfwd.runs.training.trainer import Trainer
 
-# What is imported in the methods takes its time, which `--help` does without.
+# The methods import slow modules, which `--help` does not need.
 
 
 class FineTuningProgram(Program):
@@ -73,17 +73,17 @@ class FineTuningProgram(Program):
         return Trainer(config, data, folder, display, stop)
 
     def finish(self, trainer: Any, data: Corpus) -> dict[str, Any]:
-        from tfwd.finetune.finish import finish
+        from tfwd.finetune.final_report import write_report
 
-        return finish(trainer, data)
+        return write_report(trainer, data)
 
     def tables(self, summary: dict[str, Any]) -> list[Any]:
-        from tfwd.finetune.finish import facts, table
+        from tfwd.finetune.final_report import facts, table
 
         return [table(summary), facts(summary)]
 
     def show(self, summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
-        from tfwd.finetune.finish import show
+        from tfwd.finetune.final_report import show
 
         show(summary, folder, display)
 
@@ -91,6 +91,6 @@ class FineTuningProgram(Program):
 PROGRAM = FineTuningProgram()
 
 
-def load(workdir: str | os.PathLike[str], checkpoint: str = "best") -> Saved:
-    """Reads a trained classifier; see `tfwd.runs.storage.saved.load`."""
+def load(workdir: str | os.PathLike[str], checkpoint: str = "best") -> TrainedModel:
+    """Reads a trained classifier; see `tfwd.runs.storage.trained_model.load`."""
     return load_saved(PROGRAM, workdir, checkpoint)

@@ -1,4 +1,4 @@
-"""The folder of a pretrained model: its config, its tokenizer, and its weights."""
+"""Reads the folder of a pretrained model: its config, its tokenizer, and its weights."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tfwd.runs.errors import UserError
 from tfwd.runs.storage.files import read_json
 
 FILES = "config.json, model.safetensors and tokenizer.json"
-_ROUNDED = 1024  # to a multiple of at most so much are tables of tokens made longer
+_ROUNDED = 1024  # tables of tokens are rounded up to a multiple of at most this
 
 
 def read_folder(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The config and the tokenizer in a pretrained folder.
+    """Reads the config and the tokenizer in a pretrained folder.
 
     Raises:
-        UserError: it is no such folder, its encoder is not one that is here, or a file is missing.
+        UserError: there is no such folder, its encoder is not supported, or a file is missing.
     """
     if not path:
         raise UserError(f"model.pretrained is missing: give a folder with {FILES}")
@@ -30,18 +30,18 @@ def read_folder(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
             )
     config = read_json(os.path.join(path, "config.json"), "config")
     if not isinstance(config, dict):
-        raise UserError(f"{os.path.join(path, 'config.json')} is no config of a model")
+        raise UserError(f"{os.path.join(path, 'config.json')} is not a config of a model")
     tokenizer = read_json(os.path.join(path, "tokenizer.json"), "tokenizer")
     if not isinstance(tokenizer, dict):
-        raise UserError(f"{os.path.join(path, 'tokenizer.json')} is no tokenizer")
+        raise UserError(f"{os.path.join(path, 'tokenizer.json')} is not a tokenizer")
     return config, tokenizer
 
 
 def encoder_arguments(config: dict[str, Any], where: str) -> dict[str, Any]:
-    """What a published config says of the encoder, as arguments of `T.Bert`.
+    """Returns the encoder's settings in a published config, as arguments of `T.Bert`.
 
     Raises:
-        UserError: it is of a family, or a kind, that is not here.
+        UserError: the family or kind of the model is not supported.
     """
     from tfwd.layers.transformer.formats.configuration import read_config
 
@@ -50,24 +50,26 @@ def encoder_arguments(config: dict[str, Any], where: str) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{where}: {str(error).removeprefix('the config: ')}") from error
     if read.model_type == "t5":
-        raise UserError(f"{where}: model_type='t5' is no encoder alone; give one as BERT's")
+        raise UserError(
+            f"{where}: model_type='t5' is not only an encoder; give an encoder like BERT"
+        )
     return read.arguments()
 
 
 def check_tokenizer(tokenizer: Any, arguments: dict[str, Any], where: str) -> None:
-    """Verifies that a tokenizer is of the encoder's vocabulary.
+    """Checks that a tokenizer has the encoder's vocabulary.
 
-    A table of tokens may be a little longer than the vocabulary, rounded up to a multiple of 1,024
-    at most, but not shorter; and padding has to be the number that the encoder masks.
+    A table of tokens may be longer than the vocabulary, rounded up to a multiple of at most 1,024,
+    but not shorter. The padding token must be the number that the encoder masks.
 
     Raises:
-        UserError: it is not.
+        UserError: the tokenizer has another vocabulary.
     """
     size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     wanted = arguments["vocabulary_size"]
     if not size <= wanted < size + _ROUNDED:
         raise UserError(
-            f"{where}: the tokenizer is of another vocabulary: it has {size:,} tokens, and the "
+            f"{where}: the tokenizer has another vocabulary: it has {size:,} tokens, and the "
             f"encoder {wanted:,}; put the model's own tokenizer.json there"
         )
     named = [tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>")]
@@ -76,24 +78,24 @@ def check_tokenizer(tokenizer: Any, arguments: dict[str, Any], where: str) -> No
         numbers = [tokenizer.padding["pad_id"]]
     if numbers and arguments["padding_id"] not in numbers:
         raise UserError(
-            f"{where}: the tokenizer is of another vocabulary: it pads with {numbers[0]}, and the "
+            f"{where}: the tokenizer has another vocabulary: it pads with {numbers[0]}, and the "
             f"encoder with {arguments['padding_id']}; put the model's own tokenizer.json there"
         )
 
 
 def load_weights(encoder: Any, config: dict[str, Any], path: str) -> list[str]:
-    """Fills an encoder from a pretrained folder, tensor by tensor.
+    """Reads the weights of a pretrained folder into an encoder, tensor by tensor.
 
     Args:
-        encoder: a `T.Bert`, built.
-        config: the folder's.
-        path: the folder.
+        encoder: a built `T.Bert`.
+        config: dict. The folder's config.
+        path: path of the folder.
 
     Returns:
-        The paths of the variables that the folder has no weights for: those of a pooler, at most.
+        The paths of the variables that the folder lacks, which can only be those of a pooler.
 
     Raises:
-        UserError: the weights are missing, damaged, or of another model; nothing was assigned.
+        UserError: the weights are missing, damaged, or of another model. Nothing was assigned.
     """
     from tfwd import pretrained
     from tfwd.layers.transformer.formats.configuration import read_config

@@ -1,4 +1,4 @@
-"""The learning rate of each step, and of each layer."""
+"""Learning rate of each step and of each layer."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import tensorflow as tf
 
 
 def warmup_steps(steps: int, share: float) -> int:
-    """The steps in which the rate rises: the share of all, rounded, and less than all of them."""
+    """Returns the number of warm-up steps: a rounded share of all, and less than all."""
     return min(round(share * steps), max(steps - 1, 0))
 
 
 def factor(step: Any, steps: int, warmup: int, linear: bool = True) -> tf.Tensor:
-    """What the learning rate is multiplied with in a step.
+    """Returns the factor of the learning rate in a step.
 
-    Formula: with k the number of the step from 0, T all steps and W those of the warm-up,
+    Formula: with k the number of the step from 0, T all steps and W the steps of the warm-up,
 
         (k + 1) / W           for k < W,
         (T - k) / (T - W)     from then on, but not below 0; 1 if not `linear`.
 
-    So the rate is highest in steps W - 1 and W, and no step is made with a rate of 0. Hugging
-    Face's linear schedule has k / W in the place of (k + 1) / W, whose first step changes nothing.
+    The rate is highest in steps W - 1 and W, and no step has a rate of 0. Hugging Face's linear
+    schedule has k / W instead of (k + 1) / W, so its first step changes nothing.
 
     Args:
-        step: k, a whole number or an integer tensor.
-        steps: T.
-        warmup: W, less than T.
-        linear: whether the rate falls.
+        step: int or integer tensor. k.
+        steps: int. T.
+        warmup: int. W, less than T.
+        linear: bool. Lets the rate fall after the warm-up.
 
     Returns:
-        A scalar, float32.
+        A float32 scalar.
 
     Example:
 
@@ -48,15 +48,15 @@ _LAYER = re.compile(r"encoder/stack/layer_(\d+)/")
 
 
 def layer_factors(names: list[str], layers: int, decay: float) -> dict[str, float]:
-    """What the learning rate of each weight is multiplied with: less, the lower its layer.
+    """Returns the factor of each weight's learning rate, which is smaller for lower layers.
 
     Formula: `decay ** (L - i)` for layer i of L, from 0; `decay ** (L + 1)` for the embeddings; 1
     for pooler and head.
 
     Args:
-        names: of the weights, as `model.named_weights` gives them.
-        layers: L.
-        decay: the factor from a layer to the one below it.
+        names: the names of the weights, from `model.named_weights`.
+        layers: int. L.
+        decay: float. The factor from a layer to the layer below.
 
     Example:
 
@@ -64,7 +64,7 @@ def layer_factors(names: list[str], layers: int, decay: float) -> dict[str, floa
     {'encoder/stack/layer_1/output/bias': 0.5, 'encoder/embeddings/words': 0.125}
 
     References: Howard and Ruder, "Universal Language Model Fine-tuning" (2018); Clark et al.,
-    "ELECTRA" (2020), whose program begins one factor lower.
+    "ELECTRA" (2020), whose program starts one factor lower.
     """
     factors = {}
     for name in names:

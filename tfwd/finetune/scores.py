@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfwd.runs.program import Score
+from tfwd.runs.interfaces import Score
 
 LOSS = Score("loss", lambda nats: nats, unit="text")
 
 
 def confusion(labels: np.ndarray, found: np.ndarray, classes: int) -> np.ndarray:
-    """How often each class was taken for each: int64 `[classes, classes]`, the true one first.
+    """Counts predicted labels per true label: int64 `[classes, classes]`, the true label first.
 
     Example:
 
@@ -23,16 +23,16 @@ def confusion(labels: np.ndarray, found: np.ndarray, classes: int) -> np.ndarray
 
 
 def accuracy(table: np.ndarray) -> float:
-    """The share that was found right: the diagonal over all."""
+    """Returns the share of correct predictions: the diagonal over all."""
     return float(np.trace(table) / table.sum())
 
 
 def macro_f1(table: np.ndarray) -> float:
-    """The mean of the classes' F1, each class counting once.
+    """Returns the mean of the classes' F1; each class counts once.
 
-    Formula: for class c, `F1 = 2 t / (2 t + p + n)` with t texts found right, p of others taken for
-    c, and n of c taken for others. Classes that neither occur nor were found are left out, as in
-    scikit-learn.
+    Formula: for class c, `F1 = 2 t / (2 t + p + n)` with t correct texts, p texts of other classes
+    predicted as c, and n texts of c predicted as others. Classes that neither occur nor are
+    predicted are ignored, as in scikit-learn.
 
     Example:
 
@@ -45,5 +45,5 @@ def macro_f1(table: np.ndarray) -> float:
 
 
 def majority(labels: np.ndarray) -> float:
-    """The accuracy of who always says the most frequent class."""
+    """Returns the accuracy of a classifier that always predicts the most frequent class."""
     return float(np.max(np.bincount(labels)) / len(labels))

@@ -1,4 +1,4 @@
-"""The training step of a classifier: a batch of texts, at the rate of its step and its layers."""
+"""Training step of a classifier: a batch of texts, with a rate per step and layer."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tfwd.runs.training import step
 
 
 class TrainStep(step.TrainStep):
-    """The training step: `step(ids, labels)` with int32 `[batch, places]` and `[batch]`.
+    """Training step on a batch: `step(ids, labels)` with int32 `[batch, positions]` and `[batch]`.
 
         nats   = -log softmax(logits)[label]
         rate   = state.learning_rate * schedule.factor(state.step)
         rate_v = rate * schedule.layer_factors[v]    for a weight v
 
-    A decay of weights by `scale="learning_rate"` or "schedule" goes by rate_v. Batches and lengths
-    are left open, so that the step is traced once.
+    Weight decay with `scale="learning_rate"` or "schedule" uses rate_v. Batch sizes and lengths are
+    unknown in the signature, so the step is traced once.
 
     Args:
         model, optimizer, state: as in `tfwd.runs.training.step.TrainStep`.
-        steps: all steps of the schedule.
-        warmup: those of them in which the rate rises.
-        linear: whether it falls after them.
-        layer_decay: as in `schedule.layer_factors`.
-        **options: further arguments of that class.
+        steps: int. The number of steps of the schedule.
+        warmup: int. The number of steps in which the rate rises.
+        linear: bool. Lets the rate fall after the warm-up.
+        layer_decay: float. As in `schedule.layer_factors`.
+        **options: further arguments of `tfwd.runs.training.step.TrainStep`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TrainStep(step.TrainStep):
         return super().rate(*batch) * self.factor()
 
     def factor(self) -> tf.Tensor:
-        """The schedule's factor of the step that is next."""
+        """Returns the schedule's factor for the next step."""
         return schedule.factor(self.state.step, self.steps, self.warmup, self.linear)
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
@@ -85,13 +85,13 @@ class TrainStep(step.TrainStep):
 def make_step(
     config: ml_collections.ConfigDict, model: Any, state: RunState, epoch_steps: int
 ) -> TrainStep:
-    """The training step that a configuration describes, with a new optimizer.
+    """Makes the training step of a configuration, with a new optimizer.
 
     Args:
         config: the whole configuration.
-        model: as `model.make_model` makes it.
-        state: what the step is to change.
-        epoch_steps: the steps of an epoch.
+        model: the model, from `model.make_model`.
+        state: the `RunState` that the step changes.
+        epoch_steps: int. The steps of an epoch.
 
     Raises:
         UserError: the optimizer does not take its arguments.

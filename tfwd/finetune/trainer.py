@@ -1,4 +1,4 @@
-"""The trainer of a classifier: batches of texts, validation, scores."""
+"""Trainer of a classifier: batches of texts, validation, scores."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ from tfwd.runs.training.signals import StopRequest
 
 
 class Trainer(trainer.Trainer):
-    """Trains one classifier in one folder; what the folder holds is gone on with.
+    """Trainer of a classifier in one folder, which resumes from its checkpoints.
 
-    The pretrained weights are read at the start of a run alone: after it they are in the folder.
+    The pretrained weights are read only at the start of a run. Later they are in the checkpoints.
 
     Args:
-        config: the whole configuration, checked.
-        data: the texts.
-        folder: opened.
-        display: shows the run.
-        stop: looked at after every batch.
+        config: the whole checked configuration.
+        data: the labelled texts.
+        folder: the opened `RunFolder`.
+        display: the display of the run.
+        stop: the stop request, checked after every step.
 
     Raises:
-        UserError: the weights do not fit, or the folder's checkpoints do not, or are all broken.
+        UserError: the weights do not fit, or the folder's checkpoints do not fit or are all
+            damaged.
     """
 
     def __init__(
@@ -84,16 +85,16 @@ class Trainer(trainer.Trainer):
     def evaluate(self, name: str) -> Evaluation | None:
         return evaluate(self._predict, self._data.encoded[name], stop=lambda: bool(self.stop))
 
-    def numbers(self, found: Any) -> dict[str, float]:
+    def extra_metrics(self, found: Any) -> dict[str, float]:
         return {"accuracy": found.accuracy, "macro_f1": found.macro_f1}
 
     def learning_rate(self) -> float:
         return super().learning_rate() * float(self._schedule.factor())
 
     def decay_table(self, decay: DecoupledWeightDecay) -> DecayTable:
-        """What is decayed, alike weights of several layers in one row, of the first of them.
+        """Returns the table of the decay, in which similar weights of several layers share a row.
 
-        The decay is that at `optimizer.learning_rate`, before the factors of schedule and layers.
+        The decay is for `optimizer.learning_rate`, before the factors of schedule and layers.
         """
         first: dict[tuple, DecayRow] = {}
         for row in super().decay_table(decay):
@@ -102,11 +103,11 @@ class Trainer(trainer.Trainer):
         return DecayTable(first.values())
 
     def evaluate_best(self) -> dict[str, Evaluation]:
-        """Reads the best weights and evaluates them on the three parts, without dropout.
+        """Reads the best weights, and evaluates them on the three parts without dropout.
 
         Raises:
-            Stopped: a signal came.
+            Stopped: a signal arrived.
             UserError: the best weights cannot be read.
         """
         self.read_best()
-        return {name: self.evaluated(name) for name in self._data.encoded}
+        return {name: self.evaluate_or_stop(name) for name in self._data.encoded}

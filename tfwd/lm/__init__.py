@@ -1,9 +1,8 @@
-"""The language model: an AWD-LSTM trained with dropped weights on real text.
+"""Language model: an AWD-LSTM that is trained on real text with weight dropout.
 
-This package is an application of the library: it stands on ``tfwd.layers`` and ``tfwd.runs``, and
-nothing in the library stands on it. The files follow the way of the data: ``text`` (reading and
-tokens), ``vocabulary`` (tokens and numbers), ``stream`` (columns and windows), ``config``,
-``model``, ``losses``, ``step``, ``trainer``, ``finish`` (the report). ``program`` is what it gives
-to ``tfwd.runs``; ``train``, ``tune``, ``evaluate`` and ``generate`` are the console scripts.
-Nothing is imported here, so that a program can set up logging before TensorFlow is loaded.
+This package is an application. It uses ``tfwd.layers`` and ``tfwd.runs``, and the library does not
+use it. ``data`` reads text, numbers its tokens and cuts windows. ``config``, ``model``, ``losses``,
+``step`` and ``trainer`` define the training. ``final_report`` writes the report. ``program``
+combines these for ``tfwd.runs``. ``commands`` has the console scripts. This file imports nothing,
+so that a program can set up logging before TensorFlow is loaded.
 """

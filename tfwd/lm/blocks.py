@@ -1,7 +1,7 @@
-"""Builds the layers of the language model, each with its regularisation or, if that is off, plain.
+"""Layers of the language model, each with its regularisation, or plain if that is off.
 
-A part takes its seeds from one row of them, and as many whether its options are on or off: so a
-switch does not move the initial weights or the draws of the other parts.
+Each function takes the same number of seeds, whether its options are on or off. An option therefore
+does not change the initial weights or the draws of other layers.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tfwd import parametrizations as P
 
 
 def uniform(limit: float, row: Iterator[int]) -> keras.initializers.Initializer:
-    """Uniform in (-limit, limit), with a seed of its own.
+    """Returns the uniform initializer on (-limit, limit), with its own seed.
 
-    Keras's initializers are functions of (seed, shape): of one seed, two weights of one shape
-    would begin equal.
+    Keras's initializers are functions of (seed, shape). With one seed, two weights of the same
+    shape would start equal.
     """
     return keras.initializers.RandomUniform(-limit, limit, seed=next(row))
 
@@ -27,7 +27,7 @@ def uniform(limit: float, row: Iterator[int]) -> keras.initializers.Initializer:
 def embedding(
     words: int, width: int, row: Iterator[int], options: Mapping[str, Any], **kwargs: Any
 ) -> keras.layers.Layer:
-    """An embedding that drops whole rows; a plain one if `embedding_dropout` is 0."""
+    """Returns an embedding that drops whole rows, or a plain one if `embedding_dropout` is 0."""
     initializer = uniform(options["init_scale"], row)
     kwargs |= {"embeddings_initializer": initializer, "name": "embedding"}
     rate, seed = options["embedding_dropout"], next(row)
@@ -37,7 +37,7 @@ def embedding(
 
 
 def locked(rate: float, row: Iterator[int], **kwargs: Any) -> keras.layers.Layer | None:
-    """A dropout with one mask for all time steps; `None` if the rate is 0."""
+    """Returns a dropout layer with one mask for all time steps, or `None` if the rate is 0."""
     seed = next(row)
     return layers.LockedDropout(rate, seed=seed, **kwargs) if rate else None
 
@@ -50,10 +50,11 @@ def lstm(
     name: str,
     dtype: Any,
 ) -> keras.layers.Layer:
-    """An LSTM that returns sequences and states, its recurrent kernel perturbed in training.
+    """Returns an LSTM whose recurrent kernel is perturbed in training.
 
-    With both `variational_noise` and `weight_dropout` the noise comes first, so that what is
-    dropped is exactly zero. With neither it is a plain `keras.layers.LSTM`.
+    The LSTM returns sequences and states. With both `variational_noise` and `weight_dropout` the
+    noise comes first, so that dropped weights are exactly zero. With neither it is a plain
+    `keras.layers.LSTM`.
     """
     limit = units**-0.5
     arguments: dict[str, Any] = {

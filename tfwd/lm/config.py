@@ -1,7 +1,7 @@
-"""The configuration of the language model: the table of its keys, and what must go together.
+"""Configuration of the language model: the table of its keys, and values that must fit together.
 
-A file in `configs/` begins with `default_config()` and changes what is its own. A switch is added
-by a row of `KEYS`, and where it acts: the model finds what stands under `model.` in its `options`.
+A file in `configs/` starts with `default_config()` and changes some keys. A new switch needs a row
+of `KEYS`, and code that uses it. The model gets the keys under `model.` as its `options`.
 """
 
 from __future__ import annotations
@@ -22,63 +22,77 @@ from tfwd.runs.settings.validators import (
     TEXT,
     WHOLE,
     Validator,
+    is_whole_number,
     one_of,
     shown,
-    whole,
 )
 from tfwd.runs.training.optimizer import check_arguments
 
 ALWAYS, IN_RUNS = MayChange.ALWAYS, MayChange.IN_RUNS
 
-# They are drawn one by one, a few thousand a second.
-TOKENS = Validator("a whole number, at least 0 and at most 1000000", lambda v: whole(v, 0, 10**6))
+# Tokens are drawn one by one, a few thousand per second.
+TOKENS = Validator(
+    "a whole number, at least 0 and at most 1000000", lambda v: is_whole_number(v, 0, 10**6)
+)
 UNITS = Validator(
-    "whole numbers of at least 1, one a layer, as 300,150",
-    lambda v: isinstance(v, tuple) and len(v) > 0 and all(whole(u, 1) for u in v),
+    "whole numbers of at least 1, one per layer, as 300,150",
+    lambda v: isinstance(v, tuple) and len(v) > 0 and all(is_whole_number(u, 1) for u in v),
 )
 
 KEYS = {
-    "seed": Key(0, SEED, "of everything that is random: weights, masks, window lengths"),
+    "seed": Key(0, SEED, "seed of all random numbers: weights, masks, window lengths"),
     "data.path": Key(
         "",
         TEXT,
         "folder of train.txt, valid.txt, test.txt, or one file; '': embedded",
         ALWAYS,
     ),
-    "data.level": Key("word", one_of("word", "char"), "what a token is"),
-    "data.min_count": Key(2, COUNT, "rarer tokens of the training text are unknown tokens"),
-    "data.batch_size": Key(32, COUNT, "columns that the training text is cut into"),
-    "data.eval_batch_size": Key(10, COUNT, "columns that the other texts are cut into"),
+    "data.level": Key("word", one_of("word", "char"), "kind of token"),
+    "data.min_count": Key(2, COUNT, "tokens that are rarer in the training text are unknown"),
+    "data.batch_size": Key(32, COUNT, "number of columns of the training text"),
+    "data.eval_batch_size": Key(10, COUNT, "number of columns of the other texts"),
     "data.window": Key(35, COUNT, "steps of truncated back-propagation (the mean, if random)"),
-    "data.random_windows": Key(True, FLAG, "draw each window's length anew"),
+    "data.random_windows": Key(True, FLAG, "draw a length for each window"),
     "data.eval_window": Key(
-        70, COUNT, "steps of one window in evaluation; no influence on results", ALWAYS
+        70, COUNT, "steps of a window in evaluation; does not affect results", ALWAYS
     ),
     "model.embedding_dim": Key(128, COUNT, "size of a token's vector"),
     "model.hidden_units": Key((256, 128), UNITS, "units of each LSTM layer"),
-    "model.tie_weights": Key(True, FLAG, "the softmax uses the embedding's matrix"),
-    "model.weight_dropout": Key(0.5, RATE, "on each recurrent kernel, once a window", off=0.0),
+    "model.tie_weights": Key(True, FLAG, "use the embedding's matrix in the softmax"),
+    "model.weight_dropout": Key(
+        0.5, RATE, "drop rate on each recurrent kernel, once per window", off=0.0
+    ),
     "model.variational_noise": Key(
         0.0, NOT_NEGATIVE, "deviation of the noise on recurrent kernels"
     ),
-    "model.noise_start_step": Key(0, WHOLE, "training step with which variational_noise begins"),
-    "model.embedding_dropout": Key(0.1, RATE, "on whole rows of the embedding", off=0.0),
-    "model.input_dropout": Key(0.4, RATE, "on the first layer's input, one mask a window", off=0.0),
-    "model.hidden_dropout": Key(0.25, RATE, "between the layers, one mask a window", off=0.0),
-    "model.output_dropout": Key(
-        0.4, RATE, "on the last layer's output, one mask a window", off=0.0
+    "model.noise_start_step": Key(0, WHOLE, "training step from which variational_noise acts"),
+    "model.embedding_dropout": Key(0.1, RATE, "drop rate on whole rows of the embedding", off=0.0),
+    "model.input_dropout": Key(
+        0.4, RATE, "drop rate on the first input, one mask per window", off=0.0
     ),
-    "model.activation_regularization": Key(2.0, NOT_NEGATIVE, "alpha: on the size of the output"),
-    "model.temporal_activation_regularization": Key(1.0, NOT_NEGATIVE, "beta: on its changes"),
+    "model.hidden_dropout": Key(
+        0.25, RATE, "drop rate between layers, one mask per window", off=0.0
+    ),
+    "model.output_dropout": Key(
+        0.4, RATE, "drop rate on the last output, one mask per window", off=0.0
+    ),
+    "model.activation_regularization": Key(
+        2.0, NOT_NEGATIVE, "alpha: penalty on the size of the output"
+    ),
+    "model.temporal_activation_regularization": Key(
+        1.0, NOT_NEGATIVE, "beta: penalty on its changes"
+    ),
     "model.recompute": Key(
         True,
         FLAG,
-        "draw masks again in the backward pass, keep only seeds",
+        "draw masks again in the backward pass, store only seeds",
     ),
     "model.init_scale": Key(0.1, POSITIVE, "embedding weights start uniform in [-scale, scale]"),
     "model.dtype_policy": Key("float32", one_of(*DTYPE_POLICIES), "Keras's dtype policy"),
     **OPTIMIZER_KEYS,
-    "optimizer.scale_lr_by_window": Key(True, FLAG, "learning rate times length over data.window"),
+    "optimizer.scale_lr_by_window": Key(
+        True, FLAG, "scale the learning rate by the window's length / data.window"
+    ),
     **TRAINING_KEYS,
     "gradients.every": Key(
         0,
@@ -95,20 +109,20 @@ KEYS = {
     "sample.temperature": Key(
         0.8,
         NOT_NEGATIVE,
-        "1: as the model says; lower: surer; 0: likeliest",
+        "1: the model's probabilities; 0: the most likely",
         ALWAYS,
     ),
-    "sample.top_k": Key(0, WHOLE, "draw among the k likeliest only; 0: among all", ALWAYS),
-    "sample.prompt": Key("", TEXT, "text that the sample goes on from", ALWAYS),
+    "sample.top_k": Key(0, WHOLE, "draw from the k most likely tokens; 0: from all", ALWAYS),
+    "sample.prompt": Key("", TEXT, "text that the sample continues", ALWAYS),
 }
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The configuration with every key at its default; `KEYS` explains the keys.
+    """Returns the configuration with every key at its default; `KEYS` explains the keys.
 
     Returns:
-        A `ConfigDict`, locked except for `optimizer.kwargs`. Assigning a value of another type
-        is an error too (a whole number for a float is taken).
+        A `ConfigDict`, locked except for `optimizer.kwargs`. A value of another type is an error
+        too (except a whole number for a float).
 
     Example:
 

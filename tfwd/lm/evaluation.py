@@ -1,6 +1,6 @@
 """Evaluates a model on a text, with the state carried from window to window.
 
-The function that does it is traced once, as the window's length is left open in its signature.
+The function is traced once, because its signature leaves the window's length unknown.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tfwd.lm.model import LanguageModel
 
 
 class Evaluation(NamedTuple):
-    """A loss over a text.
+    """Mean loss over a text.
 
     Attributes:
-        nats: the mean loss, nats per token, every token counting once.
-        tokens: the number of predicted tokens.
+        nats: float. The mean loss in nats per token. Every token counts once.
+        tokens: int. The number of predicted tokens.
     """
 
     nats: float
@@ -30,21 +30,21 @@ class Evaluation(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """exp(nats)."""
+        """Returns exp(nats)."""
         return perplexity(self.nats)
 
     @property
     def bits(self) -> float:
-        """Bits per token."""
+        """Returns the bits per token."""
         return self.nats / math.log(2)
 
 
 class Evaluator:
-    """Evaluates a model on columns of text, the state carried from window to window.
+    """Evaluation of a model on columns of text, with the state carried from window to window.
 
     Args:
-        model: the model; it runs with `training=False`.
-        batch_size: the number of columns.
+        model: the model. It runs with `training=False`.
+        batch_size: int. The number of columns.
     """
 
     def __init__(self, model: LanguageModel, batch_size: int):
@@ -58,15 +58,15 @@ class Evaluator:
     def __call__(
         self, columns: np.ndarray, window: int, stop: Callable[[], bool] = lambda: False
     ) -> Evaluation | None:
-        """The loss over all of `columns`.
+        """Computes the mean loss over all of `columns`.
 
         Args:
-            columns: int32 `[batch_size, n + 1]`, as `stream.columns` makes them.
-            window: steps at a time; the result does not depend on it, memory does.
-            stop: asked after each window; `True` ends the evaluation.
+            columns: int32 `[batch_size, n + 1]`, from `stream.columns`.
+            window: int. Steps per call. It affects memory, and not the result.
+            stop: function that is called after each window. `True` ends the evaluation.
 
         Returns:
-            The evaluation, or `None` if it was ended.
+            The evaluation, or `None` if `stop` ended it.
         """
         for pair in self._carried:
             for tensor in pair:
@@ -93,18 +93,18 @@ class Evaluator:
 def evaluate(
     model: LanguageModel, ids: np.ndarray, batch_size: int, window: int, what: str = "the text"
 ) -> Evaluation:
-    """The loss of a model on a numbered text.
+    """Computes the mean loss of a model on a numbered text.
 
     Args:
         model: the model.
         ids: int32 `[tokens]`.
-        batch_size: the text is read in so many columns, each begun with the zero state. With 1
-            every token but the first is predicted from all that comes before it.
-        window: steps at a time.
-        what: the text's name for an error message.
+        batch_size: int. The number of columns, each of which starts with the zero state. With 1,
+            every token except the first is predicted from all tokens before it.
+        window: int. Steps per call.
+        what: str. The text's name for an error message.
 
     Returns:
-        The mean loss, nats per token, and the number of tokens it is over.
+        The mean loss in nats per token, and the number of predicted tokens.
 
     Raises:
         UserError: the text is too short for the batch size.

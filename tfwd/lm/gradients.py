@@ -1,8 +1,8 @@
 """Measures moments of per-example gradients during training: `--config.gradients.every=N`.
 
-An example is a column of the window: the tokens of one row and the state that it began with. What
-is measured is the cross entropy alone, with the regularisation that drops, and nothing is changed
-by it: the draws of the next training step are looked at and not taken.
+An example is a column of the window: the tokens of one row and its initial state. The loss is the
+cross entropy alone, with dropout. The measurement changes nothing. It uses the draws of the next
+training step without consuming them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tfwd.runs.storage.state import RunState
 
 
 class GradientMeter:
-    """Measures the gradient of a window, as the training step would have it.
+    """Meter of the gradient moments of a window, as the training step computes it.
 
     Args:
         model: the model.
-        state: has the state that is carried from window to window.
+        state: the `RunState` with the state that is carried from window to window.
     """
 
     def __init__(self, model: LanguageModel, state: RunState):
@@ -38,11 +38,11 @@ class GradientMeter:
         self._function = tf.function(self._measure, input_signature=[window, window])
 
     def __call__(self, inputs: tf.Tensor, targets: tf.Tensor) -> dict[str, Any]:
-        """The statistics of `tfwd.gradients.statistics.describe`, a weight's as `name/path`.
+        """Returns the numbers of `gradients.statistics.describe`, with a weight's as `name/path`.
 
-        A window is one batch, and may be too noisy to tell: `signal` is then zero or less and
-        `noise_scale` infinite, which `metrics.jsonl` has as null. Over several lines of it the
-        noise scale is the mean of `variance` over the mean of `signal`.
+        A window is one batch, and may be too noisy. Then `signal` is zero or less and `noise_scale`
+        is infinite, which `metrics.jsonl` stores as null. Over several lines the noise scale is the
+        mean of `variance` over the mean of `signal`.
         """
         sums = self._function(inputs, targets).numpy()
         paths = [_keras.variables.path(v) for v in self._variables]
@@ -64,7 +64,7 @@ class GradientMeter:
 
 
 class _Logits(keras.Model):
-    """The model as one of a dict of ids and states, which gives the logits alone."""
+    """Model of a dict of ids and states that returns only the logits."""
 
     def __init__(self, model: LanguageModel):
         super().__init__(dtype=model.dtype_policy, name="logits")

@@ -1,8 +1,8 @@
-"""Cross entropy, perplexity and activation regularization, in float32 at least.
+"""Cross entropy, perplexity and activation regularization, in at least float32.
 
-Activation regularization (AR) pulls the last LSTM's output towards zero; temporal activation
-regularization (TAR) makes it change slowly over time. Both belong to the loss that is trained on,
-never to the loss that is reported.
+Activation regularization (AR) pulls the last LSTM's output towards zero. Temporal activation
+regularization (TAR) makes it change slowly over time. Both are part of the training loss, and never
+of the reported loss.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import math
 import tensorflow as tf
 
 from tfwd.dtypes import at_least_float32
-from tfwd.runs.program import Score
+from tfwd.runs.interfaces import Score
 
 
 def perplexity(nats: float) -> float:
-    """exp(nats), infinity where that overflows.
+    """Returns exp(nats), or infinity if that overflows.
 
     Example:
 
@@ -27,7 +27,7 @@ def perplexity(nats: float) -> float:
 
 
 def token_nats(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """The cross entropy of each token in nats, `[batch, time]`."""
+    """Returns the cross entropy of each token in nats, `[batch, time]`."""
     return tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=targets, logits=at_least_float32(logits)
     )
@@ -39,7 +39,7 @@ PERPLEXITY = Score("perplexity", perplexity, unit="token")
 def activation_penalty(
     raw: tf.Tensor, dropped: tf.Tensor, alpha: float = 0.0, beta: float = 0.0
 ) -> tf.Tensor | None:
-    """Activation regularisation (AR) and temporal activation regularisation (TAR).
+    """Computes activation regularisation (AR) and temporal activation regularisation (TAR).
 
         alpha * mean(dropped_t ** 2)  +  beta * mean((raw_t - raw_{t-1}) ** 2)
 
@@ -47,12 +47,12 @@ def activation_penalty(
 
     Args:
         raw: the last LSTM's output, `[batch, time, units]`.
-        dropped: the same after dropout.
-        alpha: AR's factor; 0 leaves it out.
-        beta: TAR's factor; 0 leaves it out. A window of one step has no TAR.
+        dropped: the same output after dropout.
+        alpha: float. AR's factor; 0 disables AR.
+        beta: float. TAR's factor; 0 disables TAR. A window of one step has no TAR.
 
     Returns:
-        A scalar, float32 at least, or `None` when both factors are 0.
+        A scalar in at least float32, or `None` if both factors are 0.
 
     References:
         Merity, McCann and Socher, "Revisiting Activation Regularization for Language RNNs"
@@ -70,7 +70,7 @@ def activation_penalty(
     if beta:
         raw = at_least_float32(raw)
         squares = tf.square(raw[:, 1:] - raw[:, :-1])
-        # The mean over nothing, for a window of one step, is 0 here and not NaN.
+        # A window of one step has no differences: the mean is 0 here, and not NaN.
         count = tf.cast(tf.size(squares), squares.dtype)
         terms.append(beta * tf.math.divide_no_nan(tf.reduce_sum(squares), count))
     return tf.add_n(terms) if terms else None

@@ -1,8 +1,8 @@
-"""The AWD-LSTM of Merity, Keskar and Socher (2017): LSTMs with dropped recurrent weights.
+"""AWD-LSTM of Merity, Keskar and Socher (2017): LSTMs with dropped recurrent weights.
 
-Everything that regularises is an option, and an option that is off leaves no layer and no
-operation behind: with all rates 0 the model is an embedding, plain Keras LSTMs and a softmax.
-States are tensors that go in and come out, so that the caller decides what is carried on.
+All regularisation is optional. An option that is off adds no layer and no operation. With all rates
+0 the model is an embedding, plain Keras LSTMs and a softmax. States are inputs and outputs, so that
+the caller decides what to carry from window to window.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tfwd.runs.training import model_seeds
 
 States = list[list[tf.Tensor]]
 
-# Keys under `model.` that are of the training step, and those that are arguments by name.
+# Keys under `model.` for the training step, and keys that are named arguments.
 _OF_THE_STEP = ("activation_regularization", "temporal_activation_regularization")
 _ARGUMENTS = ("embedding_dim", "hidden_units", "dtype_policy")
 OPTIONS = {
@@ -33,13 +33,13 @@ OPTIONS = {
 
 
 class Output(NamedTuple):
-    """What a call of the model returns.
+    """Result of a call of the model.
 
     Attributes:
-        logits: `[batch, time, vocabulary]`, float32 (float64 under that policy).
+        logits: `[batch, time, vocabulary]`, float32 (float64 with that policy).
         states: `[h, c]` of each LSTM after the last step, `[batch, units]` each.
         raw: the last LSTM's output, `[batch, time, units]`.
-        dropped: `raw` after the output's locked dropout; what the softmax reads.
+        dropped: `raw` after the output's locked dropout, which the softmax reads.
     """
 
     logits: tf.Tensor
@@ -50,29 +50,30 @@ class Output(NamedTuple):
 
 @keras.saving.register_keras_serializable(package="tfwd.lm")
 class LanguageModel(keras.Model):
-    """A word or character model: embedding, LSTMs, softmax, and their regularisation.
+    """Word or character model: embedding, LSTMs and softmax, with their regularisation.
 
     Args:
-        vocabulary_size: the number of tokens.
-        embedding_dim: the embedding's width.
-        hidden_units: the width of each LSTM, first to last. With `tie_weights` the last one is
-            `embedding_dim`.
-        dtype_policy: a Keras dtype policy's name. Logits are float32 at least.
-        seed: of the initial weights and of all draws; `None` takes it from Keras's global seed.
-        name: the model's name, the beginning of every variable's path.
-        **options: the keys under `model.` of `tfwd.lm.config.KEYS`, where they are explained: rates
-            and noise, which are off by default, `tie_weights`, `init_scale`, `recompute`.
+        vocabulary_size: int. The number of tokens.
+        embedding_dim: int. The embedding's width.
+        hidden_units: tuple of int. The width of each LSTM, first to last. With `tie_weights` the
+            last width is `embedding_dim`.
+        dtype_policy: str. The name of a Keras dtype policy. Logits are in at least float32.
+        seed: int. Seed of the initial weights and of all draws. `None` takes it from Keras's global
+            seed.
+        name: str. The model's name, with which every variable's path begins.
+        **options: the keys under `model.` of `tfwd.lm.config.KEYS`, which explains them: rates and
+            noise, which are off by default, `tie_weights`, `init_scale`, `recompute`.
 
     Raises:
         TypeError: there is no such option.
-        ValueError: tied, and the last LSTM is not as wide as the embedding; or a rate outside
-            [0, 1).
+        ValueError: the weights are tied, and the last LSTM is not as wide as the embedding. Or a
+            rate is outside [0, 1).
 
     References:
         Merity, Keskar and Socher, "Regularizing and Optimizing LSTM Language Models" (2017).
-        LSTM weights begin uniform in (-1/sqrt(units), 1/sqrt(units)), the softmax's bias at zero,
-        as in the authors' program. Departure: an LSTM there has two bias vectors that are added;
-        here it has one, begun as one of them, and the forget gate gets nothing extra.
+        LSTM weights start uniform in (-1/sqrt(units), 1/sqrt(units)), and the softmax's bias at
+        zero, as in the authors' program. Departure: an LSTM there adds two bias vectors. This one
+        has one, initialized like one of theirs, and the forget gate gets no extra bias.
 
     Example:
 
@@ -127,8 +128,8 @@ class LanguageModel(keras.Model):
         def locked(option: str, name: str) -> keras.layers.Layer | None:
             return blocks.locked(options[option], seeds, name=name, **shared)
 
-        # One attribute a layer and no list of layers: tf.train.Checkpoint follows the attributes
-        # of a Keras model, and would leave the layers in a list out of the file without a word.
+        # One attribute per layer, and no list of layers: tf.train.Checkpoint follows the attributes
+        # of a Keras model. It would silently omit layers in a list.
         self.input_dropout = locked("input_dropout", "input_dropout")
         for number, units in enumerate(hidden_units, 1):
             lstm = blocks.lstm(units, seeds, options, name=f"lstm_{number}", **shared)
@@ -146,17 +147,17 @@ class LanguageModel(keras.Model):
                 name="decoder",
                 **shared,
             )
-        # All shapes are known, so the weights are made now: a checkpoint can be read into the
-        # model before its first call.
+        # All shapes are known, so the weights are made now. A checkpoint can then be read before
+        # the first call.
         _keras.layers.build(self, (None, None))
 
     @property
     def lstms(self) -> list[keras.layers.Layer]:
-        """The LSTMs, or the wrappers around them, first to last."""
+        """Returns the LSTMs, or the wrappers around them, first to last."""
         return [getattr(self, f"lstm_{n}") for n in range(1, len(self.hidden_units) + 1)]
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the weights; `input_shape` says nothing that is not known already."""
+        """Makes the weights. `input_shape` is ignored, because all shapes are known."""
         if self.built:
             return
         _keras.layers.build(self.embedding, (None, None))
@@ -168,7 +169,7 @@ class LanguageModel(keras.Model):
         self.built = True
 
     def zero_state(self, batch_size: int | tf.Tensor) -> States:
-        """The state before the first token: zeros, `[h, c]` of `[batch_size, units]` each LSTM."""
+        """Returns the state before the first token: zeros, `[h, c]` of `[batch_size, units]`."""
         dtype = self.compute_dtype
         return [
             [tf.zeros([batch_size, units], dtype) for _ in range(2)] for units in self.hidden_units
@@ -182,52 +183,56 @@ class LanguageModel(keras.Model):
         Args:
             ids: int32 `[batch, time]`, the tokens' numbers.
             states: as in `Output.states`; `None` for zeros.
-            training: whether the regularisation is on.
+            training: bool. Enables the regularisation.
 
         Returns:
             `Output(logits, states, raw, dropped)`.
         """
         if states is None:
             states = self.zero_state(tf.shape(ids)[0])
-        values = self.embedding(ids)  # to which Keras hands the flag of this call
-        values = _maybe(self.input_dropout, values, training)
+        values = self.embedding(ids)  # Keras passes the flag of this call on
+        values = _apply_if_present(self.input_dropout, values, training)
         carried = []
         for number, layer in enumerate(self.lstms, 1):
             values, *state = layer(values, initial_state=states[number - 1], training=training)
             carried.append(state)
             if number < len(self.hidden_units):
-                values = _maybe(getattr(self, f"hidden_dropout_{number}"), values, training)
+                values = _apply_if_present(
+                    getattr(self, f"hidden_dropout_{number}"), values, training
+                )
         raw = values
-        dropped = _maybe(self.output_dropout, raw, training)
+        dropped = _apply_if_present(self.output_dropout, raw, training)
         return Output(at_least_float32(self.decoder(dropped)), carried, raw, dropped)
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
+        """Returns the constructor's arguments."""
         return {**self._options, "dtype_policy": self.dtype_policy.name, "name": self.name}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> LanguageModel:
-        """Makes a model from what `get_config` returned; its weights are new."""
+        """Makes a model with new weights from the arguments that `get_config` returned."""
         return cls(**config)
 
 
-def _maybe(layer: keras.layers.Layer | None, values: tf.Tensor, training: Any) -> tf.Tensor:
+def _apply_if_present(
+    layer: keras.layers.Layer | None, values: tf.Tensor, training: Any
+) -> tf.Tensor:
     return values if layer is None else layer(values, training=training)
 
 
 def make_model(config: ml_collections.ConfigDict, vocabulary_size: int) -> LanguageModel:
-    """A new model as `config` describes it.
+    """Makes a new model from a configuration.
 
     Args:
-        config: the whole configuration; its `model` and `seed` are used.
-        vocabulary_size: the number of tokens.
+        config: the whole configuration. Its `model` and `seed` are used.
+        vocabulary_size: int. The number of tokens.
     """
     options = {n: value for n, value in config.model.items() if n not in _OF_THE_STEP}
     return LanguageModel(vocabulary_size, seed=config.seed, **options)
 
 
 def named_weights(model: LanguageModel) -> dict[str, Any]:
-    """The model's variables by names that are the same on both Kerases, in the order of the model.
+    """Returns the model's variables in order, by names that are the same in Keras 2 and Keras 3.
 
     Example:
 
@@ -241,7 +246,7 @@ def named_weights(model: LanguageModel) -> dict[str, Any]:
     parts["decoder"] = model.decoder
     found: dict[str, Any] = {}
     seen: set[int] = set()
-    for part, layer in [*parts.items(), ("", model)]:  # last, what a subclass has besides
+    for part, layer in [*parts.items(), ("", model)]:  # last, the additional weights of a subclass
         for variable in layer.weights:
             if id(variable) not in seen:  # a tied softmax has the embedding's matrix
                 seen.add(id(variable))

@@ -1,4 +1,4 @@
-"""The language model as a program: what it gives to `tfwd.runs`."""
+"""The language model as a program of `tfwd.runs`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tfwd.lm.losses import PERPLEXITY
 from tfwd.runs.errors import UserError
 from tfwd.runs.program import Program
 from tfwd.runs.storage.folder import RunFolder
-from tfwd.runs.storage.saved import Saved
-from tfwd.runs.storage.saved import load as load_saved
+from tfwd.runs.storage.trained_model import TrainedModel
+from tfwd.runs.storage.trained_model import load as load_saved
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.signals import StopRequest
 from tfwd.runs.training.trainer import Trainer
 
-# What is imported in the methods takes its time, which `--help` does without.
+# The methods import slow modules, which `--help` does not need.
 
 
 class LanguageModelProgram(Program):
@@ -42,8 +42,8 @@ class LanguageModelProgram(Program):
         vocabulary = Vocabulary.load(path)
         if config is not None and vocabulary.level != config.data.level:
             raise UserError(
-                f"{path} is of another run: its level is {vocabulary.level}, and the run's "
-                f"{config.data.level}"
+                f"{path} belongs to another run: its level is {vocabulary.level}, and the run's "
+                f"level is {config.data.level}"
             )
         return vocabulary
 
@@ -70,17 +70,17 @@ class LanguageModelProgram(Program):
         return Trainer(config, len(data.vocabulary), data.texts, folder, display, stop)
 
     def finish(self, trainer: Any, data: Corpus) -> dict[str, Any]:
-        from tfwd.lm.finish import finish
+        from tfwd.lm.final_report import write_report
 
-        return finish(trainer, data)
+        return write_report(trainer, data)
 
     def tables(self, summary: dict[str, Any]) -> list[Any]:
-        from tfwd.lm.finish import facts, table
+        from tfwd.lm.final_report import facts, table
 
         return [table(summary), facts(summary)]
 
     def show(self, summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
-        from tfwd.lm.finish import show
+        from tfwd.lm.final_report import show
 
         show(summary, folder, display)
 
@@ -88,6 +88,6 @@ class LanguageModelProgram(Program):
 PROGRAM = LanguageModelProgram()
 
 
-def load(workdir: str | os.PathLike[str], checkpoint: str = "best") -> Saved:
-    """Reads a trained language model; see `tfwd.runs.storage.saved.load`."""
+def load(workdir: str | os.PathLike[str], checkpoint: str = "best") -> TrainedModel:
+    """Reads a trained language model; see `tfwd.runs.storage.trained_model.load`."""
     return load_saved(PROGRAM, workdir, checkpoint)

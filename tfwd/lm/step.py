@@ -1,7 +1,7 @@
-"""The language model's training step: a window of text, the state carried on from the one before.
+"""Training step of the language model: a window of text, with the state of the window before.
 
-It is traced once: the window's length is left open in the signature, so that random lengths never
-trace anew.
+The step is traced once. The signature leaves the window's length unknown, so random lengths never
+retrace it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfwd.runs.training import step
 
 
 class TrainStep(step.TrainStep):
-    """The training step: `step(inputs, targets)` with int32 `[batch, time]` each.
+    """Training step on a window: `step(inputs, targets)` with int32 `[batch, time]` each.
 
         objective = mean(nats) + alpha * AR + beta * TAR
         gradient  = clip by the global norm of d(objective)/d(weights), + l2 * weights
@@ -27,10 +27,10 @@ class TrainStep(step.TrainStep):
 
     Args:
         model, optimizer, state: as in `tfwd.runs.training.step.TrainStep`.
-        alpha: activation regularisation.
-        beta: temporal activation regularisation.
-        base_window: scale the rate by the window's length over this; 0 does not scale.
-        **options: further arguments of that class.
+        alpha: float. Factor of the activation regularisation.
+        beta: float. Factor of the temporal activation regularisation.
+        base_window: int. Scales the rate by the window's length over this; 0 does not scale.
+        **options: further arguments of `tfwd.runs.training.step.TrainStep`.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class TrainStep(step.TrainStep):
 def make_step(
     config: ml_collections.ConfigDict, model: LanguageModel, state: RunState
 ) -> TrainStep:
-    """The training step that a configuration describes, with a new optimizer.
+    """Makes the training step of a configuration, with a new optimizer.
 
     Args:
         config: the whole configuration.
-        model: as `saved.make_model` makes it.
-        state: what the step is to change.
+        model: the model, from `model.make_model`.
+        state: the `RunState` that the step changes.
 
     Raises:
         UserError: the optimizer does not take its arguments.

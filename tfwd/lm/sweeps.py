@@ -1,4 +1,4 @@
-"""The names that a sweep file imports.
+"""Names that a sweep file imports.
 
 from tfwd.lm.sweeps import Float, Sweep
 

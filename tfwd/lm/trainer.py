@@ -1,4 +1,4 @@
-"""The trainer of the language model: windows of text, validation, moments of gradients."""
+"""Trainer of the language model: windows of text, validation, moments of gradients."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tfwd.runs.training.signals import StopRequest
 
 
 class Trainer(trainer.Trainer):
-    """Trains one model in one folder; what the folder holds is gone on with.
+    """Trainer of a language model in one folder, which resumes from its checkpoints.
 
     Args:
-        config: the whole configuration, checked.
-        vocabulary_size: the number of tokens.
-        texts: the numbered texts "train", "valid" and "test", int32 `[tokens]` each.
-        folder: opened.
-        display: shows the run.
-        stop: looked at after every window.
+        config: the whole checked configuration.
+        vocabulary_size: int. The number of tokens.
+        texts: dict of the numbered texts "train", "valid" and "test", int32 `[tokens]` each.
+        folder: the opened `RunFolder`.
+        display: the display of the run.
+        stop: the stop request, checked after every step.
 
     Raises:
-        UserError: a text is too short, or the folder's checkpoints do not fit or are all broken.
+        UserError: a text is too short, or the folder's checkpoints do not fit or are all damaged.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Trainer(trainer.Trainer):
         return self._evaluator(columns, window, stop=lambda: bool(self.stop))
 
     def evaluate_best(self) -> dict[str, Evaluation]:
-        """Reads the best weights and evaluates them on the three texts, without dropout.
+        """Reads the best weights, and evaluates them on the three texts without dropout.
 
         Raises:
-            Stopped: a signal came.
+            Stopped: a signal arrived.
             UserError: the best weights cannot be read.
         """
         self.read_best()
-        return {name: self.evaluated(name) for name in self._evaluated}
+        return {name: self.evaluate_or_stop(name) for name in self._evaluated}

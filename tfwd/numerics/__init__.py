@@ -1,11 +1,11 @@
-"""Checks of finite values: which layer, which direction, why, and before the update.
+"""Checks that training steps are finite: finds the layer, the direction and the cause.
 
-`tfwd.callbacks.FiniteCheck` does it in `fit`. What is here is for other places:
+`tfwd.callbacks.FiniteCheck` does this in `fit`. This package is for other uses:
 
-- `Probes`: looks at a model's tensors in a training loop of one's own.
-- `unused`: the weights that no gradient reaches.
-- `summarize`: counts of NaN, +Inf and -Inf in a tensor, and how large the rest is.
-- `Report`, `NonFiniteError`: what a bad step is reported as.
+- `Probes`: checks a model's tensors in a custom training loop.
+- `unused`: finds the weights that no gradient reaches.
+- `summarize`: counts NaN, +Inf and -Inf in a tensor, and measures the other elements.
+- `Report`, `NonFiniteError`: the report and the exception for a bad step.
 """
 
 from tfwd.finite import Summary, summarize

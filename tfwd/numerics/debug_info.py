@@ -1,11 +1,11 @@
-"""Scalars and histograms of a model's tensors for TensorBoard, as Caffe's `debug_info` prints them.
+"""Scalars and histograms of a model's tensors for TensorBoard, like Caffe's `debug_info`.
 
     abs mean of each output, weight and gradient      mean(|t|)
     share of zeros                                    100 * #(t = 0) / #t
     ratio of update to weight                         mean(|w' - w|) / mean(|w|)
 
-A batch is run once for it, and the step taken back: training does not change, and nothing of a
-tensor is kept but these numbers and a sample of its elements.
+A batch is run once for this, and the step is undone. Training does not change. Only these numbers,
+and a sample of the elements, are kept of each tensor.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ KINDS = {
     "weight gradient": "gradient",
     "update": "update",
 }
-SAMPLE = 4096  # elements of a tensor that a histogram is made of
+SAMPLE = 4096  # elements of a tensor for its histogram
 
 
 class Measured(NamedTuple):
-    """What is told of a tensor.
+    """Measurement of a tensor.
 
     Attributes:
-        abs_mean: the mean of absolute values; of an update that over the weight's.
-        zeros: how many of a hundred elements are 0.
-        sample: elements at even distances.
+        abs_mean: the mean of absolute values; for an update, divided by the weight's.
+        zeros: the percentage of elements that are 0.
+        sample: elements at regular distances.
     """
 
     abs_mean: Any
@@ -44,10 +44,10 @@ class Measured(NamedTuple):
 
 
 class DebugInfo:
-    """Writes what is told of a compiled model's tensors, for a batch of training.
+    """Writer of the measurements of a compiled model's tensors, for a training batch.
 
     Args:
-        model: compiled, as `fit` has it.
+        model: the compiled model, as in `fit`.
     """
 
     def __init__(self, model: keras.Model):
@@ -55,12 +55,12 @@ class DebugInfo:
         self._step = CheckedStep(model, self._measure)
 
     def write(self, data: Any, writer: Any, step: int) -> None:
-        """Writes for a batch, as the dataset of `fit` gives it.
+        """Writes the measurements for a batch, as the dataset of `fit` gives it.
 
         Args:
             data: the batch.
             writer: a summary writer of TensorFlow.
-            step: the number that they are written for.
+            step: int. The step's number in TensorBoard.
         """
         outcome = self._step(data)
         with writer.as_default(step=step):

@@ -1,4 +1,4 @@
-"""What is found in a tensor by a close look: a summary, its range, and where it is not finite."""
+"""Detailed measurement of a tensor: a summary, its range, and where it is not finite."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tfwd.finite import Summary, summarize
 
 
 class Detail(NamedTuple):
-    """A close look at a tensor, in tensors of TensorFlow or in arrays.
+    """Detailed measurement of a tensor, as tensors or as arrays.
 
     Attributes:
         summary: see `tfwd.numerics.Summary`.
         low, high: the smallest and the largest finite element; +Inf and -Inf if there is none.
-        width: the size of the last axis, 0 for a scalar.
-        rows, steps, columns: booleans along the first, the second and the last axis, whether
-            something there is not finite. An axis that the tensor has not is of size 0.
-        same, zero: booleans along the first axis, whether all there is one number, or 0.
-        values: the tensor itself, where it is wanted.
-        vectors: booleans along all axes except the last: whether no element of a vector is finite.
-            All are False if some vector has both.
-        constant: the same, whether all elements of a vector are one number.
+        width: the size of the last axis; 0 for a scalar.
+        rows, steps, columns: booleans along the first, the second and the last axis. True if an
+            element there is not finite. Missing axes have size 0.
+        same, zero: booleans along the first axis. True if all elements there are equal, or 0.
+        values: the tensor itself, if requested.
+        vectors: booleans along all axes except the last. True if no element of a vector is finite.
+            All are False if some vector has both finite and non-finite elements.
+        constant: booleans of the same shape. True if all elements of a vector are equal.
     """
 
     summary: Summary
@@ -44,7 +44,7 @@ class Detail(NamedTuple):
     constant: Any = ()
 
     def numbers(self) -> Detail:
-        """The same with Python's numbers and NumPy's arrays."""
+        """Returns the same measurement as Python numbers and NumPy arrays."""
         return Detail(
             self.summary.numbers(),
             float(self.low),
@@ -54,19 +54,19 @@ class Detail(NamedTuple):
         )
 
 
-def look(tensor: Any) -> Detail:
-    """A close look at a floating tensor, or at a `tf.IndexedSlices`."""
+def measure_tensor(tensor: Any) -> Detail:
+    """Measures a floating tensor or a `tf.IndexedSlices` in detail."""
     values = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
     return _traced(values.dtype, values.shape.rank or 0)(values)
 
 
 @functools.cache
 def _traced(dtype: tf.DType, rank: int) -> Callable[[tf.Tensor], Detail]:
-    """`_look` as a function that is traced once, and not for each tensor of a model."""
-    return tf.function(_look, input_signature=[tf.TensorSpec([None] * rank, dtype)])
+    """Returns `_measure_values`, traced once for a dtype and a rank, and not for each tensor."""
+    return tf.function(_measure_values, input_signature=[tf.TensorSpec([None] * rank, dtype)])
 
 
-def _look(values: tf.Tensor) -> Detail:
+def _measure_values(values: tf.Tensor) -> Detail:
     good = tf.math.is_finite(values)
     wide = at_least_float32(values)
     rank = values.shape.rank or 0
@@ -105,25 +105,25 @@ def _look(values: tf.Tensor) -> Detail:
 
 
 def of_argument(detail: Detail, values: tf.Tensor) -> Detail:
-    """A close look at an argument, with its values and the range of those that are wrong.
+    """Adds the values of an argument to its measurement, and the range of the wrong values.
 
     Args:
-        detail: what is found in the values if the wrong ones are NaN.
-        values: the values, and the same with NaN for the wrong ones.
+        detail: Measurement of the values with NaN for the wrong ones.
+        values: The values, and the same values with NaN for the wrong ones.
     """
-    wrong = look(tf.where(tf.math.is_nan(values[1]), values[0], math.nan))
+    wrong = measure_tensor(tf.where(tf.math.is_nan(values[1]), values[0], math.nan))
     return detail._replace(low=wrong.low, high=wrong.high, values=values)
 
 
-PACKED = 11  # numbers in what `packed` returns
+PACKED = 11  # numbers in the result of `packed`
 
 
 def packed(tensor: Any, argument: tf.Tensor | None = None) -> tf.Tensor:
-    """A close look at a tensor in a float64 vector, which a variable of one shape can hold.
+    """Returns a detailed measurement as a float64 vector, for a variable of fixed shape.
 
-    With `argument`, the values as in `of_argument`, the range is that of the wrong ones.
+    With `argument`, the values as in `of_argument`, the range is the range of the wrong values.
     """
-    detail = look(tensor)
+    detail = measure_tensor(tensor)
     if argument is not None:
         detail = of_argument(detail, argument)
     first = tf.constant(-1, tf.int64)
@@ -135,7 +135,10 @@ def packed(tensor: Any, argument: tf.Tensor | None = None) -> tf.Tensor:
 
 
 def unpacked(numbers: np.ndarray) -> Detail:
-    """What `packed` holds: of rows and columns nothing, of time steps the first."""
+    """Returns the measurement in a `packed` vector, without rows and columns.
+
+    Of the time steps it has only the first.
+    """
     first, none = int(numbers[10]), np.zeros(0, bool)
     steps = np.arange(first + 1) == first
     summary = Summary(*numbers[:7]).numbers()
@@ -144,14 +147,14 @@ def unpacked(numbers: np.ndarray) -> Detail:
     return found._replace(vectors=none, constant=none)
 
 
-def places(flags: Any, most: int = 5) -> str:
-    """The first places of some booleans that are set, as `3, 7, 8 and 12 others`."""
+def positions_text(flags: Any, most: int = 5) -> str:
+    """Returns the first positions of true booleans as text, as "3, 7, 8 and 12 others"."""
     found = np.flatnonzero(flags)
     shown = ", ".join(str(int(place)) for place in found[:most])
     rest = len(found) - most
     return shown if rest <= 0 else f"{shown} and {rest} other{'s' * (rest > 1)}"
 
 
-def rows_of(flags: Any) -> str:
-    """Rows of a batch in words, as `rows 3, 7 of the batch`."""
-    return f"row{'s' if np.count_nonzero(flags) > 1 else ''} {places(flags)} of the batch"
+def rows_text(flags: Any) -> str:
+    """Returns rows of a batch as text, as "rows 3, 7 of the batch"."""
+    return f"row{'s' if np.count_nonzero(flags) > 1 else ''} {positions_text(flags)} of the batch"

@@ -1,7 +1,7 @@
-"""A close look at a step that was not finite: the same batch, the same draws, every tensor.
+"""Diagnosis of a step that was not finite: repeats it and examines every tensor.
 
-The step is made once more, by a function of its own, in the mode in which it was made (eager,
-graph, XLA, replicas), and taken back.
+The step is repeated on the same batch with the same draws, by a separate function in the same mode
+(eager, graph, XLA, replicas). It is then undone.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import tensorflow as tf
 
 from tfwd._keras import training as _keras_training
 from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.causes.loss_outputs import loss_name
 from tfwd.numerics.causes.loss_rows import parts
-from tfwd.numerics.causes.search import likely
 from tfwd.numerics.checked_step import CheckedStep
-from tfwd.numerics.details import Detail, look, of_argument
+from tfwd.numerics.details import Detail, measure_tensor, of_argument
 from tfwd.numerics.frames import Frame, named
-from tfwd.numerics.report import Found, Report
+from tfwd.numerics.report import Measurement, Report
 
-NOT_SHOWN = ("data", "prediction")  # data have their own place
+NOT_SHOWN = ("data", "prediction")  # data have their own section
 
 
 class Diagnosis:
-    """Looks closely at steps of a compiled model, which changes nothing.
+    """Examination of steps of a compiled model, without a change to the model.
 
     Args:
-        model: compiled.
-        shown: how many frames a report shows before the first that is not finite.
-        ignores: whether a frame is not to be looked at.
+        model: the compiled model.
+        shown: int. Number of frames that a report shows before the first non-finite one.
+        ignores: function that returns True for frames to ignore.
     """
 
     def __init__(
@@ -51,23 +51,23 @@ class Diagnosis:
         history: Sequence[Mapping[str, float]] = (),
         is_first: bool | None = False,
     ) -> Report:
-        """The report on a step, while the model is as it was before it.
+        """Returns the report on a step, if the model is as it was before the step.
 
         Args:
             data: the batch.
-            step: its number, from 1.
-            history: the extents of gradients and loss in the steps before, by path.
-            is_first: whether no step was made before; `None` after one that was not looked at.
+            step: int. The step's number, from 1.
+            history: the extents of gradients and loss in earlier steps, by path.
+            is_first: bool. True if no step was made before; `None` after an unchecked step.
         """
         outcome, model = self._step(data), self._model
         replicas = [
             [
-                Found(frame, detail.numbers())
+                Measurement(frame, detail.numbers())
                 for frame, detail in zip(outcome.frames, found, strict=True)
             ]
             for found in outcome.found
         ]
-        # The replica on which it began: the others may have it from there by their gradients.
+        # The replica where it started: the other replicas may have it from its gradients.
         firsts = [
             next((i for i, one in enumerate(found) if not one.is_finite), len(found))
             for found in replicas
@@ -90,20 +90,20 @@ class Diagnosis:
         )
         evidence = _attributed(evidence)
         replica = number if len(replicas) > 1 else None
-        return Report(step, evidence.found, likely(evidence), replica, self._shown)
+        return Report(step, evidence.found, likely_causes(evidence), replica, self._shown)
 
 
 def _measure(frame: Frame, tensor: Any, sequence: Any) -> Detail:
-    detail = look(tensor)
+    detail = measure_tensor(tensor)
     if frame.kind == "argument":
         return of_argument(detail, sequence)
-    if frame.kind == "prediction":  # which the loss is computed of again, row by row
+    if frame.kind == "prediction":  # the loss is computed again from it, row by row
         detail = detail._replace(values=tensor)
-    return detail if sequence is None else detail._replace(steps=look(sequence).steps)
+    return detail if sequence is None else detail._replace(steps=measure_tensor(sequence).steps)
 
 
 def _arrays(model: keras.Model, data: Any, replica: int) -> dict[str, np.ndarray]:
-    """A replica's part of the batch, by name."""
+    """Returns a replica's part of the batch, by name."""
     parts = keras.utils.unpack_x_y_sample_weight(_keras_training.batch(data))
     local = model.distribute_strategy.experimental_local_results
     arrays = {}
@@ -115,40 +115,40 @@ def _arrays(model: keras.Model, data: Any, replica: int) -> dict[str, np.ndarray
     return arrays
 
 
-def _with_integers(found: list[Found], arrays: dict[str, np.ndarray]) -> list[Found]:
-    """What was found in a batch, with its integers and booleans, which are always finite."""
+def _with_integers(found: list[Measurement], arrays: dict[str, np.ndarray]) -> list[Measurement]:
+    """Adds integers and booleans of a batch, which are always finite, to its measurements."""
     known = {one.frame.name: one for one in found}
     for name, values in arrays.items():
         if name not in known and (values.dtype == bool or np.issubdtype(values.dtype, np.integer)):
-            detail = look(tf.constant(values, tf.float64)).numbers()
-            known[name] = Found(Frame("data", name, dtype=values.dtype.name), detail)
+            detail = measure_tensor(tf.constant(values, tf.float64)).numbers()
+            known[name] = Measurement(Frame("data", name, dtype=values.dtype.name), detail)
     return [*(known.pop(name) for name in arrays if name in known), *known.values()]
 
 
-def _with_sources(found: list[Found]) -> list[Found]:
-    """Names where a gradient comes from through a cast, as with mixed precision.
+def _with_sources(found: list[Measurement]) -> list[Measurement]:
+    """Names the source of gradients that pass a cast, as with mixed precision.
 
-    That is the layer whose gradient was before it, if its input was no layer's own output.
+    The source is the layer whose gradient came before, if its input was no layer's own output.
     """
     cast = {one.frame.name for one in found if one.frame.kind == "input"}
     named, last = [], ""
     for one in found:
         if one.frame.kind == "gradient":
             if not one.frame.source and last in cast:
-                one = Found(one.frame._replace(source=(last,)), one.detail)
+                one = Measurement(one.frame._replace(source=(last,)), one.detail)
             last = one.frame.name
         named.append(one)
     return named
 
 
-def _with_name(found: Found, losses: list[str]) -> Found:
+def _with_name(found: Measurement, losses: list[str]) -> Measurement:
     if found.frame.kind != "loss":
         return found
-    return Found(found.frame._replace(source=tuple(losses)), found.detail)
+    return Measurement(found.frame._replace(source=tuple(losses)), found.detail)
 
 
 def _attributed(evidence: Evidence) -> Evidence:
-    """Names the outputs whose loss is not finite, where the model has several."""
+    """Names the outputs whose loss is not finite, if the model has several."""
     found = list(evidence.found)
     at = next((i for i, one in enumerate(found) if not one.is_finite), None)
     if at is None or found[at].frame.kind != "loss":
@@ -167,7 +167,7 @@ def _attributed(evidence: Evidence) -> Evidence:
     return evidence._replace(found=found, parts=named)
 
 
-def _of_part(loss: Found, part: Evidence) -> Found:
+def _of_part(loss: Measurement, part: Evidence) -> Measurement:
     return loss._replace(frame=loss.frame._replace(source=(part.loss,), outputs=(part.output,)))
 
 

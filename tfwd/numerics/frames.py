@@ -1,10 +1,10 @@
-"""What is looked at in a step of training, and how a report names it."""
+"""Checked tensors of a training step, and their names in a report."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-# The order of computation, which is that of a report.
+# The order of computation, which a report uses too.
 KINDS = (
     "data",
     "weight",
@@ -28,19 +28,20 @@ BACKWARD = ("gradient", "weight gradient")
 
 
 class Frame(NamedTuple):
-    """A tensor of a step.
+    """Checked tensor of a step.
 
     Attributes:
         kind: one of `KINDS`.
-        name: a layer's path, as `encoder/dense_2`; a weight's; `x`, `y[0]` for data.
-        layer: the class of the layer, or an empty string.
-        dtype: the tensor's.
-        source: of a gradient of a layer's output, the layers that it comes from; of a loss, the
+        name: str. A layer's path, as `encoder/dense_2`; a weight's path; `x`, `y[0]` for data.
+        layer: str. The class of the layer, or an empty string.
+        dtype: str. The tensor's dtype.
+        source: for a gradient of a layer's output, the layers that it comes from; for a loss, the
             names of the loss functions.
-        outputs: of a loss, the model's outputs that it is of, where they are known among several.
-        call: of a layer that is called several times in a step, which call it is, from 1.
-        rule: of a layer's argument that the layer checks, what the layer demands. The tensor is NaN
-            where the argument is wrong.
+        outputs: for a loss, the names of its outputs, if the model has several and they are known.
+        call: int. The number of the call, from 1, of a layer that is called several times in a
+            step.
+        rule: str. For an argument that a layer checks: the layer's rule. The tensor is NaN where
+            the argument breaks the rule.
     """
 
     kind: str
@@ -54,19 +55,19 @@ class Frame(NamedTuple):
 
     @property
     def direction(self) -> str:
-        """ "forward", "backward" or "update"."""
+        """Returns "forward", "backward" or "update"."""
         if self.kind in FORWARD:
             return "forward"
         return "backward" if self.kind in BACKWARD else "update"
 
     @property
     def label(self) -> str:
-        """The name in a table or a plot."""
+        """Returns the name in a table or a plot."""
         return self.kind if self.name == self.kind else f"{self.name}{self._which}, {self.kind}"
 
     @property
     def of_outputs(self) -> str:
-        """Of a loss, the outputs in words: " of output 'head'"."""
+        """Returns the outputs of a loss as text: " of output 'head'"."""
         if not self.outputs:
             return ""
         names = " and ".join(map(repr, self.outputs))
@@ -77,8 +78,8 @@ class Frame(NamedTuple):
         return f" (call {self.call})" if self.call > 1 else ""
 
     @property
-    def _giver(self) -> str:
-        """Of a gradient, what gives it back to which layer."""
+    def _gradient_origin(self) -> str:
+        """Returns where a gradient comes from, and for which layer, as text."""
         to = f"'{self.name}'{self._which}"
         if not self.source:
             return f"what follows layer {to} (the loss, or no layer): backward gradient"
@@ -87,7 +88,7 @@ class Frame(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """What has the elements, as a sentence begins."""
+        """Returns the beginning of a sentence about the tensor's elements."""
         layer = f"layer '{self.name}'{self._which}:"
         sources = " and ".join(map(repr, self.source))
         return {
@@ -100,7 +101,7 @@ class Frame(NamedTuple):
             "prediction": f"prediction '{self.name}':",
             "added loss": f"loss that layer '{self.name}' adds:",
             "loss": f"loss {sources}{self.of_outputs}:" if self.source else "loss:",
-            "gradient": f"{self._giver} has",
+            "gradient": f"{self._gradient_origin} has",
             "weight gradient": f"weight '{self.name}': backward gradient has",
             "learning rate": "learning rate:",
             "update": f"weight '{self.name}': update has",
@@ -108,7 +109,7 @@ class Frame(NamedTuple):
 
 
 def named(prefix: str, structure: Any) -> list[tuple[str, Any]]:
-    """The tensors of a nested structure with their names: `x`, `x[0]`, `x['ids']`."""
+    """Returns the tensors of a nested structure with their names: `x`, `x[0]`, `x['ids']`."""
     if structure is None:
         return []
     if isinstance(structure, dict):

@@ -1,4 +1,4 @@
-"""What `FiniteCheck` writes for people to look at: TensorBoard's events, and a plot."""
+"""Log files of `FiniteCheck`: TensorBoard's events and a plot."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tfwd.numerics.report import Report
 
 
 class Log:
-    """The log of one training.
+    """Log files of one training.
 
-    A disk that is full, or a folder that cannot be written, ends the log with a warning and not the
-    training.
+    If the disk is full, or a folder cannot be written, the log ends with a warning, and the
+    training continues.
 
     Args:
-        model: compiled.
-        log_dir: a folder for TensorBoard, or None.
-        plot: a file for the plot of magnitudes, or None.
-        every: of how many steps TensorBoard is told of one, the first among them.
+        model: the compiled model.
+        log_dir: path of a folder for TensorBoard, or None.
+        plot: path of a file for the plot of magnitudes, or None.
+        every: int. Log one step in every N to TensorBoard, starting with the first.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class Log:
 
     @property
     def wants_magnitudes(self) -> bool:
-        """Whether `step` is to be told how large tensors are."""
+        """Returns True if `step` must be called with the largest values."""
         return self.plot is not None or self._writer is not None
 
     def before_step(self, batch: Any, step: int) -> None:
-        """Tells TensorBoard of the model's tensors in the step that is to be made, if it is due."""
+        """Logs the tensors of the next step to TensorBoard, if it is due."""
         if self._info is not None and (step - 1) % self._every == 0:
             info, writer = self._info, self._writer
             self._safely(lambda: info.write(batch, writer, step))
 
     def step(self, step: int, largest: Iterable[tuple[Frame, float]]) -> None:
-        """Keeps how large tensors were in a step."""
+        """Stores the largest values of the tensors in a step."""
         self.magnitudes.add(step, largest)
 
     def report(self, report: Report) -> None:
@@ -87,7 +87,7 @@ class Log:
         self._draw(report.step)
 
     def close(self, step: int) -> None:
-        """Writes the plot, and what is not on the disk yet."""
+        """Writes the plot, and flushes the log to the disk."""
         if self.magnitudes.steps:
             self._draw(step)
         if self._writer is not None:
@@ -113,8 +113,8 @@ class Log:
 
 
 def check_plot(plot: str | os.PathLike[str]) -> None:
-    """Raises a ValueError if a plot cannot be written to a file of that name."""
-    # Not before it is needed.
+    """Raises a ValueError if a plot cannot be written to a file with this suffix."""
+    # Imported here, because it is slow.
     known = importlib.import_module("matplotlib.backend_bases").FigureCanvasBase.filetypes
     ending = Path(plot).suffix.removeprefix(".").lower()
     if ending not in known:

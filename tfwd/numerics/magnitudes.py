@@ -1,4 +1,4 @@
-"""How large the tensors of a model are over the steps of a training, and the plot of it."""
+"""Largest absolute values of a model's tensors over the steps, and their plot."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import Any
 
 from tfwd.numerics.frames import Frame
 
-# As many columns as can be told apart.
+# As many columns as are distinguishable.
 COLUMNS = 400
-ROWS = 60  # rows of the plot that are named
+ROWS = 60  # rows of the plot with a name
 NOT_FINITE = "#d6006e"
 
 
 class Magnitudes:
-    """The largest absolute values of tensors by step; see `write_plot`.
+    """Largest absolute values of tensors by step; see `write_plot`.
 
-    Of more than 400 steps, neighbours are put together by their maximum.
+    If there are more than 400 steps, neighbours are merged by their maximum.
     """
 
     def __init__(self) -> None:
         self.rows: dict[str, str] = {}  # kinds by label, in the order of computation
         self.steps: list[int] = []
-        self.columns: list[dict[str, float]] = []  # infinity for what is not finite
+        self.columns: list[dict[str, float]] = []  # infinity for non-finite tensors
         self._together = 1
         self._added = 0
 
     def add(self, step: int, values: Iterable[tuple[Frame, float]]) -> None:
-        """Adds a step; a value that is not finite says that the tensor was not."""
+        """Adds a step. A value that is not finite marks a non-finite tensor."""
         column: dict[str, float] = {}
         for frame, value in values:
             if frame.kind == "learning rate":
@@ -60,17 +60,17 @@ class Magnitudes:
     def write_plot(self, path: str | os.PathLike[str]) -> None:
         """Draws tensors by steps, in order of computation from the top; the colour is log10.
 
-        What was not finite is magenta, what was 0 throughout is white.
+        Non-finite tensors are magenta. Tensors that are all 0 are white.
 
         Args:
-            path: the file; its ending says the format.
+            path: path of the file. Its suffix determines the format.
         """
         figure = self._figure()
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=110)
 
     def png(self) -> bytes:
-        """The same plot, as the contents of a PNG file."""
+        """Returns the same plot as the content of a PNG file."""
         held = io.BytesIO()
         self._figure().savefig(held, format="png", dpi=80)
         return held.getvalue()
@@ -79,7 +79,7 @@ class Magnitudes:
         colours = importlib.import_module("matplotlib.colors")
         maps = importlib.import_module("matplotlib")
         height = min(3.0 + 0.18 * len(self.rows), 14.0)
-        # Without a display, and not before it is needed.
+        # Needs no display. Imported here, because it is slow.
         figure = importlib.import_module("matplotlib.figure").Figure(
             (11, height), layout="constrained"
         )
@@ -91,7 +91,7 @@ class Magnitudes:
         shown = [value for row in grid for value in row if math.isfinite(value)]
         low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
         colour = maps.colormaps["viridis"].with_extremes(over=NOT_FINITE, bad="white")
-        # (An infinity would be drawn as what is absent.)
+        # (Infinity would be drawn like a missing value.)
         instead = {-math.inf: math.nan, math.inf: high + 1.0}
         picture = axis.imshow(
             [[instead.get(value, value) for value in row] for row in grid],

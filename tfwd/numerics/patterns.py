@@ -1,4 +1,4 @@
-"""Which layers and weights of a model are looked at, by regular expressions."""
+"""Choice of layers and weights of a model, by regular expressions."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tfwd import _keras, paths
 
 
 class Patterns:
-    """What is chosen by name.
+    """Choice of names by regular expressions.
 
     Args:
-        who: begins each message.
-        include: a regular expression for the path of a layer or a weight, or a whole end of it;
-            `None` chooses all.
-        exclude: one for those that are not chosen all the same.
+        who: str. The beginning of each message.
+        include: regular expression of chosen layers and weights; `None` chooses all. A pattern must
+            match the full path or its last components.
+        exclude: regular expression of layers and weights that are not chosen.
 
     Raises:
-        ValueError: one is no regular expression.
+        ValueError: a pattern is no regular expression.
     """
 
     def __init__(self, who: str, include: str | None = None, exclude: str | None = None):
@@ -31,19 +31,19 @@ class Patterns:
         }
 
     def check(self, model: Any, *others: str) -> None:
-        """Raises a ValueError if a pattern fits no layer and no weight, nor one of other names."""
+        """Raises a ValueError if a pattern matches no layer, no weight and none of `others`."""
         weights = [_keras.variables.path(variable) for variable in model.weights]
         known = [*_layer_paths(model), *weights]
         for what, expression in self._expressions.items():
             if not any(paths.matches(expression, path) for path in (*known, *others)):
                 raise ValueError(
-                    f"{self._who}: {what}={expression.pattern!r} fits no layer and no weight of "
+                    f"{self._who}: {what}={expression.pattern!r} matches no layer and no weight of "
                     f"model '{model.name}', which has {', '.join(known[:12])}"
                     f"{' and more' if len(known) > 12 else ''}"
                 )
 
     def choose(self, name: str) -> bool:
-        """Whether a layer or a weight is chosen."""
+        """Returns True if a layer or a weight is chosen."""
         fits = {what: paths.matches(one, name) for what, one in self._expressions.items()}
         return fits.get("include", True) and not fits.get("exclude", False)
 

@@ -1,4 +1,4 @@
-"""`Probes`: looks at the tensors of a step in a training loop of one's own."""
+"""`Probes`: checks the tensors of a step in a custom training loop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tfwd import _keras
 from tfwd._keras import calls
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.search import likely
+from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.details import PACKED, packed, unpacked
 from tfwd.numerics.frames import Frame
 from tfwd.numerics.patterns import Patterns
-from tfwd.numerics.report import Found, Report
+from tfwd.numerics.report import Measurement, Report
 from tfwd.numerics.watch import Watch
 
 _KINDS = {
@@ -29,33 +29,33 @@ _KINDS = {
 
 
 class Probes:
-    """Looks at inputs and outputs of layers, weights and gradients, in a loop of one's own.
+    """Probes of layers' inputs and outputs, weights and gradients in a custom training loop.
 
-    Within `with probes:` each tensor of the model is summarised while the step goes on, in eager
-    mode, in a `tf.function` and under XLA. `report()` then gives the counts of NaN, +Inf and -Inf
-    of the last step, forward and backward, in the order of computation, and how small and how large
-    the rest was. The step itself is not changed: no draw, no weight, no result, but for last bits
-    where XLA compiles it. The model is as it was once the body of `with` ends, and nothing of it is
-    saved.
+    Inside `with probes:` each tensor of the model is measured while the step runs, in eager mode,
+    in a `tf.function` and under XLA. `report()` returns the counts of NaN, +Inf and -Inf in the
+    last step, forward and backward, in the order of computation, with the smallest and largest
+    other elements. The step does not change: no draw, no weight, no result, except for last bits
+    under XLA. After the `with` block the model is unchanged. Saved models contain nothing of it.
 
     Open it where the step is traced: in the function, around the model's call and the tape's
-    `gradient`. On replicas that is in the function that `strategy.run` is given. It may also stand
-    around the first call of a function, which is traced then, and looks in each later call too.
+    `gradient`. With replicas, open it in the function that `strategy.run` gets. It may also be open
+    around the first call of a function. The function is traced in that call, and each later call is
+    checked too.
 
     Args:
         model: a built model or layer.
-        every: of how many steps one is looked at, the first among them.
-        inputs: looks at what goes into the model.
-        outputs: looks at what comes out of layers, and at what goes into a relu, which may hide it.
-        weights: looks at the weights before the step.
-        gradients: looks at the gradients of layers' outputs, and of weights.
-        include: a regular expression; only layers and weights are looked at whose path, or a whole
-            end of it, it matches.
-        exclude: a regular expression of those that are not.
+        every: int. Check one step in every N, starting with the first.
+        inputs: bool. Checks the inputs of the model.
+        outputs: bool. Checks the outputs of layers, and the inputs of a relu, which may hide NaN.
+        weights: bool. Checks the weights before the step.
+        gradients: bool. Checks the gradients of layers' outputs and of weights.
+        include: regular expression of layers and weights to check. A pattern must match the full
+            path or its last components.
+        exclude: regular expression of layers and weights to ignore.
 
     Raises:
         ValueError: the model is not built; `every` is no whole number of at least 1; nothing is to
-            be looked at; a pattern is no regular expression, or fits no layer and no weight.
+            be checked; or a pattern is no regular expression, or matches no layer and no weight.
 
     Example:
 
@@ -72,7 +72,7 @@ class Probes:
     >>> print(probes.report().sentence)
     loss: -Inf, step 1
 
-    References: Hugging Face's `DebugUnderflowOverflow`, which looks forward; Caffe's `debug_info`.
+    References: Hugging Face's `DebugUnderflowOverflow`, which checks forward; Caffe's `debug_info`.
     """
 
     def __init__(
@@ -102,18 +102,18 @@ class Probes:
             "gradients": gradients,
         }
         if not any(asked.values()):
-            raise ValueError(f"Probes: nothing is to be looked at: set one of {', '.join(asked)}")
+            raise ValueError(f"Probes: nothing is to be checked: set one of {', '.join(asked)}")
         self.model, self.every = model, every
         self._kinds = [kind for name, on in asked.items() if on for kind in _KINDS[name]]
         self._patterns = Patterns("Probes", include, exclude)
         self._patterns.check(model)
         self._local = threading.local()
         self._passes: list[_Pass] = []
-        self._clocks: dict[int, Any] = {}  # by replica, how many steps there were
+        self._clocks: dict[int, Any] = {}  # number of steps, by replica
 
     def __enter__(self) -> Probes:
         if getattr(self._local, "open", None) is not None:
-            raise RuntimeError("Probes: these are open already")
+            raise RuntimeError("Probes: these probes are already open")
         watch = _ProbingWatch(self)
         self._local.open = watch.open()
         self._local.open.__enter__()
@@ -124,18 +124,19 @@ class Probes:
         opened.__exit__(*exception)
 
     def report(self, history: Sequence[Mapping[str, float]] = ()) -> Report:
-        """What was found in the last step that was looked at.
+        """Returns the report on the last checked step.
 
         Args:
-            history: for the likely cause, what the norms of gradients were in the steps before: by
-                any names, a dict a step.
+            history: the norms of gradients in earlier steps, for the likely cause: a dict per step,
+                with any names.
 
         Returns:
-            A `Report`; where all was finite, its table has all tensors and how large they were. Of
-            replicas, that on which the first tensor was not finite, else the first one.
+            A `Report`. If everything was finite, its table has all tensors and their ranges. With
+            replicas it is the report of the replica with the first non-finite tensor, or else of
+            the first replica.
 
         Raises:
-            RuntimeError: no step was looked at.
+            RuntimeError: no step was checked.
         """
         last: dict[int, tuple[int, _Pass]] = {}
         for one in self._passes:
@@ -144,24 +145,24 @@ class Probes:
                 last[one.replica] = step, one
         if not last:
             raise RuntimeError(
-                "Probes: no step was looked at: open them with `with probes:` in the function that "
+                "Probes: no step was checked: open them with `with probes:` in the function that "
                 "is traced, or before it is traced, around the model's call and tape.gradient"
             )
         reports = []
         for replica in sorted(last):
             step, one = last[replica]
             found = [
-                Found(frame, unpacked(numbers.numpy()))
+                Measurement(frame, unpacked(numbers.numpy()))
                 for frame, numbers in zip(one.frames, one.numbers, strict=True)
             ]
             reports.append(Report(step, found, (), replica if len(last) > 1 else None))
         report = min(reports, key=_place_of_first)
         evidence = Evidence(report.found, {}, [], history, self.model, "", None)
-        report.causes = likely(evidence)
+        report.causes = likely_causes(evidence)
         kinds = {one.frame.kind for one in report.found}
         if "gradient" in self._kinds and not kinds & {"gradient", "weight gradient"}:
             report.note = (
-                "No gradient was looked at: tape.gradient was called outside of `with probes:`, or "
+                "No gradient was checked: tape.gradient was called outside of `with probes:`, or "
                 "not at all."
             )
         return report
@@ -172,7 +173,7 @@ class Probes:
         return frame.kind in self._kinds and self._patterns.choose(frame.name)
 
     def _begin(self) -> _Pass:
-        """A step begins on this thread: in eager mode each time, in a graph when it is traced."""
+        """Starts a step on this thread: each time in eager mode, and while a graph is traced."""
         replica = _replica()
         if replica not in self._clocks:
             self._clocks[replica] = _variable(tf.int64, [])
@@ -188,14 +189,14 @@ class Probes:
 
 
 class _Pass(NamedTuple):
-    """A step on a replica, as it was traced.
+    """Traced step on a replica.
 
     Attributes:
-        replica: its number.
-        due: whether the step is looked at.
-        step: the last step that was.
-        frames: what is looked at.
-        numbers: for each a variable with what was found, `packed`.
+        replica: int. The replica's number.
+        due: bool tensor. True if the step is checked.
+        step: variable with the number of the last checked step.
+        frames: the checked tensors.
+        numbers: for each frame a variable with its measurement, `packed`.
     """
 
     replica: int
@@ -206,11 +207,13 @@ class _Pass(NamedTuple):
 
 
 class _ProbingWatch(Watch):
-    """A `Watch` whose step begins with the first call of the model, in whatever graph that is."""
+    """`Watch` whose step starts with the first call of the model, in any graph."""
 
     def __init__(self, probes: Probes):
         super().__init__(
-            probes.model, self._look, ignores=lambda frame: not probes._is_asked_for(frame)
+            probes.model,
+            self._measure_tensor,
+            ignores=lambda frame: not probes._is_asked_for(frame),
         )
         self._probes = probes
         self._pass: _Pass | None = None
@@ -220,16 +223,16 @@ class _ProbingWatch(Watch):
     ) -> Any:
         outermost = layer is self.model and calls.calls_of(type(layer)) is cls
         inside = self._path or self._leaf or self._backward
-        if outermost and not inside and (self._pass is None or not self.looks_here()):
+        if outermost and not inside and (self._pass is None or not self.is_in_watched_graph()):
             self._graph = _keras.present_graph()
             self._pass = self._probes._begin()
             for variable in self.model.weights:
                 path = _keras.variables.path(variable)
-                self.look("weight", path, _keras.variables.value(variable))
+                self.check("weight", path, _keras.variables.value(variable))
         return super()._call(cls, layer, own, args, kwargs)
 
     def _sequence(self, *args: Any) -> None:
-        return None  # a second run of the layer
+        return None  # would run the layer again
 
     def _after_gradient(self, sources: Any, found: Any) -> None:
         super()._after_gradient(sources, found)
@@ -240,9 +243,9 @@ class _ProbingWatch(Watch):
         for source, gradient in zip(tf.nest.flatten(sources), tf.nest.flatten(found), strict=True):
             path = known.get(id(_keras.variables.tf_variable(source)))
             if path is not None:
-                self.look("weight gradient", path, gradient)
+                self.check("weight gradient", path, gradient)
 
-    def _look(self, frame: Frame, tensor: Any, sequence: Any) -> None:
+    def _measure_tensor(self, frame: Frame, tensor: Any, sequence: Any) -> None:
         present = self._pass
         if present is None:
             return
@@ -276,6 +279,6 @@ def _replica() -> int:
 
 
 def _variable(dtype: tf.DType, shape: list[int]) -> Any:
-    """A variable that is one replica's own, made while a function is traced, or eagerly."""
+    """Makes a variable of one replica, while a function is traced or eagerly."""
     with tf.init_scope():
         return ResourceVariable(tf.zeros(shape, dtype), trainable=False, dtype=dtype)

@@ -1,4 +1,4 @@
-"""What a step that is not finite is reported as: a sentence, a table, causes, and what to do."""
+"""Report on a step that is not finite: a sentence, a table, causes, and advice."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ AGAIN = (
 
 
 class Cause(NamedTuple):
-    """Why a step was not finite.
+    """Likely cause of a bad step.
 
     Attributes:
-        name: the title of its section in `docs/non_finite.md`.
-        evidence: what speaks for it.
-        advice: what to do.
+        name: str. The title of its section in `docs/non_finite.md`.
+        evidence: str. The observations that support it.
+        advice: str. What to do.
     """
 
     name: str
@@ -34,39 +34,39 @@ class Cause(NamedTuple):
     advice: str
 
 
-class Found(NamedTuple):
-    """What was found in a frame."""
+class Measurement(NamedTuple):
+    """Frame with its measurement."""
 
     frame: Frame
     detail: Detail
 
     @property
     def is_finite(self) -> bool:
-        """Whether there is nothing wrong: a learning rate must not be negative either."""
+        """Returns True if all elements are finite, and a learning rate is not negative."""
         if self.frame.kind == "learning rate" and self.detail.low < 0:
             return False
         return self.detail.summary.non_finite == 0
 
 
 class Report:
-    """A step of training that was not finite.
+    """Report on a training step that was not finite.
 
     Attributes:
-        step: its number in the training, from 1.
-        found: what was found in each tensor, in the order of computation.
+        step: int. The step's number in the training, from 1.
+        found: the measurement of each tensor, in the order of computation.
         causes: the likely causes, the best supported one first.
-        replica: the number of the first replica that was not finite, `None` if there is one only.
-        history: how many frames before the first that is not finite are shown.
-        note: what else is to be said.
-        place: where the step is in the training, as "epoch 2, batch 9".
+        replica: int. The first non-finite replica; `None` if there is only one.
+        history: int. Number of frames shown before the first non-finite one.
+        note: str. A further remark.
+        place: str. The position in the training, as "epoch 2, batch 9".
 
-    `str(report)` is the text, of at most 100 columns.
+    `str(report)` is the text, with at most 100 columns.
     """
 
     def __init__(
         self,
         step: int,
-        found: Sequence[Found],
+        found: Sequence[Measurement],
         causes: Sequence[Cause] = (),
         replica: int | None = None,
         history: int = 20,
@@ -75,7 +75,7 @@ class Report:
     ):
         self.step, self.replica, self.history, self.note = step, replica, history, note
         self.place = place
-        # (A stable order: within a kind, that of computation.)
+        # (A stable order: within a kind, the order of computation.)
         ahead = ("data", "weight")
         self.found = sorted(
             (one for one in found if one.frame.kind != "argument" or not one.is_finite),
@@ -84,18 +84,18 @@ class Report:
         self.causes = list(causes)
 
     @property
-    def offenders(self) -> list[Found]:
-        """What is not finite, in the order of computation."""
+    def offenders(self) -> list[Measurement]:
+        """Returns the non-finite frames, in the order of computation."""
         return [one for one in self.found if not one.is_finite]
 
     @property
-    def first(self) -> Found | None:
-        """The first that is not finite; `None` if all that was looked at is finite."""
+    def first(self) -> Measurement | None:
+        """Returns the first non-finite frame; `None` if all checked tensors are finite."""
         return next(iter(self.offenders), None)
 
     @property
     def sentence(self) -> str:
-        """The first line: what, where, how much, and when."""
+        """Returns the first line: which tensor, where, how many elements, and which step."""
         when = f"step {self.step}"
         if self.replica is not None:
             when += f", replica {self.replica}"
@@ -103,17 +103,17 @@ class Report:
             when += f" ({self.place})"
         first = self.first
         if first is None:
-            return f"all that was looked at is finite: {len(self.found)} tensors, {when}"
+            return f"all checked tensors are finite: {len(self.found)} tensors, {when}"
         return f"{describe(first)}, {when}"
 
     @property
     def what(self) -> str:
-        """What was first, where and how much: the first line without the step."""
+        """Returns the first line without the step."""
         return "all is finite" if self.first is None else describe(self.first)
 
     @property
     def where(self) -> str:
-        """The first offender in few words, as `layer dense_2`."""
+        """Returns the first non-finite place in few words, as `layer dense_2`."""
         first = self.first
         if first is None:
             return "an unknown place"
@@ -125,7 +125,7 @@ class Report:
         return f"{'layer' if first.frame.layer else 'weight' if 'weight' in kind else kind} {name}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as numbers, texts, lists and dicts, as JSON has them."""
+        """Returns the report as numbers, texts, lists and dicts, for JSON."""
         return {
             "step": self.step,
             "replica": self.replica,
@@ -183,14 +183,14 @@ class Report:
         if not self.causes and self.first is None:
             return lines[:-1]
         if not self.causes:
-            return [*lines, "No cause of docs/non_finite.md fits what was found."]
+            return [*lines, "No cause of docs/non_finite.md fits these observations."]
         many = len(self.causes) > 1
         for i, cause in enumerate(self.causes):
             title = f"Likely cause{f' {i + 1}' if many else ''}: {cause.name}."
             lines.append(_filled(f"{title} {cause.evidence}"))
             lines.append(_filled(f"What to do: {cause.advice}"))
         if many:
-            lines.append("The causes may be there together, and what is advised may be combined.")
+            lines.append("Several causes may apply, and their advice may be combined.")
         said = f"{self.what} {' '.join(cause.evidence for cause in self.causes)}"
         if re.search(r"\b(rows?|columns?|time step) \d", said):
             rows = bool(self.place) and re.search(r"\brows? \d", said)
@@ -199,7 +199,7 @@ class Report:
 
 
 class NonFiniteError(FloatingPointError):
-    """Training met a number that is not finite.
+    """Exception of a training that met a number that is not finite.
 
     Attributes:
         report: the `Report`.
@@ -210,8 +210,8 @@ class NonFiniteError(FloatingPointError):
         self.report = report
 
 
-def describe(found: Found) -> str:
-    """What a frame is and what is not finite in it, in a sentence."""
+def describe(found: Measurement) -> str:
+    """Returns a frame and its non-finite elements, as a sentence."""
     frame, detail = found.frame, found.detail
     summary = detail.summary
     if frame.kind in ("added loss", "loss", "learning rate") and summary.size == 1:
@@ -241,18 +241,18 @@ def _wrong_values(detail: Detail) -> str:
 
 
 def is_recurrent(frame: Frame) -> bool:
-    """Whether the second axis of what a layer gives is time."""
+    """Returns True if the second axis of a layer's output is time."""
     return any(word in frame.layer for word in ("RNN", "LSTM", "GRU", "Bidirectional"))
 
 
 def _filled(text: str) -> str:
-    """Lines of at most 100 columns, none of which ends between a word and its number."""
+    """Wraps text to at most 100 columns, and keeps words with their numbers."""
     held = re.sub(r"\b(step|epoch|batch|row|rows|column|replica) (?=\d)", "\\1\xa0", text)
     held = re.sub(r"(?<=\d) %", "\xa0%", held)
     return textwrap.fill(held, WIDTH, break_long_words=False).replace("\xa0", " ")
 
 
-def _row(found: Found) -> str:
+def _row(found: Measurement) -> str:
     summary = found.detail.summary
     percent = f"{summary.percent:.2f} %" if summary.non_finite else "-"
     label = found.frame.label

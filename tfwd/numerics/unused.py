@@ -1,4 +1,4 @@
-"""The weights of a model that no gradient reaches."""
+"""Search for the weights of a model that no gradient reaches."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ NO_GRADIENT, ZEROS = "no gradient", "a gradient of zeros"
 
 
 def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[str, str]:
-    """Finds the trainable weights that no gradient reaches, or only zeros.
+    """Finds the trainable weights that no gradient reaches, or that only get zeros.
 
-    The model is called once with `training=True` on the examples, and the gradient of its loss is
-    taken, regularizers included. Its states are then as they were.
+    The model is called once with `training=True` on the examples. The gradient of its loss is
+    computed, including regularizers. Its states are then reset.
 
     Args:
-        model: built.
+        model: a built model.
         x: a batch of inputs, as `fit` takes it.
-        y: its labels, as `fit` takes them. Without labels and loss, the sum of the squares of all
-            outputs stands for the loss.
-        loss: what `compile` takes: a Keras loss, its name, a function `(y_true, y_pred) -> values`,
-            or a list or a dict of these, one for each output. `None` in it says that an output has
-            no loss. By default the loss that the model was compiled with.
+        y: the labels, as `fit` takes them. Without labels and loss, the loss is the sum of the
+            squares of all outputs.
+        loss: the argument of `compile`: a Keras loss, its name, a function `(y_true, y_pred) ->
+            values`, or a list or a dict of these, one for each output. `None` in it marks an output
+            without a loss. By default the loss that the model was compiled with.
 
     Returns:
-        A dict from a weight's path to what is the matter with it: "no gradient", or "a gradient of
-        zeros". Optimizers, and decoupled weight decay, pass over the first kind.
+        A dict from a weight's path to its problem: "no gradient", or "a gradient of zeros".
+        Optimizers, and decoupled weight decay, ignore weights of the first kind.
 
     Raises:
-        ValueError: the model is not built, or has no loss though there are labels.
+        ValueError: the model is not built, or has no loss although there are labels.
 
     Example:
 

@@ -1,8 +1,8 @@
-"""Looks at the tensors of one step: what goes into layers, what comes out, and its gradients.
+"""Observation of one step's tensors: inputs and outputs of layers, and their gradients.
 
-For the time of the step, calls of layers are intercepted, so that the model stays as it is. Each
-output goes through an identity whose gradient looks at what comes back. A layer in a loop, in a
-branch or in a function of its own is not looked into: its own inputs and outputs are.
+During the step, calls of layers are intercepted, so the model does not change. Each output passes
+through an identity whose gradient checks the backward values. A layer in a loop, in a branch or in
+a separate function is not opened: only its own inputs and outputs are checked.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from tfwd._keras import calls
 from tfwd.finite import can_be_non_finite, here
 from tfwd.numerics.frames import Frame
 
-# What comes out of these is what goes in, which was looked at before.
-MOVES = (
+# The outputs of these layers are their inputs, which were checked before.
+MOVING_LAYERS = (
     *("InputLayer", "Identity", "Flatten", "Reshape", "Permute", "RepeatVector", "Concatenate"),
     *(f"{kind}{n}D" for kind in ("MaxPooling", "GlobalMaxPooling", "Cropping") for n in (1, 2, 3)),
     *(f"{kind}{n}D" for kind in ("ZeroPadding", "UpSampling") for n in (1, 2, 3)),
 )
-# TensorFlow's kernels of these may turn NaN into 0, so what goes into them is looked at instead of
-# what comes out. They keep what is finite.
-SWALLOWING = ("relu", "relu6", "leaky_relu")
+# TensorFlow's kernels of these may turn NaN into 0. Their inputs are therefore checked instead of
+# their outputs. They keep finite elements finite.
+NAN_HIDING_ACTIVATIONS = ("relu", "relu6", "leaky_relu")
 
 
 def present() -> Watch | None:
-    """The watch of the present thread, if there is one."""
+    """Returns the watch of the present thread, or `None`."""
     return getattr(here, "watch", None)
 
 
 class Watch:
-    """What is seen in one step on one replica.
+    """Observer of one step on one replica.
 
     Args:
-        model: its layers are watched, and those in them.
-        record: called with a `Frame` and the tensor for each that is to be looked at; with a third
-            argument, of a recurrent layer that gives its last output alone: its outputs at all
-            time steps, `None` where they are not known. Of a layer's argument: its values, and the
-            same with NaN for the wrong ones.
-        ignores: whether a frame is not to be looked at.
-        closely: also what can only be finite if what is looked at otherwise is: what layers that
-            move elements give, and the gradients between layers of Keras. These pass on what is not
-            finite, until it is in the gradient of a weight.
+        model: the model, whose layers are watched at any depth.
+        record: function that is called with a `Frame`, its tensor and a third argument. For a
+            recurrent layer that returns only its last output, the third argument is its outputs at
+            all time steps, or `None` if they are unknown. For a layer's argument, the third
+            argument is the values, and the same values with NaN for the wrong ones.
+        ignores: function that returns True for frames to ignore.
+        closely: bool. Also checks tensors that cannot be the first non-finite ones: the outputs of
+            layers that only move elements, and the gradients between Keras's layers. They pass
+            non-finite elements on, up to the gradient of a weight.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Watch:
         self._kinds_of_layers: list[str] = []
         self._leaf = 0
         self._backward = 0
-        self._has_loss = False  # since gradients were made last
+        self._has_loss = False  # since the last gradients were computed
         self._seen: dict[int, Any] = {}
-        self._given: dict[int, str] = {}  # by a tensor, the layer whose output it is
-        self._calls: dict[str, int] = {}  # by a layer, how many there were
-        self.followers: dict[str, list[str]] = {}  # by a layer, those that take its output
+        self._given: dict[int, str] = {}  # by tensor, the layer whose output it is
+        self._calls: dict[str, int] = {}  # by layer, the number of its calls
+        self.followers: dict[str, list[str]] = {}  # by layer, the layers that take its output
         self._before_users: set[str] = set()  # layers whose output a user's layer takes
         self._layers = _keras.layers.all_layers(model)
         self._known = {id(layer) for layer in self._layers}
@@ -79,7 +79,7 @@ class Watch:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Watch]:
-        """Watches, in the present thread, what the body does."""
+        """Watches the body of the `with` statement, in the present thread."""
         before = present()
         here.watch = self
         classes = {calls.calls_of(type(layer)) for layer in self._layers}
@@ -92,7 +92,7 @@ class Watch:
         finally:
             here.watch = before
 
-    def look(
+    def check(
         self,
         kind: str,
         name: str,
@@ -101,9 +101,9 @@ class Watch:
         sequence: Any = None,
         call: int | None = None,
     ) -> None:
-        """Looks at a tensor, if its elements can be other than finite.
+        """Checks a tensor, if its elements can be non-finite.
 
-        Without its number, the call of a layer is the last.
+        Without a call number, it belongs to the last call of the layer.
         """
         self._has_loss |= kind == "loss"
         if can_be_non_finite(tensor):
@@ -129,13 +129,13 @@ class Watch:
             self._record(frame, checked, tf.stack([values, checked]))
 
     def _followers_of(self, path: str) -> tuple[str, ...]:
-        """The layers that take a layer's output, but not the models that these are in."""
+        """Returns the layers that take a layer's output, without the models that contain them."""
         found = list(dict.fromkeys(self.followers.get(path, ())))
         inside = [one for one in found if any(other.startswith(f"{one}/") for other in found)]
         return tuple(one for one in found if one not in inside)
 
-    def looks_here(self) -> bool:
-        """Whether operations are now added where they can be looked at."""
+    def is_in_watched_graph(self) -> bool:
+        """Returns True if a new operation would be in the watched graph."""
         return _keras.present_graph() is self._graph
 
     def _remember(self, tensor: Any) -> None:
@@ -150,40 +150,40 @@ class Watch:
         self, cls: type, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
     ) -> Any:
         outermost = calls.calls_of(type(layer)) is cls
-        if not outermost or self._leaf or self._backward or not self.looks_here():
+        if not outermost or self._leaf or self._backward or not self.is_in_watched_graph():
             return own(*args, **kwargs)
-        if layer is self.model or id(layer) not in self._known:  # (as what is in a Sequential)
+        if layer is self.model or id(layer) not in self._known:  # (as layers in a Sequential)
             return own(*args, **kwargs)
         self._path.append(layer.name)
         self._kinds_of_layers.append(type(layer).__name__)
         path = "/".join(self._path)
         self._calls[path] = self._calls.get(path, 0) + 1
-        # A wrapper of tfwd's runs its layer by functions of its own, some of them twice.
+        # A wrapper of tfwd runs its layer in separate functions, some of them twice.
         leaf = isinstance(layer, _keras.layers.NoAutographLayer)
         self._leaf += leaf
         try:
             self._inputs(path, layer, args, kwargs)
             sequence = self._sequence(layer, own, args, kwargs) if self._closely else None
-            swallows = _is_swallowing(layer)
-            with self._pre_activation(layer, path) if swallows else contextlib.nullcontext():
+            hides_nan = _hides_nan(layer)
+            with self._pre_activation(layer, path) if hides_nan else contextlib.nullcontext():
                 outputs = own(*args, **kwargs)
         finally:
             self._leaf -= leaf
             self._path.pop()
             self._kinds_of_layers.pop()
-        moves = type(layer).__name__ in MOVES and _is_of_keras(layer)
-        look = self._closely or not (swallows or moves)
+        moves = type(layer).__name__ in MOVING_LAYERS and _is_of_keras(layer)
+        look = self._closely or not (hides_nan or moves)
         return tf.nest.map_structure(
             lambda value: self._output(path, layer, value, look, sequence), outputs
         )
 
     def _inputs(self, path: str, layer: Any, args: tuple, kwargs: dict) -> None:
-        """Looks at inputs that no layer gave, and notes whose output the others are."""
+        """Checks inputs that come from no layer, and notes the source of the others."""
         for value in tf.nest.flatten((args, kwargs)):
             if not isinstance(value, tf.Tensor):
                 continue
             if self._is_new(value):
-                self.look("input", path, value, layer)
+                self.check("input", path, value, layer)
             elif id(value) in self._given:
                 given = self._given[id(value)]
                 self.followers.setdefault(given, []).append(path)
@@ -191,13 +191,13 @@ class Watch:
                     self._before_users.add(given)
 
     def _sequence(self, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-        """The outputs at all time steps of a recurrent layer that gives the last alone."""
+        """Returns all time steps' outputs of a recurrent layer that returns only the last."""
         recurrent = isinstance(layer, keras.layers.RNN) and not layer.return_sequences
         draws = any(getattr(layer, name, 0) for name in ("dropout", "recurrent_dropout"))
-        if not recurrent or draws or layer.stateful:  # a second call would not be the same
+        if not recurrent or draws or layer.stateful:  # a second call would differ
             return None
         object.__setattr__(layer, "return_sequences", True)
-        self._leaf += 1  # what is in it is seen in the call itself
+        self._leaf += 1  # the call itself shows its inner layers
         try:
             return tf.nest.flatten(own(*args, **kwargs))[0]
         finally:
@@ -212,24 +212,24 @@ class Watch:
         ):
             return value
         if look:
-            self.look("output", path, value, layer, sequence)
+            self.check("output", path, value, layer, sequence)
         if self._closely or self._has_users:
-            value = self._tapped(path, layer, value)
+            value = self._with_checked_gradient(path, layer, value)
         self._remember(value)
         self._given[id(value)] = path
         return value
 
-    def _tapped(self, path: str, layer: Any, value: tf.Tensor) -> tf.Tensor:
-        """The tensor with its mask, whose gradient is looked at."""
+    def _with_checked_gradient(self, path: str, layer: Any, value: tf.Tensor) -> tf.Tensor:
+        """Returns the tensor with its mask, and checks its gradient."""
         call = self._calls[path]
 
         @custom_gradient
         def tap(value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
             def backward(upstream: Any) -> Any:
-                # What a user's layer gives back may be lost in the layer before, behind a relu.
+                # A relu in the layer before may hide the gradient of a user's layer.
                 wanted = self._closely or not _is_of_keras(layer) or path in self._before_users
-                if wanted and present() is self and self.looks_here():
-                    self.look("gradient", path, upstream, layer, call=call)
+                if wanted and present() is self and self.is_in_watched_graph():
+                    self.check("gradient", path, upstream, layer, call=call)
                 return upstream
 
             return tf.identity(value), backward
@@ -240,14 +240,14 @@ class Watch:
         return tapped
 
     def _before_gradient(self, target: Any) -> None:
-        """A tape is asked for gradients: of a loss, which the user's own step may have computed."""
+        """Checks the loss before a tape computes gradients, as a custom step may compute it."""
         for one in tf.nest.flatten(target):
             is_loss = isinstance(one, tf.Tensor) and one.shape.rank == 0
-            if is_loss and not self._has_loss and not self._path and self.looks_here():
-                self.look("loss", "loss", one)
+            if is_loss and not self._has_loss and not self._path and self.is_in_watched_graph():
+                self.check("loss", "loss", one)
 
     def _after_gradient(self, sources: Any, found: Any) -> None:
-        """A tape has made them."""
+        """Notes that a tape has computed gradients."""
         self._has_loss = False
 
     @contextlib.contextmanager
@@ -255,8 +255,8 @@ class Watch:
         own = layer.activation
 
         def activation(values: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.looks_here() and self._is_new(values):
-                self.look("pre-activation", path, values, layer)
+            if self.is_in_watched_graph() and self._is_new(values):
+                self.check("pre-activation", path, values, layer)
             return own(values, *args, **kwargs)
 
         held = vars(layer).get("activation")
@@ -274,10 +274,10 @@ def _is_of_keras(layer: Any) -> bool:
     return type(layer).__module__.startswith("keras.")
 
 
-def _is_swallowing(layer: Any) -> bool:
-    # (That of a recurrent layer is its cell's, which is a layer itself.)
+def _hides_nan(layer: Any) -> bool:
+    # (A recurrent layer's activation belongs to its cell, which is a layer itself.)
     name = getattr(vars(layer).get("activation"), "__name__", "")
-    return name in SWALLOWING and _is_of_keras(layer)
+    return name in NAN_HIDING_ACTIVATIONS and _is_of_keras(layer)
 
 
 def _backward(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -286,7 +286,7 @@ def _backward(own: Callable[..., Any]) -> Callable[..., Any]:
         if watch is None:
             return own(tape, target, sources, *args, **kwargs)
         watch._before_gradient(target)
-        watch._backward += 1  # layers that are run a second time were seen before
+        watch._backward += 1  # layers that run a second time were seen before
         try:
             found = own(tape, target, sources, *args, **kwargs)
         finally:

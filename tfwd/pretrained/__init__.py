@@ -1,9 +1,9 @@
-"""Weights of published models, into any Keras model: a plan first, then one tensor at a time.
+"""Loads weights of published models into any Keras model: first a plan, then each tensor.
 
-- `plan(model, source)` says which tensor of a file becomes which variable; `print` shows it.
-- `load(model, source)` does it.
-- `Key`: what a mapping can say of a key besides its name.
-- `open_source(path)`: names, shapes and dtypes of what a file has.
+- `plan(model, source)` finds which tensor of a file becomes which variable; `print` shows it.
+- `load(model, source)` loads the weights.
+- `Key`: a key of a mapping, with more properties than its name.
+- `open_source(path)`: the names, shapes and dtypes in a file.
 """
 
 from tfwd.pretrained.key_rules import Key

@@ -1,39 +1,36 @@
-"""Reads tensors and assigns them, each block of a tensor straight to its place."""
+"""Reads tensors and assigns them, each block directly to its position."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd.pretrained.layouts import Step
 from tfwd.pretrained.sources.base import Source, SourceError
 from tfwd.pretrained.transposing import write
 
-if TYPE_CHECKING:
-    from tfwd.pretrained.plan import Step
-
 _ALIGNMENT = 64  # bytes, of TensorFlow's tensors
 _EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}  # all of these bits: not finite
-_LOST = 1e-3  # the share of numbers that may become 0 without a warning, as trained weights have
+_LOST = 1e-3  # share of numbers that may become 0 without a warning
 
 
-def differences(
+def problems_in_numbers(
     source: Source, steps: Sequence[Step], allow_overflow: bool, doubts: list[str]
 ) -> list[str]:
-    """Says what is wrong with the numbers.
+    """Returns the problems with the numbers of the tensors.
 
-    Copies that differ, numbers too large for their variable, tensors without a finite number, and
-    tensors of which the variable's dtype would keep zeros only. Only the tensors of which that may
-    be so are read.
+    Problems are copies that differ, numbers too large for their variable, tensors without a finite
+    number, and tensors that would become all zero in the variable's dtype. Only tensors with a
+    possible problem are read.
 
     Args:
-        source, steps: the open file, and what becomes what.
-        allow_overflow: whether numbers may become infinite.
-        doubts: is given what is no error, a phrase each.
+        source, steps: the open file, and the tensor of each variable.
+        allow_overflow: bool. Allows numbers to become infinite.
+        doubts: list to which warnings are appended, a phrase each.
     """
     found = []
     for step in steps:
@@ -46,15 +43,15 @@ def differences(
                 )
         if _is_all_bad(source, step):
             found.append(
-                f"key '{key}', for '{path}', has no finite number: get the file again; or leave it "
-                f"out by ignore={key!r} and allow_missing={path!r}"
+                f"key '{key}', for '{path}', has no finite number: get the file again; or skip it "
+                f"with ignore={key!r} and allow_missing={path!r}"
             )
             continue
         largest, nonzero, lost = _narrowed(source, step)
         if largest and not allow_overflow:
             found.append(
                 f"'{path}' is {dtype}, and key '{key}' reaches "
-                f"{largest:.3g}, which is infinite there (allow_overflow=True takes it so)"
+                f"{largest:.3g}, which is infinite in that dtype (allow_overflow=True allows it)"
             )
         if lost and lost == nonzero:
             found.append(
@@ -67,30 +64,30 @@ def differences(
 
 
 def assign(source: Source, steps: Sequence[Step], doubts: list[str]) -> None:
-    """Gives each variable its numbers.
+    """Assigns each variable its numbers.
 
     Args:
-        source, steps: the open file, and what becomes what.
-        doubts: is given which tensors are not all finite, a phrase each.
+        source, steps: the open file, and the tensor of each variable.
+        doubts: list to which tensors with non-finite numbers are appended, a phrase each.
     """
     for step in steps:
         variable = _keras.variables.tf_variable(step.target.variable)
         bad = [0]
-        variable.assign(_tensor(whole(source, step, bad)))
+        variable.assign(_tensor(read_value(source, step, bad)))
         if bad[0]:
             count = math.prod(step.entry.shape)
             doubts.append(f"{bad[0]:,} of {count:,} numbers of '{step.key}' are not finite")
 
 
-def whole(source: Source, step: Step, bad: list[int] | None = None) -> np.ndarray:
-    """Returns the value that a variable gets.
+def read_value(source: Source, step: Step, bad: list[int] | None = None) -> np.ndarray:
+    """Returns the new value of a variable.
 
     Args:
-        source, step: the open file, and what becomes what.
-        bad: a list of one number, to which is added how many numbers are not finite.
+        source, step: the open file, and the tensor of the variable.
+        bad: list of one number, to which the count of non-finite numbers is added.
 
     Raises:
-        SourceError: the tensor cannot be read, or is not whole.
+        SourceError: the tensor cannot be read, or is incomplete.
     """
     dtype = tf.as_dtype(step.target.dtype).as_numpy_dtype
     values = _aligned(step.target.shape, dtype)
@@ -125,20 +122,20 @@ def _read_into(values: np.ndarray, source: Source, step: Step, bad: list[int] | 
 
 
 def _tensor(values: np.ndarray) -> tf.Tensor:
-    """A tensor in the array's own memory, which the variable takes over; else a copy."""
+    """Returns a tensor in the array's memory, which the variable takes over, or else a copy."""
     try:
-        if values.dtype == tf.bfloat16.as_numpy_dtype:  # which NumPy does not hand over
+        if values.dtype == tf.bfloat16.as_numpy_dtype:  # NumPy does not export it
             bits = tf.experimental.dlpack.from_dlpack(values.view(np.uint16).__dlpack__())
             return tf.bitcast(bits, tf.bfloat16)
         return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
-    except (BufferError, TypeError, ValueError, tf.errors.OpError):  # a dtype that it does not know
+    except (BufferError, TypeError, ValueError, tf.errors.OpError):  # an unknown dtype
         return tf.convert_to_tensor(values)
 
 
 def _aligned(shape: Sequence[int], dtype: type) -> np.ndarray:
-    """An array that begins where TensorFlow takes it as it is."""
+    """Returns an array whose alignment lets TensorFlow use it without a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    # NumPy would ask for huge pages, which the system may have to make room for.
+    # NumPy would request huge pages, for which the system may have to free memory.
     memory = np.frombuffer(bytearray(size + _ALIGNMENT), np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
@@ -170,7 +167,7 @@ def _equal(source: Source, key: str, copy: str) -> bool:
 
 
 def _not_finite(block: np.ndarray) -> int:
-    """Returns how many numbers are NaN or infinite; in most blocks by one sum."""
+    """Returns how many numbers are NaN or infinite. In most blocks one sum suffices."""
     name = block.dtype.name
     if name in _EXPONENTS:
         bits = np.ascontiguousarray(block).view(np.uint16) & _EXPONENTS[name]
@@ -184,7 +181,7 @@ def _not_finite(block: np.ndarray) -> int:
 
 
 def _is_all_bad(source: Source, step: Step) -> bool:
-    """Whether a tensor has numbers, and none is finite. Most are known by the first numbers."""
+    """Returns True if a tensor has numbers and none is finite. The first numbers mostly decide."""
     head = source.head(step.key)
     if not head.size or "float" not in step.entry.dtype or _not_finite(head) < head.size:
         return False
@@ -192,7 +189,7 @@ def _is_all_bad(source: Source, step: Step) -> bool:
 
 
 def _narrowed(source: Source, step: Step) -> tuple[float, int, int]:
-    """Returns what a narrower dtype does to a tensor.
+    """Returns the effect of a narrower dtype on a tensor.
 
     Returns:
         The largest number that becomes infinite, or 0; how many are not zero; and how many of these
@@ -208,6 +205,6 @@ def _narrowed(source: Source, step: Step) -> tuple[float, int, int]:
         bad = np.isfinite(block) & ~np.isfinite(narrow)
         if bad.any():
             worst = max(worst, float(np.abs(block[bad].astype(np.float64)).max()))
-        nonzero += np.count_nonzero(block)
-        lost += np.count_nonzero((block != 0) & (narrow == 0))
+        nonzero += int(np.count_nonzero(block))
+        lost += int(np.count_nonzero((block != 0) & (narrow == 0)))
     return worst, nonzero, lost

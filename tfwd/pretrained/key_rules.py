@@ -1,4 +1,4 @@
-"""Which key of a file is which variable's: rules, the names of weights, the prefix of keys."""
+"""Rules for the key of each variable: patterns, names of weights, and the prefix of keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfwd.paths import compiled
 from tfwd.pretrained.patterns import Patterns
 from tfwd.pretrained.targets import Target
 
-# Keras's names of weights, and what they are called elsewhere; and whether that is PyTorch's.
+# Keras's names of weights, and their names in files; True if that name is PyTorch's.
 LEAVES = {
     "kernel": {"weight": True, "kernel": False, "weight_ih": True, "weight_ih_l0": True},
     "recurrent_kernel": {"weight_hh": True, "weight_hh_l0": True, "recurrent_kernel": False},
@@ -28,15 +28,15 @@ LEAVES = {
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """The key of a variable, or of a layer, with what is to be said of it.
+    """Key of a variable or of a layer, with its properties.
 
     Attributes:
-        name: the key, in which `\\1`, `\\2`, ... stand for the groups of the pattern.
-        repeated: whether other variables may have the same key too.
-        copies: keys that hold the same once more, as those of tied weights: each must be absent, or
-            equal.
-        transposed: whether the kernel has the outputs first, as in PyTorch; None: as the key's last
-            part and the kind of file say.
+        name: str. The key, in which `\\1`, `\\2`, ... stand for the groups of the pattern.
+        repeated: bool. Allows other variables to have the same key.
+        copies: keys that hold the same tensor again, for example tied weights. Each must be absent
+            or equal.
+        transposed: bool. True if the kernel has the outputs first, as in PyTorch. None: the last
+            part of the key and the kind of file decide.
     """
 
     name: str
@@ -94,11 +94,11 @@ class FamilyRules:
 
 
 class Rules:
-    """Patterns on paths of variables, or of layers, and the keys that they stand for.
+    """Patterns on paths of variables or layers, with their keys.
 
     Args:
-        mapping: dict from a regular expression, which must match a whole path or an end of it that
-            follows a `/`, to a key or a `Key`. Where it is the path of a layer, the key lacks its
+        mapping: dict from a regular expression, which must match the full path or its last
+            components, to a key or a `Key`. If it matches the path of a layer, the key lacks its
             last part, "weight" or "bias".
     """
 
@@ -113,12 +113,12 @@ class Rules:
         self.used: set[str] = set()
 
     def keys(self, target: Target) -> list[tuple[str, Key, bool]]:
-        """What may be the key of a variable: for each rule that fits it, and each known name.
+        """Returns the possible keys of a variable, for each matching rule and each known name.
 
         Returns:
-            For each rule's pattern, a `Key` without groups, and whether it names the layer.
+            For each rule: its pattern, a `Key` without groups, and True if it names the layer.
         """
-        first: dict[int, tuple[re.Match[str], bool]] = {}  # for each rule, its longest match
+        first: dict[int, tuple[re.Match[str], bool]] = {}  # by rule, its longest match
         layer_path = target.path.rpartition("/")[0]
         for path, is_layer in ((target.path, False), (layer_path, True)):
             for end in ends(path):
@@ -134,11 +134,11 @@ class Rules:
         return found
 
     def unused(self) -> list[str]:
-        """The patterns that have fitted no variable."""
+        """Returns the patterns that match no variable."""
         return [pattern for pattern, _, _ in self._rules if pattern not in self.used]
 
     def unused_keys(self) -> dict[str, str]:
-        """Returns the patterns that have fitted no variable, each with a pattern of its keys."""
+        """Returns the patterns that match no variable, each with a pattern of its keys."""
         return {
             pattern: rf"{re.escape(key.name)}(\..*)?"
             for pattern, _, key in self._rules
@@ -147,7 +147,7 @@ class Rules:
 
 
 def candidates(target: Target, key: Key, is_layer: bool) -> dict[str, bool | None]:
-    """The keys that may be meant, and whether each says that its kernel is as PyTorch's."""
+    """Returns the possible keys, each with True if its kernel is stored as in PyTorch."""
     if not is_layer:
         last = re.split(r"[./]", key.name)[-1]
         return {key.name: _says(target, key.name, last)}
@@ -160,25 +160,25 @@ def candidates(target: Target, key: Key, is_layer: bool) -> dict[str, bool | Non
 
 
 def _says(target: Target, name: str, last: str) -> bool | None:
-    """Whether the last part of a key says that it is as PyTorch's; None if it does not say."""
+    """Returns True if the last part of a key is PyTorch's, False if Keras's, None if unclear."""
     says = LEAVES.get(target.name, {}).get(last)
     if says is None and last == target.name and "/" in name and "." not in name:
-        return False  # a path of Keras's
+        return False  # a path of Keras
     return True if says is None and last.startswith("weight") else says
 
 
 def find_prefix(wanted: Iterable[Iterable[str]], keys: Iterable[str]) -> list[str]:
-    """The prefixes of keys under which most of what is wanted is there; several if they fit alike.
+    """Returns the prefixes with which most wanted keys exist; several if they are equally good.
 
     Args:
-        wanted: for each variable the keys that it may have, without prefix.
-        keys: the keys that there are.
+        wanted: for each variable, its possible keys without the prefix.
+        keys: the existing keys.
     """
     owners: dict[str, list[int]] = {}
     for i, group in enumerate(wanted):
         for name in set(group):
             owners.setdefault(name, []).append(i)
-    found: dict[str, set[int]] = {}  # for each prefix, the variables whose key is there
+    found: dict[str, set[int]] = {}  # by prefix, the variables whose key exists
     for key in keys:
         for at in (0, *(i + 1 for i, character in enumerate(key) if character in "./")):
             if key[at:] in owners:
@@ -188,19 +188,19 @@ def find_prefix(wanted: Iterable[Iterable[str]], keys: Iterable[str]) -> list[st
 
 
 def ends(path: str) -> Iterator[str]:
-    """Yields a path, and what of it follows each `/`; the longest first."""
+    """Yields a path, and its parts after each `/`, the longest first."""
     while path:
         yield path
         path = path.partition("/")[2]
 
 
 def _expanded(match: re.Match[str], name: str) -> str:
-    """Returns a key's name with the groups of a match in it; most names have none."""
+    """Returns a key's name with the groups of a match in it. Most names have none."""
     return match.expand(name) if "\\" in name else name
 
 
 def _check_groups(pattern: str, expression: re.Pattern[str], key: Key) -> None:
-    """Raises a ValueError if a key names a group that its pattern does not have."""
+    """Raises a ValueError if a key names a group that its pattern lacks."""
     for name in (key.name, *key.copies):
         if "\\" not in name:
             continue

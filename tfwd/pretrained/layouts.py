@@ -1,8 +1,8 @@
-"""How a tensor of a file becomes a variable's value: as it is, transposed, reshaped.
+"""Layouts: how a file's tensor becomes a variable's value (unchanged, transposed, reshaped).
 
-PyTorch's products have the outputs on the first axis of a kernel, Keras's on the last. The layer
-that owns a variable says which axes are outputs. tfwd knows that for Keras's own layers. For any
-other layer the mapping must say it.
+PyTorch has the outputs on the first axis of a kernel, and Keras on the last. The layer that owns a
+variable determines which axes are outputs. tfwd knows that for Keras's own layers. For any other
+layer the mapping must say it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from tfwd.pretrained.key_rules import Key
+from tfwd.pretrained.sources.base import Entry
 from tfwd.pretrained.targets import Target
 
 _CONVOLUTIONS = (
@@ -37,12 +38,12 @@ _GRU_GATES = (1, 0, 2)
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Takes a tensor of a file to a variable: reshaped, its axes permuted, reshaped.
+    """Conversion of a file's tensor to a variable: reshape, permute the axes, reshape.
 
     Attributes:
-        shape: what the file must have.
-        split: the shape to which that is reshaped at first.
-        axes: the order of axes after it.
+        shape: the required shape in the file.
+        split: the shape after the first reshape.
+        axes: the order of the axes after that.
         final: the variable's shape.
         order: the order of the entries along the first axis of `split`; None for the file's order.
     """
@@ -55,7 +56,7 @@ class Layout:
 
     @property
     def words(self) -> str:
-        """What is done, for people."""
+        """Returns the conversion in words."""
         steps = []
         if self.axes != tuple(range(len(self.axes))):
             steps.append("transposed")
@@ -70,8 +71,8 @@ class Layout:
 
         Returns:
             The sizes of the file's axes and their order in the variable. Neighbours that stay
-            neighbours are one axis. So there is one axis if the file has the variable as it is.
-            None if the first axis is not the file's rows, or if the rows are reordered.
+            neighbours are merged. One axis remains if the file has the variable unchanged. None if
+            the first axis is not the file's rows, or if the rows are reordered.
         """
         if self.order is not None:
             return None
@@ -98,12 +99,31 @@ class Layout:
         return np.transpose(split, self.axes).reshape(self.final)
 
 
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Variable and the tensor that it gets.
+
+    Attributes:
+        target: the variable.
+        key: str. The tensor's name in the file.
+        entry: the tensor's shape and dtype in the file.
+        layout: the conversion of the tensor.
+        copies: keys that must hold equal tensors.
+    """
+
+    target: Target
+    key: str
+    entry: Entry
+    layout: Layout
+    copies: tuple[str, ...] = ()
+
+
 def layout_of(target: Target, transposed: bool) -> Layout:
-    """Returns how a file holds a variable.
+    """Returns the layout in which a file holds a variable.
 
     Args:
         target: the variable.
-        transposed: whether kernels in the file have the outputs first, as PyTorch's.
+        transposed: bool. True if kernels in the file have the outputs first, as in PyTorch.
     """
     shape = target.shape
     plain = Layout(shape, shape, tuple(range(len(shape))), shape)
@@ -132,12 +152,12 @@ def layout_of(target: Target, transposed: bool) -> Layout:
     return plain
 
 
-def doubt(target: Target, key: Key, transposed: bool) -> str | None:
-    """Says why a variable's layout in a file in PyTorch's style is not known; None if it is known.
+def reason_unknown(target: Target, key: Key, transposed: bool) -> str | None:
+    """Returns why a variable's layout in a PyTorch file is unknown; None if it is known.
 
     Args:
         target, transposed: as in `layout_of`.
-        key: its key, which may say `transposed` itself.
+        key: the variable's key, which may define `transposed` itself.
     """
     if not transposed:
         return None
@@ -168,13 +188,13 @@ def doubt(target: Target, key: Key, transposed: bool) -> str | None:
 
 
 def _is_known(target: Target) -> bool:
-    """Whether the order of a variable's axes in PyTorch follows from its owner and its name."""
+    """Returns True if owner and name determine the order of a variable's axes in PyTorch."""
     owner, name = target.owner, target.name
     if len(target.shape) < 2 or name == "embeddings" or isinstance(owner, _PLAIN):
         return True
     if isinstance(owner, keras.layers.EinsumDense):
         return name in ("kernel", "bias")
-    if isinstance(owner, _DEPTHWISE):  # whose kernel has another name in each Keras
+    if isinstance(owner, _DEPTHWISE):  # its kernel has different names in Keras 2 and Keras 3
         return name in ("kernel", "depthwise_kernel")
     if isinstance(owner, _SEPARABLE):
         return name in ("depthwise_kernel", "pointwise_kernel")
@@ -189,7 +209,10 @@ def _permuted(shape: tuple[int, ...], axes: tuple[int, ...]) -> Layout:
 
 
 def _of_depthwise(shape: tuple[int, ...]) -> Layout:
-    """PyTorch's outputs are all multiples of the first input, then those of the second, ..."""
+    """Returns the layout of a depthwise kernel.
+
+    PyTorch's outputs are all multiples of the first input, then of the second input, and so on.
+    """
     *positions, inputs, multiplier = shape
     split = (inputs, multiplier, *positions)
     axes = (*range(2, len(split)), 0, 1)
@@ -202,7 +225,7 @@ def _of_gru(shape: tuple[int, ...]) -> Layout:
 
 
 def _of_einsum(owner: keras.layers.EinsumDense, shape: tuple[int, ...]) -> Layout:
-    """A kernel as a matrix of all outputs by all inputs, of which each may be several axes."""
+    """Returns the layout of an einsum kernel, as a matrix of all outputs by all inputs."""
     operands, _, output = owner.equation.replace(" ", "").partition("->")
     kernel = operands.partition(",")[2].replace("...", "")
     outputs = [axis for axis in kernel if axis in output]

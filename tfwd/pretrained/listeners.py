@@ -1,4 +1,4 @@
-"""Objects that are told when tfwd gives variables new weights, as references of Mixout are."""
+"""Registry of objects that are notified when tfwd sets variables, as references of Mixout."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any, Protocol
 
 
 class Listener(Protocol):
-    """Hears of weights that were loaded or set."""
+    """Interface of an object that is notified of loaded or set weights."""
 
     def weights_were_set(self, ids: set[int]) -> None:
-        """Hears the ids of the variables."""
+        """Receives the ids of the changed variables."""
 
 
 _listeners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def add(listener: Listener) -> None:
-    """Has an object be told from now on, as long as it lives."""
+    """Registers a listener, for as long as it lives."""
     _listeners.add(listener)
 
 
 def tell(variables: Iterable[Any]) -> None:
-    """Tells all of them which variables have new weights."""
+    """Notifies all listeners of the changed variables."""
     ids = set(map(id, variables))
     for listener in list(_listeners):
         listener.weights_were_set(ids)

@@ -1,4 +1,4 @@
-"""`plan` and `load`: finds which tensor of a file becomes which variable, before any is read."""
+"""`plan` and `load`: find which tensor of a file becomes which variable, before any is read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import keras
 from tfwd import _keras
 from tfwd.paths import compiled, matches
 from tfwd.pretrained.key_rules import FamilyRules, Key, Mapped, Rules, candidates, ends, find_prefix
-from tfwd.pretrained.layouts import Layout, doubt, layout_of
+from tfwd.pretrained.layouts import Layout, Step, layout_of, reason_unknown
 from tfwd.pretrained.patterns import Patterns
-from tfwd.pretrained.plan import Plan, Step, hints
+from tfwd.pretrained.plan import Plan, hints
 from tfwd.pretrained.sources.base import Entry, Source
 from tfwd.pretrained.sources.opening import open_source
 from tfwd.pretrained.targets import Target, paths_of, targets_of
 
-# Indices that PyTorch keeps beside the weights.
+# Indices that PyTorch stores beside the weights.
 _BUFFERS = ("position_ids", "token_type_ids")
 
 
@@ -33,35 +33,36 @@ def plan(
     strict: bool = True,
     family_rules: FamilyRules | None = None,
 ) -> Plan:
-    """Finds which tensors of a file become a model's weights; reads names, shapes and dtypes only.
+    """Finds which tensors of a file become a model's weights; reads only names, shapes and dtypes.
 
     Args:
         model: a built Keras model or layer.
-        source: a `.safetensors` file, the index of several, an `.npz` file, a checkpoint of
-            TensorFlow, or a folder with one of these.
+        source: path of a `.safetensors` file, the index of several, an `.npz` file, a TensorFlow
+            checkpoint, or a folder with one of these.
         mapping: dict from a regular expression on paths of variables, or of layers, to the key; see
-            `Key` for what more can be said. Without a mapping, layers of `tfwd.layers.transformer`
-            that were made by `from_config` have the keys of their family. All other keys are the
-            paths themselves.
-        prefix: what all keys begin with; by default the one with which most are found.
-        ignore: regular expressions on keys that are not wanted.
-        allow_missing: regular expressions on paths of variables that may be missing. They stay as
-            they are.
-        strict: whether what is missing or unexpected is an error.
+            `Key` for more properties. Without a mapping, layers of `tfwd.layers.transformer` that
+            were made by `from_config` have the keys of their family. For other layers the keys are
+            the paths.
+        prefix: str. The beginning of all keys. By default the prefix with which most keys are
+            found.
+        ignore: regular expressions on unwanted keys.
+        allow_missing: regular expressions on paths of variables that may be missing. Their values
+            stay.
+        strict: bool. Treats missing and unexpected keys as errors.
         family_rules: rules for the files of the model's family; with a mapping, for layers of
             `tfwd.layers.transformer`.
 
     Returns:
-        A `Plan`, with all that is wrong in its `problems()`.
+        A `Plan`, with all problems in its `problems()`.
 
     Raises:
-        SourceError: the file is not there, or not whole.
-        TypeError: the model is no Keras layer, or the mapping no dict of keys.
+        SourceError: the file does not exist, or is incomplete.
+        TypeError: the model is no Keras layer, or the mapping is no dict of keys.
         ValueError: the model is not built, or a pattern is no regular expression.
 
-    Patterns on paths match whole ones or ends that follow a `/`, as everywhere in tfwd; patterns on
-    keys match whole keys, with or without the prefix. PyTorch's buffers of indices, which are whole
-    numbers named `position_ids` or `token_type_ids`, are no weights and never unexpected.
+    A pattern on paths must match the full path or its last components. A pattern on keys must match
+    the full key, with or without the prefix. PyTorch's index buffers, which are integers named
+    `position_ids` or `token_type_ids`, are no weights and never unexpected.
 
     Example:
 
@@ -88,7 +89,7 @@ def plan(
     with open_source(source) as opened:
         if mapping is None and family_rules is None:
             family_rules = _rules_of_layers(model, targets, opened)
-        planning = _Planning(model, opened, targets, mapping, prefix, family_rules)
+        planning = _Planner(model, opened, targets, mapping, prefix, family_rules)
         return planning.plan(_listed(ignore), _listed(allow_missing), strict)
 
 
@@ -97,20 +98,20 @@ def load(model: keras.layers.Layer, source: str | os.PathLike[str], **options: A
 
     Args:
         model, source: as in `plan`.
-        **options: the others of `plan`.
+        **options: the other arguments of `plan`.
 
     Returns:
-        The plan that was applied.
+        The applied plan.
 
     Raises:
-        PlanError: something is missing, unexpected or of another shape; nothing is loaded then.
-        SourceError: the file is not there, or not whole.
+        PlanError: something is missing, unexpected or has another shape. Then nothing is loaded.
+        SourceError: the file does not exist, or is incomplete.
     """
     return plan(model, source, **options).apply()
 
 
-class _Planning:
-    """Looks for the key of each variable."""
+class _Planner:
+    """Search for the key of each variable."""
 
     def __init__(
         self,
@@ -144,13 +145,14 @@ class _Planning:
                 self._left_out.append(self._lacking.pop(pattern))
         hint = hints({end for target in targets for end in (target.path, _layer(target.path))})
         self._mistakes += [
-            f"mapping: {pattern!r} fits no variable and no layer{hint(pattern) or _there(targets)}"
+            f"mapping: {pattern!r} matches no variable and no layer"
+            f"{hint(pattern) or _there(targets)}"
             for pattern in rules.unused()
         ]
         if prefix and not any(key.startswith(prefix) for key in source.entries):
-            self._prefix = self._find_prefix()  # else every variable would be missing too
+            self._prefix = self._find_prefix()  # otherwise every variable would be missing too
             self._mistakes.append(
-                f"prefix={prefix!r}: no key begins so; what is wanted is found with "
+                f"prefix={prefix!r}: no key begins with it; the keys are found with "
                 f"prefix={self._prefix!r}"
             )
         else:
@@ -169,14 +171,16 @@ class _Planning:
         claimed = {key for step in steps for key in (step.key, *step.copies)}
         rest = [key for key in self._source.entries if key not in claimed]
         ignored = self._matching(ignore, rest, "ignore")
-        left_out = self._meant(self._left_out)
+        left_out = self._matcher(self._left_out)
         known = {key for key in rest if left_out(key) or self._is_buffer(key)}
         paths = [target.path for target in self._targets]
         allowed = [target.path for target in lacking if _any(allow_missing, target.path)]
         hint = hints(paths)
         for pattern in allow_missing:
             if not _any([pattern], *paths):
-                self._mistakes.append(f"allow_missing: {pattern!r} fits no variable{hint(pattern)}")
+                self._mistakes.append(
+                    f"allow_missing: {pattern!r} matches no variable{hint(pattern)}"
+                )
         return Plan(
             model=self._model,
             source=self._source.path,
@@ -192,7 +196,7 @@ class _Planning:
         )
 
     def _notes(self, rest: list[str]) -> list[str]:
-        """What explains what is missing or unexpected in a file of a family."""
+        """Returns explanations of missing or unexpected keys in a file of a family."""
         if not self._family_rules:
             return []
         found: list[str] = []
@@ -204,10 +208,10 @@ class _Planning:
             numbers = {int(m[1]) for key in self._source.entries if (m := expression.match(key))}
             if numbers and max(numbers) + 1 != count:
                 found.append(
-                    f"the config tells of {count} layers, and the file has {max(numbers) + 1} "
+                    f"the config has {count} layers, and the file has {max(numbers) + 1} "
                     f"({self._prefix}{template}): are they of the same model?"
                 )
-        meant = self._meant(self._lacking.values())
+        meant = self._matcher(self._lacking.values())
         lacking = sorted((i, at) for at, key in enumerate(rest) for i in meant(key))
         return [
             *found[:1],
@@ -219,7 +223,7 @@ class _Planning:
         ]
 
     def _step(self, target: Target) -> Step | None:
-        """What a variable gets; None if there is nothing, or nothing that fits."""
+        """Returns the tensor of a variable; None if there is none that fits."""
         if target.path not in self._choices:
             return None
         key, names = self._choices[target.path]
@@ -242,7 +246,7 @@ class _Planning:
         if transposed is None:
             transposed = self._source.transposed
         entry, layout = self._source.entries[name], layout_of(target, transposed)
-        if reason := doubt(target, key, transposed):
+        if reason := reason_unknown(target, key, transposed):
             self._mistakes.append(reason)
         elif entry.shape != layout.shape:
             self._mistakes.append(_other_shape(target, layout, name, entry))
@@ -257,16 +261,17 @@ class _Planning:
         return name in _BUFFERS and "int" in self._source.entries[key].dtype
 
     def _missing(self, lacking: list[Target], allowed: set[str]) -> dict[str, str]:
-        """Returns what is said of each variable that the file does not have."""
+        """Returns the error message for each variable that the file lacks."""
         hint = hints(self._source.entries)
-        said: dict[str, str] = {}
+        messages: dict[str, str] = {}
         for path in (target.path for target in lacking):
             if path not in self._choices:
-                said[path] = "is given no key by the mapping"
+                messages[path] = "is given no key by the mapping"
                 continue
             name = self._prefix + next(iter(self._choices[path][1]))
-            said[path] = f"has no key '{name}' in the file{'' if path in allowed else hint(name)}"
-        return said
+            end = "" if path in allowed else hint(name)
+            messages[path] = f"has no key '{name}' in the file{end}"
+        return messages
 
     def _check_claims(self, steps: list[Step]) -> None:
         """Notes keys that two variables take, unless both may."""
@@ -291,26 +296,26 @@ class _Planning:
         return found[0] if found else ""
 
     def _matching(self, patterns: list[str], keys: list[str], what: str) -> set[str]:
-        """The keys that are meant; a pattern that means none is noted."""
+        """Returns the keys that patterns match. Notes each pattern that matches none."""
         found: set[str] = set()
         used: set[int] = set()
-        meant = self._meant(patterns)
+        meant = self._matcher(patterns)
         for key in keys:
             if numbers := meant(key):
                 found.add(key)
                 used |= numbers
         hint = hints(keys)
         self._mistakes += [
-            f"{what}: {pattern!r} fits no key{hint(pattern)}"
+            f"{what}: {pattern!r} matches no key{hint(pattern)}"
             for i, pattern in enumerate(patterns)
             if i not in used
         ]
         return found
 
-    def _meant(self, patterns: Iterable[str]) -> Callable[[str], set[int]]:
-        """Returns a function that gives the numbers of the patterns that mean a key.
+    def _matcher(self, patterns: Iterable[str]) -> Callable[[str], set[int]]:
+        """Returns a function that gives the numbers of the patterns that match a key.
 
-        A pattern means a key if it matches the key with or without the prefix.
+        A pattern may match the key with or without the prefix.
         """
         index = Patterns(compiled(pattern, f"{pattern!r}, for keys,") for pattern in patterns)
 
@@ -336,7 +341,7 @@ def _rules_of_layers(
             inside.update(map(id, _keras.layers.all_layers(layer)))
     if not parts:
         return None
-    # A file that `tfwd-pretrained convert` has written.
+    # A file that `tfwd-pretrained convert` wrote.
     paths = {target.path for target in targets if "/" in target.path}
     if not paths.isdisjoint(end for key in source.entries for end in ends(key)):
         return None
@@ -344,13 +349,13 @@ def _rules_of_layers(
 
 
 def _other_shape(target: Target, layout: Layout, key: str, entry: Entry) -> str:
-    """What is said of a tensor that does not fit."""
+    """Returns the error message for a tensor of another shape."""
     said = f"'{target.path}' is {target.shape}"
     if layout.shape != target.shape:
         said += f", for which the file must have {layout.shape} ({layout.words} when it is read)"
     said += f"; but there '{key}' is {entry.shape}"
     if entry.shape == target.shape:
-        said += f": if it stands there as Keras has it, map to Key({key!r}, transposed=False)"
+        said += f": if the file has it in Keras's order, map to Key({key!r}, transposed=False)"
     return said
 
 
@@ -360,7 +365,7 @@ def _any(patterns: list[str], *paths: str) -> bool:
 
 
 def _there(targets: list[Target]) -> str:
-    """Some of the variables that there are, for a message."""
+    """Returns some paths of variables, for a message."""
     paths = [target.path for target in targets]
     return f"; there are {', '.join(paths[:5])}{', ...' if len(paths) > 5 else ''}"
 
@@ -374,7 +379,7 @@ def _listed(patterns: str | Sequence[str]) -> list[str]:
 
 
 def _castable(there: str, here: str) -> bool:
-    """Whether numbers of one dtype can become those of another."""
+    """Returns True if numbers of one dtype can be converted to another."""
     if "float" in here:
         return there in ("float16", "bfloat16", "float32", "float64")
     return there == here

@@ -1,22 +1,22 @@
-"""Many regular expressions on paths and keys, found by how they begin instead of one by one."""
+"""Index of many regular expressions on paths and keys, by how they begin."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
 
-_SPECIAL = frozenset(".^$*+?{}[]()")  # and the vertical bar, which says more than where it stands
+_SPECIAL = frozenset(".^$*+?{}[]()")  # and the vertical bar, which affects the whole pattern
 _REPEATS = frozenset("*+?{")
-_CHANGES = re.IGNORECASE | re.VERBOSE  # flags with which a text is not what it looks like
+_CHANGES = re.IGNORECASE | re.VERBOSE  # flags with which a pattern does not match its literal text
 
 
 class Patterns:
-    """Regular expressions that are looked up by the texts that they match.
+    """Index of regular expressions, for the lookup of all that match a text.
 
     An expression is stored under the components with which each of its matches begins:
-    `enc\\.layer\\.0\\.dense` under "enc.layer.0.". An expression that begins with something else
-    than text is stored under "", and is tried for every text. So the time of a lookup depends on
-    the number of expressions of the second kind only.
+    `enc\\.layer\\.0\\.dense` under "enc.layer.0.". An expression that does not begin with literal
+    text is stored under "", and is tried for every text. The time of a lookup therefore depends
+    only on the number of such expressions.
 
     Args:
         expressions: compiled regular expressions.
@@ -38,8 +38,8 @@ class Patterns:
 def front(expression: re.Pattern[str]) -> str:
     """Returns the components with which every match of an expression begins.
 
-    Each component ends in `.` or `/`. The last one may end where the expression ends, if the
-    expression is a plain text.
+    Each component ends in `.` or `/`. If the expression is a literal text, the last component ends
+    with the expression.
     """
     pattern = expression.pattern
     if not isinstance(pattern, str) or expression.flags & _CHANGES:

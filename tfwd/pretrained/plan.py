@@ -1,4 +1,4 @@
-"""A plan: which tensor of a file becomes which variable, what is in the way, and doing it."""
+"""Plan of which tensor of a file becomes which variable, with its problems, table and execution."""
 
 from __future__ import annotations
 
@@ -14,56 +14,37 @@ import keras
 import numpy as np
 
 from tfwd.pretrained import assign, listeners
-from tfwd.pretrained.layouts import Layout
+from tfwd.pretrained.layouts import Step
 from tfwd.pretrained.sources.base import Entry, Source
 from tfwd.pretrained.sources.opening import open_source
-from tfwd.pretrained.table import table
-from tfwd.pretrained.targets import Target
 
-SHOWN = 10  # problems of a kind in a message
+SHOWN = 10  # problems of one kind in a message
+WIDTH = 100  # characters in a line of a table
+TABLE_NAMES = 20  # names of one kind in a table; the plan's attributes have all
 
 
 class PlanError(ValueError):
-    """Weights that cannot be loaded as they are; each line of the message is a reason."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """A variable and the tensor that it gets.
-
-    Attributes:
-        target: the variable.
-        key: the tensor's name in the file.
-        entry: its shape and dtype there.
-        layout: what is done to it.
-        copies: keys that must hold the same.
-    """
-
-    target: Target
-    key: str
-    entry: Entry
-    layout: Layout
-    copies: tuple[str, ...] = ()
+    """Error for weights that cannot be loaded; each line of the message is a reason."""
 
 
 @dataclasses.dataclass
 class Plan:
-    """What would be loaded, and what is in the way.
+    """Plan of which tensor becomes which variable, with all problems.
 
-    `print(plan)` shows it as a table; `apply` does it.
+    `print(plan)` shows it as a table. `apply` executes it.
 
     Attributes:
-        model: what is to be filled.
-        source: the path of the file.
-        steps: what becomes what, in the model's order.
-        missing: paths of variables for which the file has nothing, each with what was looked for.
-            The first ten that may not be missing have the nearest keys, too.
-        allowed: those of them that may be missing.
+        model: the model to load.
+        source: str. The path of the file.
+        steps: the tensor of each variable, in the model's order.
+        missing: dict from the paths of variables that the file lacks to the keys that were
+            expected. The first ten that may not be missing also have the nearest keys.
+        allowed: the paths in `missing` that may be missing.
         unexpected: keys of the file that no variable takes.
-        left_out: keys that are of parts the model does not have, or are ignored.
-        mistakes: what else is wrong, a sentence each.
-        strict: whether missing and unexpected ones are errors.
-        notes: what explains what is missing or unexpected, a sentence each.
+        left_out: keys of parts that the model lacks, or that are ignored.
+        mistakes: other problems, a sentence each.
+        strict: bool. Treats missing and unexpected keys as errors.
+        notes: explanations of missing or unexpected keys, a sentence each.
         entries: the shape and dtype of each key in the file when the plan was made.
     """
 
@@ -80,14 +61,14 @@ class Plan:
     entries: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
 
     def problems(self) -> list[str]:
-        """All reasons for which it cannot be applied, a sentence each.
+        """Returns all reasons that prevent loading, a sentence each.
 
-        Of each kind the first ten have the nearest names.
+        The first ten of each kind have the nearest names.
         """
         return [problem for group in self._problems() for problem in group]
 
     def check(self) -> None:
-        """Raises a `PlanError` with all problems, if there are any; of each kind the first ten."""
+        """Raises a `PlanError` if there are problems, with the first ten of each kind."""
         groups = self._problems()
         if not any(groups):
             return
@@ -96,44 +77,44 @@ class Plan:
             lines += group[:SHOWN]
             if len(group) > SHOWN:
                 lines.append(
-                    f"and {len(group) - SHOWN} more such: plan.problems() has them all, and "
+                    f"and {len(group) - SHOWN} more: plan.problems() has all, and "
                     "tfwd-pretrained plan prints them"
                 )
         hint = ""
         if any(groups[1:]):
             lines = [*self.notes, *lines]
             hint = (
-                "\nIs the file whole, and of this model? Variables that may be missing are said by "
-                "allow_missing=[patterns of paths], and keep what they begin with; what is not "
-                "wanted, by ignore=[patterns of keys]."
+                "\nIs the file complete, and for this model? allow_missing=[patterns of paths] "
+                "lets "
+                "variables keep their initial values. ignore=[patterns of keys] skips keys."
             )
         text = "".join(f"\n- {line}" for line in lines)
         raise PlanError(f"{self.source}: nothing was loaded.{text}{hint}")
 
     def _problems(self) -> list[list[str]]:
-        """What is wrong, missing, and unexpected."""
+        """Returns the mistakes, the missing keys and the unexpected keys."""
         if not self.strict:
             return [self.mistakes]
         allowed = set(self.allowed)
         missing = [f"'{path}' {what}" for path, what in self.missing.items() if path not in allowed]
         paths = [*(step.target.path for step in self.steps), *self.missing]
         hint = hints(paths)
-        unexpected = [f"key '{key}' is no variable's{hint(key)}" for key in self.unexpected]
+        unexpected = [f"key '{key}' belongs to no variable{hint(key)}" for key in self.unexpected]
         return [self.mistakes, missing, unexpected]
 
     def apply(self, allow_overflow: bool = False) -> Plan:
-        """Assigns each variable its tensor, one after the other, once all is known to be right.
+        """Checks all numbers, and then assigns each variable its tensor.
 
         Args:
-            allow_overflow: whether numbers that are too large for a variable's dtype may become
+            allow_overflow: bool. Allows numbers that are too large for a variable's dtype to become
                 infinite.
 
         Returns:
-            itself.
+            The plan itself.
 
         Raises:
-            PlanError: something is in the way, or the file has other names, shapes or dtypes than
-                when the plan was made; nothing is assigned then.
+            PlanError: there are problems, or the file has other names, shapes or dtypes than when
+                the plan was made. Then nothing is assigned.
             SourceError: the file cannot be read.
 
         Warns:
@@ -143,20 +124,20 @@ class Plan:
         self.check()
         with self._opened() as source:
             doubts: list[str] = []
-            if mistakes := assign.differences(source, self.steps, allow_overflow, doubts):
+            if mistakes := assign.problems_in_numbers(source, self.steps, allow_overflow, doubts):
                 lines = "".join(f"\n- {line}" for line in mistakes)
                 raise PlanError(f"{self.source}: nothing was loaded.{lines}")
             assign.assign(source, self.steps, doubts)
         listeners.tell(step.target.variable for step in self.steps)
         if doubts:
-            more = f"; and {len(doubts) - SHOWN} more such" if len(doubts) > SHOWN else ""
+            more = f"; and {len(doubts) - SHOWN} more" if len(doubts) > SHOWN else ""
             warnings.warn(
                 f"{self.source} was loaded, but {'; '.join(doubts[:SHOWN])}{more}", stacklevel=2
             )
         return self
 
     def value_of(self, variable: keras.Variable) -> np.ndarray | None:
-        """What a variable of the model would get; None if the file has nothing for it.
+        """Returns the planned value of a variable of the model; None if the file has none for it.
 
         Raises:
             PlanError: the file has other names, shapes or dtypes than when the plan was made.
@@ -165,12 +146,12 @@ class Plan:
         for step in self.steps:
             if step.target.variable is variable:
                 with self._opened() as source:
-                    return assign.whole(source, step)
+                    return assign.read_value(source, step)
         return None
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Source]:
-        """Opens the file; raises a `PlanError` if it is another one than when the plan was made."""
+        """Opens the file. Raises a `PlanError` if it has changed since the plan was made."""
         with open_source(self.source) as source:
             if changes := list(_changes(self.entries, source.entries)):
                 more = f"\n- and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
@@ -182,7 +163,7 @@ class Plan:
             yield source
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as lists and dicts, for JSON."""
+        """Returns the plan as lists and dicts, for JSON."""
         steps = [
             {
                 "variable": step.target.path,
@@ -203,7 +184,7 @@ class Plan:
 
 
 def _changes(before: Mapping[str, Entry], now: Mapping[str, Entry]) -> Iterator[str]:
-    """Says how the names, shapes and dtypes of a file differ from what they were."""
+    """Yields the differences between the names, shapes and dtypes of a file then and now."""
     for key, entry in before.items():
         if key not in now:
             yield f"key '{key}' is gone"
@@ -214,11 +195,10 @@ def _changes(before: Mapping[str, Entry], now: Mapping[str, Entry]) -> Iterator[
 
 
 def hints(names: Iterable[str]) -> Callable[[str], str]:
-    """Returns a function from a wrong name to a hint: which of some names are most alike.
+    """Returns a function from a wrong name to a hint: the most similar names.
 
-    A hint compares the wrong name with all names. Only the first `SHOWN` wrong names get one, as
-    many as a message shows: if all keys of a file are wrong, the time grows with their number, and
-    not with its square.
+    A hint compares the wrong name with all names. Only the first `SHOWN` wrong names get a hint, as
+    many as a message shows. So the time is linear in the number of keys if all keys are wrong.
     """
     candidates, given = list(names), itertools.count()
 
@@ -229,3 +209,69 @@ def hints(names: Iterable[str]) -> Callable[[str], str]:
         return f"; nearest: {', '.join(found)}" if found else ""
 
     return hint
+
+
+def table(plan: Plan, width: int | None = WIDTH) -> str:
+    """Returns the plan as lines of at most `width` characters; None sets no limit."""
+    rows: list[tuple[str, ...]] = [
+        (
+            step.target.path,
+            step.key,
+            step.layout.words,
+            step.entry.dtype
+            if step.entry.dtype == step.target.dtype
+            else f"{step.entry.dtype} to {step.target.dtype}",
+            size(step.entry.nbytes),
+        )
+        for step in plan.steps
+    ]
+    dtypes = {row[3] for row in rows}
+    whole = f"{len(rows)} variables, {size(sum(s.entry.nbytes for s in plan.steps))}"
+    lines = [f"{plan.source}: {whole}{f', all {dtypes.pop()}' if len(dtypes) == 1 else ''}"]
+    head: tuple[str, ...] = ("variable", "key", "layout", "dtype", "size")
+    if not dtypes:
+        head, rows = (*head[:3], head[4]), [(*row[:3], row[4]) for row in rows]
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    width = width or sum(widths) + 2 * len(head) + 10_000
+    room = max(width - sum(widths[2:]) - 2 * (len(head) - 1), 20)
+    if widths[0] + widths[1] > room:
+        share = room * widths[0] // (widths[0] + widths[1])
+        widths[:2] = share, room - share
+    for row in [head, *rows]:
+        cells = [_shortened(cell, wide) for cell, wide in zip(row, widths, strict=True)]
+        texts = [cell.ljust(wide) for cell, wide in zip(cells[:-1], widths, strict=False)]
+        lines.append("  ".join([*texts, cells[-1].rjust(widths[-1])]))
+    allowed = [path for path in plan.missing if path in plan.allowed]
+    lines += _list("left out", plan.left_out, width)
+    lines += _list("missing, as allowed", allowed, width)
+    missing = [f"{path} {what}" for path, what in plan.missing.items() if path not in allowed]
+    lines += _list("missing", missing, width)
+    lines += _list("unexpected", plan.unexpected, width)
+    if plan.unexpected or missing:
+        lines += [f"note: {note}" for note in plan.notes]
+    lines += [f"wrong: {mistake}" for mistake in plan.mistakes]
+    return "\n".join(lines)
+
+
+def size(count: int) -> str:
+    """Returns a number of bytes as text, as "11.7 MB"."""
+    value = float(count)
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.2f} GB"
+
+
+def _shortened(text: str, width: int) -> str:
+    """Returns the text. If it is too long, returns its end, which is more specific."""
+    return text if len(text) <= width else f"...{text[len(text) - width + 3 :]}"
+
+
+def _list(title: str, names: list[str], width: int) -> list[str]:
+    """Returns the lines of a titled list of names, which may be long."""
+    if not names:
+        return []
+    shown = [f"  {_shortened(name, width - 2)}" for name in names[:TABLE_NAMES]]
+    more = [f"  and {len(names) - TABLE_NAMES} more"] if len(names) > TABLE_NAMES else []
+    return [f"{title} ({len(names)}):", *shown, *more]

@@ -1,4 +1,4 @@
-"""The variables of a model that are to be loaded, each with the layer that owns it."""
+"""Variables of a model to load, each with the layer that owns it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tfwd import _keras
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A variable of a model.
+    """Variable of a model, with its owner and its path.
 
     Attributes:
         variable: the variable.
-        owner: the layer whose own it is, below all wrappers.
-        path: the names of the layers that hold it, from the model's parts on, and its own name.
+        owner: the layer that owns the variable, inside all wrappers.
+        path: str. The names of the layers that contain it, without the model's, and its own name.
     """
 
     variable: keras.Variable
@@ -26,30 +26,30 @@ class Target:
 
     @property
     def name(self) -> str:
-        """Its own name in its layer."""
+        """Returns the variable's own name in its layer."""
         return self.path.rpartition("/")[2]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """Returns the variable's shape."""
         return tuple(self.variable.shape)
 
     @property
     def dtype(self) -> str:
-        """The name of the dtype in which it is held."""
+        """Returns the name of the variable's dtype."""
         return _keras.variables.dtype_name(self.variable)
 
 
 def targets_of(model: keras.layers.Layer) -> list[Target]:
-    """The weights of a built model or layer, each once, by the first way there.
+    """Returns the weights of a built model or layer, each once, with its first path.
 
     Raises:
-        ValueError: it is not built, and has no weights yet.
+        ValueError: the model is not built, and has no weights yet.
     """
     if not model.built:
         raise ValueError(
-            f"'{model.name}' has no weights yet: build it, or call it on a batch, before weights "
-            "are loaded"
+            f"'{model.name}' has no weights yet: build it, or call it on a batch, before loading "
+            "weights"
         )
     found: dict[int, Target] = {}
     weights = {id(variable) for variable in model.weights}
@@ -62,8 +62,8 @@ def targets_of(model: keras.layers.Layer) -> list[Target]:
 
 
 def paths_of(layer: keras.layers.Layer, prefix: str = "") -> Iterator[tuple[keras.Layer, str]]:
-    """Yields a layer and all in it, each way there, with what paths of its variables begin with."""
+    """Yields a layer and all layers inside, by every path, with the prefix of their variables."""
     yield layer, prefix
     for held in _keras.layers.sublayers(layer):
-        # A wrapper that stands in a layer's place has its name.
+        # A wrapper that replaces a layer has the layer's name.
         yield from paths_of(held, prefix if held.name == layer.name else f"{prefix}{held.name}/")

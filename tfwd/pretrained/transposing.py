@@ -2,8 +2,8 @@
 
 NumPy writes a transposed copy row by row, so it reads each entry from another row. The rows of a
 kernel are often a power of two of bytes apart. The processor's cache has few slots for such
-addresses, so each entry is fetched from slower memory. A copy of a small tile, with rows that are a
-little longer, avoids that.
+addresses, so each entry is fetched from slower memory. A copy of a small tile, with slightly longer
+rows, avoids that.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import numpy as np
 # Measured on float32 matrices of 1024 to 4096 rows and columns, on an AMD EPYC (family 26) with 48
 # KiB of L1 and 1 MiB of L2 cache per core: 7 to 9 GB/s with tiles of 128 x 128, 0.6 to 1.3 GB/s by
 # one copy, 1.5 to 5.6 GB/s by tf.transpose, which needs memory for the whole result besides.
-TILE = 128  # rows, and columns
+TILE = 128  # rows and columns
 _PADDING = 64  # bytes: a line of the cache
 
 
 def write(place: np.ndarray, values: np.ndarray, axes: tuple[int, ...]) -> None:
-    """Writes values with their axes permuted, in another dtype if the place has one.
+    """Writes values with permuted axes, and converts them to the dtype of the target.
 
     Args:
-        place: where they go.
+        place: the target array.
         values: the values.
-        axes: for each axis of `place`, which one it is of `values`.
+        axes: for each axis of `place`, the axis of `values`.
     """
-    with np.errstate(over="ignore"):  # which was looked for before, or is allowed
+    with np.errstate(over="ignore"):  # overflow was checked before, or is allowed
         if axes == (1, 0):
             _write_matrix(place, values)
         elif axes == (2, 1, 0) and values.shape[2] <= values.shape[1]:
@@ -40,7 +40,7 @@ def write(place: np.ndarray, values: np.ndarray, axes: tuple[int, ...]) -> None:
 
 def _write_matrix(place: np.ndarray, values: np.ndarray) -> None:
     itemsize = place.dtype.itemsize
-    bits = f"u{itemsize}"  # a dtype that is not NumPy's own is copied slowly
+    bits = f"u{itemsize}"  # NumPy copies other dtypes slowly
     tile = np.empty((TILE, TILE + _PADDING // itemsize), place.dtype)
     place, tile_bits = place.view(bits), tile.view(bits)
     rows, columns = values.shape

@@ -1,14 +1,14 @@
-"""Training runs: what the programs share, whatever they train.
+"""Parts that all training programs share: settings, run folder, training loop and sweeps.
 
-A program subclasses `program.Program` and `trainer.Trainer`, and has a table of keys
-(`config.Schema`). It gets from here:
+A program subclasses `program.Program` and `training.trainer.Trainer`, and declares its config keys
+in a `settings.config.Schema`. It gets from here:
 
-- the command line and `--config` (`app`, `command_line`, `config`, `keys`, `validators`);
-- a run's folder with checkpoints, by which a run that was stopped goes on (`folder`, `claim`,
-  `checkpoint`, `state`, `signals`), and weights that either Keras reads (`weights`, `saved`);
-- the training loop, what it shows and what it writes (`train`, `trainer`, `optimizer`, `display`,
-  `throughput`, `metrics`, `report`);
-- sweeps over its keys (`tune`, `sweeps`).
+- `settings`: the command line, `--config` files, keys and their validators;
+- `storage`: the run folder with checkpoints, from which a stopped run resumes, the metrics, the
+  learning curves, and weights that Keras 2 and Keras 3 can both read;
+- `training`: the training step, the loop, the display, the optimizer, and the reaction to signals
+  and bad steps;
+- `sweeps`: searches over the program's keys.
 
-Nothing is imported here, so that a program can set up logging before TensorFlow is loaded.
+This file imports nothing, so that a program can set up logging before TensorFlow is loaded.
 """

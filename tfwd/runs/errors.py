@@ -1,24 +1,20 @@
-"""`UserError`, for what a user of the programs got wrong, and suggestions of near names.
+"""`UserError`, for mistakes of a program's user, with its one-line reasons and suggestions.
 
-The programs print it as a single line, ``error: <message>``, and end with exit code 1. Anything
-else that is raised is a fault of the code and keeps its traceback.
+The programs print a `UserError` as a single line, ``error: <message>``, and end with exit code 1.
+Any other exception is a fault of the code and keeps its traceback.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tfwd.numerics.report import Report
-    from tfwd.runs.program import Failure
+from collections.abc import Iterable, Iterator
 
 
 class UserError(Exception):
-    """A problem with what the user gave: a flag, a config value, a text or a run's folder.
+    """Problem with the user's input: a flag, a config value, a text or a run folder.
 
-    The message is one line that says what was wrong, where, the value, and what would be right.
+    The message is one line. It says what is wrong, where, the value, and what was expected.
 
     Example:
 
@@ -30,37 +26,50 @@ class UserError(Exception):
     """
 
 
-class Diverged(UserError):
-    """A run met a number that is not finite, and ends.
+def reason(error: BaseException) -> str:
+    """Returns the reason of an exception in one line of at most 300 characters."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = getattr(error, "message", None) or str(error)  # TensorFlow's have a message
+    return " ".join(text.split())[:300] or type(error).__name__
 
-    Attributes:
-        short: when and where, as "diverged at step 7 in layer lstm_1".
-        report: what was found, or `None` if no step but a weight was not finite.
+
+@contextlib.contextmanager
+def as_user_error(what: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turns exceptions of the body into a `UserError` of one line: `what`, and the reason.
+
+    Args:
+        what: str. The failure, as "cannot write FILE".
+        *errors: the types of the exceptions.
+
+    Raises:
+        UserError: the body raised one of `errors`, which is the cause of the `UserError`.
+
+    Example:
+
+    >>> with as_user_error("cannot read the number", ValueError):
+    ...     int("seven")
+    Traceback (most recent call last):
+    ...
+    tfwd.runs.errors.UserError: cannot read the number: invalid literal for int() with base 10: \
+'seven'
     """
-
-    def __init__(self, failure: Failure, report: Report | None, kept: str):
-        where, found = (report.where, report.what) if report else (failure.weight, failure.found)
-        self.short = f"diverged at step {failure.step} in {where}"
-        self.report = report
-        causes = [] if report is None else [cause.name for cause in report.causes]
-        likely = f"; likely cause: {' or '.join(causes)}" if causes else ""
-        super().__init__(
-            f"{self.short}: {found} (loss {failure.loss:.4g}, gradient norm "
-            f"{failure.gradient_norm:.4g}, learning rate {failure.learning_rate:.4g}){likely}; "
-            f"{kept}"
-        )
+    try:
+        yield
+    except errors as error:
+        raise UserError(f"{what}: {reason(error)}") from error
 
 
 def suggest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     """Returns the names closest to `name`, best first, for an error message.
 
     Args:
-        name: what was given.
-        names: what there is.
-        count: at most so many.
+        name: the given name.
+        names: the known names.
+        count: the largest number of names to return.
 
     Returns:
-        The names that are similar to `name`; an empty list when none is.
+        The names that are similar to `name`. The list is empty if no name is similar.
 
     Example:
 
@@ -72,6 +81,7 @@ def suggest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
         matcher = difflib.SequenceMatcher(None, name.lower(), candidate.lower(), autojunk=False)
         scored.append((matcher.ratio(), candidate))
     best = max(scored, default=(0.0, ""))[0]
-    # Near in themselves, and not far behind the best: dotted keys are all somewhat alike.
+    # A candidate must be similar, and nearly as similar as the best: all dotted keys are somewhat
+    # alike.
     close = [pair for pair in scored if pair[0] >= max(0.6, best - 0.15)]
     return [name for _, name in sorted(close, key=lambda pair: -pair[0])[:count]]

@@ -1,4 +1,4 @@
-"""Sweeps over dropout and noise rates of a Keras model, by keras-tuner.
+"""Sweeps over dropout and noise rates of a Keras model, with keras-tuner.
 
     from tfwd import tuning
 
@@ -8,9 +8,9 @@
     tuner = tuning.tuner(hypermodel, "val_loss", max_trials=8, directory="runs/rates")
     tuner.search(x, y, validation_data=(x_valid, y_valid), epochs=5)
 
-The search, the bookkeeping and the distribution are keras-tuner's. Here are the declaration of a
-space (`space`), the model (`hypermodel`), and what a sweep needs to come through stops, crashes and
-lost machines (`oracles`, `workers`, `tuners`). `import tfwd` does not import this package, because
+keras-tuner does the search, the bookkeeping and the distribution. This package declares a space
+(`space`) and the model (`hypermodel`). It also makes a sweep survive stops, crashes and lost
+machines (`oracles`, `workers`, `tuners`). `import tfwd` does not import this package, because
 keras-tuner is an extra.
 """
 

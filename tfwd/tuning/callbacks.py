@@ -1,4 +1,4 @@
-"""Keras callbacks of a trial: its whole state, and the check that its objective is measured."""
+"""Keras callbacks of a trial: a backup of its whole state, and the check of its objective."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from tfwd.tuning.stopwatch import Stopwatch
 
 
 class FullState(keras.callbacks.BackupAndRestore):
-    """`BackupAndRestore` that stays after the end, and keeps the history.
+    """`BackupAndRestore` that keeps its files after the end, and stores the history.
 
-    The weights' file has the model's variables, those of its optimizer (moments, averages, step)
-    and those that number the draws. Not in it: the order of shuffled data, and what callbacks hold.
+    The weights' file has the variables of the model and of its optimizer (moments, averages, step),
+    and the counters of the draws. It does not have the order of shuffled data, or the state of
+    callbacks.
 
     Args:
-        folder: of this run alone.
+        folder: str. The folder of this run alone.
 
     Attributes:
-        epochs: the logs of all epochs, also of those before the run went on.
-        watch: its time is saved with each epoch.
+        epochs: list of the logs of all epochs, including epochs before the run resumed.
+        watch: the `Stopwatch` whose time is saved with each epoch.
     """
 
     def __init__(self, folder: str):
@@ -40,7 +41,7 @@ class FullState(keras.callbacks.BackupAndRestore):
         if os.path.exists(self._path):
             with open(self._path, encoding="utf-8") as file:
                 self.epochs = json.load(file)
-        # The history is written first: an epoch whose weights were not saved is trained again.
+        # The history is written first. An epoch whose weights were not saved is trained again.
         self.epochs = self.epochs[: _keras.backup.initial_epoch(self)]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -52,16 +53,16 @@ class FullState(keras.callbacks.BackupAndRestore):
             self.watch.save()
 
     def history(self) -> dict[str, list[float]]:
-        """All epochs, also those before the run went on, as `History.history` has them."""
+        """Returns the logs of all epochs, in the form of `History.history`."""
         names = dict.fromkeys(name for epoch in self.epochs for name in epoch)
         return {name: [e[name] for e in self.epochs if name in e] for name in names}
 
 
 class HasObjective(keras.callbacks.Callback):
-    """Ends the search if what it looks for is not in the logs of an epoch.
+    """Callback that ends the search if the objective is not in the logs of an epoch.
 
     Args:
-        objective: of the search.
+        objective: the objective of the search.
     """
 
     def __init__(self, objective: keras_tuner.Objective):

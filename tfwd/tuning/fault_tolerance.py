@@ -1,14 +1,14 @@
 """keras-tuner oracles that survive stops, crashes and lost workers.
 
-The search is keras-tuner's. What is added, and why:
+keras-tuner does the search. This file adds:
 
-- The state is written beside its file and moved over it, so that a kill leaves the old or the new.
+- The state is written beside its file and moved over it, so a kill leaves the old or the new state.
 - A trial that the state does not know (the kill came between two files) is dropped.
-- A trial whose worker is lost goes to another one. keras-tuner waits for a worker of that name for
-  ever, and its chief with it.
-- No worker is sent home while another's trial may still have to be taken over.
-- Any number of failed trials is allowed: each is in the table with its reason. None is ever among
-  the best ones, where keras-tuner puts them when there are too few others.
+- The trial of a lost worker goes to another worker. keras-tuner and its chief wait forever for a
+  worker of that name.
+- No worker is dismissed while another worker's trial may still have to be taken over.
+- Any number of failed trials is allowed. Each is in the table with its reason. None is ever among
+  the best trials, where keras-tuner puts them if there are too few others.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ LOSSES_ALLOWED = 3
 
 
 class Watcher(Protocol):
-    """Who is told of the trials: where the oracle is, that is the chief or the only process."""
+    """Interface of an observer of the trials, in the chief or the only process."""
 
     def began(self, trial: Trial) -> None:
-        """A trial was given to a worker."""
+        """Hears that a trial was given to a worker."""
 
     def ended(self, trial: Trial) -> None:
-        """A trial is over, whatever came of it."""
+        """Hears that a trial has ended, successfully or not."""
 
     def lost(self, trial: Trial, worker: str) -> None:
-        """A worker was silent for too long; its trial waits for another one."""
+        """Hears that a worker was silent for too long, and that its trial waits for another one."""
 
 
 class FaultTolerantOracle(keras_tuner.Oracle):
-    """What is added to an oracle; it stands before the oracle's class.
+    """Mixin that makes an oracle fault-tolerant; it precedes the oracle's class.
 
     Args:
-        worker_timeout: seconds of silence after which a worker is lost; None, never: for one
-            process.
-        watcher: told of the trials.
-        clock: for tests.
-        **kwargs: the oracle's.
+        worker_timeout: float. Seconds of silence after which a worker is lost. None disables it,
+            for one process.
+        watcher: the `Watcher` of the trials.
+        clock: function that returns the time in seconds. Tests replace it.
+        **kwargs: the arguments of the oracle.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class FaultTolerantOracle(keras_tuner.Oracle):
         super().__init__(max_consecutive_failed_trials=sys.maxsize, **kwargs)
         self._display.verbose = 0
         self.watcher = watcher
-        self.failure: Exception | None = None  # why the search cannot go on
+        self.failure: Exception | None = None  # why the search cannot continue
         self._timeout, self._clock = worker_timeout, clock
-        self._seen: dict[str, float] = {}  # of a trial: when its worker was last heard of
-        self._asked: dict[str, float] = {}  # of a worker: when it last asked for a trial
+        self._seen: dict[str, float] = {}  # by trial: when its worker was last heard of
+        self._asked: dict[str, float] = {}  # by worker: when it last asked for a trial
         self._losses: dict[str, int] = {}
         self._was_ongoing: dict[str, Trial] = {}
 
     @property
     def verbose(self) -> int:
-        """Always 0: what there is to say the watcher says, and not keras-tuner's display."""
+        """Returns 0: the watcher reports, and not keras-tuner's display."""
         return self._display.verbose
 
     @verbose.setter
@@ -79,7 +79,7 @@ class FaultTolerantOracle(keras_tuner.Oracle):
         pass
 
     def get_best_trials(self, num_trials: int = 1) -> list[Trial]:
-        """The best of the completed trials, at most so many."""
+        """Returns the best completed trials, at most `num_trials`."""
         best = super().get_best_trials(num_trials)
         return [trial for trial in best if trial.status == TrialStatus.COMPLETED]
 
@@ -93,27 +93,27 @@ class FaultTolerantOracle(keras_tuner.Oracle):
             self._tell("began", trial)
         elif trial.status == TrialStatus.STOPPED and self.ongoing_trials:
             trial.status = TrialStatus.IDLE
-            self.tuner_ids.add(tuner_id)  # who waits is not gone yet
+            self.tuner_ids.add(tuner_id)  # a waiting worker has not left yet
         return trial
 
     @keras_tuner.synchronized
     def end_trial(self, trial: Trial) -> None:
         if trial.trial_id in self.end_order:
-            return  # a worker that was given up has come back with what is known already
+            return  # a lost worker has returned with a known result
         if trial.trial_id in self._retry_queue:
             self._retry_queue.remove(trial.trial_id)
         super().end_trial(trial)
-        self.save()  # keras-tuner's own save is made while the trial still counts as under way
+        self.save()  # keras-tuner saves while the trial still counts as running
         self._tell("ended", self.trials[trial.trial_id])
 
     def get_trial(self, trial_id: str) -> Trial:
-        # Workers ask for their trial every few seconds, which is how one knows that they live.
+        # Workers ask for their trial every few seconds, which shows that they are alive.
         self._seen[trial_id] = self._clock()
         return super().get_trial(trial_id)
 
     @keras_tuner.synchronized
     def release_lost(self, besides: str = "") -> None:
-        """Takes the trials of lost workers back, for whoever asks next."""
+        """Takes back the trials of lost workers, for the next worker that asks."""
         if self._timeout is None:
             return
         for worker, trial in list(self.ongoing_trials.items()):
@@ -152,7 +152,7 @@ class FaultTolerantOracle(keras_tuner.Oracle):
         self._replace(path, trial.save)
 
     def _replace(self, path: Callable[[], str], save: Callable[[str], object]) -> None:
-        # Not raised here: keras-tuner would hold its lock for ever. The tuner looks at `failure`.
+        # Do not raise here: keras-tuner would hold its lock forever. The tuner checks `failure`.
         try:
             final = path()
             save(f"{final}.new")
@@ -171,23 +171,23 @@ class FaultTolerantOracle(keras_tuner.Oracle):
             if hp.name not in saved or saved[hp.name].get_config() != hp.get_config()
         ]
         if different:
-            raise ValueError(record.refusal(self._project_dir, different))
+            raise ValueError(record.rejection_message(self._project_dir, different))
 
     def reload(self) -> None:
         try:
             super().reload()
-        # Whatever the files hold instead of what keras-tuner wrote.
+        # The files may hold anything.
         except Exception as error:
             if isinstance(error, ValueError) and not isinstance(error, record.NO_JSON):
                 raise  # of `set_state`
             folder = os.path.abspath(self._project_dir)
             what = f"oracle.json, or a trial.json, in {folder}"
-            raise ValueError(record.damaged(what, error)) from error
+            raise ValueError(record.damaged_message(what, error)) from error
         lost = [trial_id for trial_id in self.start_order if trial_id not in self.trials]
         if lost:  # a trial of that number would be run again and again
             raise ValueError(
                 f"{os.path.abspath(self._project_dir)} has no trial.json of trial {lost[0]}, which "
-                "its oracle.json knows: put back a copy of it, or begin anew in another directory"
+                "its oracle.json lists: restore it from a copy, or start again in another directory"
             )
         for trial_id in set(self.trials) - set(self.start_order):
             del self.trials[trial_id]
@@ -195,7 +195,7 @@ class FaultTolerantOracle(keras_tuner.Oracle):
             self._retry_queue.remove(name)
         if self._timeout is None:
             return
-        # A chief that was started again: its workers may still be at it, and are waited for.
+        # The chief was restarted. Its workers may still be running, so it waits for them.
         for worker, trial in self._was_ongoing.items():
             if trial.trial_id not in self._retry_queue:
                 continue

@@ -1,4 +1,4 @@
-"""`rates`: a keras-tuner hypermodel that searches for rates of weight dropout and weight noise."""
+"""`rates`: a keras-tuner hypermodel that searches rates of weight dropout and weight noise."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def rates(
     dropout: Mapping[str, Spec | float] | None = None,
     noise: Mapping[str, Spec | float] | None = None,
 ) -> Rates:
-    """A hypermodel that wraps a model with `tfwd.parametrize` at rates that a tuner chooses.
+    """Returns a hypermodel that wraps a model by `tfwd.parametrize`, at rates that a tuner chooses.
 
         weight -> Dropout(rate)(GaussianNoise(stddev)(weight))
 
     Args:
-        make_model: makes a compiled model, anew at each call. If it takes an argument, it is given
-            the trial's `hp`, by which it may declare more that is to be tuned.
-        dropout: from a pattern on the weights' paths, as in `tfwd.parametrize`, to the drop rates
-            to try: a `Float`, `Int` or `Choice`, or one number.
-        noise: the same for the deviations of variational noise. Where both match a
-            weight, noise comes first.
+        make_model: function that makes a new compiled model at each call. If it takes an argument,
+            that is the trial's `hp`, with which it may declare more hyperparameters.
+        dropout: dict from a pattern on the weights' paths, as in `tfwd.parametrize`, to the drop
+            rates to try: a `Float`, `Int` or `Choice`, or one number.
+        noise: the same for the standard deviations of variational noise. If both match a weight,
+            noise comes first.
 
     Returns:
         A `keras_tuner.HyperModel`. Its hyperparameters are "dropout/PATTERN" and "noise/PATTERN".
 
     Raises:
-        ValueError: neither is given; an end of a range is no rate, or no deviation. While it
-            builds: as `tfwd.parametrize`, or if `make_model` makes no compiled model.
+        ValueError: neither is given, or an end of a range is no valid rate or deviation. In
+            `build`: as `tfwd.parametrize`, or if `make_model` makes no compiled model.
 
     Example:
 
@@ -62,7 +62,7 @@ def rates(
 
 
 class Rates(keras_tuner.HyperModel):
-    """What `rates` makes."""
+    """keras-tuner hypermodel that `rates` returns."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Rates(keras_tuner.HyperModel):
     def parametrizations(
         self, hp: keras_tuner.HyperParameters
     ) -> tuple[dict[str, P.Parametrization], dict[str, P.Parametrization]]:
-        """The noise and the dropout of a trial, each by pattern."""
+        """Returns the noise and the dropout of a trial, each by pattern."""
         noise: dict[str, P.Parametrization] = {
             pattern: P.GaussianNoise(_value(hp, f"noise/{pattern}", spec))
             for pattern, spec in self.noise.items()
@@ -96,10 +96,10 @@ class Rates(keras_tuner.HyperModel):
         if not _keras.backup.is_compiled(model):
             raise ValueError(f"make_model must make a compiled Keras model; it made {model!r}")
         wrapped = model
-        # One after the other: a weight that both match by different patterns has both.
+        # In sequence: a weight that different patterns match in both gets both.
         for chosen in self.parametrizations(hp):
             wrapped = parametrize(wrapped, chosen) if chosen else wrapped
-        if not _keras.backup.is_compiled(wrapped):  # a subclassed model's wrapper
+        if not _keras.backup.is_compiled(wrapped):  # the wrapper of a subclassed model
             wrapped.compile_from_config(model.get_compile_config())
         return wrapped
 

@@ -1,6 +1,6 @@
 """keras-tuner's four oracles (random, grid, Bayesian, Hyperband), made fault-tolerant.
 
-The grid's order of trials is rebuilt on a restart; keras-tuner does not save it, and its grid ends
+A restart rebuilds the grid's order of trials. keras-tuner does not save it, and its grid ends
 there.
 """
 
@@ -20,18 +20,18 @@ LARGEST_SEED = 2**31 - 1
 
 
 class RandomOracle(FaultTolerantOracle, keras_tuner.oracles.RandomSearchOracle):
-    """`RandomSearchOracle`, fault-tolerant."""
+    """Fault-tolerant `RandomSearchOracle`."""
 
 
 class BayesianOracle(FaultTolerantOracle, keras_tuner.oracles.BayesianOptimizationOracle):
-    """`BayesianOptimizationOracle`, fault-tolerant."""
+    """Fault-tolerant `BayesianOptimizationOracle`."""
 
 
 class HyperbandOracle(FaultTolerantOracle, keras_tuner.oracles.HyperbandOracle):
-    """`HyperbandOracle`, fault-tolerant."""
+    """Fault-tolerant `HyperbandOracle`."""
 
     def rounds(self) -> list[list[tuple[int, int]]]:
-        """Of each bracket, in the order they are run, the rounds: (trials, epochs in all)."""
+        """Returns the rounds of each bracket, in order: (trials, total epochs)."""
         return [
             [(self._get_size(b, r), self._get_epochs(b, r)) for r in range(self._get_num_rounds(b))]
             for b in reversed(range(self._get_num_brackets()))
@@ -39,11 +39,11 @@ class HyperbandOracle(FaultTolerantOracle, keras_tuner.oracles.HyperbandOracle):
 
 
 class GridOracle(FaultTolerantOracle, keras_tuner.oracles.GridSearchOracle):
-    """`GridSearchOracle`, fault-tolerant, with a point for each worker that asks for one.
+    """Fault-tolerant `GridSearchOracle`, with a point for each worker that asks.
 
-    keras-tuner's own gives the next point along the grid when the one before has ended, in case a
-    trial finds another hyperparameter, so that all workers but one or two wait. Here the next one
-    follows from it as soon as it is given out, and once more when it has ended.
+    keras-tuner's own oracle gives the next grid point only when the previous trial has ended,
+    because a trial may find another hyperparameter. All workers except one or two then wait. Here
+    the next point follows as soon as a point is given out, and again when its trial has ended.
     """
 
     def populate_space(self, trial_id: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class GridOracle(FaultTolerantOracle, keras_tuner.oracles.GridSearchOracle):
         order = functools.cmp_to_key(lambda a, b: self._compare(values[a], values[b]))
         for trial_id in sorted(values, key=order):
             self._ordered_ids.insert(trial_id)
-            self._populate_next.append(trial_id)  # one whose next point was tried is passed over
+            self._populate_next.append(trial_id)  # one whose next point was tried is skipped
 
 
 METHODS = {
@@ -82,22 +82,23 @@ def make_oracle(
     worker_timeout: float | None = None,
     watcher: Watcher | None = None,
 ) -> keras_tuner.Oracle:
-    """One of keras-tuner's oracles, by its method's name.
+    """Makes one of keras-tuner's oracles, by the name of its method.
 
     Args:
         method: "random", "grid", "bayesian" or "hyperband".
-        objective: the name of what is minimised, or an `Objective`.
-        space: what is declared before the first trial. More may be declared by a model.
-        max_trials: at most so many; None is all of a grid, and 10 of the others. Of no meaning for
-            Hyperband, whose number of trials follows from its epochs.
-        max_epochs, factor, iterations: of Hyperband: the epochs of its longest trials, by how much
-            a round has fewer trials of more epochs than the one before, and how often it is done.
-        seed: of the search: 0 is a seed as any other.
+        objective: the name of the minimised value, or an `Objective`.
+        space: hyperparameters that are declared before the first trial. A model may declare more.
+        max_trials: int. The largest number of trials. None means the whole grid, or 10 for other
+            methods. Hyperband ignores it: its number of trials follows from its epochs.
+        max_epochs, factor, iterations: int, for Hyperband: the epochs of its longest trials; the
+            factor by which a round has fewer trials with more epochs than the round before; and how
+            often the search is repeated.
+        seed: int. The seed of the search. 0 is a seed like any other.
         worker_timeout, watcher: as in `FaultTolerantOracle`.
 
     Raises:
-        ValueError: there is no such method.
-            Or Hyperband's rounds need more points than there are in the space.
+        ValueError: there is no such method. Or Hyperband's rounds need more points than the space
+            has.
         ImportError: "bayesian" without scikit-learn and SciPy.
 
     Example:
@@ -108,12 +109,12 @@ def make_oracle(
     """
     if method not in METHODS:
         raise ValueError(f"method {method!r}: give {', '.join(METHODS)}")
-    if not 0 <= seed <= LARGEST_SEED:  # each draw has the next one, and NumPy's have 32 bits
+    if not 0 <= seed <= LARGEST_SEED:  # each draw uses the next seed, and NumPy's have 32 bits
         raise ValueError(f"seed={seed}: give a whole number, at least 0, at most {LARGEST_SEED}")
     options: dict[str, Any] = {
         "objective": objective,
         "hyperparameters": space,
-        "seed": seed + 1,  # keras-tuner takes 0 for none, and draws one
+        "seed": seed + 1,  # keras-tuner treats 0 as no seed, and draws one
         "worker_timeout": worker_timeout,
         "watcher": watcher,
     }
@@ -128,7 +129,10 @@ def make_oracle(
 
 
 def _check_enough(oracle: HyperbandOracle, space: keras_tuner.HyperParameters) -> None:
-    """keras-tuner draws no point twice, and promotes nobody before a round is full."""
+    """Checks that the space has enough points for Hyperband.
+
+    keras-tuner draws no point twice, and promotes no trial before a round is full.
+    """
     if any(isinstance(hp, Float) and hp.step is None for hp in space.space):
         return
     there = math.prod(len(list(hp.values)) for hp in space.space)

@@ -1,4 +1,4 @@
-"""Records in a folder which search it holds, so that another search is refused there."""
+"""Record of the search that a folder holds, so that another search is rejected there."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ def describe(
     oracle: keras_tuner.Oracle, method: str, seed: int, executions_per_trial: int,
     **rounds: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """All that scores depend on, but `max_trials`, and the ranges, which the oracle looks after.
+    """Returns all settings that affect scores, except `max_trials` and the ranges.
+
+    The oracle checks the ranges.
 
     Args:
-        oracle: the search's.
+        oracle: the oracle of the search.
         method, seed, executions_per_trial: as in `tuner`.
-        **rounds: what Hyperband's rounds follow from; of no meaning for the others.
+        **rounds: settings of Hyperband's rounds, which other methods ignore.
     """
     objectives = getattr(oracle.objective, "objectives", [oracle.objective])
     return {
@@ -42,7 +44,7 @@ def verify(folder: str, now: Mapping[str, Any]) -> None:
     """Compares a search with the one that the folder holds, if it holds one.
 
     Raises:
-        ValueError: it is another one: what differs is listed.
+        ValueError: the folder holds another search. The message lists the differences.
     """
     state = _read(os.path.join(folder, "oracle.json"))
     if state is None:
@@ -50,8 +52,8 @@ def verify(folder: str, now: Mapping[str, Any]) -> None:
     before = _read(os.path.join(folder, FILE))
     if before is None:
         raise ValueError(
-            f"{folder} holds a search of which nothing but the trials is known; give another "
-            "directory, or overwrite=True to begin anew"
+            f"{folder} holds a search of which only the trials are known; give another "
+            "directory, or overwrite=True to start again"
         )
     free = () if state.get("end_order") else ("objective",)  # there is no score yet
     different = [
@@ -60,33 +62,33 @@ def verify(folder: str, now: Mapping[str, Any]) -> None:
         if name not in free and before.get(name, value) != value
     ]
     if different:
-        raise ValueError(refusal(folder, different))
+        raise ValueError(rejection_message(folder, different))
 
 
 def check_files(folder: str) -> None:
-    """Looks whether what keras-tuner is to read from a search's folder are files.
+    """Checks that the paths that keras-tuner reads from a search's folder are files.
 
     Raises:
-        ValueError: one is something else, as a pipe, which would be waited for.
+        ValueError: one is not a file, for example a pipe, which would block.
     """
     names = ("oracle.json", "tuner*.json", os.path.join("trial_*", "trial.json"))
     for path in [path for name in names for path in glob.glob(os.path.join(folder, name))]:
         if not os.path.isfile(path):
-            raise ValueError(f"{path} is no file: put back a copy of it, or begin anew")
+            raise ValueError(f"{path} is not a file: restore it from a copy, or start again")
 
 
-def refusal(folder: str, different: Iterable[str]) -> str:
-    """The words for it."""
+def rejection_message(folder: str, different: Iterable[str]) -> str:
+    """Returns the error message for a folder with another search."""
     return (
         f"{folder} holds another search: {'; '.join(different)}; give another directory, or "
-        "overwrite=True to begin anew"
+        "overwrite=True to start again"
     )
 
 
 def write(folder: str, now: Mapping[str, Any]) -> None:
-    """Writes the record, in one step."""
+    """Writes the record in one step."""
     os.makedirs(folder, exist_ok=True)
-    text = json.dumps(dict(now), indent=2, default=int)  # numpy's numbers too
+    text = json.dumps(dict(now), indent=2, default=int)  # also numbers of NumPy
     write_atomically(os.path.join(folder, FILE), text)
 
 
@@ -97,10 +99,10 @@ def _read(path: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ValueError(damaged(path, error)) from error
+        raise ValueError(damaged_message(path, error)) from error
 
 
-def damaged(path: str, error: Exception) -> str:
-    """The words for a file that is no JSON."""
+def damaged_message(path: str, error: Exception) -> str:
+    """Returns the error message for a file that is no valid JSON."""
     words = " ".join(str(error).split())[:200]
-    return f"{path} is damaged ({words}): put back a copy of it, or begin anew in another directory"
+    return f"{path} is damaged ({words}): restore a copy, or start again in another directory"

@@ -1,8 +1,8 @@
-"""What a sweep may vary: `Float`, `Int`, `Choice` and `Boolean`, by name.
+"""Values that a sweep may vary: `Float`, `Int`, `Choice` and `Boolean`, by name.
 
 They are declared to keras-tuner as its own hyperparameters, with one difference: the values of a
-`Float` with a step are listed exactly. keras-tuner counts steps with `//`, by which 0 to 0.7 in
-steps of 0.1 has no 0.7, and adds them up, by which the fourth is 0.30000000000000004.
+`Float` with a step are listed exactly. keras-tuner counts steps with `//`, so 0 to 0.7 in steps of
+0.1 has no 0.7. It also adds the steps, so the fourth value is 0.30000000000000004.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _MOST = 100_000  # values of a range with a step
 
 @dataclasses.dataclass(frozen=True)
 class Float:
-    """A number in [low, high].
+    """Range of numbers in [low, high].
 
     Args:
-        low, high: the ends; both may occur.
-        step: only `low + i * step`; of a logarithmic range, `low * step**i`. None: any number
-            (rounded to six digits, so that it can be written down).
-        log: draw evenly on a logarithmic scale.
+        low, high: float. The ends, which are included.
+        step: float. Allows only `low + i * step`; in a logarithmic range, `low * step**i`. None
+            allows any number (rounded to six digits, so that it can be written down).
+        log: bool. Draws uniformly on a logarithmic scale.
 
     Raises:
-        ValueError: the ends are not in order, or not finite; a step that makes no sense.
+        ValueError: the ends are not in order, or not finite, or the step is invalid.
 
     Example:
 
@@ -48,7 +48,7 @@ class Float:
 
     @property
     def values(self) -> tuple[float, ...] | None:
-        """All values, rising; None if they are not counted."""
+        """Returns all values in rising order; None for a continuous range."""
         if self.step is None:
             return None
         if self.log:
@@ -59,20 +59,20 @@ class Float:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The lowest and the highest value."""
+        """Returns the lowest and the highest value."""
         if self.values:
             return self.values[0], self.values[-1]
         return float(self.low), float(self.high)
 
     def declare(self, hp: keras_tuner.HyperParameters, name: str) -> Any:
-        """Registers the hyperparameter; returns its value in this trial, as `read` would."""
+        """Declares the hyperparameter. Returns its value in this trial, as `read` would."""
         if self.values is not None:
             return hp.Choice(name, list(self.values), ordered=True)
         sampling = "log" if self.log else "linear"
         return self.read(hp.Float(name, float(self.low), float(self.high), sampling=sampling))
 
     def read(self, value: Any) -> float:
-        """The value that keras-tuner's stands for."""
+        """Returns the value that a value of keras-tuner stands for."""
         return value if self.step is not None else min(max(_short(value), self.low), self.high)
 
     def __str__(self) -> str:
@@ -81,12 +81,12 @@ class Float:
 
 @dataclasses.dataclass(frozen=True)
 class Int:
-    """A whole number in [low, high].
+    """Range of whole numbers in [low, high].
 
     Args:
-        low, high: the ends; both may occur.
-        step: only `low + i * step`.
-        log: draw evenly on a logarithmic scale (without a step).
+        low, high: int. The ends, which are included.
+        step: int. Allows only `low + i * step`.
+        log: bool. Draws uniformly on a logarithmic scale (without a step).
 
     Example:
 
@@ -106,22 +106,22 @@ class Int:
 
     @property
     def values(self) -> tuple[int, ...]:
-        """All values, rising."""
+        """Returns all values in rising order."""
         return tuple(range(self.low, self.high + 1, self.step))
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The lowest and the highest value."""
+        """Returns the lowest and the highest value."""
         return self.values[0], self.values[-1]
 
     def declare(self, hp: keras_tuner.HyperParameters, name: str) -> int:
-        """Registers the hyperparameter; returns its value in this trial."""
+        """Declares the hyperparameter, and returns its value in this trial."""
         if self.log:
             return hp.Int(name, self.low, self.high, sampling="log")
         return hp.Int(name, self.low, self.high, step=self.step)
 
     def read(self, value: Any) -> int:
-        """The value that keras-tuner's stands for."""
+        """Returns the value that a value of keras-tuner stands for."""
         return int(value)
 
     def __str__(self) -> str:
@@ -130,10 +130,10 @@ class Int:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One of several values, of any kind that can be written down.
+    """Set of values, of any kind that can be written down.
 
     Args:
-        values: at least one: numbers, texts, booleans or tuples.
+        values: at least one number, text, boolean or tuple.
 
     Example:
 
@@ -149,27 +149,27 @@ class Choice:
         found = tuple(tuple(v) if isinstance(v, list) else v for v in self.values)
         object.__setattr__(self, "values", found)
         if len({_written(value) for value in found}) < len(found):
-            raise ValueError(f"{self!r}: a value stands there twice")
+            raise ValueError(f"{self!r}: a value is listed twice")
 
     @property
     def numbers(self) -> bool:
-        """Whether all values are numbers, which have an order."""
+        """Returns True if all values are numbers, which have an order."""
         return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in self.values)
 
     @property
     def ends(self) -> tuple[Any, ...]:
-        """All values: any of them may be the one that is wrong."""
+        """Returns all values, because any of them may be invalid."""
         return tuple(self.values)
 
     def declare(self, hp: keras_tuner.HyperParameters, name: str) -> Any:
-        """Registers the hyperparameter; returns its value in this trial."""
+        """Declares the hyperparameter, and returns its value in this trial."""
         if self.numbers:
             kind = int if all(isinstance(value, int) for value in self.values) else float
             return self.read(hp.Choice(name, [kind(value) for value in self.values]))
         return self.read(hp.Choice(name, [_written(value) for value in self.values]))
 
     def read(self, value: Any) -> Any:
-        """The value that keras-tuner's stands for."""
+        """Returns the value that a value of keras-tuner stands for."""
         if self.numbers:
             return next(own for own in self.values if own == value)
         return next(own for own in self.values if _written(own) == value)
@@ -179,7 +179,7 @@ class Choice:
 
 
 def Boolean() -> Choice:
-    """False or true."""
+    """Returns the choice between False and True."""
     return Choice((False, True))
 
 
@@ -187,7 +187,7 @@ Spec = Float | Int | Choice
 
 
 def hyperparameters(space: Mapping[str, Spec]) -> keras_tuner.HyperParameters:
-    """keras-tuner's declaration of a space."""
+    """Returns keras-tuner's declaration of a space."""
     hp = keras_tuner.HyperParameters()
     for name, spec in space.items():
         spec.declare(hp, name)
@@ -195,7 +195,7 @@ def hyperparameters(space: Mapping[str, Spec]) -> keras_tuner.HyperParameters:
 
 
 def hp_text(hp: Any | None) -> str:
-    """One of keras-tuner's hyperparameters in words; None is one that is not there.
+    """Returns a keras-tuner hyperparameter as text; None stands for one that is not varied.
 
     Example:
 
@@ -208,7 +208,7 @@ def hp_text(hp: Any | None) -> str:
     config = hp.get_config()
     if "values" in config:
         return " | ".join(map(_written, config["values"]))
-    if "min_value" not in config:  # a Boolean, or what is fixed
+    if "min_value" not in config:  # a Boolean, or a fixed value
         return _written(config["value"]) if "value" in config else "false | true"
     step = config["step"] if config["step"] not in (None, 1) else None
     text = f"{config['min_value']:g} to {config['max_value']:g}"
@@ -217,18 +217,18 @@ def hp_text(hp: Any | None) -> str:
 
 
 def read(space: Mapping[str, Spec], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a trial, from those that keras-tuner holds."""
+    """Returns the values of a trial, from keras-tuner's values."""
     return {name: spec.read(values[name]) for name, spec in space.items()}
 
 
 def size(space: Mapping[str, Spec]) -> int | None:
-    """The number of points in a space; None if they are not counted."""
+    """Returns the number of points in a space; None if it is continuous."""
     counts = [len(spec.values) if spec.values is not None else 0 for spec in space.values()]
     return math.prod(counts) or None
 
 
 def grid_size(space: Mapping[str, Spec]) -> int:
-    """The number of points that keras-tuner's grid has: of a continuous range it takes some."""
+    """Returns the number of points in keras-tuner's grid, which samples a continuous range."""
     declared = hyperparameters(space).space
     return math.prod(len({hp.default, *hp.values}) for hp in declared)
 
@@ -241,7 +241,7 @@ def _check_range(spec: Float | Int, kind: Any) -> None:
     if spec.low > spec.high:
         raise ValueError(f"{spec!r}: low is above high")
     if spec.log and spec.low <= 0:
-        raise ValueError(f"{spec!r}: a logarithmic range begins above 0")
+        raise ValueError(f"{spec!r}: a logarithmic range must start above 0")
     least = 1 if spec.log and isinstance(spec, Float) else 0
     if spec.step is not None and spec.step <= least:
         raise ValueError(f"{spec!r}: give a step above {least}")
@@ -251,7 +251,7 @@ def _check_range(spec: Float | Int, kind: Any) -> None:
         count = (spec.high - spec.low) / spec.step
     else:
         count = (math.log(spec.high) - math.log(spec.low)) / math.log(spec.step)
-    if count >= _MOST:  # they are listed
+    if count >= _MOST:  # the values are listed
         raise ValueError(f"{spec!r}: that is more than {_MOST:,} values; give a larger step")
 
 
@@ -263,7 +263,7 @@ def _range_text(spec: Float | Int) -> str:
 
 
 def _short(value: float) -> float:
-    """Six digits say everything about a rate, and can be typed."""
+    """Rounds to six digits, which suffice for a rate and can be typed."""
     return float(f"{value:.6g}")
 
 

@@ -1,4 +1,4 @@
-"""Measures the time of a run that may be stopped and continued, added up over its parts."""
+"""Measures the time of a run that may be stopped and resumed, as the sum of its parts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _BETWEEN_WRITES = 5.0
 
 
 class Stopwatch:
-    """Counts from when it is made, on top of what the folder's file holds.
+    """Stopwatch that starts when it is made, and adds the time in the folder's file.
 
     Args:
-        folder: of the run; it need not exist yet.
-        clock: for tests.
+        folder: path of the run folder. It need not exist yet.
+        clock: function that returns the time in seconds. Tests replace it.
 
     Example:
 
@@ -40,11 +40,11 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Of all parts."""
+        """Returns the time of all parts."""
         return self._before + self._clock() - self._began
 
     def tick(self) -> None:
-        """Saves, if it is some seconds ago that it did: what a kill takes away is no more."""
+        """Saves every few seconds, so that a kill loses no more."""
         if self._clock() - self._written >= _BETWEEN_WRITES:
             self.save()
 
@@ -56,12 +56,12 @@ class Stopwatch:
 
 
 def spent(trial: str | os.PathLike[str]) -> float:
-    """The seconds of all runs in a trial's folder, as far as they are written down."""
+    """Returns the seconds of all runs in a trial's folder, as far as they are saved."""
     return sum(_read(path) for path in Path(trial).glob(f"*/{FILE}"))
 
 
 def _read(path: Path) -> float:
     try:
         return float(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # a run that has not begun
+    except (OSError, ValueError):  # a run that has not started
         return 0.0

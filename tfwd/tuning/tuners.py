@@ -1,9 +1,9 @@
-"""A keras-tuner tuner for a user's Keras model; a stopped trial goes on from its last epoch.
+"""keras-tuner tuner for a user's Keras model, whose stopped trials resume from their last epoch.
 
-keras-tuner's Hyperband carries a promoted trial's best weights over, and nothing else: the
-optimizer's moments and averages, and the number of the next draw, begin anew. Here each run keeps
-its whole state (`callbacks.FullState`), a promoted trial begins with the state that the one before
-it ended with, and so does a trial that was stopped.
+keras-tuner's Hyperband transfers only the best weights to a promoted trial. The optimizer's moments
+and averages, and the counter of the draws, start from scratch. Here each run stores its whole state
+(`callbacks.FullState`). A promoted trial starts from the last state of the trial before, and a
+stopped trial resumes from its own.
 """
 
 from __future__ import annotations
@@ -43,42 +43,43 @@ def tuner(
     overwrite: bool = False,
     worker_timeout: float = 60.0,
 ) -> SweepTuner:
-    """A keras-tuner `Tuner`: call its `search` with what `model.fit` takes.
+    """Makes a keras-tuner `Tuner`, whose `search` takes the arguments of `model.fit`.
 
-    Run `e` of every trial begins with `keras.utils.set_random_seed(seed + e)`, so that trials
-    differ by what is tuned and not by luck. A trial whose objective is not finite in any epoch is
-    marked FAILED, as is one that raises; a line says why, and the search goes on. A search that was
-    stopped goes on when it is started again with the same directory.
+    Run `e` of every trial starts with `keras.utils.set_random_seed(seed + e)`, so that trials
+    differ by their hyperparameters and not by luck. A trial whose objective is not finite in any
+    epoch is marked FAILED, and so is a trial that raises. A line says why, and the search
+    continues. A stopped search resumes if it is started again with the same directory.
 
-    `search` prints a line before and after each trial, unless its `verbose` is 0; Keras's bars are
-    as `verbose` says. It raises
+    `search` prints a line before and after each trial, unless its `verbose` is 0. Keras's progress
+    bars follow `verbose` too. `search` raises
 
     - RuntimeError at its end, if no trial succeeded;
     - ValueError after the first epoch, if the logs do not have the objective (there is no
-      `validation_data`, or the name is another one), and before all, if it is given `epochs` with
+      `validation_data`, or the name is wrong), and at the start, if it gets `epochs` with
       "hyperband", which has `max_epochs`.
 
     Args:
-        hypermodel: as `tfwd.tuning.rates` makes it, or any that keras-tuner takes.
-        objective: what is minimised or maximised, as "val_loss".
+        hypermodel: a hypermodel of `tfwd.tuning.rates`, or any that keras-tuner takes.
+        objective: the name of the minimised or maximised value, as "val_loss".
         method: "random", "grid", "bayesian" or "hyperband".
-        directory: of the sweep.
+        directory: path of the sweep's folder.
         max_trials, max_epochs, factor, iterations: as in `make_oracle`.
-        executions_per_trial: runs of each trial, whose objectives are averaged.
-        seed: of the search and of the runs.
-        overwrite: begin anew in a directory that holds a sweep. Else it is gone on with, and it
-            must be the same: `max_trials` alone may grow.
-        worker_timeout: seconds after which the chief of a shared sweep gives up a silent worker.
+        executions_per_trial: int. Runs per trial, whose objectives are averaged.
+        seed: int. The seed of the search and of the runs.
+        overwrite: bool. Removes a sweep in the directory. Otherwise that sweep is resumed, and it
+            must be the same, except that `max_trials` may grow.
+        worker_timeout: float. Seconds after which the chief of a shared sweep gives up a silent
+            worker.
 
     Returns:
-        The tuner. `tuner.get_best_hyperparameters()` and the rest of keras-tuner's methods work.
-        If no trial succeeded, those that give the best ones raise RuntimeError.
+        The tuner. `tuner.get_best_hyperparameters()` and the other methods of keras-tuner work. If
+        no trial succeeded, the methods that return the best ones raise RuntimeError.
 
     Raises:
-        ValueError: a wrong method; a model that is made without its weights (on Keras 3); the
-            directory holds a sweep over another space, or with another method, objective, seed,
-            number of executions or, of Hyperband, `max_epochs`, `factor` or `iterations`: what
-            differs is listed.
+        ValueError: the method is wrong. The model has no weights when it is made (on Keras 3). Or
+            the directory holds a sweep over another space, or with another method, objective, seed,
+            number of executions or, for Hyperband, `max_epochs`, `factor` or `iterations`. The
+            message lists the differences.
 
     Example:
 
@@ -118,7 +119,7 @@ def tuner(
     rounds = {"max_epochs": max_epochs, "factor": factor, "iterations": iterations}
     described = record.describe(oracle, method, seed, executions_per_trial, **rounds)
     folder = os.path.abspath(os.fspath(directory))
-    overwrite = overwrite and mine != WORKER  # the chief's sweep is there already
+    overwrite = overwrite and mine != WORKER  # the chief's sweep exists already
     if not overwrite:
         record.verify(folder, described)
     parent, name = os.path.split(folder)
@@ -136,12 +137,12 @@ def tuner(
 
 
 class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
-    """What `tuner` makes.
+    """keras-tuner tuner that `tuner` returns.
 
     Args:
-        *args, **kwargs: of `FaultTolerantTuner` and `keras_tuner.Tuner`.
-        seed: of the first run of each trial.
-        described: the search, as `record.describe` makes it.
+        *args, **kwargs: the arguments of `FaultTolerantTuner` and `keras_tuner.Tuner`.
+        seed: int. The seed of the first run of each trial.
+        described: dict of the search, from `record.describe`.
     """
 
     def __init__(
@@ -151,15 +152,15 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
         self.seed, self._described = seed, dict(described or {})
         self._execution = 0
         self._reporter = TrialReporter(self.oracle, self.get_trial_dir)
-        if role() == CHIEF:  # it runs no trials, and is told of them where they are given out
+        if role() == CHIEF:  # it runs no trials, and hears of them from the oracle
             self.oracle.watcher = self._reporter
 
     def search(self, *args: Any, **kwargs: Any) -> None:
-        """As keras-tuner's, and says how it goes; `tuner` lists what it raises."""
+        """Searches as keras-tuner does, and prints the progress; `tuner` lists the exceptions."""
         self._reporter.verbose = kwargs.get("verbose") != 0
         if self._described.get("method") == "hyperband" and "epochs" in kwargs:
             raise ValueError(
-                f"epochs={kwargs['epochs']}: Hyperband itself says how many epochs a trial has; "
+                f"epochs={kwargs['epochs']}: Hyperband chooses the epochs of each trial; "
                 "give max_epochs to `tuner`, and no epochs to `search`"
             )
         if role() == WORKER:
@@ -170,23 +171,23 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
         record.write(self.project_dir, described)
         if self.oracle.end_order:
             done = len(self.oracle.end_order)
-            self._reporter.line(f"going on in {self.project_dir}: {done} trials are done")
+            self._reporter.line(f"resuming in {self.project_dir}: {done} trials are done")
         super().search(*args, **kwargs)
         self._best_trials(1)
 
     def get_best_hyperparameters(self, num_trials: int = 1) -> list[keras_tuner.HyperParameters]:
-        """As keras-tuner's, of trials that succeeded.
+        """Returns the hyperparameters of the best trials that succeeded.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: no trial succeeded.
         """
         return [trial.hyperparameters for trial in self._best_trials(num_trials)]
 
     def get_best_models(self, num_models: int = 1) -> list[keras.Model]:
-        """As keras-tuner's, of trials that succeeded.
+        """Returns the models of the best trials that succeeded.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: no trial succeeded.
         """
         return [self.load_model(trial) for trial in self._best_trials(num_models)]
 
@@ -194,7 +195,7 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
         best = self.oracle.get_best_trials(count)
         if best:
             return best
-        if self._is_worker():  # the chief alone has the other trials
+        if self._is_worker():  # only the chief has the other trials
             raise RuntimeError("no trial has succeeded")
         failed = [self.oracle.trials[name] for name in self.oracle.end_order]
         texts = [error_text(trial, self.get_trial_dir(trial.trial_id)) for trial in failed[:1]]
@@ -208,13 +209,13 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
     def on_trial_end(self, trial: Trial) -> None:
         message = trial.message
         super().on_trial_end(trial)
-        known = self.oracle.get_trial(trial.trial_id)  # with its score; a worker's has none
+        known = self.oracle.get_trial(trial.trial_id)  # with its score, which a worker's lacks
         known.message = known.message or message
         self._reporter.ended(known)
 
     def _populate_initial_space(self) -> None:
-        # As keras-tuner does before a trial: else the layers of a model without names of its own
-        # are called `dense` there and `dense_1` here, and a pattern fits one of them.
+        # keras-tuner also does this before a trial. Otherwise an unnamed layer would be called
+        # `dense` there and `dense_1` here, and a pattern would match only one of them.
         keras.backend.clear_session()
         build = self.hypermodel.build
 
@@ -223,8 +224,9 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
             if isinstance(model, keras.Model) and not _keras.backup.can_begin(model):
                 raise ValueError(
                     f"model '{model.name}' has no weights when it is made, and a trial's backup "
-                    "needs them before training: let the function that makes it build it, as by "
-                    "model.build((None, 8)) or by a call on a batch"
+                    "needs them before training: build the model in the function that makes it, "
+                    "with "
+                    "model.build((None, 8)) or a call on a batch"
                 )
             return model
 
@@ -236,7 +238,7 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
 
     def run_trial(self, trial: Trial, *args: Any, **kwargs: Any) -> Any:
         values = trial.hyperparameters.values
-        if "tuner/epochs" in values:  # Hyperband's; its initial epoch is in the promoted state
+        if "tuner/epochs" in values:  # set by Hyperband; its initial epoch is in the promoted state
             kwargs["epochs"] = values["tuner/epochs"]
         self._execution = 0
         return super().run_trial(trial, *args, **kwargs)
@@ -254,7 +256,7 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
             os.rename(f"{folder}.new", folder)
         state = FullState(folder)
         callbacks = [*kwargs.pop("callbacks", []), state]
-        if type(self.hypermodel).fit is keras_tuner.HyperModel.fit:  # another may measure later
+        if type(self.hypermodel).fit is keras_tuner.HyperModel.fit:  # a custom `fit` may measure it
             callbacks.insert(-1, HasObjective(self.oracle.objective))
         keras.utils.set_random_seed(self.seed + execution)
         watch = state.watch = stopwatch.Stopwatch(folder)

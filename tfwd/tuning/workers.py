@@ -1,8 +1,8 @@
 """`FaultTolerantTuner`: runs trials in one process, or as chief and workers on several machines.
 
-Who is who is keras-tuner's: the variables KERASTUNER_TUNER_ID ("chief" is in the chief's),
-KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT. Added here are signs of life, a pause between two
-questions for a trial, and a chief that ends when it cannot go on.
+keras-tuner's variables define the roles: KERASTUNER_TUNER_ID (the chief's contains "chief"),
+KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT. This file adds signs of life, a pause between two
+requests for a trial, and a chief that ends when it cannot continue.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from tfwd.tuning.fault_tolerance import FaultTolerantOracle
 
 CHIEF, WORKER, ALONE = "chief", "worker", "alone"
 _ID, _IP, _PORT = "KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT"
-CHIEF_TIMEOUT = 300.0  # seconds that a worker waits for a chief that was never there
+CHIEF_TIMEOUT = 300.0  # seconds that a worker waits for a chief that never answered
 _LOOK_SECONDS = 2.0
-ERROR = "error.txt"  # in a trial's folder: the traceback of one that failed
+ERROR = "error.txt"  # in a trial's folder: the traceback of a failed trial
 _IDLE_SECONDS = 0.5
 _BEATS_PER_TIMEOUT = 5
 
 
 def role() -> str:
-    """Which of `CHIEF`, `WORKER` and `ALONE` this process is.
+    """Returns `CHIEF`, `WORKER` or `ALONE`, the role of this process.
 
     Raises:
         ValueError: some of keras-tuner's three variables are set, and not all.
     """
     names = (_ID, _IP, _PORT)
     for name in names:
-        if os.environ.get(name) == "":  # which keras-tuner would take for an address
+        if os.environ.get(name) == "":  # keras-tuner would use it as an address
             raise ValueError(f"{name} is empty: give it a value, or unset it")
     unset = [name for name in names if name not in os.environ]
     if len(unset) == len(names) or unset == list(names[1:]):
@@ -56,18 +56,18 @@ def role() -> str:
 
 
 def check_address(mine: str) -> None:
-    """Looks whether the chief can be where the variables say; gRPC would only try again and again.
+    """Checks the chief's address in the variables, because gRPC would only retry.
 
     Args:
-        mine: what `role` said. A chief must be able to listen there.
+        mine: the role, from `role`. A chief must be able to listen at the address.
 
     Raises:
-        ValueError: the port or the address cannot be, or is another's.
+        ValueError: the port or the address is invalid, or another process uses it.
     """
     if mine == ALONE:
         return
     name, ip, port = (os.environ[variable] for variable in (_ID, _IP, _PORT))
-    if not name.isprintable():  # bytes that were not UTF-8 are not
+    if not name.isprintable():  # bytes that are not UTF-8 are not printable
         raise ValueError(f"{_ID}={name!r}: give a name that can be printed")
     if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
         raise ValueError(f"{_PORT}={port}: give a whole number, 1 to 65535")
@@ -84,7 +84,7 @@ def check_address(mine: str) -> None:
         with socket.socket(family, kind) as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind(address)
-            tried.listen(1)  # fails where another process listens
+            tried.listen(1)  # fails if another process listens
     except OSError as error:
         raise ValueError(
             f"the chief cannot listen on {_IP}={ip}, {_PORT}={port}: {error.strerror or error}; "
@@ -93,7 +93,7 @@ def check_address(mine: str) -> None:
 
 
 class NoChief(RuntimeError):
-    """No chief answered in time; what is said of it is for the user."""
+    """Error: no chief answered in time. The message is for the user."""
 
 
 def wait_for_chief(
@@ -102,12 +102,12 @@ def wait_for_chief(
     """Waits until the chief answers.
 
     Args:
-        seconds: at most so long.
-        say: called with a line if there is something to wait for.
-        check: called now and then; what it raises ends the waiting.
+        seconds: float. The longest time to wait.
+        say: function that is called with a line if the worker must wait.
+        check: function that is called regularly. An exception in it ends the wait.
 
     Raises:
-        NoChief: it did not.
+        NoChief: the chief did not answer.
     """
     import grpc
     from keras_tuner.src import protos
@@ -126,7 +126,7 @@ def wait_for_chief(
                 return
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-                    raise NoChief(f"what answers at {where} is no chief of a sweep") from error
+                    raise NoChief(f"the program at {where} is not the chief of a sweep") from error
                 if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                     time.sleep(patience)
             if left <= 0:
@@ -140,14 +140,15 @@ def wait_for_chief(
 
 
 class FaultTolerantTuner(BaseTuner):
-    """What is added to a keras-tuner `Tuner`; it stands before the tuner's class.
+    """Mixin that makes a keras-tuner `Tuner` fault-tolerant; it precedes the tuner's class.
 
     Args:
-        worker_timeout: as in `FaultTolerantOracle`; the signs of life come several times as often.
-        check: called before a trial is asked for; what it raises ends the search.
-        chief_timeout: seconds that a worker waits for the chief before its first question.
-        say: called with a line by a worker that waits.
-        *args, **kwargs: the tuner's.
+        worker_timeout: as in `FaultTolerantOracle`. Signs of life are several times as frequent.
+        check: function that is called before each request for a trial. An exception in it ends the
+            search.
+        chief_timeout: float. Seconds that a worker waits for the chief before its first request.
+        say: function that a waiting worker calls with a line.
+        *args, **kwargs: the arguments of the tuner.
     """
 
     def __init__(
@@ -164,13 +165,13 @@ class FaultTolerantTuner(BaseTuner):
         check_address(role())
         place = kwargs.get("directory") or ".", kwargs.get("project_name") or "untitled_project"
         record.check_files(os.path.join(*place))
-        self._asked_in_vain = False
-        with contextlib.redirect_stdout(io.StringIO()):  # keras-tuner says that it reloads
+        self._last_request_was_empty = False
+        with contextlib.redirect_stdout(io.StringIO()):  # keras-tuner prints that it reloads
             super().__init__(*args, **kwargs)
 
     def _get_tuner_fname(self) -> str:
-        # One name for the chief and for a process alone, so that either goes on with the other's
-        # sweep: keras-tuner reloads the oracle if, and only if, this file exists.
+        # The chief and a single process use the same name, so that each can resume the other's
+        # sweep. keras-tuner reloads the oracle only if this file exists.
         name = super()._get_tuner_fname()
         return name if self._is_worker() else os.path.join(os.path.dirname(name), "tuner.json")
 
@@ -179,11 +180,11 @@ class FaultTolerantTuner(BaseTuner):
             super().reload()
         except Exception as error:
             if isinstance(error, ValueError) and not isinstance(error, record.NO_JSON):
-                raise  # the oracle's own words
-            raise ValueError(record.damaged(self._get_tuner_fname(), error)) from error
+                raise  # the oracle's own message
+            raise ValueError(record.damaged_message(self._get_tuner_fname(), error)) from error
 
     def search(self, *args: Any, **kwargs: Any) -> None:
-        """As keras-tuner's; the chief serves until every trial is accounted for.
+        """Searches as keras-tuner does. The chief serves until every trial has ended.
 
         Raises:
             OSError: the sweep's state cannot be written.
@@ -191,32 +192,32 @@ class FaultTolerantTuner(BaseTuner):
         """
         if role() == WORKER:
             wait_for_chief(self._chief_timeout, self._say, self._check)
-        with _quiet():
+        with _less_output():
             if role() == CHIEF:
-                with _guarded(self.oracle):
+                with _watched_workers(self.oracle):
                     super().search(*args, **kwargs)
             else:
                 super().search(*args, **kwargs)
 
     def on_search_begin(self) -> None:
-        self.save()  # from here on a start finds the sweep, also if no trial came to its end
+        self.save()  # from now on a restart finds the sweep, even if no trial ended
         super().on_search_begin()
 
     def pre_create_trial(self) -> None:
-        if self._asked_in_vain:
+        if self._last_request_was_empty:
             time.sleep(_IDLE_SECONDS)
-        self._asked_in_vain = True
+        self._last_request_was_empty = True
         self._raise_failure()
         self._check()
         super().pre_create_trial()
 
     def on_trial_begin(self, trial: Trial) -> None:
-        self._asked_in_vain = False
+        self._last_request_was_empty = False
         self._raise_failure()
         super().on_trial_begin(trial)
 
     def on_trial_end(self, trial: Trial) -> None:
-        if trial.message:  # the chief is not told of it otherwise
+        if trial.message:  # the chief does not get it otherwise
             folder = Path(self.get_trial_dir(trial.trial_id))
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / ERROR, trial.message)
@@ -232,11 +233,11 @@ class FaultTolerantTuner(BaseTuner):
             with self._signs_of_life(trial):
                 super()._run_and_update_trial(trial, *args, **kwargs)
         finally:
-            custom_gradient.release()  # or TensorFlow would keep the trial's model
+            custom_gradient.release()  # otherwise TensorFlow would keep the trial's model
 
     @contextlib.contextmanager
     def _signs_of_life(self, trial: Trial) -> Iterator[None]:
-        """Asks the chief for the trial again and again, as long as it runs."""
+        """Requests the running trial from the chief repeatedly, as a sign of life."""
         if self._timeout is None or not self._is_worker():
             yield
             return
@@ -245,7 +246,7 @@ class FaultTolerantTuner(BaseTuner):
 
         def beat() -> None:
             while not over.wait(pause):
-                with contextlib.suppress(Exception):  # a chief that is away may come back
+                with contextlib.suppress(Exception):  # a lost chief may return
                     self.oracle.get_trial(trial.trial_id)
 
         thread = threading.Thread(target=beat, daemon=True)
@@ -257,7 +258,7 @@ class FaultTolerantTuner(BaseTuner):
 
 
 def error_text(trial: Trial, folder: str | os.PathLike[str]) -> str:
-    """The traceback of a failed trial; of one that another process ran, from its folder."""
+    """Returns the traceback of a failed trial, from its folder if another process ran it."""
     try:
         return trial.message or (Path(folder) / ERROR).read_text(encoding="utf-8")
     except OSError:
@@ -265,11 +266,11 @@ def error_text(trial: Trial, folder: str | os.PathLike[str]) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Leaves out what says nothing here, or is said better elsewhere.
+def _less_output() -> Iterator[None]:
+    """Suppresses output that is irrelevant or is shown better elsewhere.
 
-    That is TensorFlow's warning of functions traced again (each trial has its own), and the
-    traceback of a trial that failed, which keras-tuner prints and keeps in `trial.message`.
+    That is TensorFlow's warning about retraced functions (each trial has its own), and the
+    traceback of a failed trial, which keras-tuner prints and stores in `trial.message`.
     """
 
     def keep(record: logging.LogRecord) -> bool:
@@ -286,10 +287,10 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _guarded(oracle: FaultTolerantOracle) -> Iterator[None]:
-    """While the chief serves: takes lost workers' trials back, and ends it if it cannot write.
+def _watched_workers(oracle: FaultTolerantOracle) -> Iterator[None]:
+    """Takes back lost workers' trials while the chief serves, and ends it if it cannot write.
 
-    keras-tuner's server answers in threads; what is raised there does not reach it.
+    keras-tuner's server answers in threads. An exception there does not reach the main thread.
     """
     over = threading.Event()
 

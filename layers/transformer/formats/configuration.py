@@ -12,7 +12,7 @@ from tfwd.layers.transformer.activations import BY_NAME
 from tfwd.layers.transformer.formats.families import FAMILIES, Family
 from tfwd.layers.transformer.formats.t5_family import T5
 from tfwd.pretrained import Key
-from tfwd.pretrained.sources.opening import of_the_net
+from tfwd.pretrained.sources.opening import hub_hint
 
 ALL = {**FAMILIES, "t5": T5}
 
@@ -204,7 +204,7 @@ def _read(path: str) -> tuple[str, Mapping[str, Any]]:
     if not os.path.exists(path):
         raise ValueError(
             f"{path} does not exist: pass the folder of a published model, or a file in it"
-            f"{of_the_net(path)}"
+            f"{hub_hint(path)}"
         )
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     file = path if path.endswith("config.json") else os.path.join(folder, "config.json")

@@ -1,1 +1,1 @@
-"""The programs for fine-tuning."""
+"""Console scripts for fine-tuning."""

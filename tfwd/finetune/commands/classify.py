@@ -1,4 +1,4 @@
-"""tfwd-classify: labels texts by the classifier in the folder of a run."""
+"""tfwd-classify: labels texts with the classifier of a run."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from tfwd.runs.settings import app
 from tfwd.runs.storage.files import read_text
 
 if TYPE_CHECKING:
-    from tfwd.runs.storage.saved import Saved
+    from tfwd.runs.storage.trained_model import TrainedModel
 
 ABOUT = """
-Labels texts by a classifier that tfwd-finetune has trained: lines in; label, probability and text
-out, with tabs between.
+Labels texts with a classifier from tfwd-finetune. Reads one text per line. Writes label,
+probability and text, separated by tabs.
 
     tfwd-classify --workdir=runs/finetune --text="Opens a connection to the given host."
     tfwd-classify --workdir=runs/finetune --file=letters.txt > labelled.tsv
     some-program | tfwd-classify --workdir=runs/finetune --json
 
-Without --text and --file the lines of standard input are read, and each is answered with the next
-ones as they come. A line without a text is an error, which says its number; --skip_empty skips such
-lines. With --json each line is an object, with the probabilities of all classes.
+Without --text and --file, the texts are read from standard input, in groups. A line without text is
+an error that names the line; --skip_empty skips such lines. With --json each output line is an
+object with the probabilities of all classes.
 """
 LINES = 64  # of a pipe that are labelled together
 
 
 class Labelled(NamedTuple):
-    """What was found of a text.
+    """Text with its predicted label.
 
     Attributes:
-        text: the text.
-        label: the most probable class.
-        probability: of that class.
-        probabilities: of each class.
+        text: str. The text.
+        label: str. The most probable class.
+        probability: float. The probability of that class.
+        probabilities: dict of the probabilities of all classes.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Labelled(NamedTuple):
 
 
 def run() -> None:
-    """The console script."""
+    """Runs the console script."""
     app.run(main, define, ABOUT)
 
 
@@ -57,16 +57,19 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
     flags.mark_flag_as_required("workdir", values)
     flags.DEFINE_string("text", None, "one text to label", flag_values=values)
-    flags.DEFINE_string("file", "", "text file, a text a line", flag_values=values)
+    flags.DEFINE_string("file", "", "text file, one text per line", flag_values=values)
     flags.DEFINE_string("checkpoint", "best", "best or last", flag_values=values)
     flags.DEFINE_bool("json", False, "print lines of JSON", flag_values=values)
     flags.DEFINE_bool(
-        "skip_empty", False, "skip lines without a text, with no line of output", flag_values=values
+        "skip_empty",
+        False,
+        "skip lines without text, and write no line for them",
+        flag_values=values,
     )
 
 
 def main(values: flags.FlagValues) -> None:
-    """Labels, and prints what was found."""
+    """Labels the texts, and prints the labels."""
     if values.text is not None and values.file:
         raise UserError("--text and --file: give one of them")
     given: list[tuple[str, str]] | None = None
@@ -87,13 +90,13 @@ def main(values: flags.FlagValues) -> None:
 
 
 class Labeller:
-    """Labels texts.
+    """Classifier of texts, from a trained model.
 
     Args:
-        saved: the run.
+        saved: the trained model.
     """
 
-    def __init__(self, saved: Saved):
+    def __init__(self, saved: TrainedModel):
         from tfwd.finetune.evaluation import Predictor
 
         data = saved.config.data
@@ -103,10 +106,10 @@ class Labeller:
         )
 
     def __call__(self, texts: list[tuple[str, str]]) -> Iterator[Labelled]:
-        """What is found of some texts, each with where it is from.
+        """Yields the labels of texts; each text comes with its source.
 
         Raises:
-            UserError: the model gives no finite numbers.
+            UserError: the model's outputs are not finite.
         """
         import numpy as np
 
@@ -117,10 +120,10 @@ class Labeller:
         labels = self._vocabulary.labels
         ids = self._vocabulary.encode([text for _, text in texts], self._most)
         logits = self._predict(ids)
-        assert logits is not None  # nothing ends it
+        assert logits is not None  # nothing stops it
         for (where, text), row in zip(texts, logits, strict=True):
             if not np.isfinite(row).all():
-                raise UserError(f"{where}: the model gives no finite numbers for this text")
+                raise UserError(f"{where}: the model's outputs for this text are not finite")
             shares = np.exp(log_probabilities(row)).tolist()
             best = int(row.argmax())
             yield Labelled(text, labels[best], shares[best], dict(zip(labels, shares, strict=True)))
@@ -129,23 +132,23 @@ class Labeller:
 def numbered(
     lines: Iterable[str], source: str, one: bool = False, skip: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Lines with where they are from.
+    """Yields the lines with their sources.
 
     Args:
         lines: the texts.
-        source: the file's name, or the like.
-        one: whether there is one only, which has no number.
-        skip: whether lines without a text are skipped.
+        source: str. The name of the file, or a similar source.
+        one: bool. True for a single text, which has no line number.
+        skip: bool. Skips lines without text.
 
     Raises:
-        UserError: one has no text, and is not skipped.
+        UserError: a line has no text, and is not skipped.
     """
     for number, line in enumerate(lines, 1):
         where = source if one else f"{source}, line {number}"
         if not line.strip():
             if skip:
                 continue
-            many = "" if one else ", or skip such lines by --skip_empty"
+            many = "" if one else ", or skip such lines with --skip_empty"
             raise UserError(f"{where}: the text is empty; give one{many}")
         yield where, line.strip()
 
@@ -162,8 +165,8 @@ def _standard_input() -> Iterator[str]:
 
 
 def _chunks(texts: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Texts together, so that not each is waited for; what came before an error comes first."""
-    if sys.stdin.isatty():  # who types waits for each
+    """Yields groups of texts to label together. Texts before an error are still labelled."""
+    if sys.stdin.isatty():  # a person who types waits for each label
         yield from ([text] for text in texts)
         return
     together: list[tuple[str, str]] = []

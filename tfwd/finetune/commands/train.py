@@ -1,4 +1,4 @@
-"""tfwd-finetune: trains a classifier of texts on a pretrained encoder, or goes on with a run."""
+"""tfwd-finetune: trains a text classifier on a pretrained encoder, or resumes a stopped run."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ from tfwd.runs.training import several_seeds
 from tfwd.runs.training import train as training
 
 ABOUT = """
-Trains a pretrained encoder, of the BERT family, to classify texts, and shows what came out.
+Trains a pretrained encoder of the BERT family to classify texts, and shows its results.
 
     tfwd-finetune --config=configs/finetune.py --workdir=runs/finetune
     tfwd-finetune --config=configs/finetune.py --workdir=runs/mine --config.data.path=FOLDER
     tfwd-finetune --config=configs/finetune.py --workdir=runs/five --seeds=5
     tfwd-classify --workdir=runs/mine --text="a text to label"
 
-FOLDER has train.tsv, valid.tsv and test.tsv: lines of text, a tab, and the label. The same as .csv
-or .jsonl has names of columns, which data.text and data.label say. --config.model.pretrained names
-the folder of the pretrained model: config.json, model.safetensors and tokenizer.json, as Hugging
-Face has them.
+FOLDER has train.tsv, valid.tsv and test.tsv. Each line has a text, a tab and a label. Files in .csv
+or .jsonl have named columns: set data.text and data.label. --config.model.pretrained is the folder
+of the pretrained model, with config.json, model.safetensors and tokenizer.json as on Hugging Face.
 
-A run that was stopped, by Ctrl-C or by anything else, goes on where its last checkpoint stood
-when the same command is given again.
+The same command resumes a stopped run from its last checkpoint.
 """
 
 
 def run() -> None:
-    """The console script."""
+    """Runs the console script."""
     app.run(main, define, ABOUT, schema=PROGRAM.schema)
 
 
@@ -42,22 +40,22 @@ def define(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> int:
-    """Trains; returns the exit code."""
+    """Trains, and returns the exit code."""
     if values.seeds == 1:
         return training.main(PROGRAM, values)
     config, workdir, count = values.config, values.workdir, values.seeds
     return training.main(
         PROGRAM,
         values,
-        lambda stop: several_seeds.train(PROGRAM, config, workdir, count, stop, compared),
+        lambda stop: several_seeds.train(PROGRAM, config, workdir, count, stop, compare_summary),
     )
 
 
-def compared(summary: dict[str, Any]) -> tuple[dict[str, float], str]:
-    """What is compared of runs with several seeds, and why a run failed, "" if it did not.
+def compare_summary(summary: dict[str, Any]) -> tuple[dict[str, float], str]:
+    """Returns the numbers to compare between seeds, and why a run failed ("" if it succeeded).
 
-    A run has failed if its best weights are not more often right on the validation texts than who
-    always says the most frequent class.
+    A run has failed if its best weights have no higher validation accuracy than a classifier that
+    always predicts the most frequent class.
     """
     found = {
         f"{part} {name}": summary["texts"][part][key]

@@ -12,12 +12,12 @@ from tfwd.runs.sweeps import tune
 from tfwd.runs.sweeps.tune import define
 
 ABOUT = """
-Searches for the best values of config keys, each trial a run of tfwd-finetune.
+Searches for the best values of config keys. Each trial is a run of tfwd-finetune.
 
     tfwd-tune --program=finetune --config=configs/finetune.py --workdir=runs/rates
       --sweep=configs/sweeps/finetune.py
 
-The sweep file says what is varied:
+The sweep file defines the search:
 
     from tfwd.runs.sweeps.sweep import Sweep
     from tfwd.tuning import Float
@@ -25,18 +25,18 @@ The sweep file says what is varied:
     def get_sweep():
         return Sweep({"optimizer.learning_rate": Float(1e-5, 1e-4, log=True)}, max_trials=5)
 
-A sweep that was stopped goes on when the same command is given again. For hyperband give
-optimizer.schedule_epochs, so that the schedule does not follow the epochs of a trial. Without
---program it is tfwd-train that is run. See docs/tuning.md.
+The same command resumes a stopped sweep. For hyperband set optimizer.schedule_epochs, so that the
+schedule does not depend on the epochs of a trial. Without --program the trials are runs of
+tfwd-train. See docs/tuning.md.
 """
 
 
 def run(argv: Sequence[str] | None = None) -> None:
-    """The console script; `argv` as in `app.run`."""
-    # The keys must go together in each trial, and not in the config that trials change.
+    """Runs the console script; `argv` as in `app.run`."""
+    # The keys must fit together in each trial, and not in the config that the trials change.
     app.run(main, define, ABOUT, schema=PROGRAM.schema, together=False, argv=argv)
 
 
 def main(values: flags.FlagValues) -> int:
-    """Searches; returns the exit code."""
+    """Searches, and returns the exit code."""
     return tune.main(PROGRAM, values)

@@ -1,4 +1,4 @@
-"""Batches of texts of different lengths, in an order that the seed and the epoch say."""
+"""Batches of texts of different lengths, in an order that depends on the seed and the epoch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-# Lengths that batches are padded to: few, so that what is made for a shape is made a few times.
+# Lengths to which batches are padded. They are few, so that each is compiled only once.
 _STEPS = ((64, 16), (256, 32), (1 << 30, 128))
 
 
 def padded_length(longest: int, most: int) -> int:
-    """The length that a batch with this longest text is padded to.
+    """Returns the padded length of a batch with this longest text.
 
-    Up to 64 a multiple of 16, up to 256 of 32, then of 128; but no more than `most`.
+    Up to 64 it is a multiple of 16, up to 256 of 32, then of 128. It is at most `most`.
 
     Example:
 
@@ -25,7 +25,7 @@ def padded_length(longest: int, most: int) -> int:
 
 
 def pad(texts: Sequence[np.ndarray], padding_id: int, most: int) -> np.ndarray:
-    """Texts in numbers as int32 `[texts, padded_length]`."""
+    """Pads numbered texts to int32 `[texts, padded_length]`."""
     length = padded_length(max(map(len, texts)), most)
     batch = np.full((len(texts), length), padding_id, np.int32)
     for row, text in zip(batch, texts, strict=True):
@@ -34,7 +34,7 @@ def pad(texts: Sequence[np.ndarray], padding_id: int, most: int) -> np.ndarray:
 
 
 def sizes(count: int, batch_size: int) -> np.ndarray:
-    """The sizes of the batches of so many texts; the last one has what is left.
+    """Returns the sizes of the batches of `count` texts. The last batch has the rest.
 
     Example:
 
@@ -46,12 +46,12 @@ def sizes(count: int, batch_size: int) -> np.ndarray:
 
 
 def order(count: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of so many texts in an epoch, whatever was trained before."""
+    """Returns the order of `count` texts in an epoch. It depends only on seed and epoch."""
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
 def by_length(texts: Sequence[np.ndarray], batch_size: int) -> Iterator[np.ndarray]:
-    """The numbers of texts in batches of texts of about one length, the longest first."""
+    """Yields the numbers of texts in batches of similar lengths, the longest first."""
     numbers = np.argsort([-len(text) for text in texts], kind="stable")
     for start in range(0, len(numbers), batch_size):
         yield numbers[start : start + batch_size]

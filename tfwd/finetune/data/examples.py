@@ -22,19 +22,19 @@ NAMES = ("train", "valid", "test")
 
 
 class Example(NamedTuple):
-    """A text and its label."""
+    """Text with its true label."""
 
     text: str
     label: str
 
 
 class Splits(NamedTuple):
-    """The three parts of the data, by "train", "valid" and "test", and a name for reports.
+    """Training, validation and test part of the data, with a name for reports.
 
     Attributes:
-        parts: the examples of each part.
-        name: the data's name, for reports.
-        first: the first line of the training file, if it may be a header that was not known as one.
+        parts: dict of the examples, by "train", "valid" and "test".
+        name: str. The data's name, for reports.
+        first: the first line of the training file, if it may be an unrecognized header.
     """
 
     parts: dict[str, list[Example]]
@@ -42,48 +42,22 @@ class Splits(NamedTuple):
     first: Example | None = None
 
 
-def load_splits(data: ml_collections.ConfigDict) -> Splits:
-    """Reads what a configuration's `data` names.
-
-    Args:
-        data: with `path`, `text`, `label`, `valid_share` and `train_examples`.
-
-    Returns:
-        The `Splits`: each label is in the training part, at least twice, and in another one.
-
-    Raises:
-        UserError: a file is missing, or something in it is wrong; the message names the line.
-    """
-    if data.path:
-        splits = _from_folder(data)
-    else:
-        from tfwd.finetune.data.manual import load_manual
-
-        splits = load_manual()
-    train = splits.parts["train"]
-    if data.train_examples and data.train_examples < len(train):
-        chosen = np.random.default_rng(0).permutation(len(train))[: data.train_examples]
-        splits.parts["train"] = [train[number] for number in sorted(chosen)]
-    check(splits)
-    return splits
-
-
 def read_examples(
     path: str | os.PathLike[str], text: str = "text", label: str = "label"
 ) -> list[Example]:
-    r"""Reads one file, as its suffix says.
+    r"""Reads one file, in the format of its suffix.
 
-    `.tsv`: lines of text TAB label; a first line whose label is the name of the column is a header.
-    `.csv`: with a first line of names. `.jsonl`: an object a line.
+    `.tsv`: lines of text TAB label. A first line whose label is the name of the column is a header.
+    `.csv`: with a first line of names. `.jsonl`: one object per line.
 
     Args:
-        path: the file, of UTF-8.
-        text: the name of the column, or the key, that has the text.
-        label: the same for the label.
+        path: path of a UTF-8 file.
+        text: str. The column, or key, of the text.
+        label: str. The column, or key, of the label.
 
     Raises:
-        UserError: it cannot be read, is not UTF-8, or a line is not of that form; the message names
-            the line.
+        UserError: the file cannot be read, is not UTF-8, or a line has another form. The message
+            names the line.
 
     Example:
 
@@ -104,7 +78,7 @@ def read_examples(
             if not found.strip():
                 raise UserError(f"{path}, line {line}: the {what} is empty; give one")
             if not is_utf8(found):  # JSON can name half a character
-                raise UserError(f"{path}, line {line}: the {what} is no text of UTF-8")
+                raise UserError(f"{path}, line {line}: the {what} is not UTF-8")
         examples.append(Example(example.text.strip(), example.label.strip()))
     if not examples:
         raise UserError(f"{path} has no examples; give lines of text and label")
@@ -125,7 +99,7 @@ def _tsv(path: str, content: str, text: str, label: str) -> Lines:
                 f"{line[:60]!r}"
             )
         if number == 1 and columns[1].strip().lower() == label.lower():
-            # A header; unless the name of the column is a label, which other lines have too.
+            # This is a header, unless the name of the column is also the label of other lines.
             others = (other.rpartition("\t")[2].strip() for other in lines[1:])
             if columns == [text, label] or columns[1].strip() not in others:
                 continue
@@ -145,7 +119,8 @@ def _csv(path: str, content: str, text: str, label: str) -> Lines:
         for row in reader:
             if row[text] is None or row[label] is None or None in row:
                 raise UserError(
-                    f"{path}, line {reader.line_num} has not the {len(there)} columns of the first"
+                    f"{path}, line {reader.line_num} does not have the {len(there)} columns of "
+                    "the first"
                 )
             yield reader.line_num, Example(row[text], row[label])
     except csv.Error as error:
@@ -157,18 +132,25 @@ def _json(path: str, content: str, text: str, label: str) -> Lines:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number} is no JSON: {error}") from error
+            raise UserError(f"{path}, line {number} is not JSON: {error}") from error
         if not isinstance(found, dict) or text not in found or label not in found:
             raise UserError(
-                f"{path}, line {number} is no object with {text!r} and {label!r}; give data.text "
-                "and data.label as they are there"
+                f"{path}, line {number} is not an object with {text!r} and {label!r}; set "
+                "data.text "
+                "and data.label to its names"
             )
         if not isinstance(found[text], str) or not isinstance(found[label], (str, int)):
-            raise UserError(f"{path}, line {number}: {text!r} and {label!r} are to be texts")
+            raise UserError(f"{path}, line {number}: {text!r} and {label!r} must be texts")
         yield number, Example(found[text], str(found[label]))
 
 
-def _from_folder(data: ml_collections.ConfigDict) -> Splits:
+def read_parts(data: ml_collections.ConfigDict) -> Splits:
+    """Reads the files of `data.path`. Without a validation file, splits off a part of train.
+
+    Raises:
+        UserError: the folder or a file is missing, there are two files of a part, or a file is
+            wrong.
+    """
     folder = data.path
     if not os.path.isdir(folder):
         raise UserError(
@@ -180,7 +162,7 @@ def _from_folder(data: ml_collections.ConfigDict) -> Splits:
         files = [os.path.join(folder, name + suffix) for suffix in SUFFIXES]
         files = [path for path in files if os.path.exists(path)]
         if len(files) > 1:
-            raise UserError(f"data.path={folder} has {' and '.join(files)}; leave one of them")
+            raise UserError(f"data.path={folder} has {' and '.join(files)}; keep one of them")
         if not files and (name != "valid" or not data.valid_share):
             there = ", ".join(sorted(os.listdir(folder))[:8]) or "nothing"
             raise UserError(
@@ -201,11 +183,11 @@ def _from_folder(data: ml_collections.ConfigDict) -> Splits:
 
 
 def check(splits: Splits) -> None:
-    """Verifies that a classifier can be trained on the examples, and judged by them.
+    """Checks that the examples suffice to train and evaluate a classifier.
 
     Raises:
-        UserError: there are less than two labels, one is in one part only, or has one example to
-            train on.
+        UserError: there are fewer than two labels. Or a label is in one part only, or has only one
+            training example.
     """
     counts = {
         name: collections.Counter(example.label for example in part)
@@ -228,8 +210,8 @@ def check(splits: Splits) -> None:
         if there == ["train"]:
             raise UserError(
                 f"{splits.name}: the label {label!r} is in train only, {train[label]} times, so "
-                "that nothing tells how well it is found: give examples in valid or test, or leave "
-                f"it out{hint}"
+                "its accuracy cannot be measured: give examples in valid or test, or remove "
+                f"it{hint}"
             )
         if train[label] == 1:
             raise UserError(

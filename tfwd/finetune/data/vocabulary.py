@@ -1,7 +1,6 @@
-"""Classes, tokens and numbers: what makes arrays of labelled texts.
+"""Vocabulary of a classifier: its classes, its tokenizer, and the encoder's config.
 
-A run keeps it in its folder, with the tokenizer and the encoder's config: with the run's weights,
-it is all that is needed to label new texts.
+A run stores it in its folder. With the run's weights, it is all that is needed to label new texts.
 """
 
 from __future__ import annotations
@@ -17,26 +16,27 @@ import ml_collections
 import numpy as np
 
 from tfwd.finetune import published
-from tfwd.finetune.data.examples import Example, load_splits
+from tfwd.finetune.data.examples import Example, Splits, check, read_parts
+from tfwd.finetune.data.python_docstrings import load_python_docstrings
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.files import read_json, write_atomically
 from tfwd.runs.storage.state import fingerprint
 
 
 class Vocabulary:
-    """The names of the classes, a tokenizer, and the config of the encoder that it is for.
+    """Names of the classes, the tokenizer, and the config of the encoder.
 
     Args:
-        labels: the classes, sorted.
-        encoder: the published config.
-        tokenizer: what is in a `tokenizer.json`.
-        where: where these are from, for messages.
+        labels: the sorted names of the classes.
+        encoder: dict. The published config of the encoder.
+        tokenizer: dict. The content of a `tokenizer.json`.
+        where: str. The source of config and tokenizer, for messages.
 
     Raises:
-        UserError: the tokenizer is damaged, or of another vocabulary than the encoder.
+        UserError: the tokenizer is damaged, or has another vocabulary than the encoder.
 
     Attributes:
-        arguments: what the config says, as arguments of `T.Bert`.
+        arguments: the config as arguments of `T.Bert`.
     """
 
     def __init__(
@@ -50,42 +50,39 @@ class Vocabulary:
         self._numbers = {label: number for number, label in enumerate(self.labels)}
 
     def __len__(self) -> int:
-        """The number of classes."""
+        """Returns the number of classes."""
         return len(self.labels)
 
     @property
     def padding_id(self) -> int:
-        """The number of the token that is none."""
+        """Returns the number of the padding token."""
         return self.arguments["padding_id"] or 0
 
     def encode(self, texts: Sequence[str], max_length: int) -> list[np.ndarray]:
-        """The tokens of texts, int32, with the tokenizer's own; at most so many each."""
+        """Returns the tokens of texts, int32, with special tokens and at most `max_length` each."""
         most = self.arguments["max_length"]
         position = self.arguments.get("padding_position")
         most -= 0 if position is None else position + 1
         if max_length > most:
-            raise UserError(
-                f"data.max_length={max_length}: the encoder has places for {most} tokens"
-            )
+            raise UserError(f"data.max_length={max_length}: the encoder has {most} positions")
         own = self._tokenizer.num_special_tokens_to_add(False)
         if max_length <= own:
             raise UserError(
-                f"data.max_length={max_length}: {own} tokens of each text are the tokenizer's own: "
-                "give more"
+                f"data.max_length={max_length}: each text has {own} special tokens: give more"
             )
         self._tokenizer.enable_truncation(max_length)
         return [np.array(e.ids, np.int32) for e in self._tokenizer.encode_batch(list(texts))]
 
     def number(self, label: str) -> int:
-        """The number of a class."""
+        """Returns the number of a class."""
         return self._numbers[label]
 
     def fingerprint(self) -> str:
-        """Sixteen hexadecimal digits that two share only if they are equal."""
+        """Returns sixteen hexadecimal digits, which only equal vocabularies share."""
         return hashlib.sha256(self._json().encode()).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it as JSON, in one step.
+        """Writes the vocabulary as JSON, in one step.
 
         Raises:
             UserError: the file cannot be written.
@@ -94,19 +91,21 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
-        """Reads what `save` wrote.
+        """Reads the file that `save` wrote.
 
         Raises:
-            UserError: the file is missing, or not whole.
+            UserError: the file is missing, or not complete.
         """
         content = read_json(path, "file of classes")
         try:
             labels = content["labels"]
             if not labels or not all(isinstance(label, str) for label in labels):
-                raise ValueError("its labels are no texts")
+                raise ValueError("its labels are not texts")
             encoder, tokenizer = dict(content["encoder"]), dict(content["tokenizer"])
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{os.fspath(path)} is not a whole file of classes: {error}") from error
+            raise UserError(
+                f"{os.fspath(path)} is not a complete file of classes: {error}"
+            ) from error
         return cls(labels, encoder, tokenizer, os.fspath(path))
 
     def _json(self) -> str:
@@ -125,15 +124,15 @@ def _tokenizer(content: dict[str, Any], where: str) -> Any:
 
     try:
         return Tokenizer.from_str(json.dumps(content))
-    except Exception as error:  # the library raises nothing more particular
+    except Exception as error:  # the library raises no more specific exception
         raise UserError(f"{where}: the tokenizer cannot be read: {str(error)[:200]}") from error
 
 
 class Encoded(NamedTuple):
-    """Labelled texts in numbers.
+    """Labelled texts as numbers.
 
     Attributes:
-        ids: of each text its tokens, int32.
+        ids: list of the tokens of each text, int32.
         labels: int32 `[texts]`.
     """
 
@@ -142,13 +141,13 @@ class Encoded(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """Labelled texts.
+    """Labelled texts with their vocabulary.
 
     Attributes:
-        name: what they are called.
-        vocabulary: classes, tokenizer, and the encoder's config.
-        texts: "train", "valid" and "test".
-        encoded: the same in numbers.
+        name: str. The name of the data.
+        vocabulary: the classes, the tokenizer, and the encoder's config.
+        texts: dict of the examples, by "train", "valid" and "test".
+        encoded: dict of the same examples as numbers.
     """
 
     name: str
@@ -158,11 +157,11 @@ class Corpus(NamedTuple):
 
     @property
     def size(self) -> str:
-        """How much there is to train on, in words."""
+        """Returns the number of training texts, in words."""
         return f"{len(self.texts['train']):,} texts"
 
     def fingerprint(self) -> str:
-        """A short hash of the numbered texts."""
+        """Returns a short hash of the numbered texts."""
         arrays = {}
         for name, (ids, labels) in self.encoded.items():
             arrays[f"{name} ids"] = np.concatenate(ids)
@@ -171,11 +170,32 @@ class Corpus(NamedTuple):
         return fingerprint(arrays)
 
 
-def read_corpus(config: ml_collections.ConfigDict) -> Corpus:
-    """Reads the texts and the tokenizer that a configuration names.
+def load_splits(data: ml_collections.ConfigDict) -> Splits:
+    """Reads the examples of a configuration's `data` keys.
+
+    Args:
+        data: config with `path`, `text`, `label`, `valid_share` and `train_examples`.
+
+    Returns:
+        The `Splits`. Each label has at least two training examples, and is in another part too.
 
     Raises:
-        UserError: something is missing, cannot be read, or does not fit.
+        UserError: a file is missing or wrong. The message names the line.
+    """
+    splits = read_parts(data) if data.path else load_python_docstrings()
+    train = splits.parts["train"]
+    if data.train_examples and data.train_examples < len(train):
+        chosen = np.random.default_rng(0).permutation(len(train))[: data.train_examples]
+        splits.parts["train"] = [train[number] for number in sorted(chosen)]
+    check(splits)
+    return splits
+
+
+def read_corpus(config: ml_collections.ConfigDict) -> Corpus:
+    """Reads the texts and the tokenizer of a configuration.
+
+    Raises:
+        UserError: something is missing, unreadable, or does not fit.
     """
     encoder, tokenizer = published.read_folder(config.model.pretrained)
     splits = load_splits(config.data)

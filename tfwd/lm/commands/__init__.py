@@ -1,1 +1,1 @@
-"""The programs of the language model."""
+"""Console scripts of the language model."""

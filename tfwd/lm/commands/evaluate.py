@@ -1,4 +1,4 @@
-"""tfwd-evaluate: the perplexity of a trained model on a text."""
+"""tfwd-evaluate: prints the perplexity of a trained model on a text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfwd.runs.errors import UserError
 from tfwd.runs.settings import app
 
 if TYPE_CHECKING:
-    from tfwd.runs.storage.saved import Saved
+    from tfwd.runs.storage.trained_model import TrainedModel
 
 ABOUT = """
 Evaluates a trained model on a text: perplexity, and bits per character.
@@ -22,16 +22,16 @@ Evaluates a trained model on a text: perplexity, and bits per character.
     tfwd-evaluate --workdir=runs/quickstart
     tfwd-evaluate --workdir=runs/quickstart --text=letter.txt --json
 
-Without --text it is the test text of the run. A token counts once, whichever it is; at word level
-the end of a line is a token. The bits per character are the bits of all tokens over the characters
-of the text as the model sees it: words with one space between, and line ends. A word that the
-vocabulary does not have costs only what <unk> costs, so figures are comparable where "unknown" is
-0, or between models of one vocabulary.
+Without --text, the run's test text is evaluated. Every token counts once. At word level the end of
+a line is a token. The bits per character are the bits of all tokens over the characters of the text
+as the model sees it: words with one space between, and line ends. An unknown word costs as much as
+<unk>. Numbers are therefore comparable if "unknown" is 0, or between models with the same
+vocabulary.
 """
 
 
 def run() -> None:
-    """The console script."""
+    """Runs the console script."""
     app.run(main, define, ABOUT)
 
 
@@ -39,13 +39,15 @@ def define(values: flags.FlagValues) -> None:
     """Defines the flags."""
     flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
     flags.mark_flag_as_required("workdir", values)
-    flags.DEFINE_string("text", "", "text file; without it the run's test text", flag_values=values)
+    flags.DEFINE_string("text", "", "text file; by default the run's test text", flag_values=values)
     flags.DEFINE_string("checkpoint", "best", "best or last", flag_values=values)
-    flags.DEFINE_bool("json", False, "print one line of JSON and no table", flag_values=values)
+    flags.DEFINE_bool(
+        "json", False, "print one line of JSON instead of a table", flag_values=values
+    )
 
 
 def main(values: flags.FlagValues) -> None:
-    """Evaluates, and prints what came out."""
+    """Evaluates, and prints the result."""
     from tfwd.lm.program import load
     from tfwd.runs.training.display import Output
 
@@ -66,18 +68,18 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def evaluate_test(saved: Saved) -> dict[str, Any]:
-    """Evaluates a model on its run's own test text, in the columns of the training's report.
+def evaluate_test(saved: TrainedModel) -> dict[str, Any]:
+    """Evaluates a model on the test text of its own run, with the batch size of its report.
 
     Args:
-        saved: the run.
+        saved: the trained model.
 
     Returns:
         As `evaluate_text`.
 
     Raises:
-        UserError: the text cannot be read, or is not the one the run was trained on: its test
-            text might hold parts of the other's training text.
+        UserError: the text cannot be read, or is not the text of the run. The test part of another
+            text might contain training text of the run.
     """
     from tfwd.runs.storage.state import fingerprint
 
@@ -89,13 +91,13 @@ def evaluate_test(saved: Saved) -> dict[str, Any]:
     }
     if fingerprint(texts) != saved.progress["data"]:
         source = f"the text in {path}" if path else f"the embedded text ({splits.name})"
-        raise UserError(f"{source} is not the one that the run was trained on; give --text=FILE")
+        raise UserError(f"{source} is not the text that the run was trained on; give --text=FILE")
     return evaluate_text(
         saved, splits.test, f"{splits.name}, test", batch_size=saved.config.data.eval_batch_size
     )
 
 
-def evaluate_text(saved: Saved, text: str, name: str, batch_size: int = 0) -> dict[str, Any]:
+def evaluate_text(saved: TrainedModel, text: str, name: str, batch_size: int = 0) -> dict[str, Any]:
     """Evaluates a model on a text.
 
     With `nats` the mean of -log p(token) over the predicted tokens,
@@ -105,16 +107,16 @@ def evaluate_text(saved: Saved, text: str, name: str, batch_size: int = 0) -> di
 
     Args:
         saved: the model, its vocabulary and its configuration.
-        text: the text.
-        name: what the result calls it.
-        batch_size: the text is read in so many columns. The first token of each is not predicted,
-            and fewer tokens than there are columns may be left out at the end. 0 is the run's
-            `data.eval_batch_size`, or less for a short text: columns of a window at least.
+        text: str. The text.
+        name: str. The text's name in the result.
+        batch_size: int. The number of columns into which the text is cut. The first token of each
+            column is not predicted. Fewer tokens than there are columns may be dropped at the end.
+            0 takes the run's `data.eval_batch_size`, or less for a short text, so that a column has
+            at least a window.
 
-    Returns:
-        "text", "level", "checkpoint_step", "tokens" and "characters" of the whole text,
-        "predicted" tokens, "unknown" (the share of tokens that are `<unk>`), "nats", "perplexity"
-        (None if too large for a float), "bits_per_token" and "bits_per_character".
+    dict with "text", "level", "checkpoint_step", "tokens" and "characters" of the whole text,
+    "predicted" tokens, "unknown" (the share of tokens that are `<unk>`), "nats", "perplexity" (None
+    if too large for a float), "bits_per_token" and "bits_per_character".
 
     Raises:
         UserError: the text has fewer than two tokens, or is too short for `batch_size`.
@@ -144,7 +146,7 @@ def evaluate_text(saved: Saved, text: str, name: str, batch_size: int = 0) -> di
 
 
 def table(result: dict[str, Any]) -> Any:
-    """The result as a table for a rich console."""
+    """Returns the result as a table for a rich console."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

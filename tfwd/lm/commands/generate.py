@@ -1,26 +1,13 @@
-"""tfwd-generate: text from a trained model, one token a step, the state carried on.
-
-The draws are made on the host in float64 by a generator of the call's own seed, so that a seed
-gives the same text whatever was drawn before.
-"""
+"""tfwd-generate: writes text with a trained model."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import tensorflow as tf
 from absl import flags
 
-from tfwd.lm.config import TOKENS
-from tfwd.lm.data.text import EOS, detokenize, tokenize
-from tfwd.lm.data.vocabulary import Vocabulary
-from tfwd.runs.errors import UserError
-
-if TYPE_CHECKING:
-    from tfwd.lm.model import LanguageModel
+from tfwd.lm.data.text import tokenize
 from tfwd.runs.settings import app
 
 ABOUT = """
@@ -29,12 +16,12 @@ Writes text with a trained model.
     tfwd-generate --workdir=runs/quickstart
     tfwd-generate --workdir=runs/quickstart --prompt="The class" --temperature=0.5 --seed=7
 
-The same flags give the same text. A token that the vocabulary does not have is never written.
+The same flags give the same text. Unknown tokens are never written.
 """
 
 
 def run() -> None:
-    """The console script."""
+    """Runs the console script."""
     app.run(main, define, ABOUT)
 
 
@@ -43,186 +30,36 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
     flags.mark_flag_as_required("workdir", values)
     flags.DEFINE_string("checkpoint", "best", "best or last", flag_values=values)
-    flags.DEFINE_integer("tokens", 200, "how many words or characters to write", flag_values=values)
+    flags.DEFINE_integer(
+        "tokens", 200, "number of words or characters to write", flag_values=values
+    )
     flags.DEFINE_float(
         "temperature",
         0.8,
-        "1: as the model says; lower: surer; 0: the likeliest",
+        "1: the model's probabilities; lower: likely tokens; 0: the most likely",
         flag_values=values,
     )
     flags.DEFINE_integer(
-        "top_k", 0, "draw among the k likeliest only; 0: among all", flag_values=values
+        "top_k", 0, "draw from the k most likely tokens; 0: from all", flag_values=values
     )
     flags.DEFINE_integer(
-        "seed", 0, "of the draws; another seed gives another text", flag_values=values
+        "seed", 0, "seed of the draws; another seed gives another text", flag_values=values
     )
-    flags.DEFINE_string("prompt", "", "text to go on from", flag_values=values)
+    flags.DEFINE_string("prompt", "", "text to continue", flag_values=values)
 
 
 def main(values: flags.FlagValues) -> None:
     """Prints the text."""
     from tfwd.lm.program import load
+    from tfwd.lm.sampling import check_options, generate
 
     options: dict[str, Any] = {
         name: values[name].value for name in ("tokens", "temperature", "top_k", "seed")
     }
-    check_options(**options)  # before the model is read, which takes its time
+    check_options(**options)  # before the model is read, which is slow
     saved = load(values.workdir, values.checkpoint)
     unknown = saved.vocabulary.unknown(tokenize(values.prompt, saved.vocabulary.level))
     if unknown:
         listed = ", ".join(unknown)
         print(f"not in the vocabulary, read as unknown: {listed}", file=sys.stderr)
     print(generate(saved.model, saved.vocabulary, prompt=values.prompt, **options))
-
-
-def generate(
-    model: LanguageModel,
-    vocabulary: Vocabulary,
-    *,
-    tokens: int = 200,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    seed: int = 0,
-    prompt: str = "",
-) -> str:
-    """Draws a text from a language model.
-
-    Each token is drawn with the probability `softmax(logits / temperature)` among the `top_k`
-    likeliest, and is the model's next input. `<unk>` is never drawn: it is no word of a text.
-
-    Args:
-        model: the model; it runs with `training=False`.
-        vocabulary: the model's vocabulary.
-        tokens: how many to draw, at least 0 and at most a million.
-        temperature: below 1 prefers likely tokens, above 1 unlikely ones; 0 takes the likeliest.
-        top_k: draw among so many; 0 draws among all.
-        seed: a whole number, at least 0. Equal arguments give equal texts.
-        prompt: the text to go on from; what the vocabulary does not know is read as `<unk>` and
-            stays in the result as it is. Without one, the text begins as a line does.
-
-    Returns:
-        The prompt, made of its tokens, and what was drawn after it.
-
-    Raises:
-        UserError: an argument is out of its range, or the model gives no finite numbers.
-
-    Example:
-
-    >>> from tfwd.lm.model import LanguageModel
-    >>> vocabulary = Vocabulary.from_tokens("to be or not to be <eos>".split(), "word")
-    >>> model = LanguageModel(len(vocabulary), embedding_dim=4, hidden_units=(4,), seed=0)
-    >>> text = generate(model, vocabulary, tokens=5, prompt="to be")
-    >>> text.startswith("to be")
-    True
-    """
-    check_options(tokens, temperature, top_k, seed)
-    given = tokenize(prompt, vocabulary.level)
-    if given and given[-1] == EOS and vocabulary.level == "word" and not prompt.endswith("\n"):
-        del given[-1]  # the line is not at its end: the model is to go on with it
-    start = vocabulary.encode(given) if given else np.array([_line_end(vocabulary)], np.int32)
-    drawn = draw(
-        model,
-        start,
-        tokens,
-        temperature=temperature,
-        top_k=top_k,
-        seed=seed,
-        never=(vocabulary.unk_id,),
-    )
-    return detokenize(given + vocabulary.decode(drawn), vocabulary.level)
-
-
-def check_options(tokens: int, temperature: float, top_k: int, seed: int) -> None:
-    """Raises UserError unless the options of `generate` are in their ranges."""
-    for name, value in (("tokens", tokens), ("top_k", top_k), ("seed", seed)):
-        if value < 0:
-            raise UserError(f"{name}={value}: give a whole number, at least 0")
-    if not TOKENS.is_valid(tokens):
-        raise UserError(f"tokens={tokens}: give {TOKENS.expected}")
-    if not 0 <= temperature < float("inf"):
-        raise UserError(f"temperature={temperature}: give a number, at least 0")
-
-
-def draw(
-    model: LanguageModel,
-    start: np.ndarray,
-    tokens: int,
-    *,
-    temperature: float,
-    top_k: int,
-    seed: int,
-    never: tuple[int, ...] = (),
-) -> Iterator[int]:
-    """The numbers of the tokens drawn after `start`, one by one; see `generate`.
-
-    Args:
-        model: the model.
-        start: the numbers it reads first, at least one.
-        tokens: how many to draw.
-        temperature: as in `generate`.
-        top_k: as in `generate`.
-        seed: as in `generate`.
-        never: numbers that are not drawn.
-    """
-    generator = np.random.default_rng(seed)
-    window = tf.TensorSpec([1, None], tf.int32)
-    states = model.zero_state(1)
-    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), states)
-
-    @tf.function(input_signature=[window, specs])
-    def step(ids: tf.Tensor, states: list) -> tuple[tf.Tensor, list]:
-        output = model(ids, states=states, training=False)
-        return output.logits[0, -1], output.states
-
-    ids = np.asarray(start, np.int32)[None]
-    for _ in range(tokens):
-        logits, states = step(tf.constant(ids), states)
-        scores = logits.numpy()
-        if not np.isfinite(scores.astype(np.float32)).all():
-            raise UserError(
-                "the model gives no finite numbers for the next token: its weights are not finite, "
-                "or too large for its dtype policy"
-            )
-        token = choose(scores, generator, temperature, top_k, never)
-        ids = np.array([[token]], np.int32)
-        yield token
-
-
-def choose(
-    logits: np.ndarray,
-    generator: np.random.Generator,
-    temperature: float,
-    top_k: int = 0,
-    never: tuple[int, ...] = (),
-) -> int:
-    """One draw from `softmax(logits / temperature)`.
-
-    Args:
-        logits: `[vocabulary]`.
-        generator: where the draw comes from; not used at temperature 0.
-        temperature: at least 0; 0 is the likeliest, the first of equals.
-        top_k: only among so many of the likeliest (of equals the first); 0 is all.
-        never: numbers that are not drawn.
-
-    Example:
-
-    >>> choose(np.array([1.0, 3.0, 2.0]), np.random.default_rng(0), 0.0, never=(1,))
-    2
-    """
-    scores = np.array(logits, np.float64)
-    scores[list(never)] = -np.inf
-    if temperature == 0:
-        return int(np.argmax(scores))
-    if 0 < top_k < len(scores):
-        scores[np.argsort(-scores, kind="stable")[top_k:]] = -np.inf
-    # The largest is taken off before the division: a small temperature must not overflow.
-    with np.errstate(over="ignore"):
-        weights = np.exp((scores - np.max(scores)) / temperature)
-    return int(generator.choice(len(weights), p=weights / weights.sum()))
-
-
-def _line_end(vocabulary: Vocabulary) -> int:
-    """The number of what stands before a line: its first token is predicted from that."""
-    if vocabulary.eos_id is not None:
-        return vocabulary.eos_id
-    return int(vocabulary.encode(["\n"])[0])

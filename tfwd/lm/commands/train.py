@@ -1,4 +1,4 @@
-"""tfwd-train: trains a language model, or goes on with a run that was stopped."""
+"""tfwd-train: trains a language model, or resumes a stopped run."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from tfwd.runs.training.signals import StopRequest
 from tfwd.runs.training.train import define
 
 ABOUT = """
-Trains an AWD-LSTM language model and shows what came out.
+Trains an AWD-LSTM language model and shows its results.
 
     tfwd-train --config=configs/quickstart.py --workdir=runs/quickstart
     tfwd-train --config=configs/char.py --workdir=runs/mine --config.data.path=FOLDER
 
-A run that was stopped, by Ctrl-C or by anything else, goes on where its last checkpoint stood
-when the same command is given again.
+The same command resumes a stopped run from its last checkpoint.
 """
 
 
 def run() -> None:
-    """The console script."""
+    """Runs the console script."""
     app.run(main, define, ABOUT, schema=PROGRAM.schema)
 
 
 def main(values: flags.FlagValues) -> int:
-    """Trains; returns the exit code."""
+    """Trains, and returns the exit code."""
     return training.main(PROGRAM, values)
 
 
 def train(config: ml_collections.ConfigDict, workdir: str, stop: StopRequest) -> dict[str, Any]:
-    """`tfwd.runs.training.train.train` of a language model."""
+    """Trains a language model, as `tfwd.runs.training.train.train` does."""
     return training.train(PROGRAM, config, workdir, stop)

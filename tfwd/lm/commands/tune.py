@@ -1,4 +1,4 @@
-"""tfwd-tune: sweeps over the keys of a configuration, alone or with workers on other machines."""
+"""tfwd-tune: sweeps over config keys, alone or with workers on other machines."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from tfwd.runs.sweeps import tune
 from tfwd.runs.sweeps.tune import define
 
 ABOUT = """
-Searches for the best values of config keys, each trial a training run, and shows what came out.
+Searches for the best values of config keys. Each trial is a training run. Shows the results.
 
     tfwd-tune --config=configs/quickstart.py --sweep=configs/sweeps/rates.py --workdir=runs/rates
     tfwd-tune --config=configs/quickstart.py --sweep=configs/sweeps/rates.py --dry_run
 
-The sweep file says what is varied:
+The sweep file defines the search:
 
     from tfwd.lm.sweeps import Float, Sweep
 
     def get_sweep():
         return Sweep({"model.weight_dropout": Float(0, 0.7, step=0.1)}, method="grid")
 
-With --program=finetune the runs are those of tfwd-finetune: tfwd-tune --program=finetune --help.
-A sweep that was stopped goes on when the same command is given again. Several machines share one by
-KERASTUNER_TUNER_ID, KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT: see docs/tuning.md.
+With --program=finetune each trial is a run of tfwd-finetune: tfwd-tune --program=finetune --help.
+The same command resumes a stopped sweep. Several machines share a sweep with KERASTUNER_TUNER_ID,
+KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT: see docs/tuning.md.
 """
 
 
 def run(argv: Sequence[str] | None = None) -> None:
-    """The console script; `argv` as in `app.run`."""
-    # The keys must go together in each trial, and not in the config that trials change.
+    """Runs the console script; `argv` as in `app.run`."""
+    # The keys must fit together in each trial, and not in the config that the trials change.
     app.run(main, define, ABOUT, schema=PROGRAM.schema, together=False, argv=argv)
 
 
 def main(values: flags.FlagValues) -> int:
-    """Searches; returns the exit code."""
+    """Searches, and returns the exit code."""
     return tune.main(PROGRAM, values)

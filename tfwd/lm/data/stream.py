@@ -1,9 +1,9 @@
-"""Cuts a numbered text into the windows that a recurrent model is trained on.
+"""Cuts a numbered text into the windows on which a recurrent model is trained.
 
-Truncated back-propagation through time: the text is cut into `batch_size` contiguous columns that
-are read side by side, a window of a few dozen steps at a time, and the state at a window's end
-is the state at the next one's beginning. The lengths of the windows are a pure function of
-(seed, epoch), so that a run can be continued in the middle of an epoch.
+This is truncated back-propagation through time. The text is cut into `batch_size` contiguous
+columns. All columns are read together, a window of a few dozen steps at a time. The state at the
+end of a window is the state at the start of the next one. The lengths of the windows depend only on
+(seed, epoch), so that a run can resume in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import tensorflow as tf
 from tfwd.runs.errors import UserError
 
 SHORTEST = 5  # of the random windows; the last window of an epoch may be shorter
-HALVED = 0.05  # the share of windows around half the base
-DEVIATION = 5.0  # of a random window's length
+HALVED = 0.05  # share of the windows whose mean is half the base
+DEVIATION = 5.0  # standard deviation of a random window's length
 
 
 def columns(
     ids: np.ndarray, batch_size: int, *, window: int = 1, what: str = "the text"
 ) -> np.ndarray:
-    """Cuts a text into contiguous columns of one length.
+    """Cuts a text into contiguous columns of equal length.
 
     Args:
         ids: the text's numbers, `[tokens]`.
-        batch_size: the number of columns. The `tokens % batch_size` last tokens are left out.
-        window: a column must hold at least one window of so many steps, and the token after it.
-        what: the text's name for an error message.
+        batch_size: int. The number of columns. The last `tokens % batch_size` tokens are dropped.
+        window: int. A column must hold at least one window of this many steps, and the next token.
+        what: str. The text's name for an error message.
 
     Returns:
-        int32 `[batch_size, tokens // batch_size]`; row `i` is the `i`-th part of the text.
+        int32 `[batch_size, tokens // batch_size]`. Row `i` is the `i`-th part of the text.
 
     Raises:
-        UserError: the text is too short; the message says which batch size would fit.
+        UserError: the text is too short. The message says which batch size would fit.
 
     Example:
 
@@ -60,30 +60,29 @@ def columns(
 
 
 def window_lengths(n: int, base: int, *, random: bool, seed: int = 0, epoch: int = 0) -> np.ndarray:
-    """The lengths of one epoch's windows.
+    """Draws the lengths of one epoch's windows.
 
-    With `random`, the published rule: the mean is `base`, or with probability 0.05 half of it;
-    the length is normal around the mean with deviation 5, rounded, and at least 5. So that over
-    the epochs every token is at every place of a window.
+    With `random`, this is the published rule. The mean is `base`, or half of it with probability
+    0.05. The length is normal around the mean with deviation 5, rounded, and at least 5. Over the
+    epochs, each token is therefore at each position of a window.
 
     Args:
-        n: the number of steps to divide, `columns.shape[1] - 1`: the last token of a column has
-            none after it to be predicted.
-        base: the base length.
-        random: False gives `base` everywhere.
-        seed: a whole number, at least 0.
-        epoch: the epoch's number, at least 0. Equal (seed, epoch) give equal lengths.
+        n: int. The number of steps to divide, `columns.shape[1] - 1`. The last token of a column
+            has no next token to predict.
+        base: int. The base length.
+        random: bool. False gives `base` everywhere.
+        seed: int, at least 0.
+        epoch: int, at least 0. Equal (seed, epoch) give equal lengths.
 
     Returns:
-        int32 `[windows]` with the sum `n`; the last may be shorter than all rules say.
+        int32 `[windows]` with the sum `n`. The last window may be shorter than the rules allow.
 
     Raises:
         ValueError: `n` or `base` is not positive.
 
     References:
         Merity, Keskar and Socher (2017), section 4.1 (variable length sequences). Departure: the
-        authors' program takes the whole part of the normal number; here it is rounded, which
-        keeps the mean.
+        authors' program truncates the normal number. This function rounds it, which keeps the mean.
 
     Example:
 
@@ -96,7 +95,7 @@ def window_lengths(n: int, base: int, *, random: bool, seed: int = 0, epoch: int
         raise ValueError(f"n={n}, base={base}: both must be at least 1")
     if random:
         generator = np.random.default_rng([seed, epoch])
-        count = -(-n // SHORTEST)  # so many are enough whatever is drawn
+        count = -(-n // SHORTEST)  # enough for any draw
         mean = np.where(generator.random(count) < HALVED, base / 2, base)
         lengths = np.rint(generator.normal(mean, DEVIATION)).astype(np.int64)
         lengths = np.maximum(lengths, SHORTEST)
@@ -110,16 +109,16 @@ def window_lengths(n: int, base: int, *, random: bool, seed: int = 0, epoch: int
 
 
 def windows(columns: np.ndarray, lengths: np.ndarray, first: int = 0) -> tf.data.Dataset:
-    """The windows of one epoch, in order.
+    """Returns the windows of one epoch, in order.
 
     Args:
         columns: int32 `[batch, steps + 1]`, from `columns`.
         lengths: int32 `[windows]` with the sum `steps`, from `window_lengths`.
-        first: leave out so many windows at the beginning, to go on in the middle of an epoch.
+        first: int. The number of windows to skip, to resume in the middle of an epoch.
 
     Returns:
-        A dataset of (inputs, targets), both int32 `[batch, length]` with `length` left open in
-        the element's specification; targets are the inputs one step later.
+        A dataset of (inputs, targets), both int32 `[batch, length]`. `length` is unknown in the
+        element's specification. Targets are the inputs one step later.
 
     Raises:
         ValueError: the lengths do not add up to the columns, or `first` is out of range.
@@ -138,7 +137,7 @@ def windows(columns: np.ndarray, lengths: np.ndarray, first: int = 0) -> tf.data
         raise ValueError(f"first={first}: there are {len(lengths)} windows")
     starts = np.cumsum(lengths) - lengths
     with tf.device("CPU:0"):
-        # One tensor that the function below captures: slicing it needs no Python at run time.
+        # The function below captures this tensor. Slicing it needs no Python at run time.
         table = tf.constant(columns, tf.int32)
         batch = columns.shape[0]
         places = np.stack([starts, starts + lengths], axis=1).astype(np.int32)[first:]

@@ -1,9 +1,9 @@
 """Reads the training, validation and test text, and cuts a text into tokens.
 
-The default text is in every Python: the topics of its reference manual, which `pydoc` shows
-(about 65,000 words; it differs a little from version to version). So the main job needs no
-download. It is taken as it is, with its rules of asterisks and its code. Other text is a folder
-of three files, as WikiText and the Penn Treebank come, or one file that is split by position.
+The default text is in every Python: the topics of its reference manual, which `pydoc` shows. It has
+about 65,000 words and differs a little between versions. No download is needed. The text is used
+unchanged, with its rules of asterisks and its code. Other text is a folder of three files, like
+WikiText and the Penn Treebank, or one file that is split by position.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMES = ("{}.txt", "wiki.{}.tokens", "ptb.{}.txt")
 
 
 class Splits(NamedTuple):
-    """The three parts of a text, and a name for reports."""
+    """Training, validation and test part of a text, with a name for reports."""
 
     train: str
     valid: str
@@ -36,12 +36,12 @@ def load_splits(
     """Reads the training, validation and test text.
 
     Args:
-        path: a folder with `train.txt`, `valid.txt` and `test.txt` (the names
-            `wiki.train.tokens` and `ptb.train.txt` and their like are known too); or one text
-            file, which is split by position; or None or "" for the embedded text.
-        fractions: of one text, the shares (in characters) of the three parts. A cut is moved to
-            the next end of a line, so that no line is divided; in a text without lines to the
-            next space, and in one without spaces it stays where it is.
+        path: a folder with `train.txt`, `valid.txt` and `test.txt` (or names like
+            `wiki.train.tokens` and `ptb.train.txt`). Or one text file, which is split by position.
+            None or "" reads the embedded text.
+        fractions: the shares of a single text's three parts, in characters. A cut is moved to the
+            next line end, so that no line is divided. In a text without lines it is moved to the
+            next space. In a text without spaces it is not moved.
 
     Returns:
         The `Splits`. No part is empty.
@@ -74,20 +74,20 @@ def load_splits(
 def tokenize(text: str, level: str = "word") -> list[str]:
     r"""Cuts a text into tokens.
 
-    Word level: what stands between white space, and `<eos>` at the end of each line. A blank
-    line gives nothing. (The programs of the AWD-LSTM paper give an `<eos>` for a blank line too;
-    it is easy to predict, so their perplexities on WikiText-2 are a little lower for that.)
-    Character level: every character, the line feed among them.
+    Word level: the words between white space, and `<eos>` at the end of each line. A blank line
+    gives no token. (The programs of the AWD-LSTM paper also give an `<eos>` for a blank line. It is
+    easy to predict, so their perplexities on WikiText-2 are a little lower.) Character level: every
+    character, including the line feed.
 
     Args:
-        text: the text.
+        text: str. The text.
         level: "word" or "char".
 
     Returns:
         The tokens.
 
     Raises:
-        UserError: another level.
+        UserError: the level is unknown.
 
     Example:
 
@@ -100,7 +100,7 @@ def tokenize(text: str, level: str = "word") -> list[str]:
     if level == "char":
         return list(text)
     tokens: list[str] = []
-    for line in text.split("\n"):  # not splitlines(): it also cuts at form feeds and the like
+    for line in text.split("\n"):  # splitlines() also cuts at form feeds and similar characters
         words = line.split()
         if words:
             tokens += words
@@ -109,18 +109,18 @@ def tokenize(text: str, level: str = "word") -> list[str]:
 
 
 def detokenize(tokens: Sequence[str], level: str = "word") -> str:
-    r"""Makes a text of tokens: words with one space between, a line end for `<eos>`.
+    r"""Joins tokens to a text: words with one space between, and a line end for `<eos>`.
 
     Args:
         tokens: the tokens.
         level: "word" or "char".
 
     Returns:
-        The text. At character level it is the one that was tokenized; at word level it is that
-        text without blank lines and without repeated or leading white space.
+        The text. At character level it equals the tokenized text. At word level it has no blank
+        lines and no repeated or leading white space.
 
     Raises:
-        UserError: another level.
+        UserError: the level is unknown.
 
     Example:
 
@@ -140,7 +140,7 @@ def detokenize(tokens: Sequence[str], level: str = "word") -> str:
 
 
 def check_level(level: str) -> None:
-    """Raises UserError unless `level` is one of `LEVELS`."""
+    """Raises a `UserError` unless `level` is one of `LEVELS`."""
     if level not in LEVELS:
         raise UserError(f"data.level={level!r}: give word or char")
 
@@ -170,8 +170,8 @@ def _split(text: str, fractions: tuple[float, float, float], name: str) -> Split
 
 
 def _cut(text: str, position: int, start: int = 0) -> int:
-    """The place of a cut at or soon after `position`: after a line end, else after a space."""
-    reach = position + max(1000, len(text) // 100)  # a line's end further off is no neighbour
+    """Returns the position of a cut at or soon after `position`: after a line end or a space."""
+    reach = position + max(1000, len(text) // 100)  # a line end further away is ignored
     for end in ("\n", " "):
         found = text.find(end, max(position, start + 1) - 1, reach)
         if found >= 0 and text[found + 1 :].strip():

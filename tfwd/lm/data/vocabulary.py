@@ -1,8 +1,8 @@
-"""The vocabulary, which numbers tokens, and the corpus, a text that is numbered by it.
+"""Vocabulary, which numbers tokens, and corpus, which is a numbered text.
 
-The vocabulary is counted on the training text alone and saved with the model: a model without
-its vocabulary is a table of nameless rows. Its fingerprint lets a program refuse a checkpoint
-that belongs to another vocabulary, which would otherwise only show as bad predictions.
+The vocabulary is counted on the training text only, and saved with the model. Without its
+vocabulary a model is a table of nameless rows. A program compares fingerprints to reject a
+checkpoint of another vocabulary, which would otherwise only predict badly.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ UNK = "<unk>"
 
 
 class Vocabulary:
-    """A fixed list of tokens; a token's number is its place in the list.
+    """Fixed list of tokens, in which a token's number is its position.
 
-    The number 0 is `<unk>`, which stands for every token that is not in the list. At word level
-    the number 1 is `<eos>`, the end of a line. At character level no character can be mistaken
-    for `<unk>`, which has five. A word of the text that reads `<unk>` or `<eos>` is that symbol.
+    The number 0 is `<unk>`, which stands for every token that is not in the list. At word level the
+    number 1 is `<eos>`, the end of a line. At character level no character equals `<unk>`, which
+    has five. A word of the text that reads `<unk>` or `<eos>` is that symbol.
 
     Args:
-        tokens: the tokens, without repetition and with the symbols in their places. To count a
-            text use `from_tokens`.
+        tokens: the tokens, without repetition, with the symbols first. `from_tokens` makes the list
+            from a text.
         level: "word" or "char".
 
     Raises:
-        ValueError: a token that is repeated, or a symbol that is not in its place.
+        ValueError: a token is repeated, or a symbol is not in its position.
 
     Example:
 
@@ -59,21 +59,22 @@ class Vocabulary:
         self._ids = {token: i for i, token in enumerate(self.tokens)}
         if len(self._ids) != len(self.tokens):
             repeated = collections.Counter(self.tokens).most_common(1)[0][0]
-            raise ValueError(f"the token {repeated!r} stands in the vocabulary more than once")
+            raise ValueError(f"the token {repeated!r} is in the vocabulary more than once")
         if self.tokens[: len(specials)] != specials:
             raise ValueError(f"a {level} vocabulary begins with {specials}, not {self.tokens[:2]}")
 
     @classmethod
     def from_tokens(cls, tokens: Iterable[str], level: str, min_count: int = 1) -> Vocabulary:
-        """Counts a text; give it the training text only.
+        """Counts the tokens of the training text.
 
         Args:
             tokens: the tokens of the training text.
             level: "word" or "char".
-            min_count: a token that is rarer is left out and becomes `<unk>`.
+            min_count: int. Tokens that are rarer become `<unk>`.
 
         Returns:
-            The vocabulary: the symbols, then the tokens by falling count, those of one count in
+            The vocabulary: the symbols, then the tokens by falling count. Tokens with equal counts
+                are in the order of their first appearance.
             the order of their first appearance.
 
         Raises:
@@ -88,49 +89,51 @@ class Vocabulary:
         ]
         if not kept:
             raise UserError(
-                f"data.min_count={min_count}: no token of the training text is so frequent; "
-                f"the most frequent stands there {max(counts.values(), default=0)} times"
+                f"data.min_count={min_count}: no token of the training text is that frequent; "
+                f"the most frequent occurs {max(counts.values(), default=0)} times"
             )
         return cls(specials + kept, level)
 
     def __len__(self) -> int:
-        """The number of tokens, the symbols included."""
+        """Returns the number of tokens, including the symbols."""
         return len(self.tokens)
 
     @property
     def unk_id(self) -> int:
-        """The number of `<unk>`."""
+        """Returns the number of `<unk>`."""
         return self._ids[UNK]
 
     @property
     def eos_id(self) -> int | None:
-        """The number of `<eos>`; None at character level."""
+        """Returns the number of `<eos>`; None at character level."""
         return self._ids.get(EOS) if self.level == "word" else None
 
     def encode(self, tokens: Sequence[str]) -> np.ndarray:
-        """The numbers of `tokens`, int32 `[len(tokens)]`; `unk_id` for one not in the list."""
+        """Returns the numbers of `tokens`, int32 `[len(tokens)]`. Unknown tokens get `unk_id`."""
         get, unk = self._ids.get, self.unk_id
         return np.fromiter((get(token, unk) for token in tokens), np.int32, len(tokens))
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """The tokens that have these numbers.
+        """Returns the tokens with these numbers.
 
         Raises:
-            ValueError: a number outside `[0, len(self))`.
+            ValueError: a number is outside `[0, len(self))`.
         """
         ids = [int(i) for i in ids]
         for i in ids:
             if not 0 <= i < len(self.tokens):
-                raise ValueError(f"{i} is no token's number; they are 0 to {len(self.tokens) - 1}")
+                raise ValueError(
+                    f"{i} is not the number of a token; these are 0 to {len(self.tokens) - 1}"
+                )
         return [self.tokens[i] for i in ids]
 
     def unknown(self, tokens: Iterable[str]) -> list[str]:
-        """The tokens that are not in the vocabulary, each once, in order of appearance."""
+        """Returns the tokens that are not in the vocabulary, each once, in order of appearance."""
         known = set(self.tokens)
         return list(dict.fromkeys(token for token in tokens if token not in known))
 
     def fingerprint(self) -> str:
-        """Sixteen hexadecimal digits that two vocabularies share only if they are equal."""
+        """Returns sixteen hexadecimal digits, which only equal vocabularies share."""
         return hashlib.sha256(self._json().encode()).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -143,18 +146,18 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
-        """Reads what `save` wrote.
+        """Reads the file that `save` wrote.
 
         Raises:
-            UserError: the file is missing, or is not a whole vocabulary.
+            UserError: the file is missing, or is not a complete vocabulary.
         """
         content = read_json(path, "vocabulary")
         try:
             if not all(isinstance(token, str) for token in content["tokens"]):
-                raise ValueError("its tokens are no texts")
+                raise ValueError("its tokens are not texts")
             return cls(content["tokens"], content["level"])
         except (ValueError, KeyError, TypeError, UserError) as error:
-            raise UserError(f"{path} is not a whole vocabulary: {error}") from error
+            raise UserError(f"{path} is not a complete vocabulary: {error}") from error
 
     def _json(self) -> str:
         return json.dumps({"level": self.level, "tokens": self.tokens}, indent=0)
@@ -165,12 +168,12 @@ def _specials(level: str) -> list[str]:
 
 
 class Corpus(NamedTuple):
-    """A numbered text.
+    """Numbered text with its vocabulary.
 
     Attributes:
-        name: what the text is called.
-        vocabulary: of its training part.
-        texts: "train", "valid" and "test", int32 `[tokens]` each.
+        name: str. The text's name.
+        vocabulary: `Vocabulary` of the training part.
+        texts: dict of "train", "valid" and "test", int32 `[tokens]` each.
     """
 
     name: str
@@ -179,16 +182,16 @@ class Corpus(NamedTuple):
 
     @property
     def size(self) -> str:
-        """How much there is to train on, in words."""
+        """Returns the number of training tokens, in words."""
         return f"{len(self.texts['train']):,} tokens"
 
     def fingerprint(self) -> str:
-        """A short hash of the numbered text."""
+        """Returns a short hash of the numbered text."""
         return fingerprint(self.texts)
 
 
 def read_corpus(data: ml_collections.ConfigDict) -> Corpus:
-    """Reads the text that a configuration's `data` names.
+    """Reads and numbers the text of a configuration's `data` keys.
 
     Raises:
         UserError: the text is missing or cannot be read.

@@ -1,1 +1,1 @@
-"""Likely causes of a bad step, each found in what the step computed. See `docs/non_finite.md`."""
+"""Rules for the likely causes of a bad step. See `docs/non_finite.md`."""

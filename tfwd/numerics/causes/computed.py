@@ -1,4 +1,4 @@
-"""Causes that lie in what a model computes."""
+"""Causes in the computation of a model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from tfwd import _keras
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.exponentials import exp_limit, is_beyond_exp
-from tfwd.numerics.causes.overflow import blow_up, overflows_half, unscaled
-from tfwd.numerics.details import rows_of
-from tfwd.numerics.report import Cause, Found
+from tfwd.numerics.causes.overflow import exploding_gradients, large_inputs, overflows_half
+from tfwd.numerics.details import rows_text
+from tfwd.numerics.report import Cause, Measurement
 
 NORMALIZING = (
     "BatchNormalization",
@@ -22,7 +22,7 @@ NORMALIZING = (
 
 
 def normalization(evidence: Evidence) -> Iterator[Cause]:
-    """A layer that divides by the root of a variance."""
+    """Checks for a layer that divides by the root of a variance near zero."""
     first, before = evidence.first, evidence.before
     kind = first.frame.layer
     if kind not in NORMALIZING or first.frame.kind not in ("output", "gradient"):
@@ -40,19 +40,19 @@ def normalization(evidence: Evidence) -> Iterator[Cause]:
     if kind == "BatchNormalization" and evidence.batch_size == 1:
         given = " The batch has 1 example, so the variance of each unit is 0."
         advice = (
-            "use a larger epsilon (1e-3), and leave such batches out (drop_remainder=True) or "
+            "use a larger epsilon (1e-3), and drop such batches (drop_remainder=True) or "
             "choose a batch size that leaves no last batch of 1."
         )
     yield Cause(
         "a variance near zero",
-        f"The first that is not finite comes out of a {kind}, which divides by the root of a "
+        f"The first non-finite tensor is the output of a {kind}, which divides by the root of a "
         f"variance plus epsilon = {epsilon}.{given}",
         advice,
     )
 
 
 def domain(evidence: Evidence) -> Iterator[Cause]:
-    """Finite numbers are made into what is not: a function outside its domain."""
+    """Checks for a function outside its domain, which turns finite numbers into non-finite ones."""
     first, before = evidence.first, evidence.before
     what = f"'{first.frame.name}' makes"
     if first.frame.kind == "input" and before is not None:
@@ -66,18 +66,20 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     if before is None:
         return
     found = first.detail.summary
-    overflowing = [one for one in evidence.leading if found.positive_inf and is_beyond_exp(one)]
+    overflowing = [
+        one for one in evidence.tensors_before if found.positive_inf and is_beyond_exp(one)
+    ]
     if overflowing and first is evidence.first:
         before = overflowing[-1]
     elif first is evidence.first and first.frame.kind == "output":
-        before = evidence.leading[-1]
+        before = evidence.tensors_before[-1]
     given = before.detail
     infinite = found.positive_inf + found.negative_inf
     kinds = [word for word, count in (("NaN", found.nan), ("infinity", infinite)) if count]
-    where = f" It is in {rows_of(first.detail.rows)}." if first.detail.rows.any() else ""
+    where = f" It is in {rows_text(first.detail.rows)}." if first.detail.rows.any() else ""
     zeros = f", {given.summary.zeros} of them 0" if given.summary.zeros else ""
-    where += _given_there(evidence, first, before)
-    scale = unscaled(evidence, "x")
+    where += _input_at_position(evidence, first, before)
+    scale = large_inputs(evidence, "x")
     reasons = []
     if found.nan:
         reasons.append("NaN comes of 0/0, infinity minus infinity, a root, a fractional power or a "
@@ -92,10 +94,10 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
         reasons.append("-infinity comes of a logarithm of 0, or of -1/0")
     advice = (
         f"clip '{before.frame.name}' before the exponential, as with tf.clip_by_value(.., -20, 20),"
-        " or take its maximum off; a lower learning rate or clipped gradients keep it small"
+        " or subtract its maximum; a lower learning rate or clipped gradients keep it small"
         if overflowing
-        else "clip what goes in, add a small number to what is divided by, take the maximum off "
-        "before an exponential"
+        else "clip the inputs, add a small number to the divisor, subtract the maximum before "
+        "an exponential"
     )
     yield Cause(
         "a function outside its domain",
@@ -105,8 +107,8 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
-def _given_there(evidence: Evidence, first: Found, before: Found) -> str:
-    """What a function of each element was given in the one place that is not finite."""
+def _input_at_position(evidence: Evidence, first: Measurement, before: Measurement) -> str:
+    """Returns the function's input at the only non-finite position, as text."""
     values = evidence.data.get(before.frame.name) if before.frame.kind == "data" else None
     rows, columns = (np.flatnonzero(one) for one in (first.detail.rows, first.detail.columns))
     if values is None or values.ndim != 2 or len(rows) != 1 or len(columns) != 1:
@@ -118,13 +120,13 @@ def _given_there(evidence: Evidence, first: Found, before: Found) -> str:
 
 
 def backward(evidence: Evidence) -> Iterator[Cause]:
-    """All is finite forward, and a gradient is not."""
+    """Checks for a non-finite gradient after a finite forward pass."""
     first = evidence.first
     if first.frame.kind not in ("gradient", "weight gradient"):
         return
     if any(one.frame.kind == "loss" and not one.is_finite for one in evidence.found):
         return
-    overflows = not first.detail.summary.nan and any(blow_up(evidence))
+    overflows = not first.detail.summary.nan and any(exploding_gradients(evidence))
     if overflows or overflows_half(evidence):
         return
     kinds = ("input", "pre-activation", "output")
@@ -146,12 +148,12 @@ def backward(evidence: Evidence) -> Iterator[Cause]:
         else f"the gradient is not: what follows '{first.frame.name}', which is no layer but the "
         "loss function or what is computed before it, has no finite derivative somewhere"
     )
-    rows = f" It is in {rows_of(first.detail.rows)}." if first.detail.rows.any() else ""
+    rows = f" It is in {rows_text(first.detail.rows)}." if first.detail.rows.any() else ""
     if not source:
-        rows += _prediction_there(evidence, first)
+        rows += _loss_inputs_text(evidence, first)
     yield Cause(
         "a function whose derivative is infinite",
-        f"All is finite forward, loss included, and {where}.{seen}"
+        f"The forward pass is finite, including the loss, and {where}.{seen}"
         f"{rows if first.frame.kind == 'gradient' else ''}",
         f"look in {source or 'it'} for a root, a norm, a logarithm or a power at 0, and for "
         "tf.where around one of them: add a small number inside, and give both branches of "
@@ -159,8 +161,8 @@ def backward(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
-def _prediction_there(evidence: Evidence, first: Found) -> str:
-    """What the loss was given in the first row in which a gradient is not finite."""
+def _loss_inputs_text(evidence: Evidence, first: Measurement) -> str:
+    """Returns the loss's inputs in the first row with a non-finite gradient, as text."""
     labels = [values for name, values in evidence.data.items() if name.startswith("y")]
     rows = np.flatnonzero(first.detail.rows)
     if len(evidence.predictions) != 1 or len(labels) != 1 or not rows.size:
@@ -180,7 +182,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def update(evidence: Evidence) -> Iterator[Cause]:
-    """Finite gradients, and a new value that is not."""
+    """Checks for finite gradients that give a new value that is not finite."""
     one = evidence.first
     if one.frame.kind != "update":
         return

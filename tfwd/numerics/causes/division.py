@@ -1,4 +1,4 @@
-"""The cause that nothing is left to divide by: 0/0."""
+"""Rule for the cause that there is nothing left to divide by: 0/0."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 from tfwd.numerics.causes.computed import NORMALIZING
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.softmax import all_masked
-from tfwd.numerics.details import rows_of
-from tfwd.numerics.report import Cause, Found, is_recurrent
+from tfwd.numerics.details import rows_text
+from tfwd.numerics.report import Cause, Measurement, is_recurrent
 
 
-def nothing_left(evidence: Evidence) -> Iterator[Cause]:
-    """0/0: a mask, a rate or a weight that leaves nothing, a deviation or a norm of 0."""
+def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
+    """Checks for 0/0: an empty mask, a rate or weight of 0, a deviation or norm of 0."""
     name_of = "nothing is left to divide by"
     for name, values in evidence.data.items():
         if name.startswith("sample_weight") and values.size and not values.any():
             yield Cause(
                 name_of,
                 f"'{name}' is 0 for all {len(values)} examples of the batch.",
-                "leave such batches out, or divide by a number that is at least 1.",
+                "skip such batches, or divide by a number that is at least 1.",
             )
     before, first = evidence.before, evidence.first
     if before is None or first.frame.kind not in ("input", "output", "pre-activation", "loss"):
@@ -30,10 +30,11 @@ def nothing_left(evidence: Evidence) -> Iterator[Cause]:
     if summary.size and summary.zeros == summary.size and found.nan:
         yield Cause(
             name_of,
-            f"All {summary.size} elements of '{before.frame.label}' are 0, and what is computed of "
-            "them is NaN: 0/0.",
+            f"All {summary.size} elements of '{before.frame.label}' are 0, and the result of the "
+            "next "
+            "computation is NaN: 0/0.",
             "look for a mask or a dropout rate that leaves nothing, and for a mean or a norm of "
-            "it; add a small number to what is divided by.",
+            "it; add a small number to the divisor.",
         )
         return
     if found.nan != found.non_finite or first.frame.layer in NORMALIZING:
@@ -44,15 +45,15 @@ def nothing_left(evidence: Evidence) -> Iterator[Cause]:
     if seen and not any(True for _ in all_masked(evidence)):
         yield Cause(
             name_of,
-            f"It is NaN in {rows_of(first.detail.rows)}, where {' and '.join(seen)}: 0/0.",
-            "see to it that a mask leaves something (a softmax over nothing but -infinity is NaN "
-            "too); else add a small number to the sum, norm or deviation that is divided by, or "
-            "leave these examples out.",
+            f"It is NaN in {rows_text(first.detail.rows)}, where {' and '.join(seen)}: 0/0.",
+            "check that a mask leaves something (a softmax over nothing but -infinity is NaN too); "
+            "otherwise add a small number to the divisor (a sum, norm or deviation), or remove "
+            "these examples.",
         )
 
 
-def _seen_in_rows(before: Found, first: Found) -> Iterator[str]:
-    """What a layer was given in each row in which it makes NaN."""
+def _seen_in_rows(before: Measurement, first: Measurement) -> Iterator[str]:
+    """Yields what is special about a layer's input, in each row in which it makes NaN."""
     vectors = first.detail.vectors
     if vectors.ndim > 1 and vectors.any() and vectors.shape == before.detail.constant.shape:
         inner = tuple(range(1, vectors.ndim))
@@ -69,8 +70,8 @@ def _seen_in_rows(before: Found, first: Found) -> Iterator[str]:
         yield f"'{before.frame.label}' is one number throughout, and its deviation 0"
 
 
-def _seen_in_data(evidence: Evidence, first: Found) -> Iterator[str]:
-    """Which inputs are one number throughout in each row where a tensor is not finite."""
+def _seen_in_data(evidence: Evidence, first: Measurement) -> Iterator[str]:
+    """Yields the inputs that are constant in each row where a tensor is not finite."""
     rows = first.detail.rows
     for name, values in evidence.data.items():
         if not name.startswith("x") or not np.issubdtype(values.dtype, np.number):

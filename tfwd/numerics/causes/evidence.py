@@ -1,4 +1,4 @@
-"""What is known of a step that is not finite, which its causes are told by."""
+"""Evidence about a step that is not finite, for the rules of its causes."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from tfwd.numerics.report import Found
+from tfwd.numerics.report import Measurement
 
 
 class Evidence(NamedTuple):
-    """What is known of a step.
+    """Evidence about a step that is not finite.
 
     Attributes:
-        found: what was found in each tensor, in the order of computation.
-        data: the batch by name, `x`, `y[0]`, in arrays.
-        predictions: what was found in what the loss was given.
-        history: the extent of each weight's gradient by path, and of the loss, in the last steps.
+        found: the measurement of each tensor, in the order of computation.
+        data: dict of the batch's arrays by name, `x`, `y[0]`.
+        predictions: the measurements of the loss's inputs.
+        history: the extents of each weight's gradient, by path, and of the loss, in the last steps.
         model: the model.
-        loss: the names of the model's losses.
-        is_first: whether no step of this training was made before; `None` if it is not known that
-            the weights were finite after the last one.
-        function: the loss of the output that this is about, if it is about one of several.
-        output: the name of that output.
-        parts: of a loss of several outputs that is not finite, what is known of each of these whose
-            own loss is not.
+        loss: str. The names of the model's losses.
+        is_first: bool. True if no step of this training was made before; `None` if it is unknown
+            whether the weights were finite after the last step.
+        function: the loss of a single output, if the evidence is about one of several outputs.
+        output: str. The name of that output.
+        parts: for a non-finite loss of several outputs, the evidence of each output whose own loss
+            is not finite.
     """
 
-    found: Sequence[Found]
+    found: Sequence[Measurement]
     data: Mapping[str, np.ndarray]
-    predictions: Sequence[Found]
+    predictions: Sequence[Measurement]
     history: Sequence[Mapping[str, float]]
     model: keras.Model
     loss: str
@@ -40,29 +40,30 @@ class Evidence(NamedTuple):
     output: str = ""
     parts: Sequence[Evidence] = ()
 
-    def of(self, *kinds: str) -> list[Found]:
-        """What was found in frames of some kinds."""
+    def of(self, *kinds: str) -> list[Measurement]:
+        """Returns the measurements of frames of some kinds."""
         return [one for one in self.found if one.frame.kind in kinds]
 
-    def bad(self, *kinds: str) -> list[Found]:
-        """Those of them that are not finite."""
+    def bad(self, *kinds: str) -> list[Measurement]:
+        """Returns the non-finite measurements of frames of some kinds."""
         return [one for one in self.of(*kinds) if not one.is_finite]
 
     @property
     def batch_size(self) -> int:
-        """How many examples there are; 0 if it is not known."""
+        """Returns the number of examples; 0 if it is unknown."""
         return next((len(values) for values in self.data.values() if values.ndim), 0)
 
     @property
-    def first(self) -> Found:
-        """The first that is not finite."""
+    def first(self) -> Measurement:
+        """Returns the first non-finite measurement."""
         return next(one for one in self.found if not one.is_finite)
 
     @property
-    def leading(self) -> list[Found]:
-        """What leads to the first that is not finite, the nearest last.
+    def tensors_before(self) -> list[Measurement]:
+        """Returns the tensors that lead to the first non-finite one, the nearest last.
 
-        The outputs of layers inside of it, of those whose output it takes, and what was before it.
+        These are the tensor before it, the outputs of layers whose output it takes, and the outputs
+        of layers inside it.
         """
         first = self.first
         at = self.found.index(first)
@@ -75,8 +76,8 @@ class Evidence(NamedTuple):
         return [*([] if self.before is None else [self.before]), *given, *inside]
 
     @property
-    def before(self) -> Found | None:
-        """The layer's tensor just before the first that is not finite, and none inside of it."""
+    def before(self) -> Measurement | None:
+        """Returns the layer's tensor just before the first non-finite one, but none inside it."""
         first = self.first
         at = self.found.index(first)
         kinds = ("data", "input", "pre-activation", "output")

@@ -1,4 +1,4 @@
-"""From where on the exponential of a tensor is infinite."""
+"""Limit above which the exponential of a tensor is infinite."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 
 import tensorflow as tf
 
-from tfwd.numerics.report import Found
+from tfwd.numerics.report import Measurement
 
 
-def exp_limit(found: Found) -> float:
-    """The logarithm of the largest number of the tensor's dtype: 88.7 for float32."""
+def exp_limit(found: Measurement) -> float:
+    """Returns the logarithm of the dtype's largest number: 88.7 for float32."""
     dtype = tf.as_dtype(found.frame.dtype)
     return math.log(float(dtype.max)) if dtype.is_floating else math.log(float(tf.float32.max))
 
 
-def is_beyond_exp(found: Found) -> bool:
-    """Whether the exponential of an element is infinite."""
+def is_beyond_exp(found: Measurement) -> bool:
+    """Returns True if the exponential of an element is infinite."""
     return found.detail.high > exp_limit(found)

@@ -1,4 +1,4 @@
-"""Which loss, which labels and which predictions belong to each output of a model."""
+"""Losses, labels and predictions of each output of a model."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import tensorflow as tf
 
 from tfwd._keras import training as _keras_training
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.report import Found
+from tfwd.numerics.report import Measurement
 
 
 class Output(NamedTuple):
-    """An output of a model that has a loss.
+    """Output of a model that has a loss.
 
     Attributes:
-        name: the output's name, empty if the model has one output only.
-        loss: its loss, as it was given to `compile`.
-        label: the name of its labels in the batch.
-        prediction: what was found in it.
+        name: str. The output's name; empty if the model has only one output.
+        loss: the output's loss, as given to `compile`.
+        label: str. The name of the output's labels in the batch.
+        prediction: the measurement of the output.
     """
 
     name: str
     loss: Any
     label: str
-    prediction: Found
+    prediction: Measurement
 
 
 def loss_name(loss: Any) -> str:
-    """A loss in a word: its name, or that of the function."""
+    """Returns the name of a loss or of its function."""
     return getattr(loss, "name", None) or getattr(loss, "__name__", None) or str(loss)
 
 
 def outputs(evidence: Evidence) -> list[Output]:
-    """The outputs with a loss; none where it is not known what belongs together."""
+    """Returns the outputs with a loss; none if the assignment is unclear."""
     if not isinstance(evidence.model, keras.Model):
         return []
     loss = _keras_training.compiled_loss(evidence.model)[0]
@@ -70,7 +70,7 @@ def _of_output(loss: Any, key: str, index: int) -> Any:
 
 
 def of_output(evidence: Evidence, output: Output) -> Evidence:
-    """What is known of a step, without the labels and predictions of other outputs."""
+    """Returns the evidence of a step without the labels and predictions of other outputs."""
     data = {
         name: values
         for name, values in evidence.data.items()

@@ -1,4 +1,4 @@
-"""For which examples of a batch the loss is not finite, found by computing it for each alone."""
+"""Examples of a batch whose loss is not finite, found by computing each alone."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tfwd._keras import training as _keras_training
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.loss_outputs import of_output, outputs
 
-MOST = 512  # examples, which take about a millisecond each
+MOST = 512  # examples, each of which takes about a millisecond
 
 
 def bad_rows(evidence: Evidence) -> np.ndarray:
-    """Whether the loss of each example is not finite.
+    """Returns for each example whether its loss is not finite.
 
     Returns:
-        Booleans along the batch; empty if it cannot be said: where there are several outputs, or a
-        custom loss that cannot be computed of one example.
+        Booleans along the batch. Empty if it is unknown: if there are several outputs, or a custom
+        loss that cannot be computed for one example.
     """
     loss = evidence.function
     if loss is None:
@@ -42,7 +42,7 @@ def bad_rows(evidence: Evidence) -> np.ndarray:
                 for i in range(len(predictions))
             ]
         )
-    except Exception:  # it is the user's, and may ask for what one example has not
+    except Exception:  # the loss is the user's, and may need more than one example
         return none
 
 
@@ -51,9 +51,9 @@ def _loss(loss: Any, label: np.ndarray, prediction: np.ndarray) -> float:
 
 
 def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:
-    """What predictions and labels have in just those examples, a sentence's part each.
+    """Returns what predictions and labels have only in these examples, as parts of a sentence.
 
-    For what `bad_rows` has found, if there are any.
+    `bad` must come from `bad_rows`, with at least one True.
     """
     (labels,) = [values for name, values in evidence.data.items() if name.startswith("y")]
     given = {"prediction": np.asarray(evidence.predictions[0].detail.values), "label": labels}
@@ -71,7 +71,7 @@ def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:
 
 
 def parts(evidence: Evidence) -> list[Evidence]:
-    """What is known of each of several outputs that has an example whose loss is not finite."""
+    """Returns the evidence of each of several outputs with an example whose loss is not finite."""
     if len(evidence.predictions) < 2:
         return []
     found = [of_output(evidence, output) for output in outputs(evidence)]

@@ -1,4 +1,4 @@
-"""The cause that lies in the loss function."""
+"""Rule for the cause that lies in the loss function."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.exponentials import exp_limit, is_beyond_exp
 from tfwd.numerics.causes.loss_rows import bad_rows, reasons
-from tfwd.numerics.details import rows_of
+from tfwd.numerics.details import rows_text
 from tfwd.numerics.report import Cause
 
 
-def loss(evidence: Evidence) -> Iterator[Cause]:
-    """The loss is the first: a logarithm of 0, a mean over nothing, labels that are too large."""
+def loss_function(evidence: Evidence) -> Iterator[Cause]:
+    """Checks for a loss that is the first non-finite tensor, for one output after the other."""
     for part in evidence.parts or [evidence]:
         yield from _of_one(part)
 
@@ -42,13 +42,13 @@ def added(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _of_one(evidence: Evidence) -> Iterator[Cause]:
-    """The loss of one output, or of all where it is not known which."""
+    """Checks the loss of one output, or of all if the output is unknown."""
     first = evidence.first
     if first.frame.kind != "loss" or any(
         one.detail.summary.abs_max > SQUARED_IS_FINITE for one in evidence.predictions
     ):
         return
-    if not all(one.is_finite for one in evidence.predictions):  # made after the last layer
+    if not all(one.is_finite for one in evidence.predictions):  # computed after the last layer
         return
     is_nan, named = bool(first.detail.summary.nan), evidence.loss.lower()
     squares = any(word in named for word in ("squared", "absolute", "huber", "cosh"))
@@ -57,11 +57,11 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     exactly = reasons(evidence, bad) if bad.any() else []
     signs, advice, ends_reached = [], [], False
     if exactly:
-        signs.append(f"it is so in {rows_of(bad)}, and just there {' and '.join(exactly)}")
-        advice.append("clip what a logarithm or a root is taken of, and what is divided by")
+        signs.append(f"it is so in {rows_text(bad)}, and just there {' and '.join(exactly)}")
+        advice.append("clip the argument of a logarithm or a root, and the divisor")
     elif bad.any() and not bad.all():
-        signs.append(f"it is so in {rows_of(bad)} alone")
-    # A loss that a training step computes by itself is most often of the last output.
+        signs.append(f"it is so in {rows_text(bad)} alone")
+    # If a custom training step computes the loss, it is most often of the last output.
     given, what = evidence.predictions, "the predictions"
     is_own = not given
     if is_own:
@@ -77,14 +77,14 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
                 "infinite"
             )
             if entropy:
-                advice.append("give the loss logits (from_logits=True) and no probabilities")
-            advice.append("clip what a logarithm is taken of (tf.clip_by_value(p, 1e-7, 1 - 1e-7))")
+                advice.append("give the loss logits (from_logits=True) instead of probabilities")
+            advice.append("clip the argument of a logarithm (tf.clip_by_value(p, 1e-7, 1 - 1e-7))")
         elif low < 0 and is_nan and not squares and "logits" not in named:
             signs.append(
                 f"{what} begin{'s' * is_own} at {low:.3g}, and a logarithm, a root or a fractional "
                 "power of a negative number is NaN"
             )
-            advice.append("clip what a logarithm or a root is taken of")
+            advice.append("clip the argument of a logarithm or a root")
     for name, values in evidence.data.items():
         if not name.startswith("y") or not np.issubdtype(values.dtype, np.number):
             continue
@@ -93,9 +93,9 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
             advice.append("scale the labels")
         elif not squares and values.ndim == 2 and values.shape[1] > 1:
             if (~values.any(1)).any():
-                signs.append(f"'{name}' is 0 throughout in {rows_of(~values.any(1))}")
+                signs.append(f"'{name}' is 0 throughout in {rows_text(~values.any(1))}")
             elif (values.min() < 0) or (abs(values.sum(1) - 1) > 1e-3).any():
-                signs.append(f"the rows of '{name}' are no distributions: they do not add up to 1")
+                signs.append(f"the rows of '{name}' are not distributions: they do not add up to 1")
             absent = np.flatnonzero(~values.any(0))
             if absent.size:
                 signs.append(f"class {', '.join(map(str, absent[:5]))} is absent in the batch")
@@ -109,27 +109,29 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
                 f"'{least.frame.label}' reaches {least.detail.high:.3g}, and an exponential of "
                 f"more than {exp_limit(least):.3g} is infinite"
             )
-            advice.append("clip what an exponential is taken of")
+            advice.append("clip the argument of an exponential")
     nothing = "in predictions and labels stands out" if evidence.data else "is known of the labels"
     if is_nan and not (squares or entropy or ends_reached):
         advice.append("look for a mean or a norm of nothing, which is 0/0")
     if not advice or not ends_reached:
-        advice.append("add a small number to what is divided by")
+        advice.append("add a small number to the divisor")
     if is_own:
-        yield _by_itself(evidence, is_nan, signs, advice)
+        yield _custom_loss_cause(evidence, is_nan, signs, advice)
         return
     name = "".join(f" '{one}'" for one in first.frame.source[:1]) + first.frame.of_outputs
     yield Cause(
         "the loss function",
-        f"All that the model computes is finite, and the loss{name} is "
+        f"All outputs of the model are finite, and the loss{name} is "
         f"{'NaN' if is_nan else 'not'}: "
         f"{'; '.join(signs) or f'nothing {nothing}'}.",
         "; ".join(dict.fromkeys(advice)) + ".",
     )
 
 
-def _by_itself(evidence: Evidence, is_nan: bool, signs: list[str], advice: list[str]) -> Cause:
-    """The cause where a training step computes the loss, and not the model's `compute_loss`."""
+def _custom_loss_cause(
+    evidence: Evidence, is_nan: bool, signs: list[str], advice: list[str]
+) -> Cause:
+    """Returns the cause if a training step computes the loss without `compute_loss`."""
     where = "a custom train_step" if evidence.data else "the training loop"
     ranges = [
         f"'{one.frame.label}' {one.detail.low:.3g} to {one.detail.high:.3g}"
@@ -147,6 +149,6 @@ def _by_itself(evidence: Evidence, is_nan: bool, signs: list[str], advice: list[
     return Cause(
         "the loss function",
         f"All layers are finite, and the loss is {'NaN' if is_nan else 'not'}. It is computed in "
-        f"{where}, into which this report does not look.{shown}{seen}",
+        f"{where}, which this report does not examine.{shown}{seen}",
         "; ".join(dict.fromkeys(advice)) + ".",
     )

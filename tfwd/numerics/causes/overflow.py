@@ -1,4 +1,4 @@
-"""Causes that numbers are too large: float16, gradients that blow up, a forward pass that does."""
+"""Causes of too large numbers: float16, exploding gradients, an exploding forward pass."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from tfwd import _keras
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.report import Cause, Found
+from tfwd.numerics.report import Cause, Measurement
 
 HALF_MAX = 65504.0
-UNSCALED = 100.0  # data that layers are given are about 1
-LARGE = 1e3  # beyond what weights are in a training that goes well
+UNSCALED = 100.0  # data that layers get are about 1
+LARGE = 1e3  # larger than weights in a successful training
 
 
 def half_precision(evidence: Evidence) -> Iterator[Cause]:
-    """Beyond 65504, the largest float16."""
+    """Checks for numbers beyond 65504, the largest float16."""
     first = evidence.first
     at = evidence.found.index(first)
     near = [
@@ -32,7 +32,7 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
         for one in evidence.of("data")
         if one.frame.name.startswith("x") and one.detail.summary.abs_max > HALF_MAX
     ]
-    if data and first.frame.kind == "input":  # before anything is computed
+    if data and first.frame.kind == "input":  # before any computation
         reached = ", ".join(
             f"'{one.frame.name}' reaches {one.detail.summary.abs_max:.4g}" for one in data
         )
@@ -56,7 +56,8 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
         if largest is None and max(given, made) < HALF_MAX / 16:
             seen += (
                 f" It is given at most {given:.3g}, and what is finite of it is at most "
-                f"{made:.3g}: something in between is larger, as a sum of many or a square."
+                f"{made:.3g}: something in between is larger, for example a sum of many or a "
+                "square."
             )
     if largest is None and not (
         first.detail.summary.positive_inf + first.detail.summary.negative_inf
@@ -66,9 +67,9 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
     yield Cause(
         "an overflow of float16",
         seen,
-        "make the loss smaller (scale the labels, take a mean in the place of a sum), and use a "
+        "make the loss smaller (scale the labels, use a mean instead of a sum), and use a "
         "LossScaleOptimizer, which lowers its scale until gradients fit (fit has one with "
-        "mixed_float16; a training step of your own calls optimizer.scale_loss); or use "
+        "mixed_float16; a custom training step calls optimizer.scale_loss); or use "
         "mixed_bfloat16, which has the range of float32."
         if backward
         else "divide before a sum or a product and not after it, as attention divides by the root "
@@ -78,7 +79,7 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
 
 
 def overflows_half(evidence: Evidence) -> bool:
-    """Whether the first that is not finite is beyond float16, and what is left is near it."""
+    """Returns True if the first non-finite tensor overflows float16."""
     summary = evidence.first.detail.summary
     infinite = summary.positive_inf + summary.negative_inf
     return (
@@ -86,9 +87,9 @@ def overflows_half(evidence: Evidence) -> bool:
     )
 
 
-def blow_up(evidence: Evidence) -> Iterator[Cause]:
-    """Gradients that grew in the last steps, or numbers that are enormous already."""
-    growth: dict[str, tuple[float, float, float]] = {}  # the last, a step, and in all
+def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
+    """Checks for gradients that grew in the last steps, and for very large numbers."""
+    growth: dict[str, tuple[float, float, float]] = {}  # the last, per step, and in total
     history = list(evidence.history)
     for name in history[-1] if history else ():
         values = [past[name] for past in history if past.get(name, 0.0) > 0]
@@ -103,8 +104,8 @@ def blow_up(evidence: Evidence) -> Iterator[Cause]:
         size, factor, _ = grown[leader]
         yield Cause(
             "gradients that blow up",
-            f"In the last steps {len(grown)} of {len(growth)} gradients grew; most that of "
-            f"'{leader}', by a factor of {factor:.3g} a step, to {size:.3g}.",
+            f"In the last steps {len(grown)} of {len(growth)} gradients grew. The fastest, of "
+            f"'{leader}', grew by a factor of {factor:.3g} per step, to {size:.3g}.",
             "lower the learning rate, warm it up, or clip gradients (global_clipnorm=1.0 of any "
             "Keras optimizer).",
         )
@@ -119,11 +120,11 @@ def blow_up(evidence: Evidence) -> Iterator[Cause]:
     ]
     if enormous:
         largest = max(enormous, key=lambda one: one.detail.summary.abs_max)
-        scale = unscaled(evidence, "")
+        scale = large_inputs(evidence, "")
         forward = evidence.first.frame.direction == "forward"
         grown_weights = any(one.frame.kind == "weight" for one in enormous)
         if forward and (evidence.is_first or not (grown_weights or evidence.history)):
-            yield _at_first(evidence, largest, scale)
+            yield _first_step_cause(evidence, largest, scale)
             return
         first_steps = (
             ""
@@ -139,10 +140,11 @@ def blow_up(evidence: Evidence) -> Iterator[Cause]:
         )
 
 
-def _at_first(evidence: Evidence, largest: Found, scale: str) -> Cause:
-    """The forward pass of a first step, before which no gradient changed anything."""
+def _first_step_cause(evidence: Evidence, largest: Measurement, scale: str) -> Cause:
+    """Returns the cause for the forward pass of a first step, before any update."""
     when = (
-        "No step of this training was made before: neither gradients nor the learning rate are why."
+        "No step of this training was made before: neither gradients nor the learning rate are "
+        "the cause."
         if evidence.is_first
         else "Gradients were moderate before."
     )
@@ -156,8 +158,8 @@ def _at_first(evidence: Evidence, largest: Found, scale: str) -> Cause:
     )
 
 
-def unscaled(evidence: Evidence, prefix: str) -> str:
-    """What is far from 1 of the data whose names begin so, a sentence each."""
+def large_inputs(evidence: Evidence, prefix: str) -> str:
+    """Returns sentences about data with this prefix that are far larger than 1."""
     embeds = any(
         "Embedding" in type(one).__name__ for one in _keras.layers.all_layers(evidence.model)
     )
@@ -170,5 +172,5 @@ def unscaled(evidence: Evidence, prefix: str) -> str:
     )
 
 
-def _reaches(found: Found, limit: float) -> bool:
+def _reaches(found: Measurement, limit: float) -> bool:
     return found.detail.summary.abs_max > limit

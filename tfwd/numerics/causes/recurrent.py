@@ -1,4 +1,4 @@
-"""The cause that a recurrent layer's state grows."""
+"""Rule for the cause that a recurrent layer's state grows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tfwd.numerics.report import Cause, is_recurrent
 BOUNDED = ("tanh", "sigmoid", "softsign", "hard_sigmoid", "hard_tanh")
 
 
-def over_time(evidence: Evidence) -> Iterator[Cause]:
-    """A recurrent layer whose state is finite at first, and then is not."""
+def growing_state(evidence: Evidence) -> Iterator[Cause]:
+    """Checks for a recurrent layer whose state is finite at first, and later not."""
     first = evidence.first
     steps = first.detail.steps
     if first.frame.kind != "output" or not is_recurrent(first.frame) or not steps.any():
@@ -30,21 +30,21 @@ def over_time(evidence: Evidence) -> Iterator[Cause]:
         else ""
     )
     advice = (
-        f"give '{first.frame.name}' activation=\"tanh\", Keras's default, in the place of "
+        f"give '{first.frame.name}' activation=\"tanh\", Keras's default, instead of "
         f'"{activation}"'
         if unbounded
         else "use a bounded activation (tanh)"
     )
     if "GRU" not in first.frame.layer and "LSTM" not in first.frame.layer:
         advice += (
-            "; or a layer with gates (LSTM, GRU), a recurrent kernel that begins orthogonal, or a "
+            "; or a layer with gates (LSTM, GRU), an orthogonal initial recurrent kernel, or a "
             "normalization inside the cell"
         )
     if not evidence.is_first:
         advice = f"lower the learning rate or clip gradients (global_clipnorm=1.0); {advice}"
     yield Cause(
         "a state that grows from step to step",
-        f"What '{first.frame.name}' is given is finite, its state too up to time step {step - 1}, "
+        f"The inputs of '{first.frame.name}' are finite, and its state up to time step {step - 1}, "
         f"and at time step {step} it is not.{said}",
         f"{advice}. Shorter sequences only hide it.",
     )

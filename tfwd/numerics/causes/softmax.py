@@ -1,4 +1,4 @@
-"""The cause that a softmax is given nothing but -infinity, as by a mask over all keys."""
+"""Rule for the cause that a softmax gets only -infinity, for example from a mask over all keys."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 
 from tfwd.numerics.causes.computed import NORMALIZING
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.details import rows_of
-from tfwd.numerics.report import Cause, Found, is_recurrent
+from tfwd.numerics.details import rows_text
+from tfwd.numerics.report import Cause, Measurement, is_recurrent
 
 NAMES = ("softmax", "attention", "attend")
 MASKS = (*NAMES, "mask")
-LEAST_WIDTH = 4  # of vectors that are not NaN throughout by chance
+LEAST_WIDTH = 4  # of vectors that are unlikely to be all NaN by chance
 
 
 def all_masked(evidence: Evidence) -> Iterator[Cause]:
-    """NaN of a softmax whose inputs are all -infinity, or a mask of -infinity before one."""
+    """Checks for a softmax whose inputs are all -infinity, or a mask of -infinity before it."""
     first = evidence.first
     if first.frame.kind not in ("input", "output", "pre-activation"):
         return
@@ -26,7 +26,7 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
     found = first.detail.summary
     if found.negative_inf and found.negative_inf == found.non_finite:
         after = [one for one in evidence.bad("output") if one.detail.summary.nan]
-        whole = bool(after) and first.detail.vectors.any()  # all that a softmax is given
+        whole = bool(after) and first.detail.vectors.any()  # all inputs of a softmax
         if not (_is(first, MASKS) or (after and _is(after[0], NAMES)) or whole):
             return
         then = f" NaN follows in '{after[0].frame.label}'." if after else ""
@@ -34,10 +34,10 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
             "a softmax over nothing but -infinity",
             f"'{first.frame.name}' makes {found.negative_inf} elements -infinity, as a mask does."
             f"{then} A softmax of which all inputs are -infinity is NaN.",
-            "see to it that the mask leaves at least one key to each query, and has the right sign "
+            "check that the mask leaves at least one key to each query, and has the right sign "
             "(True where a key is kept); or mask by a large negative number, -1e9 (in float16 "
-            "-6e4), in the place of -infinity. If only some inputs of each softmax are -infinity, "
-            f"it is well: leave the layer out by FiniteCheck(exclude={first.frame.name!r}).",
+            "-6e4), instead of -infinity. If only some inputs of each softmax are -infinity, "
+            f"this is fine: ignore the layer with FiniteCheck(exclude={first.frame.name!r}).",
         )
         return
     if not found.nan or found.nan != found.non_finite:
@@ -50,7 +50,7 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
         seen = queries
     elif masked:
         seen = (
-            f"'{first.frame.name}' is NaN in {rows_of(first.detail.rows)}, and just there "
+            f"'{first.frame.name}' is NaN in {rows_text(first.detail.rows)}, and just there "
             f"{' and '.join(masked)}: if that is padding, no key is left."
         )
     elif first.detail.steps.any() and not first.detail.steps.all():
@@ -60,19 +60,19 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
         seen = f"'{first.frame.name}' makes NaN of finite numbers."
     yield Cause(
         "a softmax over nothing but -infinity",
-        f"{seen} A softmax is 0/0 if all that it is given is -infinity.",
-        "see to it that the mask leaves at least one key to each query (of an example that is all "
-        "padding, leave one, or leave the example out), and has the right sign (True where a key "
-        "is kept); or mask by a large negative number, -1e9 (in float16 -6e4), in the place of "
-        "-infinity. If there is no softmax, look at a division by a sum of nothing.",
+        f"{seen} A softmax is 0/0 if all its inputs are -infinity.",
+        "check that the mask leaves at least one key to each query (for an example that is all "
+        "padding, keep one, or remove the example), and has the right sign (True where a key "
+        "is kept); or mask by a large negative number, -1e9 (in float16 -6e4), instead of "
+        "-infinity. If there is no softmax, check a division by a sum of nothing.",
     )
 
 
-def single_queries(evidence: Evidence, first: Found) -> str:
-    """Where whole vectors are NaN beside finite ones of the same example, a sentence or nothing.
+def single_queries(evidence: Evidence, first: Measurement) -> str:
+    """Returns a sentence if whole vectors are NaN beside finite ones of the same example.
 
-    So it is with the queries to which a mask leaves no key. A function of each element would leave
-    some elements finite.
+    This is so for queries to which a mask leaves no key. An elementwise function would leave some
+    elements finite.
     """
     vectors, before = first.detail.vectors, evidence.before
     if vectors.ndim < 2 or first.detail.width < LEAST_WIDTH or is_recurrent(first.frame):
@@ -95,20 +95,20 @@ def single_queries(evidence: Evidence, first: Found) -> str:
 
 
 def _masks(name: str, values: np.ndarray, there: np.ndarray) -> bool:
-    """Whether an input is a mask of queries by keys that is one value just at these queries."""
+    """Returns True if an input is a mask of queries by keys, constant only at these queries."""
     if not name.startswith("x") or values.ndim < 3 or not np.isin(values, (0, 1)).all():
         return False
     same = (values == values[..., :1]).all(-1).any(tuple(range(1, values.ndim - 2)))
     return same.shape == there.shape and bool((same == there).all())
 
 
-def _is(found: Found, words: tuple[str, ...]) -> bool:
+def _is(found: Measurement, words: tuple[str, ...]) -> bool:
     named = f"{found.frame.layer} {found.frame.name.rpartition('/')[2]}".lower()
     return any(word in named for word in words)
 
 
-def _masked_rows(evidence: Evidence, first: Found) -> Iterator[str]:
-    """Tokens or masks that are one value throughout in the examples that are NaN, and no others."""
+def _masked_rows(evidence: Evidence, first: Measurement) -> Iterator[str]:
+    """Yields inputs that are constant in the examples that are NaN, and in no others."""
     rows = first.detail.rows
     for name, values in evidence.data.items():
         counted = values.dtype == bool or np.issubdtype(values.dtype, np.integer)

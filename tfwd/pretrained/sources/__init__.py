@@ -1,1 +1,1 @@
-"""Files of weights under one interface: safetensors, `.npz` and TensorFlow checkpoints."""
+"""Files of weights with a common interface: safetensors, `.npz` and TensorFlow checkpoints."""

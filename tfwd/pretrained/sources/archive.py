@@ -7,29 +7,33 @@ import math
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from tfwd.pretrained.sources.base import Entry, Source, SourceError, readable, rows_at_once
 
 _ERRORS = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError)
-_HEADER = "header"  # in files of tfwd's own programs, JSON about the rest
+_HEADER = "header"  # in files of tfwd's own programs: JSON about the other arrays
 
 
 class ArchiveSource(Source):
-    """An `.npz` file, as `numpy.savez` and tfwd's programs write them.
+    """Source of weights in an `.npz` file of `numpy.savez` or of tfwd's programs.
 
     Args:
-        path: the file.
+        path: path of the file.
+
+    Attributes:
+        header: dict. The header of a file of tfwd's programs; empty for other files.
 
     Raises:
-        SourceError: it is not there or not whole, or has an array of objects.
+        SourceError: the file does not exist, is incomplete, or has an array of objects.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.entries, self._fortran = {}, {}
+        self.header: dict[str, Any] = {}
         with readable(path, *_ERRORS):
             self._zip = zipfile.ZipFile(path)
             for info in self._zip.infolist():
@@ -40,14 +44,17 @@ class ArchiveSource(Source):
                     shape, fortran, dtype = _header(member)
                     if dtype.hasobject:
                         raise SourceError(
-                            f"{path}: '{key}' is an array of Python objects, which are not read"
+                            f"{path}: '{key}' is an array of Python objects, which tfwd does not "
+                            "read"
                         )
                     rest = info.file_size - member.tell()
                     if math.prod(shape) * dtype.itemsize != rest:
                         raise SourceError(
                             f"{path} is damaged: '{key}' should be {shape}, and has {rest:,} bytes"
                         )
-                if key != _HEADER or not self._is_own_header(info):
+                if key == _HEADER and (header := self._own_header(info)):
+                    self.header = header
+                else:
                     self.entries[key] = Entry(tuple(shape), dtype.name)
                     self._fortran[key] = fortran
 
@@ -69,20 +76,21 @@ class ArchiveSource(Source):
     def close(self) -> None:
         self._zip.close()
 
-    def _is_own_header(self, info: zipfile.ZipInfo) -> bool:
+    def _own_header(self, info: zipfile.ZipInfo) -> dict[str, Any] | None:
         with self._zip.open(info) as member:
             shape, _, dtype = _header(member)
             if dtype != np.uint8 or len(shape) != 1 or shape[0] > 1 << 20:
-                return False
+                return None
             try:
-                said = json.loads(member.read(shape[0]))
+                found = json.loads(member.read(shape[0]))
             except ValueError:
-                return False
-        return isinstance(said, dict) and str(said.get("format", "")).startswith("tfwd ")
+                return None
+        is_own = isinstance(found, dict) and str(found.get("format", "")).startswith("tfwd ")
+        return found if is_own else None
 
 
 def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """The shape of an array, whether its first axis is the fastest, and its dtype."""
+    """Returns the shape of an array, whether it is in Fortran order, and its dtype."""
     version = np.lib.format.read_magic(member)
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(member)
@@ -97,6 +105,6 @@ def _read(member: IO[bytes], dtype: np.dtype, count: int) -> np.ndarray:
 
 
 def _finish(member: IO[bytes]) -> None:
-    """Reads to the end, where the archive's checksum is compared."""
+    """Reads to the end, where the archive compares its checksum."""
     if member.read(1):
         raise EOFError("an array is longer than its header says")

@@ -1,4 +1,4 @@
-"""Sources of weights: what a file holds by name, without reading it; and its numbers, in blocks."""
+"""Sources of weights: the names, shapes and dtypes in a file, and its numbers in blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-BLOCK = 1 << 20  # bytes that are read at once, few enough to stay in a core's cache
+BLOCK = 1 << 20  # bytes that are read at once, few enough for the cache of a core
 HEAD = 64  # numbers
 
 ITEM_SIZES = {
@@ -22,16 +22,16 @@ ITEM_SIZES = {
 
 
 class SourceError(ValueError):
-    """A file of weights that cannot be read as what it should be."""
+    """Error for a file of weights that cannot be read."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What a source says of a tensor.
+    """Shape and dtype of a tensor in a source.
 
     Attributes:
-        shape: its shape.
-        dtype: the name of its dtype, as "bfloat16".
+        shape: tuple of int.
+        dtype: str. The name of the dtype, as "bfloat16".
     """
 
     shape: tuple[int, ...]
@@ -39,17 +39,17 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has; 0 if the dtype is not known."""
+        """Returns the size in bytes; 0 if the dtype is unknown."""
         return math.prod(self.shape) * ITEM_SIZES.get(self.dtype, 0)
 
 
 class Source(abc.ABC):
-    """A file of weights, or a folder of them. It is a context manager, which closes it.
+    """File of weights, or folder of such files. It is a context manager that closes the file.
 
     Attributes:
-        path: where it is.
-        entries: what it has, by key.
-        transposed: whether the kernels in it have the outputs first, as PyTorch's.
+        path: str. The path.
+        entries: dict of the shapes and dtypes, by key.
+        transposed: bool. True if the kernels have the outputs first, as in PyTorch.
     """
 
     path: str
@@ -58,32 +58,32 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def blocks(self, key: str, into: np.ndarray | None = None) -> Iterator[np.ndarray]:
-        """Yields the rows of a tensor (along its first axis), some at a time, from the first on.
+        """Yields the rows of a tensor (along its first axis) in blocks, in order.
 
-        A block may be in memory that the next one is read into.
+        The next block may reuse the memory of a block.
 
         Args:
-            key: the tensor's name.
-            into: a flat array of the tensor's size and dtype, into which a source may read. The
+            key: str. The tensor's name.
+            into: flat array of the tensor's size and dtype, into which a source may read. The
                 blocks are then parts of it. Other sources ignore it.
 
         Raises:
-            SourceError: they cannot be read.
+            SourceError: the rows cannot be read.
         """
 
     def head(self, key: str) -> np.ndarray:
         """Returns a few of a tensor's first numbers, flat.
 
         Raises:
-            SourceError: they cannot be read.
+            SourceError: the numbers cannot be read.
         """
         return np.array(next(iter(self.blocks(key)), ())).reshape(-1)[:HEAD]
 
     def read(self, key: str) -> np.ndarray:
-        """A whole tensor.
+        """Returns a whole tensor.
 
         Raises:
-            SourceError: it cannot be read, or is not whole.
+            SourceError: the tensor cannot be read, or is incomplete.
         """
         shape = self.entries[key].shape
         blocks = [np.array(block, ndmin=1) for block in self.blocks(key)]  # copies
@@ -94,7 +94,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Closes what is open."""
+        """Closes the files."""
 
     def __enter__(self) -> Source:
         return self
@@ -104,18 +104,18 @@ class Source(abc.ABC):
 
 
 def rows_at_once(entry: Entry) -> int:
-    """How many rows of a tensor are about a block."""
+    """Returns how many rows of a tensor are about a block."""
     rows = entry.shape[0] if entry.shape else 1
     return max(1, BLOCK * rows // max(1, entry.nbytes))
 
 
 @contextlib.contextmanager
 def readable(path: str | os.PathLike[str], *errors: type[Exception]) -> Iterator[None]:
-    """What goes wrong with a file, as a `SourceError` with its name.
+    """Turns exceptions about a file into a `SourceError` with its name.
 
     Args:
-        path: the file.
-        *errors: what a library raises for one that is not whole.
+        path: path of the file.
+        *errors: exceptions that a library raises for an incomplete file.
     """
     try:
         yield

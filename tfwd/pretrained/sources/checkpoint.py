@@ -15,13 +15,13 @@ _NOT_TENSORS = ("_CHECKPOINTABLE_OBJECT_GRAPH",)
 
 
 class CheckpointSource(Source):
-    """A checkpoint of TensorFlow, by names or by objects.
+    """Source of weights in a TensorFlow checkpoint, by names or by objects.
 
     Args:
-        path: its prefix: the path without `.index`.
+        path: the prefix of the checkpoint, which is the path without `.index`.
 
     Raises:
-        SourceError: it is not there or not whole.
+        SourceError: the checkpoint does not exist, or is incomplete.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Finds out what kind of source of weights a path is."""
+"""Opens a source of weights, whose kind depends on its path."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tfwd.pretrained.sources.safetensors_files import (
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 CONVERT = (
-    "is a pickle, which can run any program when it is read, and is not read here. Convert it "
-    "where PyTorch is: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
+    "is a pickle, which can run any program when it is read. tfwd does not read it. Convert it "
+    "with PyTorch: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
     "'model.safetensors')"
 )
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
-    """Opens a source of weights, of which only names, shapes and dtypes are read.
+    """Opens a source of weights, and reads only names, shapes and dtypes.
 
     Args:
         path: a `.safetensors` file, the `.safetensors.index.json` of several, an `.npz` file, a
-            checkpoint of TensorFlow (with or without `.index`), or a folder with one of these.
+            TensorFlow checkpoint (with or without `.index`), or a folder with one of these.
 
     Raises:
-        SourceError: nothing is there, or nothing that can be read.
+        SourceError: the path does not exist, or cannot be read.
     """
     path = os.fspath(path)
     if os.path.isdir(path):
@@ -47,19 +47,19 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     if path.endswith(PICKLES) and not os.path.exists(f"{path}.index"):
         raise SourceError(f"{path} {CONVERT}")
     if path.endswith((".h5", ".keras")):
-        raise SourceError(f"{path} is a file of Keras's: read it with model.load_weights")
+        raise SourceError(f"{path} is a Keras file: read it with model.load_weights")
     prefix = path.removesuffix(".index")
     if os.path.exists(f"{prefix}.index"):
         return CheckpointSource(prefix)
     if not os.path.exists(path):
-        raise SourceError(f"{path} is not there{of_the_net(path)}")
+        raise SourceError(f"{path} is not there{hub_hint(path)}")
     raise SourceError(
         f"{path} is none of .safetensors, .safetensors.index.json, .npz, or a checkpoint's .index"
     )
 
 
-def of_the_net(path: str) -> str:
-    """What is to be said besides of a path that is not there, if it could be a published name."""
+def hub_hint(path: str) -> str:
+    """Returns the hint for a missing path that looks like the name of a Hub model."""
     if path.count("/") > 1 or path.startswith((".", "/", "~")) or "." in os.path.basename(path):
         return ""
     return (
@@ -69,7 +69,7 @@ def of_the_net(path: str) -> str:
 
 
 def _in_folder(folder: str) -> str:
-    """The one file of weights in a folder."""
+    """Returns the only file of weights in a folder."""
     for name in (f"model{INDEX}", "model.safetensors"):
         path = os.path.join(folder, name)
         if os.path.exists(path):

@@ -30,17 +30,17 @@ _DTYPES = {
     **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }
-_LONGEST_HEADER = 100 << 20  # as the library has it
+_LONGEST_HEADER = 100 << 20  # the limit of the library
 
 
 class SafetensorsSource(Source):
-    """A safetensors file.
+    """Source of weights in a safetensors file.
 
     Args:
-        path: the file.
+        path: path of the file.
 
     Raises:
-        SourceError: it is not there or not whole, or a name is in it twice.
+        SourceError: the file does not exist, is incomplete, or has a name twice.
     """
 
     transposed = True
@@ -50,7 +50,7 @@ class SafetensorsSource(Source):
         with readable(path, SafetensorError, ValueError):
             begin, header = _read_header(path)
             _check_size(path, begin, header)
-            # The library says whether the file is whole.
+            # The library checks that the file is complete.
             file: Any = safe_open(path, framework="numpy", backend="pread")
             slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
             self.entries = {
@@ -65,7 +65,7 @@ class SafetensorsSource(Source):
             entry = Entry((1,), entry.dtype)
         shape, step = entry.shape, rows_at_once(entry)
         row = entry.nbytes // shape[0] if shape[0] else 0
-        # One buffer, since memory that was never touched costs more than what is read into it.
+        # Use one buffer, because untouched memory costs more than the read itself.
         if into is None:
             memory = np.empty(min(step, shape[0]) * row, np.uint8)
         else:
@@ -94,14 +94,14 @@ class SafetensorsSource(Source):
 
 
 class ShardedSource(Source):
-    """Several safetensors files, with an index that says which tensor is in which.
+    """Source of weights in several safetensors files, with an index of the tensors.
 
     Args:
-        path: the index, a JSON file.
+        path: path of the index, a JSON file.
 
     Raises:
-        SourceError: a file is not there or not whole, stands elsewhere, or has other tensors than
-            the index says.
+        SourceError: a file does not exist, is incomplete, is in another folder, or has other
+            tensors than the index says.
     """
 
     transposed = True
@@ -112,7 +112,7 @@ class ShardedSource(Source):
             index = json.load(file, object_pairs_hook=unique)
             files = index.get("weight_map") if isinstance(index, dict) else None
             if not isinstance(files, dict) or not all(isinstance(f, str) for f in files.values()):
-                raise SourceError(f"{path} is no index of shards: it has no 'weight_map'")
+                raise SourceError(f"{path} is not an index of shards: it has no 'weight_map'")
         folder = os.path.dirname(path) or "."
         self._shards = {name: _shard(folder, name) for name in sorted(set(files.values()))}
         self._shard_of = files
@@ -124,8 +124,8 @@ class ShardedSource(Source):
         for name, shard in self._shards.items():
             if more := [key for key in shard.entries if files.get(key) != name]:
                 raise SourceError(
-                    f"{shard.path} has '{more[0]}', of which {os.path.basename(path)} says that it "
-                    f"is in {files.get(more[0], 'no file')}"
+                    f"{shard.path} has '{more[0]}', which {os.path.basename(path)} says is "
+                    f"in {files.get(more[0], 'no file')}"
                 )
 
     def blocks(self, key: str, into: np.ndarray | None = None) -> Iterator[np.ndarray]:
@@ -140,11 +140,11 @@ class ShardedSource(Source):
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object as a dict, for `json`; a name that stands in it twice is an error."""
+    """Returns a JSON object as a dict, for `json`. Raises a `SourceError` for a repeated name."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise SourceError(f"the name '{name}' stands there twice")
+            raise SourceError(f"the name '{name}' is there twice")
         found[name] = value
     return found
 
@@ -152,15 +152,15 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _shard(folder: str, name: str) -> SafetensorsSource:
     path = os.path.join(folder, name)
     if os.path.basename(name) != name or name in ("", ".", ".."):
-        raise SourceError(f"{folder}: the index names {name!r}, which is no file of that folder")
+        raise SourceError(f"{folder}: the index names {name!r}, which is not in that folder")
     check_inside(path)
     return SafetensorsSource(path)
 
 
 def check_inside(path: str) -> None:
-    """Raises if a file is a link to somewhere else than its folder.
+    """Raises a `SourceError` if a file is a link out of its folder.
 
-    But for the cache of the Hugging Face hub, where `snapshots/REVISION/` has links to `blobs/`.
+    The cache of the Hugging Face hub is allowed: `snapshots/REVISION/` has links to `blobs/`.
     """
     folder, real = os.path.realpath(os.path.dirname(path) or "."), os.path.realpath(path)
     cache = os.path.dirname(os.path.dirname(folder))
@@ -182,19 +182,22 @@ def _fill(file: Any, block: np.ndarray) -> None:
 
 
 def _read_header(path: str) -> tuple[int, dict[str, Any]]:
-    """Where the data begin, and what the header says of each tensor.
+    """Returns where the data begin, and the header's entries.
 
-    Raises if one is named twice, of which the library takes the last.
+    Raises a `SourceError` if a tensor is named twice, of which the library takes the last.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         first = file.read(8)
         if len(first) < 8:
-            raise SourceError(f"{path} is damaged: it has {size} bytes, which is no header")
+            raise SourceError(
+                f"{path} is damaged: it has {size} bytes, which is too short for a header"
+            )
         (length,) = struct.unpack("<Q", first)
         if length > min(size - 8, _LONGEST_HEADER):
             raise SourceError(
-                f"{path} is damaged, or was not copied whole: its header has {length:,} bytes, and "
+                f"{path} is damaged, or was not copied completely: its header has {length:,} "
+                "bytes, and "
                 f"the file {size:,}"
             )
         try:
@@ -204,7 +207,7 @@ def _read_header(path: str) -> tuple[int, dict[str, Any]]:
 
 
 def _check_size(path: str, begin: int, header: Any) -> None:
-    """Raises if the file ends before the last tensor does; what else is wrong the library says."""
+    """Raises a `SourceError` if the file is cut off. The library reports other errors."""
     ends = {
         name: entry["data_offsets"][1]
         for name, entry in (header.items() if isinstance(header, dict) else ())
@@ -215,7 +218,7 @@ def _check_size(path: str, begin: int, header: Any) -> None:
     if cut:
         wanted = begin + max(end for end, _ in cut)
         raise SourceError(
-            f"{path} is not whole: it ends within '{cut[0][1]}', after {begin + size:,} of "
+            f"{path} is incomplete: it ends within '{cut[0][1]}', after {begin + size:,} of "
             f"{wanted:,} bytes; get it again"
         )
 

@@ -1,1 +1,1 @@
-"""Keys, their checks, config files and the command line."""
+"""Config keys, their checks, config files and the command line."""

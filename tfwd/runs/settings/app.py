@@ -1,7 +1,7 @@
-"""Runs a program: reads its flags, prints `--help`, and turns errors into one line.
+"""Runs a program: parses its flags, prints `--help`, and prints each error as one line.
 
-The flags are absl's, in a `FlagValues` of the program's own, so that `--help` shows them and not
-the hundreds that the libraries define; `--config` is a Python file of `ml_collections`.
+The flags are absl's, in a separate `FlagValues`. `--help` therefore shows only them, and not the
+hundreds of flags of the libraries. `--config` is a Python file of `ml_collections`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 from tfwd.runs.errors import UserError
-from tfwd.runs.settings.command_line import defined, parse
+from tfwd.runs.settings.command_line import define_flags, parse
 from tfwd.runs.settings.config import Schema
 
 _HELP = ("-h", "-help", "--help", "-helpshort", "--helpshort", "-helpfull", "--helpfull")
@@ -31,27 +31,29 @@ def run(
     together: bool = True,
     argv: Sequence[str] | None = None,
 ) -> None:
-    """Reads the command line, calls `main`, and ends the process with an exit code.
+    """Parses the command line, calls `main`, and ends the process with an exit code.
 
     Args:
-        main: the program; what the flags hold is an attribute, as `flags.workdir`. Its result is
+        main: the program. The values of the flags are attributes, as `flags.workdir`. Its result is
             the exit code (None is 0).
-        define: defines the program's flags, as `flags.DEFINE_string(..., flag_values=values)`.
-        about: the text of `--help`: what the program does, with examples.
-        schema: of the program's `--config`; then `flags.config` is a checked and locked
-            `ConfigDict`. None if it has no such flag.
-        together: whether the values of the config must go together, or `main` looks at that.
-        argv: the command line with the program's name first; None is the process's own.
+        define: function that defines the program's flags, as `flags.DEFINE_string(...,
+            flag_values=values)`.
+        about: str. The text of `--help`: the program's purpose, with examples.
+        schema: the `Schema` of `--config`. `flags.config` is then a checked and locked
+            `ConfigDict`. None if the program has no such flag.
+        together: bool. Checks that the values of the config fit together. False if `main` checks
+            that.
+        argv: the command line, with the program's name first. By default the process's own.
 
     Raises:
-        SystemExit: always. 0 after `--help` or success, 1 after a `UserError`, which is printed
-            as one line `error: <message>` on stderr, as is what the system refuses (a file, the
-            output, memory); 130 after Ctrl-C.
+        SystemExit: always. The code is 0 after `--help` or success, and 130 after Ctrl-C. It is 1
+            after a `UserError` and after an error of the system (a file, the output, memory). Those
+            are printed on stderr as one line, `error: <message>`.
     """
     argv = list(sys.argv if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):  # a letter that a terminal does not have
+    for stream in (sys.stdout, sys.stderr):  # a letter that the terminal lacks
         if isinstance(stream, io.TextIOWrapper):
-            with contextlib.suppress(OSError):  # a closed one is told of when it is written to
+            with contextlib.suppress(OSError):  # a closed stream is reported when it is written to
                 stream.reconfigure(errors="backslashreplace")
     code = 0
     try:
@@ -66,8 +68,8 @@ def run(
     except KeyboardInterrupt:
         code = _say("stopped", 130)
     except BrokenPipeError:  # as in `tfwd-generate ... | head`
-        _output_is_lost()
-    except OSError as error:  # of files that no one has better words for
+        _discard_output()
+    except OSError as error:  # for files without a better message
         what = f"{error.filename}: " if error.filename else "cannot write the output: "
         code = _say(f"error: {what}{error.strerror or error}")
     except Exception as error:
@@ -78,18 +80,18 @@ def run(
 
 
 def _say(line: str, code: int = 1) -> int:
-    """Prints one line on stderr, and sees to it that no other follows at Python's end."""
+    """Prints one line on stderr, and prevents another one at Python's end."""
     with contextlib.suppress(OSError):
         print(" ".join(line.split()), file=sys.stderr, flush=True)
     try:
         sys.stdout.flush()
     except OSError:
-        _output_is_lost()
+        _discard_output()
     return code
 
 
-def _output_is_lost() -> None:
-    """What is left in the buffer of standard output goes nowhere, and not into a second error."""
+def _discard_output() -> None:
+    """Discards the buffer of standard output, which would cause a second error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -99,8 +101,8 @@ def usage(
     about: str,
     schema: Schema | None = None,
 ) -> str:
-    """The text of `--help`: about, the flags, and the keys of the configuration."""
-    values = defined(define)
+    """Returns the text of `--help`: about, the flags, and the keys of the configuration."""
+    values = define_flags(define)
     lines = [textwrap.dedent(about).strip(), "", f"Flags of {os.path.basename(program)}:"]
     if schema:
         lines.append("  --config=FILE")

@@ -1,8 +1,8 @@
 """Parses a command line of absl flags and a config file; every error is one line.
 
-The flags stand in a `FlagValues` of the program's own, so that the libraries' flags are not among
-them. Keys are looked up in the program's table before `ml_collections` reads the overrides, because
-its own error is a traceback that knows no dotted names.
+The flags are in a separate `FlagValues`, without the flags of the libraries. Keys are looked up in
+the program's table before `ml_collections` reads the overrides. Its own error is a traceback
+without dotted names.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tfwd.runs.settings.config import Schema
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 
 
-def defined(define: Callable[[flags.FlagValues], None]) -> flags.FlagValues:
-    """A new `FlagValues` with what `define` puts there."""
+def define_flags(define: Callable[[flags.FlagValues], None]) -> flags.FlagValues:
+    """Returns a new `FlagValues` with the flags that `define` defines."""
     values = flags.FlagValues()
     define(values)
     return values
@@ -37,25 +37,26 @@ def parse(
     schema: Schema | None = None,
     together: bool = True,
 ) -> flags.FlagValues:
-    """Reads a command line.
+    """Parses a command line.
 
     Args:
-        argv: the command line with the program's name first.
-        define: defines the program's flags in the `FlagValues` it is given.
-        schema: of `--config`; None if the program has no such flag.
-        together: whether the config's values must go together; each must be right in any case.
+        argv: the command line, with the program's name first.
+        define: function that defines the program's flags in a given `FlagValues`.
+        schema: the `Schema` of `--config`. None if the program has no such flag.
+        together: bool. Checks that the config's values fit together. Each single value is always
+            checked.
 
     Returns:
-        The values. `values.config`, if asked for, is checked and locked.
+        The values of the flags. `values.config`, if there is a schema, is checked and locked.
 
     Raises:
-        UserError: an unknown flag or config key, with the near names; a value that is not of its
-            flag's type; a config file that cannot be loaded; an argument that is no flag.
+        UserError: an unknown flag or config key, with similar names; a value of the wrong type; a
+            config file that cannot be loaded; an argument that is no flag.
     """
-    values = defined(define)
+    values = define_flags(define)
     argv = list(argv)
     for argument in argv[1:]:
-        if not is_utf8(argument):  # TensorFlow and JSON take nothing else
+        if not is_utf8(argument):  # TensorFlow and JSON take only UTF-8
             raise UserError(f"{argument!r} is not UTF-8; give another name or text")
     if schema:
         argv, contents = _take_config_file(argv, schema)
@@ -66,7 +67,7 @@ def parse(
                 raise UserError(schema.unknown(found.group(1)))
     try:
         if schema:
-            # An unknown key was an error above. New ones are for optimizer.kwargs alone.
+            # An unknown key was an error above. Only optimizer.kwargs takes new keys.
             config_flags.DEFINE_config_dict(
                 "config",
                 contents,
@@ -78,7 +79,7 @@ def parse(
         rest = values(argv)
     except flags.UnrecognizedFlagError as error:
         raise UserError(_unknown_flag(error.flagname, values)) from error
-    # It runs the parsers of absl and of ml_collections, and no code of ours.
+    # This runs the parsers of absl and of ml_collections, and no code of tfwd.
     except Exception as error:
         raise UserError(_flag_message(error, schema)) from error
     if rest[1:]:
@@ -91,7 +92,7 @@ def parse(
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text of the command line or the environment was UTF-8."""
+    """Returns True if a text of the command line or the environment was UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -100,7 +101,7 @@ def is_utf8(text: str) -> bool:
 
 
 def _last_of_each(argv: list[str]) -> list[str]:
-    """Leaves out what a later `--config.KEY=VALUE` overrides: a tuple's values would add up."""
+    """Removes values that a later `--config.KEY=VALUE` overrides, because tuples would add up."""
     keys = [found[1] if (found := _OVERRIDE.match(a)) and "=" in a else None for a in argv]
     return [a for i, a in enumerate(argv) if keys[i] is None or keys[i] not in keys[i + 1 :]]
 
@@ -108,7 +109,7 @@ def _last_of_each(argv: list[str]) -> list[str]:
 def _take_config_file(
     argv: list[str], schema: Schema
 ) -> tuple[list[str], ml_collections.ConfigDict]:
-    """Takes `--config=FILE` out of the command line; returns the rest and the file's config."""
+    """Takes `--config=FILE` out of the command line. Returns the rest and the file's config."""
     given, rest = "", []
     arguments = iter(argv)
     for argument in arguments:
@@ -120,7 +121,7 @@ def _take_config_file(
             rest.append(argument)
     if not given or given.startswith("-"):
         raise UserError(f"--config is missing; give a file, as --config={schema.example}")
-    config = from_file("config", given, "get_config", schema)
+    config = call_function_in_file("config", given, "get_config", schema)
     if not isinstance(config, ml_collections.ConfigDict):
         path = given.partition(":")[0]
         raise UserError(f"{path}: get_config() returned no ConfigDict; begin with default_config()")
@@ -129,17 +130,17 @@ def _take_config_file(
     return rest, ml_collections.ConfigDict(config) if frozen else config
 
 
-def from_file(flag: str, given: str, function: str, schema: Schema) -> Any:
-    """What a function in a Python file returns.
+def call_function_in_file(flag: str, given: str, function: str, schema: Schema) -> Any:
+    """Calls a function in a Python file, and returns its result.
 
     Args:
-        flag: the flag's name, for messages.
-        given: the flag's value: a path. What follows a colon is the function's argument.
-        function: the function's name.
-        schema: of the configuration, for messages about its keys.
+        flag: str. The flag's name, for messages.
+        given: str. The flag's value: a path. Text after a colon is the function's argument.
+        function: str. The function's name.
+        schema: the `Schema` of the configuration, for messages about its keys.
 
     Raises:
-        UserError: there is no such file, or it raises; the message names the line.
+        UserError: there is no such file, or it raises. The message names the line.
     """
     path, *arguments = given.split(":", 1)
     if not os.path.isfile(path):
@@ -151,7 +152,7 @@ def from_file(flag: str, given: str, function: str, schema: Schema) -> Any:
         raise UserError(f"--{flag}={given}: there is no such file{hint}")
     module: dict[str, Any] = {"__name__": f"{flag}_file", "__file__": path}
     try:
-        with open(path, "rb") as file:  # an import would take bytecode for it that may be older
+        with open(path, "rb") as file:  # an import might use older bytecode
             exec(compile(file.read(), path, "exec"), module)
         if not callable(module.get(function)):
             raise UserError(f"there is no {function}() in it, which --{flag} needs")
@@ -170,7 +171,7 @@ def from_file(flag: str, given: str, function: str, schema: Schema) -> Any:
 
 
 def _defines(path: str, function: str) -> bool:
-    """Whether a Python file looks as if it has the function: it is not run."""
+    """Returns True if the text of a Python file seems to define the function."""
     if not path.endswith(".py"):
         return False
     try:
@@ -186,7 +187,7 @@ def _first_line(error: BaseException) -> str:
     if isinstance(error, OSError):
         return str(error)
     reason: object = error
-    while isinstance(reason, BaseException):  # not str(), which adds quotes to that of a KeyError
+    while isinstance(reason, BaseException):  # str() would add quotes to the text of a KeyError
         reason = reason.args[0] if reason.args else type(reason).__name__
     return str(reason).strip().partition("\n")[0][:500]
 
@@ -197,7 +198,7 @@ def _unknown_flag(name: str, values: flags.FlagValues) -> str:
 
 
 def _flag_message(error: Exception, schema: Schema | None) -> str:
-    """One line for what absl or the config flags object to."""
+    """Returns an error of absl or of the config flags as one line."""
     text = _first_line(error)
     flag = re.match(r"flag --([^=]*)=(.*?): (.*)", text)
     if not flag:

@@ -1,8 +1,8 @@
-"""The configuration of a program: a table of its keys, by which it is made, checked and stored.
+"""Configuration of a program: a table of its keys, which makes, checks and stores it.
 
-A program adds a key by one row: its default, its validator, its meaning, and whether a run may go
-on with another value. A configuration is a `ConfigDict` that is locked: a key that is not in the
-table is an error.
+A program adds a key with one row: its default, its validator, its meaning, and whether a run may
+resume with another value. A configuration is a locked `ConfigDict`: a key that is not in the table
+is an error.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tfwd.runs.storage.files import read_json, write_atomically
 
 
 class Schema:
-    """The keys of a program, and what is done with their values.
+    """Table of a program's config keys, with the checks of their values.
 
     Args:
-        keys: the table, by dotted key.
-        check_together: raises a `UserError` for values that do not go together. Its second argument
-            is whether the configuration is one to train with.
-        example: a config file of the program, for messages.
+        keys: the rows of the table, by dotted key.
+        check_together: function that raises a `UserError` for values that do not fit together. Its
+            second argument is True if the configuration is used for training.
+        example: str. A config file of the program, for messages.
 
     Example:
 
@@ -56,7 +56,7 @@ class Schema:
         self._open = [key for key, row in self.keys.items() if row.default == {}]
 
     def default(self) -> ml_collections.ConfigDict:
-        """A configuration with every key at its default, locked."""
+        """Returns a locked configuration with the default of every key."""
         config = ml_collections.ConfigDict()
         for key, row in self.keys.items():
             group, _, name = key.rpartition(".")
@@ -67,7 +67,7 @@ class Schema:
         return self.lock(config)
 
     def lock(self, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-        """Locks `config` against new keys, in place, except in groups that take any; returns it."""
+        """Locks `config` in place, except groups that take any name, and returns it."""
         config.lock()
         for key in self._open:
             get(config, key).unlock()
@@ -76,16 +76,17 @@ class Schema:
     def check(
         self, config: ml_collections.ConfigDict, together: bool = True, to_train: bool = True
     ) -> None:
-        """Verifies every value.
+        """Checks every value.
 
         Args:
             config: a configuration with the keys of `default`.
-            together: whether to verify too that they go together.
-            to_train: whether it is one to train with, or of a trained model.
+            together: bool. Also checks that the values fit together.
+            to_train: bool. True if the configuration is used for training, False for a trained
+                model.
 
         Raises:
-            UserError: for the first wrong value: the key, the value, and what is expected. Also for
-                a key that is missing or unknown, and for values that do not go together.
+            UserError: for the first wrong value, with the key, the value and what is expected. Also
+                for a missing or unknown key, and for values that do not fit together.
         """
         self.check_keys(config)
         for key, row in self.keys.items():
@@ -95,42 +96,42 @@ class Schema:
                 raise UserError(f"{key}={shown(value)}: give {expected}")
         for group in self._open:
             for name, value in get(config, group).items():
-                if not validators.written(value):
+                if not validators.is_json_value(value):
                     raise UserError(
                         f"{group}.{name}={shown(value)}: give a finite number, a text, true, "
-                        "false, None or a list of them; config.json, by which a run goes on, holds "
-                        "no other"
+                        "false, None or a list of them; config.json, from which a run resumes, "
+                        "holds only these"
                     )
         if together and self._check_together is not None:
             self._check_together(config, to_train)
 
     def check_keys(self, config: ml_collections.ConfigDict) -> None:
-        """Verifies that the configuration has the keys of the table, and no others.
+        """Checks that the configuration has the keys of the table, and no others.
 
         Raises:
-            UserError: a key is missing, cannot be read, or does not exist.
+            UserError: a key is missing, unreadable or unknown.
         """
         for key, row in self.keys.items():
             value = _read(config, key)
-            if isinstance(value, int) and abs(value) >> 256:  # Python does not write it
+            if isinstance(value, int) and abs(value) >> 256:  # Python does not print it
                 raise UserError(f"{key}={shown(value)}: give {row.validator.expected}")
         for key in self._open:
             if not isinstance(get(config, key), ml_collections.ConfigDict):
                 raise UserError(f"{key}={shown(get(config, key))}: give {MAPPING.expected}")
         try:
             keys = flat_keys(config)
-        except TypeError as error:  # ml_collections sorts them
-            raise UserError(f"a key of the configuration is no text: {error}") from error
+        except TypeError as error:  # ml_collections sorts the keys
+            raise UserError(f"a key of the configuration is not a text: {error}") from error
         for key in keys:
             if not self.known(key):
                 raise UserError(self.unknown(key))
 
     def known(self, key: str) -> bool:
-        """Whether the dotted `key` is one of the table, or in a group that takes any names."""
+        """Returns True if the dotted `key` is in the table, or in a group that takes any name."""
         return key in self.keys or key.rpartition(".")[0] in self._open
 
     def unknown(self, key: str) -> str:
-        """The error message for a dotted key that does not exist: it lists the nearest ones.
+        """Returns the error message for an unknown dotted key, with the most similar keys.
 
         Example:
 
@@ -141,8 +142,8 @@ class Schema:
         if key in {name.rpartition(".")[0] for name in self.keys}:
             within = [name for name in self.keys if name.startswith(f"{key}.")]
             return f"{key} is a group of config keys; its keys are {', '.join(within)}"
-        # By the last names alone: those of one group begin alike. A right name in another group, or
-        # without its group, is found too; those of the key's own group come first.
+        # Compare only the last names, because the keys of a group begin alike. This also finds a
+        # right name in another group, or without its group. Keys of the same group come first.
         own = key.partition(".")[0]
         last_names = dict.fromkeys(name.rpartition(".")[2] for name in self.keys)
         near = suggest(key.rpartition(".")[2], last_names)
@@ -157,22 +158,22 @@ class Schema:
         return f"there is no config key {key}; the groups are {', '.join(groups)} (see --help)"
 
     def may_change(self, key: str) -> MayChange:
-        """When a run or a sweep may go on with another value of `key`."""
+        """Returns when a run or a sweep may resume with another value of `key`."""
         return self.keys[key].may_change if key in self.keys else MayChange.NEVER
 
     def differences(
         self, before: ml_collections.ConfigDict, now: ml_collections.ConfigDict
     ) -> list[str]:
-        """The keys that differ though a run cannot go on with another value for them, in words."""
+        """Returns the differing keys that a resumed run must not change, in words."""
         lines = []
         for key in dict.fromkeys(flat_keys(before) + flat_keys(now)):
             there, here = get(before, key, "not given"), get(now, key, "not given")
             if _as_json(there) != _as_json(here) and self.may_change(key) == MayChange.NEVER:
-                lines.append(f"{key} is {there} there and {here} here")
+                lines.append(f"{key} is {there} in the folder and {here} now")
         return lines
 
     def describe(self) -> str:
-        """The keys, their defaults and what they mean, as text for `--help`."""
+        """Returns the keys, their defaults and their meanings, as text for `--help`."""
         lines: list[str] = []
         group = None
         for key, row in self.keys.items():
@@ -185,13 +186,13 @@ class Schema:
     def load(
         self, path: str | os.PathLike[str], to_train: bool = True
     ) -> ml_collections.ConfigDict:
-        """Reads what `save` wrote, and checks it.
+        """Reads and checks the file that `save` wrote.
 
-        A key that the file does not have (it may be older than the key) gets its default.
+        A key that the file lacks gets its default, because the file may be older than the key.
 
         Args:
-            path: the file.
-            to_train: as in `check`. The other Keras may have had another optimizer.
+            path: path of the file.
+            to_train: as in `check`. The other version of Keras may have had another optimizer.
 
         Raises:
             UserError: the file is missing, damaged, or has a wrong value or an unknown key.
@@ -200,7 +201,7 @@ class Schema:
         config = self.default()
         try:
             for key in [key for key, row in self.keys.items() if isinstance(row.default, tuple)]:
-                *groups, name = key.split(".")  # JSON has lists in their place
+                *groups, name = key.split(".")  # JSON has lists instead
                 holder = content
                 for group in groups:
                     holder = holder[group]
@@ -214,7 +215,7 @@ class Schema:
 
 
 def save(config: ml_collections.ConfigDict, path: str | os.PathLike[str]) -> None:
-    """Writes `config` as JSON, in one step; `Schema.load` reads it.
+    """Writes `config` as JSON in one step. `Schema.load` reads it.
 
     Raises:
         UserError: the file cannot be written.
@@ -223,7 +224,7 @@ def save(config: ml_collections.ConfigDict, path: str | os.PathLike[str]) -> Non
 
 
 def get(config: ml_collections.ConfigDict, key: str, default: Any = None) -> Any:
-    """The value of a dotted key, or `default` if there is no such key."""
+    """Returns the value of a dotted key, or `default` if there is no such key."""
     for name in key.split("."):
         if name not in config:
             return default
@@ -232,9 +233,9 @@ def get(config: ml_collections.ConfigDict, key: str, default: Any = None) -> Any
 
 
 def flat_keys(config: ml_collections.ConfigDict, prefix: str = "") -> list[str]:
-    """The dotted keys of all values in `config`, groups opened."""
+    """Returns the dotted keys of all values in `config`, including the groups' keys."""
     keys = []
-    if prefix.count(".") > 5:  # no config is so deep but one that holds itself
+    if prefix.count(".") > 5:  # only a config that contains itself is this deep
         return [prefix.rstrip(".")]
     for name, value in config.items():
         key = f"{prefix}{name}"
@@ -257,5 +258,5 @@ def _read(config: Any, key: str) -> Any:
 
 
 def _as_json(value: Any) -> Any:
-    """A tuple is a list in the file."""
+    """Returns the value with lists instead of tuples, as JSON stores it."""
     return [_as_json(each) for each in value] if isinstance(value, (list, tuple)) else value

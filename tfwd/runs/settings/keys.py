@@ -1,6 +1,6 @@
-"""Rows of a configuration's table, and those that all programs have: of optimizer and training.
+"""Rows of the config table, and the keys of all programs: optimizer, training and numerics.
 
-Another default is `key._replace(default=...)` in the program's own table.
+A program changes a default with `key._replace(default=...)` in its own table.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from tfwd.runs.training.optimizer import OPTIMIZER
 
 
 class MayChange(enum.Enum):
-    """When a key may have another value as something is gone on with."""
+    """When a resumed run or sweep may have another value of a key."""
 
-    NEVER = "the run must go on with the same value"
-    IN_RUNS = "a run may go on with another value; a sweep may not, as its trials would differ"
-    ALWAYS = "it has no influence on results"
+    NEVER = "the run must resume with the same value"
+    IN_RUNS = "a run may resume with another value; a sweep may not, as its trials would differ"
+    ALWAYS = "it does not affect results"
 
 
 class Key(NamedTuple):
-    """A row of the table.
+    """Row of the config table.
 
     Attributes:
-        default: the value, if none is given. With `{}` the key is a group that takes any names.
-        validator: of its values.
-        meaning: for `--help`.
-        may_change: when a run or a sweep may go on with another value.
-        only_to_train: whether a trained model is read whatever the value is.
+        default: the default value. With `{}` the key is a group that takes any names.
+        validator: the `Validator` of the values.
+        meaning: str. The text for `--help`.
+        may_change: when a resumed run or sweep may have another value.
+        only_to_train: bool. True if a trained model can be read with any value.
         off: the value that switches the key's feature off.
     """
 
@@ -58,74 +58,78 @@ OPTIMIZER_KEYS = {
     "optimizer.name": Key(
         "sgd",
         OPTIMIZER,
-        "of keras.optimizers, or tfa.LAMB and the like",
+        "name in keras.optimizers, or a name such as tfa.LAMB",
         only_to_train=True,
     ),
-    "optimizer.learning_rate": Key(1.0, POSITIVE, "at the start"),
+    "optimizer.learning_rate": Key(1.0, POSITIVE, "initial learning rate"),
     "optimizer.kwargs": Key(
         {},
         MAPPING,
         "further arguments, as optimizer.kwargs.momentum=0.9",
     ),
-    "optimizer.weight_decay": Key(0.0, NOT_NEGATIVE, "decoupled from the gradient; 0: off"),
+    "optimizer.weight_decay": Key(
+        0.0, NOT_NEGATIVE, "decay rate, decoupled from the gradient; 0: off"
+    ),
     "optimizer.decay_scale": Key(
         "learning_rate",
         one_of("absolute", "learning_rate", "schedule"),
-        "decay times 1, the rate, or the rate over the first one",
+        "multiply the decay by 1, the rate, or rate / first rate",
     ),
     "optimizer.decay_include": Key("", PATTERNS, "weights that are decayed; '': all"),
     "optimizer.decay_exclude": Key("", PATTERNS, "weights that are not decayed"),
-    "optimizer.decay_multipliers": Key("", MULTIPLIERS, "of the decay, as embeddings=0.5"),
+    "optimizer.decay_multipliers": Key("", MULTIPLIERS, "factors of the decay, as embeddings=0.5"),
     "optimizer.decay_sparse": Key(
         "table",
         one_of("table", "rows"),
-        "decay the whole embedding, or the window's words",
+        "decay the whole embedding, or only the rows of a batch",
     ),
-    "optimizer.decay_unused": Key(False, FLAG, "decay weights that no gradient reaches too"),
-    "optimizer.l2": Key(0.0, NOT_NEGATIVE, "times the weight, added to the gradient; 0: off"),
+    "optimizer.decay_unused": Key(False, FLAG, "also decay weights that no gradient reaches"),
+    "optimizer.l2": Key(
+        0.0, NOT_NEGATIVE, "this times the weight is added to the gradient; 0: off"
+    ),
     "optimizer.non_monotone_interval": Key(
         0,
         WHOLE,
-        "average weights (NT-ASGD) after epochs without a better one; 0: off",
+        "average weights (NT-ASGD) after N epochs without a better one; 0: off",
     ),
     "optimizer.clip_norm": Key(0.25, NOT_NEGATIVE, "largest global norm of the gradient; 0: off"),
 }
 
 TRAINING_KEYS = {
-    "training.epochs": Key(20, COUNT, "passes over the training text, at most", IN_RUNS),
-    "training.patience": Key(
-        0, WHOLE, "stop after so many epochs without a better one; 0: off", IN_RUNS
-    ),
+    "training.epochs": Key(20, COUNT, "largest number of passes over the training data", IN_RUNS),
+    "training.patience": Key(0, WHOLE, "stop after N epochs without a better one; 0: off", IN_RUNS),
     "training.lr_decay_factor": Key(
         1.0,
         FACTOR,
-        "times the learning rate on a plateau; 1: off",
+        "factor of the learning rate on a plateau; 1: off",
         IN_RUNS,
     ),
     "training.lr_decay_patience": Key(
         1, COUNT, "epochs without a better one that make a plateau", IN_RUNS
     ),
-    "training.min_learning_rate": Key(0.0, NOT_NEGATIVE, "the decay stops here", IN_RUNS),
+    "training.min_learning_rate": Key(
+        0.0, NOT_NEGATIVE, "lower limit of the learning rate", IN_RUNS
+    ),
     "training.checkpoint_seconds": Key(
-        60.0, NOT_NEGATIVE, "between checkpoints in an epoch; 0: off", ALWAYS
+        60.0, NOT_NEGATIVE, "seconds between checkpoints in an epoch; 0: off", ALWAYS
     ),
-    "training.checkpoint_steps": Key(0, WHOLE, "between checkpoints in an epoch; 0: off", ALWAYS),
-    "training.keep_checkpoints": Key(2, COUNT, "last checkpoints that are kept", ALWAYS),
-    "training.deterministic": Key(
-        False, FLAG, "operations with the same bits each time (slower)", IN_RUNS
+    "training.checkpoint_steps": Key(
+        0, WHOLE, "steps between checkpoints in an epoch; 0: off", ALWAYS
     ),
+    "training.keep_checkpoints": Key(2, COUNT, "number of last checkpoints to keep", ALWAYS),
+    "training.deterministic": Key(False, FLAG, "use reproducible operations (slower)", IN_RUNS),
     "training.tensorboard": Key(True, FLAG, "write a log for TensorBoard", ALWAYS),
     "training.log_steps": Key(20, COUNT, "steps between entries of the logs", ALWAYS),
     "numerics.check": Key(
         "raise",
         one_of("raise", "skip", "restore", "off"),
-        "stop at a step that is not finite, leave it out, or go back",
+        "at a step that is not finite: stop, skip it, or restore the last epoch",
         IN_RUNS,
     ),
     "numerics.whole": Key(
         False,
         FLAG,
-        "look for it in each layer too, besides loss, gradient and rate",
+        "also check the inputs and outputs of each layer",
         IN_RUNS,
     ),
 }

@@ -1,4 +1,4 @@
-"""Validators of configuration values, each with the words for its error message."""
+"""Validators of config values, each with the words for its error message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPE_POLICIES = (
 
 
 class Validator(NamedTuple):
-    """A test of a value, and what is expected in words ("give ...")."""
+    """Check of a value, with the expected value in words ("give ...")."""
 
     expected: str
     is_valid: Callable[[Any], bool]
@@ -28,12 +28,12 @@ class Validator(NamedTuple):
 
 
 def one_of(*values: str) -> Validator:
-    """The validator that a value is one of `values`."""
+    """Returns the validator that accepts one of `values`."""
     return Validator(" or ".join(values), lambda value: value in values, lambda v: hint(v, values))
 
 
 def patterns(text: str) -> list[str]:
-    """The regular expressions in a text: what stands between its spaces.
+    """Returns the regular expressions in a text, which are separated by spaces.
 
     Example:
 
@@ -44,10 +44,10 @@ def patterns(text: str) -> list[str]:
 
 
 def multipliers(text: str) -> dict[str, float]:
-    """The factors by regular expression in a text of pattern=factor, with spaces between.
+    """Returns the factors by regular expression, from a text like "pattern=factor pattern=factor".
 
     Raises:
-        ValueError: a part is not of this form.
+        ValueError: a part has another form.
 
     Example:
 
@@ -63,8 +63,8 @@ def multipliers(text: str) -> dict[str, float]:
     return found
 
 
-def _are(read: Callable[[str], Any]) -> Callable[[Any], bool]:
-    """The test that a text can be read, and the patterns in it are regular expressions."""
+def _is_list_of_patterns(read: Callable[[str], Any]) -> Callable[[Any], bool]:
+    """Returns the check that a text can be read, and that its patterns are regular expressions."""
 
     def holds(value: Any) -> bool:
         try:
@@ -77,8 +77,8 @@ def _are(read: Callable[[str], Any]) -> Callable[[Any], bool]:
     return holds
 
 
-def whole(value: Any, least: int = 0, most: int = 2**31 - 1) -> bool:
-    """Whether a value is a whole number within these bounds."""
+def is_whole_number(value: Any, least: int = 0, most: int = 2**31 - 1) -> bool:
+    """Returns True if a value is a whole number within these bounds."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -87,7 +87,7 @@ def _number(value: Any) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float can hold
+    except OverflowError:  # a whole number beyond the range of floats
         return False
 
 
@@ -98,21 +98,21 @@ def _text(value: Any) -> bool:
         return False
 
 
-def written(value: Any) -> bool:
-    """Whether JSON can hold a value, so that a run that goes on finds the same one.
+def is_json_value(value: Any) -> bool:
+    """Returns True if JSON can hold a value, so that a resumed run finds the same value.
 
     Example:
 
-    >>> written([0.9, "adam", None]), written(object()), written(math.nan)
+    >>> is_json_value([0.9, "adam", None]), is_json_value(object()), is_json_value(math.nan)
     (True, False, False)
     """
     if isinstance(value, (list, tuple)):
-        return all(map(written, value))
+        return all(map(is_json_value, value))
     return value is None or isinstance(value, bool) or _text(value) or _number(value)
 
 
 def same_kind(value: Any, default: Any) -> str:
-    """What is right for an argument with that default, in words; "" if the value is.
+    """Returns the expected kind of value for an argument's default; "" if the value fits.
 
     Example:
 
@@ -129,7 +129,7 @@ def same_kind(value: Any, default: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it would be given on the command line."""
+    """Returns a value as text, in the form of the command line."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     if isinstance(value, bool):
@@ -137,14 +137,14 @@ def shown(value: Any) -> str:
     if isinstance(value, str):
         return value[:200] or "''"
     if isinstance(value, int):
-        text = hex(value) if abs(value) > 1 << 256 else str(value)  # Python writes no longer one
+        text = hex(value) if abs(value) > 1 << 256 else str(value)  # Python prints no longer one
     else:
         text = "{}" if not isinstance(value, float) and not value else repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def hint(value: Any, values: Iterable[str]) -> str:
-    """The nearest of the right values, in words for the end of a message."""
+    """Returns the most similar of the right values, as the end of a message."""
     found = suggest(value, values) if isinstance(value, str) else []
     return f" (did you mean {' or '.join(found)}?)" if found else ""
 
@@ -152,20 +152,22 @@ def hint(value: Any, values: Iterable[str]) -> str:
 FLAG = Validator("true or false", lambda v: isinstance(v, bool))
 TEXT = Validator("a text of UTF-8 without a zero byte", _text)
 _MOST = "at most 2147483647"
-WHOLE = Validator(f"a whole number, at least 0 and {_MOST}", whole)
-COUNT = Validator(f"a whole number, at least 1 and {_MOST}", lambda v: whole(v, 1))
-# NumPy's generator, which Keras seeds, takes 32 bits.
+WHOLE = Validator(f"a whole number, at least 0 and {_MOST}", is_whole_number)
+COUNT = Validator(f"a whole number, at least 1 and {_MOST}", lambda v: is_whole_number(v, 1))
+# Keras seeds NumPy's generator, which takes 32 bits.
 SEED = Validator(
-    "a whole number, at least 0 and at most 4294967295", lambda v: whole(v, 0, 2**32 - 1)
+    "a whole number, at least 0 and at most 4294967295", lambda v: is_whole_number(v, 0, 2**32 - 1)
 )
 POSITIVE = Validator("a number above 0", lambda v: _number(v) and v > 0)
 NOT_NEGATIVE = Validator("a number, at least 0", lambda v: _number(v) and v >= 0)
 RATE = Validator("a rate: at least 0, below 1", lambda v: _number(v) and 0 <= v < 1)
 FACTOR = Validator("a factor above 0, at most 1", lambda v: _number(v) and 0 < v <= 1)
 PATTERNS = Validator(
-    "regular expressions for paths of weights, with spaces between", _are(patterns)
+    "regular expressions for paths of weights, with spaces between", _is_list_of_patterns(patterns)
 )
-MULTIPLIERS = Validator("pattern=factor, with spaces between, as embeddings=0.5", _are(multipliers))
+MULTIPLIERS = Validator(
+    "pattern=factor, with spaces between, as embeddings=0.5", _is_list_of_patterns(multipliers)
+)
 MAPPING = Validator(
     "arguments by name, as optimizer.kwargs.momentum=0.9", lambda v: hasattr(v, "items")
 )

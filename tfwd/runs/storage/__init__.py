@@ -1,1 +1,1 @@
-"""A run's folder: checkpoints, weights, metrics, reports and texts on disk."""
+"""Files of a run on disk: checkpoints, weights, metrics and reports."""

@@ -1,11 +1,10 @@
-"""Writes and reads checkpoints that are either whole or not there.
+"""Writes and reads checkpoints that are either complete or absent.
 
-A checkpoint is a folder, `step-00000120/`: the tensors (`tf.train.Checkpoint`), `progress.json`,
-`written_by.json` with the Keras whose objects the tensors follow, further files of the caller's,
-and `manifest.json` with the size and the hash of each. It is written under another name, pushed
-to the disk and renamed in one step. What is found is checked against its manifest before it is
-used, so that a file the disk or a copy has cut short is noticed; the checkpoint before it is then
-used in its place.
+A checkpoint is a folder, as `step-00000120/`. It holds the tensors (`tf.train.Checkpoint`),
+`progress.json`, `written_by.json` with the version of Keras, further files of the caller, and
+`manifest.json` with the size and hash of each file. The folder is written under a temporary name,
+flushed to the disk and renamed in one step. A checkpoint is compared with its manifest before it is
+used. If a file is damaged or cut off, the checkpoint before it is used instead.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import UserError, as_user_error, reason
 from tfwd.runs.storage.files import read_json, remove
 
 _NAME = re.compile(r"step-([0-9]{8,18})")
@@ -34,11 +33,11 @@ _WINDOWS = os.name == "nt"
 
 
 class Checkpoints:
-    """The checkpoints of one kind of one run.
+    """Checkpoints of one kind in the folder of one run.
 
     Args:
-        folder: made when the first is saved.
-        check: raises a UserError for progress that no checkpoint of this kind has.
+        folder: the folder, made when the first checkpoint is saved.
+        check: function that raises a UserError for progress that no checkpoint of this kind has.
 
     Example:
 
@@ -61,14 +60,14 @@ class Checkpoints:
         self.folder, self._check = Path(folder), check
 
     def steps(self) -> list[int]:
-        """The steps there are checkpoints of, rising. They are not checked."""
+        """Returns the steps that have checkpoints, in rising order. The files are not checked."""
         if not self.folder.is_dir():
             return []
         found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
     def path(self, step: int) -> Path:
-        """The checkpoint's folder."""
+        """Returns the folder of a checkpoint."""
         return self.folder / f"step-{step:08d}"
 
     def save(
@@ -78,19 +77,19 @@ class Checkpoints:
         progress: dict[str, Any],
         files: Mapping[str, Callable[[Path], None]] | None = None,
     ) -> Path:
-        """Saves a checkpoint; one of the same step is replaced.
+        """Saves a checkpoint. Replaces a checkpoint of the same step.
 
         Args:
-            step: its number.
-            objects: what `tf.train.Checkpoint` takes: models, optimizers, modules, variables.
-            progress: kept as JSON beside them.
-            files: further files by their names; each function writes the one at the path it gets.
+            step: int. The checkpoint's number.
+            objects: arguments of `tf.train.Checkpoint`: models, optimizers, modules, variables.
+            progress: dict, stored as JSON beside the tensors.
+            files: further files by name. Each function writes its file at the given path.
 
         Returns:
-            The checkpoint's folder.
+            The folder of the checkpoint.
 
         Raises:
-            UserError: it cannot be written; those that were there are as before.
+            UserError: the checkpoint cannot be written. Earlier checkpoints are unchanged.
         """
         final = self.path(step)
         temporary = self.folder / f".writing-{step:08d}"
@@ -126,7 +125,7 @@ class Checkpoints:
     def recover(self) -> None:
         """Tidies up after a process that was killed while it saved.
 
-        A checkpoint that was to be replaced, and is not yet, takes its place again.
+        A checkpoint that was about to be replaced gets its name back.
         """
         for replaced in self.folder.glob(".replaced-*"):
             final = self.folder / replaced.name.removeprefix(".replaced-")
@@ -140,29 +139,29 @@ class Checkpoints:
     def restore(
         self, objects: dict[str, Any], say: Callable[[str], object] = print
     ) -> dict[str, Any] | None:
-        """Reads the newest checkpoint that is whole.
+        """Reads the newest complete checkpoint.
 
         Args:
-            objects: as in `save`; part of them is enough.
-            say: called with a line for each checkpoint that is passed over.
+            objects: as in `save`. A subset is enough.
+            say: called with a line for each checkpoint that is skipped.
 
         Returns:
-            The progress saved with it, or `None` when there are no checkpoints.
+            The progress saved with the checkpoint, or `None` if there are no checkpoints.
 
         Raises:
-            UserError: there are checkpoints and none is whole, or one is of another model.
+            UserError: there are checkpoints and none is complete, or one belongs to another model.
         """
         step = self.newest(say)
         return None if step is None else self.read(step, objects)
 
     def newest(self, say: Callable[[str], object] = print) -> int | None:
-        """The step of the newest checkpoint that is whole, `None` when there are no checkpoints.
+        """Returns the step of the newest complete checkpoint, or `None` without checkpoints.
 
         Args:
-            say: called with a line for each checkpoint that is passed over.
+            say: called with a line for each checkpoint that is skipped.
 
         Raises:
-            UserError: there are checkpoints and none is whole.
+            UserError: there are checkpoints and none is complete.
         """
         problems = []
         for step in reversed(self.steps()):
@@ -175,34 +174,33 @@ class Checkpoints:
                 say(f"{problems[-1]}; trying the checkpoint before it")
         if problems:
             raise UserError(
-                f"no whole checkpoint is left: {'; '.join(problems)}; put one back from a copy, or "
+                f"no complete checkpoint is left: {'; '.join(problems)}; restore one from a "
+                "copy, or "
                 f"remove {self.folder}"
             )
         return None
 
     def read(self, step: int, objects: dict[str, Any]) -> dict[str, Any]:
-        """Reads one checkpoint that is known to be whole; see `restore`."""
+        """Reads a checkpoint that is known to be complete; see `restore`."""
         writer = self._written_by(step)
         if writer not in (None, _keras.GENERATION):
             raise UserError(
                 f"{self.path(step)} was saved on Keras {writer}, and this is Keras "
-                f"{_keras.GENERATION}: of a run only the best weights go from one to the other, "
-                "which tfwd-evaluate and tfwd-generate read; it can be trained on and evaluated "
-                f"with --checkpoint=last on Keras {writer} alone"
+                ""
+                f"{_keras.GENERATION}: only the best weights of a run can be read on both; "
+                "resume the "
+                f"run, and use --checkpoint=last, on Keras {writer}"
             )
         prefix = str(self.path(step) / "tensors")
-        try:
+        other_model = f"{self.path(step)} is a checkpoint of another model"
+        with as_user_error(other_model, ValueError, AssertionError, tf.errors.OpError):
             status = tf.train.Checkpoint(**objects).read(prefix)
             status.assert_existing_objects_matched()
             status.expect_partial()
-        except (ValueError, AssertionError, tf.errors.OpError) as error:
-            raise UserError(
-                f"{self.path(step)} is a checkpoint of another model: {reason(error)}"
-            ) from error
         return read_json(self.path(step) / _PROGRESS)
 
     def progress(self, step: int) -> dict[str, Any] | None:
-        """The progress saved with one checkpoint, `None` if it cannot be read."""
+        """Returns the progress saved with a checkpoint, or `None` if it cannot be read."""
         try:
             found = read_json(self.path(step) / _PROGRESS)
             if not isinstance(found, dict):
@@ -213,7 +211,7 @@ class Checkpoints:
             return None
 
     def _written_by(self, step: int) -> int | None:
-        """The Keras that a checkpoint was saved on, `None` where that was not noted yet.
+        """Returns the Keras version that saved a checkpoint; `None` for old checkpoints without it.
 
         Raises:
             UserError: the file has another form.
@@ -227,7 +225,7 @@ class Checkpoints:
         return found["keras"]
 
     def problem(self, step: int) -> str | None:
-        """What is wrong with a checkpoint's files, `None` if they are as they were written."""
+        """Returns what is wrong with the files of a checkpoint, or `None` if they are unchanged."""
         folder = self.path(step)
         if not folder.is_dir():
             return "it is a file, and a checkpoint is a folder"
@@ -245,24 +243,24 @@ class Checkpoints:
                     return f"{name} is damaged"
         except (OSError, ValueError, TypeError, KeyError, AttributeError, UserError):
             return f"{_MANIFEST} is missing or damaged"
-        try:  # files that are as they were written, by whatever wrote them
+        try:  # the files are unchanged, but another program may have written them
             self._written_by(step)
             progress = read_json(folder / _PROGRESS)
             if not isinstance(progress, dict):
-                return f"{_PROGRESS} holds no progress"
+                return f"{_PROGRESS} has no progress"
             self._check(progress)
         except UserError as error:
             return str(error)
         return None
 
     def set_aside(self, step: int) -> None:
-        """Renames a checkpoint to `broken-...`, where no one takes it for one."""
+        """Renames a checkpoint to `broken-...`, so that it is never read."""
         broken = self.path(step).with_name(f"broken-{self.path(step).name}")
         remove(broken)
         self.path(step).rename(broken)
 
     def keep(self, steps: Iterable[int]) -> None:
-        """Removes all checkpoints but those of `steps`."""
+        """Removes all checkpoints except those of `steps`."""
         for step in set(self.steps()) - set(steps):
             remove(self.path(step))
 
@@ -278,18 +276,10 @@ def _facts(path: Path) -> dict[str, Any]:
 def _sync(path: Path) -> None:
     if (
         _WINDOWS and path.is_dir()
-    ):  # Windows opens no folders, and syncs only what is open for writing
+    ):  # Windows cannot open folders, and syncs only files that are open for writing
         return
     descriptor = os.open(path, os.O_RDWR if _WINDOWS else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def reason(error: Exception) -> str:
-    """What Python or TensorFlow say of a file, in one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = getattr(error, "message", None) or str(error)
-    return " ".join(text.split())[:300]

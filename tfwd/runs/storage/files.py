@@ -1,9 +1,9 @@
-"""Reads and writes the files of a run whole or not at all, and claims its folder for one process.
+"""Reads and writes complete files of a run, and locks its folder for one process.
 
-What cannot be done is a `UserError` of one line.
+Each failure is a `UserError` of one line.
 
-Whatever is read from a folder goes through here, since anything may lie there: a file that was cut
-off, one of another program, a pipe that would be waited for, a device without an end.
+Every file of a folder is read here, because anything may be there: a file that was cut off, a file
+of another program, a pipe without a writer, a device without an end.
 """
 
 from __future__ import annotations
@@ -16,54 +16,58 @@ from pathlib import Path
 from typing import IO, Any
 
 from tfwd import files
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import UserError, as_user_error
 
 
 def write_atomically(path: str | os.PathLike[str], content: str) -> None:
-    """`tfwd.files.write_atomically`, for programs.
+    """Writes a file in one step, as `tfwd.files.write_atomically` does.
 
     Raises:
-        UserError: the file cannot be written. What was there is left as it was.
+        UserError: the file cannot be written. The previous file is unchanged.
     """
-    try:
+    with as_user_error(f"cannot write {os.fspath(path)}", OSError):
         files.write_atomically(path, content)
-    except OSError as error:
-        raise UserError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
 
 
-def read_bytes(path: str | os.PathLike[str], what: str = "") -> bytes:
-    """The content of a file.
+def check_readable(path: str | os.PathLike[str], what: str = "") -> None:
+    """Raises a `UserError` if a file cannot be read; see `read_bytes`."""
+    read_bytes(path, what, most=0)
+
+
+def read_bytes(path: str | os.PathLike[str], what: str = "", most: int = -1) -> bytes:
+    """Returns the content of a file.
 
     Args:
         path: the file.
-        what: what it is, for the message, as "the text".
+        what: the kind of file for the message, as "the text".
+        most: int. The largest number of bytes to read; -1 reads the whole file.
 
     Raises:
-        UserError: it cannot be read, or is a pipe or a device, which may have no end.
+        UserError: the file cannot be read, or is a pipe or a device, which may have no end.
     """
     name = f"{what} {os.fspath(path)}".strip()
     try:
         if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
             raise UserError(f"cannot read {name}: it is a pipe or a device; give a file")
         with open(path, "rb") as file:
-            return file.read()
+            return file.read(most)
     except (OSError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or "it is larger than the memory"
         raise UserError(f"cannot read {name}: {reason}") from error
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Reads a UTF-8 text file; line ends become a line feed, a byte-order mark is dropped.
+    """Reads a UTF-8 text file. Line ends become line feeds, and a byte-order mark is dropped.
 
     Args:
         path: the file.
 
     Returns:
-        The text, which has at least one character that is not white space.
+        The text, with at least one character that is not white space.
 
     Raises:
-        UserError: no such file, a folder, a pipe, unreadable, empty, or not UTF-8; the last with
-            the offset of the first wrong byte, counted from 0.
+        UserError: the file is missing, a folder, a pipe, unreadable, empty, or not UTF-8. For the
+            last, the message has the offset of the first wrong byte, counted from 0.
     """
     content = read_bytes(path, "the text")
     try:
@@ -80,28 +84,23 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def read_json(path: str | os.PathLike[str], what: str = "file") -> Any:
-    """What a file of JSON holds.
+    """Returns the content of a JSON file.
 
     Args:
         path: the file.
-        what: what it is, for the message, as "vocabulary".
+        what: the kind of file for the message, as "vocabulary".
 
     Raises:
-        UserError: it cannot be read, or is not JSON, as a file that was cut off is not.
+        UserError: the file cannot be read, or is not JSON because it was cut off.
     """
     content = read_bytes(path, f"the {what}")
-    try:
+    failure = f"{os.fspath(path)} is not a complete {what}"
+    with as_user_error(failure, ValueError, RecursionError):
         return json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{os.fspath(path)} is not a whole {what}: {_short(error)}") from error
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def remove(path: Path) -> None:
-    """Removes a folder with what is in it, or whatever else has its name."""
+    """Removes a folder with its contents, or a file of that name."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -110,31 +109,31 @@ def remove(path: Path) -> None:
 
 
 class Claim:
-    """A folder that this process alone writes to, until it ends or `release` is called.
+    """Lock on a folder that only this process may write to, until it ends or calls `release`.
 
     Args:
-        path: the folder; it is made if it is not there.
-        busy: what to say if another process has it.
+        path: the folder. It is made if it does not exist.
+        busy: the message if another process holds the lock.
 
     Raises:
-        UserError: it cannot be written, or another process has it.
+        UserError: the folder cannot be written, or another process holds the lock.
     """
 
     def __init__(self, path: Path, busy: str):
         self._lock: IO[str] | None = None
         lock = path / ".lock"
-        self._made: list[Path] = []  # what was not there, the innermost first
+        self._made: list[Path] = []  # new files and folders, the innermost first
         try:
             missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
             path.mkdir(parents=True, exist_ok=True)
             self._made = missing if lock.exists() else [lock, *missing]
-            # For reading too: a pipe of that name is not waited for.
+            # Opened for reading too, so that a pipe of that name does not block.
             self._lock = os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o666), "r+")
             if not take_lock(self._lock):
-                self._made = []  # it is the other one's now
+                self._made = []  # the other process uses the files now
                 raise UserError(busy)
             if not os.path.samestat(os.fstat(self._lock.fileno()), os.stat(lock)):
-                raise UserError(busy)  # the other one has just removed it
+                raise UserError(busy)  # the other process has just removed the lock
         except OSError as error:
             self._made = missing
             self.release(used=False)
@@ -147,10 +146,10 @@ class Claim:
         """Lets another process have the folder.
 
         Args:
-            used: whether something was written. If not, what was made for it goes again.
+            used: whether something was written. If not, new files and folders are removed again.
         """
         for path in () if used else self._made:
-            with contextlib.suppress(OSError):  # a folder that has something in it by now
+            with contextlib.suppress(OSError):  # a folder that is no longer empty
                 path.rmdir() if path.is_dir() else path.unlink()
         self._made = []
         if self._lock is not None:
@@ -159,7 +158,7 @@ class Claim:
 
 
 def take_lock(file: IO[str]) -> bool:
-    """Takes the lock, which ends with the process however it ends; True where there are none."""
+    """Takes the lock, which ends with the process. Returns True on systems without locks."""
     try:
         import fcntl
     except ImportError:  # Windows

@@ -1,10 +1,10 @@
-"""The folder of a run: its files, its lock, and the check that it belongs to this run.
+"""Folder of a run: its files, its lock, and the check that it belongs to this run.
 
-config.json  vocabulary.json     what the run is (the program says what the second is called)
-checkpoints/                     the last ones: model, optimizer, state
-best/                            the weights with the lowest validation loss, for either Keras too
-metrics.jsonl  tensorboard/      what happened
-report/                          what came out
+config.json  vocabulary.json     configuration and vocabulary (the program names the second file)
+checkpoints/                     the last checkpoints: model, optimizer, state
+best/                            the weights with the lowest validation loss, for Keras 2 and 3
+metrics.jsonl  tensorboard/      the log of the training
+report/                          the results
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import ml_collections
 
-from tfwd.runs.errors import UserError
-from tfwd.runs.program import Program, Vocabulary
+from tfwd.runs.errors import UserError, as_user_error
+from tfwd.runs.interfaces import StoredProgram, Vocabulary
 from tfwd.runs.settings import config as configs
 from tfwd.runs.storage import weights
 from tfwd.runs.storage.checkpoint import Checkpoints
@@ -28,14 +28,12 @@ _WEIGHTS = "weights.npz"
 
 
 class RunFolder:
-    """The paths in a run's folder.
+    """Paths, lock and checkpoints in the folder of a run.
 
-    Args:
-        path: the folder; it need not exist.
-        program: the one whose run it is.
+    path: path of the folder. It need not exist.
     """
 
-    def __init__(self, path: str | os.PathLike[str], program: Program):
+    def __init__(self, path: str | os.PathLike[str], program: StoredProgram):
         self.path, self.program = Path(path), program
         self.config = self.path / "config.json"
         self.vocabulary = self.path / program.vocabulary_file
@@ -49,13 +47,13 @@ class RunFolder:
         self._begun = False
 
     def open(self, config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
-        """Takes the folder, and verifies that what is in it belongs to this configuration.
+        """Locks the folder, and checks that its contents belong to this configuration.
 
-        Nothing is written before `begin`: what is refused until then leaves no trace.
+        Nothing is written before `begin`. A run that is rejected leaves no trace.
 
         Raises:
-            UserError: it cannot be written, another process trains in it, or it holds a run with
-                another configuration or vocabulary.
+            UserError: the folder cannot be written, another process trains in it, or it holds a run
+                with another configuration or vocabulary.
         """
         busy = f"another process is training in the workdir {self.path}"
         self._claim, self._begun = Claim(self.path, busy), False
@@ -68,10 +66,10 @@ class RunFolder:
             ):
                 if os.path.lexists(folder) and not folder.is_dir():
                     raise UserError(f"{folder} is a file where a run has a folder; remove it")
-            summary = self.report / "summary.json"  # written last, when all is trained
+            summary = self.report / "summary.json"  # written last, when the training is finished
             if summary.is_dir():
                 raise UserError(f"{summary} is a folder where a run has a file; remove it")
-            # A start that failed before its first checkpoint left nothing to go on with.
+            # A start that failed before its first checkpoint left nothing to resume from.
             if self.config.exists() and (self.checkpoints.steps() or self.best.steps()):
                 self._verify(config, vocabulary)
             self._run = config, vocabulary
@@ -80,22 +78,21 @@ class RunFolder:
             raise
 
     def begin(self) -> None:
-        """Writes what the run is: from here on the folder is its.
+        """Writes the configuration and the vocabulary. From then on the folder belongs to this run.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: the folder cannot be written.
         """
         assert self._run is not None
         config, vocabulary = self._run
         new = [path for path in (self.vocabulary, self.config) if not path.exists()]
         try:
-            vocabulary.save(self.vocabulary)
-            configs.save(config, self.config)  # last: with it the folder is a run's
-            self._begun = True
-            for folder in (self.report, self.tensorboard):
-                folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
+            with as_user_error(f"cannot write the workdir {self.path}", OSError):
+                vocabulary.save(self.vocabulary)
+                configs.save(config, self.config)  # last: with it the folder holds a run
+                self._begun = True
+                for folder in (self.report, self.tensorboard):
+                    folder.mkdir(exist_ok=True)
         finally:
             for path in () if self._begun else new:
                 path.unlink(missing_ok=True)
@@ -112,23 +109,24 @@ class RunFolder:
         if before.fingerprint() != vocabulary.fingerprint():
             raise UserError(
                 f"the workdir {self.path} holds a run with another vocabulary: "
-                f"{len(before)} {self.program.entries} there, {len(vocabulary)} in this text. "
-                "Give another --workdir, or the same text"
+                f"{len(before)} {self.program.entries} in the folder, {len(vocabulary)} in the "
+                "data. "
+                "Give another --workdir, or the same data"
             )
 
     def restore(self, objects: dict[str, Any], data: str, say: Callable[[str], object]) -> Progress:
-        """Reads the newest whole checkpoint, if there is one.
+        """Reads the newest complete checkpoint, if there is one.
 
         Args:
             objects: as in `Checkpoints.restore`.
-            data: the text's fingerprint.
-            say: called with a line for each checkpoint that is passed over.
+            data: str. The fingerprint of the data.
+            say: called with a line for each checkpoint that is skipped.
 
         Returns:
-            Where the run stands: at its beginning if there are no checkpoints.
+            The progress of the run; the initial progress if there are no checkpoints.
 
         Raises:
-            UserError: the checkpoint is of another model or text, or none is whole.
+            UserError: the checkpoint belongs to another model or other data, or none is complete.
         """
         self.checkpoints.recover()
         self.best.recover()
@@ -140,11 +138,11 @@ class RunFolder:
         progress.vocabulary = fingerprint
         if progress.data != data:
             raise UserError(
-                f"the text is not the one that the run in {self.path} was trained on; "
-                "give another --workdir, or the same text"
+                f"the data is not the data that the run in {self.path} was trained on; "
+                "give another --workdir, or the same data"
             )
         for step in self.checkpoints.steps():
-            if step > progress.step:  # passed over as broken
+            if step > progress.step:  # skipped as damaged
                 self.checkpoints.set_aside(step)
         return progress
 
@@ -152,43 +150,43 @@ class RunFolder:
         """Saves a checkpoint, and removes all but the last `keep`.
 
         Raises:
-            UserError: it cannot be written; nothing was removed.
+            UserError: the checkpoint cannot be written. Nothing was removed.
         """
         self.checkpoints.save(progress.step, objects, progress.to_json())
         kept = self.checkpoints.steps()[-keep:]
         self.checkpoints.keep(kept)
-        # Whichever checkpoint is gone on from, the best weights that it speaks of are there.
+        # The best weights that any kept checkpoint refers to must stay.
         spoken_of = (self.checkpoints.progress(step) or {} for step in kept)
         self.best.keep(found.get("best_step", 0) for found in spoken_of)
 
     def save_best(self, model: Any, progress: Progress) -> None:
-        """Saves the weights that are the best so far, and in the form that either Keras reads.
+        """Saves the best weights so far, also in the format that both versions of Keras read.
 
         Raises:
-            UserError: they cannot be written.
+            UserError: the weights cannot be written.
         """
         named, name = self.program.named_weights(model), self.program.model_name
         also = {_WEIGHTS: lambda path: weights.save(path, named, name)}
         self.best.save(progress.step, {"model": model}, progress.to_json(), also)
 
     def restore_best(self, model: Any, say: Callable[[str], object]) -> dict[str, Any] | None:
-        """Reads the newest whole weights of `save_best`, whichever Keras they were saved on.
+        """Reads the newest complete best weights, from either version of Keras.
 
         Args:
             model: gets the weights.
-            say: called with a line for each checkpoint that is passed over.
+            say: called with a line for each checkpoint that is skipped.
 
         Returns:
-            The progress saved with them, or `None` when there are none.
+            The progress saved with the weights, or `None` if there are none.
 
         Raises:
-            UserError: there are checkpoints and none is whole, or one is of another model.
+            UserError: there are checkpoints and none is complete, or one belongs to another model.
         """
         step = self.best.newest(say)
         if step is None:
             return None
         path = self.best.path(step) / _WEIGHTS
-        if not path.exists():  # of a tfwd that had no such file
+        if not path.exists():  # written by an old tfwd, without this file
             return self.best.read(step, {"model": model})
         weights.load(path, self.program.named_weights(model), self.program.model_name)
         return self.best.progress(step)

@@ -1,8 +1,7 @@
-"""Writes the log of a run: `metrics.jsonl`, one JSON object a line, and TensorBoard's events.
+"""Writes the metrics of a run: `metrics.jsonl`, one JSON object per line, and TensorBoard events.
 
-The file is the one truth. A run that goes on from a checkpoint cuts it back to the length it had
-when that was saved, and writes TensorBoard's events anew from what is left, so that neither shows
-a step twice.
+The file is the single source of truth. A run that resumes cuts the file back to its length at the
+checkpoint, and writes TensorBoard's events again. Neither then shows a step twice.
 """
 
 from __future__ import annotations
@@ -12,26 +11,26 @@ import json
 import math
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from tfwd.runs.errors import UserError
-from tfwd.runs.storage.checkpoint import reason
+from tfwd.runs.errors import as_user_error
 from tfwd.runs.storage.files import read_bytes
 
 
 class Metrics:
-    """Writes records; each has a `kind` and a `step`.
+    """Writer of a run's metrics; each record has a `kind` and a `step`.
 
     The kinds are "train", "valid", "test", "failure" and "gradient".
 
     Args:
-        path: the file.
-        keep_bytes: how much of the file there is stays.
-        tensorboard: the folder for TensorBoard's events; `None` for none.
-        say: called with a line about what of the file is missing, or is no record.
+        path: path of the file.
+        keep_bytes: int. The length of the existing file that is kept.
+        tensorboard: the folder for TensorBoard's events; `None` writes none.
+        say: called with a line if a part of the file is missing, or a line is no record.
 
     Raises:
         UserError: the file cannot be written.
@@ -55,7 +54,7 @@ class Metrics:
     ):
         self.path = Path(path)
         self._writer = None
-        try:
+        with self._writing():
             kept = self._kept(keep_bytes, say)
             self._file = open(self.path, "ab")  # noqa: SIM115 (closed by __exit__)
             self._file.truncate(kept)
@@ -66,11 +65,9 @@ class Metrics:
                 self._writer = tf.summary.create_file_writer(str(tensorboard))
                 for record in read_metrics(self.path):
                     self._show(record)
-        except (OSError, tf.errors.OpError) as error:
-            raise UserError(f"cannot write {self.path}: {reason(error)}") from error
 
     def _kept(self, most: int, say: Callable[[str], object]) -> int:
-        """How much of the file stays: whole lines of the first so many bytes."""
+        """Returns the length that is kept: the complete lines within the first `most` bytes."""
         if not os.path.lexists(self.path) and not most:
             return 0
         content = b""
@@ -79,11 +76,16 @@ class Metrics:
         kept = content[:most]
         kept = kept[: kept.rfind(b"\n") + 1]
         if len(kept) < most:
-            say(f"{self.path} has {len(kept)} of its {most} bytes; the curves lack what is missing")
+            say(
+                f"{self.path} has {len(kept)} of its {most} bytes; the curves lack the missing part"
+            )
         wrong = [n for n, line in enumerate(kept.splitlines(), 1) if _record(line) is None]
         if wrong:
-            say(f"{self.path}, line {wrong[0]}: no record of a run's log; the curves lack it")
+            say(f"{self.path}, line {wrong[0]} is not a record of a run; the curves lack it")
         return len(kept)
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return as_user_error(f"cannot write {self.path}", OSError, tf.errors.OpError)
 
     def __enter__(self) -> Metrics:
         return self
@@ -92,35 +94,31 @@ class Metrics:
         self.close()
 
     def write(self, record: dict[str, Any]) -> None:
-        """Adds a record. A number that is not finite becomes null: JSON has none."""
+        """Adds a record. Writes a number that is not finite as null, as JSON has no such number."""
         record = _finite(record)
-        try:
+        with self._writing():
             self._file.write(json.dumps(record).encode() + b"\n")
             self._file.flush()
             self._show(record)
-        except (OSError, tf.errors.OpError) as error:
-            raise UserError(f"cannot write {self.path}: {reason(error)}") from error
 
     def text(self, name: str, text: str, step: int) -> None:
-        """Shows a text in TensorBoard, as it stands."""
+        """Shows a text in TensorBoard, without formatting."""
         if self._writer is not None:
             with self._writer.as_default(step=step):
                 tf.summary.text(name, f"```\n{text}\n```")
 
     def sync(self) -> int:
-        """Pushes what was written to the disk; returns the file's length in bytes."""
-        try:
+        """Flushes the file to the disk. Returns its length in bytes."""
+        with self._writing():
             self._file.flush()
             os.fsync(self._file.fileno())
             if self._writer is not None:
                 self._writer.flush()
-        except (OSError, tf.errors.OpError) as error:
-            raise UserError(f"cannot write {self.path}: {reason(error)}") from error
         return self._file.tell()
 
     def close(self) -> None:
         """Closes the files."""
-        with contextlib.suppress(OSError, tf.errors.OpError):  # of a full disk, told of before
+        with contextlib.suppress(OSError, tf.errors.OpError):  # a full disk was reported before
             self._file.close()
             if self._writer is not None:
                 self._writer.close()
@@ -139,9 +137,9 @@ class Metrics:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl`.
+    """Returns the records of a `metrics.jsonl`.
 
-    A last line that was not finished is left out, and any other that is no record.
+    An incomplete last line is skipped, and any line that is no record.
 
     Raises:
         UserError: the file cannot be read.

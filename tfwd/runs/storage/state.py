@@ -1,8 +1,8 @@
-"""The state of a run besides model and optimizer, by which it goes on as if it never stopped.
+"""State of a run besides model and optimizer, so that it resumes as if it never stopped.
 
-`Progress` is what the host counts; it is written as JSON beside the tensors.
-`RunState` is what the training step changes on the device: reading it costs a synchronisation,
-so the host looks at it only when it logs or saves.
+`Progress` has the host's counters. It is written as JSON beside the tensors. `RunState` has the
+variables that the training step changes on the device. Reading them needs a synchronisation, so the
+host reads them only when it logs or saves.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from tfwd.runs.errors import UserError
 
 @dataclasses.dataclass
 class Progress:
-    """Where a run stands.
+    """Counters of a run: epochs, steps, seconds, and the best validation loss.
 
     Attributes:
-        epoch: the finished epochs.
-        window: the finished windows of the epoch under way.
-        step: the training steps in all.
-        tokens: the tokens trained on, in all.
-        seconds: the time spent in training steps.
-        best_loss: the lowest validation loss, nats per token.
-        best_epoch: the epoch it came after, from 1; 0 for none yet.
-        best_step: the step it came after.
-        plateau_epochs: epochs without a new best since the last one or the last decay.
-        metrics_bytes: the length of `metrics.jsonl`: what is behind it belongs to no checkpoint.
-        data: a fingerprint of the numbered text.
-        vocabulary: the vocabulary's fingerprint, by which a checkpoint beside another one is known.
+        epoch: int. The number of finished epochs.
+        window: int. The number of finished steps in the current epoch.
+        step: int. The total number of training steps.
+        tokens: int. The total number of tokens (or texts) trained on.
+        seconds: float. The time spent in training steps.
+        best_loss: float. The lowest validation loss.
+        best_epoch: int. The epoch of the best loss, from 1; 0 for none yet.
+        best_step: int. The step of the best loss.
+        plateau_epochs: int. Epochs since the last best loss or the last decay of the learning rate.
+        metrics_bytes: int. The length of `metrics.jsonl` at the checkpoint. Later lines are
+            discarded.
+        data: str. The fingerprint of the data.
+        vocabulary: str. The vocabulary's fingerprint, which detects a checkpoint of another
+            vocabulary.
     """
 
     epoch: int = 0
@@ -55,7 +57,7 @@ class Progress:
         """Counts an epoch and its validation loss.
 
         Returns:
-            Whether the loss is the best so far; a NaN never is.
+            True if the loss is the best so far. NaN never is.
 
         Example:
 
@@ -77,11 +79,11 @@ class Progress:
         return False
 
     def plateau(self, factor: float, patience: int) -> bool:
-        """Whether the learning rate is to fall now; begins to count anew if so.
+        """Returns True if the learning rate must fall now, and then restarts the count.
 
         Args:
-            factor: what it falls by; 1 is never.
-            patience: epochs without a new best that make a plateau.
+            factor: float. The factor of the learning rate; 1 disables the decay.
+            patience: int. Epochs without a new best loss that make a plateau.
         """
         if factor == 1 or self.plateau_epochs < patience:
             return False
@@ -89,13 +91,13 @@ class Progress:
         return True
 
     def finished(self, epochs: int, patience: int = 0) -> bool:
-        """Whether all epochs are done, or `patience` epochs (0: no limit) brought no new best."""
+        """Returns True if all epochs are done, or if `patience` epochs had no new best (0: off)."""
         if self.epoch >= epochs:
             return True
         return bool(patience) and self.window == 0 and self.epoch - self.best_epoch >= patience
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, with `None` for a best loss that is not there yet (JSON has no infinity)."""
+        """Returns the fields, with `None` for an infinite best loss (JSON has no infinity)."""
         fields = dataclasses.asdict(self)
         if math.isinf(self.best_loss):
             fields["best_loss"] = None
@@ -103,10 +105,10 @@ class Progress:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Progress:
-        """The reverse of `to_json`.
+        """Returns the progress whose `to_json` gave these fields.
 
         Raises:
-            UserError: the fields are those of another version.
+            UserError: the fields are from another version.
         """
         names = {field.name for field in dataclasses.fields(cls)}
         fields = {"vocabulary": "", **fields}
@@ -120,25 +122,25 @@ class Progress:
             if not isinstance(value, (int, float) if kind is float else kind) or (
                 kind is not str and not value >= (-math.inf if name == "best_loss" else 0)
             ):
-                raise UserError(f"the checkpoint's {name} is {value!r}: no progress has that")
+                raise UserError(f"the checkpoint's {name} is {value!r}, which is out of range")
         return progress
 
 
 class RunState(tf.Module):
-    """The variables that a training step changes, besides the model's and the optimizer's.
+    """Variables that a training step changes, besides those of the model and the optimizer.
 
     Args:
-        states: a recurrent model's zero state; each tensor's variable carries it from window to
-            window. Other models have none: `[]`.
-        learning_rate: the base rate, before any scale of a single step.
+        states: the zero state of a recurrent model. A variable per tensor carries the state from
+            window to window. Other models give `[]`.
+        learning_rate: float. The base rate, before any scale of a single step.
 
     Attributes:
-        learning_rate: float32.
-        carried: as `states`.
-        step: int64, the steps whose update was made.
-        epoch_nats, epoch_tokens: float64 sums over the epoch.
-        log_nats, log_tokens: float64 sums since the last line of the log.
-        gradient_norm: float32, the last step's, before clipping.
+        learning_rate: float32 variable.
+        carried: variables in the structure of `states`.
+        step: int64 variable. The number of steps whose update was made.
+        epoch_nats, epoch_tokens: float64 variables. Sums of losses and items over the epoch.
+        log_nats, log_tokens: float64 variables. The same sums since the last log entry.
+        gradient_norm: float32 variable. The norm of the last step, before clipping.
 
     Example:
 
@@ -166,11 +168,11 @@ class RunState(tf.Module):
         self.gradient_norm = variable(0, tf.float32)
 
     def take_log(self) -> float:
-        """The mean loss since the last call, nats per token; begins a new mean."""
+        """Returns the mean loss since the last call, and starts a new mean."""
         return _take(self.log_nats, self.log_tokens)
 
     def take_epoch(self) -> float:
-        """The epoch's mean loss; begins a new epoch, with the carried state at zero."""
+        """Returns the epoch's mean loss, and starts a new epoch with a carried state of zero."""
         for pair in self.carried:
             for tensor in pair:
                 tensor.assign(tf.zeros_like(tensor))
@@ -178,7 +180,10 @@ class RunState(tf.Module):
 
 
 def fingerprint(texts: dict[str, np.ndarray]) -> str:
-    """A short hash of numbered texts: whether a run goes on with the text it began with."""
+    """Returns a short hash of numbered texts.
+
+    A run resumes only with data of the same hash.
+    """
     digest = hashlib.sha256()
     for name in sorted(texts):
         ids = np.ascontiguousarray(texts[name], "<i4")

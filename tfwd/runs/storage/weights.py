@@ -1,17 +1,16 @@
-"""Files of weights that either Keras reads: NumPy's `.npz`, with a header.
+"""Files of weights for both versions of Keras: NumPy's `.npz`, with a header.
 
-TensorFlow's checkpoints follow the objects of a model, and those of Keras 2 and Keras 3 differ; so
-do the names that the two give to variables. So this file has the arrays in the order of the model,
-under names that the program gives to them, and a header with the format's version and the names
-and shapes of all arrays. What they are of stands in the run's other files, which are plain JSON.
+TensorFlow's checkpoints follow the objects of a model, which differ between Keras 2 and Keras 3. So
+do the names of variables. This file therefore stores the arrays in the order of the model, under
+names that the program defines. A header has the format's version, and the names and shapes of all
+arrays. The run's other files, which are plain JSON, describe the model.
 """
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
 import os
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,8 +18,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.runs.errors import UserError
-from tfwd.runs.storage.files import read_bytes
+from tfwd.pretrained import SourceError
+from tfwd.pretrained.sources.archive import ArchiveSource
+from tfwd.runs.errors import UserError, reason
+from tfwd.runs.storage.files import check_readable
 
 VERSION = 1
 _HEADER = "header"
@@ -29,13 +30,13 @@ _HEADER = "header"
 def save(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name: str) -> None:
     """Writes the weights of a model.
 
-    Half-precision weights are written in float32, which has all their values: NumPy has no
+    Half-precision weights are written in float32, which has all their values. NumPy has no
     bfloat16.
 
     Args:
-        path: the file.
-        variables: the model's, by name.
-        model_name: the kind of model, as "language model".
+        path: path of the file.
+        variables: the model's variables, by name.
+        model_name: str. The kind of model, as "language model".
 
     Raises:
         OSError: the file cannot be written.
@@ -53,26 +54,25 @@ def save(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name:
 
 
 def load(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name: str) -> None:
-    """Reads what `save` wrote, on this Keras or the other one, into a model's variables.
+    """Reads the file that `save` wrote, with any version of Keras, into a model's variables.
 
-    They are changed when all of the file has been read and found right, or not at all.
+    The variables change only after the whole file has been read and checked.
 
     Args:
-        path: the file.
+        path: path of the file.
         variables, model_name: as in `save`.
 
     Raises:
-        UserError: the file is missing, cut short, no file of this kind, of a later version, or of
+        UserError: the file is missing, cut off, of another kind, of a later version, or belongs to
             a model with other weights.
     """
+    check_readable(path)
     try:
-        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as file:
-            if damaged := file.zip.testzip():
-                raise ValueError(f"{damaged} is damaged")
-            header = json.loads(file[_HEADER].tobytes()) if _HEADER in file.files else {}
-            if not isinstance(header, dict) or header.get("format") != _format(model_name):
+        with contextlib.closing(ArchiveSource(os.fspath(path))) as file:
+            header = file.header
+            if header.get("format") != _format(model_name):
                 raise UserError(
-                    f"{path} is no file of a {model_name}'s weights: put the right one back"
+                    f"{path} is not a file of a {model_name}'s weights: restore the right one"
                 )
             if header["version"] != VERSION:
                 raise UserError(
@@ -80,28 +80,28 @@ def load(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name:
                     f"version {VERSION}: read it with the tfwd that wrote it, or a later one"
                 )
             _verify(path, header["weights"], variables)
-            arrays = {name: file[name] for name in header["weights"]}
+            arrays = {name: file.read(name) for name in header["weights"]}
             for name, shape in header["weights"].items():
                 if list(arrays[name].shape) != shape:
                     raise ValueError(f"{name} is {arrays[name].shape}")
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+    except (SourceError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{path} is no whole file of a {model_name}'s weights ({_reason(error)}): put one "
-            "back from a copy"
+            f"{path} is not a complete file of a {model_name}'s weights ({reason(error)}): "
+            "restore it from a copy"
         ) from error
     for name, variable in variables.items():
         variable.assign(tf.cast(arrays[name], _keras.variables.dtype_name(variable)))
 
 
 def _verify(path: Any, saved: dict[str, list[int]], variables: Mapping[str, Any]) -> None:
-    """Raises unless the names and shapes in a file are those of a model."""
+    """Raises a `UserError` unless the names and shapes in a file are those of a model."""
     for name in dict.fromkeys([*variables, *saved]):
         there = tuple(saved[name]) if name in saved else None
         here = tuple(variables[name].shape) if name in variables else None
         if there != here:
             raise UserError(
                 f"{path} is of another model: {name} is "
-                f"{there or 'not there'} in the file and {here or 'not there'} in the model"
+                f"{there or 'missing'} in the file and {here or 'missing'} in the model"
             )
 
 
@@ -112,7 +112,3 @@ def _format(model_name: str) -> str:
 def _array(variable: Any) -> np.ndarray:
     array = variable.numpy()
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

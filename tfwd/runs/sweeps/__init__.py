@@ -1,6 +1,6 @@
-"""Sweeps over the keys of a program: each trial is a training run with a folder of its own.
+"""Sweeps over config keys of a program, in which each trial is a run with its own folder.
 
-The search is keras-tuner's (`tfwd.tuning`). Here are its declaration (`sweep`), its folder, its
-trials (`trial`, `tuner`), and what shows them: `board` (the live table), `rows` and `table`,
-`report`, `plots`, `hparams`.
+keras-tuner searches (`tfwd.tuning`). `sweep` declares the search. `folder` has the files. `tune` is
+the program, `tuner` and `trial` run the trials. `board` shows them live, `rows` makes their table,
+and `report`, `plots` and `hparams` write the results.
 """

@@ -1,4 +1,4 @@
-"""Shows the trials of a sweep: a live table on a terminal, a line for each trial elsewhere."""
+"""Shows the trials of a sweep: a live table on a terminal, or a line per trial elsewhere."""
 
 from __future__ import annotations
 
@@ -29,24 +29,23 @@ from tfwd.runs.training.display import Output, span
 from tfwd.tuning.space import Spec
 
 _COLOURS = {RUNNING: "cyan", FAILED: "red", WAITING: "yellow"}
-_FEWEST = 4  # rows that are shown in any case
-_OTHER_LINES = 8  # of the terminal: head, borders, and what stands above
+_FEWEST = 4  # rows that are always shown
+_OTHER_LINES = 8  # of the terminal: head, borders, and the lines above
 
 
 class Board:
-    """Knows the trials and shows them; what a watcher of the oracle is told.
+    """Live table of the trials, and the oracle's watcher.
 
     Args:
-        space: what is varied.
-        folder: of the sweep.
-        epochs: of a trial for which the search names no other number.
-        runs: of each trial.
-        seeds: of the runs.
-        console: where to; standard output by default.
-        clock: for tests.
-        changed: called when a trial has ended.
-        whole: whether it is told of all trials, so that it knows which is the best; a worker's is
-            told of its own.
+        space: the varied keys, with their values.
+        folder: the `SweepFolder`.
+        epochs: int. The epochs of a trial, unless the search names another number.
+        seeds: the seeds of each trial's runs.
+        console: the console. Standard output by default.
+        clock: function that returns the time in seconds. Tests replace it.
+        changed: function that is called when a trial has ended.
+        whole: bool. True if the board sees all trials and so knows the best. A worker's board sees
+            only its own trials.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Board:
             get_renderable=self._shown,
             console=self.console,
             refresh_per_second=2,
-            transient=True,  # the final table takes its place
+            transient=True,  # the final table replaces it
             redirect_stdout=False,
             redirect_stderr=False,
         )
@@ -87,31 +86,31 @@ class Board:
         self._live.stop()
 
     def line(self, text: str) -> None:
-        """Prints a line, above the table."""
+        """Prints a line above the table."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def add(self, trial: Trial) -> Row:
-        """Takes a trial in as keras-tuner has it, without a word."""
+        """Adds or updates the row of a keras-tuner trial, without output."""
         row = make_row(trial, self._space, self._folder)
         row.budget = row.budget or self._epochs
         row.seeds = self._seeds
         self.rows[row.trial] = row
         return row
 
-    def rest(self) -> None:
-        """No trial is under way any more: the process that ran it was stopped."""
+    def mark_stopped(self) -> None:
+        """Marks all running trials as waiting, because their process was stopped."""
         for row in self.rows.values():
             if row.status == RUNNING:
                 row.status, row.seconds = WAITING, self._folder.spent(row.trial) or None
 
     def began(self, trial: Trial) -> None:
-        """A trial was given to a worker."""
-        before = self._folder.spent(trial.trial_id)  # it may have been stopped
+        """Notes that a worker started a trial."""
+        before = self._folder.spent(trial.trial_id)  # the trial may have been stopped before
         self._began[self.add(trial).trial] = self._clock() - before
         self._now.pop(trial.trial_id, None)
 
     def ended(self, trial: Trial, message: str | None = None) -> None:
-        """A trial is over."""
+        """Shows the result of a trial that ended."""
         trial.message = trial.message or message
         row = self.add(trial)
         if not row.seconds and row.trial in self._began:  # the folder is on another machine
@@ -126,19 +125,19 @@ class Board:
         self.changed()
 
     def lost(self, trial: Trial, worker: str) -> None:
-        """A worker was silent for too long."""
+        """Notes that a worker was silent for too long."""
         self.add(trial).status = WAITING
         self.line(f"{worker} is silent: trial {trial.trial_id} waits for another worker")
 
     def progress(self, trial: str, run: int, epochs: int, share: float, loss: float) -> None:
-        """A trial of this process is under way."""
+        """Updates the progress of a running trial of this process."""
         self._now[trial] = (run, epochs, share, loss)
 
     def table(self, most: int | None = None) -> Table:
-        """The trials: all in their order, or the best and the newest if they are more than `most`.
+        """Returns the table of all trials, or of the best and newest if they are more than `most`.
 
         Args:
-            most: rows at most; None is all, the best first.
+            most: int. The largest number of rows; None shows all, the best first.
         """
         best = ranked(self.rows.values())
         rest = [row for row in self.rows.values() if row not in best]
@@ -183,7 +182,7 @@ class Board:
         if row.parent:
             parts.append(f"from {row.parent}")
         promoted = [other.trial for other in self.rows.values() if other.parent == row.trial]
-        return ", ".join([*parts, *(f"goes on as {trial}" for trial in promoted)])
+        return ", ".join([*parts, *(f"promoted: {trial}" for trial in promoted)])
 
     def _under_way(self, row: Row) -> str:
         if row.status == RUNNING and row.trial in self._now:

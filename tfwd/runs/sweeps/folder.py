@@ -1,10 +1,10 @@
-"""The folder of a sweep: its files, its lock, and the check that it belongs to this sweep.
+"""Folder of a sweep: its files, its lock, and the check that it belongs to this sweep.
 
-sweep.json                       what the sweep is
+sweep.json                       the description of the sweep
 oracle.json  tuner.json          keras-tuner's state
 trial_3/trial.json               keras-tuner's record of a trial (trial_03, trial_0003: see `trial`)
-trial_3/run-0/                   a training run, as tfwd-train leaves it; run-1 with another seed
-trials.csv  best_config.py  plots/  tensorboard/     what came out
+trial_3/run-0/                   the folder of a training run; run-1 has another seed
+trials.csv  best_config.py  plots/  tensorboard/     the results
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import ml_collections
 
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import UserError, as_user_error
 from tfwd.runs.program import Program
 from tfwd.runs.settings.config import flat_keys, get
 from tfwd.runs.settings.keys import MayChange
@@ -37,11 +37,11 @@ _OURS = (
 
 
 class SweepFolder:
-    """The paths in a sweep's folder.
+    """Paths and lock in the folder of a sweep.
 
     Args:
-        path: the folder; it need not exist.
-        program: the one whose runs the trials are.
+        path: path of the folder. It need not exist.
+        program: the program whose runs are the trials.
     """
 
     def __init__(self, path: str | os.PathLike[str], program: Program):
@@ -56,35 +56,35 @@ class SweepFolder:
         self._again = self._begun = self._fresh = False
 
     def trial(self, trial_id: str) -> Path:
-        """The folder of a trial, where keras-tuner has it.
+        """Returns the folder of a trial, which keras-tuner names.
 
-        The number has as many digits as `max_trials` has, and four where there is none.
+        The number has as many digits as `max_trials`, or four without `max_trials`.
         """
         return self.path / f"trial_{trial_id}"
 
     def spent(self, trial_id: str) -> float:
-        """The seconds that a trial's runs have taken so far, as far as they wrote it down."""
+        """Returns the seconds that a trial's runs have recorded so far."""
         return stopwatch.spent(self.trial(trial_id))
 
     def run(self, trial_id: str, execution: int) -> Path:
-        """The folder of one of a trial's runs."""
+        """Returns the folder of one of a trial's runs."""
         return self.trial(trial_id) / f"run-{execution}"
 
     def open(self, description: dict[str, Any], overwrite: bool) -> bool:
-        """Takes the folder, and verifies that it holds this sweep or nothing.
+        """Locks the folder, and checks that it holds this sweep or nothing.
 
-        What is refused before `begin` leaves nothing in it.
+        A sweep that is rejected before `begin` leaves nothing in the folder.
 
         Args:
-            description: as `describe` makes it.
-            overwrite: remove the sweep that is there.
+            description: dict from `describe`.
+            overwrite: bool. Removes an existing sweep.
 
         Returns:
-            Whether a sweep is gone on with.
+            True if an existing sweep is resumed.
 
         Raises:
-            UserError: it cannot be written, another process searches in it, or it holds another
-                sweep or something else.
+            UserError: the folder cannot be written, another process searches in it, or it holds
+                another sweep or something else.
         """
         busy = f"another process searches in the workdir {self.path}"
         self._claim = Claim(self.path, busy)
@@ -94,7 +94,7 @@ class SweepFolder:
             others = ("config.json", *_OURS[1:4])
             if not there and any(next(self.path.glob(name), None) for name in others):
                 raise UserError(
-                    f"the workdir {self.path} holds something that is no sweep of tfwd-tune; give "
+                    f"the workdir {self.path} holds something else than a sweep of tfwd-tune; give "
                     "another --workdir"
                 )
             if there and overwrite:
@@ -115,25 +115,23 @@ class SweepFolder:
         return self._again
 
     def begin(self, description: dict[str, Any]) -> None:
-        """Writes what the sweep is: from here on the folder is its.
+        """Writes the description of the sweep. From then on the folder belongs to this sweep.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: the folder cannot be written.
         """
         write_atomically(self.description, json.dumps(description, indent=2) + "\n")
         self._begun = True
-        try:
+        with as_user_error(f"cannot write the workdir {self.path}", OSError):
             for folder in (self.plots, self.tensorboard):
                 folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot write the workdir {self.path}: {error.strerror}") from error
 
     def verify(self, description: dict[str, Any]) -> None:
         """Raises a `UserError` if the folder holds a sweep with another description."""
         before = read_json(self.description, "record of a sweep")
         if not isinstance(before, dict) or "sweep.method" not in before:
             raise UserError(
-                f"{self.description} is not a record of a sweep: put it back from a copy"
+                f"{self.description} is not a record of a sweep: restore it from a copy"
             )
 
         def said(described: dict[str, Any], key: str) -> Any:
@@ -141,7 +139,7 @@ class SweepFolder:
 
         may_change = self.program.schema.may_change
         different = [
-            f"{key} is {said(before, key)} there and {said(description, key)} here"
+            f"{key} is {said(before, key)} in the folder and {said(description, key)} now"
             for key in dict.fromkeys([*before, *description])
             if before.get(key) != description.get(key) and may_change(key) != MayChange.ALWAYS
         ]
@@ -160,17 +158,17 @@ class SweepFolder:
         """Lets another process use the folder."""
         if self._claim is not None:
             if self._fresh and not self._begun:
-                self._clear()  # what keras-tuner has made already
+                self._clear()  # files that keras-tuner already made
             self._claim.release(used=self._begun)
             self._claim = None
 
 
 def describe(sweep: Sweep, config: ml_collections.ConfigDict, text: str) -> dict[str, Any]:
-    """What a sweep is, flat: one entry a thing that may differ.
+    """Returns the flat description of a sweep, with one entry per property.
 
     Args:
         sweep, config: the sweep, and the configuration that its trials change.
-        text: the fingerprint of the numbered text.
+        text: str. The fingerprint of the data.
     """
     found = sweep.describe()
     space = found.pop("space")

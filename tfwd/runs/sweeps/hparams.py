@@ -1,4 +1,4 @@
-"""Writes TensorBoard's HParams tab: the space once, and values and result of each run."""
+"""Writes TensorBoard's HParams tab: the space once, and the values and result of each run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tensorboard.plugins.hparams import api
 from tensorboard.plugins.hparams.api_pb2 import Status
 from tensorboard.plugins.hparams.summary import session_end_pb
 
-from tfwd.runs.errors import UserError
-from tfwd.runs.program import Score
+from tfwd.runs.errors import as_user_error
+from tfwd.runs.interfaces import Score
 from tfwd.runs.settings.validators import shown
 from tfwd.runs.sweeps.trial import Result
 from tfwd.tuning.space import Choice, Float, Spec
@@ -21,7 +21,7 @@ EPOCHS = "sweep/epochs"
 
 
 def write_space(folder: Path, space: Mapping[str, Spec], score: Score) -> None:
-    """Writes what is searched and measured; TensorBoard needs it once in the sweep's folder."""
+    """Writes the space and the metrics, once per sweep folder, as TensorBoard needs them."""
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()
     metrics = [
@@ -35,15 +35,13 @@ def write_space(folder: Path, space: Mapping[str, Spec], score: Score) -> None:
 def write(
     folder: Path, trial_id: str, values: Mapping[str, Any], result: Result | None, score: Score
 ) -> None:
-    """Writes a run's values, and what came of it: None for a run that failed.
+    """Writes the values and the result of a run; the result is None for a failed run.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
-    try:
+    with as_user_error(f"cannot write {folder}", OSError, tf.errors.OpError):
         _write(folder, trial_id, values, result, score)
-    except (OSError, tf.errors.OpError) as error:
-        raise UserError(f"cannot write {folder}: {error}") from error
 
 
 def _write(
@@ -68,7 +66,7 @@ def _tag(score: Score) -> str:
 def _domain(spec: Spec) -> Any:
     if isinstance(spec, Choice):
         values = [_plain(value) for value in spec.values]
-        if len({type(value) for value in values}) > 1:  # which TensorBoard does not take
+        if len({type(value) for value in values}) > 1:  # TensorBoard takes values of one type only
             values = [shown(value) for value in values]
         return api.Discrete(values)
     if isinstance(spec, Float):

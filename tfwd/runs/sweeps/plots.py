@@ -1,6 +1,6 @@
-"""The plot of a sweep: the score against each key, side by side.
+"""Plots a sweep: the score against each key, side by side.
 
-Parallel coordinates and each two keys against each other are in TensorBoard's HParams tab.
+TensorBoard's HParams tab shows parallel coordinates, and each pair of keys.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from tfwd.runs.program import Score
+from tfwd.runs.interfaces import Score
 from tfwd.runs.settings.validators import shown
 from tfwd.runs.sweeps.rows import FAILED, Row, ranked
 from tfwd.tuning.space import Choice, Int, Spec
 
 POINT, LINE, BEST, BAD = "#4477aa", "#222222", "#cc6677", "#aa3377"
-_ENOUGH = 6  # trials, at different places, for a smoothed line
-_PANELS = 3  # side by side
+_ENOUGH = 6  # trials, at different values, for a smoothed line
+_PANELS = 3  # panels side by side
 
 
 def draw(
@@ -30,16 +30,17 @@ def draw(
 ) -> None:
     """Draws validation scores against each key.
 
-    Each panel has a point a trial, a star for the best and, of numbers at six places or more, a
-    smoothed line. A trial of fewer epochs than the longest (Hyperband stops most of them early) is
-    lighter and is no part of the line. A failed one has no score: it stands above the axes.
+    Each panel has a point per trial and a star for the best trial. Numeric keys with at least six
+    different values also get a smoothed line. A trial with fewer epochs than the longest (Hyperband
+    stops most of them early) is lighter, and the line ignores it. A failed trial has no score, and
+    is drawn above the axes.
 
     Args:
-        rows: the trials, one of them done.
-        space: what was varied.
+        rows: the trials, of which at least one is done.
+        space: the varied keys, with their values.
         score: how a loss is shown.
-        path: the PNG file.
-        title: above the picture; it is followed by how many trials failed, if any did.
+        path: path of the PNG file.
+        title: str. The title above the picture. The number of failed trials is added to it.
     """
     done, failed = ranked(rows), [row for row in rows if row.status == FAILED]
     if failed:
@@ -83,7 +84,7 @@ def _panel(
         return score.of_loss(_loss(row))
 
     longest = max(row.epochs or 0 for row in done)
-    uneven = len({row.budget for row in done}) > 1  # as Hyperband gives them
+    uneven = len({row.budget for row in done}) > 1  # as with Hyperband
     full = [row for row in done if row.epochs == longest] if uneven else list(done)
     short = [row for row in done if row not in full]
     for group, alpha, label in (
@@ -110,7 +111,7 @@ def _panel(
             mew=2,
             label=f"failed: no {score.name}",
             clip_on=False,
-            transform=axes.get_xaxis_transform(),  # the height is none of the axis's
+            transform=axes.get_xaxis_transform(),  # the height is a share of the panel
         )
     _key_axis(axes, spec, names, log)
     axes.set_xlabel(key)
@@ -120,7 +121,7 @@ def _panel(
 
 
 def _names(spec: Spec) -> list[str] | None:
-    """The values of a choice, which stand one by one; None for numbers, at their own places."""
+    """Returns the values of a choice as names with equal distances; None for numbers."""
     if not isinstance(spec, Choice):
         return None
     values: Sequence[Any] = sorted(spec.values) if spec.numbers else spec.values
@@ -128,7 +129,7 @@ def _names(spec: Spec) -> list[str] | None:
 
 
 def _key_axis(axes: Axes, spec: Spec, names: Sequence[str] | None, log: bool) -> None:
-    """The whole range of the key, whatever part of it the trials have."""
+    """Shows the whole range of the key, even if the trials cover only a part."""
     if names is not None:
         axes.set_xticks(range(len(names)), names)
         axes.set_xlim(-0.5, len(names) - 0.5)
@@ -146,7 +147,7 @@ def _key_axis(axes: Axes, spec: Spec, names: Sequence[str] | None, log: bool) ->
 
 
 def _score_axis(axes: Axes, values: Sequence[float]) -> None:
-    """Logarithmic if the scores are positive and differ by more than three times."""
+    """Makes the axis logarithmic if scores are positive and differ by more than a factor of 3."""
     if 0 < 3 * min(values) < max(values):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
@@ -161,16 +162,16 @@ def _loss(row: Row) -> float:
 def smoothed(
     points: Sequence[tuple[float, float]], log: bool = False
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """A line through points: at each place the straight line fitted with weights around it.
+    """Returns a smooth line through points, by weighted linear regression at each position.
 
-    The weights are a Gaussian in the distance, whose deviation is a seventh of the points' range.
+    The weights are a Gaussian of the distance. Its deviation is a seventh of the points' range.
 
     Args:
-        points: (x, y).
-        log: measure distances between logarithms.
+        points: pairs (x, y).
+        log: bool. Measures distances between logarithms.
 
     Returns:
-        x and y of the line; None if there are too few places for one.
+        x and y of the line; None if there are too few different positions.
 
     Example:
 
@@ -187,7 +188,7 @@ def smoothed(
     deviation = (x.max() - x.min()) / 7
     line = []
     for place in places:
-        root = np.exp(-(((x - place) / deviation) ** 2) / 4)  # of the weight
+        root = np.exp(-(((x - place) / deviation) ** 2) / 4)  # square root of the weight
         design = np.stack([np.ones_like(x), x - place], axis=1)
         line.append(np.linalg.lstsq(design * root[:, None], y * root, rcond=None)[0][0])
     return (np.exp(places) if log else places), np.array(line)

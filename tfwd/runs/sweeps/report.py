@@ -1,4 +1,4 @@
-"""The report of a sweep, or of a part of it: the tables, the plot, the best configuration."""
+"""Writes the report of a sweep: the tables, the plot, the best configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ml_collections
 from rich import box
 from rich.table import Table
 
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import as_user_error
 from tfwd.runs.settings.config import flat_keys, get
 from tfwd.runs.settings.validators import shown
 from tfwd.runs.storage.files import write_atomically
@@ -26,7 +26,7 @@ def finish(board: Board, sweep: Sweep, config: ml_collections.ConfigDict, folder
     """Prints the final table and writes `trials.csv`, `plots/trials.png` and `best_config.py`.
 
     Returns:
-        The best trial; None if none is done.
+        The best trial; None if no trial is done.
 
     Raises:
         UserError: a file cannot be written.
@@ -39,11 +39,9 @@ def finish(board: Board, sweep: Sweep, config: ml_collections.ConfigDict, folder
         board.console.print(line, markup=False, highlight=False)
     if not best:
         return None
-    try:
-        title = f"{text_name}, {len(rows)} trial{'s' * (len(rows) > 1)} ({sweep.method})"
+    title = f"{text_name}, {len(rows)} trial{'s' * (len(rows) > 1)} ({sweep.method})"
+    with as_user_error(f"cannot write {folder.plots}", OSError):
         plots.draw(rows, sweep.space, folder.program.score, folder.plot, title)
-    except OSError as error:
-        raise UserError(f"cannot write {folder.plots}: {error.strerror}") from error
     write_best(best[0], sweep, config, folder)
     values = ", ".join(f"{key}={shown(value)}" for key, value in best[0].values.items())
     board.line(f"best: trial {best[0].trial} with {values}")
@@ -58,10 +56,10 @@ def finish(board: Board, sweep: Sweep, config: ml_collections.ConfigDict, folder
 def write_best(
     best: Row, sweep: Sweep, config: ml_collections.ConfigDict, folder: SweepFolder
 ) -> None:
-    """Writes `best_config.py`, which `tfwd-train --config` takes: what differs from the defaults.
+    """Writes `best_config.py` for `tfwd-train --config`, with the values that are not defaults.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     program = folder.program
     chosen, default = apply(config, best.values, program.schema), program.schema.default()
@@ -90,7 +88,7 @@ def write_best(
 
 
 def space_table(sweep: Sweep, config: ml_collections.ConfigDict) -> Table:
-    """What is searched, for `--dry_run`."""
+    """Returns the table of the searched values, for `--dry_run`."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     made.add_column("key", overflow="fold")
     made.add_column("values", overflow="fold")
@@ -104,7 +102,7 @@ def space_table(sweep: Sweep, config: ml_collections.ConfigDict) -> Table:
 
 
 def plan(sweep: Sweep, oracle: object, epochs: int) -> list[str]:
-    """How many trials there are, and of how many epochs, in lines of text."""
+    """Returns the planned trials and their epochs, as lines of text."""
     lines = [f"space: {points(sweep)}; method: {sweep.method}"]
     if isinstance(oracle, HyperbandOracle):
         for number, rounds in enumerate(oracle.rounds(), 1):
@@ -113,24 +111,24 @@ def plan(sweep: Sweep, oracle: object, epochs: int) -> list[str]:
     count = trial_count(sweep, oracle)
     runs = sweep.executions_per_trial
     each = f" of {runs} runs each" if runs > 1 else ""
-    promoted = " (a promotion counts as one of its own)" if sweep.method == "hyperband" else ""
+    promoted = " (a promotion counts as a trial)" if sweep.method == "hyperband" else ""
     epochs_in_all = runs * total_epochs(sweep, oracle, epochs)
-    lines.append(f"trials: {count:,}{each}{promoted}, epochs in all: {epochs_in_all:,}")
+    lines.append(f"trials: {count:,}{each}{promoted}, total epochs: {epochs_in_all:,}")
     return lines
 
 
 def trial_count(sweep: Sweep, oracle: object) -> int:
-    """The number of trials of a sweep that is not stopped: the most there can be."""
+    """Returns the largest possible number of trials of a sweep."""
     if isinstance(oracle, HyperbandOracle):
         return sweep.iterations * sum(n for rounds in oracle.rounds() for n, _ in rounds)
     there = grid_size(sweep.space) if sweep.method == "grid" else size(sweep.space)
     if sweep.method == "bayesian":
-        there = None  # it may come back to a point
+        there = None  # it may return to a point
     return min(count for count in (there, sweep.trials) if count is not None)
 
 
 def total_epochs(sweep: Sweep, oracle: object, epochs: int) -> int:
-    """The epochs that are trained in all, a promoted trial's counted once."""
+    """Returns the total number of epochs; the epochs of a promoted trial count once."""
     if not isinstance(oracle, HyperbandOracle):
         return trial_count(sweep, oracle) * epochs
     total = 0

@@ -1,6 +1,6 @@
-"""The trials of a sweep as rows, for the plot and `trials.csv`, and the table of them.
+"""Rows of a sweep's trials for the plot and `trials.csv`, and the table of them.
 
-The table is as wide as the console: no head and no value is cut.
+The table fits the console. No heading and no value is cut off.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from tfwd.runs.program import Score
+from tfwd.runs.interfaces import Score
 from tfwd.runs.settings.validators import shown
 from tfwd.runs.storage.files import write_atomically
 from tfwd.runs.sweeps.folder import SweepFolder
@@ -33,20 +33,20 @@ _WIDE = 10_000
 
 @dataclasses.dataclass
 class Row:
-    """A trial.
+    """Result of a trial.
 
     Attributes:
-        trial: its number.
+        trial: str. The trial's number.
         status: `RUNNING`, `DONE`, `FAILED` or `WAITING` (its process was stopped or lost).
-        values: by config key.
-        loss: the lowest validation loss, nats per token, the mean over the runs; None if unknown.
-        losses: of each run.
-        epochs: that were trained, in the longest run, with those of the promoted trial.
-        budget: the epochs that were to be trained.
-        seconds: what the trial took, in all its parts and without the promoted trial's.
-        parent: the trial that was promoted to this one, "" for none.
-        seeds: of the runs.
-        message: why it failed.
+        values: the chosen values, by config key.
+        loss: float. The lowest validation loss, as the mean over the runs; None if unknown.
+        losses: the lowest validation loss of each run.
+        epochs: int. The trained epochs of the longest run, including the promoted trial's.
+        budget: int. The planned epochs.
+        seconds: float. The time of all parts of the trial, without the promoted trial's.
+        parent: str. The trial that was promoted to this one; "" for none.
+        seeds: the seeds of the runs.
+        message: str. Why the trial failed.
     """
 
     trial: str
@@ -63,7 +63,7 @@ class Row:
 
 
 def make_row(trial: Trial, space: Mapping[str, Spec], folder: SweepFolder) -> Row:
-    """The row of a trial as keras-tuner has it."""
+    """Returns the row of a keras-tuner trial."""
     values = trial.hyperparameters.values
     status = {TrialStatus.COMPLETED: DONE, TrialStatus.RUNNING: RUNNING}.get(trial.status, FAILED)
     found = {
@@ -89,23 +89,23 @@ def make_row(trial: Trial, space: Mapping[str, Spec], folder: SweepFolder) -> Ro
 
 
 def reason(trial: Trial, folder: SweepFolder) -> str:
-    """Why a trial failed, in one line; the whole is in `error.txt` in its folder."""
+    """Returns why a trial failed, in one line. `error.txt` in its folder has the full text."""
     text = error_text(trial, folder.trial(trial.trial_id))
     return reporter.reason(text) or "no reason is known"
 
 
 def ranked(rows: Iterable[Row]) -> list[Row]:
-    """Those that are done, the best first; of a chain of promotions its last trial only."""
+    """Returns the finished trials, the best first, without those that were promoted."""
     done = [row for row in rows if row.status == DONE]
     promoted = {row.parent for row in done}
     return sorted((r for r in done if r.trial not in promoted), key=lambda r: (r.loss, r.trial))
 
 
 def write_csv(rows: Iterable[Row], keys: Iterable[str], folder: SweepFolder) -> None:
-    """Writes `trials.csv`: a line a trial.
+    """Writes `trials.csv`, with one line per trial.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     out = io.StringIO()
     empty = Row("", "", dict.fromkeys(keys, ""))
@@ -137,7 +137,7 @@ def _text(value: float | int | None) -> str:
 
 
 class Line(NamedTuple):
-    """A row as it is shown."""
+    """Row of the table, as text."""
 
     trial: str
     values: Sequence[str]
@@ -149,16 +149,16 @@ class Line(NamedTuple):
 
 
 def table(lines: Sequence[Line], names: Sequence[str], score: str, console: Console) -> Table:
-    """The table in the first form that fits.
+    """Returns the table in the first layout that fits the console.
 
-    The heads are the names, the names in two lines, or letters that are explained below; else all
-    values stand in one column, each with its name, and are wrapped between them.
+    The headings are the names, the names in two lines, or letters with a legend. If none fits, all
+    values are in one column, each with its name.
 
     Args:
         lines: the trials.
-        names: of what is varied.
-        score: the head of the column of scores.
-        console: how wide it may be.
+        names: the names of the varied keys.
+        score: str. The heading of the column of scores.
+        console: the console, whose width is the limit.
     """
     letters = [_letter(number) for number in range(len(names))]
     folded = [name.replace("_", "_\n") for name in names]
@@ -205,7 +205,7 @@ def _table(
 
 
 def reasons(rows: Iterable[Row]) -> list[str]:
-    """Why trials failed, a line for each reason."""
+    """Returns why trials failed, with a line per reason."""
     failed: dict[str, list[str]] = {}
     for row in rows:
         if row.status == FAILED:
@@ -217,7 +217,7 @@ def reasons(rows: Iterable[Row]) -> list[str]:
 
 
 def short_names(space: Mapping[str, Any]) -> dict[str, str]:
-    """What is left of the keys without the groups, as long as no two are the same.
+    """Returns the keys without their groups, except where two keys would be equal.
 
     Example:
 

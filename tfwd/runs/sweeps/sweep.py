@@ -1,4 +1,4 @@
-"""The declaration of a sweep: the space over config keys, and how it is searched."""
+"""Declaration of a sweep: the space over config keys, and the search method."""
 
 from __future__ import annotations
 
@@ -11,29 +11,20 @@ from typing import Any
 import ml_collections
 
 from tfwd.runs.errors import UserError, suggest
-from tfwd.runs.settings.command_line import from_file
+from tfwd.runs.settings.command_line import call_function_in_file
 from tfwd.runs.settings.config import Schema
-from tfwd.runs.settings.validators import SEED, shown, written
+from tfwd.runs.settings.validators import SEED, is_json_value, shown
 from tfwd.tuning.oracles import LARGEST_SEED, METHODS
 from tfwd.tuning.space import Choice, Float, Int, Spec, size
 
-_MOST_POINTS = 2000  # that are checked one by one
+_MOST_POINTS = 2000  # points that are checked one by one
 
 
 @dataclasses.dataclass
 class Sweep:
-    """What `get_sweep()` of a sweep file returns.
+    """Search over config keys, which `get_sweep()` of a sweep file returns.
 
-    Args:
-        space: from a config key's dotted path to the values to try: `Float`, `Int`, `Choice`.
-        method: "random", "grid", "bayesian" or "hyperband".
-        max_trials: at most so many; None is the whole grid, 10 for "random" and "bayesian".
-            Hyperband's number follows from `training.epochs` and `factor`.
-        executions_per_trial: runs of each trial, with the seeds `seed`, `seed + 1` and so on of the
-            config; a trial's loss is their mean.
-        factor, iterations: of Hyperband: each round has `factor` times fewer trials and more epochs
-            than the one before; how often the whole is done.
-        seed: of the search.
+    space: dict from a dotted config key to the values to try: `Float`, `Int`, `Choice`.
     """
 
     space: Mapping[str, Spec]
@@ -46,12 +37,12 @@ class Sweep:
 
     @property
     def trials(self) -> int | None:
-        """`max_trials`, or what it is when it is not given."""
+        """Returns `max_trials`, or its default for the method."""
         default = 10 if self.method in ("random", "bayesian") else None
         return self.max_trials if self.max_trials is not None else default
 
     def describe(self) -> dict[str, Any]:
-        """As JSON: everything but `max_trials`, which may grow when a sweep goes on."""
+        """Returns the sweep as JSON, without `max_trials`, which may grow when a sweep resumes."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del fields["max_trials"]
         return {**fields, "space": {key: str(spec) for key, spec in self.space.items()}}
@@ -63,28 +54,27 @@ def load_sweep(given: str, schema: Schema) -> Sweep:
     Raises:
         UserError: there is no such file, it raises, or its `get_sweep()` returns no `Sweep`.
     """
-    sweep = from_file("sweep", given, "get_sweep", schema)
+    sweep = call_function_in_file("sweep", given, "get_sweep", schema)
     if not isinstance(sweep, Sweep):
         raise UserError(f"{given}: get_sweep() returned no Sweep, but {type(sweep).__name__}")
     return sweep
 
 
 def check(sweep: Sweep, config: ml_collections.ConfigDict, schema: Schema) -> list[str]:
-    """Verifies a sweep over a configuration, before the first trial.
+    """Checks a sweep over a configuration, before the first trial.
 
     Args:
         sweep: the sweep.
         config: the configuration that the trials change.
-        schema: of the configuration.
+        schema: the `Schema` of the configuration.
 
     Returns:
-        Notes: that some points cannot be trained, and why.
+        Notes that some points cannot be trained, and why.
 
     Raises:
-        UserError: a key that does not exist (the near ones are named), a value that its key does
-            not take, a number that makes no sense, or a space without a point that can be trained.
-            Keys of the configuration that do not go together are no error if the sweep replaces
-            them by some that do.
+        UserError: a key does not exist (similar keys are named), a key does not take a value, a
+            number is out of range, or no point of the space can be trained. Config values that do
+            not fit together are no error if the sweep replaces them with values that do.
     """
     if not isinstance(sweep.method, str) or sweep.method not in METHODS:
         names = suggest(str(sweep.method), METHODS)
@@ -98,7 +88,7 @@ def check(sweep: Sweep, config: ml_collections.ConfigDict, schema: Schema) -> li
         if sweep.method == "hyperband":
             raise UserError(
                 f"max_trials={sweep.max_trials} of the sweep: Hyperband's number of trials follows "
-                "from training.epochs and factor (see --dry_run); leave it out"
+                "from training.epochs and factor (see --dry_run); remove max_trials"
             )
     if not isinstance(sweep.space, Mapping) or not sweep.space:
         raise UserError('the sweep has no space: give {"model.weight_dropout": Float(0, 0.7)}')
@@ -113,8 +103,8 @@ def check(sweep: Sweep, config: ml_collections.ConfigDict, schema: Schema) -> li
             )
     if sweep.method == "hyperband" and "training.epochs" in sweep.space:
         raise UserError(
-            "training.epochs in the sweep: Hyperband itself says how many epochs a trial has, up "
-            "to the config's training.epochs; leave it out, or take another method"
+            "training.epochs in the sweep: Hyperband chooses the epochs of each trial, up to the "
+            "config's training.epochs; remove it, or use another method"
         )
     return _check_points(sweep, config, schema)
 
@@ -122,7 +112,7 @@ def check(sweep: Sweep, config: ml_collections.ConfigDict, schema: Schema) -> li
 def apply(
     config: ml_collections.ConfigDict, values: Mapping[str, Any], schema: Schema
 ) -> ml_collections.ConfigDict:
-    """A copy of `config` with other values.
+    """Returns a copy of `config` with other values.
 
     Raises:
         UserError: the result is not a valid configuration.
@@ -158,9 +148,9 @@ def _check_key(key: Any, spec: Any, schema: Schema) -> None:
         raise UserError(
             f"{key} in the sweep: give Float(0, 0.7, step=0.1), Int or Choice; it is {spec!r}"
         )
-    if key not in schema.keys:  # in optimizer.kwargs: the optimizer is asked, with each point
+    if key not in schema.keys:  # in optimizer.kwargs: each point is checked with the optimizer
         for value in spec.ends:
-            if not written(value):
+            if not is_json_value(value):
                 raise UserError(f"{key}={shown(value)} in the sweep: give numbers or texts")
         return
     validator = schema.keys[key].validator
@@ -183,15 +173,15 @@ def _check_points(sweep: Sweep, config: ml_collections.ConfigDict, schema: Schem
         try:
             schema.check(config)
         except UserError as error:
-            if str(error) in wrong:  # what is wrong is not what is varied
+            if str(error) in wrong:  # the error is not in the varied keys
                 raise
         raise UserError(f"no point of the sweep can be trained: {wrong[0]}")
     if not wrong:
         return []
-    return [f"{len(wrong)} of {count} points looked at cannot be trained, as: {wrong[0]}"]
+    return [f"{len(wrong)} of {count} checked points cannot be trained, for example: {wrong[0]}"]
 
 
 def points(sweep: Sweep) -> str:
-    """The size of the space, in words."""
+    """Returns the size of the space, in words."""
     found = size(sweep.space)
     return "not counted (a continuous range)" if found is None else f"{found:,} points"

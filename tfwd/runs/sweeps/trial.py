@@ -1,4 +1,4 @@
-"""One run of a trial: a training run in a folder of its own, by the program's trainer."""
+"""Runs a trial once: a training run in its own folder, with the program's trainer."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import keras
 import ml_collections
 from rich.console import Console
 
-from tfwd.runs.program import Data, Program, Score
+from tfwd.runs.interfaces import Data, Score
+from tfwd.runs.program import Program
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.signals import StopRequest
 from tfwd.tuning import stopwatch
 from tfwd.tuning.stopwatch import Stopwatch
 
-# Called in a run: finished epochs, share of the one under way, best loss so far (first infinite).
+# Called in a run: finished epochs, share of the current epoch, best loss so far (first infinite).
 Report = Callable[[int, float, float], None]
 
 
 class Result(NamedTuple):
-    """What came of a run: the best validation loss, its epochs, the seconds of all its parts."""
+    """Result of a run: the best validation loss, its epochs, and the seconds of all its parts."""
 
     loss: float
     epochs: int
@@ -39,18 +40,18 @@ def run(
     stop: StopRequest,
     report: Report = lambda epochs, share, loss: None,
 ) -> Result:
-    """Trains to the end of `config.training.epochs`; goes on with what the folder holds.
+    """Trains until `config.training.epochs`, and resumes from the folder's last checkpoint.
 
     Args:
-        program: what is trained.
+        program: the program to train.
         config: the trial's configuration, with the run's seed.
-        data: what it is trained on.
-        folder: of the run.
-        stop: looked at after every window.
-        report: told of the progress.
+        data: the data to train on.
+        folder: path of the run folder.
+        stop: the stop request, checked after every step.
+        report: function that is called with the progress.
 
     Raises:
-        Stopped: a signal came; a checkpoint was saved.
+        Stopped: a signal arrived; a checkpoint was saved.
         UserError: training failed, or a file cannot be written.
     """
     watch = Stopwatch(folder)
@@ -77,23 +78,23 @@ def run(
 
 
 def promote(parent: Path, folder: Path) -> None:
-    """Begins a run where another ended: with its checkpoints, best weights and log.
+    """Starts a run from the end of another run, with its checkpoints, best weights and metrics.
 
-    All of the state is in the checkpoint: weights, optimizer (moments, averages), learning rate,
-    the numbers of the next draws, and the place in the text. So a promoted run is, bit for bit, the
-    run that would have been trained for so many epochs at once.
+    The checkpoint has the whole state: weights, optimizer (moments, averages), learning rate, the
+    counters of the draws, and the position in the data. A promoted run is therefore bit for bit the
+    run that would have trained for all these epochs at once.
     """
-    if folder.exists():  # it has begun before, and was stopped
+    if folder.exists():  # it was started before, and stopped
         return
     copied = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(copied, ignore_errors=True)
-    own = (".lock", "events.out.*", stopwatch.FILE)  # of the parent, and stays there
+    own = (".lock", "events.out.*", stopwatch.FILE)  # stays with the parent
     shutil.copytree(parent, copied, ignore=shutil.ignore_patterns(*own))
     copied.rename(folder)
 
 
 class _TrialDisplay(Display):
-    """Writes what training would show to the run's `log.txt`, and tells how far it is."""
+    """Display of a training run in its `log.txt`, which also reports the progress."""
 
     def __init__(self, score: Score, log: IO[str]):
         super().__init__(score, Console(file=log, width=120), seconds=30.0)

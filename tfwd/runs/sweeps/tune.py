@@ -1,4 +1,4 @@
-"""The sweep program: searches over config keys, alone or with workers on other machines."""
+"""Sweep command: searches over config keys, alone or with workers on other machines."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def define(values: flags.FlagValues) -> None:
 
     text("sweep", "", "Python file with get_sweep(), as configs/sweeps/rates.py")
     text("workdir", "", "folder of the sweep: trials, tables, plots, the best configuration")
-    text("method", "", "random, grid, bayesian or hyperband, in place of the sweep file's")
-    number("max_trials", "at most so many trials, in place of the sweep file's", 1)
-    number("executions_per_trial", "runs of each trial, in place of the sweep file's", 1)
-    number("search_seed", "of the search, in place of the sweep file's", 0)
+    text("method", "", "random, grid, bayesian or hyperband, instead of the sweep file's")
+    number("max_trials", "largest number of trials, instead of the sweep file's", 1)
+    number("executions_per_trial", "runs per trial, instead of the sweep file's", 1)
+    number("search_seed", "seed of the search, instead of the sweep file's", 0)
 
     def seconds(name: str, default: float, about: str) -> None:
         flags.DEFINE_float(
@@ -44,32 +44,32 @@ def define(values: flags.FlagValues) -> None:
         "dry_run", False, "print the space and the number of trials", flag_values=values
     )
     flags.DEFINE_bool(
-        "overwrite", False, "remove the sweep that is in the workdir", flag_values=values
+        "overwrite", False, "remove an existing sweep in the workdir", flag_values=values
     )
     seconds(
         "worker_timeout",
         60.0,
-        "seconds of silence after which the chief gives a worker's trial to another one",
+        "seconds of silence after which the chief gives a worker's trial to another worker",
     )
-    seconds("chief_timeout", 300.0, "seconds that a worker waits for a chief that was never there")
+    seconds("chief_timeout", 300.0, "seconds that a worker waits for a chief that never answered")
 
 
 def main(program: Program, values: flags.FlagValues) -> int:
-    """Searches; returns the exit code."""
-    _need("keras_tuner", "keras-tuner")
+    """Searches, and returns the exit code."""
+    _require("keras_tuner", "keras-tuner")
     for name in ("worker_timeout", "chief_timeout"):
-        if math.isnan(getattr(values, name)):  # which is within all bounds
+        if math.isnan(getattr(values, name)):  # NaN is within all bounds
             raise UserError(f"--{name}=nan: give a number of seconds, at least 1")
     if not values.sweep:
         raise UserError("--sweep is missing; give a file, as --sweep=configs/sweeps/rates.py")
     from tfwd.runs.sweeps.sweep import check, load_sweep
 
-    sweep = _changed(load_sweep(values.sweep, program.schema), values)
+    sweep = _with_flags(load_sweep(values.sweep, program.schema), values)
     notes = check(sweep, values.config, program.schema)
     if sweep.method == "bayesian":
-        _need("sklearn", "scikit-learn")
-        _need("scipy", "SciPy")
-    _oracle(sweep, values.config)  # it raises what is wrong with the method's own numbers
+        _require("sklearn", "scikit-learn")
+        _require("scipy", "SciPy")
+    _oracle(sweep, values.config)  # raises an error if the method's own numbers are wrong
     if values.dry_run:
         return dry_run(sweep, values.config, notes)
     if not values.workdir:
@@ -90,13 +90,13 @@ def dry_run(sweep: Sweep, config: Any, notes: list[str]) -> int:
 
 
 def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
-    """Runs the sweep to its end, or this process's part in it.
+    """Runs the sweep to its end, or this process's part of it.
 
     Returns:
-        The exit code: 0; 1 if no trial is done; 130 or 143 after a signal.
+        The exit code: 0 for success, 1 if no trial is done, 130 or 143 after a signal.
 
     Raises:
-        UserError: the data, the folder or the sweep in it is wrong, or the disk is full.
+        UserError: the data, the folder or its sweep is wrong, or the disk is full.
     """
     import tensorflow as tf
 
@@ -119,7 +119,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
     data = program.read_data(config)
     stop = StopRequest()
     output = Output()
-    output.gone = stop.output_is_gone
+    output.on_reader_gone = stop.output_is_gone
     if role == workers.WORKER:
         _wait_for_chief(values.chief_timeout, output, stop)
     folder = SweepFolder(values.workdir, program)
@@ -137,7 +137,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
         board.total = report.trial_count(sweep, oracle)
         try:
             tuner = RunTuner(oracle, sweep, config, data, folder, board, stop, timeout)
-        except ValueError as error:  # what the folder holds is damaged, or another's
+        except ValueError as error:  # the folder's files are damaged, or belong to another sweep
             raise UserError(str(error)) from error
 
         def write_table() -> None:
@@ -147,16 +147,16 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
         if role != workers.WORKER:
             board.changed = write_table
             for trial in oracle.trials.values():
-                _add(board, trial, folder)
-            board.rest()
-        _greet(board, sweep, config, data, folder, notes, role, again)
+                _add_resumed_trial(board, trial, folder)
+            board.mark_stopped()
+        _print_header(board, sweep, config, data, folder, notes, role, again)
         if role != workers.WORKER:
             folder.begin(description)
             hparams.write_space(folder.tensorboard, sweep.space, program.score)
         code = 0
         try:
             with board:
-                _serve(tuner, stop, role)
+                _run_search(tuner, stop, role)
         except SweepEnd as end:
             if not isinstance(end.cause, Stopped):
                 raise end.cause from end
@@ -166,18 +166,18 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
         if role == workers.WORKER:
             board.line("the chief has no more trials" if not code else "stopped")
             return code
-        board.rest()
+        board.mark_stopped()
         best = report.finish(board, sweep, config, folder, data.name)
         if code == Stopped(CLOSED_PIPE).exit_code:
             with contextlib.suppress(BrokenPipeError):  # as after `2>&1 | head`
                 print(
-                    f"stopped by SIGPIPE; the same command goes on in {folder.path}",
+                    f"stopped by SIGPIPE; the same command resumes in {folder.path}",
                     file=sys.stderr,
                 )
         elif code:
-            board.line(f"stopped; the same command, with --workdir={values.workdir}, goes on")
+            board.line(f"stopped; the same command, with --workdir={values.workdir}, resumes")
         elif best is None:
-            raise UserError(_why_none(board))
+            raise UserError(_reason_without_best(board))
         return code
     except OSError as error:
         if error.filename is None:  # of the output
@@ -188,7 +188,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
 
 
 def _wait_for_chief(seconds: float, output: Any, stop: StopRequest) -> None:
-    """Before anything is written: a worker without a chief leaves nothing."""
+    """Waits before anything is written, so that a worker without a chief leaves nothing."""
     from tfwd.tuning import workers
 
     def check() -> None:
@@ -202,22 +202,22 @@ def _wait_for_chief(seconds: float, output: Any, stop: StopRequest) -> None:
         raise UserError(f"{error} (--chief_timeout)") from error
 
 
-def _add(board: Any, trial: Any, folder: Any) -> None:
-    """Takes in a trial of a sweep that is gone on with."""
+def _add_resumed_trial(board: Any, trial: Any, folder: Any) -> None:
+    """Adds a trial of a sweep that is resumed."""
     try:
         board.add(trial)
-    except Exception as error:  # whatever the file holds instead of what keras-tuner wrote
+    except Exception as error:  # the file may hold anything
         path = folder.trial(trial.trial_id) / "trial.json"
         raise UserError(
-            f"{path} is not a record of a trial ({type(error).__name__}: {error}); put it back "
-            "from a copy, or give --overwrite to begin anew"
+            f"{path} is not a record of a trial ({type(error).__name__}: {error}); restore it "
+            "from a copy, or give --overwrite to start again"
         ) from error
 
 
-def _serve(tuner: Any, stop: StopRequest, role: str) -> None:
+def _run_search(tuner: Any, stop: StopRequest, role: str) -> None:
     from tfwd.tuning import workers
 
-    if role == workers.CHIEF:  # it trains nothing: what it knows is on the disk at any time
+    if role == workers.CHIEF:  # the chief trains nothing, and its state is always on the disk
         tuner.search()
         return
     with stop:
@@ -256,8 +256,8 @@ def _oracle(sweep: Sweep, config: Any, timeout: float | None = None, watcher: An
         raise UserError(f"the sweep: {error}") from error
 
 
-def _changed(sweep: Sweep, values: flags.FlagValues) -> Sweep:
-    """The sweep with what the command line says in place of the file."""
+def _with_flags(sweep: Sweep, values: flags.FlagValues) -> Sweep:
+    """Returns the sweep with the values of the command line."""
     given = {
         "method": values.method or None,
         "max_trials": values.max_trials,
@@ -267,29 +267,31 @@ def _changed(sweep: Sweep, values: flags.FlagValues) -> Sweep:
     return dataclasses.replace(sweep, **{k: v for k, v in given.items() if v is not None})
 
 
-def _greet(board: Any, sweep: Sweep, config: Any, data: Any, folder: Any, notes: list[str],
+def _print_header(board: Any, sweep: Sweep, config: Any, data: Any, folder: Any, notes: list[str],
            role: str, again: bool) -> None:  # fmt: skip
     from tfwd.runs.sweeps.report import plan
     from tfwd.tuning import workers
 
     what = {workers.CHIEF: "chief of the sweep", workers.WORKER: "worker of the sweep"}
-    board.line(f"{data.name}: {data.size} to train on; {what.get(role, 'sweep')} in {folder.path}")
+    board.line(f"{data.name}: {data.size} for training; {what.get(role, 'sweep')} in {folder.path}")
     if role != workers.WORKER:
         oracle = _oracle(sweep, config)
         for line in [*plan(sweep, oracle, config.training.epochs), *notes]:
             board.line(line)
     if again:
         done = sum(row.status != "waiting" for row in board.rows.values())
-        board.line(f"going on with the sweep: {done} trials are done")
+        board.line(f"resuming the sweep: {done} trials are done")
         if sweep.max_trials is not None and sweep.max_trials < done:
-            board.line(f"max_trials={sweep.max_trials} is fewer: all stay, and none is added")
+            board.line(
+                f"max_trials={sweep.max_trials} is lower: all trials stay, and none is added"
+            )
 
 
-def _why_none(board: Any) -> str:
+def _reason_without_best(board: Any) -> str:
     reasons = [row.message for row in board.rows.values() if row.message]
-    return f"no trial came to its end; the first one: {reasons[0]}" if reasons else "no trial ran"
+    return f"no trial succeeded; the first one: {reasons[0]}" if reasons else "no trial ran"
 
 
-def _need(module: str, name: str) -> None:
+def _require(module: str, name: str) -> None:
     if importlib.util.find_spec(module) is None:
         raise UserError(f"tfwd-tune needs {name}: in a checkout of tfwd, pip install '.[tune]'")

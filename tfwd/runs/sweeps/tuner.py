@@ -1,4 +1,4 @@
-"""The tuner: keras-tuner's search, with training runs of a program as its trials."""
+"""Tuner of a sweep: keras-tuner's search, in which trials are runs of a program."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from keras_tuner import Oracle
 from keras_tuner.engine.trial import Trial, TrialStatus
 from keras_tuner.errors import FailedTrialError, FatalError
 
-from tfwd.runs.errors import Diverged, UserError
-from tfwd.runs.program import Data
+from tfwd.runs.errors import UserError
+from tfwd.runs.interfaces import Data
 from tfwd.runs.settings.config import get
 from tfwd.runs.sweeps import hparams
 from tfwd.runs.sweeps.board import Board
@@ -25,8 +25,9 @@ from tfwd.runs.sweeps.folder import SweepFolder
 from tfwd.runs.sweeps.rows import OBJECTIVE
 from tfwd.runs.sweeps.sweep import Sweep, apply
 from tfwd.runs.sweeps.trial import promote, run
+from tfwd.runs.training.divergence import Diverged
 from tfwd.runs.training.signals import Stopped, StopRequest
-from tfwd.runs.training.train import tidy_up
+from tfwd.runs.training.train import free_memory
 from tfwd.tuning.space import read
 from tfwd.tuning.workers import FaultTolerantTuner
 
@@ -34,7 +35,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 class SweepEnd(FatalError):
-    """Ends the sweep, and not the trial alone; `cause` says why."""
+    """Error that ends the whole sweep and not only the trial; `cause` says why."""
 
     def __init__(self, cause: Exception):
         super().__init__(str(cause))
@@ -42,16 +43,16 @@ class SweepEnd(FatalError):
 
 
 class RunTuner(FaultTolerantTuner):
-    """Runs the trials of a sweep.
+    """keras-tuner tuner that runs the trials of a sweep.
 
     Args:
-        oracle: keras-tuner's, as `tfwd.tuning.make_oracle` makes it.
+        oracle: keras-tuner's oracle, from `tfwd.tuning.make_oracle`.
         sweep: the sweep.
         config: the configuration that the trials change.
-        data: what it names.
-        folder: of the sweep, opened.
-        board: told how the trial goes.
-        stop: looked at after every window and between trials.
+        data: the data of this configuration.
+        folder: the opened `SweepFolder`.
+        board: the board that shows the trials.
+        stop: the stop request, checked after every step and between trials.
         worker_timeout: as in `FaultTolerantTuner`.
     """
 
@@ -69,7 +70,7 @@ class RunTuner(FaultTolerantTuner):
         self._sweep, self._config, self._folder = sweep, config, folder
         self._program = folder.program
         self._board, self._stop = board, stop
-        self._data = {self._named(config): data}
+        self._data = {self._data_key(config): data}
         super().__init__(
             oracle,
             directory=folder.path.parent,
@@ -86,10 +87,10 @@ class RunTuner(FaultTolerantTuner):
         """Trains the trial's runs, one seed after the other.
 
         Returns:
-            `loss`, the mean of the runs' best validation losses, each of them, the epochs and the
-            seconds.
+            dict with `loss`, the mean of the runs' best validation losses, and each of these
+            losses, the epochs and the seconds.
         """
-        with _sorted_errors():
+        with _classified_errors():
             chosen = trial.hyperparameters.values
             schema, score = self._program.schema, self._program.score
             values = read(self._sweep.space, chosen)
@@ -114,11 +115,11 @@ class RunTuner(FaultTolerantTuner):
                         raise UserError("no validation loss was finite")
                     hparams.write(folder / "tensorboard", trial.trial_id, values, result, score)
                 except UserError as error:
-                    if not _is_of_the_disk(error):
+                    if not _is_disk_error(error):
                         hparams.write(folder / "tensorboard", trial.trial_id, values, None, score)
                     raise
                 finally:
-                    tidy_up()
+                    free_memory()
                 results.append(result)
         losses = [result.loss for result in results]
         return {
@@ -138,37 +139,37 @@ class RunTuner(FaultTolerantTuner):
         if self._is_worker():
             self._board.ended(self.oracle.get_trial(trial.trial_id), trial.message)
         if trial.status == TrialStatus.COMPLETED and self._sweep.method != "hyperband":
-            # Only Hyperband goes on with a trial; the best weights stay.
+            # Only Hyperband continues a trial. The best weights stay.
             for path in self._folder.trial(trial.trial_id).glob("run-*/checkpoints"):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _data_of(self, config: ml_collections.ConfigDict) -> Data:
-        named = self._named(config)
-        if named not in self._data:  # the sweep is over the data's own keys
+        named = self._data_key(config)
+        if named not in self._data:  # the sweep varies the keys of the data
             self._data = {named: self._program.read_data(config)}
         return self._data[named]
 
-    def _named(self, config: ml_collections.ConfigDict) -> tuple[Any, ...]:
+    def _data_key(self, config: ml_collections.ConfigDict) -> tuple[Any, ...]:
         return tuple(get(config, key) for key in self._program.data_keys)
 
 
-def _is_of_the_disk(error: UserError) -> bool:
+def _is_disk_error(error: UserError) -> bool:
     return isinstance(error.__cause__, (OSError, tf.errors.OpError))
 
 
 @contextmanager
-def _sorted_errors() -> Iterator[None]:
-    """Tells what ends the sweep from what ends the trial alone.
+def _classified_errors() -> Iterator[None]:
+    """Distinguishes errors that end the sweep from errors that end only the trial.
 
-    A stop, and a disk that cannot be written, end the sweep: the trial is gone on with later. A run
-    that diverged, or cannot be trained so, is a failed trial; so is any other exception.
+    A stop, and a disk that cannot be written, end the sweep. The trial is resumed later. A run that
+    diverged or cannot be trained is a failed trial, and so is any other exception.
     """
     try:
         yield
     except Stopped as stopped:
         raise SweepEnd(stopped) from stopped
     except UserError as error:
-        if _is_of_the_disk(error):
+        if _is_disk_error(error):
             raise SweepEnd(error) from error
         text = error.short if isinstance(error, Diverged) else str(error)
         raise FailedTrialError(text) from error
@@ -178,6 +179,6 @@ def _sorted_errors() -> Iterator[None]:
         traceback.clear_frames(error.__traceback__)
         raise
     except Exception as error:
-        # keras-tuner keeps the text only, but the frames would keep the model until then.
+        # keras-tuner stores only the text. The frames would keep the model in memory until then.
         traceback.clear_frames(error.__traceback__)
         raise

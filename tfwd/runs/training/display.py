@@ -1,4 +1,4 @@
-"""Shows a run: a progress bar on a terminal, a line every few seconds elsewhere."""
+"""Shows a run: a progress bar on a terminal, or a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from tfwd.runs.program import Score
+from tfwd.runs.interfaces import Score
 
 
 class Output(Console):
-    """A rich console that tells when nobody reads any more, as after `| head`; then it is quiet.
+    """Rich console that calls `on_reader_gone` when nobody reads any more, as after `| head`.
 
-    rich would end the process, and what was trained since the last checkpoint would be lost.
+    Then it prints nothing. rich would end the process, and the training since the last checkpoint
+    would be lost.
     """
 
-    gone: Callable[[], None] | None = None
+    on_reader_gone: Callable[[], None] | None = None
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        if self.gone is None:
+        if self.on_reader_gone is None:
             raise BrokenPipeError
-        self.gone()
+        self.on_reader_gone()
 
 
 class Display:
-    """Shows the epoch under way, and lines of text above it.
+    """Progress display of a run: the current epoch, and lines of text above it.
 
     Args:
         score: how a loss is shown.
-        console: where to; standard output by default.
-        seconds: between two lines, where there is no terminal.
-        clock: for tests.
+        console: the console. Standard output by default.
+        seconds: float. Time between two lines, where there is no terminal.
+        clock: function that returns the time in seconds. Tests replace it.
 
     Example:
 
@@ -81,7 +82,7 @@ class Display:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def epoch(self, title: str, windows: int, done: int) -> None:
-        """Begins to show an epoch of so many windows."""
+        """Starts the display of an epoch."""
         self._title, self._windows = title, max(windows, 1)
         self._bar.update(self._task, description=title, total=windows, completed=done, visible=True)
 
@@ -92,7 +93,7 @@ class Display:
         tokens_per_second: float | None = None,
         seconds_left: float | None = None,
     ) -> None:
-        """Shows how far the epoch is, and the last known numbers."""
+        """Updates the position in the epoch, and shows the last known numbers."""
         facts = []
         if loss is not None:
             shown = f"{self._score.name} {self._score.of_loss(loss):.2f}"
@@ -108,7 +109,7 @@ class Display:
 
 
 def span(seconds: float) -> str:
-    """A time span as h:mm:ss or m:ss.
+    """Returns a time span as h:mm:ss or m:ss.
 
     Example:
 

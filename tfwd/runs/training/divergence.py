@@ -1,4 +1,4 @@
-"""What a run does about a step that is not finite: stop, leave it out, or go back an epoch."""
+"""Reaction of a run to a step that is not finite: stop, skip the step, or restore an epoch."""
 
 from __future__ import annotations
 
@@ -9,24 +9,44 @@ import tensorflow as tf
 
 from tfwd.numerics.checked_step import variables_in
 from tfwd.numerics.report import Report
-from tfwd.runs.errors import Diverged
-from tfwd.runs.program import Failure, Step
+from tfwd.runs.errors import UserError
+from tfwd.runs.interfaces import Failure, Step
 from tfwd.runs.storage.state import RunState
 
-MAX_CONSECUTIVE = 5  # bad steps that are left out, or gone back from, before the run ends
-FACTOR = 0.5  # of the learning rate, each time that the run goes back
+MAX_CONSECUTIVE = 5  # bad steps in a row that are skipped or restored from, before the run ends
+FACTOR = 0.5  # factor of the learning rate, for each restore
+
+
+class Diverged(UserError):
+    """Error that ends a run at a number that is not finite.
+
+    Attributes:
+        short: str. Step and place, as "diverged at step 7 in layer lstm_1".
+        report: the `Report` of the step; `None` if the step is finite and a weight is not.
+    """
+
+    def __init__(self, failure: Failure, report: Report | None, kept: str):
+        where, found = (report.where, report.what) if report else (failure.weight, failure.found)
+        self.short = f"diverged at step {failure.step} in {where}"
+        self.report = report
+        causes = [] if report is None else [cause.name for cause in report.causes]
+        likely = f"; likely cause: {' or '.join(causes)}" if causes else ""
+        super().__init__(
+            f"{self.short}: {found} (loss {failure.loss:.4g}, gradient norm "
+            f"{failure.gradient_norm:.4g}, learning rate {failure.learning_rate:.4g}){likely}; "
+            f"{kept}"
+        )
 
 
 class Divergence:
-    """The bad steps of a run.
+    """Policy for the bad steps of a run.
 
     Args:
         action: "raise", "skip", "restore" or "off".
         step: the training step.
-        state: has the learning rate.
-        objects: the modules whose variables are gone back to.
-        tell: called with a bad step, its report if there is one, and what is done about it in
-            words.
+        state: the `RunState` with the learning rate.
+        objects: the modules whose variables "restore" resets.
+        tell: called with a bad step, its report if there is one, and the reaction in words.
     """
 
     def __init__(
@@ -39,27 +59,29 @@ class Divergence:
     ):
         self.action, self._step, self._state = action, step, state
         self._objects, self._tell = list(objects), tell
-        self._last_good = self._in_vain = 0
-        self._kept: list[tuple[tf.Variable, tf.Tensor]] = []
+        self._last_good = self._consecutive = 0
+        self._snapshot: list[tuple[tf.Variable, tf.Tensor]] = []
 
     @property
-    def looks_each_step(self) -> bool:
-        """Whether the host asks after each step, so that the next one can be made."""
+    def checks_each_step(self) -> bool:
+        """Returns True if each step must be checked at once, so that the next step can be made."""
         return self.action in ("skip", "restore")
 
-    def keep(self) -> None:
-        """Keeps what `restore` goes back to: at the end of an epoch, and when a run goes on."""
+    def take_snapshot(self) -> None:
+        """Stores the values for "restore", at the end of an epoch and when a run resumes."""
         if self.action == "restore":
-            self._in_vain = 0
-            self._kept = [(variable, variable.numpy()) for variable in variables_in(*self._objects)]
+            self._consecutive = 0
+            self._snapshot = [
+                (variable, variable.numpy()) for variable in variables_in(*self._objects)
+            ]
 
-    def met(self, failure: Failure, batch: tuple[Any, ...] | None, kept: str) -> None:
-        """Reports a bad step, and goes on after it if that is asked for.
+    def handle(self, failure: Failure, batch: tuple[Any, ...] | None, kept: str) -> None:
+        """Reports a bad step. Then skips it, restores the last epoch, or ends the run.
 
         Args:
-            failure: the step.
-            batch: what it was made on; `None` if the step was finite and a weight is not.
-            kept: what is on the disk, in words.
+            failure: the bad step.
+            batch: the step's batch; `None` if the step is finite and a weight is not.
+            kept: which checkpoint is on the disk, in words.
 
         Raises:
             Diverged: the run ends.
@@ -68,40 +90,40 @@ class Divergence:
         if batch is not None:
             report = self._step.diagnose(*batch)
             report.step = failure.step
-        why = self._why_it_ends(failure, batch)
+        why = self._reason_to_end(failure, batch)
         if why is not None:
             self._tell(failure, report, "the run ends")
             raise Diverged(failure, report, f"{why}{kept}")
-        self._in_vain += 1
+        self._consecutive += 1
         self._last_good = failure.step
         if self.action == "skip":
-            done = "it is left out"
+            done = "the step is skipped"
         else:
             number = self._state.step.numpy()
-            for variable, value in self._kept:
+            for variable, value in self._snapshot:
                 variable.assign(value)
             self._state.step.assign(number)
-            rate = self._state.learning_rate.numpy() * FACTOR**self._in_vain
+            rate = self._state.learning_rate.numpy() * FACTOR**self._consecutive
             self._state.learning_rate.assign(rate)
-            done = f"back to the end of the last epoch, with the learning rate {rate:.4g}"
+            done = f"restored the end of the last epoch, with the learning rate {rate:.4g}"
         self._tell(failure, report, done)
-        self._step.go_on()
+        self._step.resume_after_failure()
 
-    def _why_it_ends(self, failure: Failure, batch: tuple[Any, ...] | None) -> str | None:
+    def _reason_to_end(self, failure: Failure, batch: tuple[Any, ...] | None) -> str | None:
         if self.action == "raise" or batch is None:
             return ""
-        if self.action == "restore" and not self._kept:
-            return "there is no finished epoch yet to go back to; "
+        if self.action == "restore" and not self._snapshot:
+            return "there is no finished epoch yet to restore; "
         if self.action == "skip" and failure.step != self._last_good + 1:
-            self._in_vain = 0  # there was a good one in between
-        if self._in_vain >= MAX_CONSECUTIVE:
-            what = "left out" if self.action == "skip" else "gone back from"
-            return f"{MAX_CONSECUTIVE} bad steps in a row were {what} before it; "
+            self._consecutive = 0  # a good step was in between
+        if self._consecutive >= MAX_CONSECUTIVE:
+            what = "skipped" if self.action == "skip" else "restored from"
+            return f"{MAX_CONSECUTIVE} consecutive bad steps were {what} before it; "
         return None
 
 
-def report_of(failure: Failure, report: Report | None, norms: Mapping[str, float]) -> str:
-    """What is kept of a bad step: its report, or what is wrong with a weight; and the norms."""
+def report_text(failure: Failure, report: Report | None, norms: Mapping[str, float]) -> str:
+    """Returns the text of a bad step's report, or of a bad weight, and the weights' norms."""
     text = f"{report}\n" if report else f"{failure.weight}: {failure.found}, step {failure.step}\n"
     shown = [f"{norm:9.3g}  {path}" for path, norm in norms.items()]
     return text + "\n".join(["", "norms of the weights", *shown, ""])

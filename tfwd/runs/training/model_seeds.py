@@ -1,4 +1,4 @@
-"""Seeds for the parts of a model."""
+"""Seeds for the layers and draws of a model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 
 def seeds(seed: int | None) -> Iterator[int]:
-    """An endless row of seeds of 31 bits; `None` begins it from Keras's global seed.
+    """Yields seeds of 31 bits without end. `None` starts from Keras's global seed.
 
-    None of them is 0, which Keras's initializers take for no seed.
+    No seed is 0, because Keras's initializers treat 0 as no seed.
 
     Example:
 
@@ -19,7 +19,8 @@ def seeds(seed: int | None) -> Iterator[int]:
     >>> next(first) == next(second) > 0
     True
     """
-    # keras.utils.set_random_seed sets Python's generator too; Keras takes its own seeds from it.
+    # keras.utils.set_random_seed also sets Python's generator, from which Keras takes its own
+    # seeds.
     generator = np.random.default_rng(random.randrange(2**31) if seed is None else seed)
     while True:
         yield int(generator.integers(1, 2**31 - 1))

@@ -17,7 +17,7 @@ from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
 from tfwd.runs.errors import UserError, suggest
 from tfwd.runs.settings.validators import Validator, hint, multipliers, patterns, same_kind, shown
 
-# Optimizers of tensorflow-addons, which are here on Keras 2 alone, and what is nearest to each.
+# Optimizers of tensorflow-addons, which only Keras 2 has, and the most similar ones in Keras.
 ADDONS = {
     "tfa.AdaBelief": ("Adam", "AdamW"),
     "tfa.COCOB": ("Adam",),
@@ -31,35 +31,35 @@ ADDONS = {
 
 
 def optimizers() -> dict[str, str]:
-    """The names of the optimizers that there are, by the same in lower case."""
-    from tfwd._keras import steps  # slow to load, and `--help` does without
+    """Returns the names of the known optimizers, by their lower-case names."""
+    from tfwd._keras import steps  # slow to load, and `--help` does not need it
 
     return {name.lower(): name for name in steps.names()}
 
 
 def optimizer_class(name: str) -> type:
-    """The optimizer of a name, which may be in any case."""
+    """Returns the optimizer class of a name, in upper or lower case."""
     from tfwd._keras import steps
 
     return steps.optimizer_class(optimizers()[name.lower()])
 
 
-def arguments(optimizer: str) -> dict[str, Any]:
-    """What may stand in `optimizer.kwargs` for this optimizer, with the defaults."""
-    own = ("self", "kwargs", "learning_rate", "weight_decay", "global_clipnorm")  # have own keys
+def allowed_arguments(optimizer: str) -> dict[str, Any]:
+    """Returns the arguments that `optimizer.kwargs` may set, with their defaults."""
+    own = ("self", "kwargs", "learning_rate", "weight_decay", "global_clipnorm")  # own keys
     there = inspect.signature(optimizer_class(optimizer)).parameters
     return {name: parameter.default for name, parameter in there.items() if name not in own}
 
 
 def check_arguments(optimizer: ml_collections.ConfigDict) -> None:
-    """Verifies `optimizer.kwargs` of a configuration: the optimizer takes each of them.
+    """Checks that the optimizer takes each argument in `optimizer.kwargs`.
 
     Raises:
-        UserError: there is no such argument, or it takes another kind of value.
+        UserError: the optimizer has no such argument, or the value has the wrong type.
     """
     name = optimizer.name
     for argument, value in optimizer.kwargs.items():
-        there = arguments(name)
+        there = allowed_arguments(name)
         if argument not in there:
             near = suggest(argument, there)
             other = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(there)}"
@@ -69,24 +69,25 @@ def check_arguments(optimizer: ml_collections.ConfigDict) -> None:
             raise UserError(f"optimizer.kwargs.{argument}={shown(value)}: {name} takes {expected}")
 
 
-def defaults(optimizer: type) -> dict[str, Any]:
-    """The arguments of an optimizer class whose default is neither none nor zero."""
+def nonzero_defaults(optimizer: type) -> dict[str, Any]:
+    """Returns the arguments of an optimizer class whose default is neither None nor zero."""
     parameters = inspect.signature(optimizer).parameters.values()
     return {p.name: p.default for p in parameters if p.default and p.default is not p.empty}
 
 
 def _optimizer_hint(value: Any) -> str:
-    """Where an optimizer of tensorflow-addons is to be had, and what is near to it here."""
+    """Returns how to install an optimizer of tensorflow-addons, and the most similar one here."""
     there = optimizers()
     known = {name.lower(): name for name in ADDONS}
     if not isinstance(value, str) or value.lower() not in known:
         return hint(value, there)
     name = known[value.lower()]
     near_it = [other for other in ADDONS[name] if other.lower() in there]
-    instead = f"; nearest to it here is {' or '.join(near_it)}" if near_it else ""
+    instead = f"; the most similar one here is {' or '.join(near_it)}" if near_it else ""
     return (
-        f" ({name} is of tensorflow-addons, which pip install '.[addons]' in a checkout brings, on "
-        f"Python 3.10 or 3.11{instead})"
+        f" ({name} needs tensorflow-addons: in a checkout, pip install '.[addons]' on Python "
+        "3.10 or "
+        f"3.11{instead})"
     )
 
 
@@ -113,24 +114,25 @@ def make_optimizer(
     kwargs: dict[str, Any] | None = None,
     dtype_policy: str = "float32",
 ) -> keras.optimizers.Optimizer:
-    """Makes an optimizer of Keras or tensorflow-addons, and puts around it what is asked for.
+    """Makes an optimizer of Keras or tensorflow-addons, with the requested decay and averaging.
 
     Args:
-        name: the class's name, in any case: "sgd", "Adam", with tensorflow-addons "tfa.LAMB".
-        learning_rate: the base rate; the training step assigns to it.
-        weight_decay: of `DecoupledWeightDecay`; 0 leaves it out. An optimizer that has a decay of
-            its own (AdamW) has this one in its place.
+        name: str. The class name, in upper or lower case: "sgd", "Adam", with tensorflow-addons
+            "tfa.LAMB".
+        learning_rate: float. The base rate. The training step assigns to it.
+        weight_decay: float. The decay of `DecoupledWeightDecay`; 0 disables it. It replaces the
+            decay of an optimizer that decays by itself, as AdamW.
         decay_scale, decay_sparse, decay_unused: its `scale`, `sparse` and `decay_unused`.
-        decay_towards: "zero", or "start" for the weights' values when they are first updated.
-        decay_include, decay_exclude: its patterns, with spaces between; "" is `None`.
-        decay_multipliers: pattern=factor, with spaces between.
-        non_monotone_interval: of `NonMonotonicASGD`; 0 leaves it out.
-        kwargs: more arguments of the class (momentum, beta_1, ...).
-        dtype_policy: under "mixed_float16" the optimizer is wrapped to scale the loss.
+        decay_towards: "zero", or "start" for the values of the weights at their first update.
+        decay_include, decay_exclude: its patterns, separated by spaces; "" is `None`.
+        decay_multipliers: pattern=factor, separated by spaces.
+        non_monotone_interval: int. The interval of `NonMonotonicASGD`; 0 disables averaging.
+        kwargs: further arguments of the class (momentum, beta_1, ...).
+        dtype_policy: with "mixed_float16" the optimizer is wrapped to scale the loss.
 
     Returns:
-        The optimizer, without slots yet. The loss scale is around the average, and that around the
-        decay.
+        The optimizer, without slots yet. The loss scaler wraps the averaging optimizer, which wraps
+        the decaying one.
 
     Raises:
         UserError: there is no such optimizer, or it does not take the arguments.
@@ -145,18 +147,18 @@ def make_optimizer(
     if not OPTIMIZER.is_valid(name):
         raise UserError(f"optimizer.name={name!r}: give {OPTIMIZER.expected}{OPTIMIZER.hint(name)}")
     kind = optimizer_class(name)
-    arguments = {**_no_decay(kind), **(kwargs or {})}
-    has_rate = "learning_rate" in inspect.signature(kind).parameters  # COCOB finds its own
+    arguments = {**_arguments_without_decay(kind), **(kwargs or {})}
+    has_rate = "learning_rate" in inspect.signature(kind).parameters  # COCOB has no learning rate
     chosen = {"include": decay_include, "exclude": decay_exclude, "multipliers": decay_multipliers}
     for key, given in chosen.items():
         if given and not weight_decay:
             raise UserError(
-                f"optimizer.decay_{key}={given!r} is of no use without a decay: give "
+                f"optimizer.decay_{key}={given!r} has no effect without a decay: give "
                 "optimizer.weight_decay too"
             )
     rate = {"learning_rate": learning_rate} if has_rate else {}
     if kwargs:
-        _try(lambda: kind(**rate, **arguments), f"optimizer.kwargs of {name}, {kwargs}")
+        _check_one_step(lambda: kind(**rate, **arguments), f"optimizer.kwargs of {name}, {kwargs}")
     try:
         optimizer = kind(**rate, **arguments)
         if weight_decay:
@@ -170,7 +172,7 @@ def make_optimizer(
                 sparse=decay_sparse,
                 decay_unused=decay_unused,
                 towards=decay_towards,
-                sum_repeated_rows=False,  # the step does it, before it takes the norm
+                sum_repeated_rows=False,  # the step sums them, before it computes the norm
             )
         if non_monotone_interval:
             optimizer = NonMonotonicASGD(optimizer, non_monotone_interval, sum_repeated_rows=False)
@@ -183,11 +185,11 @@ def make_optimizer(
     return optimizer
 
 
-def _try(make: Callable[[], keras.optimizers.Optimizer], what: str) -> None:
-    """Makes one step of one weight: Keras takes most arguments as they are, until they are used.
+def _check_one_step(make: Callable[[], keras.optimizers.Optimizer], what: str) -> None:
+    """Makes one step on one weight, because Keras checks most arguments only when they are used.
 
     Raises:
-        UserError: that is no step.
+        UserError: the step fails, or the weight is not finite afterwards.
     """
     try:
         weight = keras.Variable([1.0]) if _keras.GENERATION == 3 else tf.Variable([1.0])
@@ -195,31 +197,31 @@ def _try(make: Callable[[], keras.optimizers.Optimizer], what: str) -> None:
         found = float(np.asarray(_keras.variables.value(weight))[0])
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{what}: {reason}; give others") from error
+        raise UserError(f"{what}: {reason}; give other arguments") from error
     if not math.isfinite(found):
-        raise UserError(f"{what}: a step makes a weight of 1 {found}; give others")
+        raise UserError(f"{what}: a step changes a weight from 1 to {found}; give other arguments")
 
 
-def averaging(optimizer: keras.optimizers.Optimizer) -> NonMonotonicASGD | None:
-    """The `NonMonotonicASGD` in what `make_optimizer` made, if there is one."""
-    return _held(optimizer, NonMonotonicASGD)
+def find_averaging(optimizer: keras.optimizers.Optimizer) -> NonMonotonicASGD | None:
+    """Returns the `NonMonotonicASGD` inside an optimizer from `make_optimizer`, or `None`."""
+    return _find_wrapped(optimizer, NonMonotonicASGD)
 
 
-def decaying(optimizer: keras.optimizers.Optimizer) -> DecoupledWeightDecay | None:
-    """The `DecoupledWeightDecay` in what `make_optimizer` made, if there is one."""
-    return _held(optimizer, DecoupledWeightDecay)
+def find_weight_decay(optimizer: keras.optimizers.Optimizer) -> DecoupledWeightDecay | None:
+    """Returns the `DecoupledWeightDecay` inside an optimizer from `make_optimizer`, or `None`."""
+    return _find_wrapped(optimizer, DecoupledWeightDecay)
 
 
-def _held(optimizer: Any, kind: type) -> Any:
+def _find_wrapped(optimizer: Any, kind: type) -> Any:
     held = _keras.wrapped_optimizers.chain(optimizer)
     return next((found for found in held if isinstance(found, kind)), None)
 
 
 def has_own_decay(name: str) -> bool:
-    """Whether the optimizer of that name decays weights by itself, unless it is told not to."""
-    return bool(_no_decay(optimizer_class(name)))
+    """Returns True if the optimizer of this name decays weights by default."""
+    return bool(_arguments_without_decay(optimizer_class(name)))
 
 
-def _no_decay(kind: type) -> dict[str, float]:
-    """The arguments by which an optimizer that decays by default does not."""
-    return {name: 0.0 for name in defaults(kind) if name.endswith("weight_decay")}
+def _arguments_without_decay(kind: type) -> dict[str, float]:
+    """Returns the arguments that switch off an optimizer's default decay."""
+    return {name: 0.0 for name in nonzero_defaults(kind) if name.endswith("weight_decay")}

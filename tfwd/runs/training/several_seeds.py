@@ -1,4 +1,4 @@
-"""The same run with several seeds, and what came of them together: mean, spread, failed runs."""
+"""Repeats a run with N seeds and compares: mean, spread and failed runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from absl import flags
 from rich import box
 from rich.table import Table
 
-from tfwd.runs.errors import Diverged, UserError
+from tfwd.runs.errors import UserError
 from tfwd.runs.program import Program
 from tfwd.runs.storage.files import Claim, write_atomically
 from tfwd.runs.training import train as training
@@ -22,12 +22,12 @@ from tfwd.runs.training.signals import StopRequest
 
 
 class Outcome(NamedTuple):
-    """What came of the run with one seed.
+    """Result of the run with one seed.
 
     Attributes:
-        seed: the seed.
-        numbers: from the run's summary, by name; none if it did not come to its end.
-        failed: why it failed, "" if it did not.
+        seed: int. The seed.
+        numbers: dict of float, from the run's summary. Empty if the run failed.
+        failed: str. Why the run failed; "" if it succeeded.
     """
 
     seed: int
@@ -35,16 +35,16 @@ class Outcome(NamedTuple):
     failed: str
 
 
-# From a summary: the numbers that are compared, and why the run failed ("" if it did not).
-Read = Callable[[dict[str, Any]], tuple[dict[str, float], str]]
+# Function of a summary. Returns the compared numbers, and why the run failed ("" if it succeeded).
+ReadSummary = Callable[[dict[str, Any]], tuple[dict[str, float], str]]
 
 
 def define(values: flags.FlagValues) -> None:
-    """Defines the flag."""
+    """Defines the flag `--seeds`."""
     flags.DEFINE_integer(
         "seeds",
         1,
-        "runs with so many seeds, from the config's on, each in its own folder of the workdir",
+        "number of runs, with seeds from the config's on, each in its own folder of the workdir",
         lower_bound=1,
         upper_bound=1000,
         flag_values=values,
@@ -57,28 +57,29 @@ def train(
     workdir: str,
     count: int,
     stop: StopRequest,
-    read: Read,
+    read: ReadSummary,
 ) -> list[Outcome]:
-    """Trains with `count` seeds from `config.seed` on, and reports on all together.
+    """Trains with `count` seeds, from `config.seed` on, and compares the runs.
 
-    Each run has a folder `seed-N` in the workdir, and is a run as any other: one that was stopped
-    is gone on with, one that is finished is not made again. A run that diverges is counted as
-    failed, and the next one begins. The report is `seeds.json` in the workdir.
+    Each run has its own folder, `seed-N`, in the workdir. A stopped run resumes, and a finished run
+    is not repeated. A run that diverges counts as failed, and the next run starts. The report is
+    `seeds.json` in the workdir.
 
     Args:
-        program: what is trained.
-        config: the configuration, checked.
-        workdir: the folder.
-        count: how many.
+        program: the program to train.
+        config: the checked configuration.
+        workdir: the folder of all runs.
+        count: int. The number of seeds.
         stop: as in `training.train`.
-        read: what is compared.
+        read: function that takes the compared numbers from a summary.
 
     Raises:
-        Stopped: a signal came.
-        UserError: as in `training.train`, but for a run that diverges; or the workdir is that of a
-            single run.
+        Stopped: a signal arrived.
+        UserError: as in `training.train`, except for a run that diverges. Also if the workdir holds
+            a single run.
     """
     from tfwd.runs.training.display import Output
+    from tfwd.runs.training.divergence import Diverged  # loads TensorFlow; not for --help
 
     folder = Path(workdir)
     if (folder / "config.json").exists():
@@ -86,7 +87,7 @@ def train(
             f"the workdir {folder} holds a single run: give another --workdir for --seeds={count}"
         )
     output = Output()
-    output.gone = stop.output_is_gone
+    output.on_reader_gone = stop.output_is_gone
     claim = Claim(folder, f"another process is training in the workdir {folder}")
     begun = False
     try:
@@ -104,10 +105,10 @@ def train(
                 numbers, failed = {}, error.short
                 output.print(f"failed: {error}", markup=False, highlight=False, soft_wrap=True)
             finally:
-                training.tidy_up()
+                training.free_memory()
             begun = True
             outcomes.append(Outcome(seed, numbers, failed))
-        content = {"runs": [o._asdict() for o in outcomes], "together": together(outcomes)}
+        content = {"runs": [o._asdict() for o in outcomes], "together": compare(outcomes)}
         write_atomically(folder / "seeds.json", json.dumps(content, indent=2) + "\n")
         output.print(table(outcomes))
         wrong = [str(outcome.seed) for outcome in outcomes if outcome.failed]
@@ -122,15 +123,15 @@ def train(
         claim.release(used=begun or any(folder.glob("seed-*")))
 
 
-def together(outcomes: list[Outcome]) -> dict[str, dict[str, float | None]]:
-    """Mean, spread, least and most of each number, over the runs that came to their end.
+def compare(outcomes: list[Outcome]) -> dict[str, dict[str, float | None]]:
+    """Returns mean, spread, minimum and maximum of each number, over the runs that succeeded.
 
-    The spread is the standard deviation of a sample, with n - 1; None for a single run.
+    The spread is the standard deviation of a sample, with n - 1. It is None for a single run.
 
     Example:
 
     >>> runs = [Outcome(0, {"accuracy": 0.5}, ""), Outcome(1, {"accuracy": 0.75}, "")]
-    >>> together(runs)["accuracy"]["mean"]
+    >>> compare(runs)["accuracy"]["mean"]
     0.625
     """
     found = {}
@@ -147,10 +148,10 @@ def together(outcomes: list[Outcome]) -> dict[str, dict[str, float | None]]:
 
 
 def table(outcomes: list[Outcome]) -> Table:
-    """A line a seed, and the mean and the spread under them."""
+    """Returns a table with a row per seed, and with mean and spread below."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     made.add_column("seed")
-    of_all = together(outcomes)
+    of_all = compare(outcomes)
     for name in of_all:
         made.add_column(name, justify="right")
     made.add_column("")

@@ -1,4 +1,4 @@
-"""Turns Ctrl-C and SIGTERM into a request to stop after the current step, once that is saved."""
+"""Turns Ctrl-C and SIGTERM into a request to stop after the current step and a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-# The signal of a closed pipe, by its number in POSIX: Windows has no such signal.
+# The signal of a closed pipe, by its POSIX number: Windows has no such signal.
 CLOSED_PIPE = 13
 
 
 class Stopped(Exception):
-    """A run was asked to stop, and has saved where it stands."""
+    """Exception of a run that was asked to stop and has saved a checkpoint."""
 
     def __init__(self, signal_number: int):
         super().__init__(_name(signal_number))
@@ -20,14 +20,14 @@ class Stopped(Exception):
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects: 130 after Ctrl-C, 143 after SIGTERM, 141 after a closed pipe."""
+        """Returns the exit code: 130 after Ctrl-C, 143 after SIGTERM, 141 after a closed pipe."""
         return 128 + self.signal_number
 
 
 class StopRequest:
-    """While it is entered, the first SIGINT or SIGTERM only sets `number`.
+    """Handler of SIGINT and SIGTERM. While it is entered, the first signal only sets `number`.
 
-    A second one does what it would have done without this, for a program that hangs.
+    A second signal has its usual effect, for a program that hangs.
 
     Example:
 
@@ -46,16 +46,16 @@ class StopRequest:
         return self.number is not None
 
     def output_is_gone(self) -> None:
-        """Nobody reads the output any more: a request as well, by the signal for it."""
+        """Requests a stop because nobody reads the output any more."""
         self.number = CLOSED_PIPE
 
     def error(self) -> Stopped:
-        """What to raise when the request was met."""
+        """Returns the exception to raise once the run has stopped."""
         assert self.number is not None
         return Stopped(self.number)
 
     def __enter__(self) -> StopRequest:
-        # Python lets only the main thread set handlers; elsewhere signals are the caller's.
+        # Python allows only the main thread to set handlers. Elsewhere the caller handles signals.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._note)

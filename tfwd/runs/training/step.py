@@ -1,11 +1,10 @@
-"""One training step: loss, gradient, clipping, update.
+"""Training step of a program: loss, gradient, clipping and update.
 
-What a step produces stays on the device (`state.RunState`); the host fetches it when it has
-something to print. A step whose loss, gradient or learning rate is not finite changes nothing, nor
-does any after it, so that the host may notice late and still find all as it was.
+The results of a step stay on the device (`state.RunState`). The host fetches them when it prints or
+logs. A step whose loss, gradient or learning rate is not finite changes nothing, and no later step
+does. The host may therefore notice it late, and finds everything unchanged.
 
-A program's step says how a batch becomes a loss (`forward`) and at which rate it is learnt from
-(`rate`).
+A program's step defines the loss of a batch (`forward`) and the learning rate (`rate`).
 """
 
 from __future__ import annotations
@@ -24,29 +23,31 @@ from tfwd import _keras
 from tfwd._keras import steps
 from tfwd.finite import all_finite
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.search import likely
+from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.checked_step import tracked
-from tfwd.numerics.details import look
+from tfwd.numerics.details import measure_tensor
 from tfwd.numerics.frames import Frame
 from tfwd.numerics.probes import Probes
-from tfwd.numerics.report import Found, Report
+from tfwd.numerics.report import Measurement, Report
 from tfwd.numerics.watch import Watch
 from tfwd.optimizers._updates.repeated_rows import summed
 from tfwd.runs.errors import UserError
-from tfwd.runs.program import Failure
+from tfwd.runs.interfaces import Failure
 from tfwd.runs.storage.state import RunState
-from tfwd.runs.training.optimizer import averaging, decaying, make_optimizer
+from tfwd.runs.training.optimizer import find_averaging, find_weight_decay, make_optimizer
 
-NORMS = 8  # of the gradient, of so many steps, a report can tell whether it grew
+NORMS = 8  # number of past gradient norms that a report compares
 
 
 class Forward(NamedTuple):
-    """What a batch became.
+    """Result of the forward pass on a batch.
 
     Attributes:
-        nats: the loss of each of the things that `RunState` counts, of any shape.
-        objective: what the gradient is taken of, from the mean of `nats`.
-        states: of a recurrent model, as in `RunState.carried`; of others none.
+        nats: tensor of any shape. The losses of the items that `RunState` counts, as tokens or
+            texts.
+        objective: function from the mean of `nats` to the value that is differentiated.
+        states: the new states of a recurrent model, as in `RunState.carried`; empty for other
+            models.
     """
 
     nats: tf.Tensor
@@ -55,27 +56,27 @@ class Forward(NamedTuple):
 
 
 class TrainStep(abc.ABC):
-    """The training step.
+    """Base class of the programs' training steps.
 
         loss      = mean(nats)
         gradient  = clip by the global norm of d(objective)/d(weights), + l2 * weights
 
     Args:
         model: the model.
-        optimizer: its slots are made here. Its learning rate is assigned at each step.
-        state: what the step changes.
-        signature: of the batch's tensors. The step is traced once: what is left open in it never
-            traces anew.
-        clip_norm: the largest global norm; 0 does not clip.
-        l2: coupled decay. It is added after clipping, as PyTorch's optimizers add theirs, and is
-            no part of the norm that is reported.
-        sparse: leaves the gradient of a table that is only looked up in as its rows.
-        checked: makes no step that is not finite.
-        whole: looks at what each layer takes and gives, too.
+        optimizer: the optimizer. Its slots are made here. Each step assigns its learning rate.
+        state: the `RunState` that the step changes.
+        signature: specs of the batch's tensors. The step is traced once. Unknown dimensions
+            therefore never retrace it.
+        clip_norm: float. The largest global norm; 0 disables clipping.
+        l2: float. Coupled decay. It is added after clipping, as in PyTorch's optimizers. The
+            reported norm does not include it.
+        sparse: bool. Keeps the gradient of a table that is only looked up in as rows.
+        checked: bool. Skips a step that is not finite.
+        whole: bool. Also checks the inputs and outputs of each layer.
 
     Attributes:
         averaging: the optimizer's `NonMonotonicASGD`, or `None`.
-        unused: the paths of the weights that no gradient reaches; known once it is traced.
+        unused: list of str. Paths of the weights that no gradient reaches, known after tracing.
     """
 
     def __init__(
@@ -94,46 +95,46 @@ class TrainStep(abc.ABC):
         self.model, self.optimizer, self.state = model, optimizer, state
         self.clip_norm, self.l2, self.sparse = clip_norm, l2, sparse
         self.checked, self.whole = checked, whole
-        self.averaging = averaging(optimizer)
+        self.averaging = find_averaging(optimizer)
         self.unused: list[str] = []
-        # Slots made inside the traced function could not be restored before the first step.
+        # Slots that are made in the traced function could not be restored before the first step.
         steps.build(optimizer, model.trainable_variables)
         self._failed = tf.Variable(False, trainable=False)
         self._failure = tf.Variable([0.0, 0.0, 0.0], trainable=False)
         self._diagnosis: tuple[Probes, Callable[..., None]] | None = None
-        self._norms = tf.Variable(tf.fill([NORMS], -1.0), trainable=False)  # the last ones
+        self._norms = tf.Variable(tf.fill([NORMS], -1.0), trainable=False)  # the last norms
         trained = {id(_keras.variables.tf_variable(v)) for v in model.trainable_variables}
         self._draws = [v for v in tracked(model) if id(v) not in trained]
         self.function = tf.function(self._step, input_signature=list(signature))
 
     @abc.abstractmethod
     def forward(self, *batch: tf.Tensor) -> Forward:
-        """Runs the model on a batch, as it trains; called within a tape."""
+        """Runs the model on a batch in training mode, within a tape."""
 
     def rate(self, *batch: tf.Tensor) -> tf.Tensor:
-        """The learning rate of this step."""
+        """Returns the learning rate of this step."""
         return self.state.learning_rate.read_value()
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Makes the update; the optimizer has the step's learning rate."""
+        """Makes the update. The optimizer already has the step's learning rate."""
         steps.apply(self.optimizer, gradients, variables)
 
     def __call__(self, *batch: tf.Tensor) -> None:
         self.function(*batch)
 
     def trace(self) -> None:
-        """Traces the step, which the first call does otherwise."""
+        """Traces the step. Otherwise the first call does it."""
         self.function.get_concrete_function()
 
     def failure(self) -> Failure | None:
-        """The first step that was not finite, if there was one. Waits for the device."""
+        """Returns the first step that was not finite, or `None`. Waits for the device."""
         if not self._failed.numpy():
             return None
         loss, norm, rate = (float(value) for value in self._failure.numpy())
         return Failure(int(self.state.step.numpy()) + 1, loss, norm, rate)
 
     def diagnose(self, *batch: tf.Tensor) -> Report:
-        """Looks closely at the step that failed, on its batch, and changes nothing."""
+        """Examines the failed step on its batch, and changes nothing."""
         if self._diagnosis is None:
             probes = Probes(self.model)
 
@@ -147,14 +148,16 @@ class TrainStep(abc.ABC):
         function(*batch)
         norms = [float(norm) for norm in self._norms.numpy() if norm >= 0]
         report = probes.report([{"the gradient of all weights": norm} for norm in norms])
-        rate = Found(Frame("learning rate", "learning rate"), look(self._failure[2]).numbers())
+        rate = Measurement(
+            Frame("learning rate", "learning rate"), measure_tensor(self._failure[2]).numbers()
+        )
         if report.first is None and not rate.is_finite:
-            causes = likely(Evidence([rate], {}, [], [], self.model, "", None))
+            causes = likely_causes(Evidence([rate], {}, [], [], self.model, "", None))
             return Report(report.step, [*report.found, rate], causes)
         return report
 
-    def go_on(self) -> None:
-        """Makes steps again, as if that one had been made."""
+    def resume_after_failure(self) -> None:
+        """Makes steps again, as if the failed step had been made."""
         self._failed.assign(False)
         self.state.step.assign_add(1)
 
@@ -178,8 +181,7 @@ class TrainStep(abc.ABC):
         self.unused = [
             _keras.variables.path(v) for v, g in zip(variables, gradients, strict=True) if g is None
         ]
-        # A sparse gradient names a row once for each time it was used, and the norm of that is not
-        # the norm of the gradient.
+        # A sparse gradient repeats a row for each use. Its norm is not the norm of the gradient.
         once = summed if self.sparse and not self.l2 else tf.convert_to_tensor
         gradients = [None if g is None else once(g) for g in gradients]
         unit = tf.constant(1.0)
@@ -199,7 +201,7 @@ class TrainStep(abc.ABC):
         loss, norm = tf.cast(loss, tf.float32), tf.cast(norm, tf.float32)
         finite = tf.math.is_finite(loss)
         if scales_loss:
-            norm = norm / unit  # a norm that is not finite is the scaler's own business
+            norm = norm / unit  # the scaler handles a norm that is not finite
         else:
             finite = finite & tf.math.is_finite(norm)
         finite = finite & all_finite(looked_at)
@@ -210,7 +212,7 @@ class TrainStep(abc.ABC):
 
         def update() -> tf.Tensor:
             steps.set_learning_rate(self.optimizer, rate)
-            with warnings.catch_warnings():  # of weights that are not used: see `unused`
+            with warnings.catch_warnings():  # for unused weights: see `unused`
                 warnings.filterwarnings("ignore", ".*[Gg]radient.*variables")
                 self.apply(gradients, variables)
             for old, new in zip(state.carried, output.states, strict=True):
@@ -244,12 +246,12 @@ class TrainStep(abc.ABC):
 def optimizer_and_options(
     config: ml_collections.ConfigDict, model: keras.Model, own: Sequence[str] = ()
 ) -> tuple[keras.optimizers.Optimizer, dict[str, Any]]:
-    """The optimizer that a configuration describes, and the arguments of `TrainStep` beside it.
+    """Returns the optimizer of a configuration, and the further arguments of `TrainStep`.
 
     Args:
         config: the whole configuration.
-        model: whose weights the patterns of the decay are held against.
-        own: the names under `optimizer.` that are of the program's step, and not looked at here.
+        model: the model. The patterns of the decay must match its weights.
+        own: names under `optimizer.` that the program's own step reads, and that are ignored here.
 
     Raises:
         UserError: the optimizer does not take its arguments, or a pattern matches no weight.
@@ -260,7 +262,7 @@ def optimizer_and_options(
         optimizer.pop("name"), rate, dtype_policy=config.model.dtype_policy, **optimizer
     )
     try:
-        decay = decaying(made)
+        decay = find_weight_decay(made)
         if decay is not None:
             decay.decay_table(model)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Training throughput: tokens a second, without the time of logging, saving and evaluation."""
+"""Measures throughput, as tokens per second, without logging, saving and evaluation."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 
 class ThroughputMeter:
-    """Counts tokens and seconds of training steps.
+    """Meter of the items (tokens or texts) per second of training steps.
 
-    A lap begins after a step, so that the first one, which traces, is in none. It ends before
-    anything that is not training: a log entry, a checkpoint, an evaluation.
+    A lap starts after a step, so the first step, which traces, is in no lap. It ends before
+    anything else than training: a log entry, a checkpoint, an evaluation.
 
     Args:
-        wait: called before a lap is timed; waits for the device to be done.
-        clock: for tests.
+        wait: function that waits for the device. Called before a lap is timed.
+        clock: function that returns the time in seconds. Tests replace it.
 
     Example:
 
@@ -35,11 +35,14 @@ class ThroughputMeter:
         self._wait, self._clock = wait, clock
         self._began: float | None = None
         self._tokens = 0
-        self._recent = (0.0, 0.0)  # tokens and seconds, older laps counting less and less
+        self._recent = (0.0, 0.0)  # tokens and seconds, in which older laps count less
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The throughput of the last laps, a long one counting more; `None` before the first."""
+        """Returns the throughput of the last laps, or `None` before the first.
+
+        A longer lap counts more.
+        """
         tokens, seconds = self._recent
         return tokens / seconds if seconds else None
 
@@ -52,7 +55,7 @@ class ThroughputMeter:
             self._tokens += tokens
 
     def end_lap(self) -> tuple[int, float]:
-        """Ends the lap; returns its tokens and seconds, (0, 0.0) if nothing was timed."""
+        """Ends the lap. Returns its tokens and seconds, or (0, 0.0) if nothing was timed."""
         tokens, began = self._tokens, self._began
         self._began, self._tokens = None, 0
         if began is None or not tokens:

@@ -1,4 +1,4 @@
-"""The training program: trains, or goes on with a run that was stopped."""
+"""Training command: trains a new run or resumes a stopped one."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def main(
     values: flags.FlagValues,
     work: Callable[[StopRequest], object] | None = None,
 ) -> int:
-    """Trains; returns the exit code.
+    """Trains, and returns the exit code.
 
     Args:
-        program: what is trained.
-        values: the flags.
-        work: trains in another way than `train` does.
+        program: the program to train.
+        values: the parsed flags.
+        work: function that trains in another way than `train`. `train` by default.
     """
     if not values.workdir:
         name = os.path.splitext(os.path.basename(program.schema.example))[0]
@@ -54,7 +54,7 @@ def main(
             with contextlib.suppress(BrokenPipeError):  # as after `2>&1 | head`
                 print(
                     f"stopped by {stopped}; the same command, with --workdir={values.workdir}, "
-                    "goes on",
+                    "resumes",
                     file=sys.stderr if lost else sys.stdout,
                 )
             return stopped.exit_code
@@ -67,16 +67,16 @@ def train(
     """Trains to the end, writes the report and prints it.
 
     Args:
-        program: what is trained.
-        config: the configuration, checked.
-        workdir: the run's folder; a run that is there is gone on with.
-        stop: looked at after every window.
+        program: the program to train.
+        config: the checked configuration.
+        workdir: the run folder. A run in it is resumed.
+        stop: the stop request, checked after every step.
 
     Returns:
         The summary, as in `report/summary.json`.
 
     Raises:
-        Stopped: a signal came.
+        Stopped: a signal arrived.
         UserError: the data or the folder is wrong, or training failed.
     """
     import keras
@@ -91,26 +91,26 @@ def train(
     data = program.read_data(config)
 
     output = Output()
-    output.gone = stop.output_is_gone
+    output.on_reader_gone = stop.output_is_gone
     folder, display = RunFolder(workdir, program), Display(program.score, output)
     folder.open(config, data.vocabulary)
     try:
         with program.make_trainer(config, data, folder, display, stop) as trainer:
-            summary = finished_before(program, trainer, say=display.line)
+            summary = summary_if_finished(program, trainer, say=display.line)
             if summary is not None:
                 display.line(f"the run in {folder.path} is finished; this is its report")
                 program.show(summary, folder, display)
                 return summary
             counted = program.counted.format(len(data.vocabulary))
             display.line(
-                f"{data.name}: {data.size} to train on, {counted}; model of "
+                f"{data.name}: {data.size} for training, {counted}; model with "
                 f"{trainer.parameters:,} weights; run in {folder.path}"
             )
             progress = trainer.progress
             if progress.step:
                 display.line(
-                    f"going on from the checkpoint of step {progress.step:,} (epoch "
-                    f"{progress.epoch + 1}, window {progress.window})"
+                    f"resuming from the checkpoint of step {progress.step:,} (epoch "
+                    f"{progress.epoch + 1}, step {progress.window} of the epoch)"
                 )
             trainer.describe_optimizer()
             with display:
@@ -123,15 +123,15 @@ def train(
         folder.close()
 
 
-def finished_before(
+def summary_if_finished(
     program: Program, trainer: Trainer, say: Callable[[str], object] = print
 ) -> dict[str, Any] | None:
-    """The summary of a run that has nothing left to do, else `None`.
+    """Returns the summary of a run that has nothing left to do, or `None`.
 
     Args:
-        program: makes a table of it.
-        trainer: the run.
-        say: called with a line if there is a summary that cannot be used; it is made again.
+        program: the program that makes a table of the summary.
+        trainer: the trainer of the run.
+        say: called with a line if the summary cannot be used and must be made again.
     """
     path = trainer.folder.report / "summary.json"
     if not trainer.finished or not os.path.lexists(path):
@@ -143,16 +143,16 @@ def finished_before(
         program.tables(summary)
         return summary
     except UserError as error:
-        say(f"{error}; it is made again")
-    except Exception:  # any form that the table is not made for
-        say(f"{path} is no summary of a run; it is made again")
+        say(f"{error}; the summary is made again")
+    except Exception:  # any form that the table cannot show
+        say(f"{path} is not a summary of a run; the summary is made again")
     return None
 
 
-def tidy_up() -> None:
-    """Gives back what a run held, so that the next one finds the memory as this one did.
+def free_memory() -> None:
+    """Frees the memory of a run, before the next run starts.
 
-    The model, its functions and the trainer hold each other; Keras keeps a graph and names.
+    The model, its functions and the trainer refer to each other. Keras stores a graph and names.
     """
     import keras
 

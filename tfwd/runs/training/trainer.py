@@ -1,8 +1,8 @@
-"""A training run: epochs, validation, logs and checkpoints, through however many stops.
+"""Training loop: epochs, validation, logs and checkpoints, with resuming after a stop.
 
-A program's trainer says what a batch is and how the model is evaluated. The order at an epoch's end
-is what makes a stop at any moment harmless: the best weights are saved, the log is pushed to the
-disk, then the checkpoint is saved that knows of both; only then is anything older removed.
+A program's trainer defines the batches and the evaluation. The order at the end of an epoch makes a
+stop at any moment harmless. The best weights are saved, then the log is written to the disk, then
+the checkpoint that refers to both. Only then is anything older removed.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ import numpy as np
 from tfwd.numerics.report import Report
 from tfwd.optimizers import DecoupledWeightDecay
 from tfwd.runs.errors import UserError
-from tfwd.runs.program import Failure, Loss, Score, Step
+from tfwd.runs.interfaces import EvaluationResult, Failure, Score, Step
 from tfwd.runs.storage.files import write_atomically
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.storage.metrics import Metrics
 from tfwd.runs.storage.state import RunState
 from tfwd.runs.training import weight_norms
 from tfwd.runs.training.display import Display
-from tfwd.runs.training.divergence import Divergence, report_of
-from tfwd.runs.training.optimizer import decaying, has_own_decay
+from tfwd.runs.training.divergence import Divergence, report_text
+from tfwd.runs.training.optimizer import find_weight_decay, has_own_decay
 from tfwd.runs.training.signals import Stopped, StopRequest
 from tfwd.runs.training.throughput import ThroughputMeter
 
 
 class Trainer(abc.ABC):
-    """Trains one model in one folder; what the folder holds is gone on with.
+    """Base class of trainers. Trains one model in one folder, and resumes from its checkpoints.
 
-    A program's trainer has `epoch_sizes`, `epoch_batches` and `evaluate`, and may have `measure`.
+    A subclass defines `epoch_sizes`, `epoch_batches` and `evaluate`, and may define `measure`.
 
     Args:
-        config: the whole configuration, checked.
-        model: new.
-        state: what the step changes.
+        config: the whole checked configuration.
+        model: a new model.
+        state: the `RunState` that the step changes.
         step: the training step.
-        data: the fingerprint of the data.
-        folder: opened.
-        display: shows the run.
-        stop: looked at after every step.
+        data: str. The fingerprint of the data.
+        folder: the opened `RunFolder`.
+        display: the display of the run.
+        stop: the stop request, checked after every step.
         score: how a loss is shown.
 
     Raises:
-        UserError: the folder's checkpoints do not fit or are all broken.
+        UserError: the folder's checkpoints do not fit, or all of them are damaged.
     """
 
     def __init__(
@@ -72,62 +72,62 @@ class Trainer(abc.ABC):
         self._metrics: Metrics | None = None
         self._throughput = ThroughputMeter(wait=state.step.numpy)
         self._divergence = Divergence(
-            config.numerics.check, step, state, self._objects.values(), self._tell_of
+            config.numerics.check, step, state, self._objects.values(), self._report_failure
         )
-        self._loss: float | None = None  # the last one that was logged
+        self._loss: float | None = None  # the last logged loss
         self._saved_at = time.monotonic()
 
     @abc.abstractmethod
     def epoch_sizes(self, epoch: int) -> np.ndarray:
-        """The sizes of an epoch's batches, in what a speed is counted in (tokens)."""
+        """Returns the sizes of an epoch's batches, in the unit of the speed (tokens or texts)."""
 
     @abc.abstractmethod
     def epoch_batches(self, first: int) -> Iterable[tuple[Any, ...]]:
-        """The batches of the epoch whose sizes were just asked for, from number `first` on."""
+        """Yields the batches of the epoch of the last `epoch_sizes` call, from number `first`."""
 
     @abc.abstractmethod
-    def evaluate(self, name: str) -> Loss | None:
-        """Evaluates the model on one of the data sets ("valid"); `None` if a stop was asked for."""
+    def evaluate(self, name: str) -> EvaluationResult | None:
+        """Evaluates the model on a data set, as "valid". Returns `None` if a stop was requested."""
 
     def measure(self, *batch: Any) -> dict[str, Any] | None:
-        """What is to be logged of a batch before the step on it, if anything."""
+        """Returns numbers of a batch to log before its step, or `None`."""
         return None
 
-    def numbers(self, found: Loss) -> dict[str, float]:
-        """What is to be logged and shown of an evaluation besides its loss, as an accuracy."""
+    def extra_metrics(self, found: EvaluationResult) -> dict[str, float]:
+        """Returns further numbers of an evaluation to log and show, as an accuracy."""
         return {}
 
     def learning_rate(self) -> float:
-        """The learning rate, as it is logged."""
+        """Returns the learning rate for the log."""
         return float(self.state.learning_rate.numpy())
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to train."""
+        """Returns True if nothing is left to train."""
         training = self.config.training
         return self.progress.finished(training.epochs, training.patience)
 
     @property
     def parameters(self) -> int:
-        """The number of trained weights."""
+        """Returns the number of trained weights."""
         return sum(int(np.prod(v.shape)) for v in self.model.trainable_variables)
 
     def decay_table(self, decay: DecoupledWeightDecay) -> Any:
-        """What is shown of the weights' decay."""
+        """Returns the table of the weights' decay that is shown."""
         return decay.decay_table(self.model)
 
     def describe_optimizer(self) -> None:
-        """Shows what is decayed, by how much and why, and the weights that no gradient reaches."""
-        decay = decaying(self.step.optimizer)
+        """Shows how the weights are decayed, and which weights no gradient reaches."""
+        decay = find_weight_decay(self.step.optimizer)
         if decay is not None:
             self.display.line(str(self.decay_table(decay)))
         elif has_own_decay(self.config.optimizer.name):
             name = self.config.optimizer.name
-            self.display.line(f"{name} decays nothing: optimizer.weight_decay is 0")
+            self.display.line(f"{name} does not decay weights: optimizer.weight_decay is 0")
         self.step.trace()
         if self.step.unused:
             asked = decay is not None and decay.decay_unused
-            kept = "they are only decayed" if asked else "they stay as they are"
+            kept = "they are only decayed" if asked else "they do not change"
             unused = ", ".join(self.step.unused)
             self.display.line(f"no gradient reaches these weights, {kept}: {unused}")
 
@@ -139,10 +139,10 @@ class Trainer(abc.ABC):
             self._metrics.close()
 
     def train(self) -> None:
-        """Trains until the epochs are done or the patience is over.
+        """Trains until all epochs are done or the patience is exhausted.
 
         Raises:
-            Stopped: a signal came; a checkpoint was saved.
+            Stopped: a signal arrived; a checkpoint was saved.
             Diverged: a step was not finite.
             UserError: the disk is full; earlier checkpoints are kept.
         """
@@ -152,7 +152,7 @@ class Trainer(abc.ABC):
             length = self.progress.metrics_bytes
             self._metrics = Metrics(self.folder.metrics, length, logs, say=self.display.line)
         if self.progress.step:
-            self._divergence.keep()
+            self._divergence.take_snapshot()
         while not self.finished:
             self._epoch()
 
@@ -163,17 +163,17 @@ class Trainer(abc.ABC):
             UserError: the best weights cannot be read.
         """
         step = self.progress.best_step
-        if step:  # else no validation loss was ever finite
+        if step:  # else no validation loss was finite
             problem = self.folder.best.problem(step)
             if problem:
                 raise UserError(f"the best weights, {self.folder.best.path(step)}: {problem}")
             self.folder.best.read(step, {"model": self.model})
 
-    def evaluated(self, name: str) -> Any:
-        """`evaluate`, with an exception for a stop.
+    def evaluate_or_stop(self, name: str) -> Any:
+        """Evaluates as `evaluate` does, and raises an exception if a stop was requested.
 
         Raises:
-            Stopped: a signal came.
+            Stopped: a signal arrived.
         """
         result = self.evaluate(name)
         if result is None:
@@ -194,25 +194,25 @@ class Trainer(abc.ABC):
             self._throughput.step(int(sizes[progress.window]))
             progress.window += 1
             progress.step += 1
-            if self._divergence.looks_each_step:
-                self._look()
+            if self._divergence.checks_each_step:
+                self._check_step()
             if progress.step % self.config.training.log_steps == 0:
                 self._log()
-            self._show(sizes)
+            self._show_progress(sizes)
             if self.stop:
                 self._save_and_stop()
-            if self._due():
+            if self._checkpoint_is_due():
                 self._save()
         self._end_epoch(title)
 
     def _end_epoch(self, title: str) -> None:
-        self._settle(weights=True)
+        self._close_lap_and_check(weights=True)
         try:
             with self._averaged():
-                found = self.evaluated("valid")
+                found = self.evaluate_or_stop("valid")
         except Stopped:
-            self._save_and_stop()  # all windows done, no validation: it is made on the way back
-        valid, further = found.nats, self.numbers(found)
+            self._save_and_stop()  # all steps are done; the validation is made when the run resumes
+        valid, further = found.nats, self.extra_metrics(found)
         train_loss = self.state.take_epoch()
         rate = float(self.state.learning_rate.numpy())
         best = self.progress.end_epoch(valid)
@@ -245,75 +245,75 @@ class Trainer(abc.ABC):
             with self._averaged():
                 self.folder.save_best(self.model, self.progress)
         if averaging is not None and averaging.observe(valid):
-            self.display.line("no better for a while: from now on the weights are averaged")
+            self.display.line("no improvement: from now on the weights are averaged")
         training = self.config.training
         if self.progress.plateau(training.lr_decay_factor, training.lr_decay_patience):
             lower = max(rate * training.lr_decay_factor, training.min_learning_rate)
             if lower < rate:
                 self.state.learning_rate.assign(lower)
-                self.display.line(f"no better for a while: learning rate {rate:.4g} -> {lower:.4g}")
-        self._divergence.keep()
+                self.display.line(f"no improvement: learning rate {rate:.4g} -> {lower:.4g}")
+        self._divergence.take_snapshot()
         self._save()
 
     def _averaged(self) -> AbstractContextManager[None]:
-        """Within it the model has the averaged weights, once there are any."""
+        """Returns a context in which the model has the averaged weights, once there are any."""
         averaging = self.step.averaging
         return nullcontext() if averaging is None else averaging.averaged()
 
-    def _settle(self, weights: bool = False) -> None:
-        """Ends a lap of training; stops the run if a step, or a weight, is not finite."""
+    def _close_lap_and_check(self, weights: bool = False) -> None:
+        """Ends a lap of training, then checks the steps, and optionally the weights."""
         tokens, seconds = self._throughput.end_lap()
         self.progress.tokens += tokens
         self.progress.seconds += seconds
-        self._look(weights)
+        self._check_step(weights)
 
-    def _look(self, weights: bool = False) -> None:
-        """Does what is to be done if a step, or a weight, is not finite."""
+    def _check_step(self, weights: bool = False) -> None:
+        """Reacts if a step, or a weight, is not finite."""
         if self._divergence.action == "off":
             return
         failure, batch = self.step.failure(), None
         if failure is not None:
-            late = self.progress.step - failure.step  # steps since, which were not made
+            late = self.progress.step - failure.step  # later steps, which were not made
             batch = next(iter(self.epoch_batches(self.progress.window - 1 - late)))
         elif weights:
             failure = weight_norms.failure(self.model, self.state, self.progress.step, self._loss)
         if failure is not None:
-            self._divergence.met(failure, batch, self._kept())
+            self._divergence.handle(failure, batch, self._failure_hint())
 
-    def _kept(self) -> str:
+    def _failure_hint(self) -> str:
         steps = self.folder.checkpoints.steps()
         kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "no checkpoint yet"
         clips = self.config.optimizer.clip_norm > 0
         clip = "optimizer.clip_norm" if clips else "clipping (optimizer.clip_norm is 0: off)"
         return (
             f"a lower optimizer.learning_rate or {clip} may help; {kept}; the report is in "
-            f"{self._report}"
+            f"{self._report_path}"
         )
 
     @property
-    def _report(self) -> Path:
+    def _report_path(self) -> Path:
         return self.folder.report / "non_finite.txt"
 
-    def _tell_of(self, failure: Failure, report: Report | None, done: str) -> None:
-        """Logs and shows a step that was not finite, and keeps its report."""
+    def _report_failure(self, failure: Failure, report: Report | None, done: str) -> None:
+        """Logs, shows and stores the report of a step that was not finite."""
         norms = weight_norms.norms(self.model)
         numbers = {"loss", "gradient_norm", "learning_rate", "step"}
         record = {name: value for name, value in failure._asdict().items() if name in numbers}
         self._log_record({"kind": "failure", **record, "norms": norms})
-        text = report_of(failure, report, norms)
+        text = report_text(failure, report, norms)
         assert self._metrics is not None
         self._metrics.text("non_finite", text, failure.step)
-        self._report.parent.mkdir(exist_ok=True)
-        write_atomically(self._report, text)
+        self._report_path.parent.mkdir(exist_ok=True)
+        write_atomically(self._report_path, text)
         if done != "the run ends":
             self.display.line(f"{report.sentence if report else text}: {done}")
 
     def _log_record(self, record: dict[str, Any]) -> None:
-        assert self._metrics is not None  # `train` has made it
+        assert self._metrics is not None  # `train` made it
         self._metrics.write(record)
 
     def _log(self) -> None:
-        self._settle()
+        self._close_lap_and_check()
         self._loss = self.state.take_log()
         self._log_record(
             {
@@ -330,14 +330,14 @@ class Trainer(abc.ABC):
         )
         self._throughput.step(0)
 
-    def _show(self, sizes: np.ndarray) -> None:
+    def _show_progress(self, sizes: np.ndarray) -> None:
         speed, left = self._throughput.tokens_per_second, None
         if speed:
             epochs = self.config.training.epochs - self.progress.epoch - 1
             left = (int(sizes[self.progress.window :].sum()) + epochs * int(sizes.sum())) / speed
         self.display.window(self.progress.window, self._loss, speed, left)
 
-    def _due(self) -> bool:
+    def _checkpoint_is_due(self) -> bool:
         training = self.config.training
         if training.checkpoint_steps and self.progress.step % training.checkpoint_steps == 0:
             return True
@@ -345,7 +345,7 @@ class Trainer(abc.ABC):
         return bool(seconds) and time.monotonic() - self._saved_at >= seconds
 
     def _save(self) -> None:
-        self._settle(weights=True)
+        self._close_lap_and_check(weights=True)
         assert self._metrics is not None
         self.progress.metrics_bytes = self._metrics.sync()
         self.folder.save(self._objects, self.progress, self.config.training.keep_checkpoints)

@@ -1,4 +1,4 @@
-"""The norms of a model's weights, for the log; and what is said of one that is not finite."""
+"""Norms of a model's weights for the log, and the check that they are finite."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.finite import summarize
-from tfwd.runs.program import Failure
+from tfwd.runs.interfaces import Failure
 from tfwd.runs.storage.state import RunState
 
 
 def norms(model: Any) -> dict[str, float]:
-    """The Euclidean norm of each weight that is trained, by its path."""
+    """Returns the Euclidean norm of each trained weight, by its path."""
     return {
         _keras.variables.path(v): float(tf.norm(_keras.variables.value(v)).numpy())
         for v in model.trainable_variables
@@ -22,15 +22,15 @@ def norms(model: Any) -> dict[str, float]:
 
 
 def failure(model: Any, state: RunState, step: int, loss: float | None) -> Failure | None:
-    """What is wrong with the first weight whose norm is not finite; `None` if all are.
+    """Returns the failure of the first weight whose norm is not finite, or `None`.
 
-    A finite step can still take a weight out of range, which only the next one would see.
+    A finite step can still make a weight infinite. Only the next step would notice it.
 
     Args:
         model: the model.
-        state: has the gradient norm and the learning rate of the last step.
-        step: the number of the last step.
-        loss: the last one that was logged, if any was.
+        state: the `RunState` with the gradient norm and the learning rate of the last step.
+        step: int. The number of the last step.
+        loss: the last logged loss, or `None`.
     """
     wrong = [path for path, norm in norms(model).items() if not math.isfinite(norm)]
     if not wrong:

@@ -1,4 +1,4 @@
-"""The C++ rules that Bazel's own packages load, which Bazel 4 has built in."""
+"""C++ rules that Bazel's own packages load, which Bazel 4 has built in."""
 
 cc_binary = native.cc_binary
 cc_import = native.cc_import

@@ -1,4 +1,4 @@
-"""The Java rules that Bazel's own packages load, which Bazel 4 has built in."""
+"""Java rules that Bazel's own packages load, which Bazel 4 has built in."""
 
 java_import = native.java_import
 java_runtime = native.java_runtime

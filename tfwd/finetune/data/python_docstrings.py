@@ -1,8 +1,7 @@
-"""The labelled texts that come with Python: what its standard library says of itself.
+"""Labelled texts that come with Python: docstrings of its standard library.
 
-Each docstring of the modules below is a text, cut to its first words, and its label is the area
-that the module is of. So the main job needs no download. The texts differ a little from version to
-version of Python.
+Each docstring of the modules below is a text, cut to its first words. Its label is the area of its
+module. No download is needed. The texts differ a little between versions of Python.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ AREAS = {
     "text": "base64 csv difflib email gettext html json locale quopri re shlex string textwrap xml",
 }
 WORDS = 40  # of a docstring
-LEAST = 6  # a shorter one says too little
-# Of an area, in each part: few to train on, as in most uses, and areas of about one size. What an
-# area has less is taken from all parts alike.
+LEAST = 6  # a shorter docstring says too little
+# Texts per area, in each part. There are few training texts, as in most applications, and the areas
+# are of similar size. If an area has fewer texts, all parts shrink alike.
 SIZES = (150, 75, 150)
 
 
-def load_manual() -> Splits:
-    """The docstrings of the standard library, by area, in three parts.
+def load_python_docstrings() -> Splits:
+    """Reads the docstrings of the standard library, by area, in three parts.
 
-    A docstring is in one part only, and which is the same each time.
+    A docstring is in one part only, and in the same part each time.
 
     Raises:
-        UserError: this Python comes without its library's sources.
+        UserError: this Python comes without the sources of its library.
 
     Example:
 
-    >>> splits = load_manual()
+    >>> splits = load_python_docstrings()
     >>> sorted({example.label for example in splits.parts["test"]})
     ['code', 'files', 'network', 'numbers', 'processes', 'text']
     """
@@ -76,7 +75,7 @@ def load_manual() -> Splits:
 
 
 def docstrings(path: str) -> Iterator[str]:
-    """The beginnings of a source file's docstrings, as prose on one line."""
+    """Yields the beginnings of a source file's docstrings, as prose on one line."""
     try:
         with open(path, encoding="utf-8") as file:
             tree = ast.parse(file.read())

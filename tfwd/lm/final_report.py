@@ -9,30 +9,30 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from tfwd.lm.commands.generate import generate
 from tfwd.lm.data.vocabulary import Corpus
 from tfwd.lm.losses import PERPLEXITY
+from tfwd.lm.sampling import generate
 from tfwd.lm.trainer import Trainer
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import UserError, as_user_error
 from tfwd.runs.storage.files import read_bytes, write_atomically
 from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.learning_curves import curves, number_text
 from tfwd.runs.storage.metrics import read_metrics
-from tfwd.runs.storage.report import curves, number_text
 from tfwd.runs.training.display import Display
 
 
-def finish(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
+def write_report(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
     """Writes `report/`: `summary.json`, `curves.png` and `sample.txt`.
 
     Args:
-        trainer: a run that is finished. Its model has the best weights afterwards.
-        corpus: what it was trained on.
+        trainer: the trainer of a finished run. Afterwards its model has the best weights.
+        corpus: the data of the run.
 
     Returns:
         The summary.
 
     Raises:
-        Stopped: a signal came; the same command makes the report.
+        Stopped: a signal arrived. The same command then makes the report.
         UserError: a file cannot be written.
     """
     folder, progress, sample = trainer.folder, trainer.progress, trainer.config.sample
@@ -57,11 +57,9 @@ def finish(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
         "vocabulary": len(vocabulary),
         "tokens_per_second": progress.tokens / progress.seconds if progress.seconds else None,
     }
-    try:
+    with as_user_error(f"cannot write {folder.report}", OSError):
         records = read_metrics(folder.metrics)
         curves(records, folder.report / "curves.png", PERPLEXITY, corpus.name)
-    except OSError as error:
-        raise UserError(f"cannot write {folder.report}: {error.strerror}") from error
     if sample.tokens:
         try:
             text = generate(
@@ -73,20 +71,20 @@ def finish(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
                 seed=trainer.config.seed,
                 prompt=sample.prompt,
             )
-        except UserError as error:  # half precision that overflows: the run is done all the same
+        except UserError as error:  # overflow in half precision: the run is complete anyway
             text = f"no sample: {error}"
         write_atomically(folder.report / "sample.txt", text.rstrip("\n") + "\n")
-    # Last: with it the report is whole.
+    # Last: it marks the report as complete.
     write_atomically(folder.report / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 
 
 def table(summary: dict[str, Any]) -> Table:
-    """The closing table.
+    """Returns the table of the final report.
 
     Args:
-        summary: what `finish` writes to `report/summary.json`. Used here: "texts" (by name:
-            "perplexity", "bits", "tokens") and "level".
+        summary: the content of `report/summary.json`. Used here: "texts" (by name: "perplexity",
+            "bits", "tokens") and "level".
 
     Returns:
         A table for a rich console.
@@ -113,7 +111,7 @@ def table(summary: dict[str, Any]) -> Table:
 
 
 def facts(summary: dict[str, Any]) -> str:
-    """The line under the table."""
+    """Returns the line below the table."""
     speed = summary["tokens_per_second"]
     parts = [
         f"weights of epoch {summary['best_epoch']} of {summary['epochs']}",
@@ -121,17 +119,17 @@ def facts(summary: dict[str, Any]) -> str:
         f"vocabulary of {summary['vocabulary']:,}",
     ]
     if speed:
-        parts.append(f"{speed:,.0f} tokens a second in training")
+        parts.append(f"{speed:,.0f} tokens per second in training")
     return ", ".join(parts)
 
 
 def show(summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
-    """Prints the table, the sample, and where the rest is."""
+    """Prints the table, the sample, and the paths of the other results."""
     display.console.print(table(summary))
     display.line(facts(summary))
     sample = folder.report / "sample.txt"
     if sample.exists():
-        display.line("\na sample of what it writes:")
+        display.line("\na sample of its text:")
         display.line(read_bytes(sample).decode("utf-8", "backslashreplace"))
     display.line(f"curves: {folder.report / 'curves.png'}   best weights: {folder.best.folder}")
 

@@ -1,4 +1,4 @@
-"""A watched training step on one replica, while it is traced or run eagerly."""
+"""Checked training step on one replica, while it is traced or run eagerly."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tfwd.finite import SQUARED_IS_FINITE, all_finite, largest
 from tfwd.numerics.frames import BACKWARD, FORWARD, Frame, named
 from tfwd.numerics.watch import Watch
 
-_here = threading.local()  # `step`: the one that the present thread makes
+_here = threading.local()  # `step`: the step of the present thread
 
 
 class Step(Protocol):
-    """What it is of; see `CheckedStep`."""
+    """Interface of a checked step; see `CheckedStep`."""
 
     model: keras.Model
     train_step: Callable[[Any], Any]
@@ -37,17 +37,17 @@ class Step(Protocol):
 
 
 class ReplicaStep:
-    """The step of a `CheckedStep` on one replica.
+    """Step of a `CheckedStep` on one replica.
 
     Args:
-        step: whose.
+        step: the `CheckedStep`.
         tentative: the step's assignments.
-        careful: whether the new values of variables are looked at, too.
-        past_methods: whether operations may assign to variables past their methods.
+        careful: bool. Also checks the new values of variables.
+        past_methods: bool. True if operations may assign to variables without their methods.
 
     Attributes:
-        frames: what was looked at.
-        structure: what was found in each, if that is no `extent`.
+        frames: the checked tensors.
+        structure: the structure of their measurements, if these are no extents.
     """
 
     def __init__(self, step: Step, tentative: Tentative, careful: bool, past_methods: bool = False):
@@ -64,12 +64,12 @@ class ReplicaStep:
         self.watch = Watch(step.model, self._record, closely=step.dry, ignores=step.ignores)
 
     def __call__(self, data: Any) -> tuple[Any, list[tf.Tensor]]:
-        """Makes the step; its logs, and whether it is good, with what was found."""
+        """Makes the step. Returns its logs, whether it is good, and the measurements."""
         _here.step = self
         self._step.unused.clear()
         try:
             with self._tentative.joined(), self.watch.open():
-                self._look_at_data(data)
+                self._check_data(data)
                 logs = self._step.train_step(data)
                 good = self._end(logs)
         finally:
@@ -89,28 +89,28 @@ class ReplicaStep:
         if self._step.tells_largest:
             self._largest.append(largest(tensor))
 
-    def _look_at_data(self, data: Any) -> None:
+    def _check_data(self, data: Any) -> None:
         parts = keras.utils.unpack_x_y_sample_weight(data)
         for prefix, part in zip(("x", "y", "sample_weight"), parts, strict=True):
             for name, tensor in named(prefix, part):
-                self.watch.look("data", name, tensor)
+                self.watch.check("data", name, tensor)
         if self._step.dry:
-            self._look_at_weights("weight", self._step.model.weights)
+            self._check_weights("weight", self._step.model.weights)
 
-    def _look_at_weights(self, kind: str, variables: Sequence[Any]) -> None:
+    def _check_weights(self, kind: str, variables: Sequence[Any]) -> None:
         for variable in variables:
             path = _keras.variables.path(variable)
-            self.watch.look(kind, path, _keras.variables.value(variable))
+            self.watch.check(kind, path, _keras.variables.value(variable))
 
-    def look_at_loss(self, loss: Any, predictions: Any) -> None:
-        """Looks at a loss, and closely at what it is computed of."""
+    def check_loss(self, loss: Any, predictions: Any) -> None:
+        """Checks a loss, and in a diagnosis also the predictions."""
         for name, tensor in named("y_pred", predictions) if self._step.dry else []:
-            self.watch.look("prediction", name, tensor)
+            self.watch.check("prediction", name, tensor)
         if self._step.dry:
-            self._look_at_added_losses()
-        self.watch.look("loss", "loss", loss)
+            self._check_added_losses()
+        self.watch.check("loss", "loss", loss)
 
-    def _look_at_added_losses(self) -> None:
+    def _check_added_losses(self) -> None:
         """Looks at what layers add to the loss: by `add_loss` and by regularizers."""
         model = self._step.model
         for layer in _keras.layers.all_layers(model):
@@ -125,15 +125,15 @@ class ReplicaStep:
             ]
             if losses:
                 added = tf.add_n([tf.cast(one, tf.float32) for one in losses])
-                self.watch.look("added loss", layer.name, added, layer, call=1)
+                self.watch.check("added loss", layer.name, added, layer, call=1)
 
     def before_update(
         self, optimizer: Any, grads: list[Any], variables: list[Any]
     ) -> tf.Tensor | None:
-        """Looks at gradients and learning rate, and decides whether the update is made.
+        """Checks gradients and learning rate, and decides whether the update is made.
 
         Returns:
-            The decision, if it is left to the caller.
+            The decision, if the caller must apply it.
         """
         first = len(self._found)
         for gradient, variable in zip(grads, variables, strict=True):
@@ -141,13 +141,13 @@ class ReplicaStep:
             if gradient is None:
                 self._step.unused.append(path)
             else:
-                self.watch.look("weight gradient", path, gradient)
+                self.watch.check("weight gradient", path, gradient)
         gradients = self._found[first:]
         for leaf in wrapped_optimizers.leaves(optimizer):
             if wrapped_optimizers.has_learning_rate(leaf):
                 rate = tf.convert_to_tensor(wrapped_optimizers.learning_rate(leaf))
                 self._rates.append(tf.cast(rate, tf.float32))
-                self.watch.look("learning rate", "learning rate", self._rates[-1])
+                self.watch.check("learning rate", "learning rate", self._rates[-1])
         for held in wrapped_optimizers.chain(optimizer):
             if _keras_steps.scales_loss(held):
                 self._scale = tf.cast(_keras_steps.loss_scale(held), tf.float32)
@@ -155,13 +155,13 @@ class ReplicaStep:
             return None
         good = self._is_good()
         if self._scale is None and gradients:
-            # What optimizers make of a gradient: its square, and its product with the rate.
+            # Optimizers compute the square of a gradient, and its product with the rate.
             most = tf.cast(self._step.finish(tf.reduce_max(_stacked(gradients))), tf.float32)
             for factor in (1.0, *self._rates):
                 good &= most * factor < SQUARED_IS_FINITE
         self._good = agreed(good)
         if tf.distribute.get_strategy().num_replicas_in_sync == 1 and not graphs.in_xla():
-            # A branch is the fastest way there; but several replicas cannot meet in one.
+            # A branch is the fastest way, but several replicas cannot synchronise in one.
             with tf.init_scope():
                 _keras_steps.build(optimizer, variables)
             self._tentative.decide_after(self._good)
@@ -170,19 +170,19 @@ class ReplicaStep:
         return None
 
     def _end(self, logs: Any) -> tf.Tensor:
-        """Whether the step is good, known when it is over."""
+        """Returns whether the step is good, after its end."""
         looked = any(frame.kind == "loss" for frame in self.frames)
         if self._good is None and not looked and isinstance(logs, dict):
             for name, value in logs.items():
                 if "loss" in name:
-                    self.watch.look("loss", name, value)
+                    self.watch.check("loss", name, value)
         if self._step.dry:
-            self._look_at_weights("update", self._updated)
+            self._check_weights("update", self._updated)
             return tf.constant(False)
         if self._good is not None:
             return self._good
-        # (A metric may be NaN, and so may what a layer keeps for later.)
-        if self._past_methods:  # nothing tells which were assigned to
+        # (A metric may be NaN, and so may a layer's stored values.)
+        if self._past_methods:  # it is unknown which variables were assigned to
             values = [tf.convert_to_tensor(_keras.variables.value(v)) for v in self._updated]
         else:
             updated = {id(v) for one in self._updated for v in _keras.variables.tf_variables(one)}
@@ -193,7 +193,7 @@ class ReplicaStep:
 
     @property
     def _updated(self) -> list[Any]:
-        """What optimizers update: the weights that are trained, and their own variables."""
+        """Returns the variables that optimizers update: trained weights and their own variables."""
         model = self._step.model
         optimizers = _keras_training.optimizers(model)
         slots = [v for optimizer in optimizers for v in _keras_steps.state(optimizer)]
@@ -204,7 +204,7 @@ class ReplicaStep:
         good = forward
         for rate in self._rates:
             good &= tf.math.is_finite(rate) & (rate >= 0)
-        if self._scale is not None:  # the optimizer lowers its scale, and leaves the step out
+        if self._scale is not None:  # the optimizer lowers its scale, and skips the step
             lowers = self._scale > 1.0
             self._scaled_down = good & ~backward & lowers
             backward |= lowers
@@ -219,7 +219,7 @@ class ReplicaStep:
 def around_update(
     optimizer: Any, grads: list[Any], variables: list[Any], make: Callable[[], Any]
 ) -> None:
-    """An optimizer's step in the present thread: made by `make`, if it is to be made."""
+    """Makes an optimizer's step in the present thread, by `make`, if the step is good."""
     step = getattr(_here, "step", None)
     good = None if step is None else step.before_update(optimizer, grads, variables)
 
@@ -233,11 +233,11 @@ def around_update(
         tf.cond(good, made, lambda: tf.constant(False))
 
 
-def look_at_loss(loss: Any, predictions: Any) -> Any:
-    """Lets the present thread's step look at a loss; returns that."""
+def check_loss(loss: Any, predictions: Any) -> Any:
+    """Lets the present thread's step check a loss, and returns the loss."""
     step = getattr(_here, "step", None)
-    if step is not None and step.watch.looks_here():
-        step.look_at_loss(loss, predictions)
+    if step is not None and step.watch.is_in_watched_graph():
+        step.check_loss(loss, predictions)
     return loss
 
 

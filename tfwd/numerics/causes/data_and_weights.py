@@ -1,4 +1,4 @@
-"""Causes that are there before the model computes: data, labels, weights, learning rate."""
+"""Causes that exist before the model computes: data, labels, weights, learning rate."""
 
 from __future__ import annotations
 
@@ -12,48 +12,49 @@ from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.loss_outputs import loss_name, outputs
-from tfwd.numerics.details import places, rows_of
+from tfwd.numerics.details import positions_text, rows_text
 from tfwd.numerics.report import Cause, describe
 
 
 def data(evidence: Evidence) -> Iterator[Cause]:
-    """NaN or infinities in the batch."""
+    """Checks for NaN or infinities in the batch."""
     for one in evidence.bad("data"):
         detail, name = one.detail, one.frame.name
         what = "labels" if name.startswith("y") else "input" if name.startswith("x") else name
-        where = rows_of(detail.rows) if detail.rows.size else "a scalar"
+        where = rows_text(detail.rows) if detail.rows.size else "a scalar"
         if detail.columns.size:
-            where += f", column{'s' if detail.columns.sum() > 1 else ''} {places(detail.columns)}"
+            some = "columns" if detail.columns.sum() > 1 else "column"
+            where += f", {some} {positions_text(detail.columns)}"
         classes = _classes(evidence, name)
         if classes:
             yield Cause(
                 "NaN or infinity in the class_weight",
                 f"'{name}' has {detail.summary}: in all examples of class {classes}, and in no "
                 "others. Keras makes such sample weights of class_weight.",
-                "look at the class_weight of fit (a class without examples gives 1/0), or at the "
+                "check the class_weight of fit (a class without examples gives 1/0), or at the "
                 "sample weights of the data.",
             )
             continue
         yield Cause(
             f"NaN or infinity in the {what}",
             f"'{name}' has {detail.summary} in {where}.",
-            "find these examples in the data; leave them out or fill the gaps before training, as "
-            "with numpy.nan_to_num, and look at how they were made.",
+            "find these examples in the data; remove them or fill the gaps before training, as "
+            "with numpy.nan_to_num, and check how they were made.",
         )
 
 
 def weights(evidence: Evidence) -> Iterator[Cause]:
-    """Weights that were not finite before the step."""
+    """Checks for weights that were not finite before the step."""
     bad = evidence.bad("weight")
     if not bad:
         return
     names = ", ".join(f"'{one.frame.name}'" for one in bad[:3])
     more = f" and {len(bad) - 3} others" if len(bad) > 3 else ""
     when = {
-        True: "No step of this training was made before: they came so, from a file or an "
+        True: "No step of this training was made before: the values came from a file or an "
         "initializer.",
-        False: "They were finite after the step before: something else assigned to them since.",
-        None: "They came so, or a step that was not checked has made them so: check each step "
+        False: "They were finite after the previous step: other code has assigned to them since.",
+        None: "They were so at the start, or an unchecked step made them so: check each step "
         "(every=1).",
     }[evidence.is_first]
     trained = {_keras.variables.path(v) for v in evidence.model.trainable_weights}
@@ -80,21 +81,21 @@ def arguments(evidence: Evidence) -> Iterator[Cause]:
 
 
 def learning_rate(evidence: Evidence) -> Iterator[Cause]:
-    """A learning rate that no step can be made with."""
+    """Checks for a learning rate that is not finite or negative."""
     for one in evidence.bad("learning rate"):
         value = one.detail.low if one.detail.summary.non_finite == 0 else "not finite"
         yield Cause(
             "a learning rate that is not finite or negative",
             f"The learning rate of this step is {value}{_iterations(evidence)}.",
-            "look at the schedule: a division by a number of steps that is 0, a root or a "
-            "logarithm of a negative number, a decay that goes below 0. (A step that is left out "
-            "does not advance the optimizer's iterations.)",
+            "check the schedule: a division by a number of steps that is 0, a root or a "
+            "logarithm of a negative number, a decay that goes below 0. (A skipped step does not "
+            "advance the optimizer's iterations.)",
         )
         return
 
 
 def labels(evidence: Evidence) -> Iterator[Cause]:
-    """Labels that are no class of the model."""
+    """Checks for labels that are no class of the model."""
     for one in outputs(evidence):
         values = evidence.data.get(one.label)
         if "sparse" not in loss_name(one.loss).lower() or values is None:
@@ -109,7 +110,7 @@ def labels(evidence: Evidence) -> Iterator[Cause]:
             what = f"output '{one.name}'" if one.name else "the model"
             yield Cause(
                 "a label out of range",
-                f"'{one.label}' has the labels {', '.join(map(str, wrong))} in {rows_of(rows)}, "
+                f"'{one.label}' has the labels {', '.join(map(str, wrong))} in {rows_text(rows)}, "
                 f"and {what} has {classes} class{'es' * (classes > 1)}, 0 to {classes - 1}.",
                 "number the labels from 0, or give the last layer as many units as there are "
                 "labels.",
@@ -117,7 +118,7 @@ def labels(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _classes(evidence: Evidence, name: str) -> str:
-    """The classes whose weight is not finite, if the weights of examples follow from the labels."""
+    """Returns the classes with a non-finite weight, if sample weights follow from the labels."""
     weights, labels = evidence.data.get(name), evidence.data.get("y")
     if not name.startswith("sample_weight") or weights is None or labels is None:
         return ""
@@ -136,7 +137,7 @@ def _classes(evidence: Evidence, name: str) -> str:
 
 
 def _iterations(evidence: Evidence) -> str:
-    """How often the optimizer has made a step, which schedules are called with."""
+    """Returns the optimizer's iterations, which schedules get, as text."""
     if not isinstance(evidence.model, keras.Model):
         return ""
     found = {

@@ -1,10 +1,18 @@
-"""Likely causes of a step that is not finite, told by what was found. See `docs/non_finite.md`."""
+"""Search for the likely causes of a step that is not finite. See `docs/non_finite.md`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tfwd.numerics.causes import computed, division, given, losses, overflow, recurrent, softmax
+from tfwd.numerics.causes import (
+    computed,
+    data_and_weights,
+    division,
+    losses,
+    overflow,
+    recurrent,
+    softmax,
+)
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.report import Cause
 
@@ -12,35 +20,40 @@ Rule = Callable[[Evidence], Iterator[Cause]]
 
 STATE, BLOW_UP = "a state that grows from step to step", "gradients that blow up"
 
-GIVEN: list[Rule] = [given.data, given.weights, given.arguments, given.labels]
+GIVEN: list[Rule] = [
+    data_and_weights.data,
+    data_and_weights.weights,
+    data_and_weights.arguments,
+    data_and_weights.labels,
+]
 COMPUTED: list[Rule] = [
-    recurrent.over_time,
+    recurrent.growing_state,
     softmax.all_masked,
-    division.nothing_left,
+    division.zero_by_zero,
     computed.normalization,
     overflow.half_precision,
-    overflow.blow_up,
+    overflow.exploding_gradients,
     losses.added,
-    losses.loss,
+    losses.loss_function,
     computed.backward,
     computed.update,
 ]
 
 
-def likely(evidence: Evidence) -> list[Cause]:
-    """The causes that fit, the best supported first."""
+def likely_causes(evidence: Evidence) -> list[Cause]:
+    """Returns the causes that fit, the best supported first."""
     if all(one.is_finite for one in evidence.found):
         return []
-    # What is wrong before the model computes anything explains the rest, as does a learning rate
-    # where all else is finite.
-    for rules in (GIVEN, [given.learning_rate]):
+    # A problem before the model computes anything explains the rest. So does a learning rate if
+    # everything else is finite.
+    for rules in (GIVEN, [data_and_weights.learning_rate]):
         found = [cause for rule in rules for cause in rule(evidence)]
         alone = rules is GIVEN or evidence.first.frame.kind == "learning rate"
         if found and alone:
             return found
     causes = [cause for rule in COMPUTED for cause in rule(evidence)]
     if not evidence.is_first and any(cause.name == STATE for cause in causes):
-        # The weights were trained until the state grew: a lower rate or clipping comes first.
+        # The weights were trained until the state grew. A lower rate or clipping comes first.
         causes.sort(key=lambda cause: cause.name != BLOW_UP)
-    causes += given.learning_rate(evidence)
+    causes += data_and_weights.learning_rate(evidence)
     return causes or list(computed.domain(evidence))

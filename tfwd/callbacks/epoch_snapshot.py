@@ -1,4 +1,4 @@
-"""A training as its last epoch left it, to go back to."""
+"""Snapshot of a training at the end of its last epoch, for a restore."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tfwd._keras import wrapped_optimizers
 from tfwd.numerics.checked_step import not_finite, tracked
 
 
-class LastEpoch:
-    """All variables of a model and its optimizers at the end of an epoch, except metrics.
+class EpochSnapshot:
+    """Snapshot of all variables of a model and its optimizers at an epoch's end, without metrics.
 
     Args:
-        model: compiled.
-        factor: the learning rates are multiplied by it with each return to the same epoch.
+        model: the compiled model.
+        factor: float. The factor of the learning rates, for each restore of the same epoch.
 
     Attributes:
-        is_kept: whether there is something to go back to.
-        returns: how often it was gone back to the epoch that is kept.
+        exists: bool. True if there is a snapshot.
+        restores: int. The number of restores of the present snapshot.
 
     Raises:
         ValueError: a learning rate is a schedule, which cannot be multiplied.
@@ -31,20 +31,20 @@ class LastEpoch:
     def __init__(self, model: keras.Model, factor: float):
         self._model, self._factor = model, factor
         self._values: list[tuple[tf.Variable, Any]] = []
-        self._rates: list[tuple[Any, float]] = []  # optimizers with what theirs was
-        self.is_kept, self.returns = False, 0
+        self._rates: list[tuple[Any, float]] = []  # optimizers with their learning rates
+        self.exists, self.restores = False, 0
         for leaf in self._leaves():
             if not wrapped_optimizers.has_fixed_rate(leaf):
                 raise ValueError(
-                    "FiniteCheck(action='restore') lowers the learning rate, and that of "
-                    f"{type(leaf).__name__} '{wrapped_optimizers.name(leaf)}' is a schedule: "
-                    "give the optimizer a number, or take action='skip'"
+                    "FiniteCheck(action='restore') lowers the learning rate, but the "
+                    f"learning rate of {type(leaf).__name__} '{wrapped_optimizers.name(leaf)}' is "
+                    "a schedule: give the optimizer a number, or use action='skip'"
                 )
 
-    def keep(self) -> None:
-        """Keeps everything as it is now, if the weights and the optimizers' variables are finite.
+    def take(self) -> None:
+        """Takes a snapshot, if the weights and the optimizers' variables are finite.
 
-        A step that was not checked may have left others. Then the epoch before stays.
+        An unchecked step may have made them non-finite. Then the previous snapshot stays.
         """
         if not_finite(self._model):
             return
@@ -56,15 +56,15 @@ class LastEpoch:
         variables = [v for v in tracked(self._model) if id(v) not in metrics]
         self._values = [(variable, variable.numpy()) for variable in variables]
         self._rates = [(leaf, _rate(leaf)) for leaf in self._leaves()]
-        self.is_kept, self.returns = True, 0
+        self.exists, self.restores = True, 0
 
     def restore(self) -> str:
-        """Goes back to what was kept; returns the learning rates, in words."""
-        self.returns += 1
+        """Restores the snapshot. Returns the learning rates as text."""
+        self.restores += 1
         for variable, value in self._values:
             variable.assign(value)
         for leaf, rate in self._rates:
-            leaf.learning_rate = rate * self._factor**self.returns
+            leaf.learning_rate = rate * self._factor**self.restores
         return ", ".join(f"{_rate(leaf):.4g}" for leaf, _ in self._rates)
 
     def _leaves(self) -> list[Any]:

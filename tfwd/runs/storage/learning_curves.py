@@ -1,4 +1,4 @@
-"""Draws the learning curves of a run from its log."""
+"""Draws the learning curves of a run from its metrics."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from tfwd.runs.program import Score
+from tfwd.runs.interfaces import Score
 
 Records = list[dict[str, Any]]
 
 _STEP = ("loss", "learning_rate")
-TRAIN, VALID, QUIET = "#4477aa", "#cc6677", "#777777"  # told apart by the colour-blind too
+TRAIN, VALID, QUIET = "#4477aa", "#cc6677", "#777777"  # distinguishable for colour-blind people
 
 
 def curves(
@@ -35,12 +35,12 @@ def curves(
     """Draws the learning curves: the score by epoch, and loss and learning rate by step.
 
     Args:
-        records: the run's log, as `metrics.read_metrics` returns it.
-        path: the PNG file.
+        records: the run's records, from `metrics.read_metrics`.
+        path: path of the PNG file.
         score: how losses are shown.
-        title: above the picture.
-        shares: further numbers from 0 to 1 of the validations, by their names in the log, with what
-            they are called; they are drawn beside the score.
+        title: str. The title above the picture.
+        shares: further numbers from 0 to 1, from their names in the records to their labels. They
+            are drawn beside the score.
     """
     names = (f"train_{score.name}", score.name)
     epochs = [r for r in records if r["kind"] == "valid" and _has(r, "epoch", *names)]
@@ -52,7 +52,8 @@ def curves(
         _shares(figure.add_subplot(grid[0, 1]), epochs, shares)
     else:
         _by_epoch(figure.add_subplot(grid[0, :]), epochs, score.name)
-    _by_step(figure.add_subplot(grid[1, 0]), steps, "loss", f"training loss, nats per {score.unit}")
+    unit = "" if score.name == "loss" else f", nats per {score.unit}"
+    _by_step(figure.add_subplot(grid[1, 0]), steps, "loss", f"training loss{unit}")
     rates = figure.add_subplot(grid[1, 1])
     _by_step(rates, steps, "learning_rate", "learning rate")
     rates.set_ylim(bottom=0)
@@ -62,7 +63,10 @@ def curves(
 
 
 def _has(record: dict[str, Any], *names: str) -> bool:
-    """Whether a record has numbers of these names; a log may hold others."""
+    """Returns True if a record has numbers of these names.
+
+    Other programs may have written other records.
+    """
     return all(isinstance(record.get(n, ""), (int, float, type(None))) for n in names)
 
 
@@ -70,7 +74,7 @@ def _by_epoch(axes: Axes, epochs: Records, score: str) -> None:
     numbers = [r["epoch"] for r in epochs]
     train = [_value(r[f"train_{score}"]) for r in epochs]
     valid = [_value(r[score]) for r in epochs]
-    axes.plot(numbers, train, color=TRAIN, marker="o", ms=3.5, label="train, as it trained")
+    axes.plot(numbers, train, color=TRAIN, marker="o", ms=3.5, label="train, during training")
     axes.plot(numbers, valid, color=VALID, marker="o", ms=3.5, label="valid")
     best = [r for r in epochs if r.get("best")]
     if best:
@@ -123,5 +127,5 @@ def _value(number: float | None) -> float:
 
 
 def number_text(value: float | None, digits: int = 2) -> str:
-    """A number of a report; `None` stands for one that is not finite, which JSON has not."""
+    """Returns a number as text. `None` stands for one that is not finite, which JSON lacks."""
     return "not finite" if value is None else f"{value:,.{digits}f}"

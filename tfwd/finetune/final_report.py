@@ -15,28 +15,28 @@ from tfwd.finetune.data.vocabulary import Corpus
 from tfwd.finetune.evaluation import Evaluation
 from tfwd.finetune.scores import LOSS
 from tfwd.finetune.trainer import Trainer
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import as_user_error
 from tfwd.runs.storage.files import read_bytes, write_atomically
 from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.learning_curves import curves, number_text
 from tfwd.runs.storage.metrics import read_metrics
-from tfwd.runs.storage.report import curves, number_text
 from tfwd.runs.training.display import Display
 
 _SHARES = {"accuracy": "accuracy", "macro_f1": "macro F1"}
 
 
-def finish(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
+def write_report(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
     """Writes `report/`: `summary.json`, `curves.png`, `confusion.png` and `examples.txt`.
 
     Args:
-        trainer: a run that is finished. Its model has the best weights afterwards.
-        corpus: what it was trained on.
+        trainer: the trainer of a finished run. Afterwards its model has the best weights.
+        corpus: the data of the run.
 
     Returns:
         The summary.
 
     Raises:
-        Stopped: a signal came; the same command makes the report.
+        Stopped: a signal arrived. The same command then makes the report.
         UserError: a file cannot be written.
     """
     folder, progress, labels = trainer.folder, trainer.progress, corpus.vocabulary.labels
@@ -52,16 +52,14 @@ def finish(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
         "parameters": trainer.parameters,
         "texts_per_second": progress.tokens / progress.seconds if progress.seconds else None,
     }
-    try:
+    with as_user_error(f"cannot write {folder.report}", OSError):
         records = read_metrics(folder.metrics)
         curves(records, folder.report / "curves.png", LOSS, corpus.name, _SHARES)
         title = f"{corpus.name}, test"
         confusion.draw(found["test"].confusion, labels, folder.report / "confusion.png", title)
-    except OSError as error:
-        raise UserError(f"cannot write {folder.report}: {error.strerror}") from error
     shown = _examples(found["test"], corpus, trainer.config.report.examples)
     write_atomically(folder.report / "examples.txt", shown)
-    # Last: with it the report is whole.
+    # Last: it marks the report as complete.
     write_atomically(folder.report / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 
@@ -77,14 +75,14 @@ def _scores(found: Evaluation, corpus: Corpus, name: str) -> dict[str, Any]:
 
 
 def _examples(found: Evaluation, corpus: Corpus, count: int) -> str:
-    """The first texts of the test part after a fixed shuffle, each with its label and the true."""
+    """Returns the first test texts after a fixed shuffle, with predicted and true labels."""
     texts, labels = corpus.texts["test"], corpus.vocabulary.labels
     width = max(map(len, labels))
     lines = []
     for number in np.random.default_rng(0).permutation(len(texts))[:count]:
         best = int(found.probabilities[number].argmax())
         true = texts[number].label
-        remark = "" if labels[best] == true else f"  (it is {true})"
+        remark = "" if labels[best] == true else f"  (true label: {true})"
         text = texts[number].text
         text = text if len(text) <= 90 else f"{text[:89]}…"
         share = found.probabilities[number, best]
@@ -93,11 +91,11 @@ def _examples(found: Evaluation, corpus: Corpus, count: int) -> str:
 
 
 def table(summary: dict[str, Any]) -> Table:
-    """The closing table.
+    """Returns the table of the final report.
 
     Args:
-        summary: what `finish` writes to `report/summary.json`. Used here: "texts" (by name:
-            "accuracy", "macro_f1", "loss", "majority", "texts").
+        summary: the content of `report/summary.json`. Used here: "texts" (by name: "accuracy",
+            "macro_f1", "loss", "majority", "texts").
 
     Returns:
         A table for a rich console.
@@ -125,7 +123,7 @@ def table(summary: dict[str, Any]) -> Table:
 
 
 def facts(summary: dict[str, Any]) -> str:
-    """The line under the table."""
+    """Returns the line below the table."""
     speed = summary["texts_per_second"]
     parts = [
         f"weights of epoch {summary['best_epoch']} of {summary['epochs']}",
@@ -133,17 +131,17 @@ def facts(summary: dict[str, Any]) -> str:
         f"{len(summary['classes'])} classes",
     ]
     if speed:
-        parts.append(f"{speed:,.1f} texts a second in training")
+        parts.append(f"{speed:,.1f} texts per second in training")
     return ", ".join(parts)
 
 
 def show(summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
-    """Prints the table, some labelled texts, and where the rest is."""
+    """Prints the table, some labelled texts, and the paths of the other results."""
     display.console.print(table(summary))
     display.line(facts(summary))
     examples = folder.report / "examples.txt"
     if examples.exists() and examples.stat().st_size:
-        display.line("\nsome texts of the test part, with what was found:")
+        display.line("\nsome test texts, with predicted label and probability:")
         display.line(read_bytes(examples).decode("utf-8", "backslashreplace"))
     display.line(
         f"curves: {folder.report / 'curves.png'}   confusion matrix: "

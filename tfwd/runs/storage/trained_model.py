@@ -1,4 +1,4 @@
-"""Reads a trained model from the folder of its run; nothing in the folder is changed."""
+"""Reads a trained model from its run folder, without a change to the folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tfwd.runs.storage.folder import RunFolder
 CHECKPOINTS = ("best", "last")
 
 
-class Saved(NamedTuple):
-    """What is in a run's folder.
+class TrainedModel(NamedTuple):
+    """Trained model with its vocabulary, configuration and progress.
 
     Attributes:
-        model: with the checkpoint's weights.
-        vocabulary: the model's.
-        config: the run's.
-        progress: where the run stood at the checkpoint, as `state.Progress` has it.
+        model: the model with the weights of the checkpoint.
+        vocabulary: the model's vocabulary.
+        config: the run's configuration.
+        progress: dict. The run's progress at the checkpoint, as in `state.Progress`.
     """
 
     model: Any
@@ -38,21 +38,22 @@ def load(
     workdir: str | os.PathLike[str],
     checkpoint: str = "best",
     say: Callable[[str], object] = lambda line: print(line, file=sys.stderr),
-) -> Saved:
+) -> TrainedModel:
     """Reads a model with its vocabulary and configuration.
 
     Args:
-        program: the one whose run it is.
-        workdir: the run's folder.
-        checkpoint: "best" is the weights with the lowest validation loss, "last" the newest.
-        say: called with a line for a checkpoint that is damaged; the one before it is used.
+        program: the program of the run.
+        workdir: path of the run folder.
+        checkpoint: "best" reads the weights with the lowest validation loss, "last" the newest
+            ones.
+        say: called with a line for a damaged checkpoint. The checkpoint before it is used.
 
     Returns:
-        What was read.
+        The trained model, as `TrainedModel`.
 
     Raises:
-        UserError: there is no run, no checkpoint yet, no checkpoint that is whole, or the
-            checkpoint is of another vocabulary or shape, or has weights that are not finite.
+        UserError: there is no run, no checkpoint yet, or no complete checkpoint. Or the checkpoint
+            has another vocabulary or shape, or weights that are not finite.
     """
     if checkpoint not in CHECKPOINTS:
         raise UserError(f"--checkpoint={checkpoint}: give {' or '.join(CHECKPOINTS)}")
@@ -72,7 +73,7 @@ def load(
     if progress.get("vocabulary") not in (None, "", vocabulary.fingerprint()):
         raise UserError(
             f"{folder.vocabulary} is not the vocabulary that the {checkpoint} checkpoint was "
-            "trained with, although it is as large; put the right file back"
+            "trained with, although it has the same size; restore the right file"
         )
     for name, variable in program.named_weights(model).items():
         if not np.isfinite(np.asarray(variable.numpy(), np.float32)).all():
@@ -80,4 +81,4 @@ def load(
                 f"the {checkpoint} checkpoint of step {progress['step']} in {folder.path} has "
                 f"weights that are not finite, in {name}: it cannot be used; train it again"
             )
-    return Saved(model, vocabulary, config, progress)
+    return TrainedModel(model, vocabulary, config, progress)

@@ -8,7 +8,7 @@ from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.model import make_model
 from tfwd.lm.program import load
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage.saved import CHECKPOINTS
+from tfwd.runs.storage.trained_model import CHECKPOINTS
 
 
 def cut(folder, step):
@@ -52,7 +52,7 @@ def test_no_whole_checkpoint_is_left(make_run):
     run = make_run()
     cut(run / "best", 10)
     cut(run / "best", 20)
-    with pytest.raises(UserError, match="no whole checkpoint is left"):
+    with pytest.raises(UserError, match="no complete checkpoint is left"):
         load(run)
     assert load(run, "last").progress["step"] == 20
 
@@ -81,7 +81,8 @@ def test_another_vocabulary_or_shape(make_run):
     with pytest.raises(UserError, match="of another model"):
         load(run)
     Vocabulary.from_tokens(["a", "b"], "char").save(run / "vocabulary.json")
-    with pytest.raises(UserError, match="is of another run: its level is char, and the run's word"):
+    expected = "belongs to another run: its level is char, and the run's level is word"
+    with pytest.raises(UserError, match=expected):
         load(run)
 
 

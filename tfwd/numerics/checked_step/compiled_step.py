@@ -1,13 +1,13 @@
-"""A model's own training step, watched, and made only if everything in it is finite.
+"""Compiles a model's own training step, and makes it only if all its tensors are finite.
 
-The step is the model's `train_step`, as `fit` calls it. What is looked at is handed to the host as
-values, since XLA leaves out whatever would stop the program. The variables keep their values unless
+The step is the model's `train_step`, as `fit` calls it. The checked numbers are returned to the
+host, because XLA removes operations that would stop the program. The variables change only if
 
-    good = all(finite(data, forward, loss, backward, learning rate)) on all replicas,
+    good = all(finite(data, forward, loss, backward, learning rate)) on all replicas.
 
-by `tfwd._graph.tentative`. Most optimizers turn finite gradients of moderate size into finite
-values. For them the decision is made before the first assignment. For other optimizers, and for a
-custom training step, the new values are checked too, and taken back if they are not finite.
+This uses `tfwd._graph.tentative`. Most optimizers turn finite gradients of moderate size into
+finite values. For them the decision is made before the first assignment. For other optimizers, and
+for a custom training step, the new values are checked too, and undone if they are not finite.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ from tfwd._keras import training as _keras_training
 from tfwd._keras import updates as _keras_updates
 from tfwd._keras import wrapped_optimizers
 from tfwd.finite import all_finite, extent_of, probe
+from tfwd.numerics.checked_step.replica_step import ReplicaStep, around_update, check_loss
+from tfwd.numerics.checked_step.variables import tracked
 from tfwd.numerics.frames import Frame
-from tfwd.numerics.replica_step import ReplicaStep, around_update, look_at_loss
 
-# Optimizers whose update of finite numbers of moderate size is finite.
+# Optimizers that turn finite numbers of moderate size into finite updates.
 SAFE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Lion")
 SMALLEST_EPSILON = 1e-12
 
 
 class Outcome(NamedTuple):
-    """What came of a step.
+    """Result of a checked step.
 
     Attributes:
-        logs: what the model's `train_step` returned.
-        good: whether the step was made.
-        scaled_down: whether only scaled gradients were not finite, so that the optimizer lowers
-            its scale of the loss.
-        frames: what was looked at, in the order of computation.
-        found: for each replica, what was found in each frame.
-        largest: for each replica, the largest absolute value in each frame that is finite, if they
-            were asked for.
+        logs: the return value of the model's `train_step`.
+        good: bool. True if the step was made.
+        scaled_down: bool. True if only scaled gradients were not finite, so that the optimizer
+            lowers the scale of its loss.
+        frames: the checked tensors, in the order of computation.
+        found: for each replica, the measurement of each frame.
+        largest: for each replica, the largest absolute value of each frame if it is finite. Empty
+            unless requested.
     """
 
     logs: Any
@@ -58,12 +59,12 @@ class Outcome(NamedTuple):
 
 
 class _Trace(NamedTuple):
-    """What a traced step returns the values of.
+    """Structure of the values that a traced step returns.
 
     Attributes:
-        frames: what was looked at.
-        structure: what was found in each, of extents `None`: these are one tensor.
-        variables: what is assigned again after a step that is not good.
+        frames: the checked tensors.
+        structure: the structure of their measurements; `None` if they are extents in one tensor.
+        variables: the variables to reset after a bad step.
     """
 
     frames: list[Frame]
@@ -77,19 +78,19 @@ class _Trace(NamedTuple):
 
 
 class CheckedStep:
-    """The training step of a compiled model, on a batch that the host has.
+    """Checked training step of a compiled model, on a batch of the host.
 
     Args:
-        model: compiled, as `fit` has it.
-        measure: what is found in a tensor, a nest of tensors, from a frame, the tensor and
-            `Watch`'s third; by default its `extent`. With one, the step is only looked at: all
-            variables stay as they are.
-        exact: looks at each element, also where one pass over a tensor cannot tell.
-        tells_largest: finds the largest absolute value of each tensor, too.
-        ignores: whether a frame is not to be looked at.
+        model: the compiled model, as in `fit`.
+        measure: function of a frame, its tensor (or a nest of tensors) and the third argument of
+            `Watch`. It returns the measurement; by default the `extent`. With a function, the step
+            is only examined, and all variables keep their values.
+        exact: bool. Checks each element, also if one pass over a tensor cannot decide.
+        tells_largest: bool. Also finds the largest absolute value of each tensor.
+        ignores: function that returns True for frames to ignore.
 
     Attributes:
-        unused: the paths of the weights that no gradient reached, known after a step.
+        unused: list of the paths of weights that no gradient reached, known after a step.
     """
 
     def __init__(
@@ -116,12 +117,12 @@ class CheckedStep:
         """Makes the step on a batch.
 
         Args:
-            data: as the dataset of `fit` gives it.
-            spec: the dataset's `element_spec`, for shapes as `fit` traces with them.
+            data: the batch, as the dataset of `fit` gives it.
+            spec: the dataset's `element_spec`, for the shapes with which `fit` traces.
         """
         logs, number, values, before = self._function(data, spec)
         trace = self._traces[int(number)]
-        # A list for each replica, of what `ReplicaStep.values` returned.
+        # For each replica, the list that `ReplicaStep.values` returned.
         local = self.strategy.experimental_local_results
         replicas = [list(one) for one in zip(*map(local, values), strict=True)]
         good, scaled_down = replicas[0][:2]
@@ -143,14 +144,14 @@ class CheckedStep:
         leaves = [leaf for one in optimizers for leaf in wrapped_optimizers.leaves(one)]
         by_methods = all(map(_keras_updates.assigns_by_methods, leaves))
         careful = self._exact or not (self.is_keras_own and all(map(_is_safe, leaves)))
-        # Operations may assign to a variable past its methods.
+        # Operations may assign to a variable without its methods.
         past_methods = not (by_methods and self.is_keras_own)
-        if past_methods and self.model.built:  # the optimizer's variables are among the known then
+        if past_methods and self.model.built:  # the optimizer's variables are then known
             with tf.init_scope():
                 for optimizer in optimizers:
                     _keras_steps.build(optimizer, self.model.trainable_variables)
         known = tracked(self.model)
-        if not careful:  # what an optimizer updates is not assigned to before it is decided
+        if not careful:  # the optimizer's variables are assigned only after the decision
             updated = [
                 *self.model.trainable_variables,
                 *(v for optimizer in optimizers for v in _keras_steps.state(optimizer)),
@@ -162,7 +163,7 @@ class CheckedStep:
             tentative = stack.enter_context(Tentative(known))
             stack.enter_context(_keras_updates.entered(optimizers, around_update))
             stack.enter_context(_keras_updates.inlined(leaves))
-            stack.enter_context(_keras_training.computed_loss(self.model, look_at_loss))
+            stack.enter_context(_keras_training.computed_loss(self.model, check_loss))
 
             def on_replica(data: Any) -> Any:
                 steps.append(ReplicaStep(self, tentative, careful, past_methods))
@@ -171,58 +172,24 @@ class CheckedStep:
             logs, values = self.strategy.run(on_replica, args=(data,))
         before = tentative.before(all_known=past_methods)
         if self.model.run_eagerly:
-            self._traces.clear()  # only the last is asked for
+            self._traces.clear()  # only the last is used
         variables = [variable for variable, _ in before]
         self._traces.append(_Trace(steps[0].frames, steps[0].structure, variables))
         return logs, tf.constant(len(self._traces) - 1), values, [value for _, value in before]
 
 
 def plain_step(model: keras.Model) -> Callable[[Any, Any], Any]:
-    """The training step of a compiled model, on a batch with its spec, and nothing else."""
+    """Returns the unchecked training step of a compiled model, on a batch with its spec."""
     step = _keras_training.train_step(model)
     function = _Compiled(model, lambda data: model.distribute_strategy.run(step, args=(data,)))
     return lambda data, spec: _keras_training.reduced(model, function(data, spec))
 
 
-def tracked(model: keras.Model) -> list[tf.Variable]:
-    """All variables of a model, of its metrics and optimizers, and of what else it holds."""
-    optimizers = _keras_training.optimizers(model)
-    found = [*model.variables, *(v for metric in model.metrics for v in metric.variables)]
-    found += [v for optimizer in optimizers for v in _keras_steps.state(optimizer)]
-    plain = [_keras.variables.tf_variable(v) for v in [*found, *variables_in(model, *optimizers)]]
-    return list({id(variable): variable for variable in plain}.values())
-
-
-def not_finite(model: keras.Model) -> list[str]:
-    """The paths of the weights and the optimizers' variables that are not finite."""
-    states = [_keras_steps.state(optimizer) for optimizer in _keras_training.optimizers(model)]
-    variables = [*model.weights, *(variable for state in states for variable in state)]
-    if bool(all_finite([_keras.variables.value(variable) for variable in variables])):
-        return []
-    found = [v for v in variables if not bool(all_finite([_keras.variables.value(v)]))]
-    return list(dict.fromkeys(_keras.variables.path(variable) for variable in found))
-
-
-def variables_in(*objects: Any) -> list[tf.Variable]:
-    """Returns all variables that some objects of TensorFlow's track, at any depth.
-
-    Those of Keras 3 are no `tf.Variable`, and hold one.
-    """
-    views = [tf.train.TrackableView(one).descendants() for one in objects]
-    found = [
-        _keras.variables.tf_variable(part)
-        for view in views
-        for part in view
-        if isinstance(part, tf.Variable) or _keras.variables.is_variable(part)
-    ]
-    return list({id(variable): variable for variable in found}.values())
-
-
 class _Compiled:
-    """A function of a batch, as a model is compiled: eager, a graph, or by XLA.
+    """Function of a batch, compiled like its model: eager, as a graph, or by XLA.
 
-    It is traced once for batches of all sizes, as Keras does it. Traced for each size it would draw
-    anew where layers draw by stateful operations.
+    It is traced once for batches of all sizes, as in Keras. If it were traced for each size, layers
+    with stateful operations would draw again.
     """
 
     def __init__(self, model: keras.Model, function: Callable[[Any], Any]):
@@ -263,7 +230,7 @@ class _Compiled:
 
 
 def _is_of(part: Any, spec: Any) -> bool:
-    """Whether a part of a batch is a tensor of a spec, or one that is absent."""
+    """Returns True if a part of a batch is a tensor of a spec, or an absent optional one."""
     if isinstance(part, tf.Tensor):
         return isinstance(spec, tf.TensorSpec) and spec.is_compatible_with(part)
     return isinstance(part, tf.experimental.Optional)
@@ -278,7 +245,7 @@ def _flag(frame: Frame, tensor: Any, sequence: Any) -> tf.Tensor:
 
 
 def _is_safe(leaf: Any) -> bool:
-    """Whether finite gradients of moderate size never make a number that is not finite."""
+    """Returns True if finite gradients of moderate size always give finite updates."""
     epsilon = getattr(leaf, "epsilon", 1.0)
     return (
         type(leaf).__name__ in SAFE

@@ -1,0 +1,47 @@
+"""Variables of a model, its metrics and its optimizers, and the check that they are finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras
+from tfwd._keras import steps as _keras_steps
+from tfwd._keras import training as _keras_training
+from tfwd.finite import all_finite
+
+
+def tracked(model: keras.Model) -> list[tf.Variable]:
+    """Returns all variables of a model, its metrics, its optimizers, and other objects it holds."""
+    optimizers = _keras_training.optimizers(model)
+    found = [*model.variables, *(v for metric in model.metrics for v in metric.variables)]
+    found += [v for optimizer in optimizers for v in _keras_steps.state(optimizer)]
+    plain = [_keras.variables.tf_variable(v) for v in [*found, *variables_in(model, *optimizers)]]
+    return list({id(variable): variable for variable in plain}.values())
+
+
+def not_finite(model: keras.Model) -> list[str]:
+    """Returns the paths of the non-finite weights and optimizer variables."""
+    states = [_keras_steps.state(optimizer) for optimizer in _keras_training.optimizers(model)]
+    variables = [*model.weights, *(variable for state in states for variable in state)]
+    if bool(all_finite([_keras.variables.value(variable) for variable in variables])):
+        return []
+    found = [v for v in variables if not bool(all_finite([_keras.variables.value(v)]))]
+    return list(dict.fromkeys(_keras.variables.path(variable) for variable in found))
+
+
+def variables_in(*objects: Any) -> list[tf.Variable]:
+    """Returns all variables that some TensorFlow objects track, at any depth.
+
+    Variables of Keras 3 are no `tf.Variable`, but hold one.
+    """
+    views = [tf.train.TrackableView(one).descendants() for one in objects]
+    found = [
+        _keras.variables.tf_variable(part)
+        for view in views
+        for part in view
+        if isinstance(part, tf.Variable) or _keras.variables.is_variable(part)
+    ]
+    return list({id(variable): variable for variable in found}.values())
