@@ -27,7 +27,7 @@ def is_watching() -> bool:
     return getattr(here, "watch", None) is not None
 
 
-def look_at_argument(rule: str, good: Any, values: Any) -> None:
+def check_argument(rule: str, good: Any, values: Any) -> None:
     """Tells what looks at the present thread's step, if anything does, of an argument's check.
 
     XLA drops assertions, so that the step goes on with an argument that its layer refuses.
@@ -39,7 +39,7 @@ def look_at_argument(rule: str, good: Any, values: Any) -> None:
     """
     watch = getattr(here, "watch", None)
     if watch is not None:
-        watch.look_at_argument(rule, good, values)
+        watch.check_argument(rule, good, values)
 
 
 class Summary(NamedTuple):

@@ -155,7 +155,7 @@ class InputChecks:
     def _require(self, ok: tf.Tensor, told: _Told, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensor if a condition holds. Otherwise raises an error, except under XLA."""
         if graphs.in_xla():
-            finite.look_at_argument(told[0].removeprefix(self._where), ok, tf.stack(told[2]))
+            finite.check_argument(told[0].removeprefix(self._where), ok, tf.stack(told[2]))
         return self._checked(ok, told, tensor)
 
     def _require_each(
@@ -163,7 +163,7 @@ class InputChecks:
     ) -> tf.Tensor:
         """Returns the tensor if a condition holds for each value. Otherwise as `_require`."""
         if graphs.in_xla():
-            finite.look_at_argument(told[0].removeprefix(self._where), good, values)
+            finite.check_argument(told[0].removeprefix(self._where), good, values)
         return self._checked(tf.reduce_all(good), told, tensor)
 
     def _checked(self, ok: tf.Tensor, told: _Told, tensor: tf.Tensor) -> tf.Tensor:

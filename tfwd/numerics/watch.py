@@ -115,9 +115,9 @@ class Watch:
             if not self._ignores(frame):
                 self._record(frame, tensor, sequence)
 
-    def look_at_argument(self, rule: str, good: Any, values: Any) -> None:
-        """Looks closely at an argument that the present layer has checked; see `tfwd.finite`."""
-        if not self._closely or self._leaf or self._backward or not self.looks_here():
+    def check_argument(self, rule: str, good: Any, values: Any) -> None:
+        """Records an argument that the present layer has checked; see `tfwd.finite`."""
+        if not self._closely or self._leaf or self._backward or not self.is_in_watched_graph():
             return
         values = tf.cast(values, tf.float64)
         path = "/".join(self._path) or self.model.name
