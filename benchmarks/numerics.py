@@ -5,9 +5,9 @@
 There are five models, each with and without `jit_compile=True`. The script times the training
 function of `fit` on one batch. `FiniteCheck` checks the whole model in each step. `ApplyIfFinite`
 is alone, around the optimizer. Their times, and the time of `tf.debugging.enable_check_numerics`,
-are over the bare step. On the stack of 100 small layers `FiniteCheck(every=10)` is a side too, and
-ten steps are timed together. PyTorch's `detect_anomaly` and the `DebugUnderflowOverflow` of Hugging
-Face's transformers are over PyTorch's own bare step of the same model.
+are over the bare step. On the stack of 100 small layers `FiniteCheck(every_n_steps=10)` is a side
+too, and ten steps are timed together. PyTorch's `detect_anomaly` and the `DebugUnderflowOverflow`
+of Hugging Face's transformers are over PyTorch's own bare step of the same model.
 
 Then a weight of each side gets a NaN, and the row says what the side does about it. For
 `FiniteCheck`, whose diagnosis takes seconds, this is done with one model. Peak memory is measured

@@ -72,7 +72,7 @@ def moments() -> None:
 
 
 def with_a_callback() -> None:
-    fit(wrapped(), callbacks=(tfwd.callbacks.GradientSquaredMean(every=1),))
+    fit(wrapped(), callbacks=(tfwd.callbacks.GradientSquaredMean(every_n_steps=1),))
 
 
 def with_optimizers() -> None:
@@ -162,8 +162,8 @@ def test_steps_of_one_model_leave_nothing():
     assert counts[2][1] - counts[1][1] < 30  # a step that left one object would leave 300
 
 
-# Functions whose layers are deleted. The gradients are made up, so that a test notices
-# other gradients: 7 x for the first derivative, and 7 for the second.
+# Functions whose layers are deleted. The gradients are made up, so that a test notices other
+# gradients: 7 x for the first derivative, and 7 for the second.
 
 
 @custom_gradient.custom_gradient

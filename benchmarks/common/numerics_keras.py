@@ -4,7 +4,7 @@ A *way* is the check for NaN in a step:
 
     bare                       nothing
     FiniteCheck                tfwd's callback, the whole model, in every step
-    FiniteCheck(every=10)      the same in one of ten steps
+    FiniteCheck(every_n_steps=10)      the same in one of ten steps
     ApplyIfFinite              tfwd's optimizer around the model's, and nothing else
     enable_check_numerics      TensorFlow's check of each operation
 """
@@ -109,7 +109,7 @@ def side(name: str, way: str, compiled: bool, batch: int | None = None) -> Side:
     iterator = iter(tf.data.Dataset.from_tensors(data(name, batch)).repeat())
     # `fit` does the following before its first batch, and around each batch.
     trained.make_train_function()
-    check = FiniteCheck(every=10 if way == EVERY else 1) if way in (OURS, EVERY) else None
+    check = FiniteCheck(every_n_steps=10 if way == EVERY else 1) if way in (OURS, EVERY) else None
     if check:
         check.set_model(trained)
         check.on_train_begin()

@@ -26,7 +26,7 @@ LEARNING_RATE = 1e-7
 
 BARE = "bare"
 OURS, OPTIMIZER, TENSORFLOW = "FiniteCheck", "ApplyIfFinite", "enable_check_numerics"
-EVERY = "FiniteCheck(every=10)"
+EVERY = "FiniteCheck(every_n_steps=10)"
 ANOMALY, UNDERFLOW = "detect_anomaly", "DebugUnderflowOverflow"
 
 

@@ -46,7 +46,7 @@ def test_sides_make_the_same_step_and_do_about_a_nan_what_they_say(
 
 def test_the_stack_makes_the_same_steps_in_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
     side = helper("common.numerics_keras", monkeypatch).side
-    ways = ("bare", "FiniteCheck", "FiniteCheck(every=10)")
+    ways = ("bare", "FiniteCheck", "FiniteCheck(every_n_steps=10)")
     losses = [side("stack", way, compiled=False).step() for way in ways]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
 

@@ -100,7 +100,7 @@ def test_finite_training_is_the_same_to_the_bit(mode):
     ("arguments", "message"),
     [
         ({"action": "stop"}, "action='stop': give one of 'raise', 'skip', 'restore'"),
-        ({"every": 0}, "every=0: give a whole number of at least 1"),
+        ({"every_n_steps": 0}, "every_n_steps=0: give a whole number of at least 1"),
         ({"history": -1}, "history=-1: give a whole number of at least 0"),
         ({"max_consecutive": 1.5}, "max_consecutive=1.5: give a whole number of at least 0"),
         ({"factor": 2.0}, "factor=2.0: give a number above 0, and at most 1"),
@@ -181,7 +181,7 @@ def test_beside_gradient_squared_mean(order):
     x, y = data(4)
     model = make()
     model.get_layer("norm").trainable = False
-    moments, check = tfwd.callbacks.GradientSquaredMean(every=2), FiniteCheck("skip")
+    moments, check = tfwd.callbacks.GradientSquaredMean(every_n_steps=2), FiniteCheck("skip")
     x[8 * BAD + 8, 0] = np.nan  # in batch 3, which is not measured
     with pytest.warns(UserWarning, match="skipped"):
         fit(model, x, y, *[moments, check][:: 1 - 2 * order])

@@ -340,7 +340,7 @@ def test_every_other_step():
     keras.utils.set_random_seed(4)
     fit(plain, x, y)
     keras.utils.set_random_seed(4)
-    fit(checked, x, y, FiniteCheck(every=2))
+    fit(checked, x, y, FiniteCheck(every_n_steps=2))
     same(state(checked), state(plain))
 
 
@@ -369,8 +369,8 @@ def test_a_step_that_was_not_looked_at():
     x, y = data(4)
     x[9] = np.nan
     with pytest.raises(NonFiniteError) as caught:
-        fit(make(), x, y, FiniteCheck(every=3))
+        fit(make(), x, y, FiniteCheck(every_n_steps=3))
     assert caught.value.report.step == 4
     assert "an unchecked step" in caught.value.report.causes[0].evidence
     assert "The weights before the step are lost: 'sequential" in caught.value.report.note
-    assert "Check each step (every=1)" in caught.value.report.note
+    assert "Check each step (every_n_steps=1)" in caught.value.report.note

@@ -54,7 +54,7 @@ def test_steps_without_a_check_equal_keras(mode):
             self.model.train_function = lambda iterator: (own_calls.append(1), own(iterator))[1]
 
     keras.utils.set_random_seed(4)
-    check = FiniteCheck(every=2)
+    check = FiniteCheck(every_n_steps=2)
     fit(checked, x, y, Counts(), check)
     assert len(own_calls) == 2  # steps 2 and 4 of 5
     assert check._plain is None

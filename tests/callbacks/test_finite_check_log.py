@@ -51,7 +51,7 @@ def test_numbers_equal_numpy(jit_compile, tmp_path):
     model = make(jit_compile)
     x, y = data(4)
     kernel, bias, last, offset = (w.astype("float64") for w in model.get_weights())
-    fit(model, x, y, FiniteCheck(log_dir=tmp_path, log_every=3))
+    fit(model, x, y, FiniteCheck(log_dir=tmp_path, log_every_n_steps=3))
     found, others = scalars(tmp_path)
     assert set(found["abs_mean/output/first"]) == {1, 4}
 
@@ -86,7 +86,7 @@ def test_training_is_the_same_to_the_bit(tmp_path):
     x, y = data(4)
     plain, logged = make(), make()
     plain.fit(x, y, batch_size=8, shuffle=False, verbose=0, epochs=2)
-    check = FiniteCheck(log_dir=tmp_path / "logs", plot=tmp_path / "plot.png", log_every=2)
+    check = FiniteCheck(log_dir=tmp_path / "logs", plot=tmp_path / "plot.png", log_every_n_steps=2)
     fit(logged, x, y, check, epochs=2)
     for one, other in zip(logged.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -154,8 +154,8 @@ def test_a_log_that_fails_does_not_end_training(tmp_path, monkeypatch):
 
 def test_errors(tmp_path):
     for log_every in (0, 1.5):
-        with pytest.raises(ValueError, match="log_every=.*whole number of at least 1"):
-            FiniteCheck(log_every=log_every)
+        with pytest.raises(ValueError, match="log_every_n_steps=.*whole number of at least 1"):
+            FiniteCheck(log_every_n_steps=log_every)
     with pytest.raises(ValueError, match=r"plot='plot.txt': give a file that ends in .png"):
         FiniteCheck(plot="plot.txt")
     for name in ("plot", "log_dir"):

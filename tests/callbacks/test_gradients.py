@@ -39,7 +39,7 @@ def test_measures_every_n_batches_and_training_is_the_same(compiled: dict) -> No
     plain = model(**compiled)
     fit(plain)
     watched = model(**compiled)
-    callback = callbacks.GradientSquaredMean(every=3)
+    callback = callbacks.GradientSquaredMean(every_n_steps=3)
     history = fit(watched, callback)
     assert [record["step"] for record in callback.records] == [0, 3]
     for a, b in zip(plain.get_weights(), watched.get_weights(), strict=True):
@@ -52,7 +52,7 @@ def test_measures_every_n_batches_and_training_is_the_same(compiled: dict) -> No
 
 def test_record_is_of_the_batch_before_its_step() -> None:
     watched, twin = model(), model()
-    callback = callbacks.GradientSquaredMean(every=100)  # with the flag of `moments`
+    callback = callbacks.GradientSquaredMean(every_n_steps=100)  # with the flag of `moments`
     fit(watched, callback, epochs=1)
     moments = gradients.moments(twin, X[:8], Y[:8], "mse")
     (record,) = callback.records
@@ -68,7 +68,7 @@ def test_record_is_of_the_batch_before_its_step() -> None:
 
 def test_epochs_log_is_a_ratio_of_means() -> None:
     """Checks that one batch whose noise hides the signal does not spoil the epoch's value."""
-    callback = callbacks.GradientSquaredMean(every=1, training=True)
+    callback = callbacks.GradientSquaredMean(every_n_steps=1, training=True)
     history = fit(model(), callback, epochs=4).history
     assert any(math.isinf(record["noise_scale"]) for record in callback.records)
     for epoch in range(4):
@@ -83,7 +83,7 @@ def test_epochs_log_is_a_ratio_of_means() -> None:
 
 @extended
 def test_second_fit_continues_and_another_model_starts_from_zero(tmp_path: Path) -> None:
-    callback = callbacks.GradientSquaredMean(every=2, log_dir=tmp_path)
+    callback = callbacks.GradientSquaredMean(every_n_steps=2, log_dir=tmp_path)
     watched = model()
     fit(watched, callback, epochs=1)  # batches 0, 1, 2
     fit(watched, callback, epochs=1)  # batches 3, 4, 5
@@ -101,7 +101,7 @@ def test_second_fit_continues_and_another_model_starts_from_zero(tmp_path: Path)
 
 @extended
 def test_batches_of_several_steps_an_execution() -> None:
-    callback = callbacks.GradientSquaredMean(every=3)
+    callback = callbacks.GradientSquaredMean(every_n_steps=3)
     watched = model(steps_per_execution=4)
     watched.fit(X, Y, batch_size=2, verbose=0, callbacks=[callback])
     assert [record["step"] for record in callback.records] == [0, 4, 8]
@@ -112,7 +112,7 @@ def test_batches_of_several_steps_an_execution() -> None:
 
 def test_tensorboard_and_plot(tmp_path: Path) -> None:
     callback = callbacks.GradientSquaredMean(
-        every=2, log_dir=tmp_path / "logs", plot=tmp_path / "plots" / "moments.png"
+        every_n_steps=2, log_dir=tmp_path / "logs", plot=tmp_path / "plots" / "moments.png"
     )
     fit(model(), callback)
     (events,) = (tmp_path / "logs").glob("events.out.tfevents.*")
@@ -128,7 +128,7 @@ def test_tensorboard_and_plot(tmp_path: Path) -> None:
 
 def test_matplotlib_is_imported_for_the_plot_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    fit(model(), callbacks.GradientSquaredMean(every=2))
+    fit(model(), callbacks.GradientSquaredMean(every_n_steps=2))
 
 
 @extended
@@ -139,9 +139,9 @@ def test_replicas_measure_the_global_batch() -> None:
     )
     with strategy.scope():
         watched = model()
-    callback = callbacks.GradientSquaredMean(every=100)  # with the flag of `moments`
+    callback = callbacks.GradientSquaredMean(every_n_steps=100)  # with the flag of `moments`
     fit(watched, callback, epochs=1)
-    single = callbacks.GradientSquaredMean(every=100, training=False)
+    single = callbacks.GradientSquaredMean(every_n_steps=100, training=False)
     fit(model(), single, epochs=1)
     (found,), (wanted,) = callback.records, single.records
     assert found["batch_size"] == 8
@@ -150,7 +150,10 @@ def test_replicas_measure_the_global_batch() -> None:
 
 def test_model_is_left_as_it_was() -> None:
     watched = model()
-    one, two = callbacks.GradientSquaredMean(every=1), callbacks.GradientSquaredMean(every=2)
+    one, two = (
+        callbacks.GradientSquaredMean(every_n_steps=1),
+        callbacks.GradientSquaredMean(every_n_steps=2),
+    )
     fit(watched, one, two, epochs=1)
     assert not isinstance(getattr(watched.train_function, "__self__", None), type(one))
     fit(watched, epochs=1)
@@ -163,7 +166,7 @@ class Interrupts(keras.callbacks.Callback):
 
 
 def test_after_an_interrupt() -> None:
-    watched, callback = model(), callbacks.GradientSquaredMean(every=2)
+    watched, callback = model(), callbacks.GradientSquaredMean(every_n_steps=2)
     with pytest.raises(KeyboardInterrupt):
         fit(watched, callback, Interrupts())  # batches 0, 1, 2
     fit(watched, epochs=1)  # without it: nothing is measured, or counted
@@ -176,7 +179,7 @@ def test_after_an_interrupt() -> None:
 
 def test_dataset_whose_size_is_not_known() -> None:
     data = tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: True).batch(8)
-    callback = callbacks.GradientSquaredMean(every=2)
+    callback = callbacks.GradientSquaredMean(every_n_steps=2)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Your input ran out of data")
         model().fit(data, epochs=3, shuffle=False, verbose=0, callbacks=[callback])
@@ -185,7 +188,7 @@ def test_dataset_whose_size_is_not_known() -> None:
 
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="every must be an int of at least 1, got 0"):
-        callbacks.GradientSquaredMean(every=0)
+        callbacks.GradientSquaredMean(every_n_steps=0)
     made = keras.Sequential([keras.Input((3,)), L.Dense(2)])
     made.compile("sgd")
     with pytest.raises(ValueError, match="compiled without a loss"):

@@ -401,7 +401,7 @@ DEFECTS = [
     Defect(
         "steps between two checks are made by another function than Keras's",
         "tfwd/callbacks/finite_check.py",
-        "if steps == 1 and self._step % self.every:",
+        "if steps == 1 and self._step % self.every_n_steps:",
         "if False:",
         ("tests/callbacks/test_finite_check_cost.py",),
     ),
@@ -450,7 +450,7 @@ DEFECTS = [
     Defect(
         "probes look in each step",
         "tfwd/numerics/probes.py",
-        "due = (clock - 1) % self.every == 0",
+        "due = (clock - 1) % self.every_n_steps == 0",
         "due = (clock - 1) % 1 == 0",
         ("tests/numerics/test_probes.py", "-k", "every"),
     ),

@@ -132,7 +132,7 @@ def test_training_is_the_same_to_the_bit(mode):
     results = []
     for look in (False, True):
         model = make()
-        step = trained(model, mode, Probes(model, every=2) if look else None)
+        step = trained(model, mode, Probes(model, every_n_steps=2) if look else None)
         losses = [float(step(*batch())) for _ in range(4)]
         results.append([losses, *[v.numpy() for v in model.weights]])
     for plain, watched in zip(*results, strict=True):
@@ -143,7 +143,7 @@ def test_training_is_the_same_to_the_bit(mode):
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph", "eager"}))
 def test_every(mode):
     model = make()
-    probes = Probes(model, every=3)
+    probes = Probes(model, every_n_steps=3)
     step = trained(model, mode, probes)
     steps = []
     for _ in range(5):
@@ -253,8 +253,8 @@ def test_errors():
     with pytest.raises(TypeError, match="model='model': give a Keras model or layer"):
         Probes("model")
     for every in (0, -1, 1.5, True):
-        with pytest.raises(ValueError, match="every=.*whole number of at least 1"):
-            Probes(model, every=every)
+        with pytest.raises(ValueError, match="every_n_steps=.*whole number of at least 1"):
+            Probes(model, every_n_steps=every)
     with pytest.raises(ValueError, match="is not built"):
         Probes(keras.Sequential([layers.Dense(1)]))
     with pytest.raises(ValueError, match="nothing is to be checked"):

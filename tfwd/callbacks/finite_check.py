@@ -58,13 +58,13 @@ class FiniteCheck(keras.callbacks.Callback):
             `factor`, and continues with the next batch. Metrics are not reset: the metrics of an
             epoch are over its good steps. In the first epoch there is nothing to restore, and a bad
             step raises.
-        every: int. Check one step in every N, starting with the first. The steps between are
-            Keras's own, at Keras's own cost. They may make weights non-finite.
+        every_n_steps: int. Check one step in every N, starting with the first. The steps between
+            are Keras's own, at Keras's own cost. They may make weights non-finite.
         history: int. Number of earlier steps, and number of tensors, shown in a report.
         log_dir: path of a folder for TensorBoard, or None. Its text tab gets the reports, and its
-            images the plot. Every `log_every` steps, its scalars get the absolute mean of each
-            output, weight and gradient, the percentage of zeros, and the ratio of update to weight.
-            Histograms are written too. The batch is run once more for them.
+            images the plot. Every `log_every_n_steps` steps, its scalars get the absolute mean of
+            each output, weight and gradient, the percentage of zeros, and the ratio of update to
+            weight. Histograms are written too. The batch is run once more for them.
         plot: path of a file (`.png`, `.svg`, ..), or None. The plot shows tensors by steps,
             coloured by log10 of the largest absolute value. It is drawn at the end of training and
             after each bad step. It costs each step a further pass over each tensor, as `log_dir`
@@ -72,7 +72,7 @@ class FiniteCheck(keras.callbacks.Callback):
         max_consecutive: int. The number of consecutive bad steps to skip or restore from. The next
             one raises.
         factor: float. The factor of the learning rate for "restore".
-        log_every: int. See `log_dir`.
+        log_every_n_steps: int. See `log_dir`.
         exclude: regular expression of layers that may have non-finite values, for example a layer
             that makes a mask of -infinity. A pattern must match the layer's full path or its last
             components. `x` and `y` stand for the batch.
@@ -106,23 +106,23 @@ class FiniteCheck(keras.callbacks.Callback):
     def __init__(
         self,
         action: str = "raise",
-        every: int = 1,
+        every_n_steps: int = 1,
         history: int = 20,
         log_dir: str | os.PathLike[str] | None = None,
         plot: str | os.PathLike[str] | None = None,
         max_consecutive: int = 5,
         factor: float = 0.5,
-        log_every: int = 100,
+        log_every_n_steps: int = 100,
         exclude: str | None = None,
     ) -> None:
         super().__init__()
         if action not in ACTIONS:
             raise ValueError(f"action={action!r}: give one of {', '.join(map(repr, ACTIONS))}")
         for name, value, least in (
-            ("every", every, 1),
+            ("every_n_steps", every_n_steps, 1),
             ("history", history, 0),
             ("max_consecutive", max_consecutive, 0),
-            ("log_every", log_every, 1),
+            ("log_every_n_steps", log_every_n_steps, 1),
         ):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name}={value!r}: give a whole number of at least {least}")
@@ -134,9 +134,9 @@ class FiniteCheck(keras.callbacks.Callback):
         if plot is not None:
             check_plot(plot)
         self._patterns = Patterns("FiniteCheck", exclude=exclude)
-        self.action, self.every, self.history = action, every, history
+        self.action, self.every_n_steps, self.history = action, every_n_steps, history
         self.max_consecutive, self.factor = max_consecutive, factor
-        self.log_dir, self.plot, self.log_every = log_dir, plot, log_every
+        self.log_dir, self.plot, self.log_every_n_steps = log_dir, plot, log_every_n_steps
         self.exclude = exclude
         self.reports: list[Report] = []
         self.skipped = self.scaled_down = 0
@@ -176,7 +176,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self._consecutive, self._is_first = 0, True
         self._snapshot = EpochSnapshot(model, self.factor) if self.action == "restore" else None
         if self.log_dir is not None or self.plot is not None:
-            self._log = Log(model, self.log_dir, self.plot, self.log_every)
+            self._log = Log(model, self.log_dir, self.plot, self.log_every_n_steps)
         self._own = replace_innermost(model, self._train)
         if self._check is None or self._check_of is not self._own:  # new, or compiled again
             self._check = self._checked_step()
@@ -231,7 +231,7 @@ class FiniteCheck(keras.callbacks.Callback):
         logs: Any = None
         spec = getattr(iterator, "element_spec", None)
         steps = _keras_training.steps_per_execution(self.model)
-        if steps == 1 and self._step % self.every:  # Keras's own step, at its own cost
+        if steps == 1 and self._step % self.every_n_steps:  # Keras's own step, at its own cost
             logs = self._own(iterator)
             self._step += 1
             return logs
@@ -242,7 +242,7 @@ class FiniteCheck(keras.callbacks.Callback):
                 if i:
                     break
                 raise
-            if self._step % self.every:
+            if self._step % self.every_n_steps:
                 logs = self._unchecked(batch, spec)
             else:
                 logs = self._checked(batch, spec)
@@ -307,7 +307,7 @@ class FiniteCheck(keras.callbacks.Callback):
     def _diagnose(self, batch: Any) -> Report:
         if self._diagnosis is None:
             self._diagnosis = Diagnosis(self.model, self.history, self._ignores)
-        before = self._is_first if self.every == 1 or self._is_first else None
+        before = self._is_first if self.every_n_steps == 1 or self._is_first else None
         return self._diagnosis(batch, self._step + 1, self._past, before)
 
     def _make_exactly(self, batch: Any, spec: Any) -> Outcome:
@@ -378,7 +378,8 @@ class FiniteCheck(keras.callbacks.Callback):
         more = f" and {len(lost) - 3} others" if len(lost) > 3 else ""
         if self._is_first:
             return f"Not finite before this training: {names}{more}. Load an earlier checkpoint."
-        again = " Check each step (every=1) from there on." if self.every > 1 else ""
+        each = " Check each step (every_n_steps=1) from there on."
+        again = each if self.every_n_steps > 1 else ""
         return (
             f"The weights before the step are lost: {names}{more} {'are' if lost[1:] else 'is'} "
             f"not finite. Load an earlier checkpoint.{again}"

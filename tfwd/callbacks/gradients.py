@@ -37,7 +37,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
     `mean(V)/mean(G)` and its inverse (`tfwd.gradients.statistics` explains why, and the effect of
     regularizers). `G` is an estimate that can be negative. It is then treated as zero, so the noise
     scale is **infinity, which means "too noisy to tell"**, and the ratio is 0. More examples help:
-    larger batches, a smaller `every`, or more records averaged with
+    larger batches, a smaller `every_n_steps`, or more records averaged with
     `statistics.average(callback.records)`.
 
     Training is unchanged: the draws and updates of the measurement are discarded.
@@ -46,9 +46,10 @@ class GradientSquaredMean(keras.callbacks.Callback):
     records and the plot. A `fit` of another model starts anew.
 
     Args:
-        every: int. Measure one batch in every N, starting with the first. If the model was compiled
-            with `steps_per_execution=k`, the first batch of each k is measured if one of the k is a
-            multiple of `every`. With `k=4` and `every=3` these are the batches 0, 4, 8.
+        every_n_steps: int. Measure one batch in every N, starting with the first. If the model was
+            compiled with `steps_per_execution=k`, the first batch of each k is measured if one of
+            the k is a multiple of `every_n_steps`. With `k=4` and `every_n_steps=3` these are the
+            batches 0, 4, 8.
         log_dir: path of a folder for TensorBoard's events, or None.
         plot: path of a file (`.png`, `.svg`, ..) for a plot at the end, or None.
         loss: as in `tfwd.gradients.moments`. By default the loss that the model was compiled with.
@@ -62,8 +63,8 @@ class GradientSquaredMean(keras.callbacks.Callback):
             with these six by path.
 
     Raises:
-        ValueError: `every` is not an int of at least 1. Or the model has no loss when training
-            starts.
+        ValueError: `every_n_steps` is not an int of at least 1. Or the model has no loss when
+            training starts.
 
     Example:
 
@@ -71,7 +72,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
     >>> from tfwd import callbacks
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse")
-    >>> moments = callbacks.GradientSquaredMean(every=2)
+    >>> moments = callbacks.GradientSquaredMean(every_n_steps=2)
     >>> x, y = tf.random.normal([12, 2]), tf.random.normal([12, 1])
     >>> history = model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[moments])
     >>> [record["step"] for record in moments.records]
@@ -83,7 +84,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
 
     def __init__(
         self,
-        every: int = 100,
+        every_n_steps: int = 100,
         log_dir: str | os.PathLike[str] | None = None,
         plot: str | os.PathLike[str] | None = None,
         loss: Any = None,
@@ -91,9 +92,10 @@ class GradientSquaredMean(keras.callbacks.Callback):
         chunk_size: int | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ValueError(f"every must be an int of at least 1, got {every!r}")
-        self.every, self.log_dir, self.plot = every, log_dir, plot
+        is_int = isinstance(every_n_steps, int) and not isinstance(every_n_steps, bool)
+        if not is_int or every_n_steps < 1:
+            raise ValueError(f"every_n_steps must be an int of at least 1, got {every_n_steps!r}")
+        self.every_n_steps, self.log_dir, self.plot = every_n_steps, log_dir, plot
         self.loss, self.training_flag, self.chunk_size = loss, training, chunk_size
         self.records: list[statistics.Record] = []
         self._step = 0
@@ -154,7 +156,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
         steps = _keras_training.steps_per_execution(self.model)
         if self.params.get("steps"):  # the last execution of an epoch may be shorter
             steps = min(steps, self.params["steps"] - begun)
-        if -self._step % self.every < steps:  # a multiple of `every` is among these steps
+        if -self._step % self.every_n_steps < steps:  # a step to measure is among these steps
             data = next(iterator)
             self._record(self._measure(data))
             iterator = _keras_training.iterator_from(self.model, data, iterator, steps)

@@ -44,7 +44,7 @@ class Probes:
 
     Args:
         model: a built model or layer.
-        every: int. Check one step in every N, starting with the first.
+        every_n_steps: int. Check one step in every N, starting with the first.
         inputs: bool. Checks the inputs of the model.
         outputs: bool. Checks the outputs of layers, and the inputs of a relu, which may hide NaN.
         weights: bool. Checks the weights before the step.
@@ -54,8 +54,9 @@ class Probes:
         exclude: regular expression of layers and weights to ignore.
 
     Raises:
-        ValueError: the model is not built; `every` is no whole number of at least 1; nothing is to
-            be checked; or a pattern is no regular expression, or matches no layer and no weight.
+        ValueError: the model is not built; `every_n_steps` is no whole number of at least 1;
+            nothing is to be checked; or a pattern is no regular expression, or matches no layer and
+            no weight.
 
     Example:
 
@@ -78,7 +79,7 @@ class Probes:
     def __init__(
         self,
         model: keras.layers.Layer,
-        every: int = 1,
+        every_n_steps: int = 1,
         inputs: bool = True,
         outputs: bool = True,
         weights: bool = True,
@@ -86,8 +87,11 @@ class Probes:
         include: str | None = None,
         exclude: str | None = None,
     ):
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ValueError(f"Probes: every={every!r}: give a whole number of at least 1")
+        is_int = isinstance(every_n_steps, int) and not isinstance(every_n_steps, bool)
+        if not is_int or every_n_steps < 1:
+            raise ValueError(
+                f"Probes: every_n_steps={every_n_steps!r}: give a whole number of at least 1"
+            )
         if not isinstance(model, keras.layers.Layer):
             raise TypeError(f"Probes: model={model!r}: give a Keras model or layer")
         if not model.built:
@@ -103,7 +107,7 @@ class Probes:
         }
         if not any(asked.values()):
             raise ValueError(f"Probes: nothing is to be checked: set one of {', '.join(asked)}")
-        self.model, self.every = model, every
+        self.model, self.every_n_steps = model, every_n_steps
         self._kinds = [kind for name, on in asked.items() if on for kind in _KINDS[name]]
         self._patterns = Patterns("Probes", include, exclude)
         self._patterns.check(model)
@@ -178,7 +182,7 @@ class Probes:
         if replica not in self._clocks:
             self._clocks[replica] = _variable(tf.int64, [])
         clock = self._clocks[replica].assign_add(1)
-        due = (clock - 1) % self.every == 0
+        due = (clock - 1) % self.every_n_steps == 0
         begun = _Pass(replica, due, _variable(tf.int64, []), [], [])
         begun.step.assign(tf.where(due, clock, begun.step))
         if not tf.executing_eagerly():
@@ -259,7 +263,7 @@ class _ProbingWatch(Watch):
             numbers.assign(packed(tensor, sequence))
             return tf.constant(True)
 
-        if self._probes.every == 1:
+        if self._probes.every_n_steps == 1:
             looked()
         else:
             tf.cond(present.due, looked, lambda: tf.constant(False))

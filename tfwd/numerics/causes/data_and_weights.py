@@ -55,7 +55,7 @@ def weights(evidence: Evidence) -> Iterator[Cause]:
         "initializer.",
         False: "They were finite after the previous step: other code has assigned to them since.",
         None: "They were so at the start, or an unchecked step made them so: check each step "
-        "(every=1).",
+        "(every_n_steps=1).",
     }[evidence.is_first]
     trained = {_keras.variables.path(v) for v in evidence.model.trainable_weights}
     if evidence.is_first is False and any(one.frame.name not in trained for one in bad):
