@@ -41,7 +41,7 @@ def grow(way: str, models: int) -> Callable[[], list[float]]:
         for number in range(models):
             one()
             if way == "plain, released":
-                tfwd.custom_gradient.release()
+                tfwd.release_models()
             keras.backend.clear_session()
             gc.collect()
             if number == 1:

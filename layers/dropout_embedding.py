@@ -23,8 +23,8 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
     per word of the vocabulary and training call. `keep` is `1 - rate` rounded to a multiple of
     2^-16.
 
-    It equals `Parametrized(Embedding(...), {"embeddings": Dropout(rate, (None, 1))})`, with the
-    same draws. The matrix is not copied: only the rows of the batch are read. The gradient stays
+    It equals `Parametrized(Embedding(...), {"embeddings": Dropout(rate, noise_shape=(None, 1))})`,
+    with the same draws. The matrix is not copied: only the rows of the batch are read. The gradient stays
     sparse (`tf.IndexedSlices`).
 
     It is a `keras.layers.Embedding` with the same arguments and weights. A layer that shares the
@@ -62,7 +62,9 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
         **kwargs: Any,
     ) -> None:
         super().__init__(input_dim, output_dim, **kwargs)
-        self._init_perturbation({"embeddings": Dropout(rate, (None, 1))}, seed, recompute)
+        self._init_perturbation(
+            {"embeddings": Dropout(rate, noise_shape=(None, 1))}, seed, recompute
+        )
 
     @property
     def rate(self) -> Any:

@@ -60,7 +60,9 @@ class Mixout(SingleParametrization):
         share_across_replicas: bool = False,
         **kwargs: Any,
     ) -> None:
-        parametrization = parametrizations.Mixout(rate, towards, noise_shape, reference_dtype)
+        parametrization = parametrizations.Mixout(
+            rate, towards=towards, noise_shape=noise_shape, reference_dtype=reference_dtype
+        )
         super().__init__(
             layer, parametrization, weights, seed, recompute, share_across_replicas, **kwargs
         )

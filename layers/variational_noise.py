@@ -9,6 +9,7 @@ import keras
 
 from tfwd.layers._substitution.single_parametrization import SingleParametrization
 from tfwd.parametrizations import GaussianNoise
+from tfwd.parametrizations.gaussian_noise import with_start_call
 
 
 @keras.saving.register_keras_serializable("tfwd")
@@ -16,7 +17,7 @@ class VariationalNoise(SingleParametrization):
     """A wrapper that adds Gaussian noise to a layer's weights during training.
 
     Formula: a training call computes with `w' = w + stddev * e`, with `e ~ N(0, I)`. The whole
-    batch and all time steps share one draw. Before training call `start_step`, `w' = w` exactly.
+    batch and all time steps share one draw. Before training call `start_call`, `w' = w` exactly.
 
     Args:
         layer: Any Keras layer or model.
@@ -24,7 +25,7 @@ class VariationalNoise(SingleParametrization):
             `parametrizations.GaussianNoise`.
         weights: str or list of str. Patterns of weights. Default None, for the default weights, as
             in `WeightDropout`.
-        start_step: int. Number of the layer's first training call with noise, from 0. Default 0.
+        start_call: int. Number of the layer's first training call with noise, from 0. Default 0.
         scale: "absolute", or "deviation" for multiples of each weight's own standard deviation, as
             in `parametrizations.GaussianNoise`. Default "absolute".
         seed, recompute, share_across_replicas, **kwargs: As in `Parametrized`.
@@ -35,7 +36,7 @@ class VariationalNoise(SingleParametrization):
     Example:
         >>> import keras, tensorflow as tf
         >>> from tfwd import layers
-        >>> noisy = layers.VariationalNoise(keras.layers.Dense(3), stddev=0.1, start_step=1, seed=1)
+        >>> noisy = layers.VariationalNoise(keras.layers.Dense(3), stddev=0.1, start_call=1, seed=1)
         >>> x = tf.ones((1, 4))
         >>> [bool(tf.reduce_all(noisy(x, training=True) == noisy.layer(x))) for _ in range(2)]
         [True, False]
@@ -49,17 +50,22 @@ class VariationalNoise(SingleParametrization):
         layer: keras.Layer,
         stddev: Any,
         weights: str | Sequence[str] | None = None,
-        start_step: int = 0,
+        start_call: int = 0,
+        scale: str = "absolute",
         seed: int | None = None,
         recompute: bool = True,
         share_across_replicas: bool = False,
-        scale: str = "absolute",
         **kwargs: Any,
     ) -> None:
-        parametrization = GaussianNoise(stddev, start_step, scale)
+        parametrization = GaussianNoise(stddev, start_call=start_call, scale=scale)
         super().__init__(
             layer, parametrization, weights, seed, recompute, share_across_replicas, **kwargs
         )
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> VariationalNoise:
+        """Creates the layer from a config, also from one in which `start_call` was `start_step`."""
+        return super().from_config(with_start_call(config), custom_objects)
 
     @property
     def stddev(self) -> Any:

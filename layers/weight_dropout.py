@@ -57,7 +57,7 @@ class WeightDropout(SingleParametrization):
         share_across_replicas: bool = False,
         **kwargs: Any,
     ) -> None:
-        parametrization = Dropout(rate, noise_shape)
+        parametrization = Dropout(rate, noise_shape=noise_shape)
         super().__init__(
             layer, parametrization, weights, seed, recompute, share_across_replicas, **kwargs
         )

@@ -1,7 +1,7 @@
 """Memory of a test process: models of finished tests are freed early.
 
 TensorFlow keeps the graph of each training step, and with it the model (`docs/memory.md`).
-`tfwd.custom_gradient.release` turns these objects into garbage. A collection takes longer than most
+`tfwd.release_models` turns these objects into garbage. A collection takes longer than most
 tests, so it runs only when the process has grown.
 """
 
@@ -23,7 +23,7 @@ def forget() -> None:
     """Frees the models of finished tests; called after each test."""
     global _size, _tests
     _tests += 1
-    custom_gradient.release()
+    custom_gradient.release_models()
     if not _has_grown():
         return
     gc.collect()

@@ -13,7 +13,7 @@ ALL = [
     P.Dropout(0.5),
     P.Dropout(0.25, noise_shape=(None, 1)),
     P.GaussianNoise(0.3),
-    P.GaussianNoise(0.3, start_step=2),
+    P.GaussianNoise(0.3, start_call=2),
     P.Mixout(0.5),
     P.Mixout(0.25, noise_shape=(None, 1), reference_dtype="bfloat16"),
     P.WeightNorm(),

@@ -23,7 +23,7 @@ X, Y = tf.ones([4, 3]), tf.ones([4, 2])
 @pytest.fixture(autouse=True)
 def nothing_from_before() -> Iterator[None]:
     """Removes the objects of earlier tests, so that they are not counted."""
-    custom_gradient.release()
+    custom_gradient.release_models()
     gc.collect()
     yield
 
@@ -144,7 +144,7 @@ def test_plain_models_leave_their_variables_until_they_are_released():
     before = custom_gradient.registered()
     left = grown(lambda: fit(plain()), 3)
     assert left["variables"] > 0, "TensorFlow has mended it: docs/memory.md is no longer true"
-    custom_gradient.release()
+    custom_gradient.release_models()
     gc.collect()
     assert custom_gradient.registered() <= before
 
@@ -196,7 +196,7 @@ FUNCTIONS = {
 def kept_function(request) -> Callable[[str], Callable]:
     def make(way: str) -> Callable:
         made = tf.function(FUNCTIONS[way](request.param)).get_concrete_function(SPEC)
-        custom_gradient.release()
+        custom_gradient.release_models()
         gc.collect()
         return made
 
@@ -248,7 +248,7 @@ def test_a_saved_function_has_its_gradient(tmp_path):
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
     tf.saved_model.save(module, str(tmp_path), options=options)
     del module
-    custom_gradient.release()
+    custom_gradient.release_models()
     gc.collect()
     loaded, x = tf.saved_model.load(str(tmp_path)), tf.constant(3.0)
     with tf.GradientTape() as tape:
@@ -259,7 +259,7 @@ def test_a_saved_function_has_its_gradient(tmp_path):
 
 def test_a_function_outlives_its_layer():
     function, kernel, layer = traced_and_dropped()
-    custom_gradient.release()
+    custom_gradient.release_models()
     gc.collect()
     assert layer() is None
     with tf.GradientTape() as tape:

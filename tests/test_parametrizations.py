@@ -99,7 +99,7 @@ def test_the_mean_over_many_draws_is_the_weight() -> None:
     ("noise_shape", "axis"), [((None, 1), 1), ((1, None), 0), ((30, 1), 1), ((1, 40), 0)]
 )
 def test_noise_shape_shares_the_mask_along_an_axis(noise_shape, axis: int) -> None:
-    found = P.Dropout(0.5, noise_shape)(weight(), SEED).numpy() == 0.0
+    found = P.Dropout(0.5, noise_shape=noise_shape)(weight(), SEED).numpy() == 0.0
     assert (found.all(axis) | ~found.any(axis)).all()
     assert 0 < found.mean() < 1
 
@@ -107,7 +107,7 @@ def test_noise_shape_shares_the_mask_along_an_axis(noise_shape, axis: int) -> No
 @pytest.mark.parametrize("noise_shape", [(None,), (2, 1), (None, None, 1), ()])
 def test_a_noise_shape_that_does_not_fit_is_an_error(noise_shape) -> None:
     with pytest.raises(ValueError, match="noise_shape .* does not fit a weight of shape"):
-        P.Dropout(0.5, noise_shape)(weight(), SEED)
+        P.Dropout(0.5, noise_shape=noise_shape)(weight(), SEED)
 
 
 @pytest.mark.parametrize("rate", [1.0, -0.1, 1.5, float("nan"), float("inf"), "x", None, True])
@@ -124,15 +124,15 @@ def test_a_deviation_out_of_range_is_an_error(stddev) -> None:
 
 @pytest.mark.parametrize("start", [-1, 1.5, "x"])
 def test_a_start_that_is_no_step_is_an_error(start) -> None:
-    with pytest.raises(ValueError, match="start_step must be an integer of at least 0, got"):
-        P.GaussianNoise(0.1, start)(weight(), SEED)
+    with pytest.raises(ValueError, match="start_call must be an integer of at least 0, got"):
+        P.GaussianNoise(0.1, start_call=start)(weight(), SEED)
 
 
 IDENTITIES = [
     P.Dropout(0.0),
     P.Dropout(0),
     P.GaussianNoise(0.0),
-    P.GaussianNoise(0.0, start_step=3),
+    P.GaussianNoise(0.0, start_call=3),
     P.Chain([]),
     P.Chain([P.Dropout(0.0), P.GaussianNoise(0.0)]),
 ]
@@ -149,7 +149,7 @@ def test_zero_is_the_identity_without_a_random_operation(p: P.Parametrization) -
 
 
 def test_noise_before_its_start_adds_exactly_nothing() -> None:
-    p, w = P.GaussianNoise(0.1, start_step=3), tf.constant([0.0, -0.0, 1e-45, 3.0])
+    p, w = P.GaussianNoise(0.1, start_call=3), tf.constant([0.0, -0.0, 1e-45, 3.0])
     for call in range(5):
         found = p.at(tf.constant(call, tf.int64))(w, SEED)
         same = np.array_equal(found.numpy().view(np.int32), w.numpy().view(np.int32))
@@ -187,7 +187,7 @@ def test_the_deviation_is_the_whole_raw_weights() -> None:
     expected = P.Chain([P.Dropout(0.5), P.GaussianNoise(0.1 * deviation)])(w, seed)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     constant = tf.fill([30], 2.0)
-    np.testing.assert_array_equal(P.GaussianNoise(0.1, 0, "deviation")(constant, seed), constant)
+    np.testing.assert_array_equal(P.GaussianNoise(0.1, scale="deviation")(constant, seed), constant)
     schedule = P.GaussianNoise(lambda call: 0.02 * tf.cast(call, tf.float32), scale="deviation")
     found = schedule.at(tf.constant(5, tf.int64))(w, seed)
     np.testing.assert_allclose(found, P.GaussianNoise(0.1 * deviation)(w, seed), rtol=1e-5)

@@ -37,14 +37,13 @@ from tfwd import (
     parametrizations,
     pretrained,
 )
-from tfwd._graph import custom_gradient
+from tfwd._graph.custom_gradient import release_models
 from tfwd.layers import transformer  # noqa: F401, registers its classes with Keras
 from tfwd.layers._substitution.references import reset_references
 from tfwd.models import parametrize, unwrap
 
 __all__ = [
     "callbacks",
-    "custom_gradient",
     "gradients",
     "layers",
     "metrics",
@@ -53,6 +52,7 @@ __all__ = [
     "parametrizations",
     "parametrize",
     "pretrained",
+    "release_models",
     "reset_references",
     "unwrap",
 ]

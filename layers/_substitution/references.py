@@ -18,6 +18,7 @@ from tfwd import _keras, pretrained
 from tfwd.layers._substitution.weight_selection import Target, TargetedWeights
 from tfwd.parametrizations import Parametrization
 from tfwd.pretrained import listeners
+from tfwd.pretrained.sources.opening import open_source
 
 
 class _Reference(NamedTuple):
@@ -228,7 +229,7 @@ def _read(layer: str, target: Target, source: Any) -> np.ndarray:
     if isinstance(source, Mapping):
         return _of_keys(where, target, list(source), lambda key: np.asarray(source[key]))
     try:
-        with pretrained.open_source(source) as file:
+        with open_source(source) as file:
             return _of_keys(where, target, list(file.entries), file.read)
     except pretrained.SourceError as error:
         raise ValueError(f"{where} cannot read its reference: {error}") from error

@@ -11,6 +11,7 @@ import tensorflow as tf
 from stacks import SLOW_ON_KERAS_2, extended, quick_rows
 
 from tfwd import callbacks, gradients, layers
+from tfwd.callbacks import gradients as gradients_callback
 
 pytestmark = SLOW_ON_KERAS_2
 
@@ -121,7 +122,7 @@ def test_tensorboard_and_plot(tmp_path: Path) -> None:
         for event in tf.compat.v1.train.summary_iterator(str(events))
         for value in event.summary.value
     }
-    assert {f"gradient/{key}" for key in callbacks.KEYS} <= tags
+    assert {f"gradient/{key}" for key in gradients_callback.KEYS} <= tags
     assert len(tags) == 4 * 5  # the model and its four weights
     assert (tmp_path / "plots" / "moments.png").read_bytes()[:4] == b"\x89PNG"
 

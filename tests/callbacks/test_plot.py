@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from tfwd import callbacks
 from tfwd.callbacks import plot
 from tfwd.gradients import statistics
 
@@ -30,7 +29,7 @@ def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     )
 
     def drawn(records: list) -> Figure:
-        callbacks.write_plot(records, tmp_path / "plots" / "moments.png")
+        plot.write_plot(records, tmp_path / "plots" / "moments.png")
         assert (tmp_path / "plots" / "moments.png").read_bytes()[:4] == b"\x89PNG"
         return figures[-1]
 

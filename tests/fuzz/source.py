@@ -162,7 +162,7 @@ def _wrapped(text: Text, make: str, wrap: Wrap, part: Part, name: str) -> str:
     if wrap.kind == "drop":
         return f"layers.WeightDropout({make}, {_rate(wrap)}{weights}, {options})"
     if wrap.kind == "noise":
-        late = ", start_step=1" if wrap.variant == 2 else ""
+        late = ", start_call=1" if wrap.variant == 2 else ""
         return f"layers.VariationalNoise({make}, 0.25{weights}{late}, {options})"
     pattern = pattern or ANY
     return f"layers.Parametrized({make}, {{{pattern!r}: {_parametrization(wrap)}}}, {options})"

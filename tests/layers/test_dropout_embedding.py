@@ -15,7 +15,7 @@ IDS = tf.constant([[0, 3, 3, 7], [7, 1, 0, 2]])
 
 def both(seed: int = 5, rate: float = 0.5) -> tuple[keras.Layer, keras.Layer]:
     own = layers.DropoutEmbedding(9, 4, rate, seed=seed)
-    dropped = {"embeddings": P.Dropout(rate, (None, 1))}
+    dropped = {"embeddings": P.Dropout(rate, noise_shape=(None, 1))}
     wrapped = layers.Parametrized(keras.layers.Embedding(9, 4), dropped, seed=seed)
     own.build(None)
     wrapped.build(None)

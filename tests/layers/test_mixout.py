@@ -48,7 +48,9 @@ def reference(layer: Any) -> np.ndarray:
 def kept(layer: Any, call: int, noise_shape: tuple | None = None) -> np.ndarray:
     """Returns the mask of a training call, drawn as for weight dropout."""
     seed = layer.draws.seed_at(call, 0)
-    return P.Dropout(RATE, noise_shape)(tf.ones(layer.weights[0].shape), seed).numpy() != 0
+    return (
+        P.Dropout(RATE, noise_shape=noise_shape)(tf.ones(layer.weights[0].shape), seed).numpy() != 0
+    )
 
 
 def published(layer: Any, start: np.ndarray, call: int, **options: Any) -> np.ndarray:
@@ -91,7 +93,7 @@ def test_towards_zero_it_is_dropout_bit_for_bit(dtype: str, noise_shape, size: s
     weight = tf.cast(tf.random.stateless_normal([30, 40], [1, 2]), dtype)
     p, seed = P.Mixout(0.3, noise_shape=noise_shape), tf.constant([5, 6])
     found = p.towards_tensor(tf.zeros([30, 40], dtype))(weight, seed)
-    expected = P.Dropout(0.3, noise_shape)(weight, seed)
+    expected = P.Dropout(0.3, noise_shape=noise_shape)(weight, seed)
     np.testing.assert_array_equal(tf.cast(found, tf.float64), tf.cast(expected, tf.float64))
 
 

@@ -124,7 +124,7 @@ ZEROS = [
     lambda: layers.WeightDropout(keras.layers.LSTM(3), 0),
     lambda: layers.WeightDropout(keras.layers.GRU(3), 0),
     lambda: layers.VariationalNoise(keras.layers.Dense(3), 0.0),
-    lambda: layers.VariationalNoise(keras.layers.Dense(3), 0.0, start_step=2),
+    lambda: layers.VariationalNoise(keras.layers.Dense(3), 0.0, start_call=2),
     lambda: layers.WeightDropLSTM(3, weight_dropout=0.0),
     lambda: layers.DropoutEmbedding(7, 3, 0.0),
     lambda: layers.LockedDropout(0.0),

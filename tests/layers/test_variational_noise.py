@@ -11,7 +11,7 @@ from tfwd import _keras, layers
 @pytest.mark.parametrize("traced", [False, True])
 def test_before_the_start_it_adds_exactly_nothing(traced: bool) -> None:
     dense = keras.layers.Dense(5, use_bias=False)
-    layer = layers.VariationalNoise(dense, 0.1, start_step=2, seed=1)
+    layer = layers.VariationalNoise(dense, 0.1, start_call=2, seed=1)
     x = tf.eye(4)
     evaluated = layer(x)
 
@@ -24,7 +24,7 @@ def test_before_the_start_it_adds_exactly_nothing(traced: bool) -> None:
 
 
 def test_evaluations_do_not_count_towards_the_start() -> None:
-    layer = layers.VariationalNoise(keras.layers.Dense(5), 0.1, start_step=1, seed=1)
+    layer = layers.VariationalNoise(keras.layers.Dense(5), 0.1, start_call=1, seed=1)
     x = tf.ones([1, 3])
     for _ in range(3):
         layer(x)
@@ -49,7 +49,7 @@ def test_arguments_are_attributes_and_in_the_config() -> None:
     expected = {
         "stddev": 0.25,
         "weights": ["kernel"],
-        "start_step": 7,
+        "start_call": 7,
         "seed": 5,
         "recompute": False,
         "share_across_replicas": True,

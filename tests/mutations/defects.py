@@ -115,10 +115,10 @@ DEFECTS = [
         conformance("gradients", "changes_nothing and Dense and dropout"),
     ),
     Defect(
-        "noise begins a call before start_step",
+        "noise begins a call before start_call",
         "tfwd/parametrizations/gaussian_noise.py",
-        "tf.cast(call >= self.start_step, tf.float32)",
-        "tf.cast(call + 1 >= self.start_step, tf.float32)",
+        "tf.cast(call >= self.start_call, tf.float32)",
+        "tf.cast(call + 1 >= self.start_call, tf.float32)",
         ("tests/test_parametrizations.py", "tests/layers/test_variational_noise.py"),
     ),
     # Seeds
@@ -196,7 +196,7 @@ DEFECTS = [
     Defect(
         "DropoutEmbedding drops entries and not rows",
         "layers/dropout_embedding.py",
-        'self._init_perturbation({"embeddings": Dropout(rate, (None, 1))}',
+        'self._init_perturbation({"embeddings": Dropout(rate, noise_shape=(None, 1))}',
         'self._init_perturbation({"embeddings": Dropout(rate)}',
         ("tests/layers/test_dropout_embedding.py",),
     ),

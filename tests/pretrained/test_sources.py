@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 from safetensors.numpy import save_file
 
-from tfwd.pretrained import SourceError, open_source
+from tfwd.pretrained import SourceError
 from tfwd.pretrained.sources import base
+from tfwd.pretrained.sources.opening import open_source
 
 RNG = np.random.default_rng(0)
 ARRAYS = {

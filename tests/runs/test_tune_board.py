@@ -9,7 +9,8 @@ from rich.console import Console
 from tfwd.lm.program import PROGRAM
 from tfwd.runs.sweeps.board import Board
 from tfwd.runs.sweeps.folder import SweepFolder
-from tfwd.tuning import Float, make_oracle
+from tfwd.tuning import Float
+from tfwd.tuning.oracles import make_oracle
 from tfwd.tuning.space import hyperparameters
 
 

@@ -4,7 +4,8 @@ import socket
 
 import pytest
 
-from tfwd.tuning import make_oracle, workers
+from tfwd.tuning import workers
+from tfwd.tuning.oracles import make_oracle
 
 NAMES = ("TUNER_ID", "ORACLE_IP", "ORACLE_PORT")
 

@@ -63,7 +63,7 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def release() -> None:
+def release_models() -> None:
     """Frees models that TensorFlow's table of custom gradients keeps alive.
 
     Afterwards the graphs hold all gradients that were traced in them, also gradients of other code.
@@ -81,7 +81,7 @@ def release() -> None:
         >>> keras.backend.clear_session()
         >>> len(registered() - before) > 0
         True
-        >>> release()
+        >>> release_models()
         >>> _ = gc.collect()
         >>> len(registered() - before)
         0

@@ -73,7 +73,7 @@ def lstm(
         if not weight_dropout:
             return keras.layers.LSTM(units, **arguments)
         return layers.WeightDropLSTM(units, weight_dropout=weight_dropout, **draws, **arguments)
-    perturbation: P.Parametrization = P.GaussianNoise(noise, start_step=options["noise_start_step"])
+    perturbation: P.Parametrization = P.GaussianNoise(noise, start_call=options["noise_start_step"])
     if weight_dropout:
         perturbation = P.Chain([perturbation, P.Dropout(weight_dropout)])
     return layers.Parametrized(

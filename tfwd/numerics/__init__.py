@@ -10,7 +10,7 @@
 
 from tfwd.finite import Summary, summarize
 from tfwd.numerics.probes import Probes
-from tfwd.numerics.report import Cause, NonFiniteError, Report
+from tfwd.numerics.report import NonFiniteError, Report
 from tfwd.numerics.unused import unused
 
-__all__ = ["Cause", "NonFiniteError", "Probes", "Report", "Summary", "summarize", "unused"]
+__all__ = ["NonFiniteError", "Probes", "Report", "Summary", "summarize", "unused"]

@@ -46,7 +46,9 @@ class Dropout(Parametrization):
 
     elementwise = True
 
-    def __init__(self, rate: rates.Scalar, noise_shape: Sequence[int | None] | None = None) -> None:
+    def __init__(
+        self, rate: rates.Scalar, *, noise_shape: Sequence[int | None] | None = None
+    ) -> None:
         self.rate = rates.as_float_if_known(rate)
         self.noise_shape = None if noise_shape is None else tuple(noise_shape)
 

@@ -15,11 +15,21 @@ from tfwd.parametrizations.base import Parametrization, copy_with
 SCALES = ("absolute", "deviation")
 
 
+def with_start_call(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the config of an older file, in which `start_call` was `start_step`, as a new one."""
+    if "start_step" not in config:
+        return config
+    return {
+        **{k: v for k, v in config.items() if k != "start_step"},
+        "start_call": config["start_step"],
+    }
+
+
 @keras.saving.register_keras_serializable("tfwd")
 class GaussianNoise(Parametrization):
     """Variational noise: independent Gaussian noise on every entry.
 
-    Formula: `w' = w + stddev * s * e` with `e ~ N(0, I)`, from training call `start_step` on.
+    Formula: `w' = w + stddev * s * e` with `e ~ N(0, I)`, from training call `start_call` on.
     Before, and if `stddev` is 0, `w' = w` bit for bit. With `scale="absolute"` s is 1. With
     "deviation" it is the weight's own standard deviation,
 
@@ -32,7 +42,7 @@ class GaussianNoise(Parametrization):
     Args:
         stddev: float, schedule or variable, as the rate of `Dropout`. Standard deviation, at least
             0. A float 0.0 draws nothing.
-        start_step: int. Number of the first training call with noise, from 0. Default 0. The
+        start_call: int. Number of the first training call with noise, from 0. Default 0. The
             wrapped layer counts its calls, so a layer that is called twice in a training step
             counts two.
         scale: "absolute" or "deviation". Unit of `stddev`. Default "absolute".
@@ -54,11 +64,13 @@ class GaussianNoise(Parametrization):
 
     elementwise = True
 
-    def __init__(self, stddev: rates.Scalar, start_step: int = 0, scale: str = "absolute") -> None:
+    def __init__(
+        self, stddev: rates.Scalar, *, start_call: int = 0, scale: str = "absolute"
+    ) -> None:
         if scale not in SCALES:
             raise ValueError(f"GaussianNoise: scale={scale!r}: expected one of {', '.join(SCALES)}")
         self.stddev = rates.as_float_if_known(stddev)
-        self.start_step = start_step
+        self.start_call = start_call
         self.scale = scale
         self._deviation: tf.Tensor | None = None  # set for one weight by `of_weight`
 
@@ -96,31 +108,36 @@ class GaussianNoise(Parametrization):
 
     def at(self, call: tf.Tensor) -> GaussianNoise:
         stddev = rates.read(self.stddev, call, below=math.inf)
-        if self.start_step > 0 and not self.is_identity:
-            started = tf.cast(call >= self.start_step, tf.float32)
+        if self.start_call > 0 and not self.is_identity:
+            started = tf.cast(call >= self.start_call, tf.float32)
             stddev = tf.stop_gradient(tf.cast(stddev, tf.float32) * started)
-        return copy_with(self, stddev=stddev, start_step=0)
+        return copy_with(self, stddev=stddev, start_call=0)
 
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
         rates.check(where, "stddev", self.stddev, below=math.inf)
-        if not isinstance(self.start_step, int) or self.start_step < 0:
+        if not isinstance(self.start_call, int) or self.start_call < 0:
             raise ValueError(
-                f"{where}: start_step must be an integer of at least 0, got {self.start_step!r}"
+                f"{where}: start_call must be an integer of at least 0, got {self.start_call!r}"
             )
 
     @property
     def is_identity(self) -> bool:
         return rates.is_number(self.stddev) and float(self.stddev) == 0.0
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Parametrization:
+        """Creates the noise from a config, also from one in which `start_call` was `start_step`."""
+        return super().from_config(with_start_call(config))
+
     def get_config(self) -> dict[str, Any]:
         return {
             "stddev": rates.serialized(self.stddev),
-            "start_step": self.start_step,
+            "start_call": self.start_call,
             "scale": self.scale,
         }
 
     def __repr__(self) -> str:
         return (
-            f"GaussianNoise(stddev={self.stddev!r}, start_step={self.start_step!r}, "
+            f"GaussianNoise(stddev={self.stddev!r}, start_call={self.start_call!r}, "
             f"scale={self.scale!r})"
         )

@@ -67,6 +67,7 @@ class Mixout(Dropout):
     def __init__(
         self,
         rate: rates.Scalar,
+        *,
         towards: Any = "start",
         noise_shape: Sequence[int | None] | None = None,
         reference_dtype: str | None = None,

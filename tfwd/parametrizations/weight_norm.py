@@ -33,7 +33,7 @@ class WeightNorm(Parametrization):
 
     stochastic = False
 
-    def __init__(self, axis: int = -1, epsilon: float = 1e-6) -> None:
+    def __init__(self, axis: int = -1, *, epsilon: float = 1e-6) -> None:
         self.axis = axis
         self.epsilon = epsilon
 

@@ -3,13 +3,11 @@
 - `plan(model, source)` finds which tensor of a file becomes which variable; `print` shows it.
 - `load(model, source)` loads the weights.
 - `Key`: a key of a mapping, with more properties than its name.
-- `open_source(path)`: the names, shapes and dtypes in a file.
 """
 
 from tfwd.pretrained.key_rules import Key
 from tfwd.pretrained.make_plan import load, plan
 from tfwd.pretrained.plan import Plan, PlanError
 from tfwd.pretrained.sources.base import SourceError
-from tfwd.pretrained.sources.opening import open_source
 
-__all__ = ["Key", "Plan", "PlanError", "SourceError", "load", "open_source", "plan"]
+__all__ = ["Key", "Plan", "PlanError", "SourceError", "load", "plan"]

@@ -24,8 +24,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from tfwd.tuning.hypermodel import rates
-from tfwd.tuning.oracles import METHODS, make_oracle
 from tfwd.tuning.space import Boolean, Choice, Float, Int
 from tfwd.tuning.tuners import tuner
 
-__all__ = ["METHODS", "Boolean", "Choice", "Float", "Int", "make_oracle", "rates", "tuner"]
+__all__ = ["Boolean", "Choice", "Float", "Int", "rates", "tuner"]

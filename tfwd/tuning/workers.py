@@ -233,7 +233,7 @@ class FaultTolerantTuner(BaseTuner):
             with self._signs_of_life(trial):
                 super()._run_and_update_trial(trial, *args, **kwargs)
         finally:
-            custom_gradient.release()  # otherwise TensorFlow would keep the trial's model
+            custom_gradient.release_models()  # otherwise TensorFlow would keep the trial's model
 
     @contextlib.contextmanager
     def _signs_of_life(self, trial: Trial) -> Iterator[None]:

@@ -46,7 +46,7 @@ class RunTuner(FaultTolerantTuner):
     """keras-tuner tuner that runs the trials of a sweep.
 
     Args:
-        oracle: keras-tuner's oracle, from `tfwd.tuning.make_oracle`.
+        oracle: keras-tuner's oracle, from `tfwd.tuning.oracles.make_oracle`.
         sweep: the sweep.
         config: the configuration that the trials change.
         data: the data of this configuration.
