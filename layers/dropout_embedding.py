@@ -24,8 +24,8 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
     2^-16.
 
     It equals `Parametrized(Embedding(...), {"embeddings": Dropout(rate, noise_shape=(None, 1))})`,
-    with the same draws. The matrix is not copied: only the rows of the batch are read. The gradient stays
-    sparse (`tf.IndexedSlices`).
+    with the same draws. The matrix is not copied: only the rows of the batch are read. The gradient
+    stays sparse (`tf.IndexedSlices`).
 
     It is a `keras.layers.Embedding` with the same arguments and weights. A layer that shares the
     matrix, such as `TiedDense`, reads the raw matrix.
