@@ -72,7 +72,7 @@ class Mixout(Dropout):
         noise_shape: Sequence[int | None] | None = None,
         reference_dtype: str | None = None,
     ) -> None:
-        super().__init__(rate, noise_shape)
+        super().__init__(rate, noise_shape=noise_shape)
         if not isinstance(towards, (str, os.PathLike, Mapping, pretrained.Plan)):
             raise ValueError(
                 f"Mixout: towards={towards!r}: expected 'start', a plan of tfwd.pretrained, a dict "
