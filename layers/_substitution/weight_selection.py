@@ -7,6 +7,7 @@ Names only appear in messages and results: draws depend on a weight's position i
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -197,10 +198,12 @@ def _nearest(pattern: str, everything: list[Target]) -> str:
     """Returns a hint for a pattern that matches only a part of a path, such as a layer's name."""
     whole = f"({pattern})" if "|" in pattern and not pattern.startswith("(") else pattern
     for other in (f"{whole}/.*", f".*{whole}.*"):
-        try:
-            expression = re.compile(other)
-        except re.error:  # for example flags, which may only begin a pattern
-            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)
+            try:
+                expression = re.compile(other)
+            except (re.error, DeprecationWarning):  # flags may only begin a pattern
+                continue
         if any(matches(expression, target.path) for target in everything):
             return f". A pattern must match the full path or its last components: perhaps '{other}'"
     return ""

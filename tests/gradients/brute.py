@@ -17,6 +17,18 @@ MSE = keras.losses.MeanSquaredError
 MSE64 = MSE() if _keras.IS_KERAS_2 else MSE(dtype="float64")
 
 
+def general_method() -> str:
+    """Returns the general way for a weight that only Keras's Dense computes with, on 3-D inputs.
+
+    In some releases of Keras, Dense is a batched product, and `vectorized_map` of it can fail.
+    """
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3, 4))
+    graph = tf.function(layer).get_concrete_function(tf.TensorSpec([2, 3, 4])).graph
+    batched = any("BatchMatMul" in operation.type for operation in graph.get_operations())
+    return "loop" if batched else "vectorized_map"
+
+
 def per_example(model: keras.Model, x: Any, y: Any, loss: Any = None, **kwargs: Any) -> list:
     """Returns the gradients `[B, *shape]` of `loss` for each weight.
 

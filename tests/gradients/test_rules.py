@@ -58,12 +58,14 @@ def float64() -> None:
     keras.config.set_dtype_policy("float64")
 
 
-def check(model: keras.Model, x: np.ndarray, chunk_size: int | None = None) -> None:
+def check(
+    model: keras.Model, x: np.ndarray, chunk_size: int | None = None, tolerance: float = 1e-9
+) -> None:
     randomized(model)
     y = np.random.default_rng(2).normal(size=model(x).shape)
     moments = gradients.moments(model, x, y, "mse", chunk_size=chunk_size)
     assert not general(moments), moments.methods
-    assert_moments(moments, per_example(model, x, y))
+    assert_moments(moments, per_example(model, x, y), tolerance)
 
 
 # One layer for each way to sum. The others differ from one of them in an argument.
@@ -169,7 +171,7 @@ def test_masked_time_steps(kind: type, options: dict) -> None:
     )
     x = np.random.default_rng(1).normal(size=(4, 4, 2))
     x[0, :2], x[1, 3], x[2, 1:3] = 0, 0, 0
-    check(model, x)
+    check(model, x, tolerance=1e-6)  # older releases of Keras scale masked losses in float32
 
 
 def test_states_that_are_given_and_returned() -> None:

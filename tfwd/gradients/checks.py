@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfwd import _keras
 
@@ -18,6 +20,28 @@ def arguments(model: Any, training: Any, chunk_size: Any) -> None:
     whole = isinstance(chunk_size, int) and not isinstance(chunk_size, bool)
     if chunk_size is not None and (not whole or chunk_size < 1):
         raise ValueError(f"chunk_size must be None or an int of at least 1, got {chunk_size!r}")
+    if chunk_size is not None:
+        _activity_regularizers(model)
+
+
+def _activity_regularizers(model: keras.Model) -> None:
+    """Raises a ValueError for activity regularizers that are sums over the batch, not means."""
+    for layer in _keras.layers.all_layers(model):
+        if layer.activity_regularizer is not None and not _activity_losses_are_means():
+            raise ValueError(
+                f"layer '{layer.name}' has an activity regularizer, which Keras "
+                f"{keras.__version__} sums over the batch. The sum cannot be computed in chunks: "
+                "leave chunk_size out, or use a release of Keras that divides by the batch size"
+            )
+
+
+@functools.cache
+def _activity_losses_are_means() -> bool:
+    """Returns True if Keras divides the loss of an activity regularizer by the batch size."""
+    with tf.init_scope():
+        layer = keras.layers.Activation("linear", activity_regularizer=tf.reduce_sum)
+        layer(tf.ones([2, 1]))
+        return float(layer.losses[0]) == 1.0
 
 
 def build(model: keras.Model, x: Any) -> None:
