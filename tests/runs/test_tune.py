@@ -175,7 +175,7 @@ def test_a_sweep_that_was_stopped_again_and_again_resumes(run, tmp_path, monkeyp
         assert (code, err) == (130, "")
         states = [row["status"] for row in sweep_tools.table(tmp_path / "sweep")]
         assert states == ["done"] * done + ["waiting"] * (looks > 0)
-        assert f"stopped; the same command, with --workdir={tmp_path / 'sweep'}, goes on" in out
+        assert f"stopped; the same command, with --workdir={tmp_path / 'sweep'}, resumes" in out
     code, out, _ = run()
     assert code == 0 and "resuming the sweep: 1 trials are done" in out
     keys = ["trial", "status", "model.weight_dropout", "valid_loss", "epochs"]
