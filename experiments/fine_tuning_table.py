@@ -205,7 +205,10 @@ trial runs, none of which failed."""
         )
     if lines:
         minutes = sum(line["seconds"] for line in lines.values()) / 60
-        parts.append(f"The {len(lines)} finished runs took {minutes:.0f} minutes together.")
+        parts.append(
+            f"The {len(lines)} finished runs took {minutes:.0f} minutes together. Other programs "
+            "used the same two cores meanwhile."
+        )
     if any(run.kind == "select" for run in lines):
         parts.append("Mean validation loss; the chosen settings are bold:")
         parts.append(selection_table(lines))
