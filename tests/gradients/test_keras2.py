@@ -134,7 +134,7 @@ def test_code_that_autograph_rewrites(make: Callable, ruled: bool) -> None:
     try:
         found = run(tf.constant(x), tf.constant(y))
     finally:
-        gradients.registry._rules.pop(BranchingScale, None)
+        gradients.rules.registry._rules.pop(BranchingScale, None)
     assert_moments(gradients.Moments(*found, methods, 4), per_example(model, x, y))
 
 
