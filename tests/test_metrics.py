@@ -63,7 +63,7 @@ def test_in_a_traced_step_of_a_model() -> None:
 
 
 def test_wrong_moments_and_no_variables() -> None:
-    with pytest.raises(ValueError, match="metric 'squares' is of 2 weights"):
+    with pytest.raises(ValueError, match="metric 'squares' was made for 2 weights"):
         make().update_state(moments(1, 2, 3)._replace(mean_square=[tf.zeros([3])]))
     with pytest.raises(ValueError, match=r"'squares' expects .*moments, got list"):
         make().update_state([tf.zeros([1, 2])])

@@ -305,7 +305,7 @@ def test_a_constructor_with_arguments_needs_a_config() -> None:
         def __call__(self, weight, seed):
             return weight + self.by
 
-    with pytest.raises(NotImplementedError, match="Shift takes by: define get_config"):
+    with pytest.raises(NotImplementedError, match="Shift has the arguments by: define get_config"):
         Shift(1.0).get_config()
 
 

@@ -308,7 +308,7 @@ def _kept(counters: list[tf.Tensor], keep: tf.Tensor, seed: tf.Tensor) -> tf.Ten
 
 
 def _levels(keep: tf.Tensor) -> tf.Tensor:
-    """How many of the levels keep an entry: all if the probability is NaN, so that NaN goes on."""
+    """Returns how many levels keep an entry: all if the probability is NaN, which propagates."""
     return tf.where(tf.math.is_nan(keep), float(LEVELS), keep * LEVELS)
 
 

@@ -89,7 +89,6 @@ class FiniteCheck(keras.callbacks.Callback):
         tfwd.numerics.NonFiniteError: in `fit`; see `action`.
 
     Example:
-
     >>> import keras, numpy as np
     >>> from tfwd import callbacks, numerics
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="score")])

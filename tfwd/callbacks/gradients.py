@@ -67,7 +67,6 @@ class GradientSquaredMean(keras.callbacks.Callback):
             training starts.
 
     Example:
-
     >>> import keras
     >>> from tfwd import callbacks
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

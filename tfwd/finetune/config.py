@@ -119,7 +119,6 @@ def default_config() -> ml_collections.ConfigDict:
         A `ConfigDict`, locked except for `optimizer.kwargs`.
 
     Example:
-
     >>> config = default_config()
     >>> config.model.pooling = "mean"
     >>> config.optimizer.learning_rate

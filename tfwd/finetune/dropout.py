@@ -26,7 +26,6 @@ class Dropout(keras.layers.Layer):
         **kwargs: the arguments of any layer.
 
     Example:
-
     >>> layer = Dropout(0.5, seed=1)
     >>> sorted({*layer(tf.ones([64]), training=True).numpy().tolist()})
     [0.0, 2.0]

@@ -101,7 +101,6 @@ def table(summary: dict[str, Any]) -> Table:
         A table for a rich console.
 
     Example:
-
     >>> found = {"accuracy": 0.9, "macro_f1": 0.8, "loss": 0.3, "majority": 0.5, "texts": 100}
     >>> [column.header for column in table({"texts": {"test": found}}).columns]
     ['part', 'accuracy', 'macro F1', 'loss', 'most frequent class', 'texts']

@@ -34,7 +34,6 @@ def factor(step: Any, steps: int, warmup: int, linear: bool = True) -> tf.Tensor
         A float32 scalar.
 
     Example:
-
     >>> [round(float(factor(k, 6, 2)), 2) for k in range(7)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
     """
@@ -59,7 +58,6 @@ def layer_factors(names: list[str], layers: int, decay: float) -> dict[str, floa
         decay: float. The factor from a layer to the layer below.
 
     Example:
-
     >>> layer_factors(["encoder/stack/layer_1/output/bias", "encoder/embeddings/words"], 2, 0.5)
     {'encoder/stack/layer_1/output/bias': 0.5, 'encoder/embeddings/words': 0.125}
 

@@ -13,7 +13,6 @@ def confusion(labels: np.ndarray, found: np.ndarray, classes: int) -> np.ndarray
     """Counts predicted labels per true label: int64 `[classes, classes]`, the true label first.
 
     Example:
-
     >>> confusion(np.array([0, 0, 1]), np.array([0, 1, 1]), 2).tolist()
     [[1, 1], [0, 1]]
     """
@@ -35,7 +34,6 @@ def macro_f1(table: np.ndarray) -> float:
     predicted are ignored, as in scikit-learn.
 
     Example:
-
     >>> round(macro_f1(np.array([[3, 1], [2, 4]])), 4)
     0.697
     """

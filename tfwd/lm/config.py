@@ -125,7 +125,6 @@ def default_config() -> ml_collections.ConfigDict:
         too (except a whole number for a float).
 
     Example:
-
     >>> config = default_config()
     >>> config.model.weight_dropout = 0.3
     >>> config.model.hidden_units

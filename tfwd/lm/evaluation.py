@@ -110,7 +110,6 @@ def evaluate(
         UserError: the text is too short for the batch size.
 
     Example:
-
     >>> model = LanguageModel(5, embedding_dim=2, hidden_units=(2,))
     >>> model.set_weights([0 * weight for weight in model.get_weights()])
     >>> round(evaluate(model, np.arange(10) % 5, batch_size=2, window=3).perplexity, 6)

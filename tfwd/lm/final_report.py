@@ -90,7 +90,6 @@ def table(summary: dict[str, Any]) -> Table:
         A table for a rich console.
 
     Example:
-
     >>> texts = {"test": {"perplexity": 8.0, "bits": 3.0, "tokens": 1000}}
     >>> [column.header for column in table({"texts": texts, "level": "char"}).columns]
     ['text', 'perplexity', 'bits per character', 'tokens']

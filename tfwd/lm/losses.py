@@ -19,7 +19,6 @@ def perplexity(nats: float) -> float:
     """Returns exp(nats), or infinity if that overflows.
 
     Example:
-
     >>> perplexity(0.0), perplexity(1e4)
     (1.0, inf)
     """
@@ -59,7 +58,6 @@ def activation_penalty(
         (2017).
 
     Example:
-
     >>> values = tf.constant([[[1.0], [3.0]]])
     >>> float(activation_penalty(values, values, alpha=2.0, beta=1.0))
     14.0

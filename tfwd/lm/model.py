@@ -76,7 +76,6 @@ class LanguageModel(keras.Model):
         has one, initialized like one of theirs, and the forget gate gets no extra bias.
 
     Example:
-
     >>> model = LanguageModel(10, embedding_dim=4, hidden_units=(6, 4), weight_dropout=0.5)
     >>> output = model(tf.zeros([2, 3], tf.int32), training=True)
     >>> output.logits.shape
@@ -235,7 +234,6 @@ def named_weights(model: LanguageModel) -> dict[str, Any]:
     """Returns the model's variables in order, by names that are the same in Keras 2 and Keras 3.
 
     Example:
-
     >>> list(named_weights(LanguageModel(9, embedding_dim=4, hidden_units=(4,))))
     ... # doctest: +NORMALIZE_WHITESPACE
     ['embedding/embeddings', 'lstm_1/kernel', 'lstm_1/recurrent_kernel', 'lstm_1/bias',

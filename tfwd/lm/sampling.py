@@ -54,7 +54,6 @@ def generate(
         UserError: an argument is out of its range, or the model's outputs are not finite.
 
     Example:
-
     >>> from tfwd.lm.model import LanguageModel
     >>> vocabulary = Vocabulary.from_tokens("to be or not to be <eos>".split(), "word")
     >>> model = LanguageModel(len(vocabulary), embedding_dim=4, hidden_units=(4,), seed=0)
@@ -154,7 +153,6 @@ def choose(
         never: numbers that are never drawn.
 
     Example:
-
     >>> choose(np.array([1.0, 3.0, 2.0]), np.random.default_rng(0), 0.0, never=(1,))
     2
     """

@@ -59,7 +59,6 @@ class Probes:
             no weight.
 
     Example:
-
     >>> import keras
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="score")])
     >>> probes = Probes(model, weights=False)

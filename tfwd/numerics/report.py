@@ -227,7 +227,7 @@ def describe(found: Measurement) -> str:
 
 
 def _wrong_values(detail: Detail) -> str:
-    """What is wrong with an argument, after the rule that it breaks."""
+    """Returns the wrong values of an argument as text, after the rule that they break."""
     values = np.asarray(detail.values)
     if values.ndim < 3:  # lengths, or only the range of the wrong values is known
         low, high = f"{detail.low:.9g}", f"{detail.high:.9g}"

@@ -37,7 +37,6 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
         ValueError: the model is not built, or has no loss although there are labels.
 
     Example:
-
     >>> import keras
     >>> class TwoHeads(keras.Model):
     ...     def __init__(self):

@@ -28,10 +28,10 @@ LEAVES = {
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """Key of a variable or of a layer, with its properties.
+    r"""Key of a variable or of a layer, with its properties.
 
     Attributes:
-        name: str. The key, in which `\\1`, `\\2`, ... stand for the groups of the pattern.
+        name: str. The key, in which `\1`, `\2`, ... stand for the groups of the pattern.
         repeated: bool. Allows other variables to have the same key.
         copies: keys that hold the same tensor again, for example tied weights. Each must be absent
             or equal.

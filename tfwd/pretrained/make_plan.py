@@ -65,7 +65,6 @@ def plan(
     `position_ids` or `token_type_ids`, are no weights and never unexpected.
 
     Example:
-
     >>> import keras, numpy as np, os, tempfile
     >>> file = os.path.join(tempfile.mkdtemp(), "weights.npz")
     >>> arrays = {"out.kernel": np.ones((3, 2), "float32"), "out.bias": np.zeros(2, "float32")}

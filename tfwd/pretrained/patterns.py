@@ -11,10 +11,10 @@ _CHANGES = re.IGNORECASE | re.VERBOSE  # flags with which a pattern does not mat
 
 
 class Patterns:
-    """Index of regular expressions, for the lookup of all that match a text.
+    r"""Index of regular expressions, for the lookup of all that match a text.
 
     An expression is stored under the components with which each of its matches begins:
-    `enc\\.layer\\.0\\.dense` under "enc.layer.0.". An expression that does not begin with literal
+    `enc\.layer\.0\.dense` under "enc.layer.0.". An expression that does not begin with literal
     text is stored under "", and is tried for every text. The time of a lookup therefore depends
     only on the number of such expressions.
 

@@ -17,7 +17,6 @@ class UserError(Exception):
     The message is one line. It says what is wrong, where, the value, and what was expected.
 
     Example:
-
     >>> from tfwd.runs.errors import UserError
     >>> raise UserError("data.level='words': give word or char")
     Traceback (most recent call last):
@@ -46,7 +45,6 @@ def as_user_error(what: str, *errors: type[Exception]) -> Iterator[None]:
         UserError: the body raised one of `errors`, which is the cause of the `UserError`.
 
     Example:
-
     >>> with as_user_error("cannot read the number", ValueError):
     ...     int("seven")
     Traceback (most recent call last):
@@ -72,7 +70,6 @@ def suggest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
         The names that are similar to `name`. The list is empty if no name is similar.
 
     Example:
-
     >>> suggest("momentun", ["momentum", "nesterov"])
     ['momentum']
     """

@@ -40,7 +40,6 @@ def rates(
             `build`: as `tfwd.parametrize`, or if `make_model` makes no compiled model.
 
     Example:
-
     >>> from tfwd import tuning
     >>> def make_model():
     ...     model = keras.Sequential([keras.Input((3, 8)), keras.layers.LSTM(4)])

@@ -102,7 +102,6 @@ def make_oracle(
         ImportError: "bayesian" without scikit-learn and SciPy.
 
     Example:
-
     >>> oracle = make_oracle("hyperband", "val_loss", max_epochs=9)
     >>> oracle.rounds()
     [[(9, 1), (3, 3), (1, 9)], [(5, 3), (2, 9)], [(3, 9)]]

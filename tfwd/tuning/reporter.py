@@ -90,7 +90,6 @@ def reason(message: str | None) -> str:
     r"""Returns why a trial failed, in one line, from the traceback that keras-tuner stores.
 
     Example:
-
     >>> reason('Traceback (...):\n  File "a.py", line 1, in f\n    g()\nValueError: too bad\nmore')
     'ValueError: too bad'
     >>> reason("keras_tuner.src.errors.FailedTrialError: val_loss is not finite")

@@ -31,7 +31,6 @@ class Float:
         ValueError: the ends are not in order, or not finite, or the step is invalid.
 
     Example:
-
     >>> Float(0, 0.7, step=0.1).values
     (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
     >>> Float(1e-4, 1e-2, step=10, log=True).values
@@ -89,7 +88,6 @@ class Int:
         log: bool. Draws uniformly on a logarithmic scale (without a step).
 
     Example:
-
     >>> Int(10, 30, step=10).values
     (10, 20, 30)
     """
@@ -136,7 +134,6 @@ class Choice:
         values: at least one number, text, boolean or tuple.
 
     Example:
-
     >>> str(Choice([(300, 150), (400, 200)]))
     '300,150 | 400,200'
     """
@@ -198,7 +195,6 @@ def hp_text(hp: Any | None) -> str:
     """Returns a keras-tuner hyperparameter as text; None stands for one that is not varied.
 
     Example:
-
     >>> hp = hyperparameters({"rate": Float(0, 0.2, step=0.1), "any": Float(1e-3, 1, log=True)})
     >>> [hp_text(each) for each in hp.space]
     ['0.0 | 0.1 | 0.2', '0.001 to 1, log']

@@ -21,7 +21,6 @@ class Stopwatch:
         clock: function that returns the time in seconds. Tests replace it.
 
     Example:
-
     >>> import tempfile
     >>> folder, now = tempfile.mkdtemp(), [0.0]
     >>> first = Stopwatch(folder, lambda: now[0])

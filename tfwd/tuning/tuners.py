@@ -82,7 +82,6 @@ def tuner(
             message lists the differences.
 
     Example:
-
     >>> import tempfile
     >>> from tfwd import tuning
     >>> def make_model():

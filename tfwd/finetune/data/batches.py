@@ -16,7 +16,6 @@ def padded_length(longest: int, most: int) -> int:
     Up to 64 it is a multiple of 16, up to 256 of 32, then of 128. It is at most `most`.
 
     Example:
-
     >>> [padded_length(n, 300) for n in (3, 16, 17, 65, 257, 300)]
     [16, 16, 32, 96, 300, 300]
     """
@@ -37,7 +36,6 @@ def sizes(count: int, batch_size: int) -> np.ndarray:
     """Returns the sizes of the batches of `count` texts. The last batch has the rest.
 
     Example:
-
     >>> sizes(10, 4).tolist()
     [4, 4, 2]
     """

@@ -60,7 +60,6 @@ def read_examples(
             names the line.
 
     Example:
-
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp(), "train.tsv")
     >>> _ = path.write_text("a fine film\t1\na dull one\t0\n")

@@ -46,7 +46,6 @@ def load_python_docstrings() -> Splits:
         UserError: this Python comes without the sources of its library.
 
     Example:
-
     >>> splits = load_python_docstrings()
     >>> sorted({example.label for example in splits.parts["test"]})
     ['code', 'files', 'network', 'numbers', 'processes', 'text']

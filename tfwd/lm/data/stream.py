@@ -36,7 +36,6 @@ def columns(
         UserError: the text is too short. The message says which batch size would fit.
 
     Example:
-
     >>> columns(np.arange(7), 2)
     array([[0, 1, 2],
            [3, 4, 5]], dtype=int32)
@@ -85,7 +84,6 @@ def window_lengths(n: int, base: int, *, random: bool, seed: int = 0, epoch: int
         authors' program truncates the normal number. This function rounds it, which keeps the mean.
 
     Example:
-
     >>> window_lengths(100, 35, random=False)
     array([35, 35, 30], dtype=int32)
     >>> int(window_lengths(100, 35, random=True).sum())
@@ -124,7 +122,6 @@ def windows(columns: np.ndarray, lengths: np.ndarray, first: int = 0) -> tf.data
         ValueError: the lengths do not add up to the columns, or `first` is out of range.
 
     Example:
-
     >>> for inputs, targets in windows(columns(np.arange(8), 2), np.array([2, 1])):
     ...     print(inputs.numpy().tolist(), targets.numpy().tolist())
     [[0, 1], [4, 5]] [[1, 2], [5, 6]]

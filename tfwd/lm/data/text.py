@@ -50,7 +50,6 @@ def load_splits(
         UserError: something is missing, empty, not UTF-8, or too short to be split.
 
     Example:
-
     >>> splits = load_splits()
     >>> len(splits.train) > 10 * len(splits.test)
     True
@@ -90,7 +89,6 @@ def tokenize(text: str, level: str = "word") -> list[str]:
         UserError: the level is unknown.
 
     Example:
-
     >>> tokenize("to be\n\nor not\n")
     ['to', 'be', '<eos>', 'or', 'not', '<eos>']
     >>> tokenize("a b\n", "char")
@@ -123,7 +121,6 @@ def detokenize(tokens: Sequence[str], level: str = "word") -> str:
         UserError: the level is unknown.
 
     Example:
-
     >>> detokenize(["to", "be", "<eos>", "or"])
     'to be\nor'
     """

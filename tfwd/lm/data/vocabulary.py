@@ -41,7 +41,6 @@ class Vocabulary:
         ValueError: a token is repeated, or a symbol is not in its position.
 
     Example:
-
     >>> vocabulary = Vocabulary.from_tokens(["a", "b", "a", "<eos>"], "word", min_count=2)
     >>> vocabulary.tokens
     ['<unk>', '<eos>', 'a']

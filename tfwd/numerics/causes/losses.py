@@ -21,7 +21,7 @@ def loss_function(evidence: Evidence) -> Iterator[Cause]:
 
 
 def added(evidence: Evidence) -> Iterator[Cause]:
-    """A loss that a layer adds is the first: of a regularizer, or by `add_loss`."""
+    """Finds that the first bad tensor is a loss that a layer adds: a regularizer or `add_loss`."""
     first = evidence.first
     if first.frame.kind != "added loss":
         return

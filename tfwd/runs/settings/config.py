@@ -31,7 +31,6 @@ class Schema:
         example: str. A config file of the program, for messages.
 
     Example:
-
     >>> schema = Schema({"training.epochs": Key(20, validators.COUNT, "passes over the text")})
     >>> config = schema.default()
     >>> config.training.epochs = 0
@@ -134,7 +133,6 @@ class Schema:
         """Returns the error message for an unknown dotted key, with the most similar keys.
 
         Example:
-
         >>> keys = {"training.epochs": Key(20, validators.COUNT, "passes over the text")}
         >>> Schema(keys).unknown("training.epoch")
         'there is no config key training.epoch; did you mean training.epochs?'

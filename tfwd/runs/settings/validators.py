@@ -36,7 +36,6 @@ def patterns(text: str) -> list[str]:
     """Returns the regular expressions in a text, which are separated by spaces.
 
     Example:
-
     >>> patterns("bias decoder/.*")
     ['bias', 'decoder/.*']
     """
@@ -50,7 +49,6 @@ def multipliers(text: str) -> dict[str, float]:
         ValueError: a part has another form.
 
     Example:
-
     >>> multipliers("embeddings=0.5 .*kernel=2")
     {'embeddings': 0.5, '.*kernel': 2.0}
     """
@@ -102,7 +100,6 @@ def is_json_value(value: Any) -> bool:
     """Returns True if JSON can hold a value, so that a resumed run finds the same value.
 
     Example:
-
     >>> is_json_value([0.9, "adam", None]), is_json_value(object()), is_json_value(math.nan)
     (True, False, False)
     """
@@ -115,7 +112,6 @@ def same_kind(value: Any, default: Any) -> str:
     """Returns the expected kind of value for an argument's default; "" if the value fits.
 
     Example:
-
     >>> same_kind("abc", 0.9), same_kind(1, 0.9)
     ('a number', '')
     """

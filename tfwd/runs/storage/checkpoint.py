@@ -40,7 +40,6 @@ class Checkpoints:
         check: function that raises a UserError for progress that no checkpoint of this kind has.
 
     Example:
-
     >>> import tempfile
     >>> checkpoints = Checkpoints(tempfile.mkdtemp())
     >>> value = tf.Variable(1.0)

@@ -36,7 +36,6 @@ class Metrics:
         UserError: the file cannot be written.
 
     Example:
-
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "metrics.jsonl")
     >>> with Metrics(path) as metrics:

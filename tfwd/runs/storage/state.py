@@ -60,7 +60,6 @@ class Progress:
             True if the loss is the best so far. NaN never is.
 
         Example:
-
         >>> progress = Progress()
         >>> progress.end_epoch(5.0), progress.end_epoch(5.5)
         (True, False)
@@ -143,7 +142,6 @@ class RunState(tf.Module):
         gradient_norm: float32 variable. The norm of the last step, before clipping.
 
     Example:
-
     >>> state = RunState([], learning_rate=0.5)
     >>> _, _ = state.log_nats.assign(8.0), state.log_tokens.assign(4.0)
     >>> state.take_log()

@@ -174,7 +174,6 @@ def smoothed(
         x and y of the line; None if there are too few different positions.
 
     Example:
-
     >>> x, y = smoothed([(i / 10, 2 + 3 * i / 10) for i in range(9)])
     >>> bool(np.allclose(y, 2 + 3 * x))
     True

@@ -220,7 +220,6 @@ def short_names(space: Mapping[str, Any]) -> dict[str, str]:
     """Returns the keys without their groups, except where two keys would be equal.
 
     Example:
-
     >>> short_names({"model.weight_dropout": None, "optimizer.learning_rate": None})
     {'model.weight_dropout': 'weight_dropout', 'optimizer.learning_rate': 'learning_rate'}
     """

@@ -37,7 +37,6 @@ class Display:
         clock: function that returns the time in seconds. Tests replace it.
 
     Example:
-
     >>> import io, math
     >>> out = io.StringIO()
     >>> display = Display(Score("perplexity", math.exp, "token"), Console(file=out), seconds=0)
@@ -112,7 +111,6 @@ def span(seconds: float) -> str:
     """Returns a time span as h:mm:ss or m:ss.
 
     Example:
-
     >>> span(75.4), span(3675)
     ('1:15', '1:01:15')
     """

@@ -138,7 +138,6 @@ def make_optimizer(
         UserError: there is no such optimizer, or it does not take the arguments.
 
     Example:
-
     >>> make_optimizer("sgd", 0.5, kwargs={"momentum": 0.9}).momentum
     0.9
     >>> make_optimizer("sgd", 0.5, weight_decay=1e-6, decay_exclude="bias").exclude

@@ -129,7 +129,6 @@ def compare(outcomes: list[Outcome]) -> dict[str, dict[str, float | None]]:
     The spread is the standard deviation of a sample, with n - 1. It is None for a single run.
 
     Example:
-
     >>> runs = [Outcome(0, {"accuracy": 0.5}, ""), Outcome(1, {"accuracy": 0.75}, "")]
     >>> compare(runs)["accuracy"]["mean"]
     0.625

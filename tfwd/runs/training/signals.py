@@ -30,7 +30,6 @@ class StopRequest:
     A second signal has its usual effect, for a program that hangs.
 
     Example:
-
     >>> import os, signal
     >>> with StopRequest() as request:
     ...     os.kill(os.getpid(), signal.SIGTERM)

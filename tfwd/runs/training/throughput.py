@@ -17,7 +17,6 @@ class ThroughputMeter:
         clock: function that returns the time in seconds. Tests replace it.
 
     Example:
-
     >>> now = iter([0.0, 2.0])
     >>> meter = ThroughputMeter(clock=lambda: next(now))
     >>> meter.step(100); meter.step(100); meter.step(100)
