@@ -196,8 +196,8 @@ DEFECTS = [
     Defect(
         "DropoutEmbedding drops entries and not rows",
         "layers/dropout_embedding.py",
-        'self._init_perturbation({"embeddings": Dropout(rate, noise_shape=(None, 1))}',
-        'self._init_perturbation({"embeddings": Dropout(rate)}',
+        '{"embeddings": Dropout(rate, noise_shape=(None, 1))}, seed',
+        '{"embeddings": Dropout(rate)}, seed',
         ("tests/layers/test_dropout_embedding.py",),
     ),
     Defect(
@@ -534,7 +534,7 @@ DEFECTS = [
     ),
     Defect(
         "a rate that is NaN under XLA drops everything",
-        "tfwd/random_masks.py",
+        "tfwd/_random/random_masks.py",
         "return tf.where(tf.math.is_nan(keep), float(LEVELS), keep * LEVELS)",
         "return keep * LEVELS",
         ("tests/test_random_masks.py", "-k", "rate_that_is_nan"),
