@@ -29,9 +29,9 @@ def _activity_regularizers(model: keras.Model) -> None:
     for layer in _keras.layers.all_layers(model):
         if layer.activity_regularizer is not None and not _activity_losses_are_means():
             raise ValueError(
-                f"layer '{layer.name}' has an activity regularizer, which Keras "
-                f"{keras.__version__} sums over the batch. The sum cannot be computed in chunks: "
-                "leave chunk_size out, or use a release of Keras that divides by the batch size"
+                f"layer '{layer.name}' has an activity regularizer, which this release of Keras "
+                "sums over the batch. The sum cannot be computed in chunks: leave chunk_size out, "
+                "or use a release of Keras that divides by the batch size"
             )
 
 
