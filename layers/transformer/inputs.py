@@ -59,13 +59,13 @@ class InputChecks:
             ids = self._of_length(name, ids, [(-1, like, 1)])
         if are_floats:
             rule = f"{self._where}: {name} must be whole numbers"
-            told = (rule, ", and begins with", [tf.reshape(ids, [-1])[:8]])
+            told = (rule, ", but begins with", [tf.reshape(ids, [-1])[:8]])
             ids = self._require_each(tf.equal(tf.round(ids), ids), ids, told, ids)
         elif ids.dtype.size < 4:
             ids = tf.cast(ids, tf.int32)
         least, most = tf.reduce_min(ids), tf.reduce_max(ids)
         rule = f"{self._where}: {name} must be from 0 to {below - 1}"
-        told = (rule, ", and goes from", [least, "to", most])
+        told = (rule, ", but goes from", [least, "to", most])
         ids = self._require_each((ids >= 0) & (ids < below), ids, told, ids)
         return tf.cast(ids, tf.int32) if are_floats else ids
 
@@ -148,7 +148,7 @@ class InputChecks:
                     )
             elif axis == -1:  # a tensor of length 1 would be broadcast
                 ours, theirs = tf.shape(tensor)[axis], tf.shape(other)[its]
-                told = (rule, ", and their lengths are", [ours, theirs])
+                told = (rule, ", but the lengths are", [ours, theirs])
                 tensor = self._require(tf.equal(ours, theirs), told, tensor)
         return tensor
 

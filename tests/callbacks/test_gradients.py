@@ -188,7 +188,7 @@ def test_dataset_whose_size_is_not_known() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="every must be an int of at least 1, got 0"):
+    with pytest.raises(ValueError, match="every_n_steps must be an int of at least 1, got 0"):
         callbacks.GradientSquaredMean(every_n_steps=0)
     made = keras.Sequential([keras.Input((3,)), L.Dense(2)])
     made.compile("sgd")

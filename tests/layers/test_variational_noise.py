@@ -44,12 +44,14 @@ def test_the_gradient_passes_unchanged(recompute: bool) -> None:
 
 
 def test_arguments_are_attributes_and_in_the_config() -> None:
-    layer = layers.VariationalNoise(keras.layers.Dense(3), 0.25, "kernel", 7, 5, False, True)
+    dense = keras.layers.Dense(3)
+    layer = layers.VariationalNoise(dense, 0.25, "kernel", 7, "deviation", 5, False, True)
     config = layer.get_config()
     expected = {
         "stddev": 0.25,
         "weights": ["kernel"],
         "start_call": 7,
+        "scale": "deviation",
         "seed": 5,
         "recompute": False,
         "share_across_replicas": True,

@@ -139,7 +139,7 @@ def test_hints_do_not_grow_with_the_square_of_the_layers(tmp_path, monkeypatch):
         counts.append(len(asked))
         said = str(caught.value)
         assert "no key 'part.3.weight' in the file; nearest: part.3.kernl" in said
-        assert "'prat_3' fits no variable and no layer; nearest: part_3" in said
+        assert "'prat_3' matches no variable and no layer; nearest: part_3" in said
         assert said.count("; nearest: ") == 30  # ten of each kind
         assert len(made.problems()) == 5 * number
     assert counts[0] == counts[1] == 50
