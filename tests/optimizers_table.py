@@ -15,7 +15,7 @@ MUON_HAS_TWO_DECAYS = bool(MUON) and "adam_weight_decay" in inspect.signature(MU
 # Optimizers that decay by default need an argument that turns decay off.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "AdamW": {"weight_decay": 0.0},
-    "Muon": {"weight_decay": 0.0, **({"adam_weight_decay": 0.0} if MUON_HAS_TWO_DECAYS else {})},
+    "Muon": {"weight_decay": 0.0, "adam_weight_decay": 0.0},
 }
 WRAPPERS = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}
 NAMES = sorted(
@@ -24,6 +24,7 @@ NAMES = sorted(
     if inspect.isclass(found)
     and issubclass(found, keras.optimizers.Optimizer)
     and name not in WRAPPERS
+    and (name != "Muon" or MUON_HAS_TWO_DECAYS)  # with one decay it does not run on TensorFlow
 )
 tf_variable = _keras.variables.tf_variable
 HAS_MULTI = hasattr(keras.optimizers, "MultiOptimizer")

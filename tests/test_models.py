@@ -210,10 +210,9 @@ def test_an_input_that_may_be_left_out_still_may() -> None:
     inputs = [keras.Input((6,), name="x"), keras.Input((6,), name="more", optional=True)]
     hidden = keras.layers.Dense(6, name="dense")(Added()(*inputs))
     model = keras.Model(inputs, hidden)
-    try:
-        expected = model([X, None])
-    except ValueError:
-        pytest.skip("this release of Keras accepts None in dicts only")
+    if "optional" not in keras.layers.InputLayer((6,)).get_config():
+        pytest.skip("clones and files of this release of Keras forget that an input is optional")
+    expected = model([X, None])
     dropped = tfwd.parametrize(model, {"dense/kernel": P.Dropout(0.5)}, seed=1)
     np.testing.assert_array_equal(dropped([X, None]), expected)
     kernel = dropped.get_layer("dense").effective_weights(0)["kernel"]

@@ -172,9 +172,7 @@ def test_losses_that_are_not_per_example_are_in_the_mean_alone() -> None:
     )
     for chunk_size in (None, 4):
         if chunk_size and not checks._activity_losses_are_means():
-            with pytest.raises(
-                ValueError, match="which this release of Keras sums"
-            ):
+            with pytest.raises(ValueError, match="which this release of Keras sums"):
                 gradients.moments(model, x, y, "mse", chunk_size=chunk_size)
             continue
         moments = gradients.moments(model, x, y, "mse", chunk_size=chunk_size)
