@@ -1,5 +1,6 @@
 """Loading: work in proportion to the number of layers, and values to the last bit."""
 
+import gc
 import itertools
 import re
 import sys
@@ -50,13 +51,21 @@ def bert_file(folder, count):
 
 
 def calls(function):
-    """Counts function calls, including calls of C functions."""
+    """Counts function calls, including calls of C functions.
+
+    The count does not depend on earlier tests: a garbage collection would call their finalizers, and
+    `re` forgets old expressions.
+    """
     counts = Counter()
+    re.purge()
+    gc.collect()
+    gc.disable()
     sys.setprofile(lambda frame, event, argument: counts.update([event]))
     try:
         function()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return counts["call"] + counts["c_call"]
 
 
