@@ -53,8 +53,8 @@ def bert_file(folder, count):
 def calls(function):
     """Counts function calls, including calls of C functions.
 
-    The count does not depend on earlier tests: a garbage collection would call their finalizers, and
-    `re` forgets old expressions.
+    The count does not depend on earlier tests. A garbage collection would call their finalizers.
+    And `re` forgets old expressions.
     """
     counts = Counter()
     re.purge()
