@@ -21,7 +21,7 @@ from tfwd import _keras
 from tfwd._graph import graphs
 from tfwd._graph.substitute import Result
 from tfwd.layers._substitution import nests, provable, reads
-from tfwd.layers._substitution.attributes import Attributes
+from tfwd.layers._substitution.attribute_snapshots import Attributes
 from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall
 
 # Operations that call Python, which may do anything.

@@ -23,7 +23,7 @@ from tfwd import _keras, rates, training_flag
 from tfwd._graph import recompute, substitute
 from tfwd._random import random_masks
 from tfwd.layers._substitution import packing, recomputed_calls
-from tfwd.layers._substitution.attributes import Attributes
+from tfwd.layers._substitution.attribute_snapshots import Attributes
 from tfwd.layers._substitution.references import References
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.layers._substitution.weight_selection import TargetedWeights

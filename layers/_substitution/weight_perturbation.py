@@ -30,7 +30,7 @@ from tfwd.layers._substitution import (
     references,
     weight_selection,
 )
-from tfwd.layers._substitution.attributes import Attributes
+from tfwd.layers._substitution.attribute_snapshots import Attributes
 from tfwd.layers._substitution.references import References
 from tfwd.layers._substitution.seed_stream import SeedStream, checked_seed
 from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall, outer_wrappers

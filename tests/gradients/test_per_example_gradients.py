@@ -4,12 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd.gradients import combine, per_example_gradients, rows
-from tfwd.gradients.per_example_gradients import (
-    Materialized,
-    OuterProduct,
-    PerExampleGradient,
-)
+from tfwd.gradients import combine, gradient_forms, rows
+from tfwd.gradients.gradient_forms import Materialized, OuterProduct, PerExampleGradient
 
 RANDOM = np.random.default_rng(0)
 
@@ -51,7 +47,7 @@ def test_rows_with_ids_that_repeat_and_count_from_the_end() -> None:
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(per_example_gradients, "BLOCK_BYTES", 4 * 6 * 2)  # two examples at a time
+    monkeypatch.setattr(gradient_forms, "BLOCK_BYTES", 4 * 6 * 2)  # two examples at a time
     x, d = RANDOM.normal(size=(7, 40, 3)), RANDOM.normal(size=(7, 40, 2))
     each = np.einsum("bpi,bpo->bio", x, d)
     term = OuterProduct(tf.constant(x), tf.constant(d))

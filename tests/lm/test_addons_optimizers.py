@@ -8,7 +8,7 @@ from tables import with_slow_rest
 from training_tools import StopAfter, log, make_config, write_text
 
 from tfwd import _keras
-from tfwd._keras import steps
+from tfwd._keras import optimizer_calls
 from tfwd.lm.commands.train import train
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.step import TrainStep
@@ -107,7 +107,9 @@ def test_half_precision_scales_the_loss(name):
         make(make_optimizer(name, RATE, dtype_policy=policy), policy)
         for policy in ("float32", "mixed_float16")
     )
-    assert steps.scales_loss(half.optimizer) and not steps.scales_loss(plain.optimizer)
+    assert optimizer_calls.scales_loss(half.optimizer) and not optimizer_calls.scales_loss(
+        plain.optimizer
+    )
     for _ in range(2):
         plain(INPUTS, TARGETS)
         half(INPUTS, TARGETS)
@@ -148,8 +150,8 @@ def test_arguments_of_an_optimizer():
 
 
 def test_without_tensorflow_addons_the_extra_and_the_nearest_are_named(monkeypatch):
-    there = [name for name in steps.names() if not name.startswith("tfa.")]
-    monkeypatch.setattr(steps, "names", lambda: [*there, *({"Lamb"} - {*there})])
+    there = [name for name in optimizer_calls.names() if not name.startswith("tfa.")]
+    monkeypatch.setattr(optimizer_calls, "names", lambda: [*there, *({"Lamb"} - {*there})])
     for name, nearest in {
         "tfa.LAMB": "Lamb",
         "tfa.lazyadam": "Adam",

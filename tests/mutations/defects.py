@@ -297,7 +297,7 @@ DEFECTS = [
     ),
     Defect(
         "a kernel's gradients are squared before they are summed over positions",
-        "tfwd/gradients/per_example_gradients.py",
+        "tfwd/gradients/gradient_forms.py",
         "[1.0 if p == q else 2.0 for",
         "[1.0 if p == q else 0.0 for",
         (RULES, "-k", "einsum"),
@@ -387,7 +387,7 @@ DEFECTS = [
     Defect(
         "going back to an epoch leaves the optimizer's variables",
         "tfwd/numerics/checked_step/variables.py",
-        "found += [v for optimizer in optimizers for v in _keras_steps.state(optimizer)]",
+        "found += [v for optimizer in optimizers for v in optimizer_calls.state(optimizer)]",
         "found += []",
         ("tests/callbacks/test_finite_check_restore.py", "-k", "goes_back"),
     ),

@@ -16,8 +16,8 @@ from tfwd.lm.losses import PERPLEXITY
 from tfwd.lm.program import PROGRAM
 from tfwd.runs.errors import UserError
 from tfwd.runs.sweeps import plots, sweep
-from tfwd.runs.sweeps.board import Board
 from tfwd.runs.sweeps.folder import SweepFolder
+from tfwd.runs.sweeps.live_table import Board
 from tfwd.runs.sweeps.rows import DONE, FAILED, Row, reasons
 from tfwd.runs.training.signals import StopRequest
 from tfwd.tuning import Choice, Float, Int, stopwatch

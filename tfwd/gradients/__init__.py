@@ -15,7 +15,7 @@ Modules:
 
 from tfwd.deprecation import renamed
 from tfwd.gradients.compute import Moments, moments
-from tfwd.gradients.per_example_gradients import Materialized, OuterProduct, PerExampleGradient
+from tfwd.gradients.gradient_forms import Materialized, OuterProduct, PerExampleGradient
 from tfwd.gradients.record import Call
 from tfwd.gradients.rows import Rows
 

@@ -12,9 +12,9 @@ from tfwd.gradients import example_by_example
 from tfwd.gradients.block_sums import sum_over_blocks
 from tfwd.gradients.combine import Scaled, sums, total
 from tfwd.gradients.data import Data
+from tfwd.gradients.gradient_forms import Scale, scaled
 from tfwd.gradients.independence import independence
 from tfwd.gradients.losses import Losses
-from tfwd.gradients.per_example_gradients import Scale, scaled
 from tfwd.gradients.perturbations import Perturbations
 from tfwd.gradients.record import Pass
 

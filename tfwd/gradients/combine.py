@@ -18,13 +18,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfwd.gradients.per_example_gradients import (
-    OuterProduct,
-    PerExampleGradient,
-    Scale,
-    blockwise,
-    scaled,
-)
+from tfwd.gradients.gradient_forms import OuterProduct, PerExampleGradient, Scale, blockwise, scaled
 from tfwd.gradients.rows import Rows, scatter
 
 

@@ -12,9 +12,9 @@ from tfwd.dtypes import at_least_float32
 from tfwd.gradients import checks
 from tfwd.gradients.batch_moments import BatchMoments
 from tfwd.gradients.data import Data
+from tfwd.gradients.gradient_forms import scaled
 from tfwd.gradients.independence import independence
 from tfwd.gradients.losses import Losses
-from tfwd.gradients.per_example_gradients import scaled
 from tfwd.layers._substitution import references
 
 Parts = tuple[list[Any], list[Any], list[Any]]  # the result of BatchMoments.means

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import graphs
 from tfwd._keras import calls as _keras_calls
-from tfwd.gradients.per_example_gradients import PerExampleGradient
+from tfwd.gradients.gradient_forms import PerExampleGradient
 from tfwd.gradients.perturbations import Perturbations, plain_call
 from tfwd.gradients.rules import registry
 from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfwd.dtypes import at_least_float32
-from tfwd.gradients.per_example_gradients import PerExampleGradient, Scale, scaled, size
+from tfwd.gradients.gradient_forms import PerExampleGradient, Scale, scaled, size
 
 
 class Rows(PerExampleGradient):

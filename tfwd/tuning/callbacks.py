@@ -11,7 +11,7 @@ import keras_tuner
 from keras_tuner.errors import FatalValueError
 
 from tfwd import _keras
-from tfwd.files import write_atomically
+from tfwd.atomic_files import write_atomically
 from tfwd.tuning.stopwatch import Stopwatch
 
 

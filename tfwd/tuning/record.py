@@ -10,7 +10,7 @@ from typing import Any
 
 import keras_tuner
 
-from tfwd.files import write_atomically
+from tfwd.atomic_files import write_atomically
 
 FILE = "search.json"
 NO_JSON = (json.JSONDecodeError, UnicodeDecodeError)

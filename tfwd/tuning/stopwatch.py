@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tfwd.files import write_atomically
+from tfwd.atomic_files import write_atomically
 
 FILE = "seconds.txt"
 _BETWEEN_WRITES = 5.0

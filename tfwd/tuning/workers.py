@@ -24,7 +24,7 @@ from keras_tuner.engine.base_tuner import BaseTuner
 from keras_tuner.engine.trial import Trial
 
 from tfwd._graph import custom_gradient
-from tfwd.files import write_atomically
+from tfwd.atomic_files import write_atomically
 from tfwd.tuning import record
 from tfwd.tuning.fault_tolerance import FaultTolerantOracle
 

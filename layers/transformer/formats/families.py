@@ -78,7 +78,7 @@ _BERT_LAYER = {
 
 _POOLER = {"pooler/dense": "pooler.dense"}
 
-# MultiHeadAttention for pretraining and for tasks.
+# Keys of heads, for pretraining and for tasks.
 _BESIDE = (
     r"(cls|lm_head|classifier|qa_outputs|predictions|sop_classifier)\..*",
     r"(generator|discriminator)_(lm_head|predictions)\..*",

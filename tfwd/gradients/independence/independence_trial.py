@@ -26,8 +26,8 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._keras import calls as _keras_calls
 from tfwd.gradients.data import Data
+from tfwd.gradients.gradient_forms import PerExampleGradient
 from tfwd.gradients.independence.trial_data import Values
-from tfwd.gradients.per_example_gradients import PerExampleGradient
 from tfwd.gradients.perturbations import Perturbations
 from tfwd.gradients.record import Pass
 

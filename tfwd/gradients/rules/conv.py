@@ -9,12 +9,7 @@ import tensorflow as tf
 
 from tfwd._keras import convolutions as _keras_convolutions
 from tfwd.dtypes import at_least_float32
-from tfwd.gradients.per_example_gradients import (
-    Materialized,
-    OuterProduct,
-    PerExampleGradient,
-    size,
-)
+from tfwd.gradients.gradient_forms import Materialized, OuterProduct, PerExampleGradient, size
 from tfwd.gradients.record import Call
 from tfwd.gradients.rules.dense import activated, bias, plain, positions
 from tfwd.gradients.rules.patches import windows

@@ -9,12 +9,7 @@ import tensorflow as tf
 
 from tfwd import _keras, layers
 from tfwd.dtypes import at_least_float32
-from tfwd.gradients.per_example_gradients import (
-    Materialized,
-    OuterProduct,
-    PerExampleGradient,
-    size,
-)
+from tfwd.gradients.gradient_forms import Materialized, OuterProduct, PerExampleGradient, size
 from tfwd.gradients.record import Call
 from tfwd.gradients.rows import Rows
 from tfwd.gradients.rules.registry import rule

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfwd.dtypes import at_least_float32
-from tfwd.gradients.per_example_gradients import Materialized, size
+from tfwd.gradients.gradient_forms import Materialized, size
 from tfwd.gradients.record import Call
 from tfwd.gradients.rules.registry import rule
 

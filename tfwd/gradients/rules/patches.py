@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfwd.gradients.per_example_gradients import size
+from tfwd.gradients.gradient_forms import size
 
 
 def windows(

@@ -14,12 +14,7 @@ import tensorflow as tf
 
 from tfwd._keras import calls as _keras_calls
 from tfwd.dtypes import at_least_float32
-from tfwd.gradients.per_example_gradients import (
-    Materialized,
-    OuterProduct,
-    PerExampleGradient,
-    size,
-)
+from tfwd.gradients.gradient_forms import Materialized, OuterProduct, PerExampleGradient, size
 from tfwd.gradients.record import Call
 from tfwd.gradients.rules.dense import plain
 from tfwd.gradients.rules.registry import rule

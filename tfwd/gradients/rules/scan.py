@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfwd._graph.custom_gradient import custom_gradient
 from tfwd._recurrent import recurrence
-from tfwd.gradients.per_example_gradients import size
+from tfwd.gradients.gradient_forms import size
 
 Step = Callable[[tf.Tensor, tf.Tensor, list[tf.Tensor]], list[tf.Tensor]]
 

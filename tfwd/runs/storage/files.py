@@ -15,18 +15,18 @@ import shutil
 from pathlib import Path
 from typing import IO, Any
 
-from tfwd import files
+from tfwd import atomic_files
 from tfwd.runs.errors import UserError, as_user_error
 
 
 def write_atomically(path: str | os.PathLike[str], content: str) -> None:
-    """Writes a file in one step, as `tfwd.files.write_atomically` does.
+    """Writes a file in one step, as `tfwd.atomic_files.write_atomically` does.
 
     Raises:
         UserError: the file cannot be written. The previous file is unchanged.
     """
     with as_user_error(f"cannot write {os.fspath(path)}", OSError):
-        files.write_atomically(path, content)
+        atomic_files.write_atomically(path, content)
 
 
 def check_readable(path: str | os.PathLike[str], what: str = "") -> None:

@@ -13,8 +13,8 @@ from tfwd.runs.settings.config import flat_keys, get
 from tfwd.runs.settings.validators import shown
 from tfwd.runs.storage.files import write_atomically
 from tfwd.runs.sweeps import plots
-from tfwd.runs.sweeps.board import Board
 from tfwd.runs.sweeps.folder import SweepFolder
+from tfwd.runs.sweeps.live_table import Board
 from tfwd.runs.sweeps.rows import Row, ranked, reasons, write_csv
 from tfwd.runs.sweeps.sweep import Sweep, apply, points
 from tfwd.tuning.oracles import HyperbandOracle

@@ -101,8 +101,8 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
     import tensorflow as tf
 
     from tfwd.runs.sweeps import hparams, report, rows
-    from tfwd.runs.sweeps.board import Board
     from tfwd.runs.sweeps.folder import SweepFolder, describe
+    from tfwd.runs.sweeps.live_table import Board
     from tfwd.runs.sweeps.tuner import RunTuner, SweepEnd
     from tfwd.runs.training.display import Output
     from tfwd.tuning import workers

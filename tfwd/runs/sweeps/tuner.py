@@ -20,8 +20,8 @@ from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import Data
 from tfwd.runs.settings.config import get
 from tfwd.runs.sweeps import hparams
-from tfwd.runs.sweeps.board import Board
 from tfwd.runs.sweeps.folder import SweepFolder
+from tfwd.runs.sweeps.live_table import Board
 from tfwd.runs.sweeps.rows import OBJECTIVE
 from tfwd.runs.sweeps.sweep import Sweep, apply
 from tfwd.runs.sweeps.trial import promote, run

@@ -32,16 +32,16 @@ ADDONS = {
 
 def optimizers() -> dict[str, str]:
     """Returns the names of the known optimizers, by their lower-case names."""
-    from tfwd._keras import steps  # slow to load, and `--help` does not need it
+    from tfwd._keras import optimizer_calls  # slow to load, and `--help` does not need it
 
-    return {name.lower(): name for name in steps.names()}
+    return {name.lower(): name for name in optimizer_calls.names()}
 
 
 def optimizer_class(name: str) -> type:
     """Returns the optimizer class of a name, in upper or lower case."""
-    from tfwd._keras import steps
+    from tfwd._keras import optimizer_calls
 
-    return steps.optimizer_class(optimizers()[name.lower()])
+    return optimizer_calls.optimizer_class(optimizers()[name.lower()])
 
 
 def allowed_arguments(optimizer: str) -> dict[str, Any]:
@@ -178,9 +178,9 @@ def make_optimizer(
     except (TypeError, ValueError) as error:
         raise UserError(f"optimizer {name} with {arguments}: {error}") from error
     if dtype_policy == "mixed_float16":
-        from tfwd._keras import steps
+        from tfwd._keras import optimizer_calls
 
-        optimizer = steps.with_loss_scale(optimizer)
+        optimizer = optimizer_calls.with_loss_scale(optimizer)
     return optimizer
 
 
