@@ -144,7 +144,11 @@ def test_a_stopped_run_resumes_with_the_same_results(name, tmp_path):
 def test_arguments_of_an_optimizer():
     made = make_optimizer("TFA.conditionalgradient", 0.5, kwargs={"lambda_": 2.0, "ord": "fro"})
     assert float(made.get_config()["lambda_"]) == 2.0
-    assert set(optimizers.allowed_arguments("tfa.ConditionalGradient")) >= {"lambda_", "ord", "epsilon"}
+    assert set(optimizers.allowed_arguments("tfa.ConditionalGradient")) >= {
+        "lambda_",
+        "ord",
+        "epsilon",
+    }
     with pytest.raises(UserError, match="lamda"):
         make_optimizer("tfa.ConditionalGradient", 0.5, kwargs={"lamda": 2.0})
 

@@ -110,12 +110,12 @@ class ReplicaStep:
         self.watch.check("loss", "loss", loss)
 
     def _check_added_losses(self) -> None:
-        """Looks at what layers add to the loss: by `add_loss` and by regularizers."""
+        """Checks the losses that layers add, by `add_loss` and by regularizers."""
         model = self._step.model
         for layer in _keras.layers.all_layers(model):
             if layer is model or _keras.layers.sublayers(layer):  # whose losses are of many layers
                 continue
-            # (Of a layer that runs in a function of its own they cannot be used here.)
+            # Losses of a layer that runs in a separate function cannot be used here.
             here = _keras.present_graph()
             losses = [
                 one
