@@ -23,7 +23,6 @@ SHARES = {
     "replicas": 1,
 }
 RUNS = tuple(SHARES)
-FITS = tuple(run for run in RUNS if run.startswith("fit"))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 import tfwd
 from fuzz import data
-from fuzz.cases import FITS
 from fuzz.feeding import IS_KERAS_2, states, tensor_of
 
 STEPS = 2
@@ -120,7 +119,7 @@ def run(model, letters, shapes, mode, start=None):
     if start is not None:
         data.set_weights(model, start)
         record.start = values(model.weights)
-    if mode.run in FITS:
+    if mode.run.startswith("fit"):
         _fit(model, letters, shapes, mode, record)
     elif mode.run == "loop":
         _loop(model, letters, shapes, mode, record)

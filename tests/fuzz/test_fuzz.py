@@ -4,9 +4,12 @@ Keras 3 has 18 random cases, of which six are fast, and Keras 2 has twelve other
 `tests/fuzz/run.py` runs for any length of time.
 """
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
+from processes import Processes, finish
 from stacks import IS_KERAS_2, quick_rows
 from tables import with_slow_rest
 
@@ -76,3 +79,12 @@ def test_float16_skips_no_step() -> None:
     assert np.abs(gradient).max() > 2
     found = np.asarray(record.weights[0][0])
     np.testing.assert_allclose(found, start[0] - data.RATE * gradient, rtol=5e-3)
+
+
+@pytest.mark.slow
+def test_a_script_needs_no_file_of_the_tests(tmp_path: Path) -> None:
+    path = tmp_path / "case.py"
+    path.write_text(script.script(KNOWN[next(iter(KNOWN))], ["nothing"]))
+    with Processes() as processes:
+        code, output = finish(processes.python(f"import runpy; runpy.run_path({str(path)!r})"))
+    assert code == 0 and "no difference" in output, output
