@@ -135,7 +135,6 @@ if len(sys.argv) > 2:
     sys.path.insert(0, sys.argv[2])
 quiet.quiet_tensorflow()
 import keras, tensorflow as tf
-from stacks import extended
 print(float(tf.constant(1.0) + 1.0))
 """
 
