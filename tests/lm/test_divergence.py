@@ -36,9 +36,11 @@ def test_a_loss_that_is_not_finite(text, tmp_path):
     message = str(error.value)
     assert "\n" not in message
     failure = log(tmp_path)[-1]
-    # Which weight overflows first depends on how a processor rounds.
-    first = rf"diverged at step {failure['step']} in weight language_model/\S+: its norm is not"
-    assert re.search(first, message)
+    # It depends on the processor's rounding whether a weight or a layer overflows first, and which.
+    first = (
+        r"(weight language_model/\S+: its norm is not|layer \w+: layer '\w+': forward output has)"
+    )
+    assert re.search(f"diverged at step {failure['step']} in {first}", message)
     for part in (
         "loss ",
         "gradient norm",

@@ -114,7 +114,7 @@ def test_blow_up():
     model.get_layer("middle").kernel_initializer = "ones"
     report = report_of(model, x, y, optimizer=keras.optimizers.SGD(0.9))
     assert names(report)[0] == "gradients that blow up"
-    growth = float(re.search(r"by a factor of ([\d.e+]+) a step", report.causes[0].evidence)[1])
+    growth = float(re.search(r"by a factor of ([\d.e+]+) per step", report.causes[0].evidence)[1])
     assert growth > 2
 
 
