@@ -205,3 +205,19 @@ def test_a_mask_where_the_training_flag_is_a_tensor(
         )
         for found, expected in pairs:
             np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@every_kind
+@pytest.mark.usefixtures("all_large")
+def test_states_of_a_stateful_layer_in_half_precision(kind: str) -> None:
+    """Checks the states after an eager training step, which some releases of Keras keep wide."""
+    inner = KINDS[kind](4, stateful=True, dtype="mixed_float16")
+    layer = layers.WeightDropout(inner, 0.5, weights="recurrent_kernel", seed=1)
+    for call in range(2):
+        with tf.GradientTape() as tape:
+            outputs = layer(X, training=True)
+        assert outputs.dtype == "float16"
+        assert all(g is not None for g in tape.gradient(outputs, layer.trainable_variables))
+        assert layer.calls == call + 1
+    states = [np.asarray(_keras.variables.tf_variable(state)) for state in inner.states]
+    np.testing.assert_array_equal(states[0], outputs)

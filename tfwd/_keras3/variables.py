@@ -47,11 +47,11 @@ def cast_as_read(variable: Any, rows: tf.Tensor) -> tf.Tensor:
 
 
 def assign(variable: keras.Variable, value: Any) -> None:
-    """Assigns a tensor of a variable's own shape and dtype to it, as a layer's call does."""
+    """Assigns a tensor of a variable's shape to it, cast to its dtype, as a layer's call does."""
     if in_stateless_scope():
         variable.assign(value)
     else:
-        variable._value.assign(value)
+        variable._value.assign(tf.cast(value, variable._value.dtype))
 
 
 def tf_variables(variable: keras.Variable) -> list[tf.Variable]:
