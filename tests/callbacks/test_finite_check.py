@@ -213,7 +213,7 @@ def test_excluded_layers():
     outputs = keras.layers.Dense(1)(keras.layers.Softmax(name="shares")(masked))
     x, y = data(3)
     x[:, 0] = 1.0
-    for exclude, raises in ((None, True), ("shares", True), ("masked", False)):
+    for exclude, raises in ((None, True), ("shares", True), (["shares", "masked"], False)):
         model = keras.Model(inputs, outputs)
         model.compile("sgd", "mse", jit_compile=False)
         if raises:
@@ -224,4 +224,4 @@ def test_excluded_layers():
     with pytest.raises(ValueError, match="is not a regular expression"):
         FiniteCheck(exclude="(")
     with pytest.raises(ValueError, match="exclude='maks' matches no layer and no weight of model"):
-        fit(model, x, y, FiniteCheck(exclude="maks"))
+        fit(model, x, y, FiniteCheck(exclude=["masked", "maks"]))

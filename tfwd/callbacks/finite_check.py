@@ -73,9 +73,9 @@ class FiniteCheck(keras.callbacks.Callback):
             one raises.
         factor: float. The factor of the learning rate for "restore".
         log_every_n_steps: int. See `log_dir`.
-        exclude: regular expression of layers that may have non-finite values, for example a layer
-            that makes a mask of -infinity. A pattern must match the layer's full path or its last
-            components. `x` and `y` stand for the batch.
+        exclude: regular expression, or a list of them, of layers that may have non-finite values,
+            for example a layer that makes a mask of -infinity. A pattern must match the layer's
+            full path or its last components. `x` and `y` stand for the batch.
 
     Attributes:
         reports: list of the `Report` of each bad step.
@@ -112,7 +112,7 @@ class FiniteCheck(keras.callbacks.Callback):
         max_consecutive: int = 5,
         factor: float = 0.5,
         log_every_n_steps: int = 100,
-        exclude: str | None = None,
+        exclude: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         if action not in ACTIONS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tfwd import _keras, paths
@@ -13,28 +13,37 @@ class Patterns:
 
     Args:
         who: str. The beginning of each message.
-        include: regular expression of chosen layers and weights; `None` chooses all. A pattern must
-            match the full path or its last components.
-        exclude: regular expression of layers and weights that are not chosen.
+        include: regular expression of chosen layers and weights, or a list of them; `None` chooses
+            all. A pattern must match the full path or its last components.
+        exclude: the same, for layers and weights that are not chosen. It wins over `include`.
 
     Raises:
         ValueError: a pattern is no regular expression.
     """
 
-    def __init__(self, who: str, include: str | None = None, exclude: str | None = None):
+    def __init__(
+        self,
+        who: str,
+        include: str | Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
+    ):
         given = {"include": include, "exclude": exclude}
         self._who = who
         self._expressions = {
-            what: paths.compiled(pattern, f"{who}: {what}={pattern!r}")
-            for what, pattern in given.items()
-            if pattern is not None
+            what: [
+                paths.compiled(pattern, f"{who}: {what}={pattern!r}")
+                for pattern in ([patterns] if isinstance(patterns, str) else patterns)
+            ]
+            for what, patterns in given.items()
+            if patterns is not None
         }
 
     def check(self, model: Any, *others: str) -> None:
         """Raises a ValueError if a pattern matches no layer, no weight and none of `others`."""
         weights = [_keras.variables.path(variable) for variable in model.weights]
         known = [*_layer_paths(model), *weights]
-        for what, expression in self._expressions.items():
+        each = [(what, one) for what, some in self._expressions.items() for one in some]
+        for what, expression in each:
             if not any(paths.matches(expression, path) for path in (*known, *others)):
                 raise ValueError(
                     f"{self._who}: {what}={expression.pattern!r} matches no layer and no weight of "
@@ -44,7 +53,10 @@ class Patterns:
 
     def choose(self, name: str) -> bool:
         """Returns True if a layer or a weight is chosen."""
-        fits = {what: paths.matches(one, name) for what, one in self._expressions.items()}
+        fits = {
+            what: any(paths.matches(one, name) for one in some)
+            for what, some in self._expressions.items()
+        }
         return fits.get("include", True) and not fits.get("exclude", False)
 
 

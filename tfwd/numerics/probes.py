@@ -49,9 +49,9 @@ class Probes:
         outputs: bool. Checks the outputs of layers, and the inputs of a relu, which may hide NaN.
         weights: bool. Checks the weights before the step.
         gradients: bool. Checks the gradients of layers' outputs and of weights.
-        include: regular expression of layers and weights to check. A pattern must match the full
-            path or its last components.
-        exclude: regular expression of layers and weights to ignore.
+        include: regular expression, or a list of them, of layers and weights to check. A pattern
+            must match the full path or its last components.
+        exclude: regular expression, or a list of them, of layers and weights to ignore.
 
     Raises:
         ValueError: the model is not built; `every_n_steps` is no whole number of at least 1;
@@ -83,8 +83,8 @@ class Probes:
         outputs: bool = True,
         weights: bool = True,
         gradients: bool = True,
-        include: str | None = None,
-        exclude: str | None = None,
+        include: str | Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
     ):
         is_int = isinstance(every_n_steps, int) and not isinstance(every_n_steps, bool)
         if not is_int or every_n_steps < 1:
