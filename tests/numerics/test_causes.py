@@ -80,7 +80,7 @@ def test_mask_that_is_additive():
     masks[4, 1] = -10000.0
     x = [np.ones((8, 3, 4), "float32"), masks]
     report = report_of(model, x, np.zeros((8, 1)), jit_compile=True)
-    assert report.sentence.startswith("layer 'attention': mask must be boolean, or of zeros and")
+    assert report.sentence.startswith("layer 'attention': mask must be boolean, or zeros and")
     assert "-10000 is in row 4 of the batch, position 1, step 1" in report.sentence
     assert names(report) == ["an argument that a layer refuses"]
 

@@ -15,11 +15,10 @@ from tfwd.numerics.report import Cause, Measurement, is_recurrent
 
 def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
     """Checks for 0/0: an empty mask, a rate or weight of 0, a deviation or norm of 0."""
-    name_of = "nothing is left to divide by"
     for name, values in evidence.data.items():
         if name.startswith("sample_weight") and values.size and not values.any():
             yield Cause(
-                name_of,
+                "nothing is left to divide by",
                 f"'{name}' is 0 for all {len(values)} examples of the batch.",
                 "skip such batches, or divide by a number that is at least 1.",
             )
@@ -29,7 +28,7 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
     summary, found = before.detail.summary, first.detail.summary
     if summary.size and summary.zeros == summary.size and found.nan:
         yield Cause(
-            name_of,
+            "nothing is left to divide by",
             f"All {summary.size} elements of '{before.frame.label}' are 0, and the result of the "
             "next "
             "computation is NaN: 0/0.",
@@ -44,7 +43,7 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
     seen = list(_seen_in_rows(before, first)) + list(_seen_in_data(evidence, first))
     if seen and not any(True for _ in all_masked(evidence)):
         yield Cause(
-            name_of,
+            "nothing is left to divide by",
             f"It is NaN in {rows_text(first.detail.rows)}, where {' and '.join(seen)}: 0/0.",
             "check that a mask leaves something (a softmax over nothing but -infinity is NaN too); "
             "otherwise add a small number to the divisor (a sum, norm or deviation), or remove "
