@@ -278,6 +278,7 @@ def test_errors():
         probes.__enter__()
 
 
+@extended
 def test_arguments_that_a_layer_refuses():
     """XLA drops the layer's error; a length and ids, in a function for batches of any length."""
     embeddings = T.Embeddings(9, 4, max_length=6, name="embeddings")

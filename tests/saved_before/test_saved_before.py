@@ -18,6 +18,7 @@ import pytest
 import tensorflow as tf
 from processes import Processes, finish
 from saved_before import write
+from stacks import extended
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,7 @@ def test_a_keras_file_loads_and_trains_on(expected: dict[str, np.ndarray]) -> No
     np.testing.assert_allclose(write.next_losses(model), expected["losses"], rtol=1e-4)
 
 
+@extended
 def test_a_checkpoint_fills_a_new_model(expected: dict[str, np.ndarray]) -> None:
     model = write.make_model()
     model.train_on_batch(*write.batch())  # creates the optimizer's variables and the references
