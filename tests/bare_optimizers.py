@@ -66,7 +66,7 @@ def run(optimizer, steps, mode="eager", dtype="float32"):
 
 
 def state(optimizer):
-    """Returns the values of all variables of an optimizer, except those of ApplyIfFinite."""
+    """Returns the values of an optimizer's variables, without ApplyIfFinite's."""
     found = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
     own = ("skipped", "consecutive")
     return [np.asarray(v) for v in found if not any(name in v.name for name in own)]

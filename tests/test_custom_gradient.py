@@ -102,7 +102,7 @@ def kept() -> Counter:
 
 
 def grown(way: Callable[[], None], models: int) -> Counter:
-    """Counts the objects that the models leave, beyond those of the first two."""
+    """Counts the objects that the models leave, without the objects of the first two."""
     found = Counter()
     for number in range(models):
         way()

@@ -245,7 +245,7 @@ class SubstitutedCall:
     def chains(
         self, training: bool, seeds: list, references: dict[int, tf.Tensor] | None = None
     ) -> list[list[BoundParametrization]]:
-        """Returns the parametrizations of each weight: those of this wrapper, then of outer ones.
+        """Returns the parametrizations of each weight: this wrapper's first, then the outer ones.
 
         Args:
             training: Training flag.

@@ -63,7 +63,7 @@ def test_all_weights_see_one_draw(name: str) -> None:
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_a_captured_call_does_not_change_later_draws(traced: bool) -> None:
-    """Checks that a captured call does not change later draws, and draws anew each time."""
+    """Checks that a captured call does not change later draws, and makes another draw each time."""
     model = keras.Sequential([keras.Input((3,)), L.Dense(4), L.Dropout(0.5), L.Dense(2)])
     x, y = tf.random.normal([6, 3]), tf.random.normal([6, 2])
 

@@ -68,7 +68,7 @@ def test_a_layer_that_assigns_to_the_parametrized_weight_is_an_error() -> None:
 
 
 class StatefulDraw(keras.layers.Layer):
-    """A layer that draws from TensorFlow's global generator, anew at each run."""
+    """A layer that draws from TensorFlow's global generator in each run."""
 
     def build(self, shape) -> None:
         self.kernel = self.add_weight(shape=(5, 3), name="kernel")

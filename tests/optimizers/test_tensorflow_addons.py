@@ -1,4 +1,4 @@
-"""Legacy optimizers and those of tensorflow-addons: first decay, then their own step."""
+"""Legacy optimizers and optimizers of tensorflow-addons: first decay, then their own step."""
 
 import keras
 import numpy as np
