@@ -10,21 +10,31 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers._substitution import weight_selection
+from tfwd.layers._substitution import in_place as placed
+from tfwd.layers._substitution import reads, weight_selection
 from tfwd.layers._substitution.seed_stream import checked_seed
-from tfwd.layers.parametrized import Parametrized
+from tfwd.layers.parametrized import Parametrized, check_wrappable
 from tfwd.parametrizations import Parametrization
 from tfwd.pretrained import listeners
 
 
 def parametrize(
-    model: keras.Model,
+    model: keras.Layer,
     parametrizations: Mapping[str, Parametrization],
     seed: int | None = None,
     recompute: bool = True,
     share_across_replicas: bool = False,
-) -> keras.Model:
-    """Returns a model on the same variables whose training calls use functions of its weights.
+    in_place: bool = False,
+) -> Any:
+    """Lets training calls of a model use functions of its weights.
+
+    With `in_place=True` the model stays the same object, with its class, methods, attributes,
+    optimizer and compiled state. Use it for a model with methods of its own, such as `train_step`,
+    `generate` or `enable_lora`. Its files are those of the plain model. `tfwd.unwrap(model)`
+    removes the parametrizations. A second call of `parametrize` adds to the first: its
+    parametrizations are applied to the weights that the first one computes.
+
+    Otherwise the result is another model on the same variables.
 
     In a Sequential or functional model each layer with a matching weight is wrapped in its own
     `tfwd.layers.Parametrized`, under the layer's name. This includes nested models. All other
@@ -33,7 +43,8 @@ def parametrize(
     The given model is not changed, and still computes with the raw weights.
 
     Args:
-        model: Sequential, functional or subclassed Keras model.
+        model: Sequential, functional or subclassed Keras model. With `in_place=True` any built layer
+            or model.
         parametrizations: dict from a pattern on the weights' paths to a parametrization, as in
             `tfwd.layers.Parametrized`. A pattern is matched against the whole model. It is an error
             if it matches nothing. (A subclassed model without weights is checked in its first
@@ -41,16 +52,20 @@ def parametrize(
             statistics.
         seed: int. Each wrapped layer gets its own seed: `seed` plus the index of its first weight
             in `model.weights`. Default None, which draws seeds from Keras's global seed.
+            With `in_place=True` the whole model has one seed.
         recompute, share_across_replicas: As in `tfwd.layers.Parametrized`.
+        in_place: bool. Changes the given model. Default False.
 
     Returns:
-        A model with the same weights in the same order. If a Sequential or functional model was
+        With `in_place=True` the given model. Otherwise a model with the same weights in the same
+        order. If a Sequential or functional model was
         compiled, the new one is compiled in the same way, with a new optimizer, as in Keras's
         `clone_model`. A `ParametrizedModel` is not compiled.
 
     Raises:
         ValueError: As `tfwd.layers.Parametrized`; if `parametrizations` is not a dict; if a
-            Sequential model is not built yet.
+            Sequential model is not built yet. With `in_place=True` also if a model or layer is not
+            built; if a pattern matches only frozen weights. The model is then as it was before.
 
     Example:
         >>> import keras, tfwd
@@ -62,26 +77,20 @@ def parametrize(
         True
         >>> [type(layer).__name__ for layer in dropped.layers]
         ['Parametrized', 'Parametrized']
+        >>> tfwd.parametrize(model, {"kernel": P.Dropout(0.3)}, seed=1, in_place=True) is model
+        True
     """
+    if in_place:
+        _check_patterns(model, parametrizations)
+        return _parametrize_in_place(
+            model, parametrizations, checked_seed(seed), recompute, share_across_replicas
+        )
     if not isinstance(model, keras.Model):
         raise ValueError(
             f"parametrize expects a Keras model, got {model!r} of type {type(model).__name__}; "
-            "for a layer use tfwd.layers.Parametrized"
+            "for a layer use tfwd.layers.Parametrized, or in_place=True"
         )
-    if not isinstance(parametrizations, Mapping):
-        raise ValueError(
-            f"parametrizations of model '{model.name}' must be a dict from a pattern on weights' "
-            f"paths to a parametrization, such as {{'kernel': Dropout(0.5)}}; got "
-            f"{parametrizations!r}"
-        )
-    if not parametrizations:
-        raise ValueError("parametrizations is empty: pass at least one pattern, as in the example")
-    for pattern, parametrization in parametrizations.items():
-        if not isinstance(parametrization, Parametrization):
-            raise ValueError(
-                f"'{pattern}' of model '{model.name}': expected a parametrization such as "
-                f"Dropout(0.5), got {parametrization!r}"
-            )
+    _check_patterns(model, parametrizations)
     seed = checked_seed(seed)
     options = {"recompute": recompute, "share_across_replicas": share_across_replicas}
     if not _keras.copies.is_layer_graph(model):
@@ -110,8 +119,74 @@ def parametrize(
     return _keras.copies.clone(model, wrap)
 
 
+def _check_patterns(model: Any, parametrizations: Any) -> None:
+    """Raises a ValueError for parametrizations that are not a dict from patterns."""
+    check_wrappable(model)
+    if not isinstance(parametrizations, Mapping):
+        raise ValueError(
+            f"parametrizations of model '{model.name}' must be a dict from a pattern on weights' "
+            f"paths to a parametrization, such as {{'kernel': Dropout(0.5)}}; got "
+            f"{parametrizations!r}"
+        )
+    if not parametrizations:
+        raise ValueError("parametrizations is empty: pass at least one pattern, as in the example")
+    for pattern, parametrization in parametrizations.items():
+        if not isinstance(parametrization, Parametrization):
+            raise ValueError(
+                f"'{pattern}' of model '{model.name}': expected a parametrization such as "
+                f"Dropout(0.5), got {parametrization!r}"
+            )
+
+
+def _parametrize_in_place(
+    target: Any,
+    parametrizations: Mapping[str, Parametrization],
+    seed: int | None,
+    recompute: bool,
+    share_across_replicas: bool,
+) -> Any:
+    kind = "model" if isinstance(target, keras.Model) else "layer"
+    if not _keras.layers.has_weights(target):
+        how = "build it or call it on a batch first"
+        raise ValueError(
+            f"{kind} '{target.name}' has no weights yet, or not all of them: {how}. For a "
+            "Sequential model, an Input layer is enough"
+        )
+    reads.check_calls(target.name, target)
+    targeted = weight_selection.select(target, parametrizations)
+    for pattern in parametrizations:
+        found = weight_selection.match(target, {pattern: None})
+        if not any(_keras.variables.is_trainable(t.variable) for t, _ in found):
+            names = ", ".join(t.name for t, _ in found)
+            raise ValueError(
+                f"'{pattern}' matches only frozen weights of {kind} '{target.name}' ({names}). "
+                "They do not train, so set layer.trainable = True, or leave the pattern out"
+            )
+    for chosen, parametrization in targeted:
+        where = f"weight '{chosen.name}' of {kind} '{target.name}'"
+        parametrization.check(where, tuple(chosen.variable.shape))
+    patterns = {
+        chosen.position: next(p for p in parametrizations if parametrizations[p] is parametrization)
+        for chosen, parametrization in targeted
+    }
+    added = placed.InPlace(target, targeted, patterns, seed, recompute, share_across_replicas)
+    placed.add(added)
+    _forget_functions(target)
+    return target
+
+
+def _forget_functions(target: keras.Layer) -> None:
+    """Lets models trace their functions again, because their layers compute something else."""
+    for layer in _keras.layers.all_layers(target):
+        if isinstance(layer, keras.Model):
+            _keras.training.forget_functions(layer)
+
+
 def unwrap(model: keras.Layer) -> keras.Layer:
     """Returns the plain Keras model or layer on the same variables.
+
+    Parametrizations that were added in place, here or in a layer inside, are removed. If there is
+    nothing else of tfwd, the result is the given model itself.
 
     Wrappers are replaced by the layers they wrap. tfwd's own layers are replaced by plain layers on
     the same variables: `WeightDropLSTM` by `LSTM`, `DropoutEmbedding` by `Embedding`,
@@ -120,7 +195,7 @@ def unwrap(model: keras.Layer) -> keras.Layer:
     be saved and exported for programs without tfwd.
 
     Args:
-        model: Model or layer. It is not changed.
+        model: Model or layer. It is not changed, except for parametrizations in place.
 
     Returns:
         A model on the same variables, or the same object if it contains nothing of tfwd. Its
@@ -139,7 +214,26 @@ def unwrap(model: keras.Layer) -> keras.Layer:
         >>> type(plain.layers[0]).__name__, plain.weights[0] is model.weights[0]
         ('LSTM', True)
     """
+    _remove_in_place(model)
     return _unwrap(model, {})
+
+
+def _remove_in_place(model: Any) -> None:
+    if not isinstance(model, keras.layers.Layer):
+        return
+    found = placed.inside(model)
+    if not found and (outer := placed.around(model)):
+        raise ValueError(
+            f"layer '{model.name}' was parametrized as a part of '{outer[0].target.name}': pass "
+            "that to tfwd.unwrap"
+        )
+    for one in found:
+        parametrizations = {t.path: p for t, p in one.targeted}
+        weight_selection.check_evaluates_raw(one.target, parametrizations, one.target.name)
+    for one in reversed(found):
+        placed.remove(one)
+    if found:
+        _forget_functions(model)
 
 
 # Methods with which a model may define its own training.

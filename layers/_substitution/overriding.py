@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from tfwd import _keras
+from tfwd.layers._substitution import hooks
 
 # Names that a class or an object may define itself and still compute the same as Keras's class.
 _HARMLESS = frozenset(
@@ -69,7 +70,8 @@ def _is_overridden(layer: Any, kind: type, ours: bool) -> bool:
             break
         if not (ours and cls.__module__.startswith("tfwd.")) and not names.isdisjoint(vars(cls)):
             return True
-    if not methods.isdisjoint(vars(layer)):
+    own = {name for name, value in vars(layer).items() if not isinstance(value, hooks.Hook)}
+    if not methods.isdisjoint(own):
         return True
     called = (getattr(kind, name, None) for name in _CALLED)
     return any(f is not None and not f.__module__.startswith("keras.") for f in called)

@@ -171,7 +171,8 @@ class SubstitutedCall:
 
     def signature(self) -> tuple:
         """Returns the key without this layer's own weights. Calls of equal layers have the same."""
-        kinds = tuple((target.position, repr(p)) for target, p in self.targeted)
+        places = {id(v): i for i, v in enumerate(self.variables)}
+        kinds = tuple((places[id(t.variable)], repr(p)) for t, p in self.targeted)
         variables = tuple((str(v.dtype), len(v.shape)) for v in self.variables)
         flag = self.training if isinstance(self.training, bool) else None
         return self._arguments.kind(), kinds, variables, flag, tf.executing_eagerly()

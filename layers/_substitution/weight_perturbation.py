@@ -113,6 +113,10 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         """Returns the layer whose weights are parametrized."""
         return self
 
+    def _owner(self) -> Any:
+        """Returns the layer that Keras calls: a wrapper, or the layer with a hook."""
+        return self
+
     def _unperturbed_call(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the training `call` on raw variables. Classes with another `call` define it."""
         raise NotImplementedError
@@ -187,7 +191,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
 
     def _begun_references(self, training: bool | tf.Tensor) -> list[tf.Variable]:
         """Copies due references before a substitution. Returns all references in this layer."""
-        owner: Any = self
+        owner = self._owner()
         if not outer_wrappers():
             references.copy_due_references(owner, training)
         return references.variables(owner)
@@ -195,7 +199,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
     def _perturbed_run(self, call: SubstitutedCall) -> Any:
         """Makes the call, and passes its updates and losses to Keras."""
         name: str = self.name  # type: ignore[attr-defined]
-        owner: Any = self
+        owner = self._owner()
         # Layers behave differently after they are frozen or unfrozen.
         key = (*call.key(), tuple(layer.trainable for layer in _keras.layers.all_layers(owner)))
         analysis = self._call_cache.analyses.get(key)
@@ -262,7 +266,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             raise ValueError(f"layer '{layer.name}' has no weights yet{lacking} first")
         result = {}
         for target, _ in self._targeted():
-            bound = _bound(self, target.variable, call - self.calls)
+            bound = bound_parametrizations(self, target.variable, call - self.calls)
             result[target.name] = chain.apply(_keras.variables.value(target.variable), bound)
         return result
 
@@ -281,7 +285,7 @@ def _acts(parametrization: Parametrization, training: bool | tf.Tensor) -> bool:
     return True
 
 
-def _bound(
+def bound_parametrizations(
     layer: Any, variable: keras.Variable, ahead: int | tf.Tensor
 ) -> list[BoundParametrization]:
     """Returns the parametrizations of a variable `ahead` calls from now, in order.
@@ -289,7 +293,7 @@ def _bound(
     They come from a layer and the layers inside it.
     """
     inside = _keras.layers.sublayers(layer)
-    found = [bound for inner in inside for bound in _bound(inner, variable, ahead)]
+    found = [bound for inner in inside for bound in bound_parametrizations(inner, variable, ahead)]
     if isinstance(layer, WeightPerturbationMixin) and _keras.layers.has_weights(layer._subject()):
         number = tf.cast(ahead + layer.calls, tf.int64)
         for target, parametrization in layer._targeted():

@@ -93,6 +93,13 @@ def train_step(model: keras.Model) -> Callable[[Any], Any]:
     return step
 
 
+def forget_functions(model: Any) -> None:
+    """Lets `fit`, `evaluate` and `predict` of a model trace their functions again."""
+    for name in ("train_function", "train_tf_function", "test_function", "predict_function"):
+        if getattr(model, name, None) is not None:
+            setattr(model, name, None)
+
+
 def optimizers(model: keras.Model) -> list[Any]:
     """Returns the optimizers that are attributes of a model, without optimizers inside them."""
     return [value for value in vars(model).values() if isinstance(value, (New, Legacy))]

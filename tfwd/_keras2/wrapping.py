@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from keras.src.engine import base_layer_utils
 from keras.src.utils import layer_utils
 
-from tfwd._keras2.layers import get_mask
+from tfwd._keras2.layers import accepts_training, get_mask
 from tfwd._keras2.substitution import Substitution
+from tfwd._keras_shared.interception import named_after
 
 
 class Wraps:
@@ -59,6 +62,48 @@ def _positional(function: Callable[..., Any]) -> list[str]:
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
         return []
     return [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+
+
+def bound_call(layer: Any) -> Callable[..., Any]:
+    """Returns the `call` of a layer's class."""
+    return types.MethodType(type(layer).call, layer)
+
+
+def own_call(layer: Any) -> Callable[..., Any]:
+    """Returns the `call` of a layer's class as Keras would call it here.
+
+    Keras lets AutoGraph convert the calls of custom layers.
+    """
+    call = bound_call(layer)
+    autograph = tf.__internal__.autograph
+    is_custom = base_layer_utils.is_subclassed(layer)
+    if not is_custom or base_layer_utils.from_saved_model(layer) or tf.executing_eagerly():
+        return call
+    return autograph.tf_convert(call, autograph.control_status_ctx())
+
+
+def split_training(
+    layer: Any, args: tuple, kwargs: dict[str, Any]
+) -> tuple[Any, tuple, dict[str, Any]]:
+    """Separates the training flag from the arguments of a layer's `call`.
+
+    Returns:
+        The flag, which may be None, and the other arguments.
+    """
+    training = None
+    if accepts_training(layer):
+        args, kwargs = named_after(args, kwargs, layer._call_spec.arg_names)
+        training = kwargs.pop("training", None)
+    if training is None:
+        training = base_layer_utils.call_context().training
+    if training is None and accepts_training(layer):
+        training = layer._call_spec.default_training_arg
+    return training, args, kwargs
+
+
+def is_symbolic() -> bool:
+    """Returns True if Keras computes only the shapes of a call's outputs."""
+    return base_layer_utils.call_context().in_keras_graph
 
 
 def masks_of_sequences(sequences: Any, given: dict[str, Any]) -> tuple[Any, Any]:

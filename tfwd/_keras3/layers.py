@@ -56,6 +56,12 @@ class CallState:
             _global_state.set_global_attribute(_CALL_CONTEXT, before)
 
 
+def call_flag(name: str) -> Any:
+    """Returns a flag of the present Keras call, such as `training`, or None."""
+    context = _global_state.get_global_attribute(_CALL_CONTEXT)
+    return getattr(context, name, None)
+
+
 def get_mask(tensor: Any) -> Any:
     """Returns the mask that Keras stores with a tensor, or None."""
     return keras.src.backend.get_keras_mask(tensor)

@@ -17,6 +17,7 @@ __all__ = [
     "batch",
     "compiled_loss",
     "computed_loss",
+    "forget_functions",
     "is_of_keras",
     "is_own_step",
     "iterator_from",
@@ -67,6 +68,13 @@ def train_step(model: keras.Model) -> Callable[[Any], Any]:
     """Returns a model's own training step as a Python function of a batch."""
     step: Any = model.train_step
     return getattr(step, "python_function", step)
+
+
+def forget_functions(model: keras.Model) -> None:
+    """Lets `fit`, `evaluate` and `predict` of a model trace their functions again."""
+    for name in ("train_function", "test_function", "predict_function", "generate_function"):
+        if getattr(model, name, None) is not None:
+            setattr(model, name, None)
 
 
 def optimizers(model: keras.Model) -> list[Any]:

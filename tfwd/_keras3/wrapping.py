@@ -6,13 +6,16 @@ import contextlib
 import functools
 import inspect
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-from tfwd._keras3.layers import KerasTensor, accepts_training, all_layers, get_mask
+from tfwd._keras3.layers import KerasTensor, accepts_training, all_layers, call_flag, get_mask
+from tfwd._keras_shared.interception import named_after
 
 
 class Wraps:
@@ -103,6 +106,41 @@ def inner_call(
 
 def _without_flag(function: Callable[..., Any], *args: Any, training: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
+
+
+def bound_call(layer: keras.Layer) -> Callable[..., Any]:
+    """Returns the `call` of a layer's class."""
+    return types.MethodType(type(layer).call, layer)
+
+
+def own_call(layer: keras.Layer) -> Callable[..., Any]:
+    """Returns the `call` of a layer's class as Keras would call it here."""
+    return bound_call(layer)
+
+
+def split_training(
+    layer: keras.Layer, args: tuple, kwargs: dict[str, Any]
+) -> tuple[Any, tuple, dict[str, Any]]:
+    """Separates the training flag from the arguments of a layer's `call`.
+
+    Returns:
+        The flag, which may be None, and the other arguments.
+    """
+    training = None
+    if accepts_training(layer):
+        args, kwargs = named_after(args, kwargs, list(layer._call_signature.parameters))
+        training = kwargs.pop("training", None)
+    if training is None:
+        training = call_flag("training")
+    if training is None and accepts_training(layer):
+        default = layer._call_signature.parameters["training"].default
+        training = None if default is inspect.Parameter.empty else default
+    return training, args, kwargs
+
+
+def is_symbolic() -> bool:
+    """Returns True if Keras computes only the shapes of a call's outputs."""
+    return in_symbolic_scope()
 
 
 def masks_of_sequences(sequences: Any, given: dict[str, Any]) -> tuple[Any, Any]:

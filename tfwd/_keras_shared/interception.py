@@ -76,3 +76,17 @@ def intercepted(
 def not_intercepted() -> contextlib.AbstractContextManager[None]:
     """Disables the interception in the body, on this thread."""
     return _handled(None)
+
+
+def named_after(
+    args: tuple, kwargs: dict[str, Any], names: list[str]
+) -> tuple[tuple, dict[str, Any]]:
+    """Passes positional arguments from `training` on by name.
+
+    Args:
+        args: Positional arguments of a call.
+        kwargs: Keyword arguments of the call.
+        names: Names of the call's parameters, in their order.
+    """
+    place = names.index("training") if "training" in names else len(args)
+    return args[:place], {**dict(zip(names[place:], args[place:], strict=False)), **kwargs}

@@ -1,0 +1,497 @@
+"""`InPlace`: parametrizations of a layer's weights that leave the layer itself in place.
+
+Each layer that has or contains a parametrized weight gets a hook (`hooks`) in place of its `call`.
+In training, the outermost hooked layer takes a call number. All weights of this call use this
+number, whichever layer reads them and however often. So a layer that a loop calls at each time step
+has one mask for all time steps.
+
+There are two kinds of hooked layers:
+
+- An effective layer runs on effective weights, like the layer in a `Parametrized` wrapper. It is a
+  layer that has a parametrized weight of its own, a recurrent layer, or a wrapper of Keras. Only
+  this layer's weights are computed for its call, and only they are computed again in backward.
+- A container only passes the call number on. It may read a weight of a layer inside it without
+  calling that layer, for example a table for tied logits. Such a read returns the effective weight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras, training_flag
+from tfwd._graph import graphs
+from tfwd.layers._substitution import (
+    hooks,
+    provable,
+    reads,
+    recomputed_calls,
+    recurrent_call,
+    references,
+    weight_selection,
+)
+from tfwd.layers._substitution.references import References
+from tfwd.layers._substitution.seed_stream import SeedStream, checked_seed
+from tfwd.layers._substitution.weight_perturbation import (
+    WeightPerturbationMixin,
+    _CallCache,
+    bound_parametrizations,
+)
+from tfwd.layers._substitution.weight_selection import Target, TargetedWeights
+from tfwd.parametrizations import Parametrization, chain
+from tfwd.parametrizations.chain import BoundParametrization
+
+
+class Present(NamedTuple):
+    """The present training call of one `InPlace`.
+
+    Attributes:
+        state: int64 `[root, number of this call]`.
+        seeds: Seed of each parametrized weight, by the weight's position.
+        training: Training flag of the innermost container.
+        covered: Ids of the variables that an effective layer around this point substitutes.
+        values: Effective weights that containers have read, by the id of the variable, with the
+            graph in which each was computed.
+    """
+
+    state: tf.Tensor
+    seeds: dict[int, tf.Tensor]
+    training: bool | tf.Tensor
+    covered: frozenset[int]
+    values: dict[int, list[tuple[tf.Graph | None, tf.Tensor]]]
+
+
+_local = threading.local()
+
+
+def _present_calls() -> dict[InPlace, Present]:
+    """Returns the present calls on this thread. The outermost comes first."""
+    return getattr(_local, "calls", {})
+
+
+@contextlib.contextmanager
+def _restored(calls: dict[InPlace, Present]) -> Iterator[None]:
+    before = _present_calls()
+    _local.calls = calls
+    try:
+        yield
+    finally:
+        _local.calls = before
+
+
+class InPlace:
+    """Parametrizations of the weights of one layer or model, which stays the same object.
+
+    Args:
+        target: Built layer or model.
+        targeted: Parametrized weights. Positions are indices in `target.weights`.
+        patterns: For each parametrized weight the pattern that selected it, by its position.
+        seed: int. Default None, which draws one from Keras's global seed.
+        recompute: bool. As in `Parametrized`. Default True.
+        share_across_replicas: bool. As in `Parametrized`. Default False.
+
+    Attributes:
+        calls: Number of training calls so far.
+    """
+
+    def __init__(
+        self,
+        target: keras.Layer,
+        targeted: TargetedWeights,
+        patterns: Mapping[int, str],
+        seed: int | None = None,
+        recompute: bool = True,
+        share_across_replicas: bool = False,
+    ) -> None:
+        self.target = target
+        self.targeted = targeted
+        self.patterns = patterns
+        self.seed = checked_seed(seed)
+        self.recompute = recompute
+        self.draws = SeedStream(seed, share_across_replicas)
+        self.references: References | None = None
+        elements = [element for _, p in targeted for element in p.elements()]
+        self.is_stochastic = all(element.stochastic for element in elements)
+        self.draws_at_all = any(element.stochastic for element in elements)
+        if any(element.has_reference for element in elements):
+            self.references = References(target.name)
+            self.references.create(targeted)
+        self.by_id = {id(t.variable): (t, p) for t, p in targeted}
+        self._reads_elsewhere = not provable.is_keras_own(target)
+        self._links = [
+            Link(self, layer, own)
+            for layer in _distinct(_keras.layers.all_layers(target))
+            if (own := self._of(layer)) is not None
+        ]
+
+    def _of(self, layer: keras.Layer) -> TargetedWeights | None:
+        """Returns the weights that a layer substitutes, or None if it is not hooked."""
+        inside = [self.by_id[id(v)] for v in layer.weights if id(v) in self.by_id]
+        if not inside:
+            return None
+        own = {id(v) for v in _keras.layers.held_weights(layer)}
+        if isinstance(layer, (keras.layers.RNN, keras.layers.Wrapper)):
+            return inside
+        return inside if any(id(t.variable) in own for t, _ in inside) else []
+
+    def add(self) -> None:
+        """Hooks all layers."""
+        for link in self._links:
+            hooks.add(link.layer, link)
+
+    def remove(self) -> None:
+        """Removes the hooks."""
+        for link in self._links:
+            hooks.remove(link.layer, link)
+
+    @property
+    def calls(self) -> int | tf.Tensor:
+        return self.draws.calls
+
+    def begin(self, layer: keras.Layer, training: bool | tf.Tensor) -> Present:
+        """Takes a call number for an outermost call of a layer."""
+        if training is not False:
+            if self.draws_at_all:
+                recomputed_calls.check(layer.name)
+            if self.references is not None:
+                self.references.copy_due(training)
+        state = tf.zeros([2], tf.int64) if training is False else self.draws.next(training)
+        positions = [target.position for target, _ in self.targeted]
+        seeds = self.draws.seeds_of(state, positions)
+        return Present(state, dict(zip(positions, seeds, strict=True)), training, frozenset(), {})
+
+    @contextlib.contextmanager
+    def effective_reads(self, layer: keras.Layer) -> Iterator[None]:
+        """Lets code that reads weights of other layers in the body read effective weights."""
+        if not self._reads_elsewhere:
+            yield
+            return
+        with _Reads(self) as scope:
+            yield
+        for loss in scope.losses:
+            _keras.layers.add_loss(layer, loss)
+
+    def effective(self, variable: keras.Variable) -> tf.Tensor | None:
+        """Returns what a container reads of a variable, or None for the variable's own value."""
+        chains: list[tuple[InPlace, Present, Target, Parametrization]] = []
+        calls = _present_calls()
+        for one, present in reversed(calls.items()):
+            found = one.by_id.get(id(variable))
+            if found is None or id(variable) in present.covered:
+                continue
+            if present.training is False and one.is_stochastic:
+                continue
+            chains.append((one, present, *found))
+        if not chains or chains[0][0] is not self:
+            return None
+        stored = chains[0][1].values.setdefault(id(variable), [])
+        here = _keras.present_graph()
+        for graph, value in stored:
+            if graph is here:
+                return value
+        covered = {
+            one: present._replace(covered=present.covered | {id(variable)})
+            for one, present in calls.items()
+        }
+        with _restored(covered):
+            raw = _keras.variables.value(variable)
+
+        def computed(training: bool) -> tf.Tensor:
+            bound = [one.bound(present, *pair, training) for one, present, *pair in chains]
+            return chain.apply(raw, bound)
+
+        value = training_flag.call_with_bool(chains[0][1].training, computed)
+        stored.append((here, value))
+        return value
+
+    def bound(
+        self, present: Present, target: Target, parametrization: Parametrization, training: bool
+    ) -> BoundParametrization:
+        """Returns a weight's parametrization in the present call."""
+        number = tf.raw_ops.Unpack(value=present.state, num=2)[1]
+        seed = present.seeds[target.position]
+        values = [v.read_value() for v in self.references_of(target, parametrization)]
+        return BoundParametrization(parametrization.at(number), seed, training, values)
+
+    def references_of(self, target: Target, parametrization: Parametrization) -> list[tf.Variable]:
+        """Returns the references of a weight."""
+        return [] if self.references is None else self.references.of(target, parametrization)
+
+    def effective_weights(self, call: int | tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the exact weights that a training call uses on replica 0.
+
+        They are computed from the present raw weights. Earlier parametrizations of the same weight
+        count as called in each call.
+
+        Args:
+            call: int. Number of the training call, from 0.
+
+        Returns:
+            dict from a weight's name to a tensor of its shape and dtype.
+        """
+        result = {}
+        ahead = call - self.calls
+        before = earlier(self)
+        for target, _ in self.targeted:
+            variable = target.variable
+            bound = bound_parametrizations(self.target, variable, ahead)
+            for one in [*before, self]:
+                bound += one.bound_ahead(variable, ahead)
+            result[target.name] = chain.apply(_keras.variables.value(variable), bound)
+        return result
+
+    def bound_ahead(
+        self, variable: keras.Variable, ahead: int | tf.Tensor
+    ) -> list[BoundParametrization]:
+        """Returns a variable's parametrization `ahead` calls from now, if it has one."""
+        found = self.by_id.get(id(variable))
+        if found is None or found[1].is_identity:
+            return []
+        target, parametrization = found
+        number = tf.cast(ahead + self.calls, tf.int64)
+        seed = self.draws.seed_at(number, target.position)
+        values: Any = ()
+        if self.references is not None:
+            values = self.references.current_values(target, parametrization)
+        return [BoundParametrization(parametrization.at(number), seed, True, values)]
+
+
+class _Reads(_keras.substitution.Substitution):
+    """A substitution of weights that are read outside a call of their own layer."""
+
+    def __init__(self, owner: InPlace) -> None:
+        super().__init__([], capture=False)
+        self._owner = owner
+
+    def get_current_value(self, variable: Any) -> tf.Tensor | None:
+        value = self._owner.effective(variable)
+        return super().get_current_value(variable) if value is None else value
+
+
+class _PresentDraws:
+    """The draws of the present call, in place of a layer's own `SeedStream`."""
+
+    def __init__(self, owner: InPlace) -> None:
+        self._owner = owner
+
+    @property
+    def state(self) -> keras.Variable:
+        return self._owner.draws.state
+
+    @property
+    def calls(self) -> int | tf.Tensor:
+        return self._owner.calls
+
+    @property
+    def share_across_replicas(self) -> bool:
+        return self._owner.draws.share_across_replicas
+
+    def next(self, training: bool | tf.Tensor = True) -> tf.Tensor:
+        """Returns the number of the present call, which its outermost layer has counted."""
+        return _present_calls()[self._owner].state
+
+    def seeds_of(self, state: tf.Tensor, positions: list[int]) -> list[tf.Tensor]:
+        """Returns the seeds of the weights at some positions."""
+        present = _present_calls()[self._owner].seeds
+        return [present[position] for position in positions]
+
+
+class Link(WeightPerturbationMixin):
+    """One `InPlace` in the call of one layer.
+
+    Args:
+        owner: The `InPlace`.
+        layer: Hooked layer.
+        targeted: Weights that the layer substitutes. Empty for a container.
+    """
+
+    def __init__(self, owner: InPlace, layer: keras.Layer, targeted: TargetedWeights) -> None:
+        self.in_place = owner
+        self.layer = layer
+        self.name = layer.name
+        self.parametrizations = {target.path: p for target, p in targeted}
+        self.references = owner.references
+        self.draws = _PresentDraws(owner)
+        self._call_cache = _CallCache()
+        self._own = targeted
+        self._variables = frozenset(id(target.variable) for target, _ in targeted)
+        if targeted:
+            names = {id(target.variable): target.name for target, _ in targeted}
+            reads.check_normalized(layer, names)
+
+    @property
+    def recompute(self) -> bool:  # type: ignore[override]
+        """True if no effective weight is stored for backward."""
+        return self.in_place.recompute
+
+    def _subject(self) -> keras.Layer:
+        return self.layer
+
+    def _owner(self) -> keras.Layer:
+        return self.layer
+
+    def _targeted(self) -> TargetedWeights:
+        self._call_cache.targeted_from = ()
+        return self._own
+
+    def _begun_references(self, training: bool | tf.Tensor) -> list[tf.Variable]:
+        held = super()._begun_references(training)
+        own = [v for pair in self._own for v in self.in_place.references_of(*pair)]
+        return [*held, *own]
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer, on effective weights in training.
+
+        Args:
+            function: The link before this one, or the layer's own call.
+            *args: Positional arguments of the layer's `call`.
+            **kwargs: Keyword arguments of the layer's `call`.
+        """
+        owner = self.in_place
+        training, names, values = _keras.wrapping.split_training(self.layer, args, kwargs)
+        flag = training_flag.standardize(training)
+        plain = flag is False and owner.is_stochastic
+        if plain or graphs.is_saving() and flag is not False or _keras.wrapping.is_symbolic():
+            return self._passed_on(owner, flag, function, args, kwargs)
+        present = _present_calls().get(owner)
+        if present is not None:
+            return self._run(present, flag, function, names, values)
+        if _keras.layers.awaits_call(self.layer):
+            _keras.layers.build_by_call(self.layer, args, kwargs)
+        present = owner.begin(self.layer, flag)
+        with owner.effective_reads(self.layer):
+            return self._run(present, flag, function, names, values)
+
+    def _passed_on(
+        self,
+        owner: InPlace,
+        flag: bool | tf.Tensor,
+        function: Callable[..., Any],
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> Any:
+        calls = _present_calls()
+        if owner in calls:
+            calls = {**calls, owner: calls[owner]._replace(training=flag)}
+        with _restored(calls):
+            return function(*args, **kwargs)
+
+    def _run(
+        self,
+        present: Present,
+        flag: bool | tf.Tensor,
+        function: Callable[..., Any],
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> Any:
+        outer = _present_calls()
+        covered = present.covered | self._variables
+        inner = {**outer, self.in_place: present._replace(training=flag, covered=covered)}
+        accepts = _keras.layers.accepts_training(self.layer)
+
+        # Backward may call it again, after the outermost call has ended.
+        def call(*args: Any, training: Any, **kwargs: Any) -> Any:
+            if accepts:
+                kwargs["training"] = training
+            flags = inner[self.in_place]._replace(training=training)
+            with _restored({**inner, self.in_place: flags}):
+                return function(*args, **kwargs)
+
+        if self._variables <= present.covered:
+            return call(*args, training=flag, **kwargs)
+        used = call
+        if recurrent_call.is_plain(self.layer) and hooks.is_only_link(self.layer):
+            used = functools.partial(recurrent_call.fast_or_plain_call, self.layer, call)
+        with _restored(inner):
+            return self._perturbed_call(used, args, kwargs, flag, call)
+
+
+def _distinct(layers: list[keras.Layer]) -> list[keras.Layer]:
+    return list({id(layer): layer for layer in layers}.values())
+
+
+class _Held:
+    """The parametrizations of one target, the first applied first."""
+
+    def __init__(self) -> None:
+        self.all: list[InPlace] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Held:
+        return _Held()
+
+    def __reduce__(self) -> Any:
+        return _Held, ()
+
+
+_NAME = "_tfwd_in_place"
+
+
+def of(layer: keras.Layer) -> list[InPlace]:
+    """Returns the parametrizations that have a layer as their target."""
+    held = vars(layer).get(_NAME)
+    return [] if held is None else list(held.all)
+
+
+def inside(layer: keras.Layer) -> list[InPlace]:
+    """Returns the parametrizations that have a layer, or a layer in it, as their target."""
+    return [one for inner in _distinct(_keras.layers.all_layers(layer)) for one in of(inner)]
+
+
+def around(layer: keras.Layer) -> list[InPlace]:
+    """Returns the parametrizations that hook a layer."""
+    hook = hooks.hook_of(layer)
+    return [] if hook is None else [link.in_place for link in hook.links]
+
+
+def earlier(owner: InPlace) -> list[InPlace]:
+    """Returns the parametrizations of the same layers that act before one."""
+    found: dict[int, InPlace] = {}
+    for link in owner._links:
+        hook = hooks.hook_of(link.layer)
+        if hook is not None and link in hook.links:
+            for other in hook.links[: hook.links.index(link)]:
+                found.setdefault(id(other.in_place), other.in_place)
+    return list(found.values())
+
+
+def add(owner: InPlace) -> None:
+    """Adds a parametrization to its target."""
+    owner.add()
+    held = vars(owner.target).get(_NAME)
+    if held is None:
+        held = _Held()
+        # Keras would track the attribute otherwise.
+        object.__setattr__(owner.target, _NAME, held)
+    held.all.append(owner)
+    _track(owner.target, held)
+
+
+def remove(owner: InPlace) -> None:
+    """Removes a parametrization from its target."""
+    owner.remove()
+    held = vars(owner.target)[_NAME]
+    held.all.remove(owner)
+    _track(owner.target, held)
+    if not held.all:
+        object.__delattr__(owner.target, _NAME)
+
+
+class _States(tf.Module):
+    """The states of a target's parametrizations, for TensorFlow's checkpoints."""
+
+    def __init__(self, held: _Held) -> None:
+        super().__init__()
+        self.draws = [one.draws for one in held.all]
+        self.references = [one.references for one in held.all if one.references is not None]
+
+
+def _track(target: keras.Layer, held: _Held) -> None:
+    graphs.untrack(target, _NAME)
+    if held.all:
+        graphs.track(target, _NAME, _States(held))
