@@ -29,7 +29,6 @@ from tfwd import _keras, training_flag
 from tfwd._graph import graphs
 from tfwd.layers._substitution import (
     hooks,
-    provable,
     reads,
     recomputed_calls,
     recurrent_call,
@@ -123,7 +122,7 @@ class InPlace:
             self.references = References(target.name)
             self.references.create(targeted)
         self.by_id = {id(t.variable): (t, p) for t, p in targeted}
-        self._reads_elsewhere = not provable.is_keras_own(target)
+        self._reads_elsewhere = not all(map(_is_keras_call, _keras.layers.all_layers(target)))
         self._links = [
             Link(self, layer, own)
             for layer in _distinct(_keras.layers.all_layers(target))
@@ -410,6 +409,12 @@ class Link(WeightPerturbationMixin):
             used = functools.partial(recurrent_call.fast_or_plain_call, self.layer, call)
         with _restored(inner):
             return self._perturbed_call(used, args, kwargs, flag, call)
+
+
+def _is_keras_call(layer: keras.Layer) -> bool:
+    """Returns True if a layer's call is one of Keras, which reads only the layer's own weights."""
+    known = _keras.training.is_of_keras(type(layer), "call")
+    return known and not isinstance(layer, keras.layers.Lambda)
 
 
 def _distinct(layers: list[keras.Layer]) -> list[keras.Layer]:

@@ -12,7 +12,9 @@ import tensorflow as tf
 from stacks import IS_KERAS_2, soak
 
 from conformance.table import NATURES, SEED, Case
+import tfwd
 from tfwd import _keras
+from tfwd.layers._substitution import in_place
 
 
 def each(cases: Sequence[Case]) -> Any:
@@ -52,6 +54,9 @@ def built(case: Case, seed: int | None = SEED, recompute: bool = True) -> keras.
     """Returns the case's layer, built by a call in evaluation, with the weights of `randomize`."""
     layer = case.make(seed=seed, recompute=recompute)
     run(layer, case)
+    if case.in_place is not None:
+        options = {"seed": seed, "recompute": recompute}
+        assert tfwd.parametrize(layer, case.in_place, **options, in_place=True) is layer
     randomize(layer)
     reset(layer)
     return layer
@@ -117,6 +122,8 @@ def differ(one: Any, other: Any) -> bool:
 
 def perturbing(layer: keras.Layer) -> list[keras.Layer]:
     """Returns the outermost layers that perturb weights: layers inside, or the layer itself."""
+    if found := in_place.of(layer):
+        return found
     if hasattr(layer, "effective_weights"):
         return [layer]
     return [found for inner in _keras.layers.sublayers(layer) for found in perturbing(inner)]
@@ -128,7 +135,8 @@ def effective(layer: keras.Layer, call: int) -> dict[int, tf.Tensor]:
     result = {}
     for inner in perturbing(layer):
         for name, tensor in inner.effective_weights(call).items():
-            result[positions[id(weight_named(inner, name))]] = tensor
+            holder = getattr(inner, "target", inner)
+            result[positions[id(weight_named(holder, name))]] = tensor
     return result
 
 

@@ -110,6 +110,7 @@ class Case(NamedTuple):
         rates: drop rate of each parametrized weight by its name. None: noise of `STDDEV`.
         mask_shape: shape of one mask by the shape of the weight.
         config_is_all: True if the config determines all results. References are in files only.
+        in_place: parametrizations that `tfwd.parametrize` adds in place, after the first call.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Case(NamedTuple):
     rates: dict[str, float | None]
     mask_shape: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda shape: shape
     config_is_all: bool = True
+    in_place: dict[str, P.Parametrization] | None = None
 
 
 def _functional() -> keras.Model:
@@ -318,6 +320,15 @@ def _parametrized_model(**options: Any) -> keras.Model:
     return tfwd.parametrize(model, {"kernel": P.Dropout(0.5)}, **options)
 
 
+def _in_place_case(row: Row) -> Case:
+    def make(**options: Any) -> keras.Layer:
+        return row.make()
+
+    rates = dict.fromkeys(row.default, 0.5)
+    given = {name: P.Dropout(0.5) for name in row.default}
+    return Case(f"{row.name}, in place", row, make, rates, in_place=given)
+
+
 DROPOUT = [_dropout_case(row) for row in ROWS]
 # Noise acts the same in all layers, except in lookups and in layers with loops.
 NOISE = [_noise_case(ROW[name]) for name in ("Dense", "Embedding", "LSTM", "Bidirectional")]
@@ -372,5 +383,7 @@ NATURES = [
     if case.row.name in ("Dense", "LSTM", "BatchNormalization", "user's layer")
 ]
 FURTHER = [_dropout_case(row) for row in OTHER_DIMENSIONS]
+# The same layers, with dropout added in place.
+IN_PLACE = [_in_place_case(row) for row in ROWS]
 # For properties that cannot depend on the parametrization.
 NOT_NOISE = [*DROPOUT, *MIXOUT, *OWN]

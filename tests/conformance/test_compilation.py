@@ -7,7 +7,7 @@ import tensorflow as tf
 from stacks import IS_KERAS_2, quick_rows, soak
 
 from conformance import harness
-from conformance.table import DROPOUT, NOISE, OWN, Case
+from conformance.table import DROPOUT, IN_PLACE, NOISE, OWN, Case
 
 # XLA compiles slowly, and keeps compiled functions. So there is one layer for each kind of kernel.
 _KERNELS = {
@@ -29,13 +29,14 @@ def _marks(name: str) -> list[pytest.MarkDecorator]:
 
 _COMPILED = [
     pytest.param(case, id=case.name, marks=_marks(case.name))
-    for number, case in enumerate((*DROPOUT, *OWN))
+    for number, case in enumerate((*DROPOUT, *OWN, *IN_PLACE))
     if (case in DROPOUT and number % 2 == IS_KERAS_2) or case.name in _KERNELS
 ]
 # One type for all layers, and all types for layers that store or look up weights in a special way.
 _TYPES = ("mixed_bfloat16", "float64", "bfloat16")
 _EACH_TYPE = {
     "Dense, dropout",
+    "Dense, in place",
     "Embedding, dropout",
     "LSTM, dropout",
     "Conv2D, dropout",
@@ -49,7 +50,7 @@ _POLICIES = [
         id=f"{case.name}, {policy}",
         marks=[soak] * (case.name not in _EACH_TYPE and number % 2),
     )
-    for number, case in enumerate((*DROPOUT, *OWN))
+    for number, case in enumerate((*DROPOUT, *OWN, *IN_PLACE))
     for policy in ("mixed_float16", *(_TYPES if case.name in _EACH_TYPE else ()))
     if policy != "bfloat16" or not any("recurrent" in name for name in case.rates)
 ]

@@ -9,7 +9,7 @@ import tensorflow as tf
 from stacks import quick_rows
 
 from conformance import harness
-from conformance.table import CASES, NATURES, NOT_NOISE, STDDEV, Case
+from conformance.table import CASES, IN_PLACE, NATURES, NOT_NOISE, STDDEV, Case
 
 UNSEEDED = [case for case in CASES if case.row.name in ("Dense", "Bidirectional", "Embedding")]
 
@@ -24,7 +24,7 @@ UNSEEDED = [case for case in CASES if case.row.name in ("Dense", "Bidirectional"
     "DropoutEmbedding",
     "parametrize",
 )
-@harness.each_or_half(NOT_NOISE)
+@harness.each_or_half([*NOT_NOISE, *IN_PLACE])
 def test_the_same_seed_draws_the_same_whatever_was_built_between(case: Case) -> None:
     first = harness.built(case)
     for _ in range(3):
@@ -55,7 +55,7 @@ def test_no_seed_differs_between_layers_and_follows_the_global_one(case: Case) -
     assert harness.differ(list(one.values()), list(two.values()))
 
 
-@harness.each_or_half(CASES)
+@harness.each_or_half([*CASES, *IN_PLACE])
 def test_every_training_call_draws_the_weights_that_effective_weights_announces(case: Case) -> None:
     wrapped = harness.built(case)
     raw = harness.plain(case).get_weights()
@@ -81,7 +81,7 @@ def test_every_training_call_draws_the_weights_that_effective_weights_announces(
         harness.assert_close([a for a, _ in moving], [b for _, b in moving], 1e-6)
 
 
-@harness.each_or_half(CASES)
+@harness.each_or_half([*CASES, *IN_PLACE])
 def test_the_rate_and_the_moments_are_right_within_five_sigma(case: Case) -> None:
     wrapped = harness.built(case)
     raw = [np.asarray(w) for w in wrapped.weights]

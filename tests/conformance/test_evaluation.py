@@ -13,6 +13,7 @@ from conformance.table import (
     CASES,
     DROPOUT,
     FURTHER,
+    IN_PLACE,
     NOT_NOISE,
     OTHER_DIMENSIONS,
     ROWS,
@@ -21,7 +22,7 @@ from conformance.table import (
 from tfwd import _keras, layers
 
 
-@harness.each([*CASES, *FURTHER])
+@harness.each([*CASES, *FURTHER, *IN_PLACE])
 def test_evaluation_is_bit_for_bit_the_plain_layer(case: Case) -> None:
     wrapped, plain = harness.built(case), harness.plain(case)
     for training in (False, None, tf.constant(False)):
@@ -31,7 +32,7 @@ def test_evaluation_is_bit_for_bit_the_plain_layer(case: Case) -> None:
         harness.assert_same(harness.run(wrapped, case, training=training), expected, str(training))
 
 
-@harness.each_or_half(NOT_NOISE)
+@harness.each_or_half([*NOT_NOISE, *IN_PLACE])
 def test_traced_evaluation_is_bit_for_bit_the_plain_layer(case: Case) -> None:
     """Checks that traced evaluation consists of the plain layer's operations and no other."""
     wrapped, plain = harness.built(case), harness.plain(case)
@@ -46,7 +47,7 @@ def test_traced_evaluation_is_bit_for_bit_the_plain_layer(case: Case) -> None:
     assert operations[0] == operations[1]
 
 
-@harness.each_or_half(NOT_NOISE)
+@harness.each_or_half([*NOT_NOISE, *IN_PLACE])
 def test_variables_equal_the_plain_layers_in_the_same_order(case: Case) -> None:
     wrapped, plain = harness.built(case), harness.plain(case)
 
@@ -59,7 +60,7 @@ def test_variables_equal_the_plain_layers_in_the_same_order(case: Case) -> None:
     assert len(harness.states(wrapped)) == len(harness.states(plain))
 
 
-@harness.each_or_half(NOT_NOISE)
+@harness.each_or_half([*NOT_NOISE, *IN_PLACE])
 def test_set_weights_works_both_ways(case: Case) -> None:
     wrapped, plain = harness.built(case), harness.plain(case)
     values = [np.asarray(w) + 1 for w in plain.weights]
@@ -71,7 +72,7 @@ def test_set_weights_works_both_ways(case: Case) -> None:
     harness.assert_same(plain.get_weights(), [value - 3 for value in values])
 
 
-@harness.each_or_half(NOT_NOISE)
+@harness.each_or_half([*NOT_NOISE, *IN_PLACE])
 def test_unwrap_gives_the_plain_layer_on_the_same_variables(case: Case) -> None:
     wrapped, plain = harness.built(case), harness.plain(case)
     harness.run(wrapped, case, training=True)
@@ -109,7 +110,7 @@ def test_the_default_weights(row) -> None:
     assert tuple(names) == row.default
 
 
-@harness.each_or_half(DROPOUT)
+@harness.each_or_half([*DROPOUT, *IN_PLACE])
 def test_output_spec_equals_the_plain_layers(case: Case) -> None:
     wrapped, plain = harness.model_of(harness.built(case), case), case.row
     expected = harness.model_of(plain.make(), case)

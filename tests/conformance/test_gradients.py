@@ -6,7 +6,7 @@ import tensorflow as tf
 from stacks import quick_rows, rest, soak
 
 from conformance import harness
-from conformance.table import CASES, FURTHER, NATURES, NOT_NOISE, Case
+from conformance.table import CASES, FURTHER, IN_PLACE, NATURES, NOT_NOISE, Case
 from tfwd import _keras
 from tfwd._random import random_masks
 
@@ -28,7 +28,7 @@ _BOTH = [
         id=f"{case.name}, {'recompute' if recompute else 'keep'}, {size}",
         marks=[rest] * (case not in NATURES and number % 2 == 1),
     )
-    for number, case in enumerate([*CASES, *FURTHER])
+    for number, case in enumerate([*CASES, *FURTHER, *IN_PLACE])
     for recompute in (True, False)
     if recompute or case in NATURES
     for size in _sizes(case, number)
@@ -171,7 +171,7 @@ _RECOMPUTED = [
         marks=[soak] * (case not in NATURES and number % 8 not in _FAST)
         + [rest] * (case in NATURES and mode in ("function", "loop")),
     )
-    for number, case in enumerate(NOT_NOISE)
+    for number, case in enumerate([*NOT_NOISE, *IN_PLACE])
     for mode in _MODES
     if case in NATURES or mode == _KEPT[number % 2]
     for size in _sizes(case, number // 2)
