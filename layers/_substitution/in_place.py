@@ -51,7 +51,7 @@ class Present(NamedTuple):
     """The present training call of one `InPlace`.
 
     Attributes:
-        state: int64 `[root, number of this call]`.
+        state: int64 `[root, number of this call]`. None in a call that only creates weights.
         seeds: Seed of each parametrized weight, by the weight's position.
         training: Training flag of the innermost container.
         covered: Ids of the variables that an effective layer around this point substitutes.
@@ -59,7 +59,7 @@ class Present(NamedTuple):
             graph in which each was computed.
     """
 
-    state: tf.Tensor
+    state: tf.Tensor | None
     seeds: dict[int, tf.Tensor]
     training: bool | tf.Tensor
     covered: frozenset[int]
@@ -67,6 +67,8 @@ class Present(NamedTuple):
 
 
 _local = threading.local()
+# Stands for a call that only creates weights.
+_NO_CALL = Present(None, {}, False, frozenset(), {})
 
 
 def _present_calls() -> dict[InPlace, Present]:
@@ -355,17 +357,28 @@ class Link(WeightPerturbationMixin):
         owner = self.in_place
         training, names, values = _keras.wrapping.split_training(self.layer, args, kwargs)
         flag = training_flag.standardize(training)
-        plain = flag is False and owner.is_stochastic
-        if plain or graphs.is_saving() and flag is not False or _keras.wrapping.is_symbolic():
+        is_raw = flag is False and owner.is_stochastic
+        if is_raw or graphs.is_saving() and flag is not False or _keras.wrapping.is_symbolic():
             return self._passed_on(owner, flag, function, args, kwargs)
         present = _present_calls().get(owner)
+        if present is not None and present.state is None:
+            return function(*args, **kwargs)
         if present is not None:
             return self._run(present, flag, function, names, values)
-        if _keras.layers.awaits_call(self.layer):
-            _keras.layers.build_by_call(self.layer, args, kwargs)
+        self._make_weights(flag, args, kwargs)
         present = owner.begin(self.layer, flag)
         with owner.effective_reads(self.layer):
             return self._run(present, flag, function, names, values)
+
+    def _make_weights(self, flag: bool | tf.Tensor, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Lets the layer create weights that a call of this kind uses, outside all scopes."""
+        key = flag if isinstance(flag, bool) else None
+        made_for = self._call_cache.made_for
+        if key not in made_for and _keras.layers.awaits_call(self.layer):
+            made_for.add(key)
+            with _restored({**_present_calls(), self.in_place: _NO_CALL}):
+                _keras.layers.build_by_call(self.layer, args, kwargs)
+        made_for.add(key)
 
     def _passed_on(
         self,
@@ -392,21 +405,27 @@ class Link(WeightPerturbationMixin):
         outer = _present_calls()
         covered = present.covered | self._variables
         inner = {**outer, self.in_place: present._replace(training=flag, covered=covered)}
-        accepts = _keras.layers.accepts_training(self.layer)
+        layer = self.layer
+        accepts = _keras.layers.accepts_training(layer)
 
-        # Backward may call it again, after the outermost call has ended.
-        def call(*args: Any, training: Any, **kwargs: Any) -> Any:
+        def plain(*args: Any, training: Any, **kwargs: Any) -> Any:
             if accepts:
                 kwargs["training"] = training
-            flags = inner[self.in_place]._replace(training=training)
-            with _restored({**inner, self.in_place: flags}):
-                return function(*args, **kwargs)
+            return function(*args, **kwargs)
 
+        # Backward may call it again, after the outermost call has ended.
+        def within(used: Callable[..., Any], *args: Any, training: Any, **kwargs: Any) -> Any:
+            now = inner[self.in_place]._replace(training=training)
+            with _restored({**inner, self.in_place: now}):
+                return used(*args, training=training, **kwargs)
+
+        call = functools.partial(within, plain)
         if self._variables <= present.covered:
             return call(*args, training=flag, **kwargs)
         used = call
-        if recurrent_call.is_plain(self.layer) and hooks.is_only_link(self.layer):
-            used = functools.partial(recurrent_call.fast_or_plain_call, self.layer, call)
+        if recurrent_call.is_plain(layer) and hooks.is_only_link(layer):
+            fast = functools.partial(recurrent_call.fast_or_plain_call, layer, plain)
+            used = functools.partial(within, fast)
         with _restored(inner):
             return self._perturbed_call(used, args, kwargs, flag, call)
 
