@@ -20,7 +20,7 @@ from fine_tuning_plan import BATCH, CLIP, EPOCHS, WARMUP, Run
 import tfwd
 from tfwd import _keras, optimizers
 from tfwd import parametrizations as P
-from tfwd._keras import optimizer_calls
+from tfwd._keras import training as _keras_training
 from tfwd.finetune import published, schedule, scores
 from tfwd.finetune.data import batches
 from tfwd.finetune.evaluation import Predictor, evaluate
@@ -113,7 +113,7 @@ class Training:
             predict = Predictor(made, padding, config.data.eval_batch_size, data.LENGTH)
             steps = EPOCHS * len(batches.sizes(len(corpus.encoded["train"].ids), BATCH))
             optimizer = keras.optimizers.Adam()
-            optimizer_calls.build(optimizer, made.trainable_variables)
+            _keras_training.build_optimizer(optimizer, made.trainable_variables)
             self._classifiers[key] = _Classifier(made, optimizer, predict, steps)
         found = self._classifiers[key]
         for variable in found.optimizer.variables:

@@ -182,7 +182,7 @@ class ParametrizedModel(keras.Model):
         self.parametrized = Parametrized(
             model, parametrizations, seed, recompute, share_across_replicas, name=model.name
         )
-        _keras.wrapping.adopt_call(self, model)
+        _keras.layers.adopt_call(self, model)
         self.built = _keras.layers.has_weights(model)
 
     def set_weights(self, weights: Any) -> None:

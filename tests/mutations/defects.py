@@ -387,7 +387,8 @@ DEFECTS = [
     Defect(
         "going back to an epoch leaves the optimizer's variables",
         "tfwd/numerics/checked_step/variables.py",
-        "found += [v for optimizer in optimizers for v in optimizer_calls.state(optimizer)]",
+        "found += [v for optimizer in optimizers "
+        "for v in _keras_training.optimizer_state(optimizer)]",
         "found += []",
         ("tests/callbacks/test_finite_check_restore.py", "-k", "goes_back"),
     ),
