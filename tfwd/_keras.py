@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
+from tfwd._keras_shared.own_code import is_of_keras
 from tfwd._keras_shared.patching import patched
 from tfwd._keras_shared.scopes import present_graph
 
@@ -57,6 +58,7 @@ __all__ = [
     "calls",
     "copies",
     "formulas",
+    "is_of_keras",
     "layers",
     "ops",
     "patched",

@@ -170,7 +170,7 @@ class ParametrizedModel(keras.Model):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        own = [name for name in _STEPS if not _keras.training.is_of_keras(type(model), name)]
+        own = [name for name in _STEPS if not _keras.is_of_keras(type(model), name)]
         if own:
             kind = type(model).__name__
             warnings.warn(

@@ -16,6 +16,7 @@ from keras.src.saving import serialization_lib
 
 from tfwd._keras2.layers import GRAPHS
 from tfwd._keras_shared import copies
+from tfwd._keras_shared.own_code import is_of_keras
 
 
 def serialize(layer: Any) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def _by_class_name(value: dict[str, Any], custom_objects: Any) -> Any:
 
 def is_layer_graph(model: Any) -> bool:
     """Returns True for a Sequential or functional model of Keras's own class. It can be cloned."""
-    return isinstance(model, GRAPHS) and type(model).__module__.startswith("keras.")
+    return isinstance(model, GRAPHS) and is_of_keras(type(model))
 
 
 def clone(model: Any, function: Callable[[Any], Any]) -> Any:

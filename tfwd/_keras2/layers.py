@@ -17,6 +17,7 @@ from keras.src.mixed_precision import autocast_variable
 from keras.src.utils import generic_utils, layer_utils
 
 from tfwd._keras2.variables import Substitution
+from tfwd._keras_shared.own_code import is_of_keras
 
 KerasTensor: Any = keras_tensor.KerasTensor
 Datasets: Any = keras.utils.Sequence
@@ -151,9 +152,8 @@ def awaits_call(layer: Any) -> bool:
 
 def _never_has_weights(layer: Any) -> bool:
     """Returns True for a layer of Keras that needs no building, such as `ReLU`."""
-    own = type(layer).__module__.startswith("keras.")
     made_by_call = isinstance(layer, keras.layers.MultiHeadAttention)
-    return own and not made_by_call and generic_utils.is_default(layer.build)
+    return is_of_keras(type(layer)) and not made_by_call and generic_utils.is_default(layer.build)
 
 
 def embedding_matrix(layer: Any) -> tf.Variable:

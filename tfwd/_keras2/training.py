@@ -24,7 +24,7 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 
 from tfwd._keras2.wrapped_optimizers import Legacy, New, leaves
-from tfwd._keras_shared.training import computed_loss, is_of_keras, is_own_step
+from tfwd._keras_shared.training import computed_loss, is_own_step
 
 __all__ = [
     "BACKUP_ARGUMENTS",
@@ -35,7 +35,6 @@ __all__ = [
     "computed_loss",
     "epochs_in_backup",
     "is_compiled",
-    "is_of_keras",
     "is_own_step",
     "iterator_from",
     "loss_as_compiled",

@@ -24,6 +24,7 @@ from tfwd._keras2.optimizer_kinds import (
     leaves,
 )
 from tfwd._keras_shared.holding import OptimizerHolder
+from tfwd._keras_shared.own_code import defining_class
 
 
 def name(optimizer: Any) -> str:
@@ -314,6 +315,6 @@ class OptimizerWrapper(OptimizerHolder, metaclass=PicksOptimizerBase):
 
 def _goes_on_with_keras(leaf: Any, method: str) -> bool:
     """Returns True if a method of tensorflow-addons calls Keras's own method."""
-    definer = next(cls for cls in type(leaf).__mro__ if method in vars(cls))
+    definer = defining_class(type(leaf), method)
     addons = definer.__module__.startswith("tensorflow_addons.")
     return addons and definer.__name__ in _FOLLOWABLE

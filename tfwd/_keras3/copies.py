@@ -10,6 +10,7 @@ import keras
 from keras.src.backend.common import global_state as _global_state
 
 from tfwd._keras_shared import copies
+from tfwd._keras_shared.own_code import is_of_keras
 
 
 def serialize(layer: keras.Layer) -> dict[str, Any]:
@@ -45,7 +46,7 @@ _GRAPHS = (keras.Sequential, keras.src.models.Functional)
 
 def is_layer_graph(model: keras.Layer) -> bool:
     """Returns True for a Sequential or functional model of Keras's own class. It can be cloned."""
-    return isinstance(model, _GRAPHS) and type(model).__module__.startswith("keras.")
+    return isinstance(model, _GRAPHS) and is_of_keras(type(model))
 
 
 def clone(model: keras.Model, function: Callable[[Any], Any]) -> keras.Model:

@@ -17,7 +17,7 @@ from keras.optimizers import Optimizer
 from keras.src.backend.tensorflow.trainer import reduce_per_replica
 from keras.src.trainers.compile_utils import CompileLoss
 
-from tfwd._keras_shared.training import computed_loss, is_of_keras, is_own_step
+from tfwd._keras_shared.training import computed_loss, is_own_step
 
 __all__ = [
     "BACKUP_ARGUMENTS",
@@ -28,7 +28,6 @@ __all__ = [
     "computed_loss",
     "epochs_in_backup",
     "is_compiled",
-    "is_of_keras",
     "is_own_step",
     "iterator_from",
     "loss_as_compiled",
