@@ -444,7 +444,7 @@ DEFECTS = [
     Defect(
         "bad steps in a row are counted over good ones",
         "tfwd/callbacks/finite_check.py",
-        "        self._consecutive = 0\n        self.scaled_down",
+        "        self._policy.good_step()\n        self.scaled_down",
         "        self.scaled_down",
         (*FINITE, "-k", "skip or row"),
     ),
@@ -478,9 +478,9 @@ DEFECTS = [
     ),
     Defect(
         "a run goes back to weights that it does not have",
-        "tfwd/runs/training/divergence.py",
-        "                variable.assign(value)",
-        "                pass",
+        "tfwd/numerics/bad_steps.py",
+        "            variable.assign(value)",
+        "            pass",
         ("tests/lm/test_divergence.py", "-k", "going_back", "-m", ""),
     ),
     Defect(
