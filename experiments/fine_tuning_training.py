@@ -106,8 +106,7 @@ class Training:
             corpus = self._texts[task]
             made = make_model(config, corpus.vocabulary)
             if not self._weights:
-                path = config.model.pretrained
-                published.load_weights(made.encoder, corpus.vocabulary.encoder, path)
+                published.load_weights(made.encoder, config.model.pretrained)
                 self._weights = [np.asarray(weight) for weight in made.encoder.weights]
             padding = corpus.vocabulary.padding_id
             predict = Predictor(made, padding, config.data.eval_batch_size, data.LENGTH)
