@@ -20,7 +20,7 @@ from fine_tuning_plan import BATCH, CLIP, EPOCHS, WARMUP, Run
 import tfwd
 from tfwd import _keras, optimizers
 from tfwd import parametrizations as P
-from tfwd._keras import optimizer_calls
+from tfwd._keras import training as _keras_training
 from tfwd.finetune import published, schedule, scores
 from tfwd.finetune.data import batches
 from tfwd.finetune.evaluation import Predictor, evaluate
@@ -106,14 +106,13 @@ class Training:
             corpus = self._texts[task]
             made = make_model(config, corpus.vocabulary)
             if not self._weights:
-                path = config.model.pretrained
-                published.load_weights(made.encoder, corpus.vocabulary.encoder, path)
+                published.load_weights(made.encoder, config.model.pretrained)
                 self._weights = [np.asarray(weight) for weight in made.encoder.weights]
             padding = corpus.vocabulary.padding_id
             predict = Predictor(made, padding, config.data.eval_batch_size, data.LENGTH)
             steps = EPOCHS * len(batches.sizes(len(corpus.encoded["train"].ids), BATCH))
             optimizer = keras.optimizers.Adam()
-            optimizer_calls.build(optimizer, made.trainable_variables)
+            _keras_training.build_optimizer(optimizer, made.trainable_variables)
             self._classifiers[key] = _Classifier(made, optimizer, predict, steps)
         found = self._classifiers[key]
         for variable in found.optimizer.variables:

@@ -94,4 +94,4 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> DropoutEmbedding:
-        return cls(**{**config, "rate": _keras.configs.deserialize(config["rate"])})
+        return cls(**{**config, "rate": _keras.copies.deserialize(config["rate"])})

@@ -117,4 +117,4 @@ class LockedDropout(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LockedDropout:
-        return cls(**{**config, "rate": _keras.configs.deserialize(config["rate"])})
+        return cls(**{**config, "rate": _keras.copies.deserialize(config["rate"])})

@@ -17,7 +17,7 @@ from tfwd.parametrizations import Parametrization
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.Wrapper):
+class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wrapper):
     """A wrapper that runs a layer on functions of its weights, such as dropped or noisy copies.
 
     Formula: a call computes `layer(x; w')`. `w'_i = p_i(w_i)` for each weight `i` that a pattern
@@ -111,7 +111,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
             parametrizations = dict(parametrizations)
         self._init_perturbation(parametrizations, seed, recompute, share_across_replicas)
         self.draws.wrapper = self.name
-        _keras.wrapping.adopt_call(self, layer)
+        _keras.layers.adopt_call(self, layer)
 
     @property
     def weight_patterns(self) -> list[str] | None:
@@ -131,7 +131,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
     def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
         if training is not None:
             kwargs["training"] = training
-        function, args, kwargs = _keras.wrapping.inner_call(self, args, kwargs)
+        function, args, kwargs = _keras.layers.inner_call(self, args, kwargs)
         training = kwargs.pop("training", None)
         self._make_weights(args, kwargs, training)
         unperturbed = function
@@ -181,12 +181,12 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
     @property
     def reset_state(self) -> Any:
         """The wrapped layer's `reset_state()`, if it has one."""
-        return _keras.recurrent.reset_states(self.layer)
+        return _keras.formulas.reset_states(self.layer)
 
     @property
     def reset_states(self) -> Any:
         """Keras 2's name of `reset_state`."""
-        return _keras.recurrent.reset_states(self.layer)
+        return _keras.formulas.reset_states(self.layer)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Rejects quantization.
@@ -210,7 +210,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
             self.built = True
 
     def load_own_variables(self, store: Any) -> None:
-        if _keras.configs.is_absent(store):
+        if _keras.copies.is_absent(store):
             raise plain_file(self.name)
         super().load_own_variables(store)
 
@@ -230,7 +230,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
         config.pop("batch_input_shape", None)  # Keras 2 adds it to a first layer
         return {
             **config,
-            "layer": _keras.configs.serialize(self.layer),
+            "layer": _keras.copies.serialize(self.layer),
             "parametrizations": _serialized(self.parametrizations),
             "seed": self.seed,
             "recompute": self.recompute,
@@ -246,7 +246,7 @@ class Parametrized(WeightPerturbationMixin, _keras.wrapping.Wraps, keras.layers.
             )
         return cls(
             **{
-                key: _keras.configs.deserialize(value, custom_objects)
+                key: _keras.copies.deserialize(value, custom_objects)
                 if isinstance(value, dict)
                 else value
                 for key, value in config.items()

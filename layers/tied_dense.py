@@ -120,15 +120,15 @@ class TiedDense(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "embedding": _keras.configs.serialize(self.embedding),
+            "embedding": _keras.copies.serialize(self.embedding),
             "use_bias": self.use_bias,
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TiedDense:
-        embedding = _keras.configs.deserialize(config["embedding"])
-        if not _keras.configs.keeps_sharing():
+        embedding = _keras.copies.deserialize(config["embedding"])
+        if not _keras.copies.keeps_sharing():
             warnings.warn(
                 f"TiedDense '{config.get('name')}' is made from a config and has its own "
                 f"embedding. It is not tied to another layer '{embedding.name}', because layers "

@@ -21,7 +21,7 @@ from tfwd.finite import all_finite
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class ApplyIfFinite(_keras.optimizer_wrapper.OptimizerWrapper):
+class ApplyIfFinite(_keras.wrapped_optimizers.OptimizerWrapper):
     """An optimizer wrapper that skips steps with NaN or infinite gradients.
 
     A step is bad if any element of a gradient is NaN or infinite. It is also bad if the learning

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
+from tfwd._keras_shared.own_code import is_of_keras
 from tfwd._keras_shared.patching import patched
 from tfwd._keras_shared.scopes import present_graph
 
@@ -27,63 +28,43 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
 
 if IS_KERAS_2 and not TYPE_CHECKING:
     from tfwd._keras2 import (
-        backup,
         calls,
-        configs,
-        convolutions,
         copies,
+        formulas,
         layers,
         ops,
-        optimizer_calls,
-        optimizer_wrapper,
-        recurrent,
-        substitution,
         training,
         updates,
         variables,
         wrapped_optimizers,
-        wrapping,
     )
 else:
     from keras import ops
 
     from tfwd._keras3 import (
-        backup,
         calls,
-        configs,
-        convolutions,
         copies,
+        formulas,
         layers,
-        optimizer_calls,
-        optimizer_wrapper,
-        recurrent,
-        substitution,
         training,
         updates,
         variables,
         wrapped_optimizers,
-        wrapping,
     )
 
 __all__ = [
     "GENERATION",
     "IS_KERAS_2",
-    "backup",
     "calls",
-    "configs",
-    "convolutions",
     "copies",
+    "formulas",
+    "is_of_keras",
     "layers",
     "ops",
-    "optimizer_calls",
-    "optimizer_wrapper",
     "patched",
     "present_graph",
-    "recurrent",
-    "substitution",
     "training",
     "updates",
     "variables",
     "wrapped_optimizers",
-    "wrapping",
 ]

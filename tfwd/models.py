@@ -43,8 +43,8 @@ def parametrize(
     The given model is not changed, and still computes with the raw weights.
 
     Args:
-        model: Sequential, functional or subclassed Keras model. With `in_place=True` any built layer
-            or model.
+        model: Sequential, functional or subclassed Keras model. With `in_place=True` it may be any
+            built layer or model.
         parametrizations: dict from a pattern on the weights' paths to a parametrization, as in
             `tfwd.layers.Parametrized`. A pattern is matched against the whole model. It is an error
             if it matches nothing. (A subclassed model without weights is checked in its first
@@ -264,7 +264,7 @@ class ParametrizedModel(keras.Model):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        own = [name for name in _STEPS if not _keras.training.is_of_keras(type(model), name)]
+        own = [name for name in _STEPS if not _keras.is_of_keras(type(model), name)]
         if own:
             kind = type(model).__name__
             warnings.warn(
@@ -276,7 +276,7 @@ class ParametrizedModel(keras.Model):
         self.parametrized = Parametrized(
             model, parametrizations, seed, recompute, share_across_replicas, name=model.name
         )
-        _keras.wrapping.adopt_call(self, model)
+        _keras.layers.adopt_call(self, model)
         self.built = _keras.layers.has_weights(model)
 
     def set_weights(self, weights: Any) -> None:

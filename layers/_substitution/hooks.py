@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 
@@ -28,14 +28,14 @@ class Hook:
     """
 
     # This attribute tells AutoGraph that there is nothing to convert.
-    autograph_info__: dict[str, Any] = {}
+    autograph_info__: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, layer: keras.Layer) -> None:
         self.layer = layer
         self.links: list[Callable[..., Any]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        function = _keras.wrapping.own_call(self.layer)
+        function = _keras.layers.own_call(self.layer)
         for link in self.links:
             function = functools.partial(link, function)
         return function(*args, **kwargs)
@@ -43,10 +43,10 @@ class Hook:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Returns the plain call of the copied layer: a copy is not parametrized."""
         copied = memo.get(id(self.layer), self.layer)
-        return _keras.wrapping.bound_call(copied)
+        return _keras.layers.bound_call(copied)
 
     def __reduce__(self) -> Any:
-        return _keras.wrapping.bound_call, (self.layer,)
+        return _keras.layers.bound_call, (self.layer,)
 
 
 Hook.__call__.autograph_info__ = {}  # type: ignore[attr-defined]

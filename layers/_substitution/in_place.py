@@ -32,8 +32,6 @@ from tfwd.layers._substitution import (
     reads,
     recomputed_calls,
     recurrent_call,
-    references,
-    weight_selection,
 )
 from tfwd.layers._substitution.references import References
 from tfwd.layers._substitution.seed_stream import SeedStream, checked_seed
@@ -263,7 +261,7 @@ class InPlace:
         return [BoundParametrization(parametrization.at(number), seed, True, values)]
 
 
-class _Reads(_keras.substitution.Substitution):
+class _Reads(_keras.variables.Substitution):
     """A substitution of weights that are read outside a call of their own layer."""
 
     def __init__(self, owner: InPlace) -> None:
@@ -355,10 +353,10 @@ class Link(WeightPerturbationMixin):
             **kwargs: Keyword arguments of the layer's `call`.
         """
         owner = self.in_place
-        training, names, values = _keras.wrapping.split_training(self.layer, args, kwargs)
+        training, names, values = _keras.layers.split_training(self.layer, args, kwargs)
         flag = training_flag.standardize(training)
         is_raw = flag is False and owner.is_stochastic
-        if is_raw or graphs.is_saving() and flag is not False or _keras.wrapping.is_symbolic():
+        if is_raw or (graphs.is_saving() and flag is not False) or _keras.layers.is_symbolic():
             return self._passed_on(owner, flag, function, args, kwargs)
         present = _present_calls().get(owner)
         if present is not None and present.state is None:
@@ -432,7 +430,7 @@ class Link(WeightPerturbationMixin):
 
 def _is_keras_call(layer: keras.Layer) -> bool:
     """Returns True if a layer's call is one of Keras, which reads only the layer's own weights."""
-    known = _keras.training.is_of_keras(type(layer), "call")
+    known = _keras.is_of_keras(type(layer), "call")
     return known and not isinstance(layer, keras.layers.Lambda)
 
 

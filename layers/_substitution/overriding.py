@@ -74,4 +74,4 @@ def _is_overridden(layer: Any, kind: type, ours: bool) -> bool:
     if not methods.isdisjoint(own):
         return True
     called = (getattr(kind, name, None) for name in _CALLED)
-    return any(f is not None and not f.__module__.startswith("keras.") for f in called)
+    return any(f is not None and not _keras.is_of_keras(f) for f in called)

@@ -212,12 +212,12 @@ class BiModalEncoder(Composite):
         stacks = {"first": self.first, "second": self.second}
         return {
             **super().get_config(),
-            **{name: _keras.configs.serialize(stack) for name, stack in stacks.items()},
+            **{name: _keras.copies.serialize(stack) for name, stack in stacks.items()},
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> BiModalEncoder:
-        stacks = {name: _keras.configs.deserialize(config[name]) for name in ("first", "second")}
+        stacks = {name: _keras.copies.deserialize(config[name]) for name in ("first", "second")}
         return cls.with_flags(config, lambda own: cls(**{**own, **stacks}))
 
     def _connection(self, stack: TransformerStack, heads: int, size: int, name: str) -> Connection:

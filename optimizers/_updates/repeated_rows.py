@@ -40,7 +40,7 @@ def summed(gradient: Any) -> Any:
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
-class SumsRows(_keras.optimizer_wrapper.OptimizerWrapper):
+class SumsRows(_keras.wrapped_optimizers.OptimizerWrapper):
     """A wrapper whose optimizer sees each row of a sparse gradient once.
 
     Args:

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 from stacks import IS_KERAS_2, soak
 
-from conformance.table import NATURES, SEED, Case
 import tfwd
+from conformance.table import NATURES, SEED, Case
 from tfwd import _keras
 from tfwd.layers._substitution import in_place
 

@@ -30,7 +30,7 @@ def vocabulary(data, pretrained):
 def filled(config, vocabulary):
     model = make_model(config, vocabulary)
     path = config.model.pretrained
-    missing = published.load_weights(classifier_of(model).encoder, vocabulary.encoder, path)
+    missing = published.load_weights(classifier_of(model).encoder, path)
     return model, missing
 
 

@@ -8,7 +8,7 @@ from tables import with_slow_rest
 from training_tools import StopAfter, log, make_config, write_text
 
 from tfwd import _keras
-from tfwd._keras import optimizer_calls
+from tfwd._keras import training as _keras_training
 from tfwd.lm.commands.train import train
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.step import TrainStep
@@ -107,7 +107,7 @@ def test_half_precision_scales_the_loss(name):
         make(make_optimizer(name, RATE, dtype_policy=policy), policy)
         for policy in ("float32", "mixed_float16")
     )
-    assert optimizer_calls.scales_loss(half.optimizer) and not optimizer_calls.scales_loss(
+    assert _keras_training.scales_loss(half.optimizer) and not _keras_training.scales_loss(
         plain.optimizer
     )
     for _ in range(2):
@@ -154,8 +154,10 @@ def test_arguments_of_an_optimizer():
 
 
 def test_without_tensorflow_addons_the_extra_and_the_nearest_are_named(monkeypatch):
-    there = [name for name in optimizer_calls.names() if not name.startswith("tfa.")]
-    monkeypatch.setattr(optimizer_calls, "names", lambda: [*there, *({"Lamb"} - {*there})])
+    there = [name for name in _keras_training.optimizer_names() if not name.startswith("tfa.")]
+    monkeypatch.setattr(
+        _keras_training, "optimizer_names", lambda: [*there, *({"Lamb"} - {*there})]
+    )
     for name, nearest in {
         "tfa.LAMB": "Lamb",
         "tfa.lazyadam": "Adam",

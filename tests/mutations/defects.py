@@ -387,7 +387,8 @@ DEFECTS = [
     Defect(
         "going back to an epoch leaves the optimizer's variables",
         "tfwd/numerics/checked_step/variables.py",
-        "found += [v for optimizer in optimizers for v in optimizer_calls.state(optimizer)]",
+        "found += [v for optimizer in optimizers "
+        "for v in _keras_training.optimizer_state(optimizer)]",
         "found += []",
         ("tests/callbacks/test_finite_check_restore.py", "-k", "goes_back"),
     ),
@@ -443,7 +444,7 @@ DEFECTS = [
     Defect(
         "bad steps in a row are counted over good ones",
         "tfwd/callbacks/finite_check.py",
-        "        self._consecutive = 0\n        self.scaled_down",
+        "        self._policy.good_step()\n        self.scaled_down",
         "        self.scaled_down",
         (*FINITE, "-k", "skip or row"),
     ),
@@ -477,9 +478,9 @@ DEFECTS = [
     ),
     Defect(
         "a run goes back to weights that it does not have",
-        "tfwd/runs/training/divergence.py",
-        "                variable.assign(value)",
-        "                pass",
+        "tfwd/numerics/bad_steps.py",
+        "            variable.assign(value)",
+        "            pass",
         ("tests/lm/test_divergence.py", "-k", "going_back", "-m", ""),
     ),
     Defect(

@@ -13,7 +13,7 @@ from stacks import extended
 from training_tools import StopAfter
 
 from tfwd import _keras
-from tfwd._keras import optimizer_calls
+from tfwd._keras import training as _keras_training
 from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import Score
 from tfwd.runs.program import Program
@@ -83,15 +83,15 @@ class Step:
     def __init__(self, model, state, optimizer):
         self.model, self.state, self.optimizer = model, state, optimizer
         self.averaging, self.unused = find_averaging(optimizer), []
-        optimizer_calls.build(optimizer, model.trainable_variables)
+        _keras_training.build_optimizer(optimizer, model.trainable_variables)
 
     def __call__(self, x, y):
         variables = self.model.trainable_variables
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(self.model(x) - y))
         tensors = [_keras.variables.tf_variable(v) for v in variables]
-        optimizer_calls.set_learning_rate(self.optimizer, self.state.learning_rate)
-        optimizer_calls.apply(self.optimizer, tape.gradient(loss, tensors), variables)
+        _keras_training.set_learning_rate(self.optimizer, self.state.learning_rate)
+        _keras_training.make_step(self.optimizer, tape.gradient(loss, tensors), variables)
         self.state.step.assign_add(1)
         for nats, count in (
             (self.state.epoch_nats, self.state.epoch_tokens),

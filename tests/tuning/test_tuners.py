@@ -94,7 +94,7 @@ def test_rates_makes_what_parametrize_makes():
     (drop,), (noise,) = (each.parametrizations.values() for each in (hidden, hidden.layer))
     assert repr(drop) == repr(P.Dropout(0.5)) and repr(noise) == repr(P.GaussianNoise(0.1))
     assert [type(layer).__name__ for layer in model.layers] == ["Flatten", *["Parametrized"] * 2]
-    assert _keras.backup.is_compiled(model)
+    assert _keras.training.is_compiled(model)
 
 
 def test_a_weight_that_two_patterns_match_has_noise_and_dropout():
@@ -146,7 +146,7 @@ def test_rates_of_a_subclassed_model_trains():
         return model
 
     model = tuning.rates(make, {"kernel": 0.5}).build(tuning.space.keras_tuner.HyperParameters())
-    assert _keras.backup.is_compiled(model)
+    assert _keras.training.is_compiled(model)
     model.fit(X[:, 0], Y, verbose=0)
 
 

@@ -63,7 +63,7 @@ def call(
         >>> dense(x).numpy().item()
         3.0
     """
-    with _keras.substitution.Substitution(list(values), capture) as scope:
+    with _keras.variables.Substitution(list(values), capture) as scope:
         # Outside the scope, a variable among the outputs would have its own value again.
         outputs = tf.nest.map_structure(_read, function())
     updates = list(scope.updates.values())

@@ -3,28 +3,34 @@
 Keras has no hooks. During a pass, the `call` of some classes is replaced by a function that uses
 the present thread's handler, or the original call. Other threads are not affected. Subclasses that
 call `super().call`, and wrappers that call `layer.call`, are intercepted too.
+
+Keras 2 draws with operations whose state is not in a variable, so it cannot be restored. But all
+its layers draw through one class. Its methods are replaced too, to record what one pass draws and
+to replay it in another.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend import RandomGenerator
 from keras.src.engine.compile_utils import match_dtype_and_rank
 from keras.src.losses import LossFunctionWrapper
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 
-from tfwd._keras2.draws import Draws
 from tfwd._keras2.layers import NoAutographLayer, all_layers
-from tfwd._keras2.substitution import Substitution
-from tfwd._keras2.variables import tf_variable
+from tfwd._keras2.variables import Substitution, present_scope, tf_variable
 from tfwd._keras_shared import interception, scopes
 from tfwd._keras_shared.interception import Handler, calls_of, not_intercepted
+from tfwd._keras_shared.patching import patched
 
 __all__ = [
     "Captured",
@@ -32,18 +38,121 @@ __all__ = [
     "Handler",
     "Observed",
     "calls_of",
-    "initial_states",
     "intercepted",
     "is_rematerialized",
     "loss_arguments",
     "loss_object",
     "not_intercepted",
-    "recurrent_arguments",
-    "recurrent_dropout",
     "regularization",
     "to_same_rank",
     "users_code",
 ]
+
+_METHODS = ("random_normal", "random_uniform", "truncated_normal", "dropout")
+
+_here = threading.local()
+_numbers = itertools.count(1)
+
+
+class Draws:
+    """The draws of one pass, in their order. It is true if there are any.
+
+    Attributes:
+        inside: bool. Something was drawn in an inner graph, of a loop or a branch. No other pass
+            can see such a draw.
+    """
+
+    def __init__(self) -> None:
+        self.inside = False
+        self._drawn: list[tuple[str, tf.Tensor]] = []
+        self._next: int | None = None  # number of the next draw to replay
+        self._graph: tf.Graph | None = None
+
+    def __bool__(self) -> bool:
+        return self.inside or bool(self._drawn)
+
+    def recorded(self) -> contextlib.AbstractContextManager[None]:
+        """Records the draws in the body."""
+        return self._installed(None)
+
+    def replayed(self) -> contextlib.AbstractContextManager[None]:
+        """Repeats the recorded draws in the body, if they have the same shapes."""
+        return self._installed(0)
+
+    @contextlib.contextmanager
+    def _installed(self, first: int | None) -> Iterator[None]:
+        before = getattr(_here, "draws", None)
+        _here.draws, self._next, self._graph = self, first, scopes.present_graph()
+        try:
+            with patched(_PATCHES):
+                yield
+        finally:
+            _here.draws = before
+
+    def draw(self, name: str, generator: RandomGenerator, args: tuple, kwargs: dict) -> tf.Tensor:
+        """Replaces a method of Keras's generator."""
+        if name == "dropout":
+            inputs, *rest = args
+            mask = self._value(name, generator, (tf.ones_like(inputs), *rest), kwargs)
+            return tf.where(mask > 0, inputs * mask, tf.zeros_like(inputs))
+        return self._value(name, generator, args, kwargs)
+
+    def _value(self, name: str, generator: RandomGenerator, args: tuple, kwargs: dict) -> tf.Tensor:
+        if _is_captured():
+            generator = _without_side_effects()
+        if scopes.present_graph() is not self._graph:
+            self.inside = True
+            return _OWN[name](generator, *args, **kwargs)
+        if self._next is None:
+            value = _OWN[name](generator, *args, **kwargs)
+            self._drawn.append((name, value))
+            return value
+        number, self._next = self._next, self._next + 1
+        fresh = functools.partial(_OWN[name], generator, *args, **kwargs)
+        if number >= len(self._drawn) or self._drawn[number][0] != name:
+            return fresh()
+        kept = self._drawn[number][1]
+        shape = tf.TensorShape(args[0].shape if name == "dropout" else _shape(args, kwargs))
+        return kept if shape.is_compatible_with(kept.shape) else fresh()
+
+
+def _shape(args: tuple, kwargs: dict) -> Any:
+    shape = args[0] if args else kwargs["shape"]
+    return tf.get_static_value(shape) if tf.is_tensor(shape) else shape
+
+
+def _is_captured() -> bool:
+    """Returns True if the present call must have no side effects."""
+    scope = present_scope()
+    while scope is not None:
+        if scope.capture:
+            return True
+        scope = scope.original_scope
+    return False
+
+
+def _without_side_effects() -> RandomGenerator:
+    """Returns a generator whose draws change neither the layer's state nor TensorFlow's."""
+    number = next(_numbers)
+    seed: Any = number
+    if not tf.executing_eagerly():  # otherwise a function would draw the same in each call
+        seed = tf.random.uniform([], maxval=2**31 - 1, dtype=tf.int32, seed=number)
+    return RandomGenerator(seed, rng_type=RandomGenerator.RNG_STATELESS)
+
+
+def _drawing(name: str, own: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    @functools.wraps(own)
+    def method(self: RandomGenerator, *args: Any, **kwargs: Any) -> tf.Tensor:
+        draws = getattr(_here, "draws", None)
+        if draws is None:
+            return own(self, *args, **kwargs)
+        return draws.draw(name, self, args, kwargs)
+
+    return method
+
+
+_OWN = {name: getattr(RandomGenerator, name) for name in _METHODS}
+_PATCHES = [(RandomGenerator, name, functools.partial(_drawing, name)) for name in _METHODS]
 
 
 def intercepted(
@@ -111,51 +220,6 @@ def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.T
     if weights.shape.rank == values.shape.rank + 1 and weights.shape[-1] == 1:
         weights = tf.squeeze(weights, [-1])
     return values, weights
-
-
-def recurrent_arguments(
-    layer: Any,
-    sequences: Any,
-    mask: Any = None,
-    training: Any = None,
-    initial_state: Any = None,
-    constants: Any = None,
-) -> tuple[tf.Tensor, Any, Any, Any] | None:
-    """Returns a recurrent layer's inputs, first states, mask and flag, or None for another loop."""
-    if not isinstance(sequences, tf.Tensor) or constants is not None or layer.time_major:
-        return None
-    return sequences, initial_state, mask, training
-
-
-def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tensor]:
-    """Returns the first states of a recurrent layer with one cell, as its call computes them."""
-    _, given, _ = layer._process_inputs(sequences, given, None)
-    # For a stateful layer Keras passes the variables, which the last states will overwrite.
-    return [tf.cast(tf.convert_to_tensor(s), layer.cell.compute_dtype) for s in given]
-
-
-# Number of masks that Keras draws in a layer's call. The products need one of them.
-_MASKS = {keras.layers.SimpleRNN: 1, keras.layers.GRU: 3, keras.layers.LSTM: 4}
-
-
-def recurrent_dropout(
-    layer: Any, sequences: tf.Tensor, states: list[tf.Tensor]
-) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-    """Returns the dropout factors of a recurrent layer's inputs and states in one training call."""
-    count = next(number for kind, number in _MASKS.items() if isinstance(layer, kind))
-
-    def first(masks: Any) -> tf.Tensor | None:
-        return masks[0] if isinstance(masks, (list, tuple)) else masks
-
-    if getattr(layer, "_could_use_gpu_kernel", False):
-        # The layer itself applies dropout to all time steps, with a separate mask for each.
-        layer.reset_dropout_mask()
-        return first(layer.get_dropout_mask_for_cell(sequences, True, count=count)), None
-    cell = layer.cell
-    layer._maybe_reset_cell_dropout_mask(cell)
-    inputs = first(cell.get_dropout_mask_for_cell(sequences[:, 0, :], True, count=count))
-    factor = first(cell.get_recurrent_dropout_mask_for_cell(states[0], True, count=count))
-    return None if inputs is None else inputs[:, tf.newaxis], factor
 
 
 def regularization(model: keras.Model) -> list[tf.Tensor | None]:

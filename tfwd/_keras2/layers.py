@@ -1,16 +1,25 @@
-"""Layers of Keras 2.15: their build, call state, masks and sublayers."""
+"""Layers of Keras 2.15: their build, call state, masks, sublayers and wrappers.
+
+A wrapper takes over the call of the layer inside it.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import inspect
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.engine import base_layer_utils, functional, keras_tensor
 from keras.src.mixed_precision import autocast_variable
-from keras.src.utils import generic_utils
+from keras.src.utils import generic_utils, layer_utils
+
+from tfwd._keras2.variables import Substitution
+from tfwd._keras_shared.interception import named_after
+from tfwd._keras_shared.own_code import is_of_keras
 
 KerasTensor: Any = keras_tensor.KerasTensor
 Datasets: Any = keras.utils.Sequence
@@ -145,9 +154,8 @@ def awaits_call(layer: Any) -> bool:
 
 def _never_has_weights(layer: Any) -> bool:
     """Returns True for a layer of Keras that needs no building, such as `ReLU`."""
-    own = type(layer).__module__.startswith("keras.")
     made_by_call = isinstance(layer, keras.layers.MultiHeadAttention)
-    return own and not made_by_call and generic_utils.is_default(layer.build)
+    return is_of_keras(type(layer)) and not made_by_call and generic_utils.is_default(layer.build)
 
 
 def embedding_matrix(layer: Any) -> tf.Variable:
@@ -196,3 +204,147 @@ def is_altered(layer: Any) -> bool:
         or getattr(layer, "sparse", False)
         or getattr(layer, "_use_one_hot_matmul", False)
     )
+
+
+def bound_call(layer: Any) -> Callable[..., Any]:
+    """Returns the `call` of a layer's class."""
+    return types.MethodType(type(layer).call, layer)
+
+
+def own_call(layer: Any) -> Callable[..., Any]:
+    """Returns the `call` of a layer's class as Keras would call it here.
+
+    Keras lets AutoGraph convert the calls of custom layers.
+    """
+    call = bound_call(layer)
+    autograph = tf.__internal__.autograph
+    is_custom = base_layer_utils.is_subclassed(layer)
+    if not is_custom or base_layer_utils.from_saved_model(layer) or tf.executing_eagerly():
+        return call
+    return autograph.tf_convert(call, autograph.control_status_ctx())
+
+
+def split_training(
+    layer: Any, args: tuple, kwargs: dict[str, Any]
+) -> tuple[Any, tuple, dict[str, Any]]:
+    """Separates the training flag from the arguments of a layer's `call`.
+
+    Returns:
+        The flag, which may be None, and the other arguments.
+    """
+    training = None
+    if accepts_training(layer):
+        args, kwargs = named_after(args, kwargs, layer._call_spec.arg_names)
+        training = kwargs.pop("training", None)
+    if training is None:
+        training = base_layer_utils.call_context().training
+    if training is None and accepts_training(layer):
+        training = layer._call_spec.default_training_arg
+    return training, args, kwargs
+
+
+def is_symbolic() -> bool:
+    """Returns True if Keras computes only the shapes of a call's outputs."""
+    return base_layer_utils.call_context().in_keras_graph
+
+
+class Wraps:
+    """Base class of layers that replace a layer inside them, `self.layer`."""
+
+    layer: Any
+
+    @property
+    def weights(self) -> list[tf.Variable]:
+        """The weights in the order of the inner layer. For a model the order is layer by layer."""
+        # A model that is not built has no weights.
+        return self.layer.weights if self.layer.built else []
+
+    @property
+    def kernel(self) -> Any:
+        """The kernel of the inner layer.
+
+        An outer wrapper such as tensorflow-addons' weight normalization computes another kernel and
+        sets it before each call. The call then uses that kernel.
+        """
+        return self.layer.kernel
+
+    @kernel.setter
+    def kernel(self, value: tf.Tensor) -> None:
+        vars(self)["_given_kernel"] = value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # The `__call__` of a recurrent layer has another order of arguments than its `call`.
+        names = _positional(type(self.layer).__call__)
+        if names and len(args) > 1:
+            kwargs = {**dict(zip(names[1:], args[1:], strict=False)), **kwargs}
+            args = args[:1]
+        given = vars(self).pop("_given_kernel", None)
+        if given is None:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        with Substitution([(self.layer.kernel, given)], capture=False) as scope:
+            outputs = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        for loss in scope.losses:
+            self.add_loss(loss)  # type: ignore[attr-defined]
+        return outputs
+
+
+def _positional(function: Callable[..., Any]) -> list[str]:
+    """Returns the names of a method's positional arguments, or [] if it does not list them."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        return []
+    return [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+
+
+def mark(layer: Any, inputs: Any, outputs: Any) -> None:
+    """Attaches the masks to a layer's outputs that a call of the layer would attach."""
+    if layer.supports_masking:
+        graph = not tf.executing_eagerly()
+        layer._set_mask_metadata(inputs, outputs, get_mask(inputs), graph)
+
+
+def converted(layer: Any, sequences: tf.Tensor) -> tf.Tensor:
+    """Returns a layer's first argument in the dtype in which a call of the layer casts it."""
+    return layer._maybe_cast_inputs(sequences) if layer._autocast else sequences
+
+
+def adopt_call(wrapper: Any, layer: Any) -> None:
+    """Makes Keras treat calls of `wrapper` like calls of `layer`.
+
+    Keras reads the call's signature and flags of the layer that it calls. They determine input
+    conversion, masks and the training flag.
+    """
+    spec = layer._call_spec.full_argspec
+    if "training" not in [*spec.args, *spec.kwonlyargs]:
+        spec = spec._replace(
+            kwonlyargs=[*spec.kwonlyargs, "training"],
+            kwonlydefaults={**(spec.kwonlydefaults or {}), "training": None},
+        )
+    wrapper._call_spec = layer_utils.CallFunctionSpec(spec)
+    wrapper._call_spec.expects_mask_arg = layer._call_spec.expects_mask_arg
+    wrapper._call_spec.expects_training_arg = True
+    # The inner layer casts its inputs itself, because a cast tensor loses its mask.
+    wrapper._autocast = False
+    wrapper.supports_masking = layer.supports_masking
+    wrapper._compute_output_and_mask_jointly = True  # the inner layer's call does it
+    wrapper._supports_ragged_inputs = getattr(layer, "_supports_ragged_inputs", False)
+
+
+def inner_call(
+    layer: Any, args: tuple, kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple, dict[str, Any]]:
+    """Returns the function to call where Keras calls the `call` of a wrapper.
+
+    Args:
+        layer: Wrapper.
+        args: Positional arguments of its `call`.
+        kwargs: Keyword arguments of its `call`.
+
+    Returns:
+        The inner layer and the arguments. All except the first are keyword arguments. A SavedModel
+        is traced with positional arguments, which the `__call__` of layers does not accept.
+    """
+    if layer._call_spec.full_argspec.varargs:
+        return layer.layer, args, kwargs
+    named = dict(zip(layer._call_spec.arg_names[1:], args[1:], strict=False))
+    return layer.layer, args[:1], {**named, **kwargs}

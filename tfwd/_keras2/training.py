@@ -1,33 +1,56 @@
-"""The training function of Keras 2.15's `fit`, and its iterators."""
+"""Training on Keras 2.15: the steps and backups of `fit`, and the optimizer in a custom loop.
+
+Keras 2 has two kinds of optimizers: the newer ones of `keras.optimizers`, and the legacy ones. All
+optimizers of tensorflow-addons are legacy ones. The two kinds create their state and store their
+learning rate differently.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import itertools
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.optimizers import Optimizer
+from keras.optimizers.legacy import Optimizer as LegacyOptimizer
 from keras.src.engine.compile_utils import LossesContainer
 from keras.src.engine.training import reduce_per_replica
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 
-from tfwd._keras2.wrapped_optimizers import Legacy, New
-from tfwd._keras_shared.training import computed_loss, is_of_keras, is_own_step
+from tfwd._keras2.wrapped_optimizers import Legacy, New, leaves
+from tfwd._keras_shared.training import computed_loss, is_own_step
 
 __all__ = [
+    "BACKUP_ARGUMENTS",
     "batch",
+    "build_optimizer",
+    "can_back_up",
     "compiled_loss",
     "computed_loss",
-    "is_of_keras",
+    "epochs_in_backup",
+    "is_compiled",
     "is_own_step",
     "iterator_from",
     "loss_as_compiled",
+    "loss_scale",
+    "make_step",
+    "optimizer_class",
+    "optimizer_names",
+    "optimizer_state",
     "optimizers",
     "reduced",
+    "scale_loss",
+    "scales_loss",
+    "set_learning_rate",
     "steps_per_execution",
     "train_step",
+    "with_loss_scale",
 ]
 
 
@@ -125,3 +148,128 @@ def _parts(strategy: tf.distribute.Strategy, batch: Any) -> list[Any]:
 
 def _dataset(elements: list[Any], spec: Any) -> tf.data.Dataset:
     return tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=spec)
+
+
+# With these arguments a backup survives the end of `fit`. It also survives a crash while it is
+# written, because TensorFlow names a checkpoint only after it is complete.
+BACKUP_ARGUMENTS: dict[str, Any] = {"delete_checkpoint": False}
+
+
+def epochs_in_backup(callback: keras.callbacks.BackupAndRestore) -> int:
+    """Returns the number of epochs in the backup from which training resumed."""
+    return int(callback._training_state._ckpt_saved_epoch.numpy()) + 1
+
+
+def is_compiled(model: keras.Model) -> bool:
+    """Returns True if a model has an optimizer and a loss. Returns False for other objects."""
+    return getattr(model, "_is_compiled", False)
+
+
+def can_back_up(model: keras.Model) -> bool:
+    """Returns True if the callback accepts the model. On Keras 2 it waits for the weights."""
+    return True
+
+
+_LossScale: Any = keras.mixed_precision.LossScaleOptimizer
+
+# The optimizers of tensorflow-addons that do not wrap another optimizer.
+ADDONS = (
+    "AdaBelief",
+    "COCOB",
+    "ConditionalGradient",
+    "LAMB",
+    "LazyAdam",
+    "NovoGrad",
+    "RectifiedAdam",
+    "Yogi",
+)
+
+
+def optimizer_names() -> list[str]:
+    """Returns the names of the available optimizers."""
+    found = [
+        name
+        for name, kind in vars(keras.optimizers).items()
+        if inspect.isclass(kind) and issubclass(kind, Optimizer) and name != "Optimizer"
+    ]
+    if importlib.util.find_spec("tensorflow_addons") is not None:
+        found += [f"tfa.{name}" for name in ADDONS]
+    return found
+
+
+def optimizer_class(name: str) -> type:
+    """Returns the optimizer class of a name."""
+    if not name.startswith("tfa."):
+        return getattr(keras.optimizers, name)
+    with warnings.catch_warnings():  # ignore the warning that its development has ended
+        warnings.simplefilter("ignore")
+        import tensorflow_addons
+    return getattr(tensorflow_addons.optimizers, name.removeprefix("tfa."))
+
+
+def with_loss_scale(optimizer: Any) -> Any:
+    """Returns the optimizer inside a dynamic loss scale, for float16."""
+    return _LossScale(optimizer)
+
+
+def scales_loss(optimizer: Any) -> bool:
+    """Returns True if the loss must be scaled before the gradients are computed."""
+    return isinstance(optimizer, _LossScale)
+
+
+def scale_loss(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
+    """Returns the loss times the optimizer's scale."""
+    return optimizer.get_scaled_loss(loss)
+
+
+def loss_scale(optimizer: Any) -> tf.Tensor:
+    """Returns the scale of an optimizer that scales the loss."""
+    return optimizer.loss_scale
+
+
+def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Creates the optimizer's state for the variables."""
+    if isinstance(optimizer, LegacyOptimizer) and not hasattr(optimizer, "build"):
+        optimizer._create_all_weights(list(variables))
+    else:
+        optimizer.build(list(variables))
+
+
+def optimizer_state(optimizer: Any) -> list[Any]:
+    """Returns the optimizer's own variables that exist so far."""
+    found = optimizer.variables
+    return list(found() if callable(found) else found)
+
+
+def set_learning_rate(optimizer: Any, rate: tf.Tensor) -> None:
+    """Assigns the learning rate of the next step, if the optimizer has one. COCOB has none."""
+    for leaf in leaves(optimizer):
+        if not isinstance(leaf, LegacyOptimizer):
+            leaf.learning_rate.assign(rate)
+        elif "learning_rate" in leaf._hyper:
+            leaf._create_hypers()
+            leaf._hyper["learning_rate"].assign(rate)
+
+
+def make_step(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Makes one step.
+
+    Args:
+        optimizer: Optimizer that is built for the variables.
+        gradients: List as long as `variables`, with None for a missing gradient. If the optimizer
+            scales the loss, gradients of the scaled loss.
+        variables: Variables that the optimizer was built for.
+    """
+    if scales_loss(optimizer):
+        gradients = optimizer.get_unscaled_gradients(gradients)
+        optimizer.apply_gradients(_reached(gradients, variables))
+    elif hasattr(optimizer, "apply"):  # an optimizer of tfwd, which also gets missing gradients
+        optimizer.apply(gradients, variables)
+    else:
+        optimizer.apply_gradients(_reached(gradients, variables))
+
+
+def _reached(gradients: Sequence[Any], variables: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Returns the pairs with a gradient. Keras would warn about other pairs in every trace."""
+    pairs = zip(gradients, variables, strict=True)
+    return [(gradient, variable) for gradient, variable in pairs if gradient is not None]

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfwd._keras2 import wrapped_optimizers
 from tfwd._keras_shared.holding import OptimizerHolder
+from tfwd._keras_shared.own_code import is_of_keras
 from tfwd._keras_shared.patching import swapped
 
 # A step takes the optimizer, its own update method, gradient, variable and learning rate.
@@ -250,7 +251,7 @@ def assigns_by_methods(leaf: Any) -> bool:
 
     Legacy optimizers use operations that write into variables directly.
     """
-    return not wrapped_optimizers.is_legacy(leaf) and type(leaf).__module__.startswith("keras.")
+    return not wrapped_optimizers.is_legacy(leaf) and is_of_keras(type(leaf))
 
 
 def inlined(optimizers: Sequence[Any]) -> contextlib.AbstractContextManager[None]:

@@ -1,44 +1,35 @@
-"""Optimizers inside optimizers on Keras 2.15, which has two kinds that do not mix.
+"""Optimizers inside optimizers on Keras 2.15, and the base class of those that hold another.
 
-The newer ones (`keras.optimizers`) update with `update_step`. The legacy ones
-(`keras.optimizers.legacy`, and all of tensorflow-addons') update with `_resource_apply_dense` and
-similar methods. The functions look through tfwd's own wrappers, loss scales, and tensorflow-addons'
-averages.
+The functions look through tfwd's own wrappers, loss scales, and tensorflow-addons' averages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfwd._keras2.copies import deserialize
+from tfwd._keras2.optimizer_kinds import (
+    Legacy,
+    LossScaleOptimizer,
+    New,
+    PicksOptimizerBase,
+    is_legacy,
+    key,
+    leaves,
+)
 from tfwd._keras_shared.holding import OptimizerHolder
-
-New: Any = keras.optimizers.Optimizer
-Legacy: Any = keras.optimizers.legacy.Optimizer
-LossScaleOptimizer: Any = keras.mixed_precision.LossScaleOptimizer
-
-
-def is_legacy(optimizer: Any) -> bool:
-    """Returns True for an optimizer of the legacy kind."""
-    return isinstance(optimizer, Legacy)
+from tfwd._keras_shared.own_code import defining_class
 
 
 def name(optimizer: Any) -> str:
     """Returns the optimizer's name."""
     return optimizer._name if is_legacy(optimizer) else optimizer.name
-
-
-def leaves(optimizer: Any) -> list[Any]:
-    """Returns the optimizers that make the updates. On Keras 2 there is always one.
-
-    An average of tensorflow-addons makes one update together with the optimizer inside.
-    """
-    while isinstance(optimizer, (OptimizerHolder, LossScaleOptimizer)):
-        optimizer = optimizer.inner_optimizer
-    return [optimizer]
 
 
 def leaf_of(optimizer: Any, variable: Any) -> Any:
@@ -86,16 +77,6 @@ def lowers_scale(optimizer: Any) -> bool:
     return scale is not None and scale.dynamic
 
 
-def key(optimizer: Any, variable: Any) -> Any:
-    """Returns a key that is the same for a variable and its copies on the replicas."""
-    if not isinstance(variable, tf.distribute.DistributedValues):
-        for copy in (variable, getattr(variable, "handle", None)):
-            container: Any = getattr(copy, "_distributed_container", None)
-            if container is not None:
-                return container()._unique_id
-    return variable._unique_id
-
-
 def accumulates(optimizer: Any) -> bool:
     """Returns True if one update uses the gradients of several steps. Keras 2 never does."""
     return False
@@ -139,21 +120,201 @@ def learning_rate(leaf: Any) -> Any:
     return _rate_of(leaf)._decayed_lr(tf.as_dtype(keras.backend.floatx()))
 
 
-def scale_loss(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
-    """Returns the loss times the optimizer's scale. `apply` expects gradients of that loss."""
-    scale = _scale(optimizer)
-    return loss if scale is None else scale.get_scaled_loss(loss)
-
-
-def apply(optimizer: Any, grads: Any, variables: Any) -> None:
-    """Makes one step, with the gradients of a loss that `scale_loss` has scaled."""
-    scale = _scale(optimizer)
-    if scale is not None:
-        grads = scale.get_unscaled_gradients(grads)
-    optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
-
-
 def _scale(optimizer: Any) -> Any:
     while isinstance(optimizer, OptimizerHolder):
         optimizer = optimizer.inner
     return optimizer if isinstance(optimizer, LossScaleOptimizer) else None
+
+
+# Methods that must be Keras's own in an optimizer. Otherwise its updates cannot be followed.
+_FOLLOWED = {
+    False: ("_internal_apply_gradients", "_distributed_apply_gradients_fn", "_update_step"),
+    True: ("apply_gradients", "_distributed_apply"),
+}
+# Classes of tensorflow-addons that override these methods, but call Keras's.
+_FOLLOWABLE = ("AveragedOptimizerWrapper", "DecoupledWeightDecayExtension", "Lookahead")
+
+
+class OptimizerWrapper(OptimizerHolder, metaclass=PicksOptimizerBase):
+    """An optimizer that replaces the one it holds, with the same variables, rate and steps.
+
+    Args:
+        optimizer: Keras optimizer, or the name of one (of the newer kind).
+        name: str. Name of the wrapper. Default None, for a name by Keras.
+
+    Raises:
+        TypeError: If it is not a Keras optimizer.
+    """
+
+    built = False
+    _deserialize = staticmethod(deserialize)
+    # The base class of the kind defines:
+    name: str
+    variables: Any
+    _variables: list[tf.Variable]
+    _begin: Callable[[str | None], None]  # creates attributes that everything else needs
+    _build_inner: Callable[[list[Any]], None]
+    _track_trackable: Callable[..., Any]
+    build: Callable[[Sequence[Any]], None]
+
+    def __init__(self, optimizer: Any, name: str | None = None) -> None:
+        inner = self._as_optimizer(optimizer)
+        self._begin(name)
+        object.__setattr__(self, "_scaled_outside", False)
+        object.__setattr__(self, "optimizer", inner)
+        self._track_trackable(inner, "optimizer")
+        if not is_legacy(self):
+            # In a loaded SavedModel, the replacement of a new optimizer has a counter.
+            self._track_trackable(inner.iterations, "_iterations")
+
+    def _as_optimizer(self, optimizer: Any) -> Any:
+        def followed(optimizer: Any) -> list[tuple[Any, str]]:
+            return [
+                (leaf, method)
+                for leaf in leaves(optimizer)
+                for method in _FOLLOWED[is_legacy(leaf)]
+                if not _goes_on_with_keras(leaf, method)
+            ]
+
+        kinds = (New, Legacy)
+        overridden = "only update_step or _resource_apply_dense may be overridden"
+        return self._checked(type(self).__name__, optimizer, kinds, followed, overridden)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return type(self).from_config(copy.deepcopy(self.get_config(), memo))
+
+    def __copy__(self) -> Any:
+        return type(self).from_config(self.get_config())
+
+    @property
+    def _is_wrapped_by_loss_scale_optimizer(self) -> bool:
+        return vars(self).get("_is_scaled", False)
+
+    @_is_wrapped_by_loss_scale_optimizer.setter
+    def _is_wrapped_by_loss_scale_optimizer(self, value: bool) -> None:
+        if value and is_legacy(self) and vars(self).get("decay_unused"):
+            raise ValueError(
+                f"{type(self).__name__} '{self.name}' is in a LossScaleOptimizer, which does not "
+                "pass variables without a gradient to a legacy optimizer: with decay_unused=True "
+                "put the loss scale inside"
+            )
+        object.__setattr__(self, "_is_scaled", value)
+        if value and isinstance(self.optimizer, LossScaleOptimizer):
+            self._give_up_scale()
+
+    def _give_up_scale(self) -> None:
+        # A loss scale around this optimizer turns off the loss scale inside. Otherwise gradients
+        # would be divided twice. Keras's `compile` sets this with mixed_float16.
+        scale = self.optimizer
+        if (scale.initial_scale, scale.dynamic_growth_steps) != (2.0**15, 2000):
+            warnings.warn(
+                f"{type(self).__name__} '{self.name}' holds a LossScaleOptimizer and is inside "
+                "another one. Only the outer one acts, and the inner one's arguments are lost. "
+                "Put the loss scale around",
+                stacklevel=4,
+            )
+        object.__setattr__(self, "_scaled_outside", True)
+
+    def _build_once(self, variables: Sequence[Any]) -> None:
+        """Creates the state for the variables: the held optimizer's, then its own."""
+        variables = list(variables)
+        self._check_variables(variables)
+        self._build_inner(variables)
+        self._build(variables)
+        # The optimizer does not own the model's variables.
+        object.__setattr__(self, "_trainable_variables", variables)
+        self.built = True
+
+    def _add_variable(
+        self, name: str, dtype: Any, value: Any, like: Any = None, shape: Sequence[int] = ()
+    ) -> tf.Variable:
+        """Creates a variable of this optimizer itself.
+
+        Args:
+            name: str. Name.
+            dtype: str. dtype.
+            value: Initial value of all elements. None means the present value of `like`.
+            like: Variable of a layer whose shape and device it takes. Default None, for a variable
+                that is the same on all replicas.
+            shape: Shape, if there is no `like`. Default scalar.
+        """
+        strategy = tf.distribute.get_strategy()
+        with tf.init_scope():
+            if like is None:
+                aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+                variable = tf.Variable(
+                    tf.fill(shape, tf.cast(value, dtype)),
+                    trainable=False,
+                    name=name,
+                    aggregation=aggregation,
+                )
+            else:
+                with strategy.extended.colocate_vars_with(like):
+                    initial = (
+                        tf.cast(like, dtype)
+                        if value is None
+                        else tf.fill(like.shape, tf.cast(value, dtype))
+                    )
+                    variable = tf.Variable(initial, trainable=False, name=name)
+        self._variables.append(variable)
+        return variable
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """Makes one step with gradients of a loss that `scale_loss` has scaled, as on Keras 3."""
+        grads = list(grads)
+        if not grads:
+            return
+        if trainable_variables is None:
+            if not self.built:
+                raise ValueError(
+                    f"{type(self).__name__} is not built: pass the variables with the "
+                    "gradients, or call build(variables) before"
+                )
+            trainable_variables = self._trainable_variables
+        scale = _scale(self)
+        if scale is not None:
+            grads = scale.get_unscaled_gradients(grads)
+        self.apply_gradients(list(zip(grads, trainable_variables, strict=True)))
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Returns the loss times the scale of the held loss scale."""
+        scale = _scale(self)
+        return loss if scale is None else scale.get_scaled_loss(loss)
+
+    def apply_gradients(self, grads_and_vars: Any, name: str | None = None, **kwargs: Any) -> Any:
+        """Makes one step for pairs of a gradient and a variable; see Keras."""
+        pairs = list(grads_and_vars)
+        if not pairs:
+            return self.iterations
+        if self._is_wrapped_by_loss_scale_optimizer:
+            given = {key(self, variable) for _, variable in pairs}
+            announced = vars(self).get("_announced", ())
+            pairs += [(None, v) for v in announced if key(self, v) not in given]
+        grads, variables = (list(part) for part in zip(*pairs, strict=True))
+        with tf.name_scope(self.name), tf.init_scope():
+            self.build(variables)
+        made = self._apply(grads, variables, lambda: self.inner.apply_gradients(pairs, **kwargs))
+        return self.iterations if made is None else made
+
+    @property
+    def iterations(self) -> Any:
+        return self.inner.iterations
+
+    @iterations.setter
+    def iterations(self, variable: Any) -> None:
+        self.inner.iterations = variable
+
+    @property
+    def lr(self) -> Any:
+        return self.learning_rate
+
+    @lr.setter
+    def lr(self, value: Any) -> None:
+        self.learning_rate = value
+
+
+def _goes_on_with_keras(leaf: Any, method: str) -> bool:
+    """Returns True if a method of tensorflow-addons calls Keras's own method."""
+    definer = defining_class(type(leaf), method)
+    addons = definer.__module__.startswith("tensorflow_addons.")
+    return addons and definer.__name__ in _FOLLOWABLE

@@ -17,8 +17,7 @@ import tensorflow as tf
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.losses.losses import LossFunctionWrapper
 
-from tfwd._keras3.substitution import Substitution
-from tfwd._keras3.variables import value
+from tfwd._keras3.variables import Substitution, value
 from tfwd._keras_shared import interception, scopes
 from tfwd._keras_shared.interception import Handler, calls_of, not_intercepted
 
@@ -28,14 +27,11 @@ __all__ = [
     "Handler",
     "Observed",
     "calls_of",
-    "initial_states",
     "intercepted",
     "is_rematerialized",
     "loss_arguments",
     "loss_object",
     "not_intercepted",
-    "recurrent_arguments",
-    "recurrent_dropout",
     "regularization",
     "to_same_rank",
     "users_code",
@@ -132,40 +128,6 @@ def loss_arguments(loss: keras.losses.Loss, y: Any, output: Any) -> tuple[Any, A
 def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Removes or adds a last axis of size one as Keras does before it weights losses."""
     return squeeze_or_expand_to_same_rank(values, weights)
-
-
-def recurrent_arguments(
-    layer: Any,
-    sequences: tf.Tensor,
-    initial_state: Any = None,
-    mask: Any = None,
-    training: Any = False,
-) -> tuple[tf.Tensor, Any, Any, Any] | None:
-    """Returns a recurrent layer's inputs, first states, mask and flag, or None for another loop."""
-    return sequences, initial_state, mask, training
-
-
-def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tensor]:
-    """Returns the first states of a recurrent layer with one cell, as its call computes them."""
-    if given is None:
-        batch = keras.ops.shape(sequences)[0]
-        given = layer.states if layer.stateful else layer.get_initial_state(batch_size=batch)
-    given = list(given) if isinstance(given, (list, tuple)) else [given]
-    # For a stateful layer Keras passes the variables, which the last states will overwrite.
-    given = [tf.convert_to_tensor(s.value if isinstance(s, keras.Variable) else s) for s in given]
-    return [keras.ops.convert_to_tensor(s, dtype=layer.cell.compute_dtype) for s in given]
-
-
-def recurrent_dropout(
-    layer: Any, sequences: tf.Tensor, states: list[tf.Tensor]
-) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-    """Returns the dropout factors of a recurrent layer's inputs and states in one training call."""
-    cell = layer.cell
-    layer._maybe_config_dropout_masks(cell, sequences[:, 0, :], states)
-    inputs = cell.get_dropout_mask(sequences[:, 0, :])
-    factor = cell.get_recurrent_dropout_mask(states[0])
-    layer._maybe_reset_dropout_masks(cell)
-    return None if inputs is None else inputs[:, tf.newaxis], factor
 
 
 def regularization(model: keras.Model) -> list[tf.Tensor | None]:

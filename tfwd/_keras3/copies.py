@@ -1,4 +1,4 @@
-"""Copies layers and models of Keras 3 on the same variables."""
+"""Copies layers and models of Keras 3: through configs, and on the same variables."""
 
 from __future__ import annotations
 
@@ -7,15 +7,46 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras.src.backend.common import global_state as _global_state
 
 from tfwd._keras_shared import copies
+from tfwd._keras_shared.own_code import is_of_keras
+
+
+def serialize(layer: keras.Layer) -> dict[str, Any]:
+    """Returns a layer's config, with the mark by which a `.keras` file detects shared layers.
+
+    While Keras writes a file, it marks the config of an object that it has seen before. It does not
+    mark a config inside another one, such as the config of a wrapped layer. The mark is an address
+    in memory. Configs outside files have no mark, so that they can be compared.
+    """
+    config = keras.saving.serialize_keras_object(layer)
+    if _global_state.get_global_attribute("shared_objects/id_to_config_map") is not None:
+        config = {**config, "shared_object_id": id(layer)}
+    return config
+
+
+def deserialize(value: Any, custom_objects: Any = None) -> Any:
+    """Creates the object of a config's value. Nests and plain values are supported too."""
+    return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
+
+
+def keeps_sharing() -> bool:
+    """Returns True while a file is read, in which two uses of an object become one object."""
+    return _global_state.get_global_attribute("shared_objects/id_to_obj_map") is not None
+
+
+def is_absent(store: Any) -> bool:
+    """Returns True if a file has no entry for a layer. On Keras 3 this cannot be detected."""
+    return False
+
 
 _GRAPHS = (keras.Sequential, keras.src.models.Functional)
 
 
 def is_layer_graph(model: keras.Layer) -> bool:
     """Returns True for a Sequential or functional model of Keras's own class. It can be cloned."""
-    return isinstance(model, _GRAPHS) and type(model).__module__.startswith("keras.")
+    return isinstance(model, _GRAPHS) and is_of_keras(type(model))
 
 
 def clone(model: keras.Model, function: Callable[[Any], Any]) -> keras.Model:

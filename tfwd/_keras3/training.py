@@ -1,31 +1,50 @@
-"""The training function of Keras 3's `fit`, and its iterators."""
+"""Training on Keras 3: the steps and backups of `fit`, and the optimizer in a custom loop.
+
+A loop has gradients, variables, and its own learning rate. If the optimizer scales the loss, the
+loop multiplies the loss before it computes gradients, and the optimizer divides the gradients.
+"""
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.optimizers import Optimizer
 from keras.src.backend.tensorflow.trainer import reduce_per_replica
 from keras.src.trainers.compile_utils import CompileLoss
 
-from tfwd._keras_shared.training import computed_loss, is_of_keras, is_own_step
+from tfwd._keras_shared.training import computed_loss, is_own_step
 
 __all__ = [
+    "BACKUP_ARGUMENTS",
     "batch",
+    "build_optimizer",
+    "can_back_up",
     "compiled_loss",
     "computed_loss",
+    "epochs_in_backup",
     "forget_functions",
-    "is_of_keras",
+    "is_compiled",
     "is_own_step",
     "iterator_from",
     "loss_as_compiled",
+    "loss_scale",
+    "make_step",
+    "optimizer_class",
+    "optimizer_names",
+    "optimizer_state",
     "optimizers",
     "reduced",
+    "scale_loss",
+    "scales_loss",
+    "set_learning_rate",
     "steps_per_execution",
     "train_step",
+    "with_loss_scale",
 ]
 
 
@@ -94,3 +113,91 @@ def batch(data: Any) -> Any:
 def reduced(model: keras.Model, logs: Any) -> Any:
     """Reduces the logs of several replicas as `fit` does."""
     return reduce_per_replica(logs, model.distribute_strategy, reduction="auto")
+
+
+# With these arguments a backup survives the end of `fit`, and a crash while it is written.
+BACKUP_ARGUMENTS: dict[str, Any] = {"double_checkpoint": True, "delete_checkpoint": False}
+
+
+def epochs_in_backup(callback: keras.callbacks.BackupAndRestore) -> int:
+    """Returns the number of epochs in the backup from which training resumed."""
+    return callback.model._initial_epoch or 0
+
+
+def is_compiled(model: keras.Model) -> bool:
+    """Returns True if a model has an optimizer and a loss. Returns False for other objects."""
+    return getattr(model, "compiled", False)
+
+
+def can_back_up(model: keras.Model) -> bool:
+    """Returns True if the callback accepts the model: it must already have its weights."""
+    return model.built
+
+
+_LossScale: Any = keras.optimizers.LossScaleOptimizer
+
+
+def optimizer_names() -> list[str]:
+    """Returns the names of the available optimizers."""
+    return [
+        name
+        for name, found in vars(keras.optimizers).items()
+        if inspect.isclass(found)
+        and issubclass(found, Optimizer)
+        and name not in ("Optimizer", "LossScaleOptimizer")
+    ]
+
+
+def optimizer_class(name: str) -> type:
+    """Returns the optimizer class of a name."""
+    return getattr(keras.optimizers, name)
+
+
+def with_loss_scale(optimizer: Optimizer) -> Optimizer:
+    """Returns the optimizer inside a dynamic loss scale, for float16."""
+    return _LossScale(optimizer)
+
+
+def scales_loss(optimizer: Optimizer) -> bool:
+    """Returns True if the loss must be scaled before the gradients are computed."""
+    return isinstance(optimizer, _LossScale)
+
+
+def scale_loss(optimizer: Optimizer, loss: tf.Tensor) -> tf.Tensor:
+    """Returns the loss times the optimizer's scale."""
+    return optimizer.scale_loss(loss)
+
+
+def loss_scale(optimizer: Optimizer) -> tf.Tensor:
+    """Returns the scale of an optimizer that scales the loss."""
+    if not optimizer.built:
+        return tf.constant(optimizer.initial_scale, tf.float32)
+    return tf.convert_to_tensor(optimizer.dynamic_scale.value)
+
+
+def build_optimizer(optimizer: Optimizer, variables: Sequence[Any]) -> None:
+    """Creates the optimizer's state for the variables, if it has none yet."""
+    if not optimizer.built:
+        optimizer.build(variables)
+
+
+def optimizer_state(optimizer: Optimizer) -> list[Any]:
+    """Returns the optimizer's own variables that exist so far."""
+    return list(optimizer.variables)
+
+
+def set_learning_rate(optimizer: Optimizer, rate: tf.Tensor) -> None:
+    """Assigns the learning rate of the next step."""
+    optimizer.learning_rate.assign(rate)
+
+
+def make_step(optimizer: Optimizer, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Makes one step.
+
+    Args:
+        optimizer: Optimizer that is built for the variables.
+        gradients: List as long as `variables`, with None for a missing gradient. If the optimizer
+            scales the loss, gradients of the scaled loss.
+        variables: Variables that the optimizer was built for.
+    """
+    optimizer.apply(gradients, variables)

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 from keras.optimizers import Optimizer
 
+from tfwd._keras_shared.own_code import is_of_keras
 from tfwd._keras_shared.patching import swapped
 
 # A step takes the optimizer, its own update_step, gradient, variable and learning rate.
@@ -150,7 +151,7 @@ def waiting_for(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[
 
 def assigns_by_methods(leaf: Optimizer) -> bool:
     """Returns True if all updates of an optimizer use the methods of `tf.Variable`."""
-    return type(leaf).__module__.startswith("keras.")
+    return is_of_keras(type(leaf))
 
 
 def inlined(optimizers: Sequence[Optimizer]) -> contextlib.AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Variables of Keras 3, and the `tf.Variable` of each."""
+"""Variables of Keras 3, the `tf.Variable` of each, and tensors in place of their values."""
 
 from __future__ import annotations
 
@@ -8,6 +8,33 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+
+from tfwd._keras_shared.scopes import Scope
+
+
+class Substitution(Scope, keras.StatelessScope):
+    """A `Scope` that Keras asks at each read of a variable and informs of each update.
+
+    `keras.StatelessScope` itself captures every update inside it.
+
+    Args:
+        values: Pairs of a variable and its substitute.
+        capture: bool. Stores updates in `updates` and does not make them.
+
+    Attributes:
+        losses: Losses that layers added inside the scope.
+    """
+
+    def __init__(self, values: list[tuple[keras.Variable, tf.Tensor]], capture: bool) -> None:
+        super().__init__(collect_losses=True)
+        # The constructor converts each tensor. That costs an op if the static shape is known, and
+        # fails if it is not. So the values are set here.
+        self._begin(values, capture)
+
+    @staticmethod
+    def _make(variable: keras.Variable, value: Any) -> None:
+        variable._direct_assign(value)
+
 
 in_stateless_scope = keras.src.backend.in_stateless_scope
 SeedState = keras.random.SeedGenerator

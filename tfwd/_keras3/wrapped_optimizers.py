@@ -1,18 +1,22 @@
-"""Optimizers inside optimizers on Keras 3.
+"""Optimizers inside optimizers on Keras 3, and the base class of those that hold another.
 
 The functions look through tfwd's wrappers, loss scales and Keras's optimizer with several inside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.optimizers import Optimizer
+from keras.src.utils import tracking
 
-from tfwd._keras_shared.holding import OptimizerHolder
+from tfwd._keras3.copies import deserialize
+from tfwd._keras_shared.holding import OptimizerHolder, SavesOwnVariables
 
 LossScale: Any = keras.optimizers.LossScaleOptimizer
 # Newer releases of Keras have an optimizer with another optimizer for each variable.
@@ -120,3 +124,166 @@ def learning_rate(leaf: Optimizer) -> Any:
 def key(optimizer: Optimizer, variable: Any) -> Any:
     """Returns a key that a variable, its `tf.Variable` and its replicas' copies share."""
     return optimizer._var_key(variable)
+
+
+class OptimizerWrapper(OptimizerHolder, SavesOwnVariables, Optimizer):
+    """An optimizer that replaces the one it holds, with the same variables, rate and steps.
+
+    Args:
+        optimizer: Keras optimizer, or its name.
+        name: str. Name of the wrapper. Default None, for a name by Keras.
+
+    Raises:
+        TypeError: If it is not a Keras optimizer.
+    """
+
+    built: bool
+    _deserialize = staticmethod(deserialize)
+
+    def __init__(self, optimizer: Any, name: str | None = None) -> None:
+        inner = self._as_optimizer(optimizer)
+        super().__init__(learning_rate=0.0, name=name)
+        # The held optimizer has the counter and the rate, in its own state.
+        self._iterations = inner._iterations
+        self._learning_rate = inner._learning_rate
+        self._forget_variables()
+        # Remove the defaults that Keras's class sets. __getattr__ then finds the true values.
+        for name in inspect.signature(keras.optimizers.SGD).parameters:
+            if name != "name" and name in vars(self):
+                object.__delattr__(self, name)
+        self._scaled_outside = False
+        self.optimizer = inner
+
+    def _forget_variables(self) -> None:
+        """Replaces the list of own variables: TensorFlow cannot save a shortened list."""
+        tracker: Any = vars(self)["_tracker"]
+        is_variable = tracker.config["variables"][0]
+        object.__delattr__(self, "_tracker")
+        self._variables: list[keras.Variable] = []
+        self._tracker = type(tracker)({"variables": (is_variable, self._variables)})
+
+    def _as_optimizer(self, optimizer: Any) -> Optimizer:
+        def followed(optimizer: Optimizer) -> list[tuple[Any, str]]:
+            methods = ("_backend_apply_gradients", "_backend_update_step")
+            return [(leaf, method) for leaf in leaves(optimizer) for method in methods]
+
+        overridden = "Keras's optimizers override only update_step"
+        return self._checked(type(self).__name__, optimizer, Optimizer, followed, overridden)
+
+    @property
+    def _model_variables_moving_average(self) -> list[keras.Variable]:
+        return self.inner._model_variables_moving_average  # SwapEMAWeights reads it
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Creates the state for the variables: the held optimizer's, then its own."""
+        variables = list(variables)
+        if self.built or not variables:  # Keras builds without variables when it reads an HDF5 file
+            return
+        self._check_variables(variables)
+        if not self.inner.built:
+            self.inner.build(variables)
+        self._build(variables)
+        if any(isinstance(held, Multi) for held in chain(self.inner)):
+            # Keras stores these where TensorFlow's checkpoints do not find them.
+            for i, leaf in enumerate(leaves(self.inner)):
+                self._track_trackable(leaf, f"_optimizer_{i}", overwrite=True)
+        with tracking.DotNotTrackScope():  # the optimizer does not own the model's variables
+            self._trainable_variables = variables
+            self._trainable_variables_indices = {key(self, v): i for i, v in enumerate(variables)}
+        self.built = True
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """Makes one step; see Keras."""
+        grads = list(grads)
+        if not grads:
+            return
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            if not self.built:
+                with keras.name_scope(self.name, caller=self):
+                    self.build(trainable_variables)
+        elif not self.built:
+            raise ValueError(
+                f"{type(self).__name__} is not built: pass the variables with the gradients, or "
+                "call build(variables) before"
+            )
+        variables = trainable_variables or list(self._trainable_variables)
+        self._apply(grads, variables, lambda: self.inner.apply(grads, variables))
+
+    def _add_variable(
+        self, name: str, dtype: str, value: Any, like: Any = None, shape: Sequence[int] = ()
+    ) -> keras.Variable:
+        """Creates a variable of this optimizer itself.
+
+        Args:
+            name: str. Name.
+            dtype: str. dtype.
+            value: Initial value of all elements. None means the present value of `like`.
+            like: Variable of a layer whose shape and device it takes. Default None, for a variable
+                that is the same on all replicas.
+            shape: Shape, if there is no `like`. Default scalar.
+        """
+        initial: Any = keras.initializers.Constant(value)
+        if like is None:
+            first = "only_first_replica"
+            return self.add_variable(shape, initial, dtype, aggregation=first, name=name)
+        held = getattr(like, "_value", like)  # `like` may be a variable of TensorFlow
+        if value is None:
+            with tf.init_scope():
+                now = tf.cast(held, dtype)
+            initial = lambda shape, dtype: now  # noqa: E731
+        with tf.distribute.get_strategy().extended.colocate_vars_with(held):
+            return self.add_variable(like.shape, initial, dtype, name=name)
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        """Makes one step for pairs of a gradient and a variable; see Keras."""
+        grads, variables = zip(*grads_and_vars, strict=True)
+        self.apply(grads, variables)
+        return self.inner._iterations
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        return [*self._variables, *self.inner.variables]
+
+    @property
+    def iterations(self) -> Any:
+        inner = self.inner  # in older releases a loss scale counts no steps
+        return (
+            inner.inner_optimizer.iterations if isinstance(inner, LossScale) else inner.iterations
+        )
+
+    @property
+    def loss_scale_factor(self) -> float | None:
+        if "optimizer" not in vars(self):
+            return None
+        if isinstance(self.optimizer, LossScale) and not self._scaled_outside:
+            # Not None: Keras skips an assignment of the present value.
+            return self.optimizer.initial_scale
+        return self.inner.loss_scale_factor
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, value: float | None) -> None:
+        if "optimizer" not in vars(self):  # set by the constructor of Keras's class
+            return
+        if not isinstance(self.optimizer, LossScale):
+            self.optimizer.loss_scale_factor = value
+            return
+        # A loss scale around this optimizer turns off the loss scale inside. Otherwise gradients
+        # would be divided twice. Keras's `compile` sets this with mixed_float16.
+        standard = inspect.signature(LossScale).parameters
+        for argument in ("initial_scale", "dynamic_growth_steps"):
+            if getattr(self.optimizer, argument) != standard[argument].default:
+                warnings.warn(
+                    f"{type(self).__name__} '{self.name}' holds a LossScaleOptimizer and is inside "
+                    "another one. Only the outer one acts, and the inner one's arguments are lost. "
+                    "Put the loss scale around, or compile with auto_scale_loss=False",
+                    stacklevel=2,
+                )
+                break
+        self._scaled_outside = True
+
+    def scale_loss(self, loss: Any) -> Any:
+        return self.inner.scale_loss(loss)
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        self.inner.finalize_variable_values(var_list)

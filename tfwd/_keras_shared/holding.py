@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from tfwd._keras_shared.own_code import is_of_keras
+
 
 class OptimizerHolder:
     """An optimizer of tfwd that holds another one as `optimizer` and calls it as `inner`.
@@ -52,8 +54,7 @@ class OptimizerHolder:
                 f"{type(optimizer).__module__}.{type(optimizer).__name__}"
             )
         for leaf, method in followed(optimizer):
-            definer = next(cls for cls in type(leaf).__mro__ if method in vars(cls))
-            if not definer.__module__.startswith("keras."):
+            if not is_of_keras(type(leaf), method):
                 raise TypeError(
                     f"{kind} cannot follow the updates of {type(leaf).__name__}: it has its own "
                     f"{method}, but {overridden}"

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from tfwd._keras_shared.own_code import defining_class
 from tfwd._keras_shared.patching import Patch, patched
 
 # A handler takes the class, the layer, its own call, args and kwargs.
@@ -17,7 +18,7 @@ _here = threading.local()
 
 def calls_of(cls: type) -> type:
     """Returns the class that defines the `call` of a class."""
-    return next(c for c in cls.__mro__ if "call" in vars(c))
+    return defining_class(cls, "call")
 
 
 def present_handler() -> Handler | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from tfwd._keras_shared.own_code import is_of_keras
 from tfwd._keras_shared.patching import swapped
 
 
@@ -26,12 +27,6 @@ def computed_loss(
         return {"compute_loss": compute_loss}
 
     return swapped([model], methods, "loss")
-
-
-def is_of_keras(kind: type, name: str) -> bool:
-    """Returns True if a method of a class is Keras's own."""
-    definer = next(cls for cls in kind.__mro__ if name in vars(cls))
-    return definer.__module__.startswith("keras.")
 
 
 def is_own_step(model: keras.Model) -> bool:

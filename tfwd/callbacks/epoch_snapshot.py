@@ -1,4 +1,4 @@
-"""Snapshot of a training at the end of its last epoch, for a restore."""
+"""Stores a training at the end of its last epoch, for `FiniteCheck(action="restore")`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
+from tfwd.numerics.bad_steps import BadStepPolicy
 from tfwd.numerics.checked_step import not_finite, tracked
 
 
@@ -18,21 +19,15 @@ class EpochSnapshot:
 
     Args:
         model: the compiled model.
-        factor: float. The factor of the learning rates, for each restore of the same epoch.
-
-    Attributes:
-        exists: bool. True if there is a snapshot.
-        restores: int. The number of restores of the present snapshot.
+        policy: the policy that stores the values and restores them.
 
     Raises:
         ValueError: a learning rate is a schedule, which cannot be multiplied.
     """
 
-    def __init__(self, model: keras.Model, factor: float):
-        self._model, self._factor = model, factor
-        self._values: list[tuple[tf.Variable, Any]] = []
+    def __init__(self, model: keras.Model, policy: BadStepPolicy):
+        self._model, self._policy = model, policy
         self._rates: list[tuple[Any, float]] = []  # optimizers with their learning rates
-        self.exists, self.restores = False, 0
         for leaf in self._leaves():
             if not wrapped_optimizers.has_fixed_rate(leaf):
                 raise ValueError(
@@ -53,18 +48,14 @@ class EpochSnapshot:
             for metric in self._model.metrics
             for variable in metric.variables
         }
-        variables = [v for v in tracked(self._model) if id(v) not in metrics]
-        self._values = [(variable, variable.numpy()) for variable in variables]
+        self._policy.store(v for v in tracked(self._model) if id(v) not in metrics)
         self._rates = [(leaf, _rate(leaf)) for leaf in self._leaves()]
-        self.exists, self.restores = True, 0
 
     def restore(self) -> str:
         """Restores the snapshot. Returns the learning rates as text."""
-        self.restores += 1
-        for variable, value in self._values:
-            variable.assign(value)
+        factor = self._policy.leave_behind()
         for leaf, rate in self._rates:
-            leaf.learning_rate = rate * self._factor**self.restores
+            leaf.learning_rate = rate * factor
         return ", ".join(f"{_rate(leaf):.4g}" for leaf, _ in self._rates)
 
     def _leaves(self) -> list[Any]:

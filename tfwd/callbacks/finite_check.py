@@ -18,6 +18,7 @@ from tfwd._keras import training as _keras_training
 from tfwd.callbacks.epoch_snapshot import EpochSnapshot
 from tfwd.callbacks.training_function import replace_innermost
 from tfwd.finite import all_finite
+from tfwd.numerics.bad_steps import BadStepPolicy, restored
 from tfwd.numerics.checked_step import CheckedStep, Outcome, not_finite, plain_step
 from tfwd.numerics.diagnosis import Diagnosis
 from tfwd.numerics.frames import Frame
@@ -139,7 +140,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self.exclude = exclude
         self.reports: list[Report] = []
         self.skipped = self.scaled_down = 0
-        self._step = self._consecutive = 0
+        self._step = 0
         self._epoch = 0, 0  # steps before the epoch, and how many of them were skipped
         self._epoch_number = 1
         self._is_first, self._begun = True, False
@@ -153,6 +154,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self._own: Any = None
         self._check_of: Any = None  # the training function that `_check` belongs to
         self._logs: Any = None
+        self._policy = self._new_policy()
         self._snapshot: EpochSnapshot | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -172,8 +174,9 @@ class FiniteCheck(keras.callbacks.Callback):
             self.reports, self.skipped, self.scaled_down = [], 0, 0
             self._step, self._fitted = 0, model
         self._past.clear()
-        self._consecutive, self._is_first = 0, True
-        self._snapshot = EpochSnapshot(model, self.factor) if self.action == "restore" else None
+        self._is_first = True
+        self._policy = self._new_policy()
+        self._snapshot = EpochSnapshot(model, self._policy) if self.action == "restore" else None
         if self.log_dir is not None or self.plot is not None:
             self._log = Log(model, self.log_dir, self.plot, self.log_every_n_steps)
         self._own = replace_innermost(model, self._train)
@@ -189,7 +192,7 @@ class FiniteCheck(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Restores the model's own training step."""
         self._put_back()
-        self._snapshot = None
+        self._policy, self._snapshot = self._new_policy(), None  # frees the stored values
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes where the epoch starts."""
@@ -212,6 +215,9 @@ class FiniteCheck(keras.callbacks.Callback):
                 "changed no weight, so the same batches will be skipped again",
                 stacklevel=2,
             )
+
+    def _new_policy(self) -> BadStepPolicy:
+        return BadStepPolicy(self.action, self.max_consecutive, self.factor)
 
     def _put_back(self) -> None:
         if self._own is not None:
@@ -278,7 +284,7 @@ class FiniteCheck(keras.callbacks.Callback):
                     "did not show it: the model draws random numbers without its variables."
                 )
                 return self._act(report)
-        self._consecutive = 0
+        self._policy.good_step()
         self.scaled_down += outcome.scaled_down
         self._past.append(
             {
@@ -331,33 +337,21 @@ class FiniteCheck(keras.callbacks.Callback):
     def _act(self, report: Report) -> Any:
         report.place = f"epoch {self._epoch_number}, batch {self._step - self._epoch[0] + 1}"
         self.reports.append(report)
-        self._consecutive += 1
         if self._log is not None:
             self._log.report(report)
-        if self.action == "raise":
-            self._fail(report)
-        snapshot = self._snapshot
-        failures = self._consecutive - 1 if snapshot is None else snapshot.restores
-        if failures >= self.max_consecutive:
-            tried = "skipped" if snapshot is None else "restored from"
-            note = f"{failures} consecutive bad steps were {tried} before it." if failures else ""
-            self._fail(
-                report,
-                f"{note} {repeated_failure_hint(self.reports, failures)}"
-                if snapshot is None
-                else note,
-            )
-        if snapshot is None and report.first is not None and report.first.frame.kind == "weight":
+        reason, failures = self._policy.reason_to_stop(), self._policy.failures
+        if reason is not None:
+            hint = repeated_failure_hint(self.reports, failures) if self._snapshot is None else ""
+            note = f"{reason[:1].upper()}{reason[1:]}." if reason else ""
+            self._fail(report, f"{note} {hint}".strip())
+        if self._snapshot is not None:
+            what = restored(self._snapshot.restore())
+        elif report.first is not None and report.first.frame.kind == "weight":
             self._fail(report, "Skipping a step does not help here: it changes no weight.")
-        if snapshot is None:
+        else:
+            self._policy.leave_behind()
             self.skipped += 1
             what = "a step is skipped"
-        elif not snapshot.exists:
-            self._fail(report, "There is no finished epoch yet to restore.")
-        else:
-            what = (
-                f"restored the end of the last epoch, with the learning rate {snapshot.restore()}"
-            )
         why = "; ".join(cause.name for cause in report.causes)
         why = f" ({why}). {report.causes[0].evidence}" if why else ""
         warnings.warn(f"FiniteCheck: {what}: {report.sentence}{why}", stacklevel=4)

@@ -117,26 +117,21 @@ def _check_out(values: flags.FlagValues) -> None:
 
 
 def make_plan(values: flags.FlagValues) -> Plan:
-    """Makes the plan for the chosen part, with a layer that is built for it."""
-    from tfwd import pretrained
-    from tfwd.layers.transformer.formats import published
+    """Makes the plan for the chosen part."""
+    from tfwd.layers.transformer.formats.published import plan_weights
 
-    layer, read, part = _layer(values)
-    return pretrained.plan(
-        layer,
+    return plan_weights(
+        _layer(values),
         values.source,
         prefix=values.prefix,
         ignore=values.ignore,
         allow_missing=values.allow_missing,
-        family_rules=published.loading_rules(read, part, numbers_of(values.layers)),
     )
 
 
-def _layer(values: flags.FlagValues) -> tuple[keras.layers.Layer, Any, str]:
-    """Returns the layer, built without random numbers, the config, and the part's name."""
-    from tfwd import _keras
+def _layer(values: flags.FlagValues) -> keras.layers.Layer:
+    """Makes the layer of the chosen part."""
     from tfwd.layers import transformer as T
-    from tfwd.layers.transformer.formats import published
     from tfwd.layers.transformer.formats.configuration import read_config
 
     if values.model not in PARTS:
@@ -156,12 +151,9 @@ def _layer(values: flags.FlagValues) -> tuple[keras.layers.Layer, Any, str]:
         if values.model == "all" and not is_t5:
             options["add_pooler"] = values.pooler
         kind = kinds[values.model]
-        layer = kind.from_config(values.source, numbers_of(values.layers), **options)
+        return kind.from_config(values.source, numbers_of(values.layers), **options)
     except ValueError as error:
         raise UserError(str(error)) from error
-    with published.zero_initialized(layer):
-        _keras.layers.build(layer, layer.any_input_shape())
-    return layer, read, kind.part_of(options)
 
 
 def numbers_of(text: str) -> list[int] | None:

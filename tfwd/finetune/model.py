@@ -16,7 +16,7 @@ from tfwd.dtypes import at_least_float32
 from tfwd.finetune.data.vocabulary import Vocabulary
 from tfwd.finetune.dropout import Dropout
 from tfwd.layers import transformer as T
-from tfwd.layers.transformer.formats.published import initialize_variables, zero_initialized
+from tfwd.layers.transformer.formats.published import build_with_zeros, initialize_variables
 from tfwd.pretrained.targets import targets_of
 from tfwd.runs.errors import UserError
 from tfwd.runs.training.model_seeds import seeds
@@ -62,8 +62,7 @@ class Classifier(keras.Model):
             name="head",
             dtype=encoder.dtype_policy,
         )
-        with zero_initialized(encoder):  # most random numbers would be discarded
-            _keras.layers.build(encoder, (None, None))
+        build_with_zeros(encoder)  # most random numbers would be discarded
         _keras.layers.build(self, (None, None))
 
     def build(self, input_shape: Any = None) -> None:

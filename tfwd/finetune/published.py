@@ -83,12 +83,11 @@ def check_tokenizer(tokenizer: Any, arguments: dict[str, Any], where: str) -> No
         )
 
 
-def load_weights(encoder: Any, config: dict[str, Any], path: str) -> list[str]:
+def load_weights(encoder: Any, path: str) -> list[str]:
     """Reads the weights of a pretrained folder into an encoder, tensor by tensor.
 
     Args:
-        encoder: a built `T.Bert`.
-        config: dict. The folder's config.
+        encoder: a `T.Bert` from the folder's config.
         path: path of the folder.
 
     Returns:
@@ -98,14 +97,11 @@ def load_weights(encoder: Any, config: dict[str, Any], path: str) -> list[str]:
         UserError: the weights are missing, damaged, or of another model. Nothing was assigned.
     """
     from tfwd import pretrained
-    from tfwd.layers.transformer.formats.configuration import read_config
-    from tfwd.layers.transformer.formats.published import loading_rules
+    from tfwd.layers.transformer.formats.published import plan_weights
 
     missing = "pooler/.*" if encoder.add_pooler else ()
     try:
-        rules = loading_rules(read_config(config))
-        plan = pretrained.plan(encoder, path, allow_missing=missing, family_rules=rules)
-        plan.apply()
+        plan = plan_weights(encoder, path, allow_missing=missing).apply()
     except (pretrained.PlanError, pretrained.SourceError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"model.pretrained={path}: {reason[:600]}") from error

@@ -56,8 +56,8 @@ class Trainer(trainer.Trainer):
         self._sizes = batches.sizes(len(train.ids), config.data.batch_size)
         model = make_model(config, vocabulary)
         if not folder.checkpoints.steps():
-            encoder, path = classifier_of(model).encoder, config.model.pretrained
-            missing = published.load_weights(encoder, vocabulary.encoder, path)
+            encoder = classifier_of(model).encoder
+            missing = published.load_weights(encoder, config.model.pretrained)
             reinitialize(model, config.model.reinitialize_layers, missing, config.seed)
         state = RunState([], config.optimizer.learning_rate)
         step = make_step(config, model, state, len(self._sizes))

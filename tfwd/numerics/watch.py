@@ -75,7 +75,9 @@ class Watch:
         self._before_users: set[str] = set()  # layers whose output a user's layer takes
         self._layers = _keras.layers.all_layers(model)
         self._known = {id(layer) for layer in self._layers}
-        self._has_users = any(not _is_of_keras(x) for x in self._layers if x is not model)
+        self._has_users = any(
+            not _keras.is_of_keras(type(x)) for x in self._layers if x is not model
+        )
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Watch]:
@@ -171,7 +173,7 @@ class Watch:
             self._leaf -= leaf
             self._path.pop()
             self._kinds_of_layers.pop()
-        moves = type(layer).__name__ in MOVING_LAYERS and _is_of_keras(layer)
+        moves = type(layer).__name__ in MOVING_LAYERS and _keras.is_of_keras(type(layer))
         look = self._closely or not (hides_nan or moves)
         return tf.nest.map_structure(
             lambda value: self._output(path, layer, value, look, sequence), outputs
@@ -187,7 +189,7 @@ class Watch:
             elif id(value) in self._given:
                 given = self._given[id(value)]
                 self.followers.setdefault(given, []).append(path)
-                if not _is_of_keras(layer):
+                if not _keras.is_of_keras(type(layer)):
                     self._before_users.add(given)
 
     def _sequence(self, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
@@ -227,7 +229,11 @@ class Watch:
         def tap(value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
             def backward(upstream: Any) -> Any:
                 # A relu in the layer before may hide the gradient of a user's layer.
-                wanted = self._closely or not _is_of_keras(layer) or path in self._before_users
+                wanted = (
+                    self._closely
+                    or not _keras.is_of_keras(type(layer))
+                    or path in self._before_users
+                )
                 if wanted and present() is self and self.is_in_watched_graph():
                     self.check("gradient", path, upstream, layer, call=call)
                 return upstream
@@ -270,14 +276,10 @@ class Watch:
                 object.__setattr__(layer, "activation", held)
 
 
-def _is_of_keras(layer: Any) -> bool:
-    return type(layer).__module__.startswith("keras.")
-
-
 def _hides_nan(layer: Any) -> bool:
     # (A recurrent layer's activation belongs to its cell, which is a layer itself.)
     name = getattr(vars(layer).get("activation"), "__name__", "")
-    return name in NAN_HIDING_ACTIVATIONS and _is_of_keras(layer)
+    return name in NAN_HIDING_ACTIVATIONS and _keras.is_of_keras(type(layer))
 
 
 def _backward(own: Callable[..., Any]) -> Callable[..., Any]:

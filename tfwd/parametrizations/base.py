@@ -149,7 +149,7 @@ class Parametrization:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Parametrization:
         """Creates the parametrization from a config of `get_config`."""
-        return cls(**_keras.configs.deserialize(config))
+        return cls(**_keras.copies.deserialize(config))
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())

@@ -31,7 +31,7 @@ class FullState(keras.callbacks.BackupAndRestore):
     """
 
     def __init__(self, folder: str):
-        super().__init__(folder, **_keras.backup.KEPT)
+        super().__init__(folder, **_keras.training.BACKUP_ARGUMENTS)
         self._path = os.path.join(folder, "history.json")
         self.epochs: list[dict[str, float]] = []
         self.watch: Stopwatch | None = None
@@ -42,7 +42,7 @@ class FullState(keras.callbacks.BackupAndRestore):
             with open(self._path, encoding="utf-8") as file:
                 self.epochs = json.load(file)
         # The history is written first. An epoch whose weights were not saved is trained again.
-        self.epochs = self.epochs[: _keras.backup.initial_epoch(self)]
+        self.epochs = self.epochs[: _keras.training.epochs_in_backup(self)]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.epochs.append({name: float(value) for name, value in (logs or {}).items()})

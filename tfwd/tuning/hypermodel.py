@@ -92,13 +92,13 @@ class Rates(keras_tuner.HyperModel):
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
         model = self.make_model(hp) if self._takes_hp else self.make_model()
-        if not _keras.backup.is_compiled(model):
+        if not _keras.training.is_compiled(model):
             raise ValueError(f"make_model must make a compiled Keras model; it made {model!r}")
         wrapped = model
         # In sequence: a weight that different patterns match in both gets both.
         for chosen in self.parametrizations(hp):
             wrapped = parametrize(wrapped, chosen) if chosen else wrapped
-        if not _keras.backup.is_compiled(wrapped):  # the wrapper of a subclassed model
+        if not _keras.training.is_compiled(wrapped):  # the wrapper of a subclassed model
             wrapped.compile_from_config(model.get_compile_config())
         return wrapped
 

@@ -220,7 +220,7 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
 
         def checked(hp: keras_tuner.HyperParameters) -> keras.Model:
             model = build(hp)
-            if isinstance(model, keras.Model) and not _keras.backup.can_begin(model):
+            if isinstance(model, keras.Model) and not _keras.training.can_back_up(model):
                 raise ValueError(
                     f"model '{model.name}' has no weights when it is made, and a trial's backup "
                     "needs them before training: build the model in the function that makes it, "

@@ -32,6 +32,10 @@ class _Origin:
     part: str
     layers: list[int] | None
 
+    def rules(self, at: str = "") -> FamilyRules:
+        """Returns the rules for the files of the config's family. See `loading_rules`."""
+        return loading_rules(self.read, self.part, self.layers, at)
+
 
 class Published(Composite):
     """Base class of layers that load published models, with `from_pretrained`.
@@ -141,18 +145,15 @@ class Published(Composite):
             )
         read, layers = read_config(source, overrides), as_layer_numbers(layers)
         layer = cls.from_published_config(source, layers, **overrides)
-        shape = layer.any_input_shape()
         if not load_weights:
-            _keras.layers.build(layer, shape)
+            _keras.layers.build(layer, layer.any_input_shape())
             return layer
         if differences := read.differences(layer):
             raise ValueError(differences[0])
         if overrides.get("add_pooler"):
             patterns = [allow_missing] if isinstance(allow_missing, str) else allow_missing
             _check_pooler(read, [*patterns, *(mapping or ())])
-        with zero_initialized(layer):
-            _keras.layers.build(layer, shape)
-        plan = pretrained.plan(
+        plan = plan_weights(
             layer,
             source,
             mapping=mapping,
@@ -160,9 +161,7 @@ class Published(Composite):
             ignore=ignore,
             allow_missing=allow_missing,
             strict=strict,
-            family_rules=loading_rules(read, cls.part_of(overrides), layers),
-        )
-        plan.apply()
+        ).apply()
         initialize_variables(layer, [*plan.missing])
         return layer
 
@@ -182,13 +181,27 @@ class Published(Composite):
         """
         if self._origin is None:
             return None
-        read, part, layers = self._origin.read, self._origin.part, self._origin.layers
-        rules = loading_rules(read, part, layers, at)
-        return dataclasses.replace(rules, problems=tuple(read.differences(self)))
+        problems = tuple(self._origin.read.differences(self))
+        return dataclasses.replace(self._origin.rules(at), problems=problems)
 
     def any_input_shape(self) -> tuple:
         """Returns an input shape with which the layer can be built."""
         return (None, None, self.hidden_size)
+
+
+def plan_weights(layer: Any, source: str | os.PathLike[str], **options: Any) -> pretrained.Plan:
+    """Plans the weights of a layer that was made from the config of a published model.
+
+    A layer that is not built is built here. Its variables are created without random numbers.
+
+    Args:
+        layer: Layer from `from_config` of a `Published`.
+        source: Folder or file of the model's weights.
+        **options: As in `tfwd.pretrained.plan`, without `family_rules`.
+    """
+    if not layer.built:
+        build_with_zeros(layer)
+    return pretrained.plan(layer, source, family_rules=layer._origin.rules(), **options)
 
 
 def _check_pooler(read: Configuration, patterns: Sequence[str]) -> None:
@@ -300,9 +313,15 @@ def mapping(
     return {pattern: dataclasses.replace(key, repeated=True) for pattern, key in rules.keys.items()}
 
 
+def build_with_zeros(layer: Published) -> None:
+    """Builds a layer whose variables get values later, without random numbers."""
+    with _zero_initialized(layer):
+        _keras.layers.build(layer, layer.any_input_shape())
+
+
 @contextlib.contextmanager
-def zero_initialized(layer: keras.layers.Layer) -> Iterator[None]:
-    """Initializes variables that are created in the body with zeros, because they get values later.
+def _zero_initialized(layer: keras.layers.Layer) -> Iterator[None]:
+    """Initializes variables that are created in the body with zeros.
 
     Variables of one shape share their zeros. So no memory is filled that an assignment would
     replace.

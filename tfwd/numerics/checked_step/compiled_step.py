@@ -22,9 +22,9 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._graph.tentative import Tentative
-from tfwd._keras import optimizer_calls, wrapped_optimizers
 from tfwd._keras import training as _keras_training
 from tfwd._keras import updates as _keras_updates
+from tfwd._keras import wrapped_optimizers
 from tfwd.finite import all_finite, extent_of, probe
 from tfwd.numerics.checked_step.replica_step import ReplicaStep, around_update, check_loss
 from tfwd.numerics.checked_step.variables import tracked
@@ -148,12 +148,16 @@ class CheckedStep:
         if past_methods and self.model.built:  # the optimizer's variables are then known
             with tf.init_scope():
                 for optimizer in optimizers:
-                    optimizer_calls.build(optimizer, self.model.trainable_variables)
+                    _keras_training.build_optimizer(optimizer, self.model.trainable_variables)
         known = tracked(self.model)
         if not careful:  # the optimizer's variables are assigned only after the decision
             updated = [
                 *self.model.trainable_variables,
-                *(v for optimizer in optimizers for v in optimizer_calls.state(optimizer)),
+                *(
+                    v
+                    for optimizer in optimizers
+                    for v in _keras_training.optimizer_state(optimizer)
+                ),
             ]
             ids = {id(_keras.variables.tf_variable(variable)) for variable in updated}
             known = [variable for variable in known if id(variable) not in ids]

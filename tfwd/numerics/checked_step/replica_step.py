@@ -12,8 +12,8 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import graphs
 from tfwd._graph.tentative import Tentative, agreed
-from tfwd._keras import optimizer_calls, wrapped_optimizers
 from tfwd._keras import training as _keras_training
+from tfwd._keras import wrapped_optimizers
 from tfwd.finite import SQUARED_IS_FINITE, all_finite, largest
 from tfwd.numerics.frames import BACKWARD, FORWARD, Frame, named
 from tfwd.numerics.watch import Watch
@@ -148,8 +148,8 @@ class ReplicaStep:
                 self._rates.append(tf.cast(rate, tf.float32))
                 self.watch.check("learning rate", "learning rate", self._rates[-1])
         for held in wrapped_optimizers.chain(optimizer):
-            if optimizer_calls.scales_loss(held):
-                self._scale = tf.cast(optimizer_calls.loss_scale(held), tf.float32)
+            if _keras_training.scales_loss(held):
+                self._scale = tf.cast(_keras_training.loss_scale(held), tf.float32)
         if self._step.dry or self._careful:
             return None
         good = self._is_good()
@@ -162,7 +162,7 @@ class ReplicaStep:
         if tf.distribute.get_strategy().num_replicas_in_sync == 1 and not graphs.in_xla():
             # A branch is the fastest way, but several replicas cannot synchronise in one.
             with tf.init_scope():
-                optimizer_calls.build(optimizer, variables)
+                _keras_training.build_optimizer(optimizer, variables)
             self._tentative.decide_after(self._good)
             return self._good
         self._tentative.decide(self._good)
@@ -195,7 +195,7 @@ class ReplicaStep:
         """Returns the variables that optimizers update: trained weights and their own variables."""
         model = self._step.model
         optimizers = _keras_training.optimizers(model)
-        slots = [v for optimizer in optimizers for v in optimizer_calls.state(optimizer)]
+        slots = [v for optimizer in optimizers for v in _keras_training.optimizer_state(optimizer)]
         return [*model.trainable_variables, *slots]
 
     def _is_good(self) -> tf.Tensor:

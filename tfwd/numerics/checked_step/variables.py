@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import optimizer_calls
 from tfwd._keras import training as _keras_training
 from tfwd.finite import all_finite
 
@@ -17,14 +16,17 @@ def tracked(model: keras.Model) -> list[tf.Variable]:
     """Returns all variables of a model, its metrics, its optimizers, and other objects it holds."""
     optimizers = _keras_training.optimizers(model)
     found = [*model.variables, *(v for metric in model.metrics for v in metric.variables)]
-    found += [v for optimizer in optimizers for v in optimizer_calls.state(optimizer)]
+    found += [v for optimizer in optimizers for v in _keras_training.optimizer_state(optimizer)]
     plain = [_keras.variables.tf_variable(v) for v in [*found, *variables_in(model, *optimizers)]]
     return list({id(variable): variable for variable in plain}.values())
 
 
 def not_finite(model: keras.Model) -> list[str]:
     """Returns the paths of the non-finite weights and optimizer variables."""
-    states = [optimizer_calls.state(optimizer) for optimizer in _keras_training.optimizers(model)]
+    states = [
+        _keras_training.optimizer_state(optimizer)
+        for optimizer in _keras_training.optimizers(model)
+    ]
     variables = [*model.weights, *(variable for state in states for variable in state)]
     if bool(all_finite([_keras.variables.value(variable) for variable in variables])):
         return []

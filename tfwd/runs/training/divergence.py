@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import tensorflow as tf
-
+from tfwd.numerics.bad_steps import BadStepPolicy, restored
 from tfwd.numerics.checked_step import variables_in
 from tfwd.numerics.report import Report
 from tfwd.runs.errors import UserError
@@ -39,7 +38,7 @@ class Diverged(UserError):
 
 
 class Divergence:
-    """Policy for the bad steps of a run.
+    """The bad steps of a run: their reports, and the reaction to each.
 
     Args:
         action: "raise", "skip", "restore" or "off".
@@ -59,8 +58,8 @@ class Divergence:
     ):
         self.action, self._step, self._state = action, step, state
         self._objects, self._tell = list(objects), tell
-        self._last_good = self._consecutive = 0
-        self._snapshot: list[tuple[tf.Variable, tf.Tensor]] = []
+        self._policy = BadStepPolicy(action, MAX_CONSECUTIVE, FACTOR)
+        self._last_bad = 0
 
     @property
     def checks_each_step(self) -> bool:
@@ -70,10 +69,7 @@ class Divergence:
     def take_snapshot(self) -> None:
         """Stores the values for "restore", at the end of an epoch and when a run resumes."""
         if self.action == "restore":
-            self._consecutive = 0
-            self._snapshot = [
-                (variable, variable.numpy()) for variable in variables_in(*self._objects)
-            ]
+            self._policy.store(variables_in(*self._objects))
 
     def handle(self, failure: Failure, batch: tuple[Any, ...] | None, kept: str) -> None:
         """Reports a bad step. Then skips it, restores the last epoch, or ends the run.
@@ -90,36 +86,23 @@ class Divergence:
         if batch is not None:
             report = self._step.diagnose(*batch)
             report.step = failure.step
-        why = self._reason_to_end(failure, batch)
+        if failure.step != self._last_bad + 1:
+            self._policy.good_step()
+        self._last_bad = failure.step
+        why = "" if batch is None else self._policy.reason_to_stop()
         if why is not None:
             self._tell(failure, report, "the run ends")
-            raise Diverged(failure, report, f"{why}{kept}")
-        self._consecutive += 1
-        self._last_good = failure.step
-        if self.action == "skip":
-            done = "the step is skipped"
-        else:
-            number = self._state.step.numpy()
-            for variable, value in self._snapshot:
-                variable.assign(value)
+            raise Diverged(failure, report, f"{why}; {kept}" if why else kept)
+        number = self._state.step.numpy()
+        factor = self._policy.leave_behind()
+        done = "the step is skipped"
+        if self.action == "restore":
             self._state.step.assign(number)
-            rate = self._state.learning_rate.numpy() * FACTOR**self._consecutive
+            rate = self._state.learning_rate.numpy() * factor
             self._state.learning_rate.assign(rate)
-            done = f"restored the end of the last epoch, with the learning rate {rate:.4g}"
+            done = restored(f"{rate:.4g}")
         self._tell(failure, report, done)
         self._step.resume_after_failure()
-
-    def _reason_to_end(self, failure: Failure, batch: tuple[Any, ...] | None) -> str | None:
-        if self.action == "raise" or batch is None:
-            return ""
-        if self.action == "restore" and not self._snapshot:
-            return "there is no finished epoch yet to restore; "
-        if self.action == "skip" and failure.step != self._last_good + 1:
-            self._consecutive = 0  # a good step was in between
-        if self._consecutive >= MAX_CONSECUTIVE:
-            what = "skipped" if self.action == "skip" else "restored from"
-            return f"{MAX_CONSECUTIVE} consecutive bad steps were {what} before it; "
-        return None
 
 
 def report_text(failure: Failure, report: Report | None, norms: Mapping[str, float]) -> str:

@@ -32,16 +32,18 @@ ADDONS = {
 
 def optimizers() -> dict[str, str]:
     """Returns the names of the known optimizers, by their lower-case names."""
-    from tfwd._keras import optimizer_calls  # slow to load, and `--help` does not need it
+    from tfwd._keras import (
+        training as _keras_training,  # slow to load, and `--help` does not need it
+    )
 
-    return {name.lower(): name for name in optimizer_calls.names()}
+    return {name.lower(): name for name in _keras_training.optimizer_names()}
 
 
 def optimizer_class(name: str) -> type:
     """Returns the optimizer class of a name, in upper or lower case."""
-    from tfwd._keras import optimizer_calls
+    from tfwd._keras import training as _keras_training
 
-    return optimizer_calls.optimizer_class(optimizers()[name.lower()])
+    return _keras_training.optimizer_class(optimizers()[name.lower()])
 
 
 def allowed_arguments(optimizer: str) -> dict[str, Any]:
@@ -178,9 +180,9 @@ def make_optimizer(
     except (TypeError, ValueError) as error:
         raise UserError(f"optimizer {name} with {arguments}: {error}") from error
     if dtype_policy == "mixed_float16":
-        from tfwd._keras import optimizer_calls
+        from tfwd._keras import training as _keras_training
 
-        optimizer = optimizer_calls.with_loss_scale(optimizer)
+        optimizer = _keras_training.with_loss_scale(optimizer)
     return optimizer
 
 

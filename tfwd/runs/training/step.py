@@ -20,7 +20,7 @@ import ml_collections
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import optimizer_calls
+from tfwd._keras import training as _keras_training
 from tfwd.finite import all_finite
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
@@ -98,7 +98,7 @@ class TrainStep(abc.ABC):
         self.averaging = find_averaging(optimizer)
         self.unused: list[str] = []
         # Slots that are made in the traced function could not be restored before the first step.
-        optimizer_calls.build(optimizer, model.trainable_variables)
+        _keras_training.build_optimizer(optimizer, model.trainable_variables)
         self._failed = tf.Variable(False, trainable=False)
         self._failure = tf.Variable([0.0, 0.0, 0.0], trainable=False)
         self._diagnosis: tuple[Probes, Callable[..., None]] | None = None
@@ -117,7 +117,7 @@ class TrainStep(abc.ABC):
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Makes the update. The optimizer already has the step's learning rate."""
-        optimizer_calls.apply(self.optimizer, gradients, variables)
+        _keras_training.make_step(self.optimizer, gradients, variables)
 
     def __call__(self, *batch: tf.Tensor) -> None:
         self.function(*batch)
@@ -169,13 +169,13 @@ class TrainStep(abc.ABC):
             watch = Watch(self.model, lambda _, x, __: looked_at.append(x), closely=False)
             watched = watch.open()
         draws = [variable.read_value() for variable in self._draws]
-        scales_loss = optimizer_calls.scales_loss(self.optimizer)
+        scales_loss = _keras_training.scales_loss(self.optimizer)
         with watched, tf.GradientTape() as tape:
             output = self.forward(*batch)
             loss = tf.reduce_mean(output.nats)
             objective = output.objective(loss)
             if scales_loss:
-                objective = optimizer_calls.scale_loss(self.optimizer, objective)
+                objective = _keras_training.scale_loss(self.optimizer, objective)
         variables = self.model.trainable_variables
         gradients = tape.gradient(objective, [_keras.variables.tf_variable(v) for v in variables])
         self.unused = [
@@ -186,7 +186,7 @@ class TrainStep(abc.ABC):
         gradients = [None if g is None else once(g) for g in gradients]
         unit = tf.constant(1.0)
         if scales_loss:
-            unit = tf.cast(optimizer_calls.loss_scale(self.optimizer), tf.float32)
+            unit = tf.cast(_keras_training.loss_scale(self.optimizer), tf.float32)
         norm = tf.linalg.global_norm(gradients)
         if self.clip_norm:
             limit = self.clip_norm * unit if scales_loss else self.clip_norm
@@ -211,7 +211,7 @@ class TrainStep(abc.ABC):
         counted = tf.cast(tf.size(output.nats), tf.float64)
 
         def update() -> tf.Tensor:
-            optimizer_calls.set_learning_rate(self.optimizer, rate)
+            _keras_training.set_learning_rate(self.optimizer, rate)
             with warnings.catch_warnings():  # for unused weights: see `unused`
                 warnings.filterwarnings("ignore", ".*[Gg]radient.*variables")
                 self.apply(gradients, variables)

@@ -1,7 +1,11 @@
-"""`LegacyWrapper`: base class of wrappers around legacy optimizers on Keras 2.15.
+"""The two kinds of optimizers of Keras 2.15, and what a wrapper of each kind has.
 
-`OptimizerWrapper` makes subclasses of it. Overrides of Keras's class are here, and everything that
-Keras does not have is there.
+The newer ones (`keras.optimizers`) update with `update_step`. The legacy ones
+(`keras.optimizers.legacy`, and all of tensorflow-addons') update with `_resource_apply_dense` and
+similar methods. Keras distinguishes them by class, and so do loss scales and tensorflow-addons. So
+instances of a wrapper of tfwd have one of two subclasses. `OptimizerWrapper` has the common code.
+The kind of the held optimizer selects `NewWrapper` or `LegacyWrapper`, which override the methods
+of Keras's class.
 """
 
 from __future__ import annotations
@@ -9,9 +13,92 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
+from keras.src import backend
+from keras.src.utils.generic_utils import to_snake_case
 
-from tfwd._keras2 import wrapped_optimizers
+from tfwd._keras_shared.holding import OptimizerHolder, SavesOwnVariables
+
+New: Any = keras.optimizers.Optimizer
+Legacy: Any = keras.optimizers.legacy.Optimizer
+LossScaleOptimizer: Any = keras.mixed_precision.LossScaleOptimizer
+
+
+def is_legacy(optimizer: Any) -> bool:
+    """Returns True for an optimizer of the legacy kind."""
+    return isinstance(optimizer, Legacy)
+
+
+def leaves(optimizer: Any) -> list[Any]:
+    """Returns the optimizers that make the updates. On Keras 2 there is always one.
+
+    An average of tensorflow-addons makes one update together with the optimizer inside.
+    """
+    while isinstance(optimizer, (OptimizerHolder, LossScaleOptimizer)):
+        optimizer = optimizer.inner_optimizer
+    return [optimizer]
+
+
+def key(optimizer: Any, variable: Any) -> Any:
+    """Returns a key that is the same for a variable and its copies on the replicas."""
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        for copy in (variable, getattr(variable, "handle", None)):
+            container: Any = getattr(copy, "_distributed_container", None)
+            if container is not None:
+                return container()._unique_id
+    return variable._unique_id
+
+
+class NewWrapper(SavesOwnVariables, New):
+    """A wrapper around an optimizer of `keras.optimizers`."""
+
+    def _begin(self: Any, name: str | None) -> None:
+        # Keras's constructor is not called. Properties and __getattr__ return the held optimizer's
+        # step counter, rate and arguments.
+        made_up = to_snake_case(type(self).__name__)
+        self.name = name or backend.unique_object_name(made_up, zero_based=True)
+        self._variables: list[Any] = []
+        self._mesh, self._run_with_dtensor = None, False
+        self._distribution_strategy = tf.distribute.get_strategy()
+
+    @property
+    def _iterations(self: Any) -> Any:
+        return self.inner.iterations
+
+    @property
+    def variables(self: Any) -> list[Any]:
+        """All variables: its own, then the held optimizer's."""
+        return [*self._variables, *self.inner.variables]
+
+    @property
+    def _learning_rate(self: Any) -> Any:
+        return self.inner._learning_rate
+
+    @property
+    def _model_variables_moving_average(self: Any) -> list[Any]:
+        return self.inner._model_variables_moving_average
+
+    def build(self: Any, var_list: Sequence[Any]) -> None:
+        """Creates the state for the variables: the held optimizer's, then its own."""
+        # An outer loss scale calls it in each step with all variables. Afterwards it removes the
+        # variables without a gradient.
+        object.__setattr__(self, "_announced", list(var_list))
+        if not self.built:
+            self._build_once(var_list)
+
+    def _build_inner(self: Any, variables: list[Any]) -> None:
+        self.inner.build(variables)
+
+    def compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """Computes gradients. A loss scale inside computes them in its own way."""
+        return self.inner.compute_gradients(loss, var_list, tape)
+
+    def aggregate_gradients(self: Any, grads_and_vars: Any) -> Any:
+        return self.inner.aggregate_gradients(grads_and_vars)
+
+    def finalize_variable_values(self: Any, var_list: Any) -> None:
+        self.inner.finalize_variable_values(var_list)
 
 
 class _Variables(list):
@@ -21,7 +108,7 @@ class _Variables(list):
         return self
 
 
-class LegacyWrapper(wrapped_optimizers.Legacy):
+class LegacyWrapper(Legacy):
     """A wrapper around an optimizer of `keras.optimizers.legacy` or of tensorflow-addons.
 
     It can be inside tensorflow-addons' averages. They do not call `apply_gradients` of the
@@ -41,11 +128,7 @@ class LegacyWrapper(wrapped_optimizers.Legacy):
             self._distribution_strategy = tf.distribute.get_strategy()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        theirs = (
-            name in wrapped_optimizers.leaves(self)[0]._hyper
-            if "optimizer" in vars(self)
-            else False
-        )
+        theirs = name in leaves(self)[0]._hyper if "optimizer" in vars(self) else False
         if theirs and not isinstance(getattr(type(self), name, None), property):
             setattr(self.inner, name, value)  # optimizer.beta_1 = 0.8
         else:
@@ -86,7 +169,7 @@ class LegacyWrapper(wrapped_optimizers.Legacy):
         A legacy optimizer may get more variables later, for example of a layer without a gradient
         until then.
         """
-        variables = {wrapped_optimizers.key(self, variable): variable for variable in var_list}
+        variables = {key(self, variable): variable for variable in var_list}
         if not variables.keys() - self._built_for.keys() and self.built:
             return
         if self._variables:
@@ -192,3 +275,32 @@ class LegacyWrapper(wrapped_optimizers.Legacy):
                 f"but {cause} all variables at once: put {kind} around the average"
             )
         return lambda *args, **kwargs: getattr(self.inner, method)(*args, **kwargs)
+
+
+class PicksOptimizerBase(type):
+    """Metaclass that makes an instance of the new or the legacy kind, like the held optimizer."""
+
+    _kinds: dict[bool, type]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if issubclass(cls, (New, Legacy)):
+            return super().__call__(*args, **kwargs)
+        extended = getattr(cls, "base_optimizer", None)
+        given = kwargs.get("optimizer", args[0] if args else None)
+        legacy = issubclass(extended, Legacy) if extended else is_legacy(given)
+        return cls._of_kind(legacy)(*args, **kwargs)
+
+    def _of_kind(cls, legacy: bool) -> Any:
+        if "_kinds" not in vars(cls):
+            cls._kinds = {}
+        if legacy not in cls._kinds:
+            names = {
+                "__module__": cls.__module__,
+                "__qualname__": cls.__qualname__,
+                "__doc__": cls.__doc__,
+                # Keras reads the class of an instance when it saves the instance.
+                "__class__": property(lambda self: cls),
+            }
+            bases = (cls, LegacyWrapper if legacy else NewWrapper)
+            cls._kinds[legacy] = type.__new__(type(cls), cls.__name__, bases, names)
+        return cls._kinds[legacy]

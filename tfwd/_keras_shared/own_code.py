@@ -1,0 +1,21 @@
+"""Distinguishes Keras's own code from code of users and other packages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def defining_class(kind: type, name: str) -> type:
+    """Returns the class that defines an attribute of a class: itself, or the nearest base."""
+    return next(cls for cls in kind.__mro__ if name in vars(cls))
+
+
+def is_of_keras(defined: Any, method: str | None = None) -> bool:
+    """Returns True if Keras's own sources define a class or a function.
+
+    Args:
+        defined: Class or function.
+        method: str. Asks for this method of the class, which a base class may define. Default None.
+    """
+    found = defined if method is None else defining_class(defined, method)
+    return found.__module__.startswith("keras.")
