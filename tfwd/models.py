@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -23,6 +22,7 @@ def parametrize(
     seed: int | None = None,
     recompute: bool = True,
     share_across_replicas: bool = False,
+    exclude: str | Sequence[str] | None = None,
 ) -> keras.Model:
     """Returns a model on the same variables whose training calls use functions of its weights.
 
@@ -38,10 +38,13 @@ def parametrize(
             `tfwd.layers.Parametrized`. A pattern is matched against the whole model. It is an error
             if it matches nothing. (A subclassed model without weights is checked in its first
             call.) Patterns such as `.*` exclude weights that are never trained, such as moving
-            statistics.
+            statistics. The pattern "all" stands for `.*`. If several patterns match, the first one
+            applies. A pattern whose weights all belong to earlier patterns is an error.
         seed: int. Each wrapped layer gets its own seed: `seed` plus the index of its first weight
             in `model.weights`. Default None, which draws seeds from Keras's global seed.
         recompute, share_across_replicas: As in `tfwd.layers.Parametrized`.
+        exclude: str or list of str. Patterns of weights that are not parametrized, although a key
+            of `parametrizations` matches them. Each must exclude a weight. Default None.
 
     Returns:
         A model with the same weights in the same order. If a Sequential or functional model was
@@ -83,16 +86,22 @@ def parametrize(
                 f"Dropout(0.5), got {parametrization!r}"
             )
     seed = checked_seed(seed)
-    options = {"recompute": recompute, "share_across_replicas": share_across_replicas}
+    out = weight_selection.checked_exclude(model, exclude)
+    options: dict[str, Any] = {
+        "recompute": recompute,
+        "share_across_replicas": share_across_replicas,
+    }
     if not _keras.copies.is_layer_graph(model):
-        return ParametrizedModel(model, parametrizations, seed, name=model.name, **options)
+        return ParametrizedModel(
+            model, parametrizations, seed, exclude=exclude, name=model.name, **options
+        )
     if not model.built:
         raise ValueError(
             f"model '{model.name}' has no weights yet: give it an Input layer, build it, or call it"
         )
     chosen = {
         id(target.variable): (target.position, parametrization)
-        for target, parametrization in weight_selection.match(model, parametrizations)
+        for target, parametrization in weight_selection.match(model, parametrizations, out)
     }
 
     def wrap(layer: Any) -> Any:
@@ -101,7 +110,7 @@ def parametrize(
         found = [t for t in weight_selection.all_targets(layer) if id(t.variable) in chosen]
         if not found:
             return layer
-        own = {re.escape(t.name): chosen[id(t.variable)][1] for t in found}
+        own = {weight_selection.literal(t.name): chosen[id(t.variable)][1] for t in found}
         own_seed = None
         if seed is not None:
             own_seed = (seed + chosen[id(found[0].variable)][0]) % (1 << 63)
@@ -156,7 +165,8 @@ class ParametrizedModel(keras.Model):
 
     Args:
         model: Wrapped model.
-        parametrizations, seed, recompute, share_across_replicas: As in `tfwd.layers.Parametrized`.
+        parametrizations, seed, recompute, share_across_replicas, exclude: As in
+            `tfwd.layers.Parametrized`.
         **kwargs: Arguments of every Keras model, such as `name`.
     """
 
@@ -167,6 +177,7 @@ class ParametrizedModel(keras.Model):
         seed: int | None = None,
         recompute: bool = True,
         share_across_replicas: bool = False,
+        exclude: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -180,7 +191,13 @@ class ParametrizedModel(keras.Model):
                 stacklevel=3,
             )
         self.parametrized = Parametrized(
-            model, parametrizations, seed, recompute, share_across_replicas, name=model.name
+            model,
+            parametrizations,
+            seed,
+            recompute,
+            share_across_replicas,
+            exclude,
+            name=model.name,
         )
         _keras.wrapping.adopt_call(self, model)
         self.built = _keras.layers.has_weights(model)
@@ -228,6 +245,7 @@ class ParametrizedModel(keras.Model):
             inner.seed,
             inner.recompute,
             inner.share_across_replicas,
+            inner.exclude,
             name=config["name"],
         )
 

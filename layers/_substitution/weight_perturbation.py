@@ -76,6 +76,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
     parametrizations: Any  # Parametrizations
     seed: int | None
     recompute: bool
+    _exclude: tuple[str, ...] = ()  # patterns of weights that are not selected
 
     def _init_perturbation(
         self,
@@ -122,7 +123,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         layer, cache = self._subject(), self._call_cache
         weights = tuple(id(v) for v in layer.weights)
         if cache.targeted_from != weights:
-            targeted = weight_selection.select(layer, self.parametrizations)
+            targeted = weight_selection.select(layer, self.parametrizations, self._exclude)
             for target, parametrization in targeted:
                 where = f"weight '{target.name}' of layer '{layer.name}'"
                 parametrization.check(where, tuple(target.variable.shape))

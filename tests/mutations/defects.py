@@ -194,6 +194,27 @@ DEFECTS = [
         ("tests/layers/test_weight_selection.py",),
     ),
     Defect(
+        "excluded weights are parametrized",
+        "layers/_substitution/weight_selection.py",
+        "        left = [t for t in targets if t.position not in out]\n",
+        "        left = targets\n",
+        ("tests/layers/test_weight_selection.py",),
+    ),
+    Defect(
+        "a wrapper's file forgets which weights are excluded",
+        "layers/parametrized.py",
+        '            "exclude": self.exclude,\n',
+        "",
+        ("tests/layers/test_weight_selection.py",),
+    ),
+    Defect(
+        "a pattern that earlier ones shadow is accepted",
+        "layers/_substitution/weight_selection.py",
+        "if all(t.position in taken for t in left):",
+        "if False:",
+        ("tests/layers/test_weight_selection.py",),
+    ),
+    Defect(
         "DropoutEmbedding drops entries and not rows",
         "layers/dropout_embedding.py",
         '{"embeddings": Dropout(rate, noise_shape=(None, 1))}, seed',
