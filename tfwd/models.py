@@ -100,8 +100,8 @@ def parametrize(
             f"model '{model.name}' has no weights yet: give it an Input layer, build it, or call it"
         )
     chosen = {
-        id(target.variable): (target.position, parametrization)
-        for target, parametrization in weight_selection.match(model, parametrizations, out)
+        id(target.variable): (target.position, pattern)
+        for target, pattern in weight_selection.match(model, {p: p for p in parametrizations}, out)
     }
 
     def wrap(layer: Any) -> Any:
@@ -110,11 +110,14 @@ def parametrize(
         found = [t for t in weight_selection.all_targets(layer) if id(t.variable) in chosen]
         if not found:
             return layer
-        own = {weight_selection.literal(t.name): chosen[id(t.variable)][1] for t in found}
+        patterns = {weight_selection.literal(t.name): chosen[id(t.variable)][1] for t in found}
+        own = {name: parametrizations[pattern] for name, pattern in patterns.items()}
         own_seed = None
         if seed is not None:
             own_seed = (seed + chosen[id(found[0].variable)][0]) % (1 << 63)
-        return Parametrized(layer, own, seed=own_seed, name=layer.name, **options)
+        wrapper = Parametrized(layer, own, seed=own_seed, name=layer.name, **options)
+        wrapper._call_cache.given_patterns = patterns  # for `tfwd.parametrizations.table`
+        return wrapper
 
     return _keras.copies.clone(model, wrap)
 

@@ -215,6 +215,13 @@ DEFECTS = [
         ("tests/layers/test_weight_selection.py",),
     ),
     Defect(
+        "the table shows a schedule's value in the first call",
+        "tfwd/parametrizations/weight_table.py",
+        "parametrization.at(tf.constant(call, tf.int64))",
+        "parametrization.at(tf.constant(0, tf.int64))",
+        ("tests/test_weight_table.py",),
+    ),
+    Defect(
         "DropoutEmbedding drops entries and not rows",
         "layers/dropout_embedding.py",
         '{"embeddings": Dropout(rate, noise_shape=(None, 1))}, seed',
