@@ -209,14 +209,17 @@ def _texts(line: tuple[str, ...], widths: list[int]) -> list[str]:
 def _wrapped(text: str, width: int) -> list[str]:
     """Returns a text in lines of at most `width` characters.
 
-    It is divided after spaces, `/`, `|` and `_` if possible.
+    It is divided after spaces, `/` and `|`. A part that is too long is divided after `_`.
 
     Example:
-        >>> _wrapped("encoder/(query|key)/kernel", 13)
-        ['encoder/', '(query|key)/', 'kernel']
+        >>> _wrapped("encoder/(query|value_dense)/kernel", 14)
+        ['encoder/', '(query|', 'value_dense)/', 'kernel']
     """
-    pieces = re.findall(r"[^ /|_]+[ /|_]*|[ /|_]+", text)
-    pieces = [p[i : i + width] for p in pieces for i in range(0, len(p), width)]
+    pieces: list[str] = []
+    for part in re.findall(r"[^ /|]+[ /|]*|[ /|]+", text):
+        smaller = [part] if len(part.rstrip()) <= width else re.findall(r"[^_]+_*|_+", part)
+        for piece in smaller:
+            pieces += [piece[i : i + width] for i in range(0, len(piece.rstrip()), width)]
     lines = [""]
     for piece in pieces:
         if lines[-1] and len((lines[-1] + piece).rstrip()) > width:
