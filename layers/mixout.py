@@ -22,11 +22,11 @@ class Mixout(SingleParametrization):
     Args:
         layer: Any Keras layer or model.
         rate: float, schedule or variable. Drop rate in [0, 1), as in `parametrizations.Dropout`.
-        weights: str or list of str. Patterns of weights. Default None, for the default weights, as
-            in `WeightDropout`.
+        weights: str or list of str. Patterns of weights. "all" stands for every trained weight.
+            Default None, for the default weights, as in `WeightDropout`.
         towards, noise_shape, reference_dtype: As in `parametrizations.Mixout`. By default the
             reference is the value of the weights in the first training call.
-        seed, recompute, share_across_replicas, **kwargs: As in `Parametrized`.
+        seed, recompute, share_across_replicas, exclude, **kwargs: As in `Parametrized`.
 
     Raises:
         ValueError: As `Parametrized`, or if there is no reference for a weight.
@@ -58,13 +58,21 @@ class Mixout(SingleParametrization):
         seed: int | None = None,
         recompute: bool = True,
         share_across_replicas: bool = False,
+        exclude: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         parametrization = parametrizations.Mixout(
             rate, towards=towards, noise_shape=noise_shape, reference_dtype=reference_dtype
         )
         super().__init__(
-            layer, parametrization, weights, seed, recompute, share_across_replicas, **kwargs
+            layer,
+            parametrization,
+            weights,
+            seed,
+            recompute,
+            share_across_replicas,
+            exclude,
+            **kwargs,
         )
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -41,7 +41,8 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
             match a weight's full path, or its last components. If several patterns match, the first
             one applies. Weights that are never trained, such as moving statistics, are excluded
             unless the pattern ends in the weight's own name, as `moving_mean` does. Weights of a
-            frozen layer are matched as usual.
+            frozen layer are matched as usual. The pattern "all" stands for `.*`, every trained
+            weight. Write "(all)" for a weight of this name.
         seed: int. Default None, which draws one from Keras's global seed
             (`keras.utils.set_random_seed`).
         recompute: bool. Stores no effective weight for backward. Backward computes it again from
@@ -54,13 +55,16 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
             traced do not change.
         share_across_replicas: bool. Draws the same on all replicas of a `tf.distribute` strategy.
             Default False.
+        exclude: str or list of str. Patterns of weights that are not parametrized, although a
+            pattern or the default selects them. Default None, which excludes nothing.
         **kwargs: `name` and `trainable`, as for any layer.
 
     Raises:
-        ValueError: If a pattern matches no weight, or only excluded weights; if a weight is not
-            floating; if a rate is out of range; if the layer is an RNN cell. The message names the
-            layer and the weight. Some checks need weights. They run when the layer is built, or in
-            the first call if that call creates the weights.
+        ValueError: If a pattern matches no weight, or only excluded weights; if earlier patterns
+            match all weights of a pattern; if a pattern of `exclude` matches no selected weight; if
+            a weight is not floating; if a rate is out of range; if the layer is an RNN cell. The
+            message names the layer and the weight. Some checks need weights. They run when the
+            layer is built, or in the first call if that call creates the weights.
         ValueError: On loading a weight file that the plain layer or model wrote. A
             `tf.train.Checkpoint` cannot be checked, so restore one with the unwrapped layer.
         ValueError: In a training call inside `tf.recompute_grad` or `keras.remat`, which would draw
@@ -96,6 +100,7 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
         seed: int | None = None,
         recompute: bool = True,
         share_across_replicas: bool = False,
+        exclude: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         if not isinstance(parametrizations, (Mapping, Parametrization)) or parametrizations == {}:
@@ -109,6 +114,7 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
         super().__init__(layer, dtype=_keras.layers.floating_policy(layer), **kwargs)
         if isinstance(parametrizations, Mapping):
             parametrizations = dict(parametrizations)
+        self._exclude = weight_selection.checked_exclude(layer, exclude)
         self._init_perturbation(parametrizations, seed, recompute, share_across_replicas)
         self.draws.wrapper = self.name
         _keras.layers.adopt_call(self, layer)
@@ -118,6 +124,11 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
         """The patterns of the parametrized weights; None stands for the default weights."""
         given = self.parametrizations
         return list(given) if isinstance(given, Mapping) else None
+
+    @property
+    def exclude(self) -> list[str] | None:
+        """The patterns of weights that are not parametrized, or None."""
+        return list(self._exclude) or None
 
     def _subject(self) -> keras.Layer:
         return self.layer
@@ -235,6 +246,7 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
             "seed": self.seed,
             "recompute": self.recompute,
             "share_across_replicas": self.share_across_replicas,
+            "exclude": self.exclude,
         }
 
     @classmethod

@@ -23,12 +23,13 @@ class VariationalNoise(SingleParametrization):
         layer: Any Keras layer or model.
         stddev: float, schedule or variable. Standard deviation, at least 0, as in
             `parametrizations.GaussianNoise`.
-        weights: str or list of str. Patterns of weights. Default None, for the default weights, as
+        weights: str or list of str. Patterns of weights. "all" stands for every trained weight,
+            biases and gammas included, as in the paper. Default None, for the default weights, as
             in `WeightDropout`.
         start_call: int. Number of the layer's first training call with noise, from 0. Default 0.
         scale: "absolute", or "deviation" for multiples of each weight's own standard deviation, as
             in `parametrizations.GaussianNoise`. Default "absolute".
-        seed, recompute, share_across_replicas, **kwargs: As in `Parametrized`.
+        seed, recompute, share_across_replicas, exclude, **kwargs: As in `Parametrized`.
 
     Raises:
         ValueError: As `Parametrized`.
@@ -40,6 +41,10 @@ class VariationalNoise(SingleParametrization):
         >>> x = tf.ones((1, 4))
         >>> [bool(tf.reduce_all(noisy(x, training=True) == noisy.layer(x))) for _ in range(2)]
         [True, False]
+        >>> noisy = layers.VariationalNoise(keras.layers.LSTM(3), 0.075, weights="all")
+        >>> noisy.build((None, 5, 2))
+        >>> list(noisy.effective_weights(0))
+        ['kernel', 'recurrent_kernel', 'bias']
 
     References: Graves, "Practical Variational Inference for Neural Networks" (2011), with one fixed
     deviation for all weights, which is not learnt.
@@ -55,11 +60,19 @@ class VariationalNoise(SingleParametrization):
         seed: int | None = None,
         recompute: bool = True,
         share_across_replicas: bool = False,
+        exclude: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         parametrization = GaussianNoise(stddev, start_call=start_call, scale=scale)
         super().__init__(
-            layer, parametrization, weights, seed, recompute, share_across_replicas, **kwargs
+            layer,
+            parametrization,
+            weights,
+            seed,
+            recompute,
+            share_across_replicas,
+            exclude,
+            **kwargs,
         )
 
     @classmethod

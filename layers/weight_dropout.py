@@ -21,14 +21,15 @@ class WeightDropout(SingleParametrization):
     Args:
         layer: Any Keras layer or model.
         rate: float, schedule or variable. Drop rate in [0, 1), as in `parametrizations.Dropout`.
-        weights: str or list of str. Patterns of weights, as in `Parametrized`. Default None, for
-            the default weights. In a recurrent layer these are the recurrent kernels (of both
-            directions of a `Bidirectional`). In another layer they are all floating weights of rank
-            two or more, except biases, gammas and betas. A layer of layers has the default weights
-            of all its layers.
+        weights: str or list of str. Patterns of weights, as in `Parametrized`. "all" stands for
+            every trained weight, biases included. Default None, for the default weights. In a
+            recurrent layer these are the recurrent kernels (of both directions of a
+            `Bidirectional`). In another layer they are all floating weights of rank two or more,
+            except biases, gammas and betas. A layer of layers has the default weights of all its
+            layers.
         noise_shape: As in `parametrizations.Dropout`. A 1 shares the mask along an axis. Default
             None.
-        seed, recompute, share_across_replicas, **kwargs: As in `Parametrized`.
+        seed, recompute, share_across_replicas, exclude, **kwargs: As in `Parametrized`.
 
     Raises:
         ValueError: As `Parametrized`.
@@ -55,11 +56,19 @@ class WeightDropout(SingleParametrization):
         seed: int | None = None,
         recompute: bool = True,
         share_across_replicas: bool = False,
+        exclude: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         parametrization = Dropout(rate, noise_shape=noise_shape)
         super().__init__(
-            layer, parametrization, weights, seed, recompute, share_across_replicas, **kwargs
+            layer,
+            parametrization,
+            weights,
+            seed,
+            recompute,
+            share_across_replicas,
+            exclude,
+            **kwargs,
         )
 
     @property

@@ -247,6 +247,51 @@ def test_a_pattern_that_matches_nothing_lists_the_weights() -> None:
             tfwd.parametrize(make(), {"kernel": P.Dropout(0.5), "kernle": P.Dropout(0.5)})
 
 
+def _effective(model: keras.Model) -> dict[str, tuple[float, ...]]:
+    """Returns the ratios of the effective weights to the raw ones, which are 1, by the layer."""
+    layers = [x for x in model._flatten_layers() if hasattr(x, "effective_weights")]
+    return {
+        f"{layer.name}/{name}": tuple(np.unique(value))
+        for layer in layers
+        for name, value in layer.effective_weights(0).items()
+    }
+
+
+@each
+def test_exclude_leaves_weights_as_they_are(kind: str) -> None:
+    model = ALL[kind]()
+    out = {"functional": "shared/.*"}.get(kind, "first/.*")
+    if kind == "subclassed":
+        out = f"{model.blocks[0].name}/.*"
+    given = {"kernel": P.Dropout(0.5), "bias": P.GaussianNoise(0.1)}
+    dropped = tfwd.parametrize(model, given, seed=1, exclude=out)
+    whole = tfwd.parametrize(model, given, seed=1)
+    left = set(_effective(whole)) - set(_effective(dropped))
+    assert len(left) == 2
+    # What remains draws as without `exclude`.
+    if kind == "subclassed":
+        assert dropped.parametrized.exclude == dropped.get_config()["exclude"] == [out]
+    common = set(_effective(dropped))
+    assert common and {k: _effective(whole)[k] for k in common} == _effective(dropped)
+    for wrong, message in (("kernle", "matches no weight"), ("gamma|moving.*", "no")):
+        with pytest.raises(ValueError, match=rf"exclude=.{wrong[:5]}.*{message}"):
+            tfwd.parametrize(model, given, exclude=wrong)
+
+
+@each
+def test_a_pattern_that_is_shadowed_names_both(kind: str) -> None:
+    for given in ([".*", "kernel"], ["all", "bias"]):
+        with pytest.raises(ValueError, match=rf"'{given[1]}' selects no .* '{given[0]}', before"):
+            tfwd.parametrize(ALL[kind](), dict.fromkeys(given, P.Dropout(0.5)))
+
+
+def test_all_weights_in_one_line() -> None:
+    dropped = tfwd.parametrize(nested(), {"all": P.GaussianNoise(0.1)}, seed=1)
+    plain = nested()
+    trained = len(plain.trainable_weights)
+    assert len(_effective(dropped)) == trained < len(plain.weights)
+
+
 @each
 def test_a_rate_out_of_range_names_layer_and_weight(kind: str) -> None:
     with pytest.raises(ValueError, match="kernel'.*rate must be in"):

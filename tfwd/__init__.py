@@ -38,11 +38,13 @@ from tfwd import (
     pretrained,
 )
 from tfwd._graph.custom_gradient import release_models
+from tfwd.in_place import added_parametrizations
 from tfwd.layers import transformer  # noqa: F401, registers its classes with Keras
 from tfwd.layers._substitution.references import reset_references
 from tfwd.models import parametrize, unwrap
 
 __all__ = [
+    "added_parametrizations",
     "callbacks",
     "gradients",
     "layers",

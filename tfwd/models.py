@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
 from tfwd import _keras
-from tfwd.layers._substitution import in_place as placed
-from tfwd.layers._substitution import reads, weight_selection
+from tfwd.in_place import parametrize_in_place, remove_in_place
+from tfwd.layers._substitution import weight_selection
 from tfwd.layers._substitution.seed_stream import checked_seed
 from tfwd.layers.parametrized import Parametrized, check_wrappable
 from tfwd.parametrizations import Parametrization
@@ -24,6 +23,7 @@ def parametrize(
     seed: int | None = None,
     recompute: bool = True,
     share_across_replicas: bool = False,
+    exclude: str | Sequence[str] | None = None,
     in_place: bool = False,
 ) -> Any:
     """Lets training calls of a model use functions of its weights.
@@ -49,18 +49,21 @@ def parametrize(
             `tfwd.layers.Parametrized`. A pattern is matched against the whole model. It is an error
             if it matches nothing. (A subclassed model without weights is checked in its first
             call.) Patterns such as `.*` exclude weights that are never trained, such as moving
-            statistics.
+            statistics. The pattern "all" stands for `.*`. If several patterns match, the first one
+            applies. A pattern whose weights all belong to earlier patterns is an error.
         seed: int. Each wrapped layer gets its own seed: `seed` plus the index of its first weight
-            in `model.weights`. Default None, which draws seeds from Keras's global seed.
-            With `in_place=True` the whole model has one seed.
+            in `model.weights`. With `in_place=True` the whole model has one seed. Default None,
+            which draws seeds from Keras's global seed.
         recompute, share_across_replicas: As in `tfwd.layers.Parametrized`.
+        exclude: str or list of str. Patterns of weights that are not parametrized, although a key
+            of `parametrizations` matches them. Each must exclude a weight. Default None.
         in_place: bool. Changes the given model. Default False.
 
     Returns:
         With `in_place=True` the given model. Otherwise a model with the same weights in the same
-        order. If a Sequential or functional model was
-        compiled, the new one is compiled in the same way, with a new optimizer, as in Keras's
-        `clone_model`. A `ParametrizedModel` is not compiled.
+        order. If a Sequential or functional model was compiled, the new one is compiled in the same
+        way, with a new optimizer, as in Keras's `clone_model`. A `ParametrizedModel` is not
+        compiled.
 
     Raises:
         ValueError: As `tfwd.layers.Parametrized`; if `parametrizations` is not a dict; if a
@@ -82,8 +85,9 @@ def parametrize(
     """
     if in_place:
         _check_patterns(model, parametrizations)
-        return _parametrize_in_place(
-            model, parametrizations, checked_seed(seed), recompute, share_across_replicas
+        out = weight_selection.checked_exclude(model, exclude)
+        return parametrize_in_place(
+            model, parametrizations, checked_seed(seed), recompute, share_across_replicas, out
         )
     if not isinstance(model, keras.Model):
         raise ValueError(
@@ -92,16 +96,22 @@ def parametrize(
         )
     _check_patterns(model, parametrizations)
     seed = checked_seed(seed)
-    options = {"recompute": recompute, "share_across_replicas": share_across_replicas}
+    out = weight_selection.checked_exclude(model, exclude)
+    options: dict[str, Any] = {
+        "recompute": recompute,
+        "share_across_replicas": share_across_replicas,
+    }
     if not _keras.copies.is_layer_graph(model):
-        return ParametrizedModel(model, parametrizations, seed, name=model.name, **options)
+        return ParametrizedModel(
+            model, parametrizations, seed, exclude=exclude, name=model.name, **options
+        )
     if not model.built:
         raise ValueError(
             f"model '{model.name}' has no weights yet: give it an Input layer, build it, or call it"
         )
     chosen = {
-        id(target.variable): (target.position, parametrization)
-        for target, parametrization in weight_selection.match(model, parametrizations)
+        id(target.variable): (target.position, pattern)
+        for target, pattern in weight_selection.match(model, {p: p for p in parametrizations}, out)
     }
 
     def wrap(layer: Any) -> Any:
@@ -110,11 +120,14 @@ def parametrize(
         found = [t for t in weight_selection.all_targets(layer) if id(t.variable) in chosen]
         if not found:
             return layer
-        own = {re.escape(t.name): chosen[id(t.variable)][1] for t in found}
+        patterns = {weight_selection.literal(t.name): chosen[id(t.variable)][1] for t in found}
+        own = {name: parametrizations[pattern] for name, pattern in patterns.items()}
         own_seed = None
         if seed is not None:
             own_seed = (seed + chosen[id(found[0].variable)][0]) % (1 << 63)
-        return Parametrized(layer, own, seed=own_seed, name=layer.name, **options)
+        wrapper = Parametrized(layer, own, seed=own_seed, name=layer.name, **options)
+        wrapper._call_cache.given_patterns = patterns  # for `tfwd.parametrizations.table`
+        return wrapper
 
     return _keras.copies.clone(model, wrap)
 
@@ -136,50 +149,6 @@ def _check_patterns(model: Any, parametrizations: Any) -> None:
                 f"'{pattern}' of model '{model.name}': expected a parametrization such as "
                 f"Dropout(0.5), got {parametrization!r}"
             )
-
-
-def _parametrize_in_place(
-    target: Any,
-    parametrizations: Mapping[str, Parametrization],
-    seed: int | None,
-    recompute: bool,
-    share_across_replicas: bool,
-) -> Any:
-    kind = "model" if isinstance(target, keras.Model) else "layer"
-    if not _keras.layers.has_weights(target):
-        how = "build it or call it on a batch first"
-        raise ValueError(
-            f"{kind} '{target.name}' has no weights yet, or not all of them: {how}. For a "
-            "Sequential model, an Input layer is enough"
-        )
-    reads.check_calls(target.name, target)
-    targeted = weight_selection.select(target, parametrizations)
-    for pattern in parametrizations:
-        found = weight_selection.match(target, {pattern: None})
-        if not any(_keras.variables.is_trainable(t.variable) for t, _ in found):
-            names = ", ".join(t.name for t, _ in found)
-            raise ValueError(
-                f"'{pattern}' matches only frozen weights of {kind} '{target.name}' ({names}). "
-                "They do not train, so set layer.trainable = True, or leave the pattern out"
-            )
-    for chosen, parametrization in targeted:
-        where = f"weight '{chosen.name}' of {kind} '{target.name}'"
-        parametrization.check(where, tuple(chosen.variable.shape))
-    patterns = {
-        chosen.position: next(p for p in parametrizations if parametrizations[p] is parametrization)
-        for chosen, parametrization in targeted
-    }
-    added = placed.InPlace(target, targeted, patterns, seed, recompute, share_across_replicas)
-    placed.add(added)
-    _forget_functions(target)
-    return target
-
-
-def _forget_functions(target: keras.Layer) -> None:
-    """Lets models trace their functions again, because their layers compute something else."""
-    for layer in _keras.layers.all_layers(target):
-        if isinstance(layer, keras.Model):
-            _keras.training.forget_functions(layer)
 
 
 def unwrap(model: keras.Layer) -> keras.Layer:
@@ -214,26 +183,9 @@ def unwrap(model: keras.Layer) -> keras.Layer:
         >>> type(plain.layers[0]).__name__, plain.weights[0] is model.weights[0]
         ('LSTM', True)
     """
-    _remove_in_place(model)
+    if isinstance(model, keras.layers.Layer):
+        remove_in_place(model)
     return _unwrap(model, {})
-
-
-def _remove_in_place(model: Any) -> None:
-    if not isinstance(model, keras.layers.Layer):
-        return
-    found = placed.inside(model)
-    if not found and (outer := placed.around(model)):
-        raise ValueError(
-            f"layer '{model.name}' was parametrized as a part of '{outer[0].target.name}': pass "
-            "that to tfwd.unwrap"
-        )
-    for one in found:
-        parametrizations = {t.path: p for t, p in one.targeted}
-        weight_selection.check_evaluates_raw(one.target, parametrizations, one.target.name)
-    for one in reversed(found):
-        placed.remove(one)
-    if found:
-        _forget_functions(model)
 
 
 # Methods with which a model may define its own training.
@@ -250,7 +202,8 @@ class ParametrizedModel(keras.Model):
 
     Args:
         model: Wrapped model.
-        parametrizations, seed, recompute, share_across_replicas: As in `tfwd.layers.Parametrized`.
+        parametrizations, seed, recompute, share_across_replicas, exclude: As in
+            `tfwd.layers.Parametrized`.
         **kwargs: Arguments of every Keras model, such as `name`.
     """
 
@@ -261,6 +214,7 @@ class ParametrizedModel(keras.Model):
         seed: int | None = None,
         recompute: bool = True,
         share_across_replicas: bool = False,
+        exclude: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -274,7 +228,13 @@ class ParametrizedModel(keras.Model):
                 stacklevel=3,
             )
         self.parametrized = Parametrized(
-            model, parametrizations, seed, recompute, share_across_replicas, name=model.name
+            model,
+            parametrizations,
+            seed,
+            recompute,
+            share_across_replicas,
+            exclude,
+            name=model.name,
         )
         _keras.layers.adopt_call(self, model)
         self.built = _keras.layers.has_weights(model)
@@ -322,6 +282,7 @@ class ParametrizedModel(keras.Model):
             inner.seed,
             inner.recompute,
             inner.share_across_replicas,
+            inner.exclude,
             name=config["name"],
         )
 

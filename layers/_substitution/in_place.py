@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -43,6 +43,7 @@ from tfwd.layers._substitution.weight_perturbation import (
 from tfwd.layers._substitution.weight_selection import Target, TargetedWeights
 from tfwd.parametrizations import Parametrization, chain
 from tfwd.parametrizations.chain import BoundParametrization
+from tfwd.parametrizations.parametrized_layers import IN_PLACE, ParametrizedWeight, added_in_place
 
 
 class Present(NamedTuple):
@@ -90,7 +91,7 @@ class InPlace:
     Args:
         target: Built layer or model.
         targeted: Parametrized weights. Positions are indices in `target.weights`.
-        patterns: For each parametrized weight the pattern that selected it, by its position.
+        patterns: For each parametrized weight the pattern that selected it.
         seed: int. Default None, which draws one from Keras's global seed.
         recompute: bool. As in `Parametrized`. Default True.
         share_across_replicas: bool. As in `Parametrized`. Default False.
@@ -103,7 +104,7 @@ class InPlace:
         self,
         target: keras.Layer,
         targeted: TargetedWeights,
-        patterns: Mapping[int, str],
+        patterns: Sequence[str | None],
         seed: int | None = None,
         recompute: bool = True,
         share_across_replicas: bool = False,
@@ -221,6 +222,12 @@ class InPlace:
     def references_of(self, target: Target, parametrization: Parametrization) -> list[tf.Variable]:
         """Returns the references of a weight."""
         return [] if self.references is None else self.references.of(target, parametrization)
+
+    def _parametrized_weights(self) -> list[ParametrizedWeight]:
+        return [
+            ParametrizedWeight(pattern, target, parametrization)
+            for pattern, (target, parametrization) in zip(self.patterns, self.targeted, strict=True)
+        ]
 
     def effective_weights(self, call: int | tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the exact weights that a training call uses on replica 0.
@@ -451,18 +458,11 @@ class _Held:
         return _Held, ()
 
 
-_NAME = "_tfwd_in_place"
-
-
-def of(layer: keras.Layer) -> list[InPlace]:
-    """Returns the parametrizations that have a layer as their target."""
-    held = vars(layer).get(_NAME)
-    return [] if held is None else list(held.all)
-
-
 def inside(layer: keras.Layer) -> list[InPlace]:
     """Returns the parametrizations that have a layer, or a layer in it, as their target."""
-    return [one for inner in _distinct(_keras.layers.all_layers(layer)) for one in of(inner)]
+    return [
+        one for inner in _distinct(_keras.layers.all_layers(layer)) for one in added_in_place(inner)
+    ]
 
 
 def around(layer: keras.Layer) -> list[InPlace]:
@@ -485,11 +485,11 @@ def earlier(owner: InPlace) -> list[InPlace]:
 def add(owner: InPlace) -> None:
     """Adds a parametrization to its target."""
     owner.add()
-    held = vars(owner.target).get(_NAME)
+    held = vars(owner.target).get(IN_PLACE)
     if held is None:
         held = _Held()
         # Keras would track the attribute otherwise.
-        object.__setattr__(owner.target, _NAME, held)
+        object.__setattr__(owner.target, IN_PLACE, held)
     held.all.append(owner)
     _track(owner.target, held)
 
@@ -497,11 +497,11 @@ def add(owner: InPlace) -> None:
 def remove(owner: InPlace) -> None:
     """Removes a parametrization from its target."""
     owner.remove()
-    held = vars(owner.target)[_NAME]
+    held = vars(owner.target)[IN_PLACE]
     held.all.remove(owner)
     _track(owner.target, held)
     if not held.all:
-        object.__delattr__(owner.target, _NAME)
+        object.__delattr__(owner.target, IN_PLACE)
 
 
 class _States(tf.Module):
@@ -514,6 +514,6 @@ class _States(tf.Module):
 
 
 def _track(target: keras.Layer, held: _Held) -> None:
-    graphs.untrack(target, _NAME)
+    graphs.untrack(target, IN_PLACE)
     if held.all:
-        graphs.track(target, _NAME, _States(held))
+        graphs.track(target, IN_PLACE, _States(held))

@@ -22,7 +22,7 @@ class SingleParametrization(Parametrized):
         layer: Any Keras layer or model.
         parametrization: Parametrization of the selected weights.
         weights: str or list of str. Patterns of weights, or None for the default weights.
-        seed, recompute, share_across_replicas, **kwargs: As in `Parametrized`.
+        seed, recompute, share_across_replicas, exclude, **kwargs: As in `Parametrized`.
 
     Raises:
         ValueError: As `Parametrized`.
@@ -36,10 +36,11 @@ class SingleParametrization(Parametrized):
         seed: int | None,
         recompute: bool,
         share_across_replicas: bool,
+        exclude: str | Sequence[str] | None,
         **kwargs: Any,
     ) -> None:
         chosen = weight_selection.assign_to_patterns(layer, parametrization, weights)
-        super().__init__(layer, chosen, seed, recompute, share_across_replicas, **kwargs)
+        super().__init__(layer, chosen, seed, recompute, share_across_replicas, exclude, **kwargs)
         self.parametrization: Any = parametrization
 
     def get_config(self) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from tfwd.layers._substitution.substituted_call import CallAnalysis, Substituted
 from tfwd.layers._substitution.weight_selection import Parametrizations, TargetedWeights
 from tfwd.parametrizations import Parametrization, chain
 from tfwd.parametrizations.chain import BoundParametrization
+from tfwd.parametrizations.parametrized_layers import ParametrizedWeight
 from tfwd.pretrained import listeners
 
 # Attributes that a plain layer on the same variables does not have.
@@ -54,6 +55,8 @@ class _CallCache:
         targeted: Parametrized weights, each with its parametrization.
         targeted_from: Ids of the weights that `targeted` was selected from. They change if the
             layer gets new weights.
+        given_patterns: The user's pattern of each pattern of the layer, if `tfwd.parametrize` has
+            replaced the user's patterns by the weights' names.
         made_for: Training flags whose calls have created all weights of the layer. None stands for
             a tensor.
         analyses: Analyses of calls, by their keys.
@@ -62,6 +65,7 @@ class _CallCache:
     def __init__(self) -> None:
         self.targeted: TargetedWeights = []
         self.targeted_from: tuple[int, ...] | None = None
+        self.given_patterns: dict[str, str] = {}
         self.made_for: set[bool | None] = set()
         self.analyses: dict[Any, CallAnalysis] = {}
 
@@ -76,6 +80,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
     parametrizations: Any  # Parametrizations
     seed: int | None
     recompute: bool
+    _exclude: tuple[str, ...] = ()  # patterns of weights that are not selected
 
     def _init_perturbation(
         self,
@@ -126,7 +131,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         layer, cache = self._subject(), self._call_cache
         weights = tuple(id(v) for v in layer.weights)
         if cache.targeted_from != weights:
-            targeted = weight_selection.select(layer, self.parametrizations)
+            targeted = weight_selection.select(layer, self.parametrizations, self._exclude)
             for target, parametrization in targeted:
                 where = f"weight '{target.name}' of layer '{layer.name}'"
                 parametrization.check(where, tuple(target.variable.shape))
@@ -238,6 +243,29 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         substitute.assign(result.updates)
         return result.outputs
 
+    def _check_has_weights(self) -> None:
+        layer = self._subject()
+        if not _keras.layers.has_weights(layer):
+            lacking = ", or not all of them: call it" if layer.built else ": build it or call it"
+            raise ValueError(f"layer '{layer.name}' has no weights yet{lacking} first")
+
+    def _parametrized_weights(self) -> list[ParametrizedWeight]:
+        """Returns the parametrized weights, each with the pattern that selected it.
+
+        `tfwd.parametrizations.parametrized_layers` finds layers by this method.
+
+        Raises:
+            ValueError: If the layer has no weights yet.
+        """
+        self._check_has_weights()
+        given = self._call_cache.given_patterns
+        found = weight_selection.patterns(self._subject(), self.parametrizations, self._exclude)
+        patterns = [pattern and given.get(pattern, pattern) for pattern in found]
+        return [
+            ParametrizedWeight(pattern, target, parametrization)
+            for pattern, (target, parametrization) in zip(patterns, self._targeted(), strict=True)
+        ]
+
     @property
     def calls(self) -> int | tf.Tensor:
         """Number of training calls so far. The next training call has this number."""
@@ -260,10 +288,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         Raises:
             ValueError: If the layer has no weights yet.
         """
-        layer = self._subject()
-        if not _keras.layers.has_weights(layer):
-            lacking = ", or not all of them: call it" if layer.built else ": build it or call it"
-            raise ValueError(f"layer '{layer.name}' has no weights yet{lacking} first")
+        self._check_has_weights()
         result = {}
         for target, _ in self._targeted():
             bound = bound_parametrizations(self, target.variable, call - self.calls)

@@ -1,6 +1,7 @@
 """Selects and names the weights of a layer that are parametrized.
 
-Regular expressions select weights by path. Without them, a rule for each kind of layer applies.
+Regular expressions select weights by path, and exclude them. Without patterns that select, a rule
+for each kind of layer applies.
 Names only appear in messages and results: draws depend on a weight's position in `layer.weights`.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 
@@ -21,6 +22,7 @@ T = TypeVar("T")
 
 _BIAS = re.compile(r"(.*_)?bias(_.*)?")
 _NOT_DROPPED = ("gamma", "beta")
+ALL = "all"  # the pattern that stands for every trained weight
 
 QUANTIZED = (
     "weights of 8 or 4 bits cannot be parametrized. Quantize the plain model, tfwd.unwrap(model); "
@@ -48,34 +50,76 @@ Parametrizations = Mapping[str, Parametrization] | Parametrization
 TargetedWeights = list[tuple[Target, Parametrization]]
 
 
-def select(layer: keras.Layer, parametrizations: Parametrizations) -> TargetedWeights:
+def select(
+    layer: keras.Layer, parametrizations: Parametrizations, exclude: Sequence[str] = ()
+) -> TargetedWeights:
     """Selects the parametrized weights of a built layer.
 
     Args:
         layer: Built layer.
         parametrizations: dict from a pattern to a parametrization, as in `match`. Or one
             parametrization, for `default_weights(layer)`.
+        exclude: Patterns of weights that are not selected, as in `match`. Default none.
 
     Returns:
         The weights with their parametrizations, in the order of `layer.weights`.
 
     Raises:
         ValueError: If a pattern matches no weight, or only untrained weights that it does not name;
-            if it selects a weight that is not floating; if there is no default weight. The message
-            lists the layer's weights.
+            if earlier patterns select all its weights; if a pattern of `exclude` excludes nothing,
+            or all weights of a pattern; if a weight is not floating; if there is no default weight.
+            The message lists the layer's weights.
     """
     if isinstance(parametrizations, Mapping):
-        return match(layer, parametrizations)
+        return match(layer, parametrizations, exclude)
     chosen = {id(variable) for variable in default_weights(layer)}
     if not chosen:
         raise ValueError(
             f"layer '{layer.name}' has no weight that is parametrized by default: pass the names "
             f"of weights; {_listing(layer)}{_quantized(layer)}"
         )
-    found = [t for t in all_targets(layer) if id(t.variable) in chosen]
+    everything = all_targets(layer)
+    found = [t for t in everything if id(t.variable) in chosen]
+    out = _excluded(layer, exclude, everything, {t.position for t in found})
+    if all(t.position in out for t in found):
+        raise ValueError(
+            f"exclude={list(exclude)} excludes all default weights of {_kind(layer)} "
+            f"'{layer.name}' ({', '.join(t.name for t in found)}): no weight would be parametrized"
+        )
+    found = [t for t in found if t.position not in out]
     for target in found:
         check_floating(layer, target)
     return [(target, parametrizations) for target in found]
+
+
+def patterns(
+    layer: keras.Layer, parametrizations: Parametrizations, exclude: Sequence[str] = ()
+) -> list[str | None]:
+    """Returns the pattern that selected each weight of `select`; None for a default weight."""
+    if isinstance(parametrizations, Mapping):
+        return [pattern for _, pattern in match(layer, {p: p for p in parametrizations}, exclude)]
+    return [None for _ in select(layer, parametrizations, exclude)]
+
+
+def checked_exclude(layer: keras.Layer, exclude: Any) -> tuple[str, ...]:
+    """Returns the patterns of weights that are not selected, as a tuple.
+
+    Args:
+        layer: Layer, for messages.
+        exclude: Pattern, list of patterns, or None for no pattern.
+
+    Raises:
+        ValueError: If it is something else, or if a pattern is not a regular expression.
+    """
+    given = () if exclude is None else (exclude,) if isinstance(exclude, str) else exclude
+    if not isinstance(given, Sequence) or not all(isinstance(one, str) for one in given):
+        raise ValueError(
+            f"layer '{layer.name}': exclude={exclude!r}: expected a pattern on the weights' paths "
+            "such as 'norm/.*', a list of patterns, or None"
+        )
+    for pattern in given:
+        compiled(pattern, f"exclude={pattern!r}, for weights of layer '{layer.name}',")
+    return tuple(given)
 
 
 def assign_to_patterns(
@@ -153,17 +197,21 @@ def _by_pattern(
     return {"recurrent_kernel" if recurrent else "kernel": parametrizations}
 
 
-def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T]]:
+def match(
+    layer: keras.Layer, patterns: Mapping[str, T], exclude: Sequence[str] = ()
+) -> list[tuple[Target, T]]:
     """Returns the weights that the patterns match, each with the value of the first match.
 
     Some weights are never trained, such as the moving mean of a `BatchNormalization`. A pattern
     selects such a weight only if the pattern's last component contains the weight's name.
     `moving_mean` and `norm/moving_mean` select it, `.*` and `norm/.*` do not. Frozen layers
-    (`layer.trainable = False`) are different: patterns match their kernels as usual.
+    (`layer.trainable = False`) are different: patterns match their kernels as usual. The pattern
+    `all` stands for `.*`.
 
     Args:
         layer: Built layer.
         patterns: dict from a regular expression to a value.
+        exclude: Regular expressions of weights that no pattern selects. Default none.
 
     Raises:
         ValueError: As in `select`.
@@ -172,26 +220,109 @@ def match(layer: keras.Layer, patterns: Mapping[str, T]) -> list[tuple[Target, T
     trained = {
         id(v) for inner in _keras.layers.all_layers(layer) for v in _keras.layers.own_weights(inner)
     }
-    found: dict[int, T] = {}
-    for pattern in patterns:
-        expression = compiled(pattern, f"{pattern!r}, for weights of layer '{layer.name}',")
-        matched = [t for t in everything if matches(expression, t.path)]
-        if not matched:
+    meant = {pattern: _meant(layer, pattern, everything, trained) for pattern in patterns}
+    wanted = {target.position for targets in meant.values() for target in targets}
+    out = _excluded(layer, exclude, everything, wanted)
+    taken: dict[int, str] = {}
+    for pattern, targets in meant.items():
+        left = [t for t in targets if t.position not in out]
+        if not left:
             raise ValueError(
-                f"'{pattern}' matches no weight of {_kind(layer)} '{layer.name}'; "
+                f"exclude={list(exclude)} excludes all weights of {_kind(layer)} '{layer.name}' "
+                f"that '{pattern}' matches ({_shown(targets)}): remove '{pattern}', or exclude less"
+            )
+        if all(t.position in taken for t in left):
+            earlier = dict.fromkeys(f"'{taken[t.position]}'" for t in left)
+            raise ValueError(
+                f"'{pattern}' selects no weight of {_kind(layer)} '{layer.name}', because the "
+                f"first matching pattern applies: {' and '.join(earlier)}, before it, also "
+                f"matches {_shown(left)}. Put '{pattern}' first, or remove it"
+            )
+        for target in left:
+            check_floating(layer, target)
+            taken.setdefault(target.position, pattern)
+    return [(t, patterns[taken[t.position]]) for t in everything if t.position in taken]
+
+
+def _meant(
+    layer: keras.Layer, pattern: str, everything: list[Target], trained: set[int]
+) -> list[Target]:
+    """Returns the weights that one pattern means, whether or not they are excluded.
+
+    Args:
+        layer: Built layer, for messages.
+        pattern: Pattern.
+        everything: All weights of the layer.
+        trained: Ids of the weights that are created trainable.
+
+    Raises:
+        ValueError: If there is none, or if the pattern `all` could mean a weight of this name.
+    """
+    expression = compiled(pattern, f"{pattern!r}, for weights of layer '{layer.name}',")
+    matched = [t for t in everything if matches(expression, t.path)]
+    if pattern == ALL:
+        if matched:
+            raise ValueError(
+                f"'all' could mean every trained weight of {_kind(layer)} '{layer.name}', or its "
+                f"weight '{matched[0].path}': write '.*' for every weight, or '(all)' for this one"
+            )
+        matched = everything
+    if not matched:
+        raise ValueError(
+            f"'{pattern}' matches no weight of {_kind(layer)} '{layer.name}'; "
+            f"{_listing(layer)}{_nearest(pattern, everything)}"
+        )
+    meant = [t for t in matched if id(t.variable) in trained or _is_named(t, pattern)]
+    if not meant:
+        raise ValueError(
+            f"'{pattern}' matches only weights of {_kind(layer)} '{layer.name}' that are not "
+            f"trained ({', '.join(t.name for t in matched)}); a pattern selects such a weight "
+            f"only if it ends in the weight's name, as '{matched[0].name}'"
+        )
+    return meant
+
+
+def _excluded(
+    layer: keras.Layer, exclude: Sequence[str], everything: list[Target], wanted: set[int]
+) -> set[int]:
+    """Returns the positions of the excluded weights.
+
+    Args:
+        layer: Built layer, for messages.
+        exclude: Patterns.
+        everything: All weights of the layer.
+        wanted: Positions of the weights that are selected if nothing is excluded.
+
+    Raises:
+        ValueError: If a pattern matches no weight, or none that is selected.
+    """
+    out: set[int] = set()
+    for pattern in exclude:
+        expression = compiled(pattern, f"exclude={pattern!r}, for weights of '{layer.name}',")
+        found = [t for t in everything if matches(expression, t.path)]
+        if not found:
+            raise ValueError(
+                f"exclude={pattern!r} matches no weight of {_kind(layer)} '{layer.name}'; "
                 f"{_listing(layer)}{_nearest(pattern, everything)}"
             )
-        meant = [t for t in matched if id(t.variable) in trained or _is_named(t, pattern)]
-        if not meant:
+        if not any(t.position in wanted for t in found):
+            chosen = [t for t in everything if t.position in wanted]
             raise ValueError(
-                f"'{pattern}' matches only weights of {_kind(layer)} '{layer.name}' that are not "
-                f"trained ({', '.join(t.name for t in matched)}); a pattern selects such a weight "
-                f"only if it ends in the weight's name, as '{matched[0].name}'"
+                f"exclude={pattern!r} excludes nothing: it matches {_shown(found)} of "
+                f"{_kind(layer)} '{layer.name}', and the selected weights are {_shown(chosen)}. "
+                "Remove the pattern, or correct it"
             )
-        for target in meant:
-            check_floating(layer, target)
-            found.setdefault(target.position, patterns[pattern])
-    return [(t, found[t.position]) for t in everything if t.position in found]
+        out.update(t.position for t in found)
+    return out
+
+
+def literal(name: str) -> str:
+    """Returns a pattern that matches the weight of this name, as in `Target.name`."""
+    return f"({ALL})" if name == ALL else re.escape(name)
+
+
+def _shown(targets: Sequence[Target]) -> str:
+    return ", ".join(t.name for t in targets)
 
 
 def _nearest(pattern: str, everything: list[Target]) -> str:

@@ -14,7 +14,7 @@ from stacks import IS_KERAS_2, soak
 import tfwd
 from conformance.table import NATURES, SEED, Case
 from tfwd import _keras
-from tfwd.layers._substitution import in_place
+from tfwd.parametrizations.parametrized_layers import added_in_place
 
 
 def each(cases: Sequence[Case]) -> Any:
@@ -122,7 +122,7 @@ def differ(one: Any, other: Any) -> bool:
 
 def perturbing(layer: keras.Layer) -> list[keras.Layer]:
     """Returns the outermost layers that perturb weights: layers inside, or the layer itself."""
-    if found := in_place.of(layer):
+    if found := added_in_place(layer):
         return found
     if hasattr(layer, "effective_weights"):
         return [layer]

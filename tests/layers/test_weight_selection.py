@@ -3,9 +3,12 @@
 import re
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfwd
+from tfwd import layers
 from tfwd import parametrizations as P
 from tfwd.layers._substitution import weight_selection
 
@@ -203,3 +206,149 @@ def test_a_weight_that_two_layers_share_is_chosen_once() -> None:
 )
 def test_shortest_unique_ends(paths: list[str], expected: list[str]) -> None:
     assert weight_selection.shortest_names(paths) == expected
+
+
+EXCLUDED = [
+    ([".*"], "bias", ["one/kernel", "two/kernel", "two_b/kernel"]),
+    ([".*"], ["bias", "two/.*"], ["one/kernel", "two_b/kernel"]),
+    (["kernel"], "one/kernel", ["two/kernel", "two_b/kernel"]),
+    (["one/.*", "kernel"], ("one/kernel",), ["one/bias", "two/kernel", "two_b/kernel"]),
+    (None, "two.*/kernel", ["one/kernel"]),
+    (["all"], ".*_b/.*", ["one/kernel", "one/bias", "two/kernel", "two/bias"]),
+    (["kernel"], None, ["one/kernel", "two/kernel", "two_b/kernel"]),
+    (["kernel"], [], ["one/kernel", "two/kernel", "two_b/kernel"]),
+]
+
+
+@pytest.mark.parametrize(("patterns", "exclude", "expected"), EXCLUDED)
+def test_excluded_weights_are_not_chosen(model, patterns, exclude, expected: list[str]) -> None:
+    given = P.Dropout(0.5) if patterns is None else dict.fromkeys(patterns, P.Dropout(0.5))
+    wrapped = layers.Parametrized(model, given, exclude=exclude)
+    assert list(wrapped.effective_weights(0)) == expected
+    again = layers.Parametrized.from_config(wrapped.get_config())
+    assert list(again.effective_weights(0)) == expected
+    only = [exclude] if isinstance(exclude, str) else list(exclude or []) or None
+    assert again.exclude == wrapped.exclude == only
+
+
+@pytest.mark.parametrize(
+    ("patterns", "exclude", "message"),
+    [
+        (["kernel"], "kernle", r"exclude='kernle' matches no weight of model 'model'; .*one/bias"),
+        (["kernel"], ["two"], r"exclude='two' matches no weight.* perhaps 'two/\.\*'"),
+        (["kernel"], "bias", r"exclude='bias' excludes nothing: it matches one/bias, .*weights are "
+                             r"one/kernel, two/kernel"),
+        (None, "bias", r"'bias' excludes nothing"),
+        (["one/kernel", "two/kernel"], "one/.*",
+         r"exclude=\['one/\.\*'\] excludes all weights .*'one/kernel' matches \(one/kernel\)"),
+        (None, "kernel", r"exclude=\['kernel'\] excludes all default weights .* \(one"),
+        (["all"], [".*"], r"exclude=\['\.\*'\] excludes all weights .* 'all' matches"),
+        (["kernel"], 3, r"layer 'model': exclude=3: expected a pattern"),
+        (["kernel"], [3], r"exclude=\[3\]: expected a pattern"),
+        (["kernel"], "(", r"exclude='\(', for .* layer 'model', is not a regular expression"),
+    ],
+)  # fmt: skip
+def test_wrong_exclusions(model, patterns, exclude, message: str) -> None:
+    given = P.Dropout(0.5) if patterns is None else dict.fromkeys(patterns, P.Dropout(0.5))
+    with pytest.raises(ValueError, match=message):
+        layers.Parametrized(model, given, exclude=exclude)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (
+            ["kernel", "one/kernel"],
+            "'one/kernel' selects no weight of model 'model', .*: 'kernel', before it, also "
+            "matches one/kernel. Put 'one/kernel' first",
+        ),
+        ([".*", "bias"], r"'bias' selects no weight .*: '\.\*', before it, also matches one/bias"),
+        (["all", "kernel"], "'kernel' selects no weight .*: 'all', before it,"),
+        (["bias", "kernel", ".*"], r"'\.\*' selects no .*: 'kernel' and 'bias', before it,"),
+    ],
+)
+def test_a_pattern_that_earlier_ones_shadow_names_them(model, patterns, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        names(model, patterns)
+
+
+def test_a_pattern_that_is_shadowed_on_some_weights_has_the_others(model) -> None:
+    given = {"one/.*": P.Dropout(0.5), "kernel": P.GaussianNoise(0.1)}
+    found = {t.name: type(p) for t, p in weight_selection.select(model, given)}
+    assert found == {
+        "one/kernel": P.Dropout,
+        "one/bias": P.Dropout,
+        "two/kernel": P.GaussianNoise,
+        "two_b/kernel": P.GaussianNoise,
+    }
+    with pytest.raises(ValueError, match="'one/kernel' selects no weight .* 'kernel', before"):
+        names(model, ["kernel", "one/kernel"])
+    # What is excluded is not shadowed: the rest decides.
+    with pytest.raises(ValueError, match="'one/.*' selects no weight .* 'kernel', before"):
+        weight_selection.match(model, {"kernel": 1, "one/.*": 2}, ["one/bias"])
+
+
+class WithAll(keras.layers.Layer):
+    """A layer with a weight that is named all, and statistics."""
+
+    def build(self, shape) -> None:
+        self.kernel = self.add_weight(shape=(3, 3), name="kernel")
+        self.all = self.add_weight(shape=(3,), name="all")
+        self.seen = self.add_weight(shape=(3,), name="seen", trainable=False)
+
+    def call(self, x):
+        return x @ self.kernel + self.all
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda layer: layers.VariationalNoise(layer, 0.075, weights="all", seed=1),
+        lambda layer: layers.WeightDropout(layer, 0.5, weights="all", seed=1),
+        lambda layer: layers.Mixout(layer, 0.5, weights="all", seed=1),
+        lambda layer: layers.Parametrized(layer, {"all": P.Dropout(0.5)}, seed=1),
+    ],
+    ids=["noise", "dropout", "mixout", "parametrized"],
+)
+def test_all_stands_for_every_trained_weight(wrap) -> None:
+    inner = [
+        keras.Input((4, 3)),
+        keras.layers.Dense(3, name="dense"),
+        keras.layers.BatchNormalization(name="norm"),
+        keras.layers.LSTM(2, name="lstm"),
+    ]
+    model = keras.Sequential(inner)
+    model.get_layer("dense").trainable = False
+    expected = ["kernel", "bias", "gamma", "beta", "kernel", "recurrent_kernel", "bias"]
+    wrapped = wrap(model)
+    assert [name.rpartition("/")[2] for name in wrapped.effective_weights(0)] == expected
+    again = type(wrapped).from_config(wrapped.get_config())
+    assert [name.rpartition("/")[2] for name in again.effective_weights(0)] == expected
+
+
+def test_noise_on_all_weights_computes_with_noise_on_each() -> None:
+    """The line of Graves's setting, against a plain LSTM with the noisy weights set by hand."""
+    noisy = layers.VariationalNoise(keras.layers.LSTM(4), 0.5, weights="all", seed=3)
+    x = tf.random.stateless_normal((2, 5, 3), [1, 2])
+    found = noisy(x, training=True)
+    plain = keras.layers.LSTM(4)
+    plain.build((2, 5, 3))
+    effective = [value.numpy() for value in noisy.effective_weights(0).values()]
+    differences = [a - b for a, b in zip(effective, noisy.layer.get_weights(), strict=True)]
+    assert all(np.count_nonzero(d) == d.size for d in differences)
+    plain.set_weights(effective)
+    np.testing.assert_allclose(found, plain(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_weight_that_is_named_all_needs_another_pattern() -> None:
+    layer = WithAll(name="mine")
+    layer.build(None)
+    with pytest.raises(ValueError, match="'all' could .* 'mine', or its weight '.*all'"):
+        names(layer, ["all"])
+    assert names(layer, ["(all)"]) == ["all"]
+    assert names(layer, [".*"]) == ["kernel", "all"]
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, layer(inputs))
+    given = {"(all)": P.GaussianNoise(1.0), "kernel": P.Dropout(0.5)}
+    dropped = tfwd.parametrize(model, given, seed=1)
+    assert list(dropped.layers[1].effective_weights(0)) == ["kernel", "all"]

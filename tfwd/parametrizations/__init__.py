@@ -13,6 +13,7 @@ from tfwd.parametrizations.dropout import Dropout
 from tfwd.parametrizations.gaussian_noise import GaussianNoise
 from tfwd.parametrizations.mixout import Mixout
 from tfwd.parametrizations.weight_norm import WeightNorm
+from tfwd.parametrizations.weight_table import table
 
 __all__ = [
     "Chain",
@@ -21,6 +22,7 @@ __all__ = [
     "Mixout",
     "Parametrization",
     "WeightNorm",
+    "table",
 ]
 
 __getattr__ = renamed(

@@ -1,0 +1,103 @@
+"""Adds parametrizations to a model in place, removes them, and stores their state in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from tfwd import _keras
+from tfwd.layers._substitution import in_place, reads, weight_selection
+from tfwd.layers._substitution.in_place import InPlace
+from tfwd.parametrizations import Parametrization
+
+
+def parametrize_in_place(
+    target: Any,
+    parametrizations: Mapping[str, Parametrization],
+    seed: int | None,
+    recompute: bool,
+    share_across_replicas: bool,
+    exclude: Sequence[str],
+) -> Any:
+    """Adds parametrizations to the weights of a layer or model, as `tfwd.parametrize` describes."""
+    kind = "model" if isinstance(target, keras.Model) else "layer"
+    if not _keras.layers.has_weights(target):
+        raise ValueError(
+            f"{kind} '{target.name}' has no weights yet, or not all of them: call it on a batch "
+            "first, or build it. For a Sequential model, an Input layer is enough"
+        )
+    reads.check_calls(target.name, target)
+    targeted = weight_selection.select(target, parametrizations, exclude)
+    patterns = weight_selection.patterns(target, parametrizations, exclude)
+    by_pattern: dict[str | None, list[weight_selection.Target]] = {}
+    for (chosen, parametrization), pattern in zip(targeted, patterns, strict=True):
+        where = f"weight '{chosen.name}' of {kind} '{target.name}'"
+        parametrization.check(where, tuple(chosen.variable.shape))
+        by_pattern.setdefault(pattern, []).append(chosen)
+    for pattern, found in by_pattern.items():
+        if not any(_keras.variables.is_trainable(t.variable) for t in found):
+            raise ValueError(
+                f"'{pattern}' selects only frozen weights of {kind} '{target.name}' "
+                f"({', '.join(t.name for t in found)}): set layer.trainable = True, or remove the "
+                "pattern"
+            )
+    in_place.add(InPlace(target, targeted, patterns, seed, recompute, share_across_replicas))
+    _forget_functions(target)
+    return target
+
+
+def _forget_functions(target: keras.Layer) -> None:
+    """Lets models trace their functions again, because their layers compute something else."""
+    for layer in _keras.layers.all_layers(target):
+        if isinstance(layer, keras.Model):
+            _keras.training.forget_functions(layer)
+
+
+def remove_in_place(target: keras.Layer) -> None:
+    """Removes all parametrizations that were added in place to a layer or to layers in it.
+
+    Raises:
+        ValueError: If the layer was parametrized as a part of another one; if a parametrization
+            also acts in evaluation.
+    """
+    found = in_place.inside(target)
+    if not found and (outer := in_place.around(target)):
+        raise ValueError(
+            f"layer '{target.name}' was parametrized as a part of '{outer[0].target.name}': "
+            f"call tfwd.unwrap with '{outer[0].target.name}'"
+        )
+    for one in found:
+        given = {target.path: p for target, p in one.targeted}
+        weight_selection.check_evaluates_raw(one.target, given, one.target.name)
+    for one in reversed(found):
+        in_place.remove(one)
+    if found:
+        _forget_functions(target)
+
+
+def added_parametrizations(model: keras.Layer) -> list[InPlace]:
+    """Returns the parametrizations that were added in place to a model and to layers in it.
+
+    Each has `calls`, the number of training calls so far, and `effective_weights(call)`, the exact
+    weights that a training call uses on replica 0, by their names.
+
+    Args:
+        model: Model or layer.
+
+    Returns:
+        A list, in the order in which they are applied. It is empty if there are none.
+
+    Example:
+        >>> import keras, tensorflow as tf, tfwd
+        >>> from tfwd import parametrizations as P
+        >>> dense = keras.layers.Dense(2)
+        >>> _ = dense(tf.ones([1, 8]))
+        >>> _ = tfwd.parametrize(dense, {"kernel": P.Dropout(0.5)}, seed=1, in_place=True)
+        >>> _ = dense(tf.ones([1, 8]), training=True)
+        >>> (added,) = tfwd.added_parametrizations(dense)
+        >>> added.calls, list(added.effective_weights(0))
+        (1, ['kernel'])
+    """
+    return in_place.inside(model)

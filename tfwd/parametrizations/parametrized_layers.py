@@ -1,0 +1,74 @@
+"""Finds the layers of a model that compute with functions of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+
+from tfwd import _keras
+from tfwd.parametrizations.base import Parametrization
+
+# The attribute in which a layer holds the parametrizations that were added to it in place.
+IN_PLACE = "_tfwd_in_place"
+
+
+def added_in_place(layer: keras.Layer) -> list[Any]:
+    """Returns the parametrizations that were added to a layer in place, in their order."""
+    held = vars(layer).get(IN_PLACE)
+    return [] if held is None else list(held.all)
+
+
+class ParametrizedWeight(NamedTuple):
+    """A weight that a layer parametrizes.
+
+    Attributes:
+        pattern: Pattern that selected the weight, or None for a default weight.
+        target: The weight, with its name and its position in the layer.
+        parametrization: Parametrization of the weight.
+    """
+
+    pattern: str | None
+    target: Any  # a Target of tfwd.layers, which imports this package
+    parametrization: Parametrization
+
+
+class ParametrizedLayer(NamedTuple):
+    """A layer with parametrized weights.
+
+    Attributes:
+        name: Names of the layers that contain the layer, without the model's, and its own name,
+            joined by `/`.
+        weights: Parametrized weights.
+        draws: The layer's training-call counter and seeds, a `SeedStream` of `tfwd.layers`.
+    """
+
+    name: str
+    weights: list[ParametrizedWeight]
+    draws: Any
+
+
+def parametrized_layers(model: keras.Layer) -> Iterator[ParametrizedLayer]:
+    """Yields the layers of a model that parametrize weights, each once, outer layers first.
+
+    Args:
+        model: Model or layer. It may be such a layer itself.
+
+    Raises:
+        ValueError: If such a layer has no weights yet.
+    """
+    seen: set[int] = set()
+
+    def walk(layer: Any, name: str) -> Iterator[ParametrizedLayer]:
+        if id(layer) in seen:
+            return
+        seen.add(id(layer))
+        if hasattr(layer, "_parametrized_weights"):
+            yield ParametrizedLayer(name or layer.name, layer._parametrized_weights(), layer.draws)
+        for added in added_in_place(layer):
+            yield ParametrizedLayer(name or layer.name, added._parametrized_weights(), added.draws)
+        for inner in _keras.layers.sublayers(layer):
+            yield from walk(inner, f"{name}/{inner.name}" if name else inner.name)
+
+    yield from walk(model, "")
