@@ -58,6 +58,8 @@ ATTRIBUTES = {
         "_iterations",
         "_learning_rate",
         "_model_variables_moving_average",
+        "_delete_tracking",
+        "_handle_deferred_dependencies",
         "_track_trackable",
         "_tracker",
         "_trainable_variables_indices",
@@ -85,6 +87,7 @@ UNDOCUMENTED = {
 MODULES = {
     "keras.src.backend.AutocastScope",
     "keras.src.backend.common.global_state",
+    "keras.src.backend.common.symbolic_scope.in_symbolic_scope",
     "keras.src.backend.compute_output_spec",
     "keras.src.backend.get_autocast_scope",
     "keras.src.backend.get_keras_mask",

@@ -39,6 +39,7 @@ from tfwd import (
 )
 from tfwd._graph.custom_gradient import release_models
 from tfwd.in_place import added_parametrizations
+from tfwd.in_place_state import load_state, save_state
 from tfwd.layers import transformer  # noqa: F401, registers its classes with Keras
 from tfwd.layers._substitution.references import reset_references
 from tfwd.models import parametrize, unwrap
@@ -48,6 +49,7 @@ __all__ = [
     "callbacks",
     "gradients",
     "layers",
+    "load_state",
     "metrics",
     "numerics",
     "optimizers",
@@ -56,5 +58,6 @@ __all__ = [
     "pretrained",
     "release_models",
     "reset_references",
+    "save_state",
     "unwrap",
 ]

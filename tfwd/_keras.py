@@ -16,6 +16,7 @@ import keras
 from tfwd._keras_shared.own_code import is_of_keras
 from tfwd._keras_shared.patching import patched
 from tfwd._keras_shared.scopes import present_graph
+from tfwd._keras_shared.tracking import track, untrack
 
 GENERATION = int(keras.__version__.partition(".")[0])
 IS_KERAS_2 = GENERATION == 2
@@ -63,7 +64,9 @@ __all__ = [
     "ops",
     "patched",
     "present_graph",
+    "track",
     "training",
+    "untrack",
     "updates",
     "variables",
     "wrapped_optimizers",

@@ -10,12 +10,12 @@ import os
 import tempfile
 
 
-def write_atomically(path: str | os.PathLike[str], content: str) -> None:
-    """Writes `content` to the file `path` as UTF-8, in one step.
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Writes `content` to the file `path`, in one step.
 
     Args:
         path: Path of the file. Its old content is replaced. Its folder must exist.
-        content: str. New content.
+        content: str or bytes. New content. A string is written as UTF-8.
 
     Raises:
         OSError: If the file cannot be written. Its old content stays.
@@ -33,8 +33,8 @@ def write_atomically(path: str | os.PathLike[str], content: str) -> None:
         descriptor, temporary = tempfile.mkstemp(
             dir=os.path.dirname(path) or ".", prefix=f".{os.path.basename(path)}."
         )
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(content)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())  # mkstemp creates files that only the owner can read

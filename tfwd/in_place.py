@@ -1,4 +1,4 @@
-"""Adds parametrizations to a model in place, removes them, and stores their state in a file."""
+"""Adds parametrizations to a model in place, and removes them."""
 
 from __future__ import annotations
 

@@ -514,6 +514,6 @@ class _States(tf.Module):
 
 
 def _track(target: keras.Layer, held: _Held) -> None:
-    graphs.untrack(target, IN_PLACE)
+    _keras.untrack(target, IN_PLACE)
     if held.all:
-        graphs.track(target, IN_PLACE, _States(held))
+        _keras.track(target, IN_PLACE, _States(held))

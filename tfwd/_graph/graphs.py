@@ -361,14 +361,3 @@ def in_xla() -> bool:
     """Returns True if operations are now traced for compilation by XLA."""
     graph = _keras.present_graph()
     return graph is not None and control_flow_util.GraphOrParentsInXlaContext(graph)
-
-
-def track(owner: Any, name: str, held: Any) -> None:
-    """Lets TensorFlow's checkpoints of an object follow another one, not by an attribute."""
-    owner._track_trackable(held, name, overwrite=True)
-    owner._handle_deferred_dependencies(name, held)
-
-
-def untrack(owner: Any, name: str) -> None:
-    """Undoes `track`."""
-    owner._delete_tracking(name)

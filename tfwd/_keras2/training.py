@@ -34,6 +34,8 @@ __all__ = [
     "compiled_loss",
     "computed_loss",
     "epochs_in_backup",
+    "extend_backups",
+    "forget_functions",
     "is_compiled",
     "is_own_step",
     "iterator_from",
@@ -158,6 +160,10 @@ BACKUP_ARGUMENTS: dict[str, Any] = {"delete_checkpoint": False}
 def epochs_in_backup(callback: keras.callbacks.BackupAndRestore) -> int:
     """Returns the number of epochs in the backup from which training resumed."""
     return int(callback._training_state._ckpt_saved_epoch.numpy()) + 1
+
+
+def extend_backups(state_of: Any, restore: Any) -> None:
+    """Does nothing. `BackupAndRestore` of Keras 2 makes a `tf.train.Checkpoint` of the model."""
 
 
 def is_compiled(model: keras.Model) -> bool:

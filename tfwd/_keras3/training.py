@@ -6,12 +6,16 @@ loop multiplies the loss before it computes gradients, and the optimizer divides
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import h5py
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.optimizers import Optimizer
 from keras.src.backend.tensorflow.trainer import reduce_per_replica
@@ -27,6 +31,7 @@ __all__ = [
     "compiled_loss",
     "computed_loss",
     "epochs_in_backup",
+    "extend_backups",
     "forget_functions",
     "is_compiled",
     "is_own_step",
@@ -122,6 +127,55 @@ BACKUP_ARGUMENTS: dict[str, Any] = {"double_checkpoint": True, "delete_checkpoin
 def epochs_in_backup(callback: keras.callbacks.BackupAndRestore) -> int:
     """Returns the number of epochs in the backup from which training resumed."""
     return callback.model._initial_epoch or 0
+
+
+def extend_backups(
+    state_of: Callable[[keras.Model], dict[str, Any]],
+    restore: Callable[[keras.Model, dict[str, Any], str], None],
+) -> None:
+    """Lets `BackupAndRestore` store a further state in its weight file.
+
+    Args:
+        state_of: Function from a model to arrays by name, or an empty dict.
+        restore: Function that gets the model, the arrays in the file and the backup's folder.
+    """
+    backups: Any = keras.callbacks.BackupAndRestore
+    save, load = backups._save_model, backups._load_model
+
+    @functools.wraps(save)
+    def save_with_state(self: Any) -> None:
+        save(self)
+        arrays = state_of(self.model)
+        if arrays:
+            with h5py.File(self._weights_path, "a") as file:
+                for name, value in arrays.items():
+                    text = value.dtype.kind == "U"
+                    file[f"{_STATE}/{name}"] = str(value) if text else value
+
+    @functools.wraps(load)
+    def load_with_state(self: Any) -> None:
+        load(self)
+        if os.path.exists(self._weights_path):
+            with h5py.File(self._weights_path, "r") as file:
+                restore(self.model, _arrays_in(file), self.backup_dir)
+
+    backups._save_model, backups._load_model = save_with_state, load_with_state
+
+
+_STATE = "tfwd"  # a group of the weight file
+
+
+def _arrays_in(file: h5py.File) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, h5py.Dataset):
+            content = value[()]
+            found[name] = np.asarray(content.decode() if isinstance(content, bytes) else content)
+
+    if _STATE in file:
+        file[_STATE].visititems(add)
+    return found
 
 
 def is_compiled(model: keras.Model) -> bool:
