@@ -36,8 +36,9 @@ def parametrize_in_place(
         where = f"weight '{chosen.name}' of {kind} '{target.name}'"
         parametrization.check(where, tuple(chosen.variable.shape))
         by_pattern.setdefault(pattern, []).append(chosen)
+    trainable = {id(v) for v in target.trainable_weights}
     for pattern, found in by_pattern.items():
-        if not any(_keras.variables.is_trainable(t.variable) for t in found):
+        if not any(id(t.variable) in trainable for t in found):
             raise ValueError(
                 f"'{pattern}' selects only frozen weights of {kind} '{target.name}' "
                 f"({', '.join(t.name for t in found)}): set layer.trainable = True, or remove the "

@@ -1,6 +1,6 @@
 """Replaces the `call` of single layers, and restores it.
 
-A hook is an attribute `call` of the layer object. The class of the layer does not change, and other
+A hooked layer has an attribute `call` of its own. The class of the layer does not change, and other
 layers of the class are not affected. The hook holds links, one per parametrization. The link that
 was added last is called first.
 """
@@ -8,67 +8,66 @@ was added last is called first.
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 
 from tfwd import _keras
 
+# A link gets the link before it or the layer's own call, and the arguments.
+Link = Callable[..., Any]
+
+_NAME = "_tfwd_hook"
+
 
 class Hook:
-    """The `call` of a layer with at least one link.
+    """The links in the call of one layer. A copy of the layer has a hook without links."""
 
-    Args:
-        layer: Layer that is hooked.
+    def __init__(self) -> None:
+        self.links: list[Link] = []
 
-    Attributes:
-        links: Functions `(function, args, kwargs) -> outputs`. A link calls `function`, which is
-            the link before it or the layer's own call.
-    """
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
+        return Hook()
 
-    # This attribute tells AutoGraph that there is nothing to convert.
-    autograph_info__: ClassVar[dict[str, Any]] = {}
+    def __reduce__(self) -> Any:
+        return Hook, ()
 
-    def __init__(self, layer: keras.Layer) -> None:
-        self.layer = layer
-        self.links: list[Callable[..., Any]] = []
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        function = _keras.layers.own_call(self.layer)
-        for link in self.links:
+def _method(layer: keras.Layer) -> Callable[..., Any]:
+    """Returns the `call` of a hooked layer: a bound method with the signature of its own `call`."""
+
+    def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+        function = _keras.layers.own_call(self)
+        hook = hook_of(self)
+        for link in () if hook is None else hook.links:
             function = functools.partial(link, function)
         return function(*args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Returns the plain call of the copied layer: a copy is not parametrized."""
-        copied = memo.get(id(self.layer), self.layer)
-        return _keras.layers.bound_call(copied)
-
-    def __reduce__(self) -> Any:
-        return _keras.layers.bound_call, (self.layer,)
-
-
-Hook.__call__.autograph_info__ = {}  # type: ignore[attr-defined]
+    call.autograph_info__ = {}  # type: ignore[attr-defined]  # tells AutoGraph not to convert it
+    call.__signature__ = inspect.signature(type(layer).call)  # type: ignore[attr-defined]
+    return types.MethodType(call, layer)
 
 
 def hook_of(layer: keras.Layer) -> Hook | None:
     """Returns the hook of a layer, or None."""
-    found = vars(layer).get("call")
-    return found if isinstance(found, Hook) else None
+    return vars(layer).get(_NAME)
 
 
-def add(layer: keras.Layer, link: Callable[..., Any]) -> None:
+def add(layer: keras.Layer, link: Link) -> None:
     """Adds a link to a layer's call."""
     hook = hook_of(layer)
     if hook is None:
-        hook = Hook(layer)
-        # Keras would track the attribute otherwise.
-        object.__setattr__(layer, "call", hook)
+        hook = Hook()
+        # Keras would track the attributes otherwise.
+        object.__setattr__(layer, _NAME, hook)
+        object.__setattr__(layer, "call", _method(layer))
     hook.links.append(link)
 
 
-def remove(layer: keras.Layer, link: Callable[..., Any]) -> None:
+def remove(layer: keras.Layer, link: Link) -> None:
     """Removes a link from a layer's call. Without links the layer is as it was before."""
     hook = hook_of(layer)
     if hook is None or link not in hook.links:
@@ -76,6 +75,7 @@ def remove(layer: keras.Layer, link: Callable[..., Any]) -> None:
     hook.links.remove(link)
     if not hook.links:
         object.__delattr__(layer, "call")
+        object.__delattr__(layer, _NAME)
 
 
 def is_only_link(layer: keras.Layer) -> bool:

@@ -20,7 +20,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import tensorflow as tf
@@ -40,7 +40,7 @@ from tfwd.layers._substitution.weight_perturbation import (
     _CallCache,
     bound_parametrizations,
 )
-from tfwd.layers._substitution.weight_selection import Target, TargetedWeights
+from tfwd.layers._substitution.weight_selection import Parametrizations, Target, TargetedWeights
 from tfwd.parametrizations import Parametrization, chain
 from tfwd.parametrizations.chain import BoundParametrization
 from tfwd.parametrizations.parametrized_layers import IN_PLACE, ParametrizedWeight, added_in_place
@@ -83,6 +83,27 @@ def _restored(calls: dict[InPlace, Present]) -> Iterator[None]:
         yield
     finally:
         _local.calls = before
+
+
+class Replay(Protocol):
+    """Interface of an object that lets several passes use the same draws."""
+
+    def call(self, link: Link, plain: Callable[[], Any]) -> Any:
+        """Runs `plain`, a layer's call on raw weights, on the effective weights of `link`."""
+
+    def state(self, owner: InPlace, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns the seed and the number of the next call in this pass. `draw` takes a new one."""
+
+
+@contextlib.contextmanager
+def replayed(replay: Replay) -> Iterator[None]:
+    """Asks an object for the numbers of the calls in the body, on this thread."""
+    before = getattr(_local, "replay", None)
+    _local.replay = replay
+    try:
+        yield
+    finally:
+        _local.replay = before
 
 
 class InPlace:
@@ -161,7 +182,13 @@ class InPlace:
                 recomputed_calls.check(layer.name)
             if self.references is not None:
                 self.references.copy_due(training)
-        state = tf.zeros([2], tf.int64) if training is False else self.draws.next(training)
+        replay = getattr(_local, "replay", None)
+        if training is False:
+            state = tf.zeros([2], tf.int64)
+        elif replay is None:
+            state = self.draws.next(training)
+        else:
+            state = replay.state(self, lambda: self.draws.next(training))
         positions = [target.position for target, _ in self.targeted]
         seeds = self.draws.seeds_of(state, positions)
         return Present(state, dict(zip(positions, seeds, strict=True)), training, frozenset(), {})
@@ -241,10 +268,16 @@ class InPlace:
         Returns:
             dict from a weight's name to a tensor of its shape and dtype.
         """
+        return self.effective_of(self.targeted, call)
+
+    def effective_of(
+        self, targeted: TargetedWeights, call: int | tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """Returns some of the weights of `effective_weights`."""
         result = {}
         ahead = call - self.calls
         before = earlier(self)
-        for target, _ in self.targeted:
+        for target, _ in targeted:
             variable = target.variable
             bound = bound_parametrizations(self.target, variable, ahead)
             for one in [*before, self]:
@@ -330,6 +363,20 @@ class Link(WeightPerturbationMixin):
         if targeted:
             names = {id(target.variable): target.name for target, _ in targeted}
             reads.check_normalized(layer, names)
+
+    @property
+    def calls(self) -> int | tf.Tensor:
+        """Number of the present call."""
+        number = tf.raw_ops.Unpack(value=_present_calls()[self.in_place].state, num=2)[1]
+        return int(number) if tf.executing_eagerly() else number
+
+    def effective_weights(self, call: int | tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the weights that this layer substitutes in a training call."""
+        return self.in_place.effective_of(self._own, call)
+
+    def _all_parametrizations(self) -> list[Parametrizations]:
+        others = [{t.path: p for t, p in one.targeted} for one in around(self.layer)]
+        return [*super()._all_parametrizations(), *others]
 
     @property
     def recompute(self) -> bool:  # type: ignore[override]
@@ -427,6 +474,10 @@ class Link(WeightPerturbationMixin):
         call = functools.partial(within, plain)
         if self._variables <= present.covered:
             return call(*args, training=flag, **kwargs)
+        replay = getattr(_local, "replay", None)
+        if replay is not None and flag is True:
+            with _restored(inner):
+                return replay.call(self, functools.partial(call, *args, **kwargs, training=True))
         used = call
         if recurrent_call.is_plain(layer) and hooks.is_only_link(layer):
             fast = functools.partial(recurrent_call.fast_or_plain_call, layer, plain)

@@ -70,8 +70,8 @@ def _is_overridden(layer: Any, kind: type, ours: bool) -> bool:
             break
         if not (ours and cls.__module__.startswith("tfwd.")) and not names.isdisjoint(vars(cls)):
             return True
-    own = {name for name, value in vars(layer).items() if not isinstance(value, hooks.Hook)}
-    if not methods.isdisjoint(own):
+    hooked = {"call"} if hooks.hook_of(layer) is not None else set()
+    if not methods.isdisjoint(vars(layer).keys() - hooked):
         return True
     called = (getattr(kind, name, None) for name in _CALLED)
     return any(f is not None and not _keras.is_of_keras(f) for f in called)

@@ -122,6 +122,11 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         """Returns the layer that Keras calls: a wrapper, or the layer with a hook."""
         return self
 
+    def _all_parametrizations(self) -> list[Parametrizations]:
+        """Returns the parametrizations of this layer and of the layers inside it."""
+        inside = _keras.layers.all_layers(self._owner())
+        return [x.parametrizations for x in inside if isinstance(x, WeightPerturbationMixin)]
+
     def _unperturbed_call(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the training `call` on raw variables. Classes with another `call` define it."""
         raise NotImplementedError

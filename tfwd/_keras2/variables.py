@@ -253,11 +253,6 @@ def is_variable(value: Any) -> bool:
     return isinstance(value, tf.Variable)
 
 
-def is_trainable(variable: Any) -> bool:
-    """Returns True if a variable trains, which a frozen layer's variables do not."""
-    return bool(variable.trainable)
-
-
 def value(variable: tf.Variable) -> tf.Tensor:
     """Returns the variable's present value in its own dtype, even in an autocast scope."""
     return StandIn(original(variable)).in_own_dtype()

@@ -50,11 +50,6 @@ def original(variable: keras.Variable) -> keras.Variable:
     return variable
 
 
-def is_trainable(variable: Any) -> bool:
-    """Returns True if a variable trains, which a frozen layer's variables do not."""
-    return bool(variable.trainable)
-
-
 def value(variable: keras.Variable) -> tf.Tensor:
     """Returns the variable's present value in its own dtype, even in an autocast scope."""
     if variable._value is not None and not in_stateless_scope():

@@ -35,6 +35,20 @@ class Perturbations:
         """Begins another pass, in which each layer's next call counts as its first."""
         self._calls = {}
 
+    def state(self, owner: Any, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns the seed and the number of the next call of parametrizations in place.
+
+        Args:
+            owner: Parametrizations in place.
+            draw: Function that takes a new number.
+        """
+        index = self._calls.get(id(owner), 0)
+        self._calls[id(owner)] = index + 1
+        key = id(owner), index
+        if key not in self._numbers:
+            self._numbers[key] = draw()
+        return self._numbers[key]
+
     def take(self, layer: WeightPerturbationMixin, differentiable: bool = False) -> Effective:
         """Returns the effective weights of a layer's next training call in this pass.
 
@@ -79,30 +93,24 @@ def plain_call(
 
 
 def _effective(layer: Any, call: Any, scales: bool = True) -> Effective:
+    named = {target.name: target.variable for target, _ in layer._targeted()}
     if not scales:
         values = layer.effective_weights(call)
-        return [(_named(layer, name), value, None) for name, value in values.items()]
+        return [(named[name], value, None) for name, value in values.items()]
     elementwise = _is_elementwise(layer)
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
-        raw = {id(v): _keras.variables.value(v) for v in layer.weights}
+        raw = {id(v): _keras.variables.value(v) for v in layer._subject().weights}
         for value in raw.values():
             tape.watch(value)
         values = layer.effective_weights(call)
     found: Effective = []
     for name, value in values.items():
-        variable = _named(layer, name)
+        variable = named[name]
         scale = None
         if elementwise:
             scale = tape.gradient(value, raw[id(variable)])
         found.append((variable, tf.stop_gradient(value), scale))
     return found
-
-
-def _named(layer: Any, name: str) -> keras.Variable:
-    """Returns the weight with a name of `effective_weights`."""
-    return next(
-        t.variable for t in weight_selection.all_targets(layer._subject()) if t.name == name
-    )
 
 
 def _is_elementwise(layer: Any) -> bool:
@@ -112,7 +120,6 @@ def _is_elementwise(layer: Any) -> bool:
     """
     return all(
         parametrization.elementwise
-        for inner in _keras.layers.all_layers(layer)
-        if isinstance(inner, WeightPerturbationMixin)
-        for parametrization in weight_selection.elements(inner.parametrizations)
+        for given in layer._all_parametrizations()
+        for parametrization in weight_selection.elements(given)
     )

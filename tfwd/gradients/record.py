@@ -21,6 +21,7 @@ from tfwd._keras import calls as _keras_calls
 from tfwd.gradients.gradient_forms import PerExampleGradient
 from tfwd.gradients.perturbations import Perturbations, plain_call
 from tfwd.gradients.rules import registry
+from tfwd.layers._substitution import in_place
 from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin
 
 
@@ -109,6 +110,7 @@ class Pass:
         self.perturbations.begin()
         with (
             _keras_calls.intercepted(owners, self._handle),
+            in_place.replayed(self),
             self._observed([]),
             graphs.Accesses() as accesses,
             self.draws.replayed() if self._again else self.draws.recorded(),
@@ -183,6 +185,14 @@ class Pass:
         for key, use in call.uses:
             self.uses.setdefault(key, []).append(use)
         return result
+
+    def state(self, owner: in_place.InPlace, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns the number of a call of parametrizations in place, the same in every pass."""
+        return self.perturbations.state(owner, draw)
+
+    def call(self, link: in_place.Link, plain: Callable[[], Any]) -> Any:
+        """Runs a layer that is parametrized in place on its effective weights of this pass."""
+        return self._perturbed(link, plain)
 
     def _perturbed(self, layer: WeightPerturbationMixin, plain: Callable[[], Any]) -> Any:
         """Runs a layer of tfwd on its effective weights of this pass."""
