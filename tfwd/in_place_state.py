@@ -51,7 +51,8 @@ def save_state(model: keras.Layer, path: str | os.PathLike[str]) -> None:
         >>> tfwd.load_state(model, file)
     """
     content = io.BytesIO()
-    np.savez(content, **_arrays(_added(model)))
+    arrays: dict[str, Any] = _arrays(_added(model))
+    np.savez(content, **arrays)
     write_atomically(path, content.getvalue())
 
 

@@ -230,7 +230,7 @@ class InPlace:
             raw = _keras.variables.value(variable)
 
         def computed(training: bool) -> tf.Tensor:
-            bound = [one.bound(present, *pair, training) for one, present, *pair in chains]
+            bound = [one.bound(present, t, p, training) for one, present, t, p in chains]
             return chain.apply(raw, bound)
 
         value = training_flag.call_with_bool(chains[0][1].training, computed)
