@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, training_flag
-from tfwd._random import random_masks
+from tfwd._random import dropout_and_noise
 from tfwd.layers._substitution import recomputed_calls
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.parametrizations import Dropout
@@ -89,7 +89,7 @@ class LockedDropout(keras.layers.Layer):
         def drop() -> tf.Tensor:
             shape = tf.shape(inputs)
             one_step = tf.concat([shape[:1], [1], shape[2:]], axis=0)
-            return random_masks.dropout(inputs, rate, seed, one_step)
+            return dropout_and_noise.dropout(inputs, rate, seed, one_step)
 
         outputs = training_flag.cond(training, drop, lambda: tf.identity(inputs))
         outputs.set_shape(inputs.shape)

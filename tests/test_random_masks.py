@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stacks import quick_rows
 
-from tfwd._random import normals, philox, random_masks, seeds, xxh32
+from tfwd._random import dropout_and_noise, normals, philox, random_masks, seeds, xxh32
 
 SHAPE = (200, 500)
 
@@ -40,7 +40,7 @@ def test_the_mask_rate_is_right(rate: float) -> None:
 def test_the_drop_rate_is_right_in_every_type(dtype: str, rate: float) -> None:
     """Checks small rates: 0.001 is not 0 in bfloat16, which has three digits."""
     kept = random_masks.mask(SHAPE, rate, seeds.seed(1, 0, 0))
-    dropped = random_masks.drop(tf.ones(SHAPE, dtype), kept, rate)
+    dropped = dropout_and_noise.drop(tf.ones(SHAPE, dtype), kept, rate)
     assert dropped.dtype == dtype
     zeros = np.mean(tf.cast(dropped, tf.float64) == 0.0)
     assert abs(zeros - rate) < 5 * math.sqrt(rate * (1 - rate) / (200 * 500))
@@ -79,7 +79,7 @@ def test_the_expectation_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
         keep = random_masks.keep_probability(rate)
         assert np.sum(kept) == keep * 65536
         assert np.sum(as_tensor) == keep * 65536
-        mean = np.mean(random_masks.drop(tf.ones([65536], tf.float64), kept, rate))
+        mean = np.mean(dropout_and_noise.drop(tf.ones([65536], tf.float64), kept, rate))
         assert abs(mean - 1.0) < 1e-12
 
 
@@ -190,7 +190,7 @@ def test_a_draw_does_not_depend_on_the_program_around_it() -> None:
 
 def test_a_dropped_entry_is_exactly_zero_whatever_it_was() -> None:
     weight = tf.constant([np.inf, np.nan, -np.inf, 1e38])
-    dropped = random_masks.drop(weight, tf.zeros([4], tf.bool), 0.5)
+    dropped = dropout_and_noise.drop(weight, tf.zeros([4], tf.bool), 0.5)
     np.testing.assert_array_equal(dropped, np.zeros(4))
     assert not np.signbit(dropped).any()
 
@@ -199,7 +199,7 @@ def test_a_dropped_entry_is_exactly_zero_whatever_it_was() -> None:
 def test_division_is_made_in_float32_at_least(dtype: str) -> None:
     """Checks a rate that bfloat16 rounds: keep = 0.7 is 0.69921875 there."""
     weight = tf.cast(tf.linspace(1.0, 2.0, 128), dtype)
-    found = random_masks.drop(weight, tf.ones([128], tf.bool), 0.3)
+    found = dropout_and_noise.drop(weight, tf.ones([128], tf.bool), 0.3)
     keep = random_masks.keep_probability(0.3)
     exact = tf.cast(tf.cast(weight, tf.float64) / keep, dtype)
     np.testing.assert_array_equal(tf.cast(found, tf.float64), tf.cast(exact, tf.float64))
@@ -215,14 +215,14 @@ LARGE = (300, 230)  # more entries than a small draw has
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dropout_is_a_mask_and_its_application(dtype: str, noise_shape: tuple | None) -> None:
     tensor = tf.cast(tf.random.stateless_normal(LARGE, [1, 2]), dtype)
-    found = random_masks.dropout(tensor, 0.3, SEED, noise_shape)
+    found = dropout_and_noise.dropout(tensor, 0.3, SEED, noise_shape)
     kept = tf.broadcast_to(random_masks.mask(noise_shape or LARGE, 0.3, SEED), LARGE)
-    expected = random_masks.drop(tensor, kept, 0.3)
+    expected = dropout_and_noise.drop(tensor, kept, 0.3)
     np.testing.assert_array_equal(tf.cast(found, tf.float64), tf.cast(expected, tf.float64))
 
 
 @quick_rows("*-float32-*", "XXH32-bfloat16-*", "Philox-float64-*")
-@pytest.mark.parametrize("draw", [random_masks.dropout, random_masks.noise])
+@pytest.mark.parametrize("draw", [dropout_and_noise.dropout, dropout_and_noise.noise])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_compiled_draws_are_the_same(draw, dtype: str, generator: str) -> None:
     """Checks compiled loops: XXH32's against single operations, Philox's against XLA."""
@@ -237,7 +237,7 @@ def test_compiled_draws_are_the_same(draw, dtype: str, generator: str) -> None:
     # The logarithm in noise may differ in its last bit; masks never do.
     tolerance = (
         0.0
-        if draw is random_masks.dropout
+        if draw is dropout_and_noise.dropout
         else {"float16": 2e-3, "bfloat16": 2e-2}.get(dtype, 1e-6)
     )
     np.testing.assert_allclose(
@@ -272,11 +272,11 @@ def test_small_is_decided_by_the_static_shape(monkeypatch: pytest.MonkeyPatch) -
 def test_rows_get_the_draws_of_the_table(ids: object, noise_shape: tuple[int, int]) -> None:
     table, ids = tf.random.stateless_normal((11, 4), [1, 2]), tf.constant(ids)
     taken = tf.gather(table, ids)
-    found = random_masks.dropout(taken, 0.5, SEED, noise_shape, ids)
-    whole = random_masks.dropout(table, 0.5, SEED, noise_shape)
+    found = dropout_and_noise.dropout(taken, 0.5, SEED, noise_shape, ids)
+    whole = dropout_and_noise.dropout(table, 0.5, SEED, noise_shape)
     np.testing.assert_array_equal(found, tf.gather(whole, ids))
-    found = random_masks.noise(taken, 0.5, SEED, ids, table.shape)
-    expected = tf.gather(random_masks.noise(table, 0.5, SEED), ids)
+    found = dropout_and_noise.noise(taken, 0.5, SEED, ids, table.shape)
+    expected = tf.gather(dropout_and_noise.noise(table, 0.5, SEED), ids)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
@@ -284,7 +284,7 @@ def test_noise_of_deviation_zero_is_the_tensor_bit_for_bit(generator: str) -> No
     least = 1e-45 if generator == "Philox" else 2e-38  # XLA may take 1e-45 for 0
     tensor = tf.constant([0.0, -0.0, np.inf, np.nan, least])
     for stddev in (0.0, tf.constant(0.0)):
-        found = random_masks.noise(tensor, stddev, SEED)
+        found = dropout_and_noise.noise(tensor, stddev, SEED)
         np.testing.assert_array_equal(tf.bitcast(found, tf.int32), tf.bitcast(tensor, tf.int32))
 
 
@@ -316,10 +316,10 @@ def test_a_rate_that_is_nan_gives_nan(compiled: bool) -> None:
         x = tf.ones(shape)
         with tf.GradientTape() as tape:
             tape.watch(x)
-            dropped = random_masks.dropout(x, rate, seed)
+            dropped = dropout_and_noise.dropout(x, rate, seed)
             total = tf.reduce_sum(tf.ones(shape) * dropped)
-        mixed = random_masks.mix(x, 2 * x, rate, seed)
-        return [dropped, tape.gradient(total, x), mixed, random_masks.noise(x, rate, seed)]
+        mixed = dropout_and_noise.mix(x, 2 * x, rate, seed)
+        return [dropped, tape.gradient(total, x), mixed, dropout_and_noise.noise(x, rate, seed)]
 
     run = tf.function(draw, jit_compile=True) if compiled else draw
     for found in run(tf.constant(np.nan)):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd._random import random_masks, seeds
+from tfwd._random import dropout_and_noise, random_masks, seeds
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 SEED = seeds.seed(1, 0, 0)
@@ -17,7 +17,7 @@ def test_the_gradient_of_drop(dtype: str) -> None:
     kept = random_masks.mask((5, 8), 0.25, seeds.seed(1, 0, 0))
     with tf.GradientTape() as tape:
         tape.watch(weight)
-        dropped = random_masks.drop(weight, kept, 0.25)
+        dropped = dropout_and_noise.drop(weight, kept, 0.25)
     gradient = tf.cast(tape.gradient(dropped, weight), tf.float64).numpy()
     assert (gradient[~kept.numpy()] == 0.0).all()
     np.testing.assert_allclose(gradient[kept.numpy()], 1 / 0.75, rtol=1e-2)
@@ -31,7 +31,7 @@ def test_gradients_of_dropout_and_noise(size: tuple[int, int], where: str) -> No
 
     def gradients(tensor: tf.Tensor) -> list[tf.Tensor]:
         found = []
-        for draw in (random_masks.dropout, random_masks.noise):
+        for draw in (dropout_and_noise.dropout, dropout_and_noise.noise):
             with tf.GradientTape() as tape:
                 tape.watch(tensor)
                 y = draw(tensor, 0.25, SEED)
@@ -56,7 +56,7 @@ def test_in_a_graph_the_gradients_draw_waits_for_the_upstream_gradient() -> None
         seed = tf.compat.v1.placeholder(tf.int32, [2])
         with tf.GradientTape() as tape:
             tape.watch(x)
-            y = random_masks.dropout(x, 0.5, seed)
+            y = dropout_and_noise.dropout(x, 0.5, seed)
         forward = set(graph.get_operations())
         tape.gradient(y, x, output_gradients=upstream)
     backward = [op for op in graph.get_operations() if op not in forward]
@@ -77,7 +77,7 @@ def test_second_derivatives_of_dropout() -> None:
         outer.watch(x)
         with tf.GradientTape() as inner:
             inner.watch(x)
-            y = random_masks.dropout(x**3, 0.5, SEED)
+            y = dropout_and_noise.dropout(x**3, 0.5, SEED)
         slope = inner.gradient(y, x)
     kept = tf.cast(random_masks.mask((1, 3), 0.5, SEED), tf.float32)
     np.testing.assert_allclose(outer.gradient(slope, x), 6 * x * kept / 0.5, rtol=1e-6)
@@ -90,9 +90,9 @@ def test_a_gradient_from_outside_of_a_branch(kind: str, compiled: bool) -> None:
 
     def perturbed(x: tf.Tensor) -> tf.Tensor:
         return (
-            random_masks.dropout(x, 0.5, SEED)
+            dropout_and_noise.dropout(x, 0.5, SEED)
             if kind == "dropout"
-            else random_masks.noise(x, 0.5, SEED)
+            else dropout_and_noise.noise(x, 0.5, SEED)
         )
 
     @tf.function(jit_compile=compiled)

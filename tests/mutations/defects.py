@@ -46,7 +46,7 @@ DEFECTS = [
     # Draws
     Defect(
         "kept entries are not divided by keep",
-        "tfwd/_random/random_masks.py",
+        "tfwd/_random/dropout_and_noise.py",
         "        return constant(1.0 / keep, dtype)",
         "        return constant(1.0, dtype)",
         conformance("draws", "moments and (Dense or Embedding) and dropout"),
@@ -74,14 +74,14 @@ DEFECTS = [
     ),
     Defect(
         "the gradient of dropout also reaches dropped entries",
-        "tfwd/_random/random_masks.py",
+        "tfwd/_random/dropout_and_noise.py",
         "return _linear(upstream, keep, late, rows, noise_shape)",
         "return upstream / tf.cast(keep, upstream.dtype)",
         conformance("gradients", "times_mask and Dense and dropout"),
     ),
     Defect(
         "in backward the draw is made too early: its seed does not wait for the gradient",
-        "tfwd/_random/random_masks.py",
+        "tfwd/_random/dropout_and_noise.py",
         "(late,) = waiting.seeds_after([seed], [upstream])",
         "late = seed",
         ("tests/test_random_masks_gradients.py", "tests/test_saved_tensors.py"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfwd import tuning
-from tfwd.tuning import reporter, stopwatch
+from tfwd.tuning import failures, reporter, stopwatch
 
 X = np.ones((4, 3), "float32")
 DATA = {"validation_data": (X, X[:, :1]), "verbose": 0}
@@ -218,7 +218,7 @@ Arguments received by LSTM.call():
     ],
 )
 def test_the_reason_is_one_line_that_says_something(message, reason):
-    assert reporter.reason(message) == reason
+    assert failures.one_line(message) == reason
 
 
 def test_a_worker_does_not_remove_what_its_chief_has_begun(tmp_path, monkeypatch):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.table import Table
 
 from tfwd.finetune import confusion, scores
@@ -16,11 +13,20 @@ from tfwd.finetune.evaluation import Evaluation
 from tfwd.finetune.scores import LOSS
 from tfwd.finetune.trainer import Trainer
 from tfwd.runs.errors import as_user_error
-from tfwd.runs.storage.files import read_bytes, write_atomically
+from tfwd.runs.storage.files import write_atomically
 from tfwd.runs.storage.folder import RunFolder
-from tfwd.runs.storage.learning_curves import curves, number_text
-from tfwd.runs.storage.metrics import read_metrics
+from tfwd.runs.storage.learning_curves import number_text
 from tfwd.runs.training.display import Display
+from tfwd.runs.training.final_report import (
+    complete,
+    counts,
+    draw_curves,
+    facts_line,
+    finite,
+    results_table,
+    show_report,
+    speed,
+)
 
 _SHARES = {"accuracy": "accuracy", "macro_f1": "macro F1"}
 
@@ -39,34 +45,29 @@ def write_report(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
         Stopped: a signal arrived. The same command then makes the report.
         UserError: a file cannot be written.
     """
-    folder, progress, labels = trainer.folder, trainer.progress, corpus.vocabulary.labels
+    folder, labels = trainer.folder, corpus.vocabulary.labels
     found = trainer.evaluate_best()
     summary = {
         "name": corpus.name,
-        "step": progress.step,
-        "epochs": progress.epoch,
-        "best_epoch": progress.best_epoch,
+        **counts(trainer.progress),
         "texts": {name: _scores(found[name], corpus, name) for name in found},
         "classes": labels,
         "confusion": found["test"].confusion.tolist(),
         "parameters": trainer.parameters,
-        "texts_per_second": progress.tokens / progress.seconds if progress.seconds else None,
+        "texts_per_second": speed(trainer.progress),
     }
+    draw_curves(folder, LOSS, corpus.name, _SHARES)
     with as_user_error(f"cannot write {folder.report}", OSError):
-        records = read_metrics(folder.metrics)
-        curves(records, folder.report / "curves.png", LOSS, corpus.name, _SHARES)
         title = f"{corpus.name}, test"
         confusion.draw(found["test"].confusion, labels, folder.report / "confusion.png", title)
     shown = _examples(found["test"], corpus, trainer.config.report.examples)
     write_atomically(folder.report / "examples.txt", shown)
-    # Last: it marks the report as complete.
-    write_atomically(folder.report / "summary.json", json.dumps(summary, indent=2) + "\n")
-    return summary
+    return complete(folder, summary)
 
 
 def _scores(found: Evaluation, corpus: Corpus, name: str) -> dict[str, Any]:
     return {
-        "loss": found.nats if math.isfinite(found.nats) else None,
+        "loss": finite(found.nats),
         "accuracy": found.accuracy,
         "macro_f1": found.macro_f1,
         "majority": scores.majority(corpus.encoded[name].labels),
@@ -105,45 +106,34 @@ def table(summary: dict[str, Any]) -> Table:
     >>> [column.header for column in table({"texts": {"test": found}}).columns]
     ['part', 'accuracy', 'macro F1', 'loss', 'most frequent class', 'texts']
     """
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    made.add_column("part")
-    for name in ("accuracy", "macro F1", "loss", "most frequent class", "texts"):
-        made.add_column(name, justify="right")
-    for name, found in summary["texts"].items():
-        made.add_row(
-            name,
+    names = ("accuracy", "macro F1", "loss", "most frequent class", "texts")
+    rows = {
+        name: (
             f"{found['accuracy']:.2%}",
             f"{found['macro_f1']:.2%}",
             number_text(found["loss"], 3),
             f"{found['majority']:.2%}",
             f"{found['texts']:,}",
         )
-    return made
+        for name, found in summary["texts"].items()
+    }
+    return results_table("part", names, rows)
 
 
 def facts(summary: dict[str, Any]) -> str:
     """Returns the line below the table."""
-    speed = summary["texts_per_second"]
-    parts = [
-        f"weights of epoch {summary['best_epoch']} of {summary['epochs']}",
-        f"{summary['parameters']:,} trained weights",
-        f"{len(summary['classes'])} classes",
-    ]
-    if speed:
-        parts.append(f"{speed:,.1f} texts per second in training")
-    return ", ".join(parts)
+    sizes = f"{summary['parameters']:,} trained weights", f"{len(summary['classes'])} classes"
+    return facts_line(summary, sizes, "text", digits=1)
 
 
 def show(summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
     """Prints the table, some labelled texts, and the paths of the other results."""
-    display.console.print(table(summary))
-    display.line(facts(summary))
-    examples = folder.report / "examples.txt"
-    if examples.exists() and examples.stat().st_size:
-        display.line("\nsome test texts, with predicted label and probability:")
-        display.line(read_bytes(examples).decode("utf-8", "backslashreplace"))
-    display.line(
-        f"curves: {folder.report / 'curves.png'}   confusion matrix: "
-        f"{folder.report / 'confusion.png'}   best weights: {folder.best.folder}"
-    )
+    report = folder.report
+    paths = {
+        "curves": report / "curves.png",
+        "confusion matrix": report / "confusion.png",
+        "best weights": folder.best.folder,
+    }
+    heading = "some test texts, with predicted label and probability"
+    show_report(display, table(summary), facts(summary), report / "examples.txt", heading, paths)
     display.line(f'new texts: tfwd-classify --workdir={folder.path} --text="..."')

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import rates
-from tfwd._random import random_masks
+from tfwd._random import dropout_and_noise, random_masks
 from tfwd.parametrizations.base import Parametrization, copy_with
 
 
@@ -56,12 +56,12 @@ class Dropout(Parametrization):
         self.check("Dropout", tuple(weight.shape))
         if self.is_identity:
             return weight
-        return random_masks.dropout(weight, self.rate, seed, self._mask_shape(weight.shape))
+        return dropout_and_noise.dropout(weight, self.rate, seed, self._mask_shape(weight.shape))
 
     def of_rows(
         self, rows: tf.Tensor, seed: tf.Tensor, indices: tf.Tensor, shape: tuple[int, ...]
     ) -> tf.Tensor:
-        return random_masks.dropout(
+        return dropout_and_noise.dropout(
             rows, self.rate, seed, self._mask_shape(shape) or shape, indices
         )
 

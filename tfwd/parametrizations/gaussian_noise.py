@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import dtypes, rates
-from tfwd._random import random_masks
+from tfwd._random import dropout_and_noise
 from tfwd.parametrizations.base import Parametrization, copy_with
 
 SCALES = ("absolute", "deviation")
@@ -78,12 +78,12 @@ class GaussianNoise(Parametrization):
         self.check("GaussianNoise")
         if self.is_identity:
             return weight
-        return random_masks.noise(weight, self._stddev(weight), seed)
+        return dropout_and_noise.noise(weight, self._stddev(weight), seed)
 
     def of_rows(
         self, rows: tf.Tensor, seed: tf.Tensor, indices: tf.Tensor, shape: tuple[int, ...]
     ) -> tf.Tensor:
-        return random_masks.noise(rows, self._stddev(None), seed, indices, shape)
+        return dropout_and_noise.noise(rows, self._stddev(None), seed, indices, shape)
 
     def of_weight(self, raw: tf.Tensor) -> GaussianNoise:
         if self.scale == "absolute" or self.is_identity:

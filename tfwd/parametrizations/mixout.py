@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import pretrained, rates
-from tfwd._random import random_masks
+from tfwd._random import dropout_and_noise
 from tfwd.parametrizations.base import copy_with
 from tfwd.parametrizations.dropout import Dropout
 
@@ -94,13 +94,13 @@ class Mixout(Dropout):
         if self.is_identity:
             return weight
         shape = self._mask_shape(weight.shape)
-        return random_masks.mix(weight, self._reference(), self.rate, seed, shape)
+        return dropout_and_noise.mix(weight, self._reference(), self.rate, seed, shape)
 
     def of_rows(
         self, rows: tf.Tensor, seed: tf.Tensor, indices: tf.Tensor, shape: tuple[int, ...]
     ) -> tf.Tensor:
         mask_shape = self._mask_shape(shape) or shape
-        return random_masks.mix(rows, self._reference(), self.rate, seed, mask_shape, indices)
+        return dropout_and_noise.mix(rows, self._reference(), self.rate, seed, mask_shape, indices)
 
     def _reference(self) -> tf.Tensor:
         if not tf.is_tensor(self.towards):

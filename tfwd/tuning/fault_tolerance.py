@@ -17,28 +17,16 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import keras_tuner
 from keras_tuner.engine.trial import Trial, TrialStatus
 
 from tfwd.tuning import record
 from tfwd.tuning.space import hp_text
+from tfwd.tuning.watcher import Watcher
 
 LOSSES_ALLOWED = 3
-
-
-class Watcher(Protocol):
-    """Interface of an observer of the trials, in the chief or the only process."""
-
-    def began(self, trial: Trial) -> None:
-        """Hears that a trial was given to a worker."""
-
-    def ended(self, trial: Trial) -> None:
-        """Hears that a trial has ended, successfully or not."""
-
-    def lost(self, trial: Trial, worker: str) -> None:
-        """Hears that a worker was silent for too long, and that its trial waits for another one."""
 
 
 class FaultTolerantOracle(keras_tuner.Oracle):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,9 +22,11 @@ from keras_tuner.errors import FailedTrialError
 from tfwd import _keras
 from tfwd.tuning import record, stopwatch
 from tfwd.tuning.callbacks import FullState, HasObjective
+from tfwd.tuning.failures import reason
 from tfwd.tuning.oracles import make_oracle
-from tfwd.tuning.reporter import TrialReporter, reason
-from tfwd.tuning.workers import ALONE, CHIEF, WORKER, FaultTolerantTuner, error_text, role
+from tfwd.tuning.promotion import promote
+from tfwd.tuning.reporter import TrialReporter
+from tfwd.tuning.workers import ALONE, WORKER, FaultTolerantTuner, role
 
 
 def tuner(
@@ -151,8 +152,7 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
         self.seed, self._described = seed, dict(described or {})
         self._execution = 0
         self._reporter = TrialReporter(self.oracle, self.get_trial_dir)
-        if role() == CHIEF:  # it runs no trials, and hears of them from the oracle
-            self.oracle.watcher = self._reporter
+        self.watch(self._reporter)
 
     def search(self, *args: Any, **kwargs: Any) -> None:
         """Searches as keras-tuner does, and prints the progress; `tuner` lists the exceptions."""
@@ -197,20 +197,9 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
         if self._is_worker():  # only the chief has the other trials
             raise RuntimeError("no trial has succeeded")
         failed = [self.oracle.trials[name] for name in self.oracle.end_order]
-        texts = [error_text(trial, self.get_trial_dir(trial.trial_id)) for trial in failed[:1]]
-        why = "".join(f"; trial {failed[0].trial_id}: {reason(text)}" for text in texts)
+        first = [(t.trial_id, reason(t, self.get_trial_dir(t.trial_id))) for t in failed[:1]]
+        why = "".join(f"; trial {number}: {text}" for number, text in first)
         raise RuntimeError(f"none of the {len(failed)} trials that ended succeeded{why}")
-
-    def on_trial_begin(self, trial: Trial) -> None:
-        self._reporter.began(trial)
-        super().on_trial_begin(trial)
-
-    def on_trial_end(self, trial: Trial) -> None:
-        message = trial.message
-        super().on_trial_end(trial)
-        known = self.oracle.get_trial(trial.trial_id)  # with its score, which a worker's lacks
-        known.message = known.message or message
-        self._reporter.ended(known)
 
     def _populate_initial_space(self) -> None:
         # keras-tuner also does this before a trial. Otherwise an unnamed layer would be called
@@ -246,13 +235,8 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
         execution, self._execution = self._execution, self._execution + 1
         folder = self._state_folder(trial.trial_id, execution)
         parent = trial.hyperparameters.values.get("tuner/trial_id")
-        if parent is not None and not os.path.exists(folder):
-            shutil.copytree(
-                self._state_folder(parent, execution),
-                f"{folder}.new",
-                ignore=shutil.ignore_patterns(stopwatch.FILE),  # of the trial before
-            )
-            os.rename(f"{folder}.new", folder)
+        if parent is not None:
+            promote(self._state_folder(parent, execution), folder)
         state = FullState(folder)
         callbacks = [*kwargs.pop("callbacks", []), state]
         if type(self.hypermodel).fit is keras_tuner.HyperModel.fit:  # a custom `fit` may measure it

@@ -16,7 +16,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import keras_tuner.src.config
@@ -24,15 +23,14 @@ from keras_tuner.engine.base_tuner import BaseTuner
 from keras_tuner.engine.trial import Trial
 
 from tfwd._graph import custom_gradient
-from tfwd.atomic_files import write_atomically
-from tfwd.tuning import record
+from tfwd.tuning import failures, record
 from tfwd.tuning.fault_tolerance import FaultTolerantOracle
+from tfwd.tuning.watcher import Watcher
 
 CHIEF, WORKER, ALONE = "chief", "worker", "alone"
 _ID, _IP, _PORT = "KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT"
 CHIEF_TIMEOUT = 300.0  # seconds that a worker waits for a chief that never answered
 _LOOK_SECONDS = 2.0
-ERROR = "error.txt"  # in a trial's folder: the traceback of a failed trial
 _IDLE_SECONDS = 0.5
 _BEATS_PER_TIMEOUT = 5
 
@@ -148,6 +146,8 @@ class FaultTolerantTuner(BaseTuner):
             search.
         chief_timeout: float. Seconds that a worker waits for the chief before its first request.
         say: function that a waiting worker calls with a line.
+        watcher: the `Watcher` of the trials. In a worker it hears of that worker's trials, and
+            elsewhere of all.
         *args, **kwargs: the arguments of the tuner.
     """
 
@@ -158,6 +158,7 @@ class FaultTolerantTuner(BaseTuner):
         check: Callable[[], object] = lambda: None,
         chief_timeout: float = CHIEF_TIMEOUT,
         say: Callable[[str], object] = print,
+        watcher: Watcher | None = None,
         **kwargs: Any,
     ):
         self._timeout, self._check = worker_timeout, check
@@ -168,6 +169,13 @@ class FaultTolerantTuner(BaseTuner):
         self._last_request_was_empty = False
         with contextlib.redirect_stdout(io.StringIO()):  # keras-tuner prints that it reloads
             super().__init__(*args, **kwargs)
+        self.watch(watcher)
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Sets the watcher of the trials."""
+        self._watcher = watcher
+        if not self._is_worker():
+            self.oracle.watcher = watcher
 
     def _get_tuner_fname(self) -> str:
         # The chief and a single process use the same name, so that each can resume the other's
@@ -214,14 +222,18 @@ class FaultTolerantTuner(BaseTuner):
     def on_trial_begin(self, trial: Trial) -> None:
         self._last_request_was_empty = False
         self._raise_failure()
+        if self._watcher is not None and self._is_worker():
+            self._watcher.began(trial)
         super().on_trial_begin(trial)
 
     def on_trial_end(self, trial: Trial) -> None:
-        if trial.message:  # the chief does not get it otherwise
-            folder = Path(self.get_trial_dir(trial.trial_id))
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / ERROR, trial.message)
+        message = trial.message
+        failures.store(trial, self.get_trial_dir(trial.trial_id))
         super().on_trial_end(trial)
+        if self._watcher is not None and self._is_worker():
+            known = self.oracle.get_trial(trial.trial_id)  # with its score, which a worker's lacks
+            known.message = known.message or message
+            self._watcher.ended(known)
 
     def _raise_failure(self) -> None:
         failure = None if self._is_worker() else self.oracle.failure
@@ -255,14 +267,6 @@ class FaultTolerantTuner(BaseTuner):
             yield
         finally:
             over.set()
-
-
-def error_text(trial: Trial, folder: str | os.PathLike[str]) -> str:
-    """Returns the traceback of a failed trial, from its folder if another process ran it."""
-    try:
-        return trial.message or (Path(folder) / ERROR).read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 @contextlib.contextmanager

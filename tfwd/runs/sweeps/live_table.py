@@ -27,14 +27,15 @@ from tfwd.runs.sweeps.rows import (
 )
 from tfwd.runs.training.display import Output, span
 from tfwd.tuning.space import Spec
+from tfwd.tuning.watcher import Watcher
 
 _COLOURS = {RUNNING: "cyan", FAILED: "red", WAITING: "yellow"}
 _FEWEST = 4  # rows that are always shown
 _OTHER_LINES = 8  # of the terminal: head, borders, and the lines above
 
 
-class Board:
-    """Live table of the trials, and the oracle's watcher.
+class Board(Watcher):
+    """Watcher that shows a live table of the trials.
 
     Args:
         space: the varied keys, with their values.
@@ -59,13 +60,13 @@ class Board:
         changed: Callable[[], object] = lambda: None,
         whole: bool = True,
     ):
+        super().__init__(folder.trial, clock)
         self.console = console or Output()
         self.rows: dict[str, Row] = {}
         self.total: int | None = None
         self.changed = changed
         self._space, self._folder, self._epochs, self._seeds = space, folder, epochs, tuple(seeds)
-        self._clock, self._whole = clock, whole
-        self._began: dict[str, float] = {}
+        self._whole = whole
         self._now: dict[str, tuple[int, int, float, float]] = {}
         self._names, self._score = short_names(space), folder.program.score
         self._live = Live(
@@ -105,16 +106,14 @@ class Board:
 
     def began(self, trial: Trial) -> None:
         """Notes that a worker started a trial."""
-        before = self._folder.spent(trial.trial_id)  # the trial may have been stopped before
-        self._began[self.add(trial).trial] = self._clock() - before
+        super().began(trial)
+        self.add(trial)
         self._now.pop(trial.trial_id, None)
 
-    def ended(self, trial: Trial, message: str | None = None) -> None:
+    def ended(self, trial: Trial) -> None:
         """Shows the result of a trial that ended."""
-        trial.message = trial.message or message
         row = self.add(trial)
-        if not row.seconds and row.trial in self._began:  # the folder is on another machine
-            row.seconds = self._clock() - self._began[row.trial]
+        row.seconds = row.seconds or self.seconds(row.trial)  # the folder is on another machine
         if not self.console.is_terminal:
             best = ranked(self.rows.values()) if self._whole else []
             parts = [f"trial {row.trial}", self._values(row), self._outcome(row)]
@@ -127,7 +126,7 @@ class Board:
     def lost(self, trial: Trial, worker: str) -> None:
         """Notes that a worker was silent for too long."""
         self.add(trial).status = WAITING
-        self.line(f"{worker} is silent: trial {trial.trial_id} waits for another worker")
+        super().lost(trial, worker)
 
     def progress(self, trial: str, run: int, epochs: int, share: float, loss: float) -> None:
         """Updates the progress of a running trial of this process."""
@@ -212,9 +211,8 @@ class Board:
     def _time(self, row: Row) -> str:
         if row.seconds is not None:
             return span(row.seconds)
-        if row.status == RUNNING and row.trial in self._began:
-            return span(self._clock() - self._began[row.trial])
-        return ""
+        seconds = self.seconds(row.trial) if row.status == RUNNING else None
+        return "" if seconds is None else span(seconds)
 
     def _values(self, row: Row) -> str:
         return "  ".join(f"{name} {shown(row.values[key])}" for key, name in self._names.items())

@@ -22,9 +22,8 @@ from tfwd.runs.interfaces import Score
 from tfwd.runs.settings.validators import shown
 from tfwd.runs.storage.files import write_atomically
 from tfwd.runs.sweeps.folder import SweepFolder
-from tfwd.tuning import reporter
+from tfwd.tuning import failures
 from tfwd.tuning.space import Spec, read
-from tfwd.tuning.workers import error_text
 
 RUNNING, DONE, FAILED, WAITING = "running", "done", "failed", "waiting"
 OBJECTIVE = "loss"
@@ -84,14 +83,9 @@ def make_row(trial: Trial, space: Mapping[str, Spec], folder: SweepFolder) -> Ro
     elif status != RUNNING:
         row.seconds = folder.spent(trial.trial_id) or None
     if status == FAILED:
-        row.message = reason(trial, folder)
+        reason = failures.reason(trial, folder.trial(trial.trial_id))
+        row.message = reason or "no reason is known"
     return row
-
-
-def reason(trial: Trial, folder: SweepFolder) -> str:
-    """Returns why a trial failed, in one line. `error.txt` in its folder has the full text."""
-    text = error_text(trial, folder.trial(trial.trial_id))
-    return reporter.reason(text) or "no reason is known"
 
 
 def ranked(rows: Iterable[Row]) -> list[Row]:

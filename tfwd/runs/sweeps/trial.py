@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -17,7 +16,7 @@ from tfwd.runs.program import Program
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.signals import StopRequest
-from tfwd.tuning import stopwatch
+from tfwd.tuning import promotion
 from tfwd.tuning.stopwatch import Stopwatch
 
 # Called in a run: finished epochs, share of the current epoch, best loss so far (first infinite).
@@ -84,13 +83,7 @@ def promote(parent: Path, folder: Path) -> None:
     counters of the draws, and the position in the data. A promoted run is therefore bit for bit the
     run that would have trained for all these epochs at once.
     """
-    if folder.exists():  # it was started before, and stopped
-        return
-    copied = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(copied, ignore_errors=True)
-    own = (".lock", "events.out.*", stopwatch.FILE)  # stays with the parent
-    shutil.copytree(parent, copied, ignore=shutil.ignore_patterns(*own))
-    copied.rename(folder)
+    promotion.promote(parent, folder, ".lock", "events.out.*")
 
 
 class _TrialDisplay(Display):

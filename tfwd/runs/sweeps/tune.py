@@ -133,7 +133,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
         seeds = [config.seed + number for number in range(sweep.executions_per_trial)]
         whole = role != workers.WORKER
         board = Board(sweep.space, folder, config.training.epochs, seeds, output, whole=whole)
-        oracle = _oracle(sweep, config, timeout, board if role != workers.WORKER else None)
+        oracle = _oracle(sweep, config, timeout)
         board.total = report.trial_count(sweep, oracle)
         try:
             tuner = RunTuner(oracle, sweep, config, data, folder, board, stop, timeout)
@@ -232,7 +232,7 @@ def _run_search(tuner: Any, stop: StopRequest, role: str) -> None:
             raise UserError(f"the chief does not answer: {error.details()}") from error
 
 
-def _oracle(sweep: Sweep, config: Any, timeout: float | None = None, watcher: Any = None) -> Any:
+def _oracle(sweep: Sweep, config: Any, timeout: float | None = None) -> Any:
     import keras_tuner
 
     from tfwd.runs.sweeps.rows import OBJECTIVE
@@ -250,7 +250,6 @@ def _oracle(sweep: Sweep, config: Any, timeout: float | None = None, watcher: An
             iterations=sweep.iterations,
             seed=sweep.seed,
             worker_timeout=timeout,
-            watcher=watcher,
         )
     except ValueError as error:
         raise UserError(f"the sweep: {error}") from error

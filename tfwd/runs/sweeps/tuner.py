@@ -77,6 +77,7 @@ class RunTuner(FaultTolerantTuner):
             project_name=folder.path.name,
             worker_timeout=worker_timeout,
             check=self._check_stop,
+            watcher=board,
         )
 
     def _check_stop(self) -> None:
@@ -129,15 +130,8 @@ class RunTuner(FaultTolerantTuner):
             "seconds": sum(result.seconds for result in results),
         }
 
-    def on_trial_begin(self, trial: Trial) -> None:
-        if self._is_worker():
-            self._board.began(trial)
-        super().on_trial_begin(trial)
-
     def on_trial_end(self, trial: Trial) -> None:
         super().on_trial_end(trial)
-        if self._is_worker():
-            self._board.ended(self.oracle.get_trial(trial.trial_id), trial.message)
         if trial.status == TrialStatus.COMPLETED and self._sweep.method != "hyperband":
             # Only Hyperband continues a trial. The best weights stay.
             for path in self._folder.trial(trial.trial_id).glob("run-*/checkpoints"):
