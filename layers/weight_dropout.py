@@ -16,7 +16,8 @@ class WeightDropout(SingleParametrization):
     """A wrapper that drops entries of a layer's weights during training (DropConnect).
 
     Formula: a training call computes with `w' = m w / keep`, with `m_i ~ Bernoulli(keep)`. `keep`
-    is `1 - rate` rounded to a multiple of 2^-16. The whole batch and all time steps share one mask.
+    is `1 - rate` rounded to a multiple of 2^-16. The whole batch and all time steps share one mask,
+    unless `per_example` is True.
 
     Args:
         layer: Any Keras layer or model.
@@ -28,6 +29,8 @@ class WeightDropout(SingleParametrization):
             of all its layers.
         noise_shape: As in `parametrizations.Dropout`. A 1 shares the mask along an axis. Default
             None.
+        per_example: bool. Draws a mask for each example, for the kernel of a `Dense` or
+            `EinsumDense` layer, as in `parametrizations.Dropout`. Default False.
         seed, recompute, share_across_replicas, **kwargs: As in `Parametrized`.
 
     Raises:
@@ -55,9 +58,11 @@ class WeightDropout(SingleParametrization):
         seed: int | None = None,
         recompute: bool = True,
         share_across_replicas: bool = False,
+        *,
+        per_example: bool = False,
         **kwargs: Any,
     ) -> None:
-        parametrization = Dropout(rate, noise_shape=noise_shape)
+        parametrization = Dropout(rate, noise_shape=noise_shape, per_example=per_example)
         super().__init__(
             layer, parametrization, weights, seed, recompute, share_across_replicas, **kwargs
         )

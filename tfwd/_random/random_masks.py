@@ -79,7 +79,7 @@ def mask(shape: xxh32.Shape, rate: float | tf.Tensor, seed: tf.Tensor) -> tf.Ten
     """
     if is_small(shape):
         return _small_kept(shape, keep_probability(rate), seed)
-    return _kept(xxh32.counters(shape), tf.cast(keep_probability(rate), tf.float32), seed)
+    return kept_entries(xxh32.counters(shape), tf.cast(keep_probability(rate), tf.float32), seed)
 
 
 def is_small(shape: xxh32.Shape) -> bool:
@@ -104,7 +104,7 @@ def drop(tensor: tf.Tensor, kept: tf.Tensor, rate: float | tf.Tensor) -> tf.Tens
     Returns:
         A tensor of the first argument's shape and dtype.
     """
-    return _drop(tensor, kept, tf.cast(keep_probability(rate), tf.float32))
+    return drop_entries(tensor, kept, tf.cast(keep_probability(rate), tf.float32))
 
 
 def dropout(
@@ -299,7 +299,14 @@ def _of_rows(drawn: tf.Tensor, rows: tf.Tensor | None) -> tf.Tensor:
     return drawn[0] if drawn.shape[0] == 1 else tf.gather(drawn, rows)
 
 
-def _kept(counters: list[tf.Tensor], keep: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+def kept_entries(counters: list[tf.Tensor], keep: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Returns a mask that draws from XXH32, whatever its size.
+
+    Args:
+        counters: Numbers of the entries, as `xxh32.counters` returns them.
+        keep: float32 scalar. Keep probability.
+        seed: int32 `[2]`, or `[count, 2]` for the masks of several seeds along a first axis.
+    """
     # Signed numbers, because more processors can compare vectors of these.
     levels = tf.bitcast(
         tf.bitwise.right_shift(xxh32.words(counters, seed), xxh32.constant(16)), tf.int32
@@ -318,14 +325,15 @@ def _scale(keep: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return 1.0 / tf.cast(keep, dtype)
 
 
-def _drop(tensor: tf.Tensor, kept: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
+def drop_entries(tensor: tf.Tensor, kept: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
+    """Computes `drop` with a float32 keep probability in place of the rate."""
     wide = dtypes.wide(tensor.dtype)
     scaled = tf.cast(tensor, wide) * _scale(keep, wide)
     return tf.where(kept, tf.cast(scaled, tensor.dtype), tf.zeros([], tensor.dtype))
 
 
 def _small_drop(tensor: tf.Tensor, kept: tf.Tensor, keep: float | tf.Tensor) -> tf.Tensor:
-    """Computes `_drop`. Its gradient by TensorFlow is one product with the same factors."""
+    """Computes `drop_entries`. Its gradient by TensorFlow is one product with the same factors."""
     wide = dtypes.wide(tensor.dtype)
     factors = tf.raw_ops.Mul(x=tf.raw_ops.Cast(x=kept, DstT=wide), y=_scale(keep, wide))
     dropped = tf.raw_ops.MulNoNan(x=tf.cast(tensor, wide), y=factors)
@@ -340,7 +348,7 @@ def _dropout(
     shape: xxh32.Shape | None,
 ) -> tf.Tensor:
     shape = _shape_of(tensor, rows) if shape is None else shape
-    return _drop(tensor, _kept(xxh32.counters(shape, rows), keep, seed), keep)
+    return drop_entries(tensor, kept_entries(xxh32.counters(shape, rows), keep, seed), keep)
 
 
 def _linear(
@@ -385,7 +393,7 @@ def _mix(
     reference: tf.Tensor,
 ) -> tf.Tensor:
     shape = _shape_of(tensor, rows) if shape is None else shape
-    kept = _kept(xxh32.counters(shape, rows), keep, seed)
+    kept = kept_entries(xxh32.counters(shape, rows), keep, seed)
     wide = dtypes.wide(tensor.dtype)
     start = tf.cast(reference, wide)
     moved = start + (tf.cast(tensor, wide) - start) * _scale(keep, wide)
