@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from tfwd import _keras
-from tfwd.layers._substitution import recurrent_call, weight_selection
+from tfwd import _keras, training_flag
+from tfwd.layers._substitution import per_example_call, recurrent_call, weight_selection
 from tfwd.layers._substitution.seed_stream import plain_file
 from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin
 from tfwd.layers._substitution.weight_selection import QUANTIZED, Parametrizations
@@ -148,6 +148,10 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
         unperturbed = function
         if recurrent_call.is_plain(self.layer):
             function = functools.partial(recurrent_call.fast_or_plain_call, self.layer, function)
+        elif per_example_call.is_product(self.layer):
+            function = functools.partial(per_example_call.call, self.layer, function)
+        if training_flag.standardize(training) is not False:
+            per_example_call.check_inputs(self, self.parametrizations, args, kwargs)
         return self._perturbed_call(function, args, kwargs, training, unperturbed)
 
     def _unperturbed_call(self, *args: Any, **kwargs: Any) -> Any:

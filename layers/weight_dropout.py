@@ -16,7 +16,8 @@ class WeightDropout(SingleParametrization):
     """A wrapper that drops entries of a layer's weights during training (DropConnect).
 
     Formula: a training call computes with `w' = m w / keep`, with `m_i ~ Bernoulli(keep)`. `keep`
-    is `1 - rate` rounded to a multiple of 2^-16. The whole batch and all time steps share one mask.
+    is `1 - rate` rounded to a multiple of 2^-16. The whole batch and all time steps share one mask,
+    unless `per_example` is True.
 
     Args:
         layer: Any Keras layer or model.
@@ -29,7 +30,13 @@ class WeightDropout(SingleParametrization):
             layers.
         noise_shape: As in `parametrizations.Dropout`. A 1 shares the mask along an axis. Default
             None.
+<<<<<<< HEAD
         seed, recompute, share_across_replicas, exclude, **kwargs: As in `Parametrized`.
+=======
+        per_example: bool. Draws a mask for each example, for the kernel of a `Dense` or
+            `EinsumDense` layer, as in `parametrizations.Dropout`. Default False.
+        seed, recompute, share_across_replicas, **kwargs: As in `Parametrized`.
+>>>>>>> 39331c8d91f39c09db476a77f0c24841e1f248ad
 
     Raises:
         ValueError: As `Parametrized`.
@@ -56,10 +63,15 @@ class WeightDropout(SingleParametrization):
         seed: int | None = None,
         recompute: bool = True,
         share_across_replicas: bool = False,
+<<<<<<< HEAD
         exclude: str | Sequence[str] | None = None,
+=======
+        *,
+        per_example: bool = False,
+>>>>>>> 39331c8d91f39c09db476a77f0c24841e1f248ad
         **kwargs: Any,
     ) -> None:
-        parametrization = Dropout(rate, noise_shape=noise_shape)
+        parametrization = Dropout(rate, noise_shape=noise_shape, per_example=per_example)
         super().__init__(
             layer,
             parametrization,

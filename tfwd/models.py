@@ -249,9 +249,9 @@ class ParametrizedModel(keras.Model):
         """Number of training calls so far, as in `tfwd.layers.Parametrized`."""
         return self.parametrized.calls
 
-    def effective_weights(self, call: int) -> dict[str, Any]:
+    def effective_weights(self, call: int, examples: int | None = None) -> dict[str, Any]:
         """Returns the weights of a training call, as in `tfwd.layers.Parametrized`."""
-        return self.parametrized.effective_weights(call)
+        return self.parametrized.effective_weights(call, examples)
 
     def build(self, *args: Any, **kwargs: Any) -> None:
         self.parametrized.build(*args, **kwargs)

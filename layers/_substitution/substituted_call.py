@@ -178,8 +178,15 @@ class SubstitutedCall:
         return self._arguments.kind(), kinds, variables, flag, tf.executing_eagerly()
 
     def is_worth_recomputing(self) -> bool:
-        """Returns True if an effective weight is so large that drawing it again is better."""
-        return not all(random_masks.is_small(tuple(t.variable.shape)) for t, _ in self.targeted)
+        """Returns True if an effective weight is so large that drawing it again is better.
+
+        Masks of examples are applied within the layer's product, which stores none of them.
+        """
+        return not all(
+            random_masks.is_small(tuple(target.variable.shape))
+            for target, p in self.targeted
+            if not all(element.per_example for element in p.elements())
+        )
 
     def runs_again(self) -> bool:
         """Returns True if backward would have to run the layer a second time."""
@@ -239,7 +246,7 @@ class SubstitutedCall:
     ) -> list[tf.Tensor]:
         chains = self.chains(training, seeds, references)
         return [
-            chain.apply(raw[id(target.variable)], bound)
+            chain.apply(raw[id(target.variable)], chain.per_example(bound)[0])
             for (target, _), bound in zip(self.targeted, chains, strict=True)
         ]
 

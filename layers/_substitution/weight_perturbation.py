@@ -25,6 +25,7 @@ from tfwd.layers._substitution import (
     call_analysis,
     lookup,
     overriding,
+    per_example_call,
     provable,
     reads,
     references,
@@ -140,6 +141,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             for target, parametrization in targeted:
                 where = f"weight '{target.name}' of layer '{layer.name}'"
                 parametrization.check(where, tuple(target.variable.shape))
+            per_example_call.check(layer, targeted)
             reads.check_normalized(layer, {id(t.variable): t.name for t, _ in targeted})
             if self.references is not None:
                 self.references.create(targeted)
@@ -276,7 +278,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         """Number of training calls so far. The next training call has this number."""
         return self.draws.calls
 
-    def effective_weights(self, call: int) -> dict[str, tf.Tensor]:
+    def effective_weights(self, call: int, examples: int | None = None) -> dict[str, tf.Tensor]:
         """Returns the exact weights that a training call uses on replica 0.
 
         They are computed from the present raw weights. Inner wrappers that parametrize the same
@@ -285,19 +287,32 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         Args:
             call: int. Number of the training call, from 0. `effective_weights(layer.calls)` returns
                 the weights of the next training call.
+            examples: int. Number of examples in the call's batch, if a weight has a mask for each
+                example (`Dropout(per_example=True)`). Default None.
 
         Returns:
             dict from a weight's name to a tensor of its shape and dtype. The name is the shortest
-            end of the weight's path that is unique in the layer.
+            end of the weight's path that is unique in the layer. A weight with a mask for each
+            example has an additional first axis of size `examples`.
 
         Raises:
-            ValueError: If the layer has no weights yet.
+            ValueError: If the layer has no weights yet. If a weight has a mask for each example,
+                and `examples` is None.
         """
         self._check_has_weights()
         result = {}
         for target, _ in self._targeted():
+<<<<<<< HEAD
             bound = bound_parametrizations(self, target.variable, call - self.calls)
+=======
+            bound = _bound(self, target.variable, call - self.calls)
+            bound, last = chain.per_example(bound)
+>>>>>>> 39331c8d91f39c09db476a77f0c24841e1f248ad
             result[target.name] = chain.apply(_keras.variables.value(target.variable), bound)
+            if last is not None:
+                per_example_call.check_examples(layer, target, examples)
+                element, seed = last
+                result[target.name] = element.of_examples(result[target.name], seed, examples)
         return result
 
 

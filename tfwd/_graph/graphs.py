@@ -357,6 +357,15 @@ def eagerly() -> Iterator[None]:
             pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
+def unrecorded() -> contextlib.AbstractContextManager[None]:
+    """Makes tapes ignore the operations of the body, which has a hand-written gradient.
+
+    In eager mode a tape would store their tensors. In a graph, TensorFlow would build the gradient
+    of a loop at once, and make the loop collect the tensors of all its steps.
+    """
+    return record.stop_recording()
+
+
 def in_xla() -> bool:
     """Returns True if operations are now traced for compilation by XLA."""
     graph = _keras.present_graph()

@@ -14,7 +14,7 @@ from tfwd._graph.constants import constant
 
 
 def words(
-    shape: Sequence[int],
+    shape: Sequence[int] | tf.Tensor,
     key: tf.Tensor,
     counter: tf.Tensor,
     dtype: tf.DType = tf.int32,
@@ -25,7 +25,7 @@ def words(
     of 128 bits. An integer of 64 bits consists of two words, with the lower one first.
 
     Args:
-        shape: Static shape.
+        shape: Static shape, or a 1-D integer tensor.
         key: uint64 `[1]`.
         counter: uint64 `[2]`, the low and the high half.
         dtype: int32 or int64. All their values are equally likely. Default int32.
@@ -41,7 +41,7 @@ def words(
     `tf.random.stateless_*` functions make key and counter of a seed by one more block.
     """
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=constant(tuple(shape), tf.int32),
+        shape=shape if tf.is_tensor(shape) else constant(tuple(shape), tf.int32),
         key=key,
         counter=counter,
         alg=constant(tf.random.Algorithm.PHILOX.value, tf.int32),

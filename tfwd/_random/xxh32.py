@@ -28,10 +28,10 @@ def words(counters: Sequence[tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
     Args:
         counters: uint32 tensors that broadcast against one another. A counter is their sum modulo
             2^32. So many counters need no large tensor.
-        seed: int32 `[2]`.
+        seed: int32 `[2]`. Or int32 `[count, 2]`, for the words of each of several seeds.
 
     Returns:
-        uint32 of the broadcast shape.
+        uint32 of the broadcast shape. With several seeds, `count` is an additional first axis.
 
     Example:
         >>> words([tf.constant([0, 1], tf.uint32)], tf.constant([1, 2])).numpy().tolist()
@@ -39,7 +39,10 @@ def words(counters: Sequence[tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
 
     References: Y. Collet, the xxHash specification (github.com/Cyan4973/xxHash).
     """
-    key, tail = tf.unstack(tf.bitcast(seed, tf.uint32))
+    key, tail = tf.unstack(tf.bitcast(seed, tf.uint32), axis=-1)
+    if seed.shape.rank == 2:
+        rank = max(counter.shape.rank for counter in counters)
+        key, tail = (tf.reshape(half, [-1] + [1] * rank) for half in (key, tail))
     state = key + constant(_PRIMES[4] + 8)  # 8 is the message's length in bytes
     for counter in counters:
         state = state + counter * constant(_PRIMES[2])

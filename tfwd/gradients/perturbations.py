@@ -61,6 +61,7 @@ class Perturbations:
         self._calls[id(layer)] = index + 1
         key = id(layer), index
         if key not in self._numbers:
+            _check(layer)
             self._numbers[key] = layer.calls
             self._found[key] = _effective(layer, self._numbers[key])
             layer.draws.next(True)
@@ -90,6 +91,18 @@ def plain_call(
             return unperturbed(layer, *args, **kwargs)
 
     return call
+
+
+def _check(layer: Any) -> None:
+    """Raises a ValueError if the examples of a batch have different effective weights."""
+    for inner in _keras.layers.all_layers(layer):
+        if isinstance(inner, WeightPerturbationMixin) and any(
+            element.per_example for element in weight_selection.elements(inner.parametrizations)
+        ):
+            raise ValueError(
+                f"layer '{inner.name}' has Dropout(per_example=True), for which tfwd.gradients "
+                "cannot compute moments in training: pass training=False, or use per_example=False"
+            )
 
 
 def _effective(layer: Any, call: Any, scales: bool = True) -> Effective:

@@ -46,6 +46,7 @@ class Parametrization:
     stochastic = True
     elementwise = False
     by_rows = False  # True if the class defines `of_rows`
+    per_example = False  # True if each example has its own effective weight; see `Dropout`
     has_reference = (
         False  # True if the class defines `towards_tensor`, which layers call; see `Mixout`
     )
@@ -89,6 +90,19 @@ class Parametrization:
             `tf.gather(self(weight, seed), indices)`.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define of_rows")
+
+    def of_examples(self, weight: tf.Tensor, seed: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
+        """Returns the effective weight of each example, if the parametrization is `per_example`.
+
+        Args:
+            weight: Floating tensor.
+            seed: int32 `[2]`.
+            count: Number of examples in the batch.
+
+        Returns:
+            `[count, *weight.shape]` in the weight's dtype.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no effective weights of examples")
 
     def at(self, call: tf.Tensor) -> Parametrization:
         """Returns the parametrization of one training call, with schedules and variables read.

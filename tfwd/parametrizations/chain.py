@@ -146,6 +146,43 @@ def apply(
     return weight
 
 
+def per_example(
+    chain: Sequence[BoundParametrization],
+) -> tuple[list[BoundParametrization], tuple[Parametrization, tf.Tensor] | None]:
+    """Separates the element of a chain that gives each example its own effective weight.
+
+    Args:
+        chain: Links. Such an element must be the last element that acts.
+
+    Returns:
+        The chain without the element, for `apply`. The element with its seed, or None if there is
+        none or if it does not act.
+
+    Raises:
+        ValueError: If another element acts after it.
+    """
+    shared, found, index = [], None, 0
+    for link in chain:
+        elements = link.parametrization.elements()
+        for element in elements:
+            if element.is_identity or (element.stochastic and not link.training):
+                pass
+            elif found is not None:
+                raise ValueError(
+                    f"{found[0]!r} must be the last parametrization of a weight; here {element!r} "
+                    "comes after it"
+                )
+            elif element.per_example:
+                seed = seeds.fold(link.seed, 0, index) if index else link.seed
+                found = element, seed
+            index += 1
+        if any(element.per_example for element in elements):
+            rest = Chain([element for element in elements if not element.per_example])
+            link = link._replace(parametrization=rest)
+        shared.append(link)
+    return shared, found
+
+
 def _with_references(
     link: BoundParametrization,
 ) -> Iterator[tuple[Parametrization, tf.Tensor | None]]:

@@ -9,7 +9,11 @@ import keras
 import tensorflow as tf
 
 from tfwd import rates
+<<<<<<< HEAD
 from tfwd._random import dropout_and_noise, random_masks
+=======
+from tfwd._random import example_masks, random_masks
+>>>>>>> 39331c8d91f39c09db476a77f0c24841e1f248ad
 from tfwd.parametrizations.base import Parametrization, copy_with
 
 
@@ -29,31 +33,59 @@ class Dropout(Parametrization):
         noise_shape: Shape of the mask, as in `keras.layers.Dropout`. A 1 shares the mask along an
             axis, and None stands for the weight's own size. `(None, 1)` drops whole rows. Default
             None, for the weight's shape.
+        per_example: bool. Draws a mask for each example, as Wan et al. published DropConnect:
+            `w'_b = m_b w / keep` for example `b`, where axis 0 of the layer's inputs counts the
+            examples. All positions of an example share its mask. A mask depends on the seed, the
+            weight's position, the call, the replica and the example's index in the batch. It works
+            for the kernels of `Dense` and `EinsumDense`, as the last parametrization of the weight.
+            It stores neither masks nor the kernels of examples. Default False, for one mask for the
+            batch.
 
     Raises:
         ValueError: On application, if the rate is not in [0, 1), or if the noise shape does not fit
-            the weight. `Parametrized` raises it with the names of the layer and the weight.
+            the weight. `Parametrized` raises it with the names of the layer and the weight. It also
+            raises it if `per_example` is True for a layer or a weight that does not support it.
+        ValueError: If `per_example` is True and a noise shape is given.
 
     Example:
         >>> w = Dropout(0.5)(tf.ones([2, 4]), seed=tf.constant([1, 2]))
         >>> sorted(set(w.numpy().ravel().tolist()))
         [0.0, 2.0]
+        >>> p = Dropout(0.5, per_example=True)
+        >>> p.of_examples(tf.ones([2, 4]), seed=tf.constant([1, 2]), count=3).shape
+        TensorShape([3, 2, 4])
 
     References: Wan et al., "Regularization of Neural Networks using DropConnect" (2013); Merity et
     al., "Regularizing and Optimizing LSTM Language Models" (2017). DropConnect as published
-    averages over masks at test time; here, as in the second paper, the raw weight is used.
+    averages over masks at test time (`tfwd.moment_matching` does that). In evaluation the raw
+    weight is used, as in the second paper.
     """
 
     elementwise = True
 
     def __init__(
-        self, rate: rates.Scalar, *, noise_shape: Sequence[int | None] | None = None
+        self,
+        rate: rates.Scalar,
+        *,
+        noise_shape: Sequence[int | None] | None = None,
+        per_example: bool = False,
     ) -> None:
         self.rate = rates.as_float_if_known(rate)
         self.noise_shape = None if noise_shape is None else tuple(noise_shape)
+        self.per_example = bool(per_example)
+        if self.per_example and self.noise_shape is not None:
+            raise ValueError(
+                f"Dropout: noise_shape={self.noise_shape} cannot be combined with "
+                "per_example=True, which drops single entries: leave out one of the two"
+            )
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         self.check("Dropout", tuple(weight.shape))
+        if self.per_example:
+            raise ValueError(
+                f"{self!r} has no effective weight of a whole batch: call of_examples(weight, "
+                "seed, count), which returns one for each example"
+            )
         if self.is_identity:
             return weight
         return dropout_and_noise.dropout(weight, self.rate, seed, self._mask_shape(weight.shape))
@@ -64,6 +96,10 @@ class Dropout(Parametrization):
         return dropout_and_noise.dropout(
             rows, self.rate, seed, self._mask_shape(shape) or shape, indices
         )
+
+    def of_examples(self, weight: tf.Tensor, seed: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
+        self.check("Dropout", tuple(weight.shape))
+        return example_masks.dropped(weight, self.rate, seed, count)
 
     def at(self, call: tf.Tensor) -> Dropout:
         return copy_with(self, rate=rates.read(self.rate, call, below=1.0))
@@ -86,7 +122,11 @@ class Dropout(Parametrization):
         return rates.is_number(self.rate) and random_masks.keep_probability(float(self.rate)) == 1.0
 
     def get_config(self) -> dict[str, Any]:
-        return {"rate": rates.serialized(self.rate), "noise_shape": self.noise_shape}
+        return {
+            "rate": rates.serialized(self.rate),
+            "noise_shape": self.noise_shape,
+            "per_example": self.per_example,
+        }
 
     def _mask_shape(self, shape: Sequence[int]) -> tuple[int, ...] | None:
         if self.noise_shape is None:

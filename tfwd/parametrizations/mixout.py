@@ -111,11 +111,9 @@ class Mixout(Dropout):
         return self.towards
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "towards": "start",
-            "reference_dtype": self.reference_dtype,
-        }
+        config = super().get_config()
+        del config["per_example"]
+        return {**config, "towards": "start", "reference_dtype": self.reference_dtype}
 
     def __repr__(self) -> str:
         known = isinstance(self.towards, (str, os.PathLike))
