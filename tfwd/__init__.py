@@ -41,6 +41,7 @@ from tfwd._graph.custom_gradient import release_models
 from tfwd.layers import transformer  # noqa: F401, registers its classes with Keras
 from tfwd.layers._substitution.references import reset_references
 from tfwd.models import parametrize, unwrap
+from tfwd.monte_carlo import predict_samples
 
 __all__ = [
     "callbacks",
@@ -51,6 +52,7 @@ __all__ = [
     "optimizers",
     "parametrizations",
     "parametrize",
+    "predict_samples",
     "pretrained",
     "release_models",
     "reset_references",

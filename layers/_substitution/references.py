@@ -6,8 +6,9 @@ files that a plain layer wrote still load, and no optimizer sees the copies.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -113,6 +114,10 @@ class References(keras.layers.Layer):
         elif due:
             self._take()
 
+    def taken(self) -> list[tf.Variable]:
+        """Returns the flags of the references that are copied in the first training call."""
+        return [self._held[name].taken for name in self._starts]
+
     def _take(self) -> None:
         for name, variable in self._starts.items():
             held = self._held[name]
@@ -172,6 +177,19 @@ def copy_due_references(layer: keras.layers.Layer, training: bool | tf.Tensor) -
     for inner in _keras.layers.all_layers(layer):
         if isinstance(inner, References):
             inner.copy_due(training)
+
+
+@contextlib.contextmanager
+def borrowed(layer: keras.layers.Layer) -> Iterator[None]:
+    """Copies the references that are due, for the body. After it they are due again."""
+    inside = [x for x in _keras.layers.all_layers(layer) if isinstance(x, References)]
+    due = [taken for references in inside for taken in references.taken() if not taken.numpy()]
+    copy_due_references(layer, True)
+    try:
+        yield
+    finally:
+        for taken in due:
+            taken.assign(False)
 
 
 def reset_references(layer: keras.layers.Layer) -> None:

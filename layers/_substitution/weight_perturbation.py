@@ -28,6 +28,7 @@ from tfwd.layers._substitution import (
     provable,
     reads,
     references,
+    sampled_calls,
     weight_selection,
 )
 from tfwd.layers._substitution.attribute_snapshots import Attributes
@@ -156,6 +157,9 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
                 at a rate of 0. Default None, if `function` is Keras's own call.
         """
         subject, flag = self._subject(), training_flag.standardize(training)
+        if sampled := sampled_calls.is_sampling():
+            unperturbed = _under(unperturbed or function, flag)
+            function, flag = _under(function, flag), True
         stochastic = all(p.stochastic for p in weight_selection.elements(self.parametrizations))
         if flag is False and stochastic:
             result = _on_raw_weights(function, args, kwargs, flag)
@@ -188,7 +192,9 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             self.references,
             self._begun_references(flag),
         )
-        return lookup.looked_up_rows(call, subject, ids) if looks_up else self._perturbed_run(call)
+        if looks_up:
+            return lookup.looked_up_rows(call, subject, ids)
+        return self._sampled_run(call) if sampled else self._perturbed_run(call)
 
     def _begun_references(self, training: bool | tf.Tensor) -> list[tf.Variable]:
         """Copies due references before a substitution. Returns all references in this layer."""
@@ -262,6 +268,18 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             for pattern, (target, parametrization) in zip(patterns, self._targeted(), strict=True)
         ]
 
+    def _sampled_run(self, call: SubstitutedCall) -> Any:
+        """Makes a call that needs no gradient. Its losses are discarded."""
+        name: str = self.name  # type: ignore[attr-defined]
+        owner: Any = self
+        names = {id(target.variable): target.name for target, _ in call.targeted}
+        reads.check_calls(name, owner)
+        with graphs.Accesses() as accesses, reads.kept_tensors_explained(name):
+            result = call.run_once(True)
+        reads.check(name, names, filter(accesses.has, call.variables), reads.PAST_KERAS)
+        custom_gradient.follow()
+        return result.outputs
+
     @property
     def calls(self) -> int | tf.Tensor:
         """Number of training calls so far. The next training call has this number."""
@@ -297,6 +315,15 @@ def _on_raw_weights(
 ) -> Any:
     with _keras.layers.CallState().restored(training):
         return function(*args, training=training, **kwargs)
+
+
+def _under(function: Callable[..., Any], flag: bool | tf.Tensor) -> Callable[..., Any]:
+    """Returns a function that runs under a training flag, whichever flag it is called with."""
+
+    def call(*args: Any, training: Any, **kwargs: Any) -> Any:
+        return _on_raw_weights(function, args, kwargs, flag)
+
+    return call
 
 
 def _acts(parametrization: Parametrization, training: bool | tf.Tensor) -> bool:
