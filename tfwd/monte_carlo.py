@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import math
 import operator
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -86,7 +87,10 @@ def predict_samples(
             outputs are not dense numbers, or if their shapes differ between batches.
         RuntimeError: Inside a `tf.function`.
 
-    The model is traced once for each shape of a batch, in each call of this function.
+    The model is traced at most once for each shape of a batch. Later calls use the same function,
+    unless layers were added, removed, frozen or unfrozen, or `training` is another one. As in
+    Keras's `predict`, other attributes that are changed after tracing, such as the rate of a
+    `Dropout`, have no effect.
 
     Not supported:
 
@@ -116,7 +120,7 @@ def predict_samples(
     n = _positive("n", n, "number of samples")
     drawing = _drawing(model)
     batches, count = _batches(x, batch_size)
-    sampled = _Sampled(model, drawing, training)
+    sampled = _Sampled(model, drawing, bool(training))
     goal = None if count is None else count * n
     bar = keras.utils.Progbar(goal, verbose=_verbosity(verbose), unit_name="sample")
     collected: list[_Sums] = []
@@ -155,21 +159,12 @@ class _Sampled:
     """
 
     def __init__(self, model: Any, drawing: list[ParametrizedLayer], training: bool) -> None:
-        self._model, self._training = model, bool(training)
+        self._model = model
         self._draws = [layer.draws for layer in drawing]
-        layers = _keras.layers.all_layers(model)
-        self._normalizations = [
-            type(x) for x in layers if isinstance(x, keras.layers.BatchNormalization)
-        ]
-        # Seeds and counters. Keras counts states of its generators among `variables` only.
-        weights = {id(v) for v in model.weights}
-        states = [x.state for x in layers if isinstance(x, SeedStream)]
-        states += [v for v in model.variables if id(v) not in weights]
-        self._states = list({id(state): state for state in states}.values())
         self._first = [_held(draws.state) for draws in self._draws]
-        self._accepts_training = _keras.layers.accepts_training(model)
-        eager = getattr(model, "run_eagerly", False)
-        self._run = self._outputs if eager else tf.function(self._outputs, autograph=False)
+        self._states = _states(model)
+        found = [*self._draws, *(w.parametrization for layer in drawing for w in layer.weights)]
+        self.predict = _function(model, training, self._states, found)
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -187,23 +182,83 @@ class _Sampled:
         for draws, value in zip(self._draws, self._first, strict=True):
             draws.state.assign(value)
 
-    def predict(self, batch: Any) -> Any:
-        """Returns the outputs on a batch in the next sample."""
-        return self._run(batch)
 
-    def _outputs(self, batch: Any) -> Any:
+def _states(model: Any) -> list[Any]:
+    """Returns the seeds and counters of a model, each once.
+
+    Keras counts the states of its generators among `variables`, but not among `weights`.
+    """
+    weights = {id(v) for v in model.weights}
+    states = [x.state for x in _keras.layers.all_layers(model) if isinstance(x, SeedStream)]
+    states += [v for v in model.variables if id(v) not in weights]
+    return list({id(state): state for state in states}.values())
+
+
+class _Traced(NamedTuple):
+    """A model's function, and all that it was traced with."""
+
+    function: Callable[[Any], Any]
+    flags: list[bool]
+    objects: list[weakref.ref[Any]]
+
+    def fits(self, flags: list[bool], objects: list[Any]) -> bool:
+        """Returns True if a new function would be the same."""
+        same = flags == self.flags and len(objects) == len(self.objects)
+        return same and all(held() is one for held, one in zip(self.objects, objects, strict=True))
+
+
+# The function of each model's last call. It holds neither the model nor its layers.
+_traced: weakref.WeakKeyDictionary[Any, _Traced] = weakref.WeakKeyDictionary()
+
+
+def _function(
+    model: Any, training: bool, states: list[Any], found: list[Any]
+) -> Callable[[Any], Any]:
+    """Returns the function from a batch to the outputs in the next sample.
+
+    It is the function of an earlier call, if the model still has the same layers.
+
+    Args:
+        model: Model.
+        training: bool. Training flag of everything except the parametrizations.
+        states: Seeds and counters.
+        found: Counters and parametrizations of the model.
+    """
+    if getattr(model, "run_eagerly", False):
+        return _forward(model, training, states)
+    layers = _keras.layers.all_layers(model)
+    flags = [training, *(layer.trainable for layer in layers)]
+    objects = [*layers, *found, *states]
+    known = _traced.get(model)
+    if known is not None and known.fits(flags, objects):
+        return known.function
+    forward = _forward(model, training, states)
+    function = tf.function(forward, autograph=False, reduce_retracing=True)
+    _traced[model] = _Traced(function, flags, [weakref.ref(one) for one in objects])
+    return function
+
+
+def _forward(model: Any, training: bool, states: list[Any]) -> Callable[[Any], Any]:
+    held = weakref.ref(model)
+    layers = _keras.layers.all_layers(model)
+    normalizations = [type(x) for x in layers if isinstance(x, keras.layers.BatchNormalization)]
+    flag = {"training": training} if _keras.layers.accepts_training(model) else {}
+
+    def forward(batch: Any) -> Any:
         frozen: Any = contextlib.nullcontext()
-        if self._training and self._normalizations:
-            kinds = [_keras_calls.calls_of(kind) for kind in self._normalizations]
+        if training and normalizations:
+            kinds = map(_keras_calls.calls_of, normalizations)
             frozen = _keras_calls.intercepted(kinds, _in_evaluation)
-        flag = {"training": self._training} if self._accepts_training else {}
+        run: Any = held()  # a strong reference would keep the model in its own function
         with (
-            _keras_calls.Discarded(self._states),
+            _keras_calls.Discarded(states),
             _keras_calls.users_code(),
             sampled_calls.sampling(),
             frozen,
         ):
-            return self._model(batch, **flag)
+            return run(batch, **flag)
+
+    return forward
 
 
 def _in_evaluation(
