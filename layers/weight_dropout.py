@@ -30,13 +30,9 @@ class WeightDropout(SingleParametrization):
             layers.
         noise_shape: As in `parametrizations.Dropout`. A 1 shares the mask along an axis. Default
             None.
-<<<<<<< HEAD
-        seed, recompute, share_across_replicas, exclude, **kwargs: As in `Parametrized`.
-=======
         per_example: bool. Draws a mask for each example, for the kernel of a `Dense` or
             `EinsumDense` layer, as in `parametrizations.Dropout`. Default False.
-        seed, recompute, share_across_replicas, **kwargs: As in `Parametrized`.
->>>>>>> 39331c8d91f39c09db476a77f0c24841e1f248ad
+        seed, recompute, share_across_replicas, exclude, **kwargs: As in `Parametrized`.
 
     Raises:
         ValueError: As `Parametrized`.
@@ -63,12 +59,9 @@ class WeightDropout(SingleParametrization):
         seed: int | None = None,
         recompute: bool = True,
         share_across_replicas: bool = False,
-<<<<<<< HEAD
         exclude: str | Sequence[str] | None = None,
-=======
         *,
         per_example: bool = False,
->>>>>>> 39331c8d91f39c09db476a77f0c24841e1f248ad
         **kwargs: Any,
     ) -> None:
         parametrization = Dropout(rate, noise_shape=noise_shape, per_example=per_example)

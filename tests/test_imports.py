@@ -27,7 +27,7 @@ HEIGHTS = {
     6: {"tfwd.parametrizations"},
     7: {"tfwd.layers", "tfwd.optimizers"},
     8: {"tfwd.gradients", "tfwd.in_place", "tfwd.in_place_state", "tfwd.numerics"},
-    9: {"tfwd.callbacks", "tfwd.metrics", "tfwd.models"},
+    9: {"tfwd.callbacks", "tfwd.metrics", "tfwd.models", "tfwd.monte_carlo"},
     10: {"tfwd", "tfwd.tuning"},
     11: {"tfwd.runs"},
     12: {"tfwd.conversion", "tfwd.finetune", "tfwd.lm"},

@@ -43,6 +43,7 @@ from tfwd.in_place_state import load_state, save_state
 from tfwd.layers import transformer  # noqa: F401, registers its classes with Keras
 from tfwd.layers._substitution.references import reset_references
 from tfwd.models import parametrize, unwrap
+from tfwd.monte_carlo import predict_samples
 
 __all__ = [
     "added_parametrizations",
@@ -55,6 +56,7 @@ __all__ = [
     "optimizers",
     "parametrizations",
     "parametrize",
+    "predict_samples",
     "pretrained",
     "release_models",
     "reset_references",

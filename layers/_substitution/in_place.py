@@ -29,9 +29,11 @@ from tfwd import _keras, training_flag
 from tfwd._graph import graphs
 from tfwd.layers._substitution import (
     hooks,
+    per_example_call,
     reads,
     recomputed_calls,
     recurrent_call,
+    sampled_calls,
 )
 from tfwd.layers._substitution.references import References
 from tfwd.layers._substitution.seed_stream import SeedStream, checked_seed
@@ -256,7 +258,9 @@ class InPlace:
             for pattern, (target, parametrization) in zip(self.patterns, self.targeted, strict=True)
         ]
 
-    def effective_weights(self, call: int | tf.Tensor) -> dict[str, tf.Tensor]:
+    def effective_weights(
+        self, call: int | tf.Tensor, examples: int | None = None
+    ) -> dict[str, tf.Tensor]:
         """Returns the exact weights that a training call uses on replica 0.
 
         They are computed from the present raw weights. Earlier parametrizations of the same weight
@@ -264,14 +268,15 @@ class InPlace:
 
         Args:
             call: int. Number of the training call, from 0.
+            examples: int. As in `Parametrized.effective_weights`. Default None.
 
         Returns:
             dict from a weight's name to a tensor of its shape and dtype.
         """
-        return self.effective_of(self.targeted, call)
+        return self.effective_of(self.targeted, call, examples)
 
     def effective_of(
-        self, targeted: TargetedWeights, call: int | tf.Tensor
+        self, targeted: TargetedWeights, call: int | tf.Tensor, examples: int | None = None
     ) -> dict[str, tf.Tensor]:
         """Returns some of the weights of `effective_weights`."""
         result = {}
@@ -282,7 +287,12 @@ class InPlace:
             bound = bound_parametrizations(self.target, variable, ahead)
             for one in [*before, self]:
                 bound += one.bound_ahead(variable, ahead)
+            bound, last = chain.per_example(bound)
             result[target.name] = chain.apply(_keras.variables.value(variable), bound)
+            if last is not None:
+                per_example_call.check_examples(self.target, target, examples)
+                element, seed = last
+                result[target.name] = element.of_examples(result[target.name], seed, examples)
         return result
 
     def bound_ahead(
@@ -363,6 +373,7 @@ class Link(WeightPerturbationMixin):
         if targeted:
             names = {id(target.variable): target.name for target, _ in targeted}
             reads.check_normalized(layer, names)
+            per_example_call.check(layer, targeted)
 
     @property
     def calls(self) -> int | tf.Tensor:
@@ -370,9 +381,11 @@ class Link(WeightPerturbationMixin):
         number = tf.raw_ops.Unpack(value=_present_calls()[self.in_place].state, num=2)[1]
         return int(number) if tf.executing_eagerly() else number
 
-    def effective_weights(self, call: int | tf.Tensor) -> dict[str, tf.Tensor]:
+    def effective_weights(
+        self, call: int | tf.Tensor, examples: int | None = None
+    ) -> dict[str, tf.Tensor]:
         """Returns the weights that this layer substitutes in a training call."""
-        return self.in_place.effective_of(self._own, call)
+        return self.in_place.effective_of(self._own, call, examples)
 
     def _all_parametrizations(self) -> list[Parametrizations]:
         others = [{t.path: p for t, p in one.targeted} for one in around(self.layer)]
@@ -409,7 +422,7 @@ class Link(WeightPerturbationMixin):
         owner = self.in_place
         training, names, values = _keras.layers.split_training(self.layer, args, kwargs)
         flag = training_flag.standardize(training)
-        is_raw = flag is False and owner.is_stochastic
+        is_raw = flag is False and owner.is_stochastic and not sampled_calls.is_sampling()
         if is_raw or (graphs.is_saving() and flag is not False) or _keras.layers.is_symbolic():
             return self._passed_on(owner, flag, function, args, kwargs)
         present = _present_calls().get(owner)
@@ -418,7 +431,7 @@ class Link(WeightPerturbationMixin):
         if present is not None:
             return self._run(present, flag, function, names, values)
         self._make_weights(flag, args, kwargs)
-        present = owner.begin(self.layer, flag)
+        present = owner.begin(self.layer, True if sampled_calls.is_sampling() else flag)
         with owner.effective_reads(self.layer):
             return self._run(present, flag, function, names, values)
 
@@ -456,7 +469,8 @@ class Link(WeightPerturbationMixin):
     ) -> Any:
         outer = _present_calls()
         covered = present.covered | self._variables
-        inner = {**outer, self.in_place: present._replace(training=flag, covered=covered)}
+        acting = True if sampled_calls.is_sampling() else flag
+        inner = {**outer, self.in_place: present._replace(training=acting, covered=covered)}
         layer = self.layer
         accepts = _keras.layers.accepts_training(layer)
 
@@ -467,7 +481,8 @@ class Link(WeightPerturbationMixin):
 
         # Backward may call it again, after the outermost call has ended.
         def within(used: Callable[..., Any], *args: Any, training: Any, **kwargs: Any) -> Any:
-            now = inner[self.in_place]._replace(training=training)
+            sampled = sampled_calls.is_sampling()
+            now = inner[self.in_place]._replace(training=True if sampled else training)
             with _restored({**inner, self.in_place: now}):
                 return used(*args, training=training, **kwargs)
 
@@ -482,6 +497,11 @@ class Link(WeightPerturbationMixin):
         if recurrent_call.is_plain(layer) and hooks.is_only_link(layer):
             fast = functools.partial(recurrent_call.fast_or_plain_call, layer, plain)
             used = functools.partial(within, fast)
+        elif per_example_call.is_product(layer):
+            product = functools.partial(per_example_call.call, layer, plain)
+            used = functools.partial(within, product)
+        if flag is not False:
+            per_example_call.check_inputs(self, self.parametrizations, args, kwargs)
         with _restored(inner):
             return self._perturbed_call(used, args, kwargs, flag, call)
 

@@ -141,7 +141,7 @@ def call(
     if found is None:
         return otherwise(inputs, *rest, training=training, **given)
     element, seed = found
-    x = tf.cast(_keras.wrapping.converted(layer, inputs), layer.compute_dtype)
+    x = tf.cast(_keras.layers.converted(layer, inputs), layer.compute_dtype)
     letters = _letters(layer, x.shape.rank)
     kernel = _keras.variables.value(layer.kernel)
     outputs = example_masks.product(letters, x, kernel, element.rate, seed)
@@ -150,7 +150,7 @@ def call(
     if layer.activation is not None:
         outputs = layer.activation(outputs)
     if otherwise is layer:
-        _keras.wrapping.mark(layer, inputs, outputs)
+        _keras.layers.mark(layer, inputs, outputs)
     return outputs
 
 

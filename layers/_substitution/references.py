@@ -6,8 +6,9 @@ files that a plain layer wrote still load, and no optimizer sees the copies.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -17,6 +18,7 @@ import tensorflow as tf
 from tfwd import _keras, pretrained
 from tfwd.layers._substitution.weight_selection import Target, TargetedWeights
 from tfwd.parametrizations import Parametrization
+from tfwd.parametrizations.parametrized_layers import added_in_place
 from tfwd.pretrained import listeners
 from tfwd.pretrained.sources.opening import open_source
 
@@ -113,6 +115,10 @@ class References(keras.layers.Layer):
         elif due:
             self._take()
 
+    def taken(self) -> list[tf.Variable]:
+        """Returns the flags of the references that are copied in the first training call."""
+        return [self._held[name].taken for name in self._starts]
+
     def _take(self) -> None:
         for name, variable in self._starts.items():
             held = self._held[name]
@@ -167,11 +173,33 @@ class References(keras.layers.Layer):
             held.taken.assign(bool(np.asarray(store[f"{name}_taken"])))
 
 
-def copy_due_references(layer: keras.layers.Layer, training: bool | tf.Tensor) -> None:
-    """Copies the references that are due, in a layer and in all layers in it."""
+def _inside(layer: keras.layers.Layer) -> list[References]:
+    """Returns the references in a layer and in all layers in it, also of those in place."""
+    found = []
     for inner in _keras.layers.all_layers(layer):
         if isinstance(inner, References):
-            inner.copy_due(training)
+            found.append(inner)
+        found += [one.references for one in added_in_place(inner) if one.references is not None]
+    return found
+
+
+def copy_due_references(layer: keras.layers.Layer, training: bool | tf.Tensor) -> None:
+    """Copies the references that are due, in a layer and in all layers in it."""
+    for references in _inside(layer):
+        references.copy_due(training)
+
+
+@contextlib.contextmanager
+def borrowed(layer: keras.layers.Layer) -> Iterator[None]:
+    """Copies the references that are due, for the body. After it they are due again."""
+    inside = _inside(layer)
+    due = [taken for references in inside for taken in references.taken() if not taken.numpy()]
+    copy_due_references(layer, True)
+    try:
+        yield
+    finally:
+        for taken in due:
+            taken.assign(False)
 
 
 def reset_references(layer: keras.layers.Layer) -> None:
@@ -197,7 +225,7 @@ def reset_references(layer: keras.layers.Layer) -> None:
         >>> bool(tf.reduce_all(dense(x, training=True) == 0.0))
         True
     """
-    found = [x for x in _keras.layers.all_layers(layer) if isinstance(x, References)]
+    found = _inside(layer)
     if not found:
         raise ValueError(
             f"'{layer.name}' has no references: pass a model or a layer whose weights Mixout mixes"
@@ -208,8 +236,7 @@ def reset_references(layer: keras.layers.Layer) -> None:
 
 def variables(layer: keras.layers.Layer) -> list[tf.Variable]:
     """Returns all references of a layer and of all layers in it."""
-    inside = [x for x in _keras.layers.all_layers(layer) if isinstance(x, References)]
-    return [variable for references in inside for variable in references.all()]
+    return [variable for references in _inside(layer) for variable in references.all()]
 
 
 def _named_elements(target: Target, parametrization: Parametrization) -> list[tuple[str, Any]]:

@@ -29,6 +29,7 @@ from tfwd.layers._substitution import (
     provable,
     reads,
     references,
+    sampled_calls,
     weight_selection,
 )
 from tfwd.layers._substitution.attribute_snapshots import Attributes
@@ -167,6 +168,9 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
                 at a rate of 0. Default None, if `function` is Keras's own call.
         """
         subject, flag = self._subject(), training_flag.standardize(training)
+        if sampled := sampled_calls.is_sampling():
+            unperturbed = _under(unperturbed or function, flag)
+            function, flag = _under(function, flag), True
         stochastic = all(p.stochastic for p in weight_selection.elements(self.parametrizations))
         if flag is False and stochastic:
             result = _on_raw_weights(function, args, kwargs, flag)
@@ -199,7 +203,9 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             self.references,
             self._begun_references(flag),
         )
-        return lookup.looked_up_rows(call, subject, ids) if looks_up else self._perturbed_run(call)
+        if looks_up:
+            return lookup.looked_up_rows(call, subject, ids)
+        return self._sampled_run(call) if sampled else self._perturbed_run(call)
 
     def _begun_references(self, training: bool | tf.Tensor) -> list[tf.Variable]:
         """Copies due references before a substitution. Returns all references in this layer."""
@@ -273,6 +279,18 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             for pattern, (target, parametrization) in zip(patterns, self._targeted(), strict=True)
         ]
 
+    def _sampled_run(self, call: SubstitutedCall) -> Any:
+        """Makes a call that needs no gradient. Its losses are discarded."""
+        name: str = self.name  # type: ignore[attr-defined]
+        owner = self._owner()
+        names = {id(target.variable): target.name for target, _ in call.targeted}
+        reads.check_calls(name, owner)
+        with graphs.Accesses() as accesses, reads.kept_tensors_explained(name):
+            result = call.run_once(True)
+        reads.check(name, names, filter(accesses.has, call.variables), reads.PAST_KERAS)
+        custom_gradient.follow()
+        return result.outputs
+
     @property
     def calls(self) -> int | tf.Tensor:
         """Number of training calls so far. The next training call has this number."""
@@ -302,15 +320,11 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         self._check_has_weights()
         result = {}
         for target, _ in self._targeted():
-<<<<<<< HEAD
             bound = bound_parametrizations(self, target.variable, call - self.calls)
-=======
-            bound = _bound(self, target.variable, call - self.calls)
             bound, last = chain.per_example(bound)
->>>>>>> 39331c8d91f39c09db476a77f0c24841e1f248ad
             result[target.name] = chain.apply(_keras.variables.value(target.variable), bound)
             if last is not None:
-                per_example_call.check_examples(layer, target, examples)
+                per_example_call.check_examples(self._subject(), target, examples)
                 element, seed = last
                 result[target.name] = element.of_examples(result[target.name], seed, examples)
         return result
@@ -321,6 +335,15 @@ def _on_raw_weights(
 ) -> Any:
     with _keras.layers.CallState().restored(training):
         return function(*args, training=training, **kwargs)
+
+
+def _under(function: Callable[..., Any], flag: bool | tf.Tensor) -> Callable[..., Any]:
+    """Returns a function that runs under a training flag, whichever flag it is called with."""
+
+    def call(*args: Any, training: Any, **kwargs: Any) -> Any:
+        return _on_raw_weights(function, args, kwargs, flag)
+
+    return call
 
 
 def _acts(parametrization: Parametrization, training: bool | tf.Tensor) -> bool:

@@ -34,6 +34,7 @@ from tfwd._keras_shared.patching import patched
 
 __all__ = [
     "Captured",
+    "Discarded",
     "Draws",
     "Handler",
     "Observed",
@@ -185,6 +186,10 @@ class Observed(scopes.Observing, Substitution):
 
 class Captured(scopes.Capturing, Substitution):
     """A substitution that stores all updates, except in functions that are traced in its body."""
+
+
+class Discarded(scopes.Discarding, Substitution):
+    """A substitution that discards all updates, except of chosen variables."""
 
 
 def users_code() -> contextlib.AbstractContextManager[Any]:

@@ -23,6 +23,7 @@ from tfwd._keras_shared.interception import Handler, calls_of, not_intercepted
 
 __all__ = [
     "Captured",
+    "Discarded",
     "Draws",
     "Handler",
     "Observed",
@@ -97,6 +98,10 @@ class Observed(scopes.Observing, Substitution):
 
 class Captured(scopes.Capturing, Substitution):
     """A substitution that stores all updates, except in functions that are traced in its body."""
+
+
+class Discarded(scopes.Discarding, Substitution):
+    """A substitution that discards all updates, except of chosen variables."""
 
 
 def users_code() -> contextlib.AbstractContextManager[None]:

@@ -96,6 +96,29 @@ class Observing:
         self._on_loss(loss)
 
 
+class Discarding:
+    """Mixin for a substitution that discards all updates, except of chosen variables.
+
+    A read after a discarded update, in the same graph, returns the assigned value.
+
+    Args:
+        kept: Variables whose updates are made.
+    """
+
+    _graph: tf.Graph | None
+    _make: Callable[[Any, Any], None]
+
+    def __init__(self, kept: Iterable[Any]) -> None:
+        super().__init__([], capture=True)  # type: ignore[call-arg]
+        self._kept = {id(variable) for variable in kept}
+
+    def add_update(self, update: tuple[Any, tf.Tensor]) -> None:
+        if id(update[0]) in self._kept:
+            self._make(*update)
+        elif present_graph() is self._graph:
+            super().add_update(update)  # type: ignore[misc]
+
+
 class Capturing:
     """Mixin for a substitution that stores all updates, except in functions traced in its body.
 

@@ -40,7 +40,7 @@ def drop(tensor: tf.Tensor, kept: tf.Tensor, rate: float | tf.Tensor) -> tf.Tens
     Returns:
         A tensor of the first argument's shape and dtype.
     """
-    return _drop(tensor, kept, tf.cast(keep_probability(rate), tf.float32))
+    return drop_entries(tensor, kept, tf.cast(keep_probability(rate), tf.float32))
 
 
 def dropout(
@@ -197,14 +197,14 @@ def _scale(keep: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return 1.0 / tf.cast(keep, dtype)
 
 
-def _drop(tensor: tf.Tensor, kept: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
+def drop_entries(tensor: tf.Tensor, kept: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
     wide = dtypes.wide(tensor.dtype)
     scaled = tf.cast(tensor, wide) * _scale(keep, wide)
     return tf.where(kept, tf.cast(scaled, tensor.dtype), tf.zeros([], tensor.dtype))
 
 
 def _small_drop(tensor: tf.Tensor, kept: tf.Tensor, keep: float | tf.Tensor) -> tf.Tensor:
-    """Computes `_drop`. Its gradient by TensorFlow is one product with the same factors."""
+    """Computes `drop_entries`. Its gradient by TensorFlow is one product with the same factors."""
     wide = dtypes.wide(tensor.dtype)
     factors = tf.raw_ops.Mul(x=tf.raw_ops.Cast(x=kept, DstT=wide), y=_scale(keep, wide))
     dropped = tf.raw_ops.MulNoNan(x=tf.cast(tensor, wide), y=factors)
@@ -219,7 +219,9 @@ def _dropout(
     shape: xxh32.Shape | None,
 ) -> tf.Tensor:
     shape = _shape_of(tensor, rows) if shape is None else shape
-    return _drop(tensor, random_masks.large_mask(xxh32.counters(shape, rows), keep, seed), keep)
+    return drop_entries(
+        tensor, random_masks.large_mask(xxh32.counters(shape, rows), keep, seed), keep
+    )
 
 
 def _linear(

@@ -20,7 +20,7 @@ from tfwd import dtypes
 from tfwd._graph import graphs, waiting
 from tfwd._graph.constants import constant
 from tfwd._graph.custom_gradient import custom_gradient
-from tfwd._random import philox, random_masks, xxh32
+from tfwd._random import dropout_and_noise, philox, random_masks, xxh32
 
 # Most entries of the masks of a block (4 MB of float32, which a processor's cache holds), and most
 # examples in a block. A block has at least one example.
@@ -89,8 +89,9 @@ def product(
 ) -> tf.Tensor:
     """Multiplies each example with its own dropped copy of a weight.
 
-    Formula: `y_b = einsum(x_b, w'_b)` with `w'_b = dropped(weight, rate, seed, B)[b]`. Its gradients
-    are `dL/dx_b = einsum(dL/dy_b, w'_b)` and `dL/dw = sum_b einsum(x_b, dL/dy_b) m_b / keep`.
+    Formula: `y_b = einsum(x_b, w'_b)` with `w'_b = dropped(weight, rate, seed, B)[b]`. With
+    `g_b = dL/dy_b`, the gradients are `dL/dx_b = einsum(g_b, w'_b)` and
+    `dL/dw = sum_b einsum(x_b, g_b) m_b / keep`.
 
     Backward stores the arguments, and no mask and no copy of the weight. There is an exception in
     a branch of a `tf.cond` and in a SavedModel. There TensorFlow takes the gradient, and stores a
@@ -173,8 +174,8 @@ def _einsum(letters: Letters, x: tf.Tensor, kernels: tf.Tensor) -> tf.Tensor:
 
 def _drop(weight: tf.Tensor, keep: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """Returns a dropped copy of the weight for each seed."""
-    kept = random_masks.kept_entries(xxh32.counters(tuple(weight.shape)), keep, seeds)
-    return random_masks.drop_entries(weight, kept, keep)
+    kept = random_masks.large_mask(xxh32.counters(tuple(weight.shape)), keep, seeds)
+    return dropout_and_noise.drop_entries(weight, kept, keep)
 
 
 def _kernels(weight: tf.Tensor, keep: tf.Tensor, seeds: tf.Tensor) -> tuple[tf.Tensor]:
@@ -185,11 +186,11 @@ def _kernels_and_sum(
     weight: tf.Tensor, products: tf.Tensor, keep: tf.Tensor, seeds: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the dropped copies, and the sum of the products with the masks and scales."""
-    kept = random_masks.kept_entries(xxh32.counters(tuple(weight.shape)), keep, seeds)
+    kept = random_masks.large_mask(xxh32.counters(tuple(weight.shape)), keep, seeds)
     products = tf.cast(products, dtypes.wide(weight.dtype))
     return (
-        random_masks.drop_entries(weight, kept, keep),
-        tf.reduce_sum(random_masks.drop_entries(products, kept, keep), 0),
+        dropout_and_noise.drop_entries(weight, kept, keep),
+        tf.reduce_sum(dropout_and_noise.drop_entries(products, kept, keep), 0),
     )
 
 

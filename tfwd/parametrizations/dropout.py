@@ -9,11 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import rates
-<<<<<<< HEAD
-from tfwd._random import dropout_and_noise, random_masks
-=======
-from tfwd._random import example_masks, random_masks
->>>>>>> 39331c8d91f39c09db476a77f0c24841e1f248ad
+from tfwd._random import dropout_and_noise, example_masks, random_masks
 from tfwd.parametrizations.base import Parametrization, copy_with
 
 
