@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import keras
 
+from tfwd._keras_shared.interception import patched
 from tfwd._keras_shared.own_code import is_of_keras
-from tfwd._keras_shared.patching import patched
 from tfwd._keras_shared.scopes import present_graph
 from tfwd._keras_shared.tracking import track, untrack
 

@@ -1,8 +1,13 @@
-"""Regular expressions that select variables by their paths, with one meaning everywhere."""
+"""Regular expressions on paths of variables and keys of files, with one meaning everywhere."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
+
+_SPECIAL = frozenset(".^$*+?{}[]()")  # and the vertical bar, which affects the whole pattern
+_REPEATS = frozenset("*+?{")
+_CHANGES = re.IGNORECASE | re.VERBOSE  # flags with which a pattern does not match its literal text
 
 
 def compiled(pattern: str, what: str) -> re.Pattern[str]:
@@ -31,3 +36,68 @@ def matches(expression: re.Pattern[str], path: str) -> bool:
     """
     parts = path.split("/")
     return any(expression.fullmatch("/".join(parts[i:])) for i in range(len(parts)))
+
+
+class PatternIndex:
+    r"""Index of regular expressions, for the lookup of all that match a text.
+
+    An expression is stored under the components with which each of its matches begins:
+    `enc\.layer\.0\.dense` under "enc.layer.0.". An expression that does not begin with literal
+    text is stored under "", and is tried for every text. The time of a lookup therefore depends
+    only on the number of such expressions.
+
+    Args:
+        expressions: compiled regular expressions.
+    """
+
+    def __init__(self, expressions: Iterable[re.Pattern[str]]) -> None:
+        self._by_front: dict[str, list[tuple[int, re.Pattern[str]]]] = {}
+        for i, expression in enumerate(expressions):
+            self._by_front.setdefault(front(expression), []).append((i, expression))
+
+    def matches(self, text: str) -> Iterator[tuple[int, re.Match[str]]]:
+        """Yields the number of each expression that matches a whole text, and the match."""
+        for beginning in _beginnings(text):
+            for i, expression in self._by_front.get(beginning, ()):
+                if match := expression.fullmatch(text):
+                    yield i, match
+
+
+def front(expression: re.Pattern[str]) -> str:
+    """Returns the components with which every match of an expression begins.
+
+    Each component ends in `.` or `/`. If the expression is a literal text, the last component ends
+    with the expression.
+    """
+    pattern = expression.pattern
+    if not isinstance(pattern, str) or expression.flags & _CHANGES:
+        return ""
+    found: list[str] = []
+    at, end = 0, len(pattern)
+    while at < end and pattern[at] not in _SPECIAL:
+        if pattern[at] == "|":
+            return ""
+        escaped = pattern[at] == "\\"
+        if escaped and pattern[at + 1].isalnum():  # a class such as \d, or a group
+            break
+        found.append(pattern[at + escaped])
+        at += 1 + escaped
+    if at == end:
+        return "".join(found)
+    if "|" in pattern[at:]:
+        return ""
+    if pattern[at] in _REPEATS:
+        del found[-1:]
+    text = "".join(found)
+    return text[: max(text.rfind("."), text.rfind("/")) + 1]
+
+
+def _beginnings(text: str) -> Iterator[str]:
+    """Yields "", each beginning of a text that ends in `.` or `/`, and the text."""
+    yield ""
+    last = len(text) - 1
+    for i, character in enumerate(text):
+        if character in "./" and i != last:
+            yield text[: i + 1]
+    if text:
+        yield text

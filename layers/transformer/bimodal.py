@@ -12,7 +12,7 @@ from tfwd import _keras
 from tfwd.layers.transformer.attention import Attention
 from tfwd.layers.transformer.composite import Composite, built
 from tfwd.layers.transformer.inputs import InputChecks, position_mask
-from tfwd.layers.transformer.post_norm import PostNormLayer
+from tfwd.layers.transformer.layer import PostNormLayer
 from tfwd.layers.transformer.stack import TransformerStack
 
 

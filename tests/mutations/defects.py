@@ -641,21 +641,21 @@ DEFECTS = [
     # Loading pretrained weights
     Defect(
         "every rule is tried for every variable",
-        "tfwd/pretrained/patterns.py",
+        "tfwd/paths.py",
         "    if not isinstance(pattern, str) or expression.flags & _CHANGES:",
         "    if True:",
         ("tests/pretrained/test_loading.py",),
     ),
     Defect(
         "flags of an expression are overlooked where it is looked up",
-        "tfwd/pretrained/patterns.py",
+        "tfwd/paths.py",
         "_CHANGES = re.IGNORECASE | re.VERBOSE",
         "_CHANGES = re.VERBOSE",
         ("tests/pretrained/test_loading.py",),
     ),
     Defect(
         "the last rows of a transposed kernel stay zero",
-        "tfwd/pretrained/transposing.py",
+        "tfwd/pretrained/assign.py",
         "        for i in range(0, rows, TILE):",
         "        for i in range(0, max(rows - rows % TILE, 1), TILE):",
         ("tests/pretrained/test_loading.py",),

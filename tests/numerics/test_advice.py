@@ -10,7 +10,7 @@ from diagnoses import names, report_of
 from planting import data
 from stacks import SLOW_ON_KERAS_2
 
-from tfwd.callbacks.finite_check import repeated_failure_hint
+from tfwd.numerics.bad_steps import repeated_failure_hint
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.causes.recurrent import growing_state

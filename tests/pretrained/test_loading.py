@@ -13,11 +13,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from tfwd.layers import transformer
+from tfwd.paths import PatternIndex
 from tfwd.pretrained import load, plan
+from tfwd.pretrained.assign import TILE
 from tfwd.pretrained.key_rules import find_prefix
-from tfwd.pretrained.patterns import Patterns
 from tfwd.pretrained.sources import base
-from tfwd.pretrained.transposing import TILE
 
 layers = keras.layers
 DTYPES = {name: getattr(ml_dtypes, name, name) for name in ("float16", "bfloat16", "float32")}
@@ -98,7 +98,7 @@ def test_expressions_are_found_as_by_trying_each():
         except re.error:
             continue
     expressions += [re.compile(r"A/a", re.I), re.compile("a / a", re.X), re.compile("(?i)A")]
-    index = Patterns(expressions)
+    index = PatternIndex(expressions)
     texts = ["".join(t) for n in (1, 2, 3) for t in itertools.product("a./1|", repeat=n)]
     for text in texts:
         found = sorted(i for i, match in index.matches(text) if match.group() == text)

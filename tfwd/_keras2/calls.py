@@ -29,8 +29,7 @@ from tensorflow.python.autograph.impl import api as autograph
 from tfwd._keras2.layers import NoAutographLayer, all_layers
 from tfwd._keras2.variables import Substitution, present_scope, tf_variable
 from tfwd._keras_shared import interception, scopes
-from tfwd._keras_shared.interception import Handler, calls_of, not_intercepted
-from tfwd._keras_shared.patching import patched
+from tfwd._keras_shared.interception import Handler, calls_of, not_intercepted, patched
 
 __all__ = [
     "Captured",

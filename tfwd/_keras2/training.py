@@ -24,7 +24,8 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 
 from tfwd._keras2.wrapped_optimizers import Legacy, New, leaves
-from tfwd._keras_shared.training import computed_loss, is_own_step
+from tfwd._keras_shared.interception import computed_loss
+from tfwd._keras_shared.own_code import is_own_step
 
 __all__ = [
     "BACKUP_ARGUMENTS",

@@ -21,7 +21,8 @@ from keras.optimizers import Optimizer
 from keras.src.backend.tensorflow.trainer import reduce_per_replica
 from keras.src.trainers.compile_utils import CompileLoss
 
-from tfwd._keras_shared.training import computed_loss, is_own_step
+from tfwd._keras_shared.interception import computed_loss
+from tfwd._keras_shared.own_code import is_own_step
 
 __all__ = [
     "BACKUP_ARGUMENTS",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+
 
 def defining_class(kind: type, name: str) -> type:
     """Returns the class that defines an attribute of a class: itself, or the nearest base."""
@@ -19,3 +21,8 @@ def is_of_keras(defined: Any, method: str | None = None) -> bool:
     """
     found = defined if method is None else defining_class(defined, method)
     return found.__module__.startswith("keras.")
+
+
+def is_own_step(model: keras.Model) -> bool:
+    """Returns True if the training step is Keras's own, with a single update per step."""
+    return is_of_keras(type(model), "train_step") and "train_step" not in vars(model)

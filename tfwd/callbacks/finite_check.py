@@ -16,9 +16,8 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd.callbacks.epoch_snapshot import EpochSnapshot
-from tfwd.callbacks.training_function import replace_innermost
 from tfwd.finite import all_finite
-from tfwd.numerics.bad_steps import BadStepPolicy, restored
+from tfwd.numerics.bad_steps import BadStepPolicy, repeated_failure_hint, restored
 from tfwd.numerics.checked_step import CheckedStep, Outcome, not_finite, plain_step
 from tfwd.numerics.diagnosis import Diagnosis
 from tfwd.numerics.frames import Frame
@@ -179,7 +178,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self._snapshot = EpochSnapshot(model, self._policy) if self.action == "restore" else None
         if self.log_dir is not None or self.plot is not None:
             self._log = Log(model, self.log_dir, self.plot, self.log_every_n_steps)
-        self._own = replace_innermost(model, self._train)
+        self._own = _replace_innermost(model, self._train)
         if self._check is None or self._check_of is not self._own:  # new, or compiled again
             self._check = self._checked_step()
             self._exact = self._plain = self._diagnosis = None
@@ -221,7 +220,7 @@ class FiniteCheck(keras.callbacks.Callback):
 
     def _put_back(self) -> None:
         if self._own is not None:
-            replace_innermost(self.model, self._own)
+            _replace_innermost(self.model, self._own)
         if self._log is not None:
             self._log.close(self._step)
         self._log = self._own = None
@@ -379,25 +378,16 @@ class FiniteCheck(keras.callbacks.Callback):
         )
 
 
-def repeated_failure_hint(reports: Sequence[Report], skipped: int) -> str:
-    """Returns what the last reports have in common, as a hint that skipping more does not help.
+def _replace_innermost(model: keras.Model, function: Any) -> Any:
+    """Replaces the model's own training function. Returns the previous one.
 
-    A skipped step changes no weight. A cause that is in each batch therefore remains.
-
-    Args:
-        reports: the reports of all bad steps.
-        skipped: int. The number of bad steps just before the last one.
-
-    Returns:
-        A sentence; "" if the reports have nothing in common.
+    Other callbacks may have wrapped it, and store the inner function as `_trains`.
     """
-    last = reports[-skipped - 1 :]
-    where = last[-1].where
-    if skipped < 1 or any(report.where != where for report in last):
-        return ""
-    if where.startswith("data "):
-        return f"Each began in {where}: check whether all batches are bad, and repair the data."
-    return (
-        f"Each began in {where}: a skipped step changes no weight, so skipping more steps does not "
-        "help."
-    )
+    owner, present = None, model.train_function
+    while (inner := getattr(present, "__self__", None)) is not None and hasattr(inner, "_trains"):
+        owner, present = inner, inner._trains
+    if owner is None:
+        model.train_function = function
+    else:
+        owner._trains = function
+    return present

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from tfwd.numerics.report import Report
 
 
 class BadStepPolicy:
@@ -70,3 +72,27 @@ def restored(rates: str) -> str:
         rates: the new learning rates.
     """
     return f"restored the end of the last epoch, with the learning rate {rates}"
+
+
+def repeated_failure_hint(reports: Sequence[Report], skipped: int) -> str:
+    """Returns what the last reports have in common, as a hint that skipping more does not help.
+
+    A skipped step changes no weight. A cause that is in each batch therefore remains.
+
+    Args:
+        reports: the reports of all bad steps.
+        skipped: int. The number of bad steps just before the last one.
+
+    Returns:
+        A sentence; "" if the reports have nothing in common.
+    """
+    last = reports[-skipped - 1 :]
+    where = last[-1].where
+    if skipped < 1 or any(report.where != where for report in last):
+        return ""
+    if where.startswith("data "):
+        return f"Each began in {where}: check whether all batches are bad, and repair the data."
+    return (
+        f"Each began in {where}: a skipped step changes no weight, so skipping more steps does not "
+        "help."
+    )

@@ -6,8 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tfwd.paths import compiled
-from tfwd.pretrained.patterns import Patterns
+from tfwd.paths import PatternIndex, compiled
 from tfwd.pretrained.targets import Target
 
 # Keras's names of weights, and their names in files; True if that name is PyTorch's.
@@ -109,7 +108,7 @@ class Rules:
         ]
         for pattern, expression, key in self._rules:
             _check_groups(pattern, expression, key)
-        self._patterns = Patterns(expression for _, expression, _ in self._rules)
+        self._patterns = PatternIndex(expression for _, expression, _ in self._rules)
         self.used: set[str] = set()
 
     def keys(self, target: Target) -> list[tuple[str, Key, bool]]:

@@ -10,10 +10,9 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.paths import compiled, matches
+from tfwd.paths import PatternIndex, compiled, matches
 from tfwd.pretrained.key_rules import FamilyRules, Key, Mapped, Rules, candidates, ends, find_prefix
 from tfwd.pretrained.layouts import Layout, Step, layout_of, reason_unknown
-from tfwd.pretrained.patterns import Patterns
 from tfwd.pretrained.plan import Plan, hints
 from tfwd.pretrained.sources.base import Entry, Source
 from tfwd.pretrained.sources.opening import open_source
@@ -316,7 +315,7 @@ class _Planner:
 
         A pattern may match the key with or without the prefix.
         """
-        index = Patterns(compiled(pattern, f"{pattern!r}, for keys,") for pattern in patterns)
+        index = PatternIndex(compiled(pattern, f"{pattern!r}, for keys,") for pattern in patterns)
 
         def meant(key: str) -> set[int]:
             texts = {key, key.removeprefix(self._prefix)}
