@@ -11,7 +11,7 @@ from model_kinds import ALL, X
 from stacks import IS_KERAS_2, needs_keras3
 
 import tfwd
-from tfwd import layers
+from tfwd import layers, monte_carlo
 from tfwd import parametrizations as P
 
 PERTURBED = {"kernel": P.Dropout(0.5), "all": P.GaussianNoise(0.3)}
@@ -436,6 +436,26 @@ def test_dtypes(policy: str, dtype: str) -> None:
     exact = found.samples.astype("float64")
     np.testing.assert_allclose(found.mean, exact.mean(0), rtol=1e-6)
     np.testing.assert_allclose(found.stddev, exact.std(0), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("return_samples", [False, True])
+def test_outputs_are_kept_only_on_request(monkeypatch, return_samples: bool) -> None:
+    """Counts the outputs that are alive whenever a sample is predicted."""
+    model = tfwd.parametrize(ALL["sequential"](), PERTURBED, seed=3)
+    made: list[weakref.ref] = []
+    alive: list[int] = []
+    own = monte_carlo._dense
+
+    def dense(output: tf.Tensor) -> np.ndarray:
+        alive.append(sum(one() is not None for one in made))
+        found = own(output).copy()
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(monte_carlo, "_dense", dense)
+    predicted(model, X, 20, 4, return_samples=return_samples)
+    assert len(made) == 40
+    assert max(alive) == 39 if return_samples else max(alive) <= 2
 
 
 def test_sums_stay_exact_far_from_zero() -> None:

@@ -66,7 +66,8 @@ def predict_samples(
             that contains layers of `tfwd.layers`. It needs its weights.
         x: Inputs of the model: an array or a tensor, or a list, tuple or dict of arrays, with the
             examples on the first axis. Or a `tf.data.Dataset`, or Keras's `PyDataset`, that yields
-            batches as for `predict`.
+            batches as for `predict`. The model is called on `x` itself. Its own `predict_step`
+            and its preprocessing in `predict` are not used.
         n: int. Number of samples, at least 1.
         batch_size: int. Number of examples in a batch. Default None, for 32. A dataset yields
             batches, so it must be None there.
