@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
@@ -493,6 +494,15 @@ def test_a_rule_that_acts_in_evaluation_is_applied_too() -> None:
     check_moments(predicted(model, X, 3, return_samples=True), by_hand(model, plain, X, 3))
 
 
+def test_several_threads_get_the_same_samples() -> None:
+    model = tfwd.parametrize(ALL["sequential"](), PERTURBED, seed=3)
+    expected = predicted(model, X, 10, 4).mean
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: predicted(model, X, 10, 4).mean, range(8)))
+    for mean in found:
+        np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_the_draws_depend_on_the_seed() -> None:
     plain = ALL["sequential"]()
     one, two, other = (
@@ -584,7 +594,8 @@ def model() -> keras.Model:
          "batch_size=4: expected None, because a .*Dataset yields batches"),
         ({"x": tf.data.Dataset.from_tensor_slices(X).batch(4).repeat()}, "infinite .*take"),
         ({"x": tf.data.Dataset.from_tensor_slices(X[:0]).batch(4)}, "x has no batches"),
-        ({"x": iter([X])}, "x is a .*, which yields batches"),
+        ({"x": iter([X])}, "x is a list_iterator: expected arrays or a dataset"),
+        ({"x": tf.sparse.from_dense(X)}, "x has a SparseTensor.*pass a dataset"),
         ({"verbose": 3}, "verbose=3: expected 0, 1, 2 or 'auto'"),
     ],
 )  # fmt: skip
