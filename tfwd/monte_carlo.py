@@ -130,7 +130,7 @@ def predict_samples(
     batches, count = _batches(x, batch_size)
     goal = None if count is None else count * n
     bar = keras.utils.Progbar(goal, verbose=_verbosity(verbose), unit_name="sample")
-    collected: list[_Sums] = []
+    means, deviations, samples = [], [], []  # of each batch
     structure: Any = None
     with _one_at_a_time:
         sampled = _Sampled(model, drawing, bool(training))
@@ -142,20 +142,20 @@ def predict_samples(
                     structure = sampled.predict(batch)
                     sums.add([_dense(leaf) for leaf in tf.nest.flatten(structure)])
                     bar.add(1)
-                collected.append(sums)
-    if not collected:
+                means.append(sums.means())
+                deviations.append(sums.deviations())
+                samples.append(sums.samples())
+    if not means:
         raise ValueError("x has no batches: a dataset must yield at least one batch")
     if goal is None:
-        bar.update(len(collected) * n, finalize=True)
+        bar.update(len(means) * n, finalize=True)
 
     def joined(parts: list[list[np.ndarray]], axis: int) -> Any:
         whole = [_concatenated(leaves, axis) for leaves in zip(*parts, strict=True)]
         return tf.nest.pack_sequence_as(structure, whole)
 
-    mean = joined([sums.means() for sums in collected], 0)
-    stddev = joined([sums.deviations() for sums in collected], 0)
-    samples = joined([sums.samples() for sums in collected], 1) if return_samples else None
-    return PredictedSamples(mean, stddev, samples)
+    kept = joined(samples, 1) if return_samples else None
+    return PredictedSamples(joined(means, 0), joined(deviations, 0), kept)
 
 
 class _Sampled:
