@@ -42,7 +42,8 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
             one applies. Weights that are never trained, such as moving statistics, are excluded
             unless the pattern ends in the weight's own name, as `moving_mean` does. Weights of a
             frozen layer are matched as usual. The pattern "all" stands for `.*`, every trained
-            weight. Write "(all)" for a weight of this name.
+            weight. Write "(all)" for a weight of this name. The keys are what other functions call
+            `include`: a weight that no key matches is not parametrized.
         seed: int. Default None, which draws one from Keras's global seed
             (`keras.utils.set_random_seed`).
         recompute: bool. Stores no effective weight for backward. Backward computes it again from

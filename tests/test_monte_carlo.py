@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
@@ -11,7 +12,7 @@ from model_kinds import ALL, X
 from stacks import IS_KERAS_2, needs_keras3
 
 import tfwd
-from tfwd import layers
+from tfwd import layers, monte_carlo
 from tfwd import parametrizations as P
 
 PERTURBED = {"kernel": P.Dropout(0.5), "all": P.GaussianNoise(0.3)}
@@ -438,6 +439,26 @@ def test_dtypes(policy: str, dtype: str) -> None:
     np.testing.assert_allclose(found.stddev, exact.std(0), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("return_samples", [False, True])
+def test_outputs_are_kept_only_on_request(monkeypatch, return_samples: bool) -> None:
+    """Counts the outputs that are alive whenever a sample is predicted."""
+    model = tfwd.parametrize(ALL["sequential"](), PERTURBED, seed=3)
+    made: list[weakref.ref] = []
+    alive: list[int] = []
+    own = monte_carlo._dense
+
+    def dense(output: tf.Tensor) -> np.ndarray:
+        alive.append(sum(one() is not None for one in made))
+        found = own(output).copy()
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(monte_carlo, "_dense", dense)
+    predicted(model, X, 20, 4, return_samples=return_samples)
+    assert len(made) == 40
+    assert max(alive) >= 19 if return_samples else max(alive) <= 2
+
+
 def test_sums_stay_exact_far_from_zero() -> None:
     inputs = keras.Input((6,))
     shifted = keras.layers.Dense(2, name="dense")(inputs) + 1000.0
@@ -471,6 +492,15 @@ def test_a_rule_that_acts_in_evaluation_is_applied_too() -> None:
     plain = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
     model = tfwd.parametrize(plain, given, seed=1)
     check_moments(predicted(model, X, 3, return_samples=True), by_hand(model, plain, X, 3))
+
+
+def test_several_threads_get_the_same_samples() -> None:
+    model = tfwd.parametrize(ALL["sequential"](), PERTURBED, seed=3)
+    expected = predicted(model, X, 10, 4).mean
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: predicted(model, X, 10, 4).mean, range(8)))
+    for mean in found:
+        np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_draws_depend_on_the_seed() -> None:
@@ -564,7 +594,8 @@ def model() -> keras.Model:
          "batch_size=4: expected None, because a .*Dataset yields batches"),
         ({"x": tf.data.Dataset.from_tensor_slices(X).batch(4).repeat()}, "infinite .*take"),
         ({"x": tf.data.Dataset.from_tensor_slices(X[:0]).batch(4)}, "x has no batches"),
-        ({"x": iter([X])}, "x is a .*, which yields batches"),
+        ({"x": iter([X])}, "x is a list_iterator: expected arrays or a dataset"),
+        ({"x": tf.sparse.from_dense(X)}, "x has a SparseTensor.*pass a dataset"),
         ({"verbose": 3}, "verbose=3: expected 0, 1, 2 or 'auto'"),
     ],
 )  # fmt: skip

@@ -6,7 +6,8 @@
     model = tfwd.parametrize(model, {"recurrent_kernel": P.Dropout(0.5)})
 
 `tfwd.layers` has the Keras layers. `tfwd.parametrizations` has the functions from a weight to the
-weight that a layer computes with. `tfwd.gradients` computes moments of per-example gradients.
+weight that a layer computes with. `tfwd.predict_samples` predicts with many draws of the weights.
+`tfwd.gradients` computes moments of per-example gradients.
 `tfwd.pretrained` loads weights of published models. `tfwd.lm` is the language model.
 """
 

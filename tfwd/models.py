@@ -50,7 +50,8 @@ def parametrize(
             if it matches nothing. (A subclassed model without weights is checked in its first
             call.) Patterns such as `.*` exclude weights that are never trained, such as moving
             statistics. The pattern "all" stands for `.*`. If several patterns match, the first one
-            applies. A pattern whose weights all belong to earlier patterns is an error.
+            applies. A pattern whose weights all belong to earlier patterns is an error. The keys
+            are what other functions call `include`.
         seed: int. Each wrapped layer gets its own seed: `seed` plus the index of its first weight
             in `model.weights`. With `in_place=True` the whole model has one seed. Default None,
             which draws seeds from Keras's global seed.

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import math
 import operator
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -20,6 +21,9 @@ from tfwd.gradients.data import Data
 from tfwd.layers._substitution import references, sampled_calls
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.parametrizations.parametrized_layers import ParametrizedLayer, parametrized_layers
+
+# The counters of a model belong to the whole process.
+_one_at_a_time = threading.RLock()
 
 
 class PredictedSamples(NamedTuple):
@@ -56,17 +60,21 @@ def predict_samples(
     size. Sample `s` uses `effective_weights(layer.calls + s)` of each wrapped layer. A layer that
     the model calls twice draws twice for each sample.
 
-    The model is not changed. After the prediction, the training-call counters have their former
-    values, so training continues with the same draws as without it. A second call returns the same
-    samples. It needs a larger `n` to see more draws. The samples change if the counters move on in
-    training, or with another `seed` of the layers.
+    The model is not changed. Another thread must not train it meanwhile. Predictions of several
+    threads run one after the other.
+
+    After the prediction, the training-call counters have their former values, so training continues
+    with the same draws as without it. A second call returns the same samples. It needs a larger `n`
+    to see more draws. The samples change after more training calls, or with another `seed` of the
+    layers.
 
     Args:
         model: Model or layer with parametrized weights: a result of `tfwd.parametrize`, or a model
             that contains layers of `tfwd.layers`. It needs its weights.
         x: Inputs of the model: an array or a tensor, or a list, tuple or dict of arrays, with the
             examples on the first axis. Or a `tf.data.Dataset`, or Keras's `PyDataset`, that yields
-            batches as for `predict`.
+            batches as for `predict`. The model is called on `x` itself. Its own `predict_step`
+            and its preprocessing in `predict` are not used.
         n: int. Number of samples, at least 1.
         batch_size: int. Number of examples in a batch. Default None, for 32. A dataset yields
             batches, so it must be None there.
@@ -120,33 +128,34 @@ def predict_samples(
     n = _positive("n", n, "number of samples")
     drawing = _drawing(model)
     batches, count = _batches(x, batch_size)
-    sampled = _Sampled(model, drawing, bool(training))
     goal = None if count is None else count * n
     bar = keras.utils.Progbar(goal, verbose=_verbosity(verbose), unit_name="sample")
-    collected: list[_Sums] = []
+    means, deviations, samples = [], [], []  # of each batch
     structure: Any = None
-    with sampled.restored():
-        for batch in batches:
-            sums = _Sums(return_samples)
-            sampled.begin()
-            for _ in range(n):
-                structure = sampled.predict(batch)
-                sums.add([_dense(leaf) for leaf in tf.nest.flatten(structure)])
-                bar.add(1)
-            collected.append(sums)
-    if not collected:
+    with _one_at_a_time:
+        sampled = _Sampled(model, drawing, bool(training))
+        with sampled.restored():
+            for batch in batches:
+                sums = _Sums(return_samples)
+                sampled.begin()
+                for _ in range(n):
+                    structure = sampled.predict(batch)
+                    sums.add([_dense(leaf) for leaf in tf.nest.flatten(structure)])
+                    bar.add(1)
+                means.append(sums.means())
+                deviations.append(sums.deviations())
+                samples.append(sums.samples())
+    if not means:
         raise ValueError("x has no batches: a dataset must yield at least one batch")
     if goal is None:
-        bar.update(len(collected) * n, finalize=True)
+        bar.update(len(means) * n, finalize=True)
 
     def joined(parts: list[list[np.ndarray]], axis: int) -> Any:
         whole = [_concatenated(leaves, axis) for leaves in zip(*parts, strict=True)]
         return tf.nest.pack_sequence_as(structure, whole)
 
-    mean = joined([sums.means() for sums in collected], 0)
-    stddev = joined([sums.deviations() for sums in collected], 0)
-    samples = joined([sums.samples() for sums in collected], 1) if return_samples else None
-    return PredictedSamples(mean, stddev, samples)
+    kept = joined(samples, 1) if return_samples else None
+    return PredictedSamples(joined(means, 0), joined(deviations, 0), kept)
 
 
 class _Sampled:
@@ -378,10 +387,20 @@ def _batches(x: Any, batch_size: Any) -> tuple[Iterator[Any], int | None]:
                 "batches itself. Use dataset.batch(size) to make them"
             )
         return (_inputs(batch) for batch in _each(x)), _length(x)
+    if isinstance(x, Iterator):
+        raise ValueError(
+            f"x is a {type(x).__name__}: expected arrays or a dataset. Make one with "
+            "tf.data.Dataset.from_generator"
+        )
     size = 32 if batch_size is None else _positive("batch_size", batch_size, "examples of a batch")
     if any(t is not None and 0 in np.shape(t)[:1] for t in tf.nest.flatten(x)):
         raise ValueError("x has no examples: its first axis is empty")
     data = Data.of(x, None, None)
+    if any(isinstance(t, tf.SparseTensor) for t in tf.nest.flatten(data.x)):
+        raise ValueError(
+            "x has a SparseTensor, which cannot be divided into batches: pass a dataset, as "
+            "tf.data.Dataset.from_tensor_slices(x).batch(size)"
+        )
     count = int(data.size)
     starts = range(0, count, size)
     parts = (data.part(start, min(size, count - start)).x for start in starts)

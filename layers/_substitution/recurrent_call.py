@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import graphs
 from tfwd._recurrent import gru, lstm
-from tfwd.layers._substitution import overriding
+from tfwd.layers._substitution import overriding, sampled_calls
 
 
 class _Kind(NamedTuple):
@@ -107,7 +107,7 @@ def fast_or_plain_call(
     training: bool = False,
     **given: Any,
 ) -> Any:
-    """Calls a plain layer: with `call` in training, and else with `otherwise`.
+    """Calls a plain layer: with `call` in training and sampling, and else with `otherwise`.
 
     Args:
         layer: LSTM or GRU for which `is_plain` returns True.
@@ -117,7 +117,7 @@ def fast_or_plain_call(
         training: bool. Training flag. Default False.
         **given: Keyword arguments.
     """
-    if not training:
+    if not (training or sampled_calls.is_sampling()):
         return otherwise(sequences, *states, training=training, **given)
     if not isinstance(sequences, tf.Tensor):
         return otherwise(sequences, *states, training=training, **given)

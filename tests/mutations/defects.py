@@ -224,7 +224,7 @@ DEFECTS = [
     Defect(
         "predict_samples draws other weights for each batch",
         "tfwd/monte_carlo.py",
-        "            sampled.begin()\n",
+        "                sampled.begin()\n",
         "",
         ("tests/test_monte_carlo.py",),
     ),
