@@ -20,9 +20,14 @@ class Wraps:
 
     @property
     def weights(self) -> list[tf.Variable]:
-        """The weights in the order of the inner layer. For a model the order is layer by layer."""
+        """The weights in the order of the inner layer. For a model the order is layer by layer.
+
+        Weights of parametrizations come last.
+        """
         # A model that is not built has no weights.
-        return self.layer.weights if self.layer.built else []
+        inner = self.layer.weights if self.layer.built else []
+        gains = vars(self).get("gains")
+        return inner if gains is None else [*inner, *gains.weights]
 
     @property
     def kernel(self) -> Any:

@@ -89,8 +89,9 @@ def product(
 ) -> tf.Tensor:
     """Multiplies each example with its own dropped copy of a weight.
 
-    Formula: `y_b = einsum(x_b, w'_b)` with `w'_b = dropped(weight, rate, seed, B)[b]`. Its gradients
-    are `dL/dx_b = einsum(dL/dy_b, w'_b)` and `dL/dw = sum_b einsum(x_b, dL/dy_b) m_b / keep`.
+    Formula: `y_b = einsum(x_b, w'_b)` with `w'_b = dropped(weight, rate, seed, B)[b]`. With
+    `g_b = dL/dy_b`, the gradients are `dL/dx_b = einsum(g_b, w'_b)` and
+    `dL/dw = sum_b einsum(x_b, g_b) m_b / keep`.
 
     Backward stores the arguments, and no mask and no copy of the weight. There is an exception in
     a branch of a `tf.cond` and in a SavedModel. There TensorFlow takes the gradient, and stores a

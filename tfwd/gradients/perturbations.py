@@ -82,9 +82,9 @@ def plain_call(
 def _check(layer: Any) -> None:
     """Raises a ValueError if the examples of a batch have different effective weights."""
     for inner in _keras.layers.all_layers(layer):
-        if isinstance(inner, WeightPerturbationMixin) and any(
-            element.per_example for element in weight_selection.elements(inner.parametrizations)
-        ):
+        found = getattr(inner, "parametrizations", {})
+        ours = isinstance(inner, WeightPerturbationMixin)
+        if ours and any(element.per_example for element in weight_selection.elements(found)):
             raise ValueError(
                 f"layer '{inner.name}' has Dropout(per_example=True), for which tfwd.gradients "
                 "cannot compute moments in training: pass training=False, or use per_example=False"
