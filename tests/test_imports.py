@@ -26,7 +26,7 @@ HEIGHTS = {
     5: {"tfwd._random", "tfwd._recurrent", "tfwd.finite", "tfwd.rates"},
     6: {"tfwd.parametrizations"},
     7: {"tfwd.layers", "tfwd.optimizers"},
-    8: {"tfwd.gradients", "tfwd.models", "tfwd.numerics"},
+    8: {"tfwd.activation_moments", "tfwd.gradients", "tfwd.models", "tfwd.numerics"},
     9: {"tfwd.callbacks", "tfwd.metrics"},
     10: {"tfwd", "tfwd.tuning"},
     11: {"tfwd.runs"},

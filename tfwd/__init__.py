@@ -38,6 +38,7 @@ from tfwd import (
     pretrained,
 )
 from tfwd._graph.custom_gradient import release_models
+from tfwd.activation_moments import moment_matching
 from tfwd.layers import transformer  # noqa: F401, registers its classes with Keras
 from tfwd.layers._substitution.references import reset_references
 from tfwd.models import parametrize, unwrap
@@ -47,6 +48,7 @@ __all__ = [
     "gradients",
     "layers",
     "metrics",
+    "moment_matching",
     "numerics",
     "optimizers",
     "parametrizations",
