@@ -18,6 +18,7 @@ ALL = [
     P.Mixout(0.25, noise_shape=(None, 1), reference_dtype="bfloat16"),
     P.WeightNorm(),
     P.WeightNorm(axis=0, epsilon=1e-3),
+    P.WeightNorm(gain=True),
     P.Chain([P.GaussianNoise(0.3), P.Dropout(0.5)]),
     P.Chain([P.Chain([P.Dropout(0.5)]), P.WeightNorm()]),
     *SURROGATE,
@@ -35,5 +36,7 @@ def in_call(p: P.Parametrization, weight: tf.Tensor, places: Any = None) -> P.Pa
     p = p.at(tf.constant(5, tf.int64)).of_weight(weight)
     if not p.has_reference:
         return p
+    if p.trains_reference:
+        return p.towards_tensor(0.1 + 0.7 * p.first_reference(weight))
     reference = 0.5 - 2 * weight
     return p.towards_tensor(reference if places is None else tf.gather(reference, places))

@@ -39,6 +39,7 @@ from tfwd import (
     pretrained,
 )
 from tfwd._graph.custom_gradient import release_models
+from tfwd.activation_moments import moment_matching
 from tfwd.in_place import added_parametrizations
 from tfwd.in_place_state import load_state, save_state
 from tfwd.layers import transformer  # noqa: F401, registers its classes with Keras
@@ -53,6 +54,7 @@ __all__ = [
     "layers",
     "load_state",
     "metrics",
+    "moment_matching",
     "numerics",
     "optimizers",
     "parametrizations",

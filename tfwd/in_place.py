@@ -29,6 +29,11 @@ def parametrize_in_place(
             "first, or build it. For a Sequential model, an Input layer is enough"
         )
     reads.check_calls(target.name, target)
+    if any(p.trains_reference for p in weight_selection.elements(parametrizations)):
+        raise ValueError(
+            f"{kind} '{target.name}': WeightNorm(gain=True) adds trainable weights, which a model "
+            "that stays in place cannot have: use tfwd.parametrize without in_place=True"
+        )
     targeted = weight_selection.select(target, parametrizations, exclude)
     patterns = weight_selection.patterns(target, parametrizations, exclude)
     by_pattern: dict[str | None, list[weight_selection.Target]] = {}
@@ -56,8 +61,12 @@ def _forget_functions(target: keras.Layer) -> None:
             _keras.training.forget_functions(layer)
 
 
-def remove_in_place(target: keras.Layer) -> None:
+def remove_in_place(target: keras.Layer, fold: bool) -> None:
     """Removes all parametrizations that were added in place to a layer or to layers in it.
+
+    Args:
+        target: Layer.
+        fold: bool. Sets the weights to the values that evaluation uses.
 
     Raises:
         ValueError: If the layer was parametrized as a part of another one; if a parametrization
@@ -71,7 +80,12 @@ def remove_in_place(target: keras.Layer) -> None:
         )
     for one in found:
         given = {target.path: p for target, p in one.targeted}
-        weight_selection.check_evaluates_raw(one.target, given, one.target.name)
+        if not fold:
+            weight_selection.check_evaluates_raw(one.target, given, one.target.name)
+    if fold:
+        values = [pair for one in found for pair in one.evaluation_weights()]
+        for variable, value in values:
+            _keras.variables.assign(variable, value)
     for one in reversed(found):
         in_place.remove(one)
     if found:

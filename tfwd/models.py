@@ -10,7 +10,7 @@ import keras
 
 from tfwd import _keras
 from tfwd.in_place import parametrize_in_place, remove_in_place
-from tfwd.layers._substitution import weight_selection
+from tfwd.layers._substitution import folding, weight_selection
 from tfwd.layers._substitution.seed_stream import checked_seed
 from tfwd.layers.parametrized import Parametrized, check_wrappable
 from tfwd.parametrizations import Parametrization
@@ -152,7 +152,7 @@ def _check_patterns(model: Any, parametrizations: Any) -> None:
             )
 
 
-def unwrap(model: keras.Layer) -> keras.Layer:
+def unwrap(model: keras.Layer, fold: bool = False) -> keras.Layer:
     """Returns the plain Keras model or layer on the same variables.
 
     Parametrizations that were added in place, here or in a layer inside, are removed. If there is
@@ -166,6 +166,13 @@ def unwrap(model: keras.Layer) -> keras.Layer:
 
     Args:
         model: Model or layer. It is not changed, except for parametrizations in place.
+        fold: bool. Also unwraps a layer with a parametrization that acts in evaluation, such as
+            `WeightNorm`. Such a layer is copied with all its variables, and the copy has the
+            effective weights of evaluation as its weights. The copy shares no variable with the
+            model. Training the result does not change the model's layer, and training the model
+            does not change the copy. All other layers share their variables as usual. Default
+            False, which rejects such a layer. A layer that was parametrized in place is not
+            copied: its own variables get these values.
 
     Returns:
         A model on the same variables, or the same object if it contains nothing of tfwd. Its
@@ -173,8 +180,10 @@ def unwrap(model: keras.Layer) -> keras.Layer:
         bias.
 
     Raises:
-        ValueError: If a parametrization also acts in evaluation (`WeightNorm`), or if a subclassed
-            model has layers that Keras does not track.
+        ValueError: If a parametrization also acts in evaluation (`WeightNorm`) and `fold` is False,
+            or if a subclassed model has layers that Keras does not track. If `fold` is True and a
+            layer cannot be copied from its config, or if two nested wrappers of one weight act in
+            evaluation.
 
     Example:
         >>> import keras, tfwd
@@ -185,8 +194,8 @@ def unwrap(model: keras.Layer) -> keras.Layer:
         ('LSTM', True)
     """
     if isinstance(model, keras.layers.Layer):
-        remove_in_place(model)
-    return _unwrap(model, {})
+        remove_in_place(model, fold)
+    return _unwrap(model, {}, fold)
 
 
 # Methods with which a model may define its own training.
@@ -288,35 +297,37 @@ class ParametrizedModel(keras.Model):
         )
 
 
-def _unwrap(layer: Any, done: dict[int, Any]) -> Any:
+def _unwrap(layer: Any, done: dict[int, Any], fold: bool) -> Any:
     """Returns the plain layer. A layer with several uses becomes one layer."""
     if not isinstance(layer, keras.layers.Layer):
         return layer
     if id(layer) not in done:
         done[id(layer)] = layer
-        done[id(layer)] = _unwrapped(layer, done)
+        done[id(layer)] = _unwrapped(layer, done, fold)
     return done[id(layer)]
 
 
-def _unwrapped(layer: keras.Layer, done: dict[int, Any]) -> keras.Layer:
+def _unwrapped(layer: keras.Layer, done: dict[int, Any], fold: bool) -> keras.Layer:
     if isinstance(layer, ParametrizedModel):
-        return _unwrap(layer.parametrized, done)
+        return _unwrap(layer.parametrized, done, fold)
+    if fold and isinstance(layer, Parametrized) and folding.is_needed(layer):
+        return folding.folded(layer, _unwrap(layer.layer, done, fold))
     if hasattr(layer, "unwrapped"):
-        return _unwrap(layer.unwrapped(), done)
+        return _unwrap(layer.unwrapped(), done, fold)
     if not _holds_tfwd(layer):
         return layer
     if _keras.copies.is_layer_graph(layer):
-        return _keras.copies.clone(layer, lambda inner: _unwrap(inner, done))
-    return _keras.copies.share(layer, replace=lambda value: _unwrap_nest(value, done))
+        return _keras.copies.clone(layer, lambda inner: _unwrap(inner, done, fold))
+    return _keras.copies.share(layer, replace=lambda value: _unwrap_nest(value, done, fold))
 
 
-def _unwrap_nest(value: Any, done: dict[int, Any]) -> Any:
+def _unwrap_nest(value: Any, done: dict[int, Any], fold: bool) -> Any:
     if isinstance(value, dict):
-        return {key: _unwrap_nest(item, done) for key, item in value.items()}
+        return {key: _unwrap_nest(item, done, fold) for key, item in value.items()}
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        items = [_unwrap_nest(item, done) for item in value]
+        items = [_unwrap_nest(item, done, fold) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
-    return _unwrap(value, done)
+    return _unwrap(value, done, fold)
 
 
 def _holds_tfwd(layer: keras.Layer) -> bool:

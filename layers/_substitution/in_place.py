@@ -295,6 +295,19 @@ class InPlace:
                 result[target.name] = element.of_examples(result[target.name], seed, examples)
         return result
 
+    def evaluation_weights(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Returns the weights that evaluation changes, with the values that it uses."""
+        found = []
+        for target, _ in self.targeted:
+            bound = [
+                b for one in [*earlier(self), self] for b in one.bound_ahead(target.variable, 0)
+            ]
+            last = [b._replace(training=False) for b in bound]
+            if not all(e.stochastic for b in bound for e in b.parametrization.elements()):
+                raw = _keras.variables.value(target.variable)
+                found.append((target.variable, chain.apply(raw, chain.per_example(last)[0])))
+        return found
+
     def bound_ahead(
         self, variable: keras.Variable, ahead: int | tf.Tensor
     ) -> list[BoundParametrization]:

@@ -142,7 +142,7 @@ def call(
         return otherwise(inputs, *rest, training=training, **given)
     element, seed = found
     x = tf.cast(_keras.layers.converted(layer, inputs), layer.compute_dtype)
-    letters = _letters(layer, x.shape.rank)
+    letters: Any = _letters(layer, x.shape.rank)
     kernel = _keras.variables.value(layer.kernel)
     outputs = example_masks.product(letters, x, kernel, element.rate, seed)
     if layer.bias is not None:

@@ -1,7 +1,8 @@
-"""`References`: copies of weights, with which Mixout mixes the weights of a layer.
+"""`References`: tensors that parametrizations need, such as the copies of weights for Mixout.
 
 `References` is a separate layer without weights inside the layer that mixes, like `SeedStream`. So
-files that a plain layer wrote still load, and no optimizer sees the copies.
+files that a plain layer wrote still load, and no optimizer sees the copies. A reference that is
+trained, such as the gain of `WeightNorm`, is a weight of another layer, `Gains`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras, pretrained
+from tfwd.layers._substitution.gains import Gains
 from tfwd.layers._substitution.weight_selection import Target, TargetedWeights
 from tfwd.parametrizations import Parametrization
 from tfwd.parametrizations.parametrized_layers import added_in_place
@@ -28,16 +30,25 @@ class _Reference(NamedTuple):
     taken: tf.Variable  # True if `value` is set
 
 
+class _Gain(NamedTuple):
+    value: Any  # keras.Variable
+    weight: Any  # keras.Variable, the weight that the gain belongs to
+    element: Any  # Parametrization
+
+
 class References(keras.layers.Layer):
     """The references of a layer's weights, copied in the layer's first training call.
 
     Args:
         owner: Name of the layer that mixes, for messages.
+        gains: Layer for the references that are trained. Default None, if there are none.
     """
 
-    def __init__(self, owner: str) -> None:
+    def __init__(self, owner: str, gains: Gains | None = None) -> None:
         super().__init__(name="references")
         self._owner = owner
+        object.__setattr__(self, "_gains", gains)
+        object.__setattr__(self, "_gained", {})  # keyed as `_held`
         # Keyed by the position of the weight and of the element in its chain. Hidden from Keras.
         object.__setattr__(self, "_held", {})
         object.__setattr__(self, "_starts", {})  # the weights whose first value is the reference
@@ -46,11 +57,16 @@ class References(keras.layers.Layer):
     def weights_were_set(self, ids: set[int]) -> None:
         """Warns if the references were copied from weights that have been replaced.
 
+        A gain follows its weight, unless it was set too.
+
         Args:
             ids: Ids of the variables that have new values.
         """
         if not tf.executing_eagerly():
             return
+        for gain in self._gained.values():
+            if id(gain.weight) in ids and id(gain.value) not in ids:
+                _reset_gain(gain)
         for name, variable in self._starts.items():
             if id(variable) in ids and bool(self._held[name].taken.read_value()):
                 warnings.warn(
@@ -63,9 +79,11 @@ class References(keras.layers.Layer):
                 return
 
     def reset(self) -> None:
-        """Discards the copied references. The next training call copies them again."""
+        """Discards the copied references, which the next training call copies. Resets gains."""
         for name in self._starts:
             self._held[name].taken.assign(False)
+        for gain in self._gained.values():
+            _reset_gain(gain)
 
     def create(self, targeted: TargetedWeights) -> None:
         """Creates the missing references, and reads the references that come from a source.
@@ -76,7 +94,12 @@ class References(keras.layers.Layer):
         found = []
         for target, parametrization in targeted:
             for name, element in _named_elements(target, parametrization):
-                if name not in self._held:
+                if element.trains_reference:
+                    if name not in self._gained:
+                        listeners.add(self)
+                        variable = self._gains.create(self._owner, target, element)
+                        self._gained[name] = _Gain(variable, target.variable, element)
+                elif name not in self._held:
                     start = isinstance(element.towards, str) and element.towards == "start"
                     read = None if start else _read(self._owner, target, element.towards)
                     found.append((name, target.variable, element.reference_dtype, read))
@@ -94,7 +117,8 @@ class References(keras.layers.Layer):
 
     def of(self, target: Target, parametrization: Parametrization) -> list[tf.Variable]:
         """Returns the references of one weight, in the order of its elements with a reference."""
-        return [self._held[name].value for name, _ in _named_elements(target, parametrization)]
+        every = {**self._held, **self._gained}
+        return [every[name].value for name, _ in _named_elements(target, parametrization)]
 
     def all(self) -> list[tf.Variable]:
         """Returns all references.
@@ -102,7 +126,7 @@ class References(keras.layers.Layer):
         It is not a property: in a wrapper's call, Keras 2 would replace the variables of a
         property.
         """
-        return [held.value for held in self._held.values()]
+        return [held.value for held in (*self._held.values(), *self._gained.values())]
 
     def copy_due(self, training: bool | tf.Tensor) -> None:
         """Copies the current weights as references in the first training call."""
@@ -134,6 +158,9 @@ class References(keras.layers.Layer):
         """
         found = []
         for name, _ in _named_elements(target, parametrization):
+            if name in self._gained:
+                found.append(read(self._gained[name].value))
+                continue
             held = self._held[name]
             now = tf.cast(_keras.variables.value(target.variable), held.value.dtype)
             found.append(tf.where(held.taken.read_value(), held.value.read_value(), now))
@@ -203,13 +230,15 @@ def borrowed(layer: keras.layers.Layer) -> Iterator[None]:
 
 
 def reset_references(layer: keras.layers.Layer) -> None:
-    """Makes Mixout copy its references again in the next training call.
+    """Makes Mixout copy its references again, and sets the gains of WeightNorm again.
 
     Call it after loading other weights into a trained model. Until then Mixout uses the weights of
-    its first training call. References that came from a file, a dict or a plan stay.
+    its first training call, and a gain has the length of an earlier weight. The next training call
+    copies the references of Mixout. References that came from a file, a dict or a plan stay. A gain
+    gets the length of the present weight at once, so that the weight is used as it is.
 
     Args:
-        layer: Model or layer that contains Mixout.
+        layer: Model or layer that contains Mixout, or WeightNorm with a gain.
 
     Raises:
         ValueError: If the layer has no references.
@@ -228,10 +257,22 @@ def reset_references(layer: keras.layers.Layer) -> None:
     found = _inside(layer)
     if not found:
         raise ValueError(
-            f"'{layer.name}' has no references: pass a model or a layer whose weights Mixout mixes"
+            f"'{layer.name}' has no references: pass a model or a layer whose weights Mixout "
+            "mixes, or WeightNorm(gain=True) normalizes"
         )
     for references in found:
         references.reset()
+
+
+def read(variable: Any) -> tf.Tensor:
+    """Returns the present value of a reference."""
+    copied = isinstance(variable, tf.Variable) and not variable.trainable
+    return variable.read_value() if copied else _keras.variables.value(variable)
+
+
+def _reset_gain(gain: _Gain) -> None:
+    first = gain.element.first_reference(_keras.variables.value(gain.weight))
+    _keras.variables.assign(gain.value, first)
 
 
 def variables(layer: keras.layers.Layer) -> list[tf.Variable]:

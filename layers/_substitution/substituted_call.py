@@ -24,7 +24,7 @@ from tfwd._graph import recompute, substitute
 from tfwd._random import random_masks
 from tfwd.layers._substitution import packing, recomputed_calls
 from tfwd.layers._substitution.attribute_snapshots import Attributes
-from tfwd.layers._substitution.references import References
+from tfwd.layers._substitution.references import References, read
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.layers._substitution.weight_selection import TargetedWeights
 from tfwd.parametrizations import chain
@@ -45,6 +45,12 @@ class OuterWrapper(NamedTuple):
     bound: dict[int, BoundParametrization]
     taken: dict[int, keras.Variable]
     references: dict[int, tf.Tensor]
+
+
+def _references_of(wrapper: OuterWrapper, key: int) -> list[int]:
+    """Returns the ids of the references that a wrapper's parametrization of a weight uses."""
+    ids = {id(tensor): i for i, tensor in wrapper.references.items()}
+    return [ids[id(tensor)] for tensor in wrapper.bound[key].references]
 
 
 _local = threading.local()
@@ -144,6 +150,11 @@ class SubstitutedCall:
         self._raw = {id(t.variable): self.raw(t.variable) for t, _ in targeted}
         self._carried = [v for v in variables if id(v) not in self._raw and self._wrapper_of(v)]
         self._references = {id(v): self._reference(v) for v in held}
+        # References of outer wrappers are arguments too, because they may have gradients.
+        for wrapper in self.wrappers:
+            for key in filter(wrapper.bound.__contains__, self._raw):
+                given = _references_of(wrapper, key)
+                self._references.update((i, wrapper.references[i]) for i in given)
 
     @functools.cached_property
     def tensors(self) -> list[tf.Tensor]:
@@ -262,10 +273,15 @@ class SubstitutedCall:
                 present values.
         """
         chains = []
-        bound = self._bound(training, seeds, self._references if references is None else references)
+        references = self._references if references is None else references
+        bound = self._bound(training, seeds, references)
         for (target, _), own in zip(self.targeted, bound, strict=True):
             key = id(target.variable)
-            around = [w.bound[key] for w in reversed(self.wrappers) if key in w.bound]
+            around = [
+                w.bound[key]._replace(references=[references[i] for i in _references_of(w, key)])
+                for w in reversed(self.wrappers)
+                if key in w.bound
+            ]
             chains.append([own, *around])
         return chains
 
@@ -331,7 +347,7 @@ class SubstitutedCall:
         """Returns the value of a reference. If an outer wrapper has the value, it is used."""
         found = (w.references[id(variable)] for w in self.wrappers if id(variable) in w.references)
         known = next(found, None)
-        return variable.read_value() if known is None else known
+        return read(variable) if known is None else known
 
     def _wrapper_of(self, variable: keras.Variable) -> OuterWrapper | None:
         return next((w for w in reversed(self.wrappers) if id(variable) in w.raw), None)

@@ -33,10 +33,15 @@ from tfwd.layers._substitution import (
     weight_selection,
 )
 from tfwd.layers._substitution.attribute_snapshots import Attributes
+from tfwd.layers._substitution.gains import Gains
 from tfwd.layers._substitution.references import References
 from tfwd.layers._substitution.seed_stream import SeedStream, checked_seed
 from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall, outer_wrappers
-from tfwd.layers._substitution.weight_selection import Parametrizations, TargetedWeights
+from tfwd.layers._substitution.weight_selection import (
+    Parametrizations,
+    Target,
+    TargetedWeights,
+)
 from tfwd.parametrizations import Parametrization, chain
 from tfwd.parametrizations.chain import BoundParametrization
 from tfwd.parametrizations.parametrized_layers import ParametrizedWeight
@@ -44,7 +49,7 @@ from tfwd.pretrained import listeners
 
 # Attributes that a plain layer on the same variables does not have.
 PERTURBATION_ATTRIBUTES = frozenset(
-    {"draws", "references", "parametrizations", "recompute", "seed", "_call_cache"}
+    {"draws", "gains", "references", "parametrizations", "recompute", "seed", "_call_cache"}
 )
 
 
@@ -100,9 +105,11 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         layer = self._subject()
         has_weights = _keras.layers.has_weights(layer)
         weight_selection.check_parametrizations(layer, parametrizations, rates=not has_weights)
+        elements = weight_selection.elements(parametrizations)
+        self.gains = Gains() if any(p.trains_reference for p in elements) else None
         self.references: References | None = None
-        if any(p.has_reference for p in weight_selection.elements(parametrizations)):
-            self.references = References(self.name)  # type: ignore[attr-defined]
+        if any(p.has_reference for p in elements):
+            self.references = References(self.name, self.gains)  # type: ignore[attr-defined]
         if has_weights:
             self._targeted()
 
@@ -328,6 +335,17 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
                 element, seed = last
                 result[target.name] = element.of_examples(result[target.name], seed, examples)
         return result
+
+    def _evaluation_weights(self) -> list[tuple[Target, tf.Tensor]]:
+        """Returns the parametrized weights, each with the value that evaluation uses."""
+        found = []
+        for target, _ in self._targeted():
+            bound = [
+                b._replace(training=False) for b in bound_parametrizations(self, target.variable, 0)
+            ]
+            raw = _keras.variables.value(target.variable)
+            found.append((target, chain.apply(raw, chain.per_example(bound)[0])))
+        return found
 
 
 def _on_raw_weights(

@@ -176,8 +176,15 @@ def check_evaluates_raw(layer: keras.Layer, parametrizations: Parametrizations, 
             if not element.stochastic and not element.is_identity:
                 raise ValueError(
                     f"layer '{name}' also applies {element!r} to '{pattern}' in evaluation; "
-                    "without it the layer would compute different outputs"
+                    "without it the layer would compute different outputs. "
+                    "tfwd.unwrap(model, fold=True) returns a copy of the layer that has the "
+                    "effective weight as its own weight"
                 )
+
+
+def acts_in_evaluation(parametrizations: Parametrizations) -> bool:
+    """Returns True if a parametrization also acts in evaluation."""
+    return any(not p.stochastic and not p.is_identity for p in elements(parametrizations))
 
 
 def elements(parametrizations: Parametrizations) -> list[Parametrization]:

@@ -134,6 +134,23 @@ def build_from_config(layer: Any, config: dict[str, Any]) -> None:
         optimizer.build(layer.trainable_variables)
 
 
+def build_config(layer: Any) -> dict[str, Any] | None:
+    """Returns a config from which a layer of the same class can be built, or None.
+
+    A layer does not know its shape if its `build` was called by hand. Then its input specification
+    has the sizes that matter.
+    """
+    config = layer.get_build_config()
+    spec = layer.input_spec
+    if config is None and isinstance(spec, keras.layers.InputSpec) and spec.axes:
+        rank = spec.ndim or max(spec.min_ndim or 0, 1 + max(spec.axes))
+        shape: list[int | None] = [None] * rank
+        for axis, size in spec.axes.items():
+            shape[axis] = size
+        config = {"input_shape": tuple(shape)}
+    return config
+
+
 def has_weights(layer: Any) -> bool:
     """Returns True if the layer is built and has all weights that it will have.
 
@@ -255,9 +272,14 @@ class Wraps:
 
     @property
     def weights(self) -> list[tf.Variable]:
-        """The weights in the order of the inner layer. For a model the order is layer by layer."""
+        """The weights in the order of the inner layer. For a model the order is layer by layer.
+
+        Weights of parametrizations come last.
+        """
         # A model that is not built has no weights.
-        return self.layer.weights if self.layer.built else []
+        inner = self.layer.weights if self.layer.built else []
+        gains = vars(self).get("gains")
+        return inner if gains is None else [*inner, *gains.weights]
 
     @property
     def kernel(self) -> Any:

@@ -366,6 +366,11 @@ def paths(layer: Any) -> list[str]:
     return [found.get(id(variable), path(variable)) for variable in layer.weights]
 
 
+def name_scope(name: str) -> Any:
+    """Returns a context in which the paths of new variables begin with a name."""
+    return tf.name_scope(name)
+
+
 def add_counter(layer: Any, name: str, shape: tuple[int, ...]) -> None:
     """Gives a layer an int64 variable in which each replica counts separately.
 

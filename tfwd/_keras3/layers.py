@@ -165,6 +165,11 @@ def build_from_config(layer: keras.Layer, config: dict[str, Any]) -> None:
     layer.build_from_config(config)
 
 
+def build_config(layer: keras.Layer) -> dict[str, Any] | None:
+    """Returns a config from which a layer of the same class can be built, or None."""
+    return layer.get_build_config()
+
+
 def has_weights(layer: keras.Layer) -> bool:
     """Returns True if the layer is built and has all weights that it will have.
 

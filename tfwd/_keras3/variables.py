@@ -126,6 +126,11 @@ def paths(layer: keras.Layer) -> list[str]:
     return [variable.path for variable in layer.weights]
 
 
+def name_scope(name: str) -> Any:
+    """Returns a context in which the paths of new variables begin with a name."""
+    return keras.name_scope(name)
+
+
 def add_counter(layer: Any, name: str, shape: tuple[int, ...]) -> None:
     """Gives a layer an int64 variable in which each replica counts separately.
 

@@ -22,6 +22,7 @@ from tfwd.gradients.gradient_forms import PerExampleGradient
 from tfwd.gradients.perturbations import Perturbations, plain_call
 from tfwd.gradients.rules import registry
 from tfwd.layers._substitution import in_place
+from tfwd.layers._substitution.gains import Gains
 from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin
 
 
@@ -207,6 +208,9 @@ class Pass:
             self._scales[key] = scale
             if scale is None:
                 self.general.add(key)
+        # A weight of a parametrization, such as a gain, was read above.
+        inside = [x for x in _keras.layers.all_layers(layer) if isinstance(x, Gains)]
+        self.general.update(id(weight) for gains in inside for weight in gains.weights)
         try:
             with self._observed(given):
                 return plain()

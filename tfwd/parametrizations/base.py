@@ -50,6 +50,8 @@ class Parametrization:
     has_reference = (
         False  # True if the class defines `towards_tensor`, which layers call; see `Mixout`
     )
+    # True if the reference is a trainable weight that begins as `first_reference`; see `WeightNorm`
+    trains_reference = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -116,9 +118,18 @@ class Parametrization:
         """Returns a copy with a reference tensor, if the class has `has_reference`.
 
         Args:
-            reference: Tensor of the weight's shape, or for `of_rows` its rows.
+            reference: Tensor of the weight's shape, or for `of_rows` its rows. If
+                `trains_reference` is True, a tensor of the shape of `first_reference(weight)`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no reference")
+
+    def first_reference(self, weight: tf.Tensor) -> tf.Tensor:
+        """Returns the first value of a reference that is trained, if it is one.
+
+        Args:
+            weight: Raw weight.
+        """
+        raise NotImplementedError(f"{type(self).__name__} trains no reference")
 
     def of_weight(self, raw: tf.Tensor) -> Parametrization:
         """Returns a copy with information on the whole weight, before it is applied.

@@ -124,6 +124,10 @@ class Dropout(Parametrization):
             "per_example": self.per_example,
         }
 
+    def __repr__(self) -> str:
+        each = ", per_example=True" if self.per_example else ""
+        return f"{type(self).__name__}(rate={self.rate!r}, noise_shape={self.noise_shape!r}{each})"
+
     def _mask_shape(self, shape: Sequence[int]) -> tuple[int, ...] | None:
         if self.noise_shape is None:
             return None

@@ -1,0 +1,74 @@
+"""Copies a layer with effective weights of evaluation as its weights, for `tfwd.unwrap`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfwd import _keras
+from tfwd.layers._substitution import weight_selection
+
+
+def is_needed(wrapper: Any) -> bool:
+    """Returns True if a parametrization of a wrapper also acts in evaluation."""
+    return weight_selection.acts_in_evaluation(wrapper.parametrizations)
+
+
+def folded(wrapper: Any, plain: keras.Layer) -> keras.Layer:
+    """Returns a copy of a plain layer that computes what a wrapper computes in evaluation.
+
+    Args:
+        wrapper: Wrapper with weights.
+        plain: Layer inside the wrapper, without any wrapper, on the same variables.
+
+    Returns:
+        A layer with its own variables, and with the wrapper's name.
+
+    Raises:
+        ValueError: If the wrapper has no weights yet; if an inner wrapper of the same weight acts
+            in evaluation too; if the layer cannot be copied.
+    """
+    if not _keras.layers.has_weights(wrapper.layer):
+        raise ValueError(
+            f"layer '{wrapper.name}' has no weights to fold yet: build it or call it first"
+        )
+    positions = {id(variable): i for i, variable in enumerate(plain.weights)}
+    values = [_keras.variables.value(variable) for variable in plain.weights]
+    for target, value in wrapper._evaluation_weights():
+        if id(target.variable) not in positions:
+            raise ValueError(
+                f"weight '{target.name}' of layer '{wrapper.name}' cannot be folded, because a "
+                "wrapper inside it also acts in evaluation: use one wrapper with Chain([p, q])"
+            )
+        values[positions[id(target.variable)]] = value
+    copy = _copied(plain, wrapper.name)
+    for variable, value in zip(copy.weights, values, strict=True):
+        _keras.variables.assign(variable, value)
+    return copy
+
+
+def _copied(layer: keras.Layer, name: str) -> Any:
+    """Returns a layer with the same config and another name, and with new variables."""
+    try:
+        config = _keras.copies.serialize(layer)
+        config = {**config, "config": {**config["config"], "name": name}}
+        copy: Any = _keras.copies.deserialize(config)
+        if not copy.built:
+            shapes = _keras.layers.build_config(layer)
+            if shapes is None:
+                raise ValueError("the shape of its inputs is not known")
+            _keras.layers.build_from_config(copy, shapes)
+        same = [tuple(v.shape) for v in copy.weights] == [tuple(v.shape) for v in layer.weights]
+    except Exception as error:
+        raise ValueError(
+            f"layer '{layer.name}' of type {type(layer).__name__} cannot be copied to fold its "
+            f"weights, because its config does not create it again ({error}): register the class "
+            "with Keras, define get_config, and build the layer by a call"
+        ) from error
+    if not same:
+        raise ValueError(
+            f"layer '{layer.name}' of type {type(layer).__name__} cannot be copied to fold its "
+            "weights, because the layer of its config has other weights: wrap the layers inside it"
+        )
+    return copy

@@ -1,0 +1,61 @@
+"""`Gains`: trainable weights of parametrizations, such as the gains of weight normalization.
+
+`Gains` is a separate layer inside the layer that applies the parametrizations. Its weights come
+after the weights of the wrapped layer, in the same files and checkpoints.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras
+from tfwd.layers._substitution.weight_selection import Target
+from tfwd.parametrizations import Parametrization
+
+
+class Gains(keras.layers.Layer):
+    """The trainable tensors that belong to parametrizations of a layer's weights."""
+
+    def __init__(self) -> None:
+        super().__init__(name="gains")
+        self.built = True
+
+    def create(self, owner: str, target: Target, element: Parametrization) -> Any:
+        """Creates the gain of one weight, with the value that does not change the weight.
+
+        Args:
+            owner: Name of the layer that applies the parametrization.
+            target: Weight.
+            element: Parametrization for which `trains_reference` is True.
+
+        Returns:
+            The variable.
+        """
+
+        def first(shape: Any, dtype: Any = None, **kwargs: Any) -> tf.Tensor:
+            return element.first_reference(_keras.variables.value(target.variable))
+
+        weight = tf.zeros(target.variable.shape)
+        name = f"{target.name.replace('/', '_')}_gain"
+        with _keras.variables.name_scope(owner):
+            variable = self.add_weight(
+                name=name,
+                shape=tuple(element.first_reference(weight).shape),
+                dtype=_keras.variables.dtype_name(target.variable),
+                initializer=first,
+                trainable=True,
+            )
+        setattr(self, f"gain_{len(self.weights)}", variable)  # checkpoints follow attributes
+        return variable
+
+    def load_own_variables(self, store: Any) -> None:
+        if self.weights and len(store.keys()) != len(self.weights):
+            names = ", ".join(_keras.variables.name(weight) for weight in self.weights)
+            raise ValueError(
+                f"the file does not have the weights {names}. If a model without them wrote it, "
+                "load it into that model, and parametrize that model"
+            )
+        super().load_own_variables(store)
