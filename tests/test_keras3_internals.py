@@ -49,6 +49,7 @@ ATTRIBUTES = {
     "policy": ["_source_name"],
     "symbol": ["_keras_history"],
     "model": ["_compile_loss", "_functional", "_initial_epoch"],
+    "backup": ["_load_model", "_save_model", "_weights_path"],
     "loss": ["_user_loss", "_user_loss_weights"],
     "optimizer": [
         "_apply_weight_decay",
@@ -187,6 +188,7 @@ def owners() -> dict[str, Any]:
     if several is not None:
         several.build(model.trainable_variables)
     return {
+        "backup": keras.callbacks.BackupAndRestore("backup"),
         "bidirectional": keras.layers.Bidirectional,
         "cell": lstm.cell,
         "convolution": keras.layers.Conv1D(1, 1),

@@ -209,7 +209,7 @@ class Pass:
             if scale is None:
                 self.general.add(key)
         # A weight of a parametrization, such as a gain, was read above.
-        inside = [x for x in _keras.layers.all_layers(layer) if isinstance(x, Gains)]
+        inside = [x for x in _keras.layers.all_layers(layer._owner()) if isinstance(x, Gains)]
         self.general.update(id(weight) for gains in inside for weight in gains.weights)
         try:
             with self._observed(given):
