@@ -110,7 +110,16 @@ OWN = {"_", "_abc_impl", "_obj_ref", "_optimizer_", "_self_", "_tfwd_intercepted
 # Names that Keras's objects and tfwd use for different things, and names that
 # `layers/_substitution/provable.py` ignores when it compares layers. Otherwise each layer would be
 # analysed separately.
-CHANCE = {"_autocast", "_initializer", "_losses", "_lock", "_name", "_parent_path", "_path"}
+CHANCE = {
+    "_autocast",
+    "_initializer",
+    "_losses",
+    "_lock",
+    "_model",
+    "_name",
+    "_parent_path",
+    "_path",
+}
 ROOT = Path(__file__).resolve().parents[1]
 
 

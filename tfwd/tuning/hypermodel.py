@@ -49,7 +49,7 @@ def rates(
     >>> hp = keras_tuner.HyperParameters()
     >>> hp.values["dropout/recurrent_kernel"] = 0.3
     >>> dict(hypermodel.build(hp).layers[0].parametrizations)
-    {'recurrent_kernel': Dropout(rate=0.3, noise_shape=None, per_example=False)}
+    {'recurrent_kernel': Dropout(rate=0.3, noise_shape=None)}
     """
     if not dropout and not noise:
         raise ValueError('give rates to try, as dropout={"recurrent_kernel": Float(0, 0.7)}')
