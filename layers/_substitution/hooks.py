@@ -17,8 +17,8 @@ import keras
 
 from tfwd import _keras
 
-# A link gets the link before it or the layer's own call, and the arguments.
-Link = Callable[..., Any]
+# A link is called with the link before it or the layer's own call, and with the arguments.
+Link = Any
 
 _NAME = "_tfwd_hook"
 
