@@ -379,7 +379,7 @@ class Link(WeightPerturbationMixin):
         self.name = layer.name
         self.parametrizations = {target.path: p for target, p in targeted}
         self.references = owner.references
-        self.draws: Any = _PresentDraws(owner)  # type: ignore[assignment]
+        self.draws: Any = _PresentDraws(owner)
         self._call_cache = _CallCache()
         self._own = targeted
         self._variables = frozenset(id(target.variable) for target, _ in targeted)
