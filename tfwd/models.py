@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers._substitution import weight_selection
+from tfwd.layers._substitution import weight_patterns, weight_selection
 from tfwd.layers._substitution.seed_stream import checked_seed
 from tfwd.layers.parametrized import Parametrized
 from tfwd.parametrizations import Parametrization
@@ -87,7 +87,7 @@ def parametrize(
                 f"Dropout(0.5), got {parametrization!r}"
             )
     seed = checked_seed(seed)
-    out = weight_selection.checked_exclude(model, exclude)
+    out = weight_patterns.checked_exclude(model, exclude)
     options: dict[str, Any] = {
         "recompute": recompute,
         "share_across_replicas": share_across_replicas,
@@ -111,7 +111,7 @@ def parametrize(
         found = [t for t in weight_selection.all_targets(layer) if id(t.variable) in chosen]
         if not found:
             return layer
-        patterns = {weight_selection.literal(t.name): chosen[id(t.variable)][1] for t in found}
+        patterns = {weight_patterns.literal(t.name): chosen[id(t.variable)][1] for t in found}
         own = {name: parametrizations[pattern] for name, pattern in patterns.items()}
         own_seed = None
         if seed is not None:
