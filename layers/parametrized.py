@@ -11,8 +11,9 @@ import keras
 from tfwd import _keras, training_flag
 from tfwd.layers._substitution import per_example_call, recurrent_call, weight_selection
 from tfwd.layers._substitution.seed_stream import plain_file
+from tfwd.layers._substitution.weight_patterns import QUANTIZED, checked_exclude
 from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin
-from tfwd.layers._substitution.weight_selection import QUANTIZED, Parametrizations
+from tfwd.layers._substitution.weight_selection import Parametrizations
 from tfwd.parametrizations import Parametrization
 
 
@@ -115,7 +116,7 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
         super().__init__(layer, dtype=_keras.layers.floating_policy(layer), **kwargs)
         if isinstance(parametrizations, Mapping):
             parametrizations = dict(parametrizations)
-        self._exclude = weight_selection.checked_exclude(layer, exclude)
+        self._exclude = checked_exclude(layer, exclude)
         self._init_perturbation(parametrizations, seed, recompute, share_across_replicas)
         self.draws.wrapper = self.name
         _keras.layers.adopt_call(self, layer)

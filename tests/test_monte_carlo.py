@@ -12,8 +12,9 @@ from model_kinds import ALL, X
 from stacks import IS_KERAS_2, needs_keras3
 
 import tfwd
-from tfwd import layers, monte_carlo
+from tfwd import layers
 from tfwd import parametrizations as P
+from tfwd.monte_carlo import prediction
 
 PERTURBED = {"kernel": P.Dropout(0.5), "all": P.GaussianNoise(0.3)}
 
@@ -445,7 +446,7 @@ def test_outputs_are_kept_only_on_request(monkeypatch, return_samples: bool) -> 
     model = tfwd.parametrize(ALL["sequential"](), PERTURBED, seed=3)
     made: list[weakref.ref] = []
     alive: list[int] = []
-    own = monte_carlo._dense
+    own = prediction.dense
 
     def dense(output: tf.Tensor) -> np.ndarray:
         alive.append(sum(one() is not None for one in made))
@@ -453,7 +454,7 @@ def test_outputs_are_kept_only_on_request(monkeypatch, return_samples: bool) -> 
         made.append(weakref.ref(found))
         return found
 
-    monkeypatch.setattr(monte_carlo, "_dense", dense)
+    monkeypatch.setattr(prediction, "dense", dense)
     predicted(model, X, 20, 4, return_samples=return_samples)
     assert len(made) == 40
     assert max(alive) >= 19 if return_samples else max(alive) <= 2

@@ -10,7 +10,7 @@ import keras
 
 from tfwd import _keras
 from tfwd.in_place import parametrize_in_place, remove_in_place
-from tfwd.layers._substitution import folding, weight_selection
+from tfwd.layers._substitution import folding, weight_patterns, weight_selection
 from tfwd.layers._substitution.seed_stream import checked_seed
 from tfwd.layers.parametrized import Parametrized, check_wrappable
 from tfwd.parametrizations import Parametrization
@@ -86,7 +86,7 @@ def parametrize(
     """
     if in_place:
         _check_patterns(model, parametrizations)
-        out = weight_selection.checked_exclude(model, exclude)
+        out = weight_patterns.checked_exclude(model, exclude)
         return parametrize_in_place(
             model, parametrizations, checked_seed(seed), recompute, share_across_replicas, out
         )
@@ -97,7 +97,7 @@ def parametrize(
         )
     _check_patterns(model, parametrizations)
     seed = checked_seed(seed)
-    out = weight_selection.checked_exclude(model, exclude)
+    out = weight_patterns.checked_exclude(model, exclude)
     options: dict[str, Any] = {
         "recompute": recompute,
         "share_across_replicas": share_across_replicas,
@@ -121,7 +121,7 @@ def parametrize(
         found = [t for t in weight_selection.all_targets(layer) if id(t.variable) in chosen]
         if not found:
             return layer
-        patterns = {weight_selection.literal(t.name): chosen[id(t.variable)][1] for t in found}
+        patterns = {weight_patterns.literal(t.name): chosen[id(t.variable)][1] for t in found}
         own = {name: parametrizations[pattern] for name, pattern in patterns.items()}
         own_seed = None
         if seed is not None:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph.constants import constant
 from tfwd._random import seeds
-from tfwd.layers._substitution.weight_selection import QUANTIZED
+from tfwd.layers._substitution.weight_patterns import QUANTIZED
 
 _counting = threading.Lock()
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfwd
 from tfwd import layers
 from tfwd import parametrizations as P
-from tfwd.layers._substitution import weight_selection
+from tfwd.layers._substitution import weight_patterns, weight_selection
 
 
 def names(layer: keras.Layer, patterns=None) -> list[str]:
@@ -205,7 +205,7 @@ def test_a_weight_that_two_layers_share_is_chosen_once() -> None:
     ],
 )
 def test_shortest_unique_ends(paths: list[str], expected: list[str]) -> None:
-    assert weight_selection.shortest_names(paths) == expected
+    assert weight_patterns.shortest_names(paths) == expected
 
 
 EXCLUDED = [

@@ -195,7 +195,7 @@ DEFECTS = [
     ),
     Defect(
         "excluded weights are parametrized",
-        "layers/_substitution/weight_selection.py",
+        "layers/_substitution/weight_patterns.py",
         "        left = [t for t in targets if t.position not in out]\n",
         "        left = targets\n",
         ("tests/layers/test_weight_selection.py",),
@@ -209,7 +209,7 @@ DEFECTS = [
     ),
     Defect(
         "a pattern that earlier ones shadow is accepted",
-        "layers/_substitution/weight_selection.py",
+        "layers/_substitution/weight_patterns.py",
         "if all(t.position in taken for t in left):",
         "if False:",
         ("tests/layers/test_weight_selection.py",),
@@ -223,14 +223,14 @@ DEFECTS = [
     ),
     Defect(
         "predict_samples draws other weights for each batch",
-        "tfwd/monte_carlo.py",
+        "tfwd/monte_carlo/prediction.py",
         "                sampled.begin()\n",
         "",
         ("tests/test_monte_carlo.py",),
     ),
     Defect(
         "training after predict_samples does not continue with the next draws",
-        "tfwd/monte_carlo.py",
+        "tfwd/monte_carlo/model_function.py",
         "                state.assign(value)\n\n    def begin",
         "                pass\n\n    def begin",
         ("tests/test_monte_carlo.py",),
@@ -244,7 +244,7 @@ DEFECTS = [
     ),
     Defect(
         "predict_samples normalizes with the statistics of the batch",
-        "tfwd/monte_carlo.py",
+        "tfwd/monte_carlo/model_function.py",
         'given.arguments["training"] = False',
         "pass",
         ("tests/test_monte_carlo.py",),

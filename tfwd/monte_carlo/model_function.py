@@ -1,0 +1,148 @@
+"""A model as a traced function that predicts on the next effective weights."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfwd import _keras
+from tfwd._keras import calls as _keras_calls
+from tfwd.layers._substitution import references, sampled_calls
+from tfwd.layers._substitution.seed_stream import SeedStream
+from tfwd.parametrizations.parametrized_layers import ParametrizedLayer
+
+
+class Sampled:
+    """A model that predicts on the effective weights of its next training calls.
+
+    Args:
+        model: Model.
+        drawing: Layers of the model with parametrized weights.
+        training: bool. Training flag of everything except the parametrizations.
+    """
+
+    def __init__(self, model: Any, drawing: list[ParametrizedLayer], training: bool) -> None:
+        self._model = model
+        self._draws = [layer.draws for layer in drawing]
+        self._first = [_held(draws.state) for draws in self._draws]
+        self._states = _states(model, self._draws)
+        found = [*self._draws, *(w.parametrization for layer in drawing for w in layer.weights)]
+        self.predict = _function(model, training, self._states, found)
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restores seeds, counters and references after the body."""
+        before = [_held(state) for state in self._states]
+        try:
+            with references.borrowed(self._model):
+                yield
+        finally:
+            for state, value in zip(self._states, before, strict=True):
+                state.assign(value)
+
+    def begin(self) -> None:
+        """Begins again with the first sample."""
+        for draws, value in zip(self._draws, self._first, strict=True):
+            draws.state.assign(value)
+
+
+def _states(model: Any, draws: list[SeedStream]) -> list[Any]:
+    """Returns the seeds and counters of a model, each once.
+
+    Keras counts the states of its generators among `variables`, but not among `weights`.
+    """
+    weights = {id(v) for v in model.weights}
+    states = [x.state for x in _keras.layers.all_layers(model) if isinstance(x, SeedStream)]
+    states += [one.state for one in draws]  # those in place are not layers of the model
+    states += [v for v in model.variables if id(v) not in weights]
+    return list({id(state): state for state in states}.values())
+
+
+class _Traced(NamedTuple):
+    """A model's function, and all that it was traced with."""
+
+    function: Callable[[Any], Any]
+    flags: list[bool]
+    objects: list[weakref.ref[Any]]
+
+    def fits(self, flags: list[bool], objects: list[Any]) -> bool:
+        """Returns True if a new function would be the same."""
+        same = flags == self.flags and len(objects) == len(self.objects)
+        return same and all(held() is one for held, one in zip(self.objects, objects, strict=True))
+
+
+# The function of each model's last call. It holds neither the model nor its layers.
+_traced: weakref.WeakKeyDictionary[Any, _Traced] = weakref.WeakKeyDictionary()
+
+
+def _function(
+    model: Any, training: bool, states: list[Any], found: list[Any]
+) -> Callable[[Any], Any]:
+    """Returns the function from a batch to the outputs in the next sample.
+
+    It is the function of an earlier call, if the model still has the same layers.
+
+    Args:
+        model: Model.
+        training: bool. Training flag of everything except the parametrizations.
+        states: Seeds and counters.
+        found: Counters and parametrizations of the model.
+    """
+    if getattr(model, "run_eagerly", False):
+        return _forward(model, training, states)
+    layers = _keras.layers.all_layers(model)
+    flags = [training, *(layer.trainable for layer in layers)]
+    objects = [*layers, *found, *states]
+    known = _traced.get(model)
+    if known is not None and known.fits(flags, objects):
+        return known.function
+    forward = _forward(model, training, states)
+    function = tf.function(forward, autograph=False, reduce_retracing=True)
+    _traced[model] = _Traced(function, flags, [weakref.ref(one) for one in objects])
+    return function
+
+
+def _forward(model: Any, training: bool, states: list[Any]) -> Callable[[Any], Any]:
+    held = weakref.ref(model)
+    layers = _keras.layers.all_layers(model)
+    normalizations = [type(x) for x in layers if isinstance(x, keras.layers.BatchNormalization)]
+    flag = {"training": training} if _keras.layers.accepts_training(model) else {}
+
+    def forward(batch: Any) -> Any:
+        frozen: Any = contextlib.nullcontext()
+        if training and normalizations:
+            kinds = map(_keras_calls.calls_of, normalizations)
+            frozen = _keras_calls.intercepted(kinds, _in_evaluation)
+        run: Any = held()  # a strong reference would keep the model in its own function
+        with (
+            _keras_calls.Discarded(states),
+            _keras_calls.users_code(),
+            sampled_calls.sampling(),
+            frozen,
+        ):
+            return run(batch, **flag)
+
+    return forward
+
+
+def _in_evaluation(
+    cls: type, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+) -> Any:
+    """Calls a layer as in evaluation, whichever training flag it gets."""
+    signature = inspect.signature(own)
+    if "training" not in signature.parameters:
+        return own(*args, **kwargs)
+    given = signature.bind(*args, **kwargs)
+    given.arguments["training"] = False
+    return own(*given.args, **given.kwargs)
+
+
+def _held(variable: Any) -> np.ndarray:
+    return _keras.variables.value(variable).numpy()
