@@ -44,7 +44,8 @@ def check(layer: keras.Layer, targeted: TargetedWeights) -> None:
         ValueError: If a weight or its layer is not supported; if the element is not the last one of
             the weight's parametrizations.
     """
-    plain, inside = _plain(layer)
+    plain = _plain(layer)
+    inside = [x for x in _keras.layers.all_layers(layer) if hasattr(x, "_targeted")]
     for target, parametrization in targeted:
         elements = parametrization.elements()
         where = f"weight '{target.name}' of layer '{layer.name}'"
@@ -86,7 +87,7 @@ def check_inputs(
     """
     if not any(element.per_example for element in weight_selection.elements(parametrizations)):
         return
-    layer, _ = _plain(wrapper)
+    layer = _plain(wrapper)
     if reason := _why_not(layer):
         raise ValueError(
             f"the kernel of layer '{layer.name}' {reason}, so Dropout(per_example=True) cannot "
@@ -161,17 +162,17 @@ def _present_mask(layer: Any) -> tuple[Any, tf.Tensor] | None:
     return chain.per_example([w.bound[key] for w in wrappers if key in w.bound])[1]
 
 
-def _plain(layer: Any) -> tuple[Any, list[Any]]:
-    """Returns the layer inside all wrappers, and the wrappers. The innermost comes first."""
-    wrappers: list[Any] = []
+def _plain(layer: Any) -> Any:
+    """Returns the layer inside all wrappers."""
     while (inner := getattr(layer, "_subject", lambda here=layer: here)()) is not layer:
-        wrappers.insert(0, layer)
         layer = inner
-    return layer, wrappers
+    return layer
 
 
 def _elements_of(wrapper: Any, variable: Any) -> list[Any]:
     """Returns the elements of a wrapper's parametrization of a variable."""
+    if not _keras.layers.has_weights(wrapper._subject()):
+        return []
     return [e for t, p in wrapper._targeted() if t.variable is variable for e in p.elements()]
 
 

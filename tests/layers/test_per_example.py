@@ -285,16 +285,22 @@ WRONG = {
         (2, 5),
         "must be the last parametrization.* GaussianNoise",
     ),
+    "wrapper in a model": (
+        lambda: keras.Sequential(
+            [keras.Input((5,)), layers.WeightDropout(K.Dense(3), 0.5, per_example=True)]
+        ),
+        P.GaussianNoise(0.1),
+        (2, 5),
+        "must be the last parametrization.* GaussianNoise",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_other_layers_and_weights_are_errors(name: str) -> None:
     make, parametrization, shape, message = WRONG[name]
-    layer = layers.Parametrized(make(), parametrization)
     with pytest.raises(ValueError, match=message):
-        layer.build(shape)
-    assert layer.calls == 0
+        layers.Parametrized(make(), parametrization).build(shape)
 
 
 def test_wrong_arguments_are_errors() -> None:
