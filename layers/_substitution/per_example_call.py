@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd._graph import graphs
 from tfwd._random import example_masks
 from tfwd.layers._substitution import overriding, weight_selection
 from tfwd.layers._substitution.substituted_call import outer_wrappers
@@ -45,7 +46,7 @@ def check(layer: keras.Layer, targeted: TargetedWeights) -> None:
             the weight's parametrizations.
     """
     plain = _plain(layer)
-    inside = [x for x in _keras.layers.all_layers(layer) if hasattr(x, "_targeted")]
+    inside: Any = [x for x in _keras.layers.all_layers(layer) if _is_wrapper(x)]
     for target, parametrization in targeted:
         elements = parametrization.elements()
         where = f"weight '{target.name}' of layer '{layer.name}'"
@@ -88,7 +89,8 @@ def check_inputs(
     if not any(element.per_example for element in weight_selection.elements(parametrizations)):
         return
     layer = _plain(wrapper)
-    if reason := _why_not(layer):
+    # While Keras 2 saves a model, its layers have other calls.
+    if not graphs.is_saving() and (reason := _why_not(layer)):
         raise ValueError(
             f"the kernel of layer '{layer.name}' {reason}, so Dropout(per_example=True) cannot "
             f"give each example its own mask; {_SUPPORTED}"
@@ -162,10 +164,15 @@ def _present_mask(layer: Any) -> tuple[Any, tf.Tensor] | None:
     return chain.per_example([w.bound[key] for w in wrappers if key in w.bound])[1]
 
 
+def _is_wrapper(layer: Any) -> bool:
+    """Returns True for a layer that parametrizes the weights of another layer."""
+    return hasattr(layer, "_subject") and layer._subject() is not layer
+
+
 def _plain(layer: Any) -> Any:
     """Returns the layer inside all wrappers."""
-    while (inner := getattr(layer, "_subject", lambda here=layer: here)()) is not layer:
-        layer = inner
+    while _is_wrapper(layer):
+        layer = layer._subject()
     return layer
 
 
