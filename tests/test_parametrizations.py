@@ -128,6 +128,18 @@ def test_a_start_that_is_no_step_is_an_error(start) -> None:
         P.GaussianNoise(0.1, start_call=start)(weight(), SEED)
 
 
+def test_an_element_after_a_mask_per_example_is_an_error() -> None:
+    last = chain.BoundParametrization(P.Dropout(0.5, per_example=True), SEED)
+    for training in (True, False):
+        noise = chain.BoundParametrization(P.Chain([P.GaussianNoise(0.1)]), SEED, training)
+        shared, found = chain.per_example([noise, last])
+        assert shared[0] == noise and shared[1].parametrization.elements() == []
+        assert found[0] is last.parametrization and not np.array_equal(found[1], SEED)
+    with pytest.raises(ValueError, match="per_example=True.* must be the last .* GaussianNoise"):
+        chain.per_example([last, noise._replace(training=True)])
+    assert chain.per_example([last, noise])[1][0] is last.parametrization  # noise does not act
+
+
 IDENTITIES = [
     P.Dropout(0.0),
     P.Dropout(0),

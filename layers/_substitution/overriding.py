@@ -59,6 +59,10 @@ def is_plain(layer: Any, kind: type[keras.layers.Layer], ours: bool = False) -> 
     return plain and not _is_overridden(layer, kind, ours)
 
 
+def _unbound(method: Any) -> Any:
+    return getattr(method, "__func__", method)
+
+
 def _is_overridden(layer: Any, kind: type, ours: bool) -> bool:
     """Returns True if a layer replaces a method or property of its Keras class.
 
@@ -70,8 +74,10 @@ def _is_overridden(layer: Any, kind: type, ours: bool) -> bool:
             break
         if not (ours and cls.__module__.startswith("tfwd.")) and not names.isdisjoint(vars(cls)):
             return True
-    hooked = {"call"} if hooks.hook_of(layer) is not None else set()
-    if not methods.isdisjoint(vars(layer).keys() - hooked):
+    # Keras 2 leaves the class's own method on a layer that it has saved.
+    own = vars(layer)
+    found = methods & own.keys() - ({"call"} if hooks.hook_of(layer) is not None else set())
+    if any(_unbound(own[name]) is not getattr(kind, name) for name in found):
         return True
     called = (getattr(kind, name, None) for name in _CALLED)
     return any(f is not None and not _keras.is_of_keras(f) for f in called)

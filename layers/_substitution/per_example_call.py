@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd._graph import graphs
 from tfwd._random import example_masks
 from tfwd.layers._substitution import overriding, weight_selection
 from tfwd.layers._substitution.substituted_call import outer_wrappers
@@ -44,7 +45,8 @@ def check(layer: keras.Layer, targeted: TargetedWeights) -> None:
         ValueError: If a weight or its layer is not supported; if the element is not the last one of
             the weight's parametrizations.
     """
-    plain, inside = _plain(layer)
+    plain = _plain(layer)
+    inside: Any = [x for x in _keras.layers.all_layers(layer) if _is_wrapper(x)]
     for target, parametrization in targeted:
         elements = parametrization.elements()
         where = f"weight '{target.name}' of layer '{layer.name}'"
@@ -86,8 +88,9 @@ def check_inputs(
     """
     if not any(element.per_example for element in weight_selection.elements(parametrizations)):
         return
-    layer, _ = _plain(wrapper)
-    if reason := _why_not(layer):
+    layer = _plain(wrapper)
+    # While Keras 2 saves a model, its layers have other calls.
+    if not graphs.is_saving() and (reason := _why_not(layer)):
         raise ValueError(
             f"the kernel of layer '{layer.name}' {reason}, so Dropout(per_example=True) cannot "
             f"give each example its own mask; {_SUPPORTED}"
@@ -161,17 +164,22 @@ def _present_mask(layer: Any) -> tuple[Any, tf.Tensor] | None:
     return chain.per_example([w.bound[key] for w in wrappers if key in w.bound])[1]
 
 
-def _plain(layer: Any) -> tuple[Any, list[Any]]:
-    """Returns the layer inside all wrappers, and the wrappers. The innermost comes first."""
-    wrappers: list[Any] = []
-    while (inner := getattr(layer, "_subject", lambda here=layer: here)()) is not layer:
-        wrappers.insert(0, layer)
-        layer = inner
-    return layer, wrappers
+def _is_wrapper(layer: Any) -> bool:
+    """Returns True for a layer that parametrizes the weights of another layer."""
+    return hasattr(layer, "_subject") and layer._subject() is not layer
+
+
+def _plain(layer: Any) -> Any:
+    """Returns the layer inside all wrappers."""
+    while _is_wrapper(layer):
+        layer = layer._subject()
+    return layer
 
 
 def _elements_of(wrapper: Any, variable: Any) -> list[Any]:
     """Returns the elements of a wrapper's parametrization of a variable."""
+    if not _keras.layers.has_weights(wrapper._subject()):
+        return []
     return [e for t, p in wrapper._targeted() if t.variable is variable for e in p.elements()]
 
 

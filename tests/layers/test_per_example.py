@@ -232,6 +232,26 @@ def test_a_model_trains_and_resumes_with_the_same_draws(tmp_path) -> None:
     assert tfwd.unwrap(model).layers[0].kernel is plain.layers[0].kernel
 
 
+def test_a_saved_training_function_has_the_gradient(tmp_path) -> None:
+    x = inputs(6, 5)
+    layer = built(K.Dense(3), x)
+    layer(x)
+    module = tf.Module()
+    module.layer = layer
+    spec = [tf.TensorSpec([None, 5], tf.float32)]
+    module.train = tf.function(lambda x: layer(x, training=True), input_signature=spec)
+    expected = by_hand(layer, x, layer.effective_weights(0, examples=6)["kernel"], "bi,bio->bo")
+    tf.saved_model.save(module, str(tmp_path / "saved"))
+    loaded = tf.saved_model.load(str(tmp_path / "saved"))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = loaded.train(x)
+        loss = tf.reduce_sum(y * tf.sin(tf.cast(tf.range(tf.size(y)), y.dtype) + 1)[0] + y**2)
+    np.testing.assert_allclose(y, expected[0], rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(tape.gradient(loss, x), expected[1], rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(layer(x, training=True), y, rtol=2e-5, atol=2e-5)  # still works
+
+
 def test_config() -> None:
     wrapped = layers.WeightDropout(K.Dense(3), 0.3, per_example=True)
     again = layers.WeightDropout.from_config(wrapped.get_config())
@@ -285,16 +305,22 @@ WRONG = {
         (2, 5),
         "must be the last parametrization.* GaussianNoise",
     ),
+    "wrapper in a model": (
+        lambda: keras.Sequential(
+            [keras.Input((5,)), layers.WeightDropout(K.Dense(3), 0.5, per_example=True)]
+        ),
+        P.GaussianNoise(0.1),
+        (2, 5),
+        "must be the last parametrization.* GaussianNoise",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_other_layers_and_weights_are_errors(name: str) -> None:
     make, parametrization, shape, message = WRONG[name]
-    layer = layers.Parametrized(make(), parametrization)
     with pytest.raises(ValueError, match=message):
-        layer.build(shape)
-    assert layer.calls == 0
+        layers.Parametrized(make(), parametrization).build(shape)
 
 
 def test_wrong_arguments_are_errors() -> None:

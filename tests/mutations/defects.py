@@ -136,7 +136,7 @@ DEFECTS = [
         "tfwd/parametrizations/chain.py",
         "if acts and found is not None:",
         "if False:",
-        (PER_EXAMPLE,),
+        ("tests/test_parametrizations.py",),
     ),
     Defect(
         "sparse inputs of a layer with masks per example are not rejected before the draw",

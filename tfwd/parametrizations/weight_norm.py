@@ -21,7 +21,8 @@ class WeightNorm(Parametrization):
 
     With `gain=True` the layer that applies it gets `g` as a trainable weight of shape
     `[weight.shape[axis]]`, in the weight's dtype. Its name is the weight's name and `_gain`. It
-    comes after the wrapped layer's weights, and it is saved and loaded with them. It is created
+    comes after the wrapped layer's weights, and it is saved and loaded with them. It is trained
+    unless the wrapper is frozen, also if only the wrapped layer is frozen. It is created
     together with the weights, with the value `g_k = max(||w_k||, epsilon)`, so that the layer
     computes the same as before. If the weights are loaded later without the gain, call
     `tfwd.reset_references(model)`, which sets the gain again. `tfwd.pretrained` does so itself.
