@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from processes import Processes, finish
 from stacks import IS_KERAS_2
 
 import tfwd
@@ -357,6 +358,72 @@ def test_a_copied_layer_calls_itself() -> None:
     other.set_weights([w * 0 for w in other.get_weights()])
     assert not np.asarray(other(X)).any()
     assert np.asarray(dense(X)).any()
+
+
+# A functional model with a preprocessor outside its graph. It compiles itself, and its `fit` takes
+# texts, as in keras-hub. A second process defines the same class.
+OF_TEXTS = """
+import keras
+import numpy as np
+
+
+class Letters(keras.layers.Layer):
+    def build(self, shape):
+        self.built = True
+
+    def call(self, texts):
+        return np.array([[text.count(c) for c in "abcdefgh"] for text in texts], "float32")
+
+
+class OfTexts(keras.Model):
+    def __init__(self, **kwargs):
+        counts = keras.Input((8,))
+        hidden = keras.layers.Dense(16, "tanh", name="hidden")(counts)
+        super().__init__(counts, keras.layers.Dense(1, name="answer")(hidden), **kwargs)
+        self.preprocessor = Letters()
+        self.compile(keras.optimizers.Adam(0.01), "mse")
+
+    def fit(self, texts, labels, **kwargs):
+        return super().fit(self.preprocessor.call(texts), labels, **kwargs)
+
+    def predict(self, texts, **kwargs):
+        return super().predict(self.preprocessor.call(texts), **kwargs)
+
+    def get_config(self):
+        return {}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls()
+"""
+LOAD = """
+import sys
+sys.modules["tfwd"] = None
+model = keras.models.load_model(sys.argv[1], custom_objects={"OfTexts": OfTexts}, compile=False)
+np.save(sys.argv[2], model.predict(sys.argv[3:], verbose=0))
+"""
+
+
+def test_the_script_of_the_documentation(tmp_path: Path) -> None:
+    """`test_keras_hub` does the same with a classifier of keras-hub."""
+    names: dict[str, Any] = {"__name__": "of_texts"}
+    exec(OF_TEXTS, names)
+    keras.utils.set_random_seed(1)
+    model, texts, labels = names["OfTexts"](), ["abba", "head", "cabbage", "face"], Y[:4]
+    before = model.predict(texts, verbose=0)
+    tfwd.parametrize(model, {"hidden/kernel": P.Dropout(0.1)}, in_place=True)
+    np.testing.assert_array_equal(model.predict(texts, verbose=0), before)
+    model.fit(texts, labels, epochs=3, verbose=0)
+    assert added(model).calls == 3
+    assert tfwd.unwrap(model) is model
+    model.save(tmp_path / "plain.keras")
+    with Processes() as started:
+        arguments = [str(tmp_path / "plain.keras"), str(tmp_path / "found.npy"), *texts]
+        status, output = finish(started.python(OF_TEXTS + LOAD, arguments))
+    assert status == 0, output
+    expected = model.predict(texts, verbose=0)
+    assert abs(expected - before).max() > 1e-3
+    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_exports_are_plain(tmp_path: Path) -> None:

@@ -165,8 +165,21 @@ def awaits_call(layer: Any) -> bool:
     """Returns True if inner layers are not built yet, and may get weights when they are."""
     return any(
         not (inner.built or _never_has_weights(inner)) or awaits_call(inner)
-        for inner in sublayers(layer)
+        for inner in _called_layers(layer)
     )
+
+
+def _called_layers(layer: Any) -> list[Any]:
+    """Returns the direct sublayers that a layer may call.
+
+    A functional model calls only the layers of its graph. It may hold others, for example a
+    preprocessor.
+    """
+    is_graph = isinstance(layer, functional.Functional) and not isinstance(layer, keras.Sequential)
+    if not (is_graph and is_of_keras(type(layer), "call")):
+        return sublayers(layer)
+    called = [node.layer for nodes in layer._nodes_by_depth.values() for node in nodes]
+    return list({id(inner): inner for inner in called}.values())
 
 
 def _never_has_weights(layer: Any) -> bool:

@@ -21,6 +21,7 @@ from keras.src.backend.common import global_state as _global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from tfwd._keras_shared.interception import named_after
+from tfwd._keras_shared.own_code import is_of_keras
 
 _SCOPE = "stateless_scope"
 
@@ -185,8 +186,18 @@ def awaits_call(layer: keras.Layer) -> bool:
     is_default = keras.src.utils.python_utils.is_default
     return any(
         not (inner.built or is_default(inner.build)) or awaits_call(inner)
-        for inner in sublayers(layer)
+        for inner in _called_layers(layer)
     )
+
+
+def _called_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """Returns the direct sublayers that a layer may call.
+
+    A functional model calls only the layers of its graph. It may hold others, for example the
+    preprocessor of a model of keras-hub.
+    """
+    functional = isinstance(layer, keras.src.models.Functional)
+    return layer.layers if functional and is_of_keras(type(layer), "call") else sublayers(layer)
 
 
 def embedding_matrix(layer: keras.layers.Embedding) -> keras.Variable:
