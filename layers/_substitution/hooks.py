@@ -1,8 +1,9 @@
-"""Replaces the `call` of single layers, and restores it.
+"""Replaces methods of single layers, and restores them.
 
 A hooked layer has an attribute `call` of its own. The class of the layer does not change, and other
 layers of the class are not affected. The hook holds links, one per parametrization. The link that
-was added last is called first.
+was added last is called first. A hooked model also has a `train_step` of its own, and a hooked
+layer rejects quantization.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from tfwd import _keras
+from tfwd.layers._substitution import training_steps
 
 # A link is called with the link before it or the layer's own call, and with the arguments.
 Link = Any
@@ -24,10 +27,18 @@ _NAME = "_tfwd_hook"
 
 
 class Hook:
-    """The links in the call of one layer. A copy of the layer has a hook without links."""
+    """The links in the call of one layer. A copy of the layer has a hook without links.
+
+    Attributes:
+        links: The links. The last one is called first.
+        replaced: Attributes of the layer itself that were replaced, such as a `call` of its own.
+        has_warned: True if the user knows that a training step makes no training call.
+    """
 
     def __init__(self) -> None:
         self.links: list[Link] = []
+        self.replaced: dict[str, Any] = {}
+        self.has_warned = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
         return Hook()
@@ -36,35 +47,82 @@ class Hook:
         return Hook, ()
 
 
-def _method(layer: keras.Layer) -> Callable[..., Any]:
-    """Returns the `call` of a hooked layer: a bound method with the signature of its own `call`."""
-
-    def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
-        function = _keras.layers.own_call(self)
-        hook = hook_of(self)
-        for link in () if hook is None else hook.links:
-            function = functools.partial(link, function)
-        return function(*args, **kwargs)
-
-    call.autograph_info__ = {}  # type: ignore[attr-defined]  # tells AutoGraph not to convert it
-    call.__signature__ = inspect.signature(type(layer).call)  # type: ignore[attr-defined]
-    return types.MethodType(call, layer)
-
-
 def hook_of(layer: keras.Layer) -> Hook | None:
     """Returns the hook of a layer, or None."""
     return vars(layer).get(_NAME)
 
 
-def add(layer: keras.Layer, link: Link) -> None:
-    """Adds a link to a layer's call."""
+def _bound(layer: keras.Layer, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of a layer with the signature of the method that it replaces."""
+    replaced: Any = function
+    replaced.autograph_info__ = {}  # tells AutoGraph not to convert it
+    replaced.is_hook_of_tfwd = True
+    replaced.__signature__ = inspect.signature(getattr(type(layer), name))
+    return types.MethodType(replaced, layer)
+
+
+def _call() -> Callable[..., Any]:
+    def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+        hook = hook_of(self) or Hook()
+        function = hook.replaced.get("call") or _keras.layers.own_call(self)
+        for link in hook.links:
+            function = functools.partial(link, function)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _train_step() -> Callable[..., Any]:
+    def train_step(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        hook = hook_of(self) or Hook()
+        own = hook.replaced.get("train_step") or types.MethodType(type(self).train_step, self)
+        with training_steps.entered() as step:
+            result = own(*args, **kwargs)
+        if hook.links and not step.has_trained and not hook.has_warned:
+            hook.has_warned = True
+            warnings.warn(
+                f"the train_step of model '{self.name}' makes no training call of a parametrized "
+                "layer, so it trains the raw weights: pass training=True to the layers that it "
+                "calls. (training=False, also as the default of an argument, means evaluation.)",
+                stacklevel=2,
+            )
+        return result
+
+    return train_step
+
+
+def _quantize(hint: str) -> Callable[..., Any]:
+    def quantize(self: keras.Layer, *args: Any, **kwargs: Any) -> None:
+        # A model's `quantize` turns it into a warning.
+        raise NotImplementedError(f"layer '{self.name}' is parametrized in place: {hint}")
+
+    return quantize
+
+
+def add(layer: keras.Layer, link: Link, unquantizable: str = "") -> None:
+    """Adds a link to a layer's call.
+
+    Args:
+        layer: Layer.
+        link: Link.
+        unquantizable: str. The reason why the layer cannot be quantized from now on. Default "".
+    """
     hook = hook_of(layer)
     if hook is None:
         hook = Hook()
         # Keras would track the attributes otherwise.
         object.__setattr__(layer, _NAME, hook)
-        object.__setattr__(layer, "call", _method(layer))
+        _replace(layer, hook, "call", _call())
+        if isinstance(layer, keras.Model):
+            _replace(layer, hook, "train_step", _train_step())
+    if unquantizable and "quantize" not in hook.replaced and hasattr(layer, "quantize"):
+        _replace(layer, hook, "quantize", _quantize(unquantizable))
     hook.links.append(link)
+
+
+def _replace(layer: keras.Layer, hook: Hook, name: str, function: Callable[..., Any]) -> None:
+    hook.replaced[name] = vars(layer).get(name)
+    object.__setattr__(layer, name, _bound(layer, name, function))
 
 
 def remove(layer: keras.Layer, link: Link) -> None:
@@ -73,9 +131,13 @@ def remove(layer: keras.Layer, link: Link) -> None:
     if hook is None or link not in hook.links:
         return
     hook.links.remove(link)
-    if not hook.links:
-        object.__delattr__(layer, "call")
-        object.__delattr__(layer, _NAME)
+    if hook.links:
+        return
+    for name, own in hook.replaced.items():
+        object.__delattr__(layer, name)
+        if own is not None:
+            object.__setattr__(layer, name, own)
+    object.__delattr__(layer, _NAME)
 
 
 def is_only_link(layer: keras.Layer) -> bool:

@@ -34,6 +34,8 @@ from tfwd.layers._substitution import (
     recomputed_calls,
     recurrent_call,
     sampled_calls,
+    training_steps,
+    weight_patterns,
 )
 from tfwd.layers._substitution.references import References
 from tfwd.layers._substitution.seed_stream import SeedStream, checked_seed
@@ -41,6 +43,7 @@ from tfwd.layers._substitution.weight_perturbation import (
     WeightPerturbationMixin,
     _CallCache,
     bound_parametrizations,
+    under_flag,
 )
 from tfwd.layers._substitution.weight_selection import Parametrizations, Target, TargetedWeights
 from tfwd.parametrizations import Parametrization, chain
@@ -166,7 +169,7 @@ class InPlace:
     def add(self) -> None:
         """Hooks all layers."""
         for link in self._links:
-            hooks.add(link.layer, link)
+            hooks.add(link.layer, link, weight_patterns.QUANTIZED if link.is_effective else "")
 
     def remove(self) -> None:
         """Removes the hooks."""
@@ -389,6 +392,11 @@ class Link(WeightPerturbationMixin):
             per_example_call.check(layer, targeted)
 
     @property
+    def is_effective(self) -> bool:
+        """True if the layer runs on effective weights. False for a container."""
+        return bool(self._own)
+
+    @property
     def calls(self) -> int | tf.Tensor:
         """Number of the present call."""
         number = tf.raw_ops.Unpack(value=_present_calls()[self.in_place].state, num=2)[1]
@@ -435,18 +443,23 @@ class Link(WeightPerturbationMixin):
         owner = self.in_place
         training, names, values = _keras.layers.split_training(self.layer, args, kwargs)
         flag = training_flag.standardize(training)
-        is_raw = flag is False and owner.is_stochastic and not sampled_calls.is_sampling()
-        if is_raw or (graphs.is_saving() and flag is not False) or _keras.layers.is_symbolic():
+        step = training_steps.present()
+        unset = training is None and step is not None
+        acting = True if unset or sampled_calls.is_sampling() else flag
+        is_raw = acting is False and owner.is_stochastic
+        if is_raw or (graphs.is_saving() and acting is not False) or _keras.layers.is_symbolic():
             return self._passed_on(owner, flag, function, args, kwargs)
         present = _present_calls().get(owner)
         if present is not None and present.state is None:
             return function(*args, **kwargs)
         if present is not None:
-            return self._run(present, flag, function, names, values)
+            return self._run(present, flag, unset, function, names, values)
         self._make_weights(flag, args, kwargs)
-        present = owner.begin(self.layer, True if sampled_calls.is_sampling() else flag)
+        if step is not None and acting is not False:
+            step.has_trained = True
+        present = owner.begin(self.layer, acting)
         with owner.effective_reads(self.layer):
-            return self._run(present, flag, function, names, values)
+            return self._run(present, flag, unset, function, names, values)
 
     def _make_weights(self, flag: bool | tf.Tensor, args: tuple, kwargs: dict[str, Any]) -> None:
         """Lets the layer create weights that a call of this kind uses, outside all scopes."""
@@ -476,26 +489,38 @@ class Link(WeightPerturbationMixin):
         self,
         present: Present,
         flag: bool | tf.Tensor,
+        unset: bool,
         function: Callable[..., Any],
         args: tuple,
         kwargs: dict[str, Any],
     ) -> Any:
+        """Calls the layer within the present call.
+
+        Args:
+            present: Present call of the parametrizations.
+            flag: Training flag of the layer.
+            unset: bool. Nobody has set the flag in a training step. The layer itself runs as Keras
+                runs it, and the parametrizations act.
+            function: The link before this one, or the layer's own call.
+            args: Positional arguments.
+            kwargs: Keyword arguments, without the training flag.
+        """
         outer = _present_calls()
         covered = present.covered | self._variables
-        acting = True if sampled_calls.is_sampling() else flag
+        acting = True if unset or sampled_calls.is_sampling() else flag
         inner = {**outer, self.in_place: present._replace(training=acting, covered=covered)}
         layer = self.layer
         accepts = _keras.layers.accepts_training(layer)
 
         def plain(*args: Any, training: Any, **kwargs: Any) -> Any:
-            if accepts:
+            if accepts and not unset:
                 kwargs["training"] = training
             return function(*args, **kwargs)
 
         # Backward may call it again, after the outermost call has ended.
         def within(used: Callable[..., Any], *args: Any, training: Any, **kwargs: Any) -> Any:
-            sampled = sampled_calls.is_sampling()
-            now = inner[self.in_place]._replace(training=True if sampled else training)
+            forced = unset or sampled_calls.is_sampling()
+            now = inner[self.in_place]._replace(training=True if forced else training)
             with _restored({**inner, self.in_place: now}):
                 return used(*args, training=training, **kwargs)
 
@@ -513,10 +538,12 @@ class Link(WeightPerturbationMixin):
         elif per_example_call.is_product(layer):
             product = functools.partial(per_example_call.call, layer, plain)
             used = functools.partial(within, product)
-        if flag is not False:
+        if acting is not False:
             per_example_call.check_inputs(self, self.parametrizations, args, kwargs)
+        if unset:
+            used, call = under_flag(used, flag), under_flag(call, flag)
         with _restored(inner):
-            return self._perturbed_call(used, args, kwargs, flag, call)
+            return self._perturbed_call(used, args, kwargs, True if unset else flag, call)
 
 
 def _is_keras_call(layer: keras.Layer) -> bool:

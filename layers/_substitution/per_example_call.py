@@ -140,7 +140,7 @@ def call(
         training: bool. Training flag. Default False.
         **given: Keyword arguments, for `otherwise`.
     """
-    found = _present_mask(layer) if training else None
+    found = _present_mask(layer)
     if found is None:
         return otherwise(inputs, *rest, training=training, **given)
     element, seed = found

@@ -25,4 +25,6 @@ def is_of_keras(defined: Any, method: str | None = None) -> bool:
 
 def is_own_step(model: keras.Model) -> bool:
     """Returns True if the training step is Keras's own, with a single update per step."""
-    return is_of_keras(type(model), "train_step") and "train_step" not in vars(model)
+    own = vars(model).get("train_step")
+    is_replaced = own is not None and not getattr(own, "is_hook_of_tfwd", False)
+    return is_of_keras(type(model), "train_step") and not is_replaced
