@@ -234,6 +234,106 @@ def test_fit_with_a_step_of_its_own() -> None:
     model.fit(X, batch_size=8, verbose=0)
 
 
+class NoFlag(keras.Model):
+    """A model whose `call` has no training argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Keras 3 takes the flag of such a layer, False by default, for the layers after it.
+        self.first, self.dropout, self.last = DENSE(8), keras.layers.Dropout(0.0), DENSE(1)
+
+    def call(self, x: Any) -> Any:
+        return self.last(self.dropout(self.first(x)))
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_fit_of_a_model_without_a_training_argument(checked: bool) -> None:
+    """Compares one update with the plain model's update at the effective weights."""
+    model, plain = made(NoFlag), made(NoFlag)
+    tfwd.parametrize(model, {".*kernel": P.Dropout(0.5)}, seed=1, in_place=True)
+    one = added(model)
+    values = [np.asarray(v) for v in one.effective_weights(0).values()]
+    raw = model.get_weights()
+    start = [values[0], raw[1], values[1], raw[3]]
+    plain.set_weights(start)
+    callbacks = [tfwd.callbacks.FiniteCheck()] if checked else []
+    for trained in (model, plain):
+        trained.compile(keras.optimizers.SGD(0.1), "mse")
+        trained.fit(X, Y, batch_size=16, verbose=0, callbacks=callbacks)
+    factors = [2.0 * (values[0] != 0), 1.0, 2.0 * (values[1] != 0), 1.0]
+    moved = zip(model.get_weights(), raw, plain.get_weights(), start, factors, strict=True)
+    for after, before, plain_after, plain_before, factor in moved:
+        change = (plain_after - plain_before) * factor
+        np.testing.assert_allclose(after - before, change, rtol=1e-3, atol=1e-6)
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    assert one.calls == 1
+
+
+def test_dropout_in_a_model_without_a_training_argument() -> None:
+    class Dropped(NoFlag):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = keras.layers.Dropout(0.5)
+
+        def call(self, x: Any) -> Any:
+            self.kept = self.dropout(tf.ones_like(x))
+            return super().call(x)
+
+    model = made(Dropped)
+    tfwd.parametrize(model, {".*kernel": P.Dropout(0.5)}, in_place=True)
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(X, Y, batch_size=16, verbose=0)
+    assert 0 < np.count_nonzero(model.kept) < X.size
+    model.evaluate(X, Y, batch_size=16, verbose=0)
+    assert np.count_nonzero(model.kept) == X.size
+
+
+class Unflagged(Autoencoder):
+    """Its step calls its parts without a training flag, or with False."""
+
+    flag: dict[str, bool]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x = data[0] if isinstance(data, tuple) else data
+        with tf.GradientTape() as tape:
+            hidden = self.parts["in"](x, **self.flag)[:, :2]
+            loss = tf.reduce_mean((self.parts["out"](hidden, **self.flag) - x) ** 2)
+        gradients = tape.gradient(loss, tensors(self))
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def test_a_step_that_passes_no_flag() -> None:
+    model = made(Unflagged)
+    model.flag = {}
+    model.compile("sgd")
+    tfwd.parametrize(model, {".*kernel": P.Dropout(0.5)}, seed=1, in_place=True)
+    model.fit(X, batch_size=8, verbose=0)
+    assert added(model).calls == 4
+
+
+def test_a_step_without_a_training_call_warns() -> None:
+    model = made(Unflagged)
+    model.flag = {"training": False}
+    model.compile("sgd")
+    tfwd.parametrize(model, {".*kernel": P.Dropout(0.5)}, seed=1, in_place=True)
+    with pytest.warns(UserWarning, match="makes no training call.*pass training=True"):
+        model.fit(X, batch_size=8, verbose=0)
+    assert added(model).calls == 0
+
+
+def test_methods_of_the_object_itself_are_kept() -> None:
+    model = made(nested)
+    dense = model.layers[-1]
+    dense.call = lambda x: -type(dense).call(dense, x)
+    expected = np.asarray(model(X))
+    tfwd.parametrize(model, {".*kernel": P.Dropout(0.5)}, seed=1, in_place=True)
+    np.testing.assert_array_equal(model(X), expected)
+    tfwd.unwrap(model)
+    np.testing.assert_array_equal(model(X), expected)
+
+
 def test_parts_of_a_model_that_its_step_calls() -> None:
     model = made(Adversarial, X[:, :4])
     model.compile("sgd")
@@ -530,6 +630,17 @@ def test_masks_for_each_example() -> None:
     np.testing.assert_allclose(model(X, training=True), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_samples_of_masks_for_each_example() -> None:
+    model = made(lambda: keras.Sequential([keras.Input((8,)), DENSE(6)]))
+    parts = {"kernel": P.Dropout(0.5, per_example=True)}
+    tfwd.parametrize(model, parts, seed=1, in_place=True)
+    found = tfwd.predict_samples(model, X, 2, verbose=0, return_samples=True)
+    for call in range(2):
+        (kernels,) = added(model).effective_weights(call, 16).values()
+        expected = np.einsum("bi,bio->bo", X, kernels) + model.get_weights()[1]
+        np.testing.assert_allclose(found.samples[call], expected, rtol=1e-4, atol=1e-5)
+
+
 def test_samples() -> None:
     model, plain = made(Autoencoder), made(Autoencoder)
     tfwd.parametrize(model, {".*kernel": P.Dropout(0.5)}, seed=1, in_place=True)
@@ -580,6 +691,10 @@ WRONG: dict[str, tuple[dict[Any, Any], str]] = {
     "frozen": ({"frozen/kernel": P.Dropout(0.5)}, "selects only frozen weights.*frozen/kernel"),
     "rate": ({"kernel": P.Dropout(1.5)}, r"weight 'first/kernel'.*rate must be in \[0, 1\)"),
     "source": ({"kernel": P.Mixout(0.5, towards="none.npz")}, "cannot read its reference"),
+    "not finite": (
+        {"first/kernel": P.Mixout(0.5, towards={"first/kernel": np.full((8, 4), np.nan)})},
+        "elements that are NaN or infinite",
+    ),
     "no parametrization": ({"kernel": 0.5}, "expected a parametrization"),
     "gain": ({"first/kernel": P.WeightNorm(gain=True)}, "adds trainable weights"),
     "empty": ({}, "parametrizations is empty"),
@@ -638,6 +753,13 @@ def test_low_rank_adaptation_and_quantized_layers() -> None:
     low = [np.asarray(v) for v in (dense.lora_kernel_a, dense.lora_kernel_b)]
     expected = X @ (before[0] + low[0] @ low[1]) + np.asarray(dense.bias)
     np.testing.assert_allclose(dense(X, training=True), expected, rtol=1e-4, atol=1e-5)
+    model = made(lambda: keras.Sequential([keras.Input((8,)), DENSE(4)]))
+    tfwd.parametrize(model, {"kernel": P.Dropout(0.5)}, in_place=True)
+    with pytest.warns(UserWarning) as caught:
+        model.quantize("int8")
+    assert any("is parametrized in place" in str(one.message) for one in caught)
+    assert model.layers[0].quantization_mode is None
+    tfwd.unwrap(model)
     quantized = made(lambda: DENSE(6))
     quantized.quantize("int8")
     with pytest.raises(ValueError, match="dtype int8.*quantized"):

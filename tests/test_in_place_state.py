@@ -144,14 +144,18 @@ def test_wrong_files(tmp_path: Path) -> None:
     train(model)
     tfwd.save_state(model, file)
     content = file.read_bytes()
-    with pytest.raises(ValueError, match=r"weight 'kernel' of shape \(5, 4\) at position 0 is"):
+    with pytest.raises(ValueError, match=r"'kernel' of shape \(5, 4\) at position 0 with Dropout"):
         tfwd.load_state(made(units=6), file)
     half = tfwd.parametrize(plain(), {"dense.*/kernel": P.Dropout(0.5)}, in_place=True)
     tfwd.parametrize(half, {"bias": P.GaussianNoise(0.1)}, in_place=True)
-    with pytest.raises(ValueError, match="has 1 parametrizations in place, the model 2"):
+    with pytest.raises(ValueError, match="is of 1 calls of tfwd.parametrize, and the model had 2"):
         tfwd.load_state(half, file)
     calls = [one.calls for one in tfwd.added_parametrizations(half)]
     assert calls == [0, 0]
+    other = tfwd.parametrize(plain(), {"(.*/)?kernel": P.Mixout(0.5)}, in_place=True)
+    with pytest.raises(ValueError, match="with Dropout then Mixout, where the model has.*Mixout"):
+        tfwd.load_state(other, file)
+    assert tfwd.added_parametrizations(other)[0].calls == 0
     for size in (0, 10, len(content) // 2, len(content) - 30):
         file.write_bytes(content[:size])
         other = made()

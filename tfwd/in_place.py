@@ -80,8 +80,12 @@ def remove_in_place(target: keras.Layer, fold: bool) -> None:
         )
     for one in found:
         given = {target.path: p for target, p in one.targeted}
-        if not fold:
-            weight_selection.check_evaluates_raw(one.target, given, one.target.name)
+        if not fold and weight_selection.acts_in_evaluation(given):
+            raise ValueError(
+                f"'{one.target.name}' has a parametrization that also acts in evaluation, such as "
+                "WeightNorm. Without it, the model would compute different outputs. "
+                "tfwd.unwrap(model, fold=True) sets the model's own weights to the effective ones"
+            )
     if fold:
         values = [pair for one in found for pair in one.evaluation_weights()]
         for variable, value in values:
@@ -95,8 +99,9 @@ def remove_in_place(target: keras.Layer, fold: bool) -> None:
 def added_parametrizations(model: keras.Layer) -> list[InPlace]:
     """Returns the parametrizations that were added in place to a model and to layers in it.
 
-    Each has `calls`, the number of training calls so far, and `effective_weights(call)`, the exact
-    weights that a training call uses on replica 0, by their names.
+    Each has `calls`, the number of training calls so far. `effective_weights(calls)` are the exact
+    weights that the next training call uses on replica 0, by their names. They are computed from
+    the present raw weights, so ask before the step.
 
     Args:
         model: Model or layer.

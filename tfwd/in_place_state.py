@@ -60,12 +60,13 @@ def load_state(model: keras.Layer, path: str | os.PathLike[str]) -> None:
     """Loads a state that `tfwd.save_state` saved. Parametrize the model in the same way before.
 
     Args:
-        model: Model or layer with the same parametrized weights as the saved one. Rates may differ.
+        model: Model or layer with the same parametrized weights, and with parametrizations of the
+            same classes, as the saved one. Rates and names of layers may differ.
         path: Path of the file.
 
     Raises:
         ValueError: If the file is not a whole file of `save_state`, or is of a model with other
-            parametrized weights. Nothing is loaded then.
+            parametrized weights or other kinds of parametrizations. Nothing is loaded then.
         FileNotFoundError: If there is no file.
     """
     added = _added(model)
@@ -77,7 +78,10 @@ def load_state(model: keras.Layer, path: str | os.PathLike[str]) -> None:
     except FileNotFoundError:
         raise
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{where} is not a whole file of tfwd.save_state: {error}") from error
+        raise ValueError(
+            f"{where} is not a whole file of tfwd.save_state: it was not written by it, or is "
+            "damaged. Use another copy. (Weights are in the model's own files: model.load_weights)"
+        ) from error
     _check(where, model, added, contents)
     _load(added, arrays)
 
@@ -113,19 +117,29 @@ def _contents(arrays: dict[str, np.ndarray]) -> list[Any]:
 
 
 def _described(one: InPlace) -> list[list[Any]]:
-    """Returns position, shape and name of each weight. Names of layers differ between processes."""
+    """Returns position, shape, name and kind of parametrization of each weight.
+
+    Names of layers differ between processes.
+    """
     return [
-        [target.position, list(target.variable.shape), _keras.variables.name(target.variable)]
-        for target, _ in one.targeted
+        [
+            target.position,
+            list(target.variable.shape),
+            _keras.variables.name(target.variable),
+            " then ".join(type(element).__name__ for element in parametrization.elements()),
+        ]
+        for target, parametrization in one.targeted
     ]
 
 
 def _check(where: str, model: keras.Layer, added: list[InPlace], contents: list[Any]) -> None:
     """Raises a ValueError if a state is of another model."""
     what = f"{where} has the state of another model than '{model.name}'"
+    remedy = "Call tfwd.parametrize as before the file was saved"
     if len(contents) != len(added):
         raise ValueError(
-            f"{what}: it has {len(contents)} parametrizations in place, the model {len(added)}"
+            f"{what}: it is of {len(contents)} calls of tfwd.parametrize, and the model had "
+            f"{len(added)}. {remedy}"
         )
     for one, saved in zip(added, contents, strict=True):
         here = _described(one)
@@ -133,16 +147,21 @@ def _check(where: str, model: keras.Layer, added: list[InPlace], contents: list[
             continue
         if len(here) != len(saved):
             raise ValueError(
-                f"{what}: it has {len(saved)} parametrized weights, the model {len(here)}: "
-                f"{', '.join(target.name for target, _ in one.targeted)}"
+                f"{what}: it has {len(saved)} parametrized weights ({_listed(saved)}), the model "
+                f"{len(here)} ({_listed(here)}). {remedy}"
             )
         found = next(i for i in range(len(here)) if here[i] != saved[i])
-        position, shape, name = saved[found]
         raise ValueError(
-            f"{what}: its weight '{name}' of shape {tuple(shape)} at position {position} is "
-            f"'{one.targeted[found][0].name}' of shape {tuple(here[found][1])} at position "
-            f"{here[found][0]} in the model"
+            f"{what}: it has {_listed(saved[found : found + 1])}, where the model has "
+            f"'{one.targeted[found][0].name}', {_listed(here[found : found + 1])}. {remedy}"
         )
+
+
+def _listed(weights: list[list[Any]]) -> str:
+    return ", ".join(
+        f"'{name}' of shape {tuple(shape)} at position {position} with {kind}"
+        for position, shape, name, kind in weights
+    )
 
 
 def _load(added: list[InPlace], arrays: dict[str, np.ndarray]) -> None:

@@ -234,7 +234,7 @@ class ParametrizedModel(keras.Model):
             warnings.warn(
                 f"model '{model.name}' of type {kind} has its own {', '.join(own)}, which the "
                 "model around it does not use: fit, evaluate and predict are Keras's. Write a "
-                "custom loop around the new model, or wrap layers inside the old one",
+                "custom loop around the new model, or keep the model with in_place=True",
                 stacklevel=3,
             )
         self.parametrized = Parametrized(

@@ -43,7 +43,6 @@ from tfwd.layers._substitution.weight_perturbation import (
     WeightPerturbationMixin,
     _CallCache,
     bound_parametrizations,
-    under_flag,
 )
 from tfwd.layers._substitution.weight_selection import Parametrizations, Target, TargetedWeights
 from tfwd.parametrizations import Parametrization, chain
@@ -270,11 +269,13 @@ class InPlace:
         count as called in each call.
 
         Args:
-            call: int. Number of the training call, from 0.
+            call: int. Number of the training call, from 0. `effective_weights(added.calls)` returns
+                the weights of the next training call.
             examples: int. As in `Parametrized.effective_weights`. Default None.
 
         Returns:
-            dict from a weight's name to a tensor of its shape and dtype.
+            dict from a weight's name to a tensor of its shape and dtype. The name is the shortest
+            end of the weight's path that is unique in the target.
         """
         return self.effective_of(self.targeted, call, examples)
 
@@ -444,8 +445,9 @@ class Link(WeightPerturbationMixin):
         training, names, values = _keras.layers.split_training(self.layer, args, kwargs)
         flag = training_flag.standardize(training)
         step = training_steps.present()
-        unset = training is None and step is not None
-        acting = True if unset or sampled_calls.is_sampling() else flag
+        if training is None and step is not None:
+            flag, function = True, functools.partial(_in_training, function)
+        acting = True if sampled_calls.is_sampling() else flag
         is_raw = acting is False and owner.is_stochastic
         if is_raw or (graphs.is_saving() and acting is not False) or _keras.layers.is_symbolic():
             return self._passed_on(owner, flag, function, args, kwargs)
@@ -453,13 +455,13 @@ class Link(WeightPerturbationMixin):
         if present is not None and present.state is None:
             return function(*args, **kwargs)
         if present is not None:
-            return self._run(present, flag, unset, function, names, values)
+            return self._run(present, flag, function, names, values)
         self._make_weights(flag, args, kwargs)
         if step is not None and acting is not False:
             step.has_trained = True
         present = owner.begin(self.layer, acting)
         with owner.effective_reads(self.layer):
-            return self._run(present, flag, unset, function, names, values)
+            return self._run(present, flag, function, names, values)
 
     def _make_weights(self, flag: bool | tf.Tensor, args: tuple, kwargs: dict[str, Any]) -> None:
         """Lets the layer create weights that a call of this kind uses, outside all scopes."""
@@ -489,7 +491,6 @@ class Link(WeightPerturbationMixin):
         self,
         present: Present,
         flag: bool | tf.Tensor,
-        unset: bool,
         function: Callable[..., Any],
         args: tuple,
         kwargs: dict[str, Any],
@@ -499,28 +500,26 @@ class Link(WeightPerturbationMixin):
         Args:
             present: Present call of the parametrizations.
             flag: Training flag of the layer.
-            unset: bool. Nobody has set the flag in a training step. The layer itself runs as Keras
-                runs it, and the parametrizations act.
             function: The link before this one, or the layer's own call.
             args: Positional arguments.
             kwargs: Keyword arguments, without the training flag.
         """
         outer = _present_calls()
         covered = present.covered | self._variables
-        acting = True if unset or sampled_calls.is_sampling() else flag
+        acting = True if sampled_calls.is_sampling() else flag
         inner = {**outer, self.in_place: present._replace(training=acting, covered=covered)}
         layer = self.layer
         accepts = _keras.layers.accepts_training(layer)
 
         def plain(*args: Any, training: Any, **kwargs: Any) -> Any:
-            if accepts and not unset:
+            if accepts:
                 kwargs["training"] = training
             return function(*args, **kwargs)
 
         # Backward may call it again, after the outermost call has ended.
         def within(used: Callable[..., Any], *args: Any, training: Any, **kwargs: Any) -> Any:
-            forced = unset or sampled_calls.is_sampling()
-            now = inner[self.in_place]._replace(training=True if forced else training)
+            sampled = sampled_calls.is_sampling()
+            now = inner[self.in_place]._replace(training=True if sampled else training)
             with _restored({**inner, self.in_place: now}):
                 return used(*args, training=training, **kwargs)
 
@@ -540,10 +539,14 @@ class Link(WeightPerturbationMixin):
             used = functools.partial(within, product)
         if acting is not False:
             per_example_call.check_inputs(self, self.parametrizations, args, kwargs)
-        if unset:
-            used, call = under_flag(used, flag), under_flag(call, flag)
         with _restored(inner):
-            return self._perturbed_call(used, args, kwargs, True if unset else flag, call)
+            return self._perturbed_call(used, args, kwargs, flag, call)
+
+
+def _in_training(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a layer with the training flag of Keras set for the layers inside it."""
+    with _keras.layers.CallState().restored(True):
+        return function(*args, **kwargs)
 
 
 def _is_keras_call(layer: keras.Layer) -> bool:

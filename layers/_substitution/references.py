@@ -102,6 +102,11 @@ class References(keras.layers.Layer):
                 elif name not in self._held:
                     start = isinstance(element.towards, str) and element.towards == "start"
                     read = None if start else _read(self._owner, target, element.towards)
+                    if read is not None and not np.isfinite(read.astype("float64")).all():
+                        raise ValueError(
+                            f"weight '{target.name}' of layer '{self._owner}': the reference of "
+                            "Mixout has elements that are NaN or infinite. Check the source"
+                        )
                     found.append((name, target.variable, element.reference_dtype, read))
         if found:
             listeners.add(self)

@@ -176,8 +176,8 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         """
         subject, flag = self._subject(), training_flag.standardize(training)
         if sampled := sampled_calls.is_sampling():
-            unperturbed = under_flag(unperturbed or function, flag)
-            function, flag = under_flag(function, flag), True
+            unperturbed = _under(unperturbed or function, flag)
+            function, flag = _under(function, flag), True
         stochastic = all(p.stochastic for p in weight_selection.elements(self.parametrizations))
         if flag is False and stochastic:
             result = _on_raw_weights(function, args, kwargs, flag)
@@ -355,7 +355,7 @@ def _on_raw_weights(
         return function(*args, training=training, **kwargs)
 
 
-def under_flag(function: Callable[..., Any], flag: bool | tf.Tensor) -> Callable[..., Any]:
+def _under(function: Callable[..., Any], flag: bool | tf.Tensor) -> Callable[..., Any]:
     """Returns a function that runs under a training flag, whichever flag it is called with."""
 
     def call(*args: Any, training: Any, **kwargs: Any) -> Any:

@@ -49,6 +49,26 @@ class ParametrizedLayer(NamedTuple):
     draws: Any
 
 
+def _by_layer(
+    target: keras.Layer, weights: list[ParametrizedWeight]
+) -> list[tuple[str, list[ParametrizedWeight]]]:
+    """Groups weights by the layer that has them.
+
+    Args:
+        target: Layer whose weights are parametrized in place.
+        weights: Parametrized weights.
+
+    Returns:
+        Names of the layers between the target and the weight, joined by `/`, each with its weights.
+    """
+    found: dict[str, list[ParametrizedWeight]] = {}
+    for weight in weights:
+        place = weight.target.path.rpartition("/")[0]
+        inside = place.removeprefix(target.name).removeprefix("/")
+        found.setdefault(inside, []).append(weight)
+    return list(found.items())
+
+
 def parametrized_layers(model: keras.Layer) -> Iterator[ParametrizedLayer]:
     """Yields the layers of a model that parametrize weights, each once, outer layers first.
 
@@ -67,7 +87,9 @@ def parametrized_layers(model: keras.Layer) -> Iterator[ParametrizedLayer]:
         if hasattr(layer, "_parametrized_weights"):
             yield ParametrizedLayer(name or layer.name, layer._parametrized_weights(), layer.draws)
         for added in added_in_place(layer):
-            yield ParametrizedLayer(name or layer.name, added._parametrized_weights(), added.draws)
+            for place, weights in _by_layer(layer, added._parametrized_weights()):
+                whole = "/".join(part for part in (name, place) if part)
+                yield ParametrizedLayer(whole or layer.name, weights, added.draws)
         for inner in _keras.layers.sublayers(layer):
             yield from walk(inner, f"{name}/{inner.name}" if name else inner.name)
 
