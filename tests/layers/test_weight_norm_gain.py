@@ -263,6 +263,40 @@ def test_gains_of_weights_that_the_first_call_creates() -> None:
     assert [tuple(w.shape) for w in layer.weights] == [(5, 4), (4,), (4, 1), (1,), (4,), (1,)]
 
 
+@keras.saving.register_keras_serializable("test_weight_norm_gain")
+class Scaled(P.Parametrization):
+    """A custom parametrization with a trainable scale."""
+
+    stochastic = False
+    has_reference = trains_reference = True
+
+    def __init__(self) -> None:
+        self._scale: tf.Tensor | None = None
+
+    def first_reference(self, weight: tf.Tensor) -> tf.Tensor:
+        return tf.ones([], weight.dtype)
+
+    def towards_tensor(self, reference: tf.Tensor) -> "Scaled":
+        copy = Scaled()
+        copy._scale = reference
+        return copy
+
+    def __call__(self, weight: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
+        return weight * self._scale
+
+
+def test_a_custom_parametrization_with_a_trainable_weight(tmp_path) -> None:
+    layer = layers.Parametrized(K.Dense(3, use_bias=False), {"kernel": P.Chain([Scaled(), NORM])})
+    model = keras.Sequential([keras.Input((5,)), layer])
+    assert [tuple(w.shape) for w in model.weights] == [(5, 3), (), (3,)]
+    model.weights[1].assign(-2.0)
+    kernel, _, gain = arrays(model)
+    np.testing.assert_allclose(model(X), X @ normalized(-2 * kernel, gain), rtol=1e-5, atol=1e-6)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again(X), model(X))
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_gradient_moments_of_gains(training: bool) -> None:
     model = trained()
