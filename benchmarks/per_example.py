@@ -48,7 +48,7 @@ class Case(NamedTuple):
 CASES = {
     "mlp": Case("784-800-800-10, batch 128", (784, 800, 800, 10), (128,), 0.6, 0.2),
     "wide": Case("four layers of 1024, batch 64", (1024,) * 5, (64,), 0.6, 0.2),
-    "positions": Case("two layers of 256, batch 32 x 64", (256,) * 3, (32, 64), 1.0, 0.5),
+    "positions": Case("two layers of 256, batch 32 x 64", (256,) * 3, (32, 64), 1.0, 1.0),
     "small": Case("64-64-10, batch 32", (64, 64, 10), (32,)),
 }
 

@@ -30,7 +30,9 @@ def stack(recomputed: bool, depth: int = 3, kind: str = "dense") -> keras.Sequen
         if kind == "mixout":  # whose references are held in another dtype than they are used in
             options = {"reference_dtype": "bfloat16", "seed": index, "recompute": recomputed}
             return layers.Mixout(inner, 0.5, **options)
-        return layers.WeightDropout(inner, 0.5, seed=index, recompute=recomputed)
+        each = kind == "per example"
+        options = {"seed": index, "recompute": recomputed, "per_example": each}
+        return layers.WeightDropout(inner, 0.5, **options)
 
     model = keras.Sequential([layer(i) for i in range(depth)])
     model.build((4, 3, N) if kind == "rnn" else (4, N))
@@ -86,8 +88,8 @@ def test_eager_mode_keeps_no_effective_weight() -> None:
     """Counts the tensors that tapes hold, except variables: no weight, no mask, no bits."""
     depth, passes = 3, 4
 
-    def held(recomputed: bool) -> list[tuple[int, ...]]:
-        model, x = stack(recomputed, depth), tf.ones([2, N])
+    def held(recomputed: bool, kind: str = "dense") -> list[tuple[int, ...]]:
+        model, x = stack(recomputed, depth, kind), tf.ones([2, N])
         model(x, training=True)
         before, tapes = set(_buffers()), []
         for _ in range(passes):
@@ -104,6 +106,8 @@ def test_eager_mode_keeps_no_effective_weight() -> None:
 
     assert held(recomputed=True) == []
     assert held(recomputed=False).count((N, N)) >= depth * passes
+    # No kernel of an example is held either, whatever the layer recomputes.
+    assert held(True, "per example") == held(False, "per example") == []
 
 
 def _buffers() -> dict[int, tuple[int, ...]]:

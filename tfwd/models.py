@@ -318,7 +318,10 @@ def _unwrapped(layer: keras.Layer, done: dict[int, Any], fold: bool) -> keras.La
         return layer
     if _keras.copies.is_layer_graph(layer):
         return _keras.copies.clone(layer, lambda inner: _unwrap(inner, done, fold))
-    return _keras.copies.share(layer, replace=lambda value: _unwrap_nest(value, done, fold))
+    changed = folding.changed_weights(layer) if fold else frozenset()
+    return _keras.copies.share(
+        layer, replace=lambda value: _unwrap_nest(value, done, fold), changed=changed
+    )
 
 
 def _unwrap_nest(value: Any, done: dict[int, Any], fold: bool) -> Any:

@@ -15,6 +15,14 @@ def is_needed(wrapper: Any) -> bool:
     return weight_selection.acts_in_evaluation(wrapper.parametrizations)
 
 
+def changed_weights(layer: keras.Layer) -> frozenset[int]:
+    """Returns the ids of the weights in a layer that a folded copy does not share."""
+    wrappers = [x for x in _keras.layers.all_layers(layer) if hasattr(x, "parametrizations")]
+    return frozenset(
+        id(weight) for wrapper in wrappers if is_needed(wrapper) for weight in wrapper.weights
+    )
+
+
 def folded(wrapper: Any, plain: keras.Layer) -> keras.Layer:
     """Returns a copy of a plain layer that computes what a wrapper computes in evaluation.
 

@@ -209,6 +209,50 @@ def test_fold_with_another_wrapper(nested: bool) -> None:
     np.testing.assert_allclose(plain(X), layer(X), rtol=1e-5, atol=1e-6)
 
 
+@keras.saving.register_keras_serializable("test_weight_norm_gain")
+class Subclassed(keras.Model):
+    """A model with a wrapper among its attributes, and another in a list."""
+
+    def __init__(self, wrap: bool = True, **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.wrap = wrap
+        self.hidden, last = K.Dense(5, "tanh", name="hidden"), K.Dense(2, name="last")
+        if wrap:
+            last = layers.Parametrized(last, {"kernel": NORM})
+        self.outs = [K.Dense(5, name="first"), last]
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        x = self.hidden(inputs)
+        for layer in self.outs:
+            x = layer(x)
+        return x
+
+    def get_config(self) -> dict:
+        return {**super().get_config(), "wrap": self.wrap}
+
+
+def test_fold_inside_a_subclassed_model() -> None:
+    model = Subclassed()
+    model(X)
+    model.outs[1].weights[2].assign([2.0, -1.0])
+    plain = tfwd.unwrap(model, fold=True)
+    assert type(plain) is Subclassed and type(plain.outs[1]) is K.Dense
+    np.testing.assert_allclose(plain(X), model(X), rtol=1e-5, atol=1e-6)
+    assert plain.hidden is model.hidden and len(plain.weights) == 6
+
+
+def test_fold_of_a_wrapped_subclassed_model() -> None:
+    inner = Subclassed(wrap=False)
+    inner(X)
+    model = tfwd.parametrize(inner, {"last/kernel": NORM})
+    model(X)
+    model.weights[6].assign([2.0, -1.0])
+    plain = tfwd.unwrap(model, fold=True)
+    assert type(plain) is Subclassed and len(plain.weights) == 6
+    np.testing.assert_allclose(plain(X), model(X), rtol=1e-5, atol=1e-6)
+    assert not {id(w) for w in plain.weights} & {id(w) for w in inner.weights}
+
+
 def test_what_cannot_be_folded_is_an_error() -> None:
     unbuilt = layers.Parametrized(K.Dense(3), {"kernel": NORM})
     with pytest.raises(ValueError, match="has no weights to fold yet"):
@@ -261,6 +305,40 @@ def test_gains_of_weights_that_the_first_call_creates() -> None:
     first = tf.function(lambda x: layer(x, training=True))(X)
     np.testing.assert_allclose(first, layer.layer(X), rtol=1e-5, atol=1e-6)
     assert [tuple(w.shape) for w in layer.weights] == [(5, 4), (4,), (4, 1), (1,), (4,), (1,)]
+
+
+@keras.saving.register_keras_serializable("test_weight_norm_gain")
+class Scaled(P.Parametrization):
+    """A custom parametrization with a trainable scale."""
+
+    stochastic = False
+    has_reference = trains_reference = True
+
+    def __init__(self) -> None:
+        self._scale: tf.Tensor | None = None
+
+    def first_reference(self, weight: tf.Tensor) -> tf.Tensor:
+        return tf.ones([], weight.dtype)
+
+    def towards_tensor(self, reference: tf.Tensor) -> "Scaled":
+        copy = Scaled()
+        copy._scale = reference
+        return copy
+
+    def __call__(self, weight: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
+        return weight * self._scale
+
+
+def test_a_custom_parametrization_with_a_trainable_weight(tmp_path) -> None:
+    layer = layers.Parametrized(K.Dense(3, use_bias=False), {"kernel": P.Chain([Scaled(), NORM])})
+    model = keras.Sequential([keras.Input((5,)), layer])
+    assert [tuple(w.shape) for w in model.weights] == [(5, 3), (), (3,)]
+    model.weights[1].assign(-2.0)
+    kernel, _, gain = arrays(model)
+    np.testing.assert_allclose(model(X), X @ normalized(-2 * kernel, gain), rtol=1e-5, atol=1e-6)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again(X), model(X))
 
 
 @pytest.mark.parametrize("training", [False, True])

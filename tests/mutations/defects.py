@@ -125,6 +125,13 @@ DEFECTS = [
         EXAMPLES,
     ),
     Defect(
+        "a tape stores the kernels of examples in eager mode",
+        "tfwd/_random/example_masks.py",
+        "with graphs.unrecorded():",
+        "if True:",
+        ("tests/test_saved_tensors.py", "-k", "eager"),
+    ),
+    Defect(
         "a mask per example is drawn from the seed of the chain's first element",
         "tfwd/parametrizations/chain.py",
         "seed = seeds.fold(link.seed, 0, index) if index else link.seed",

@@ -13,6 +13,7 @@ def share(
     cls: type | None = None,
     leave_out: frozenset[str] = frozenset(),
     replace: Callable[[Any], Any] = lambda value: value,
+    changed: frozenset[int] = frozenset(),
     *,
     is_own: Callable[[str], bool],
     begin: Callable[[Any, Any], None] = lambda copy, layer: None,
@@ -24,6 +25,8 @@ def share(
         cls: Class of the second layer. Default None, for the class of the first.
         leave_out: Names of attributes that the second layer must not have. Default none.
         replace: Function from an attribute's value to the second layer's value. Default identity.
+        changed: Ids of weights that the second layer need not have, because `replace` gives it
+            other ones. Default none.
         is_own: Function that returns True for a name of an attribute that a layer's constructor
             makes for the layer itself. A copy must not take it from another layer.
         begin: Function of the second layer and the first. It is called before any attribute is set.
@@ -40,7 +43,8 @@ def share(
         if not is_own(name) and name not in leave_out:
             setattr(copy, name, replace(attribute))
     # The order may differ: an `EinsumDense` lists its kernel before its bias.
-    if sorted(map(id, copy.weights)) != sorted(map(id, layer.weights)):
+    had, has = ({id(weight) for weight in each.weights} for each in (layer, copy))
+    if not had - changed <= has or (not changed and len(had) < len(has)):
         raise ValueError(
             f"layer '{layer.name}' of type {type(layer).__name__} contains layers that Keras does "
             "not track, so it cannot be copied: assign each inner layer to an attribute"
