@@ -26,13 +26,15 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
     `dL/dw_i = dL/dw'_i * dw'_i/dw_i`. In evaluation the wrapped layer runs unchanged. Only
     deterministic parametrizations also act there.
 
-    Every training call draws once, for the whole batch and all time steps. A draw depends only on
-    the seed, the weight's position in `layer.weights`, the training-call counter and the replica.
+    Every training call draws once, for the whole batch and all time steps. (With
+    `Dropout(per_example=True)` it draws for each example.) A draw depends only on the seed, the
+    weight's position in `layer.weights`, the training-call counter and the replica.
     Equal seeds give equal draws in every run. Draws continue after a restart from a `.keras` file,
     a weight file of this layer or a `tf.train.Checkpoint`.
 
-    The wrapper has exactly the wrapped layer's weights, in the same order. The wrapped layer is not
-    changed. Other uses of the layer compute with the raw weights.
+    The wrapper has exactly the wrapped layer's weights, in the same order. (With
+    `WeightNorm(gain=True)`, gains come after them.) The wrapped layer is not changed. Other uses of
+    the layer compute with the raw weights.
 
     Args:
         layer: Any Keras layer or model. Wrap the outermost layer: a layer inside `TimeDistributed`
@@ -236,7 +238,7 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
 
         Raises:
             ValueError: If a parametrization also acts in evaluation. The wrapped layer alone would
-                then compute different outputs.
+                then compute different outputs. See `fold` of `tfwd.unwrap`.
         """
         weight_selection.check_evaluates_raw(self.layer, self.parametrizations, self.name)
         return self.layer

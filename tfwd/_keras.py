@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import keras
 
-from tfwd._keras_shared.interception import patched
-from tfwd._keras_shared.own_code import is_of_keras
+from tfwd._keras_shared.interception import calls_of, computed_loss, patched
+from tfwd._keras_shared.own_code import is_of_keras, is_own_step
 from tfwd._keras_shared.scopes import present_graph
 from tfwd._keras_shared.tracking import track, untrack
 
@@ -57,9 +57,12 @@ __all__ = [
     "GENERATION",
     "IS_KERAS_2",
     "calls",
+    "calls_of",
+    "computed_loss",
     "copies",
     "formulas",
     "is_of_keras",
+    "is_own_step",
     "layers",
     "ops",
     "patched",

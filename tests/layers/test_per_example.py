@@ -205,6 +205,18 @@ def test_other_parametrizations_come_before_it(nested: bool, size: str) -> None:
         assert 0.2 < dropped.mean() < 0.8
 
 
+def test_an_element_of_a_chain_draws_from_the_seed_of_its_place() -> None:
+    def zeros(*before: P.Parametrization) -> np.ndarray:
+        chain = P.Chain([*before, P.Dropout(0.5, per_example=True)])
+        layer = layers.Parametrized(K.Dense(3), {"kernel": chain}, seed=1)
+        layer.build((6, 5))
+        return layer.effective_weights(0, examples=6)["kernel"].numpy() == 0.0
+
+    alone = zeros()
+    np.testing.assert_array_equal(alone, zeros())
+    assert not np.array_equal(alone, zeros(P.WeightNorm()))
+
+
 def test_a_model_trains_and_resumes_with_the_same_draws(tmp_path) -> None:
     x, y = inputs(8, 5), inputs(8, 1)
     plain = keras.Sequential([keras.Input((5,)), K.Dense(4, "relu"), K.Dense(1)])

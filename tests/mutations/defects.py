@@ -41,6 +41,9 @@ FINITE = (
 )
 BY_HAND = "tests/layers/transformer/test_by_hand.py"
 RECURRENCE = ("tests/test_recurrence.py",)
+EXAMPLES = ("tests/test_example_masks.py",)
+PER_EXAMPLE = "tests/layers/test_per_example.py"
+GAINS = "tests/layers/test_weight_norm_gain.py"
 
 DEFECTS = [
     # Draws
@@ -61,8 +64,8 @@ DEFECTS = [
     Defect(
         "the weights of a layer are small or large by the first of them",
         "layers/_substitution/substituted_call.py",
-        "for target, p in self.targeted\n            if not all(element.per_example",
-        "for target, p in self.targeted[:1]\n            if not all(element.per_example",
+        "for target, p in self.targeted\n            if not all",
+        "for target, p in self.targeted[:1]\n            if not all",
         ("tests/layers/test_small_weights.py",),
     ),
     Defect(
@@ -106,6 +109,83 @@ DEFECTS = [
         "for p in self.parametrizations for element in p.elements()",
         "for p in reversed(self.parametrizations) for element in p.elements()",
         conformance("draws", "moments and Dense and patterns"),
+    ),
+    Defect(
+        "all examples of a batch have one mask",
+        "tfwd/_random/example_masks.py",
+        "parts = [_with_first_axes(tensor, [count, each]) for tensor in (*padded, seeds)]",
+        "parts = [_with_first_axes(tensor, [count, each]) for tensor in (*padded, seeds * 0)]",
+        EXAMPLES,
+    ),
+    Defect(
+        "backward of a product draws other masks for the kernel's gradient",
+        "tfwd/_random/example_masks.py",
+        "tf.reduce_sum(random_masks.drop_entries(products, kept, keep), 0)",
+        "tf.reduce_sum(random_masks.drop_entries(products, ~kept, keep), 0)",
+        EXAMPLES,
+    ),
+    Defect(
+        "a mask per example is drawn from the seed of the chain's first element",
+        "tfwd/parametrizations/chain.py",
+        "seed = seeds.fold(link.seed, 0, index) if index else link.seed",
+        "seed = link.seed",
+        (f"{PER_EXAMPLE}", "-k", "draws_from_the_seed_of_its_place"),
+    ),
+    Defect(
+        "an element after a mask per example is applied before it",
+        "tfwd/parametrizations/chain.py",
+        "if acts and found is not None:",
+        "if False:",
+        (PER_EXAMPLE,),
+    ),
+    Defect(
+        "sparse inputs of a layer with masks per example are not rejected before the draw",
+        "layers/_substitution/per_example_call.py",
+        "if rank is None or _letters(layer, rank) is None:",
+        "if False:",
+        (PER_EXAMPLE,),
+    ),
+    Defect(
+        "a gain of an outer wrapper gets no gradient in a graph",
+        "layers/_substitution/substituted_call.py",
+        "for key in filter(wrapper.bound.__contains__, self._raw):",
+        "for key in ():",
+        (GAINS,),
+    ),
+    Defect(
+        "a gain begins as one and not as the length of the weight",
+        "layers/_substitution/gains.py",
+        "return element.first_reference(_keras.variables.value(target.variable))",
+        "return tf.ones(shape)",
+        (GAINS,),
+    ),
+    Defect(
+        "a gain keeps the length of a weight that is loaded",
+        "layers/_substitution/references.py",
+        "if id(gain.weight) in ids and id(gain.value) not in ids:",
+        "if False:",
+        (GAINS,),
+    ),
+    Defect(
+        "a folded layer has the raw weight",
+        "layers/_substitution/folding.py",
+        "values[positions[id(target.variable)]] = value",
+        "pass",
+        (GAINS,),
+    ),
+    Defect(
+        "moments of a dropped kernel have the variance of one kept entry",
+        "tfwd/activation_moments.py",
+        "stddev = tf.sqrt((1.0 - keep) / keep * squares)",
+        "stddev = tf.sqrt((1.0 - keep) * squares)",
+        ("tests/test_moment_matching.py",),
+    ),
+    Defect(
+        "joined blocks of draws lose the distance of their means",
+        "tfwd/activation_moments.py",
+        "one[1] + other[1] + first * share * tf.square(distance)",
+        "one[1] + other[1]",
+        ("tests/test_moment_matching.py",),
     ),
     Defect(
         "dropout acts in evaluation too, under a tensor flag",

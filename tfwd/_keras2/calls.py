@@ -29,24 +29,7 @@ from tensorflow.python.autograph.impl import api as autograph
 from tfwd._keras2.layers import NoAutographLayer, all_layers
 from tfwd._keras2.variables import Substitution, present_scope, tf_variable
 from tfwd._keras_shared import interception, scopes
-from tfwd._keras_shared.interception import Handler, calls_of, not_intercepted, patched
-
-__all__ = [
-    "Captured",
-    "Discarded",
-    "Draws",
-    "Handler",
-    "Observed",
-    "calls_of",
-    "intercepted",
-    "is_rematerialized",
-    "loss_arguments",
-    "loss_object",
-    "not_intercepted",
-    "regularization",
-    "to_same_rank",
-    "users_code",
-]
+from tfwd._keras_shared.interception import Handler, patched
 
 _METHODS = ("random_normal", "random_uniform", "truncated_normal", "dropout")
 

@@ -24,37 +24,6 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 
 from tfwd._keras2.wrapped_optimizers import Legacy, New, leaves
-from tfwd._keras_shared.interception import computed_loss
-from tfwd._keras_shared.own_code import is_own_step
-
-__all__ = [
-    "BACKUP_ARGUMENTS",
-    "batch",
-    "build_optimizer",
-    "can_back_up",
-    "compiled_loss",
-    "computed_loss",
-    "epochs_in_backup",
-    "extend_backups",
-    "forget_functions",
-    "is_compiled",
-    "is_own_step",
-    "iterator_from",
-    "loss_as_compiled",
-    "loss_scale",
-    "make_step",
-    "optimizer_class",
-    "optimizer_names",
-    "optimizer_state",
-    "optimizers",
-    "reduced",
-    "scale_loss",
-    "scales_loss",
-    "set_learning_rate",
-    "steps_per_execution",
-    "train_step",
-    "with_loss_scale",
-]
 
 
 def compiled_loss(model: keras.Model) -> tuple[Any, Any]:

@@ -19,24 +19,7 @@ from keras.src.losses.losses import LossFunctionWrapper
 
 from tfwd._keras3.variables import Substitution, value
 from tfwd._keras_shared import interception, scopes
-from tfwd._keras_shared.interception import Handler, calls_of, not_intercepted
-
-__all__ = [
-    "Captured",
-    "Discarded",
-    "Draws",
-    "Handler",
-    "Observed",
-    "calls_of",
-    "intercepted",
-    "is_rematerialized",
-    "loss_arguments",
-    "loss_object",
-    "not_intercepted",
-    "regularization",
-    "to_same_rank",
-    "users_code",
-]
+from tfwd._keras_shared.interception import Handler
 
 _FUSED = ("_can_attempt_fused_lstm", "_can_attempt_fused_gru")
 

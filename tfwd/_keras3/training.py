@@ -21,38 +21,6 @@ from keras.optimizers import Optimizer
 from keras.src.backend.tensorflow.trainer import reduce_per_replica
 from keras.src.trainers.compile_utils import CompileLoss
 
-from tfwd._keras_shared.interception import computed_loss
-from tfwd._keras_shared.own_code import is_own_step
-
-__all__ = [
-    "BACKUP_ARGUMENTS",
-    "batch",
-    "build_optimizer",
-    "can_back_up",
-    "compiled_loss",
-    "computed_loss",
-    "epochs_in_backup",
-    "extend_backups",
-    "forget_functions",
-    "is_compiled",
-    "is_own_step",
-    "iterator_from",
-    "loss_as_compiled",
-    "loss_scale",
-    "make_step",
-    "optimizer_class",
-    "optimizer_names",
-    "optimizer_state",
-    "optimizers",
-    "reduced",
-    "scale_loss",
-    "scales_loss",
-    "set_learning_rate",
-    "steps_per_execution",
-    "train_step",
-    "with_loss_scale",
-]
-
 
 def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
     """Returns the loss and the outputs' weights that a model was compiled with, or None."""

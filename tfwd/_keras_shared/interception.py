@@ -119,7 +119,7 @@ def ask(cls: type, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dic
 
 
 @contextlib.contextmanager
-def _handled(handler: Handler | None) -> Iterator[None]:
+def _handled(handler: Handler) -> Iterator[None]:
     before = present_handler()
     _here.handler = handler
     try:
@@ -150,11 +150,6 @@ def intercepted(
     wanted = [patch(cls) for cls in dict.fromkeys(classes) if "call" in vars(cls)]
     with patched([*wanted, *others]), _handled(handler):
         yield
-
-
-def not_intercepted() -> contextlib.AbstractContextManager[None]:
-    """Disables the interception in the body, on this thread."""
-    return _handled(None)
 
 
 def named_after(

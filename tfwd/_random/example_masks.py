@@ -156,8 +156,13 @@ def _pull(
     inputs, _, outputs = letters
 
     def block(x: tf.Tensor, g: tf.Tensor, seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        products = tf.einsum(f"{inputs},{outputs}->{letters.kernels}", x, g)
-        kernels, of_weight = _of_block(_kernels_and_sum, [weight, products], keep, seeds)
+        if len(inputs) == len(outputs) == 2 and letters.kernel == inputs[1] + outputs[1]:
+            # Without positions, the products need not be stored.
+            kernels, of_weight = _of_block(_kernels_and_outer, [weight, x, g], keep, seeds)
+        else:
+            products = tf.einsum(f"{inputs},{outputs}->{letters.kernels}", x, g)
+            products = tf.reshape(products, [-1, weight.shape.num_elements()])
+            kernels, of_weight = _of_block(_kernels_and_sum, [weight, products], keep, seeds)
         kernels = tf.reshape(kernels, [-1, *weight.shape])
         of_x = tf.einsum(f"{outputs},{letters.kernels}->{inputs}", g, tf.cast(kernels, g.dtype))
         return of_x, tf.reshape(of_weight, weight.shape)
@@ -194,27 +199,37 @@ def _kernels_and_sum(
     )
 
 
+def _kernels_and_outer(
+    weight: tf.Tensor, x: tf.Tensor, g: tf.Tensor, keep: tf.Tensor, seeds: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Computes `_kernels_and_sum` of the outer products of `x` and `g`."""
+    wide = dtypes.wide(weight.dtype)
+    products = tf.cast(x, wide)[:, :, tf.newaxis] * tf.cast(g, wide)[:, tf.newaxis, :]
+    return _kernels_and_sum(weight, products, keep, seeds)
+
+
 _compiled = {
     function: tf.function(function, jit_compile=True, autograph=False)
-    for function in (_kernels, _kernels_and_sum)
+    for function in (_kernels, _kernels_and_sum, _kernels_and_outer)
 }
 
 
 def _of_block(
     function: Callable[..., tuple], tensors: list[tf.Tensor], keep: tf.Tensor, seeds: tf.Tensor
 ) -> tuple:
-    """Calls a function of a flat weight, and flat products if there are any, for one block.
+    """Calls a function of a weight, and of matrices with a row for each example, for one block.
 
-    A block with many entries is one loop that XLA compiles. Kernels of one size share it.
+    A block with many entries is one loop that XLA compiles. Weights of one size share it, because
+    they are flat, except in `_kernels_and_outer`.
     """
-    weight, *products = tensors
-    size = weight.shape.num_elements()
-    flat = [tf.reshape(weight, [size]), *(tf.reshape(each, [-1, size]) for each in products)]
-    count = seeds.shape[0]
+    weight, *rows = tensors
+    size, count = weight.shape.num_elements(), seeds.shape[0]
+    if function is not _kernels_and_outer:
+        weight = tf.reshape(weight, [size])
     if count is not None and count * size >= random_masks.SMALL:
         function = _compiled[function]
-        flat[1:] = [tf.ensure_shape(each, [count, size]) for each in flat[1:]]
-    return function(*flat, keep, seeds)
+        rows = [tf.ensure_shape(each, [count, each.shape[1]]) for each in rows]
+    return function(weight, *rows, keep, seeds)
 
 
 def _over_blocks(

@@ -106,7 +106,7 @@ class Pass:
         layers = _keras.layers.all_layers(self.model)
         owners = [owner for layer in layers for owner in registry.owners(type(layer))]
         owners += [
-            _keras_calls.calls_of(type(x)) for x in layers if isinstance(x, WeightPerturbationMixin)
+            _keras.calls_of(type(x)) for x in layers if isinstance(x, WeightPerturbationMixin)
         ]
         self.perturbations.begin()
         with (

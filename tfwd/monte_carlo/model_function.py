@@ -118,7 +118,7 @@ def _forward(model: Any, training: bool, states: list[Any]) -> Callable[[Any], A
     def forward(batch: Any) -> Any:
         frozen: Any = contextlib.nullcontext()
         if training and normalizations:
-            kinds = map(_keras_calls.calls_of, normalizations)
+            kinds = map(_keras.calls_of, normalizations)
             frozen = _keras_calls.intercepted(kinds, _in_evaluation)
         run: Any = held()  # a strong reference would keep the model in its own function
         with (

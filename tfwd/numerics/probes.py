@@ -11,7 +11,6 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfwd import _keras
-from tfwd._keras import calls
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.details import PACKED, packed, unpacked
@@ -224,7 +223,7 @@ class _ProbingWatch(Watch):
     def _call(
         self, cls: type, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
     ) -> Any:
-        outermost = layer is self.model and calls.calls_of(type(layer)) is cls
+        outermost = layer is self.model and _keras.calls_of(type(layer)) is cls
         inside = self._path or self._leaf or self._backward
         if outermost and not inside and (self._pass is None or not self.is_in_watched_graph()):
             self._graph = _keras.present_graph()

@@ -84,7 +84,7 @@ class Watch:
         """Watches the body of the `with` statement, in the present thread."""
         before = present()
         here.watch = self
-        classes = {calls.calls_of(type(layer)) for layer in self._layers}
+        classes = {_keras.calls_of(type(layer)) for layer in self._layers}
         try:
             with (
                 calls.intercepted(classes, self._call),
@@ -151,7 +151,7 @@ class Watch:
     def _call(
         self, cls: type, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
     ) -> Any:
-        outermost = calls.calls_of(type(layer)) is cls
+        outermost = _keras.calls_of(type(layer)) is cls
         if not outermost or self._leaf or self._backward or not self.is_in_watched_graph():
             return own(*args, **kwargs)
         if layer is self.model or id(layer) not in self._known:  # (as layers in a Sequential)

@@ -165,14 +165,13 @@ def per_example(
     for link in chain:
         elements = link.parametrization.elements()
         for element in elements:
-            if element.is_identity or (element.stochastic and not link.training):
-                pass
-            elif found is not None:
+            acts = not element.is_identity and (link.training or not element.stochastic)
+            if acts and found is not None:
                 raise ValueError(
                     f"{found[0]!r} must be the last parametrization of a weight; here {element!r} "
                     "comes after it"
                 )
-            elif element.per_example:
+            if acts and element.per_example:
                 seed = seeds.fold(link.seed, 0, index) if index else link.seed
                 found = element, seed
             index += 1

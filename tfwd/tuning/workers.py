@@ -169,9 +169,11 @@ class FaultTolerantTuner(BaseTuner):
         self._last_request_was_empty = False
         with contextlib.redirect_stdout(io.StringIO()):  # keras-tuner prints that it reloads
             super().__init__(*args, **kwargs)
-        self.watch(watcher)
+        self._watcher: Watcher | None = None
+        if watcher is not None:
+            self.watch(watcher)
 
-    def watch(self, watcher: Watcher | None) -> None:
+    def watch(self, watcher: Watcher) -> None:
         """Sets the watcher of the trials."""
         self._watcher = watcher
         if not self._is_worker():

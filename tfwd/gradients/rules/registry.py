@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import keras
 
-from tfwd._keras import calls as _keras_calls
+from tfwd import _keras
 
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
@@ -84,7 +84,7 @@ def rule(*classes: type) -> Callable[[R], R]:
 def find(cls: type, owner: type) -> Rule | None:
     """Returns the rule for a `call` that `owner` defines and an instance of `cls` runs."""
     for base in cls.__mro__:
-        if base in _rules and _keras_calls.calls_of(base) is owner:
+        if base in _rules and _keras.calls_of(base) is owner:
             return None if _overrides(cls, base) else _rules[base]
     return None
 
@@ -103,4 +103,4 @@ def _overrides(cls: type, base: type) -> bool:
 
 def owners(cls: type) -> list[type]:
     """Returns the classes whose `call` a rule may replace, in an instance of `cls`."""
-    return [_keras_calls.calls_of(base) for base in cls.__mro__ if base in _rules]
+    return [_keras.calls_of(base) for base in cls.__mro__ if base in _rules]

@@ -107,7 +107,7 @@ class CheckedStep:
         self.unused: list[str] = []
         self.strategy = model.distribute_strategy
         self.train_step = _keras_training.train_step(model)
-        self.is_keras_own = _keras_training.is_own_step(model)
+        self.is_keras_own = _keras.is_own_step(model)
         self._exact = exact
         self._traces: list[_Trace] = []
         self._function = _Compiled(model, self._on_batch)
@@ -166,7 +166,7 @@ class CheckedStep:
             tentative = stack.enter_context(Tentative(known))
             stack.enter_context(_keras_updates.entered(optimizers, around_update))
             stack.enter_context(_keras_updates.inlined(leaves))
-            stack.enter_context(_keras_training.computed_loss(self.model, check_loss))
+            stack.enter_context(_keras.computed_loss(self.model, check_loss))
 
             def on_replica(data: Any) -> Any:
                 steps.append(ReplicaStep(self, tentative, careful, past_methods))
