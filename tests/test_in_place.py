@@ -402,6 +402,48 @@ def test_a_second_call_is_a_chain() -> None:
     np.testing.assert_array_equal(model(X, training=True), expected)
 
 
+@pytest.mark.parametrize("inner_first", [True, False])
+def test_a_chain_of_a_layer_inside_and_the_layer_around_it(inner_first: bool) -> None:
+    """Compares with the weights that both announce, and with the order of their formulas."""
+
+    def make() -> Any:
+        return keras.layers.MultiHeadAttention(2, 8)
+
+    x = tf.constant(X.reshape(2, 8, 8))
+    keras.utils.set_random_seed(2)
+    model, plain = make(), make()
+    model(x, x), plain(x, x)
+    plain.set_weights(model.get_weights())
+    expected = model(x, x)
+    inner = next(layer for layer in _keras.layers.sublayers(model) if "query" in layer.name)
+    targets = [(inner, {"kernel": P.GaussianNoise(0.3)}), (model, {".*kernel": P.Dropout(0.5)})]
+    for seed, (target, parts) in enumerate(targets if inner_first else targets[::-1]):
+        tfwd.parametrize(target, parts, seed=seed, in_place=True)
+    found = {one.target.name: one for one in tfwd.added_parametrizations(model)}
+    weights = [np.asarray(w) for w in model.get_weights()]
+    values = list(found[model.name].effective_weights(0).values())
+    (noisy,) = found[inner.name].effective_weights(0).values()
+    for (target, _), value in zip(found[model.name].targeted, values, strict=True):
+        weights[target.position] = np.asarray(value)
+        if target.variable is inner.kernel:
+            both = np.asarray(noisy) if not inner_first else np.asarray(value)
+            weights[target.position] = both
+    plain.set_weights(weights)
+    np.testing.assert_allclose(model(x, x, training=True), plain(x, x), rtol=1e-4, atol=1e-5)
+    tfwd.unwrap(model)
+    np.testing.assert_array_equal(model(x, x, training=True), expected)
+
+
+def test_masks_for_each_example_inside_attention() -> None:
+    model, x = keras.layers.MultiHeadAttention(2, 4), tf.constant(X.reshape(2, 8, 8))
+    keras.utils.set_random_seed(2)
+    model(x, x)
+    parts = {"value/kernel": P.Dropout(0.5, per_example=True), ".*kernel": P.Dropout(0.3)}
+    tfwd.parametrize(model, parts, seed=1, in_place=True)
+    model(x, x, training=True)
+    assert added(model).calls == 1
+
+
 def test_the_frozen_part_of_a_model_is_called_in_evaluation() -> None:
     class Teacher(keras.Model):
         def __init__(self) -> None:

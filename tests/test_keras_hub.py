@@ -23,19 +23,8 @@ pytest.importorskip("tensorflow_text")
 # Keras does not shuffle the data sets that keras-hub makes of texts.
 pytestmark = pytest.mark.filterwarnings("ignore:.*shuffle=True.*:UserWarning")
 
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "good",
-    "bad",
-]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [*SPECIAL, "the", "quick", "brown", "fox", "good", "bad"]
 TEXTS = ["the quick brown fox", "good fox", "bad fox", "the bad brown fox"] * 2
 LABELS = np.array([0, 1, 0, 1] * 2)
 SIZES = {
