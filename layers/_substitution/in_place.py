@@ -567,15 +567,19 @@ def earlier(owner: InPlace) -> list[InPlace]:
 
 
 def add(owner: InPlace) -> None:
-    """Adds a parametrization to its target."""
-    owner.add()
+    """Adds a parametrization to its target, or leaves the target as it was if that fails."""
     held = vars(owner.target).get(IN_PLACE)
     if held is None:
         held = _Held()
         # Keras would track the attribute otherwise.
         object.__setattr__(owner.target, IN_PLACE, held)
     held.all.append(owner)
-    _track(owner.target, held)
+    try:
+        owner.add()
+        _track(owner.target, held)
+    except BaseException:  # such as Ctrl-C
+        remove(owner)
+        raise
 
 
 def remove(owner: InPlace) -> None:

@@ -70,7 +70,8 @@ def _is_overridden(layer: Any, kind: type, ours: bool) -> bool:
             break
         if not (ours and cls.__module__.startswith("tfwd.")) and not names.isdisjoint(vars(cls)):
             return True
-    hooked = {"call"} if hooks.hook_of(layer) is not None else set()
+    is_own = hooks.is_hooked(layer) and hooks.replaced_call(layer) is None
+    hooked = {"call"} if is_own else set()
     if not methods.isdisjoint(vars(layer).keys() - hooked):
         return True
     called = (getattr(kind, name, None) for name in _CALLED)

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd.layers._substitution import hooks
 
 _KNOWN = {"builtins", "keras", "tensorflow", "tf_keras", "tfwd"}
 # Modules of operations in a functional model that call a function which is one of their arguments.
@@ -23,6 +24,8 @@ def is_keras_own(owner: keras.Layer) -> bool:
     """Returns True if a layer and all layers in it contain no custom code."""
     for layer in _keras.layers.all_layers(owner):
         called = [layer, *[getattr(type(layer), name) for name in _CALLED]]
+        if (replaced := hooks.replaced_call(layer)) is not None:
+            called.append(replaced)
         for value in vars(layer).values():
             if isinstance(value, dict):
                 value = list(value.values())
