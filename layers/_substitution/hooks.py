@@ -106,7 +106,13 @@ def remove(layer: keras.Layer, link: Link) -> None:
         object.__setattr__(layer, "call", hook.replaced)
 
 
-def is_only_link(layer: keras.Layer) -> bool:
-    """Returns True if a layer's hook has a single link, so that it calls the layer's own call."""
+def links_in(layer: keras.Layer) -> list[Link]:
+    """Returns the links of a layer and of the layers in it."""
+    found = map(hook_of, _keras.layers.all_layers(layer))
+    return [link for hook in found if hook is not None for link in hook.links]
+
+
+def is_first_link(layer: keras.Layer, link: Link) -> bool:
+    """Returns True if a link is the one that calls the layer's own call."""
     hook = hook_of(layer)
-    return hook is not None and len(hook.links) == 1
+    return hook is not None and hook.links[:1] == [link]

@@ -65,9 +65,11 @@ def signature(owner: keras.Layer) -> tuple | None:
     of a Keras layer runs.
 
     Returns:
-        The key, or None if the layer contains custom code.
+        The key, or None if the layer contains custom code, or several parametrizations in place,
+        of which one call runs some.
     """
-    if not is_keras_own(owner):
+    added = {id(link.in_place) for link in hooks.links_in(owner)}
+    if len(added) > 1 or not is_keras_own(owner):
         return None
     return tuple(_signature(layer) for layer in _keras.layers.all_layers(owner))
 
