@@ -150,10 +150,13 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
         training = kwargs.pop("training", None)
         self._make_weights(args, kwargs, training)
         unperturbed = function
-        if recurrent_call.is_plain(self.layer):
+        if not self._calls_subject():
+            pass
+        elif recurrent_call.is_plain(self.layer):
             function = functools.partial(recurrent_call.fast_or_plain_call, self.layer, function)
         elif per_example_call.is_product(self.layer):
             function = functools.partial(per_example_call.call, self.layer, function)
+            unperturbed = function
         if training_flag.standardize(training) is not False:
             per_example_call.check_inputs(self, self.parametrizations, args, kwargs)
         return self._perturbed_call(function, args, kwargs, training, unperturbed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,10 +56,16 @@ def parametrize_in_place(
 
 
 def _forget_functions(target: keras.Layer) -> None:
-    """Lets models trace their functions again, because their layers compute something else."""
-    for layer in _keras.layers.all_layers(target):
-        if isinstance(layer, keras.Model):
-            _keras.training.forget_functions(layer)
+    """Lets models trace their functions again, because their layers compute something else.
+
+    These are all models with a layer of the target. A layer does not know the models around it.
+    """
+    inside = {id(layer) for layer in _keras.layers.all_layers(target)}
+    for found in gc.get_objects():
+        if not issubclass(type(found), keras.Model) or not _keras.training.functions(found):
+            continue
+        if any(id(layer) in inside for layer in _keras.layers.all_layers(found)):
+            _keras.training.forget_functions(found)
 
 
 def remove_in_place(target: keras.Layer, fold: bool) -> None:
@@ -87,8 +94,7 @@ def remove_in_place(target: keras.Layer, fold: bool) -> None:
                 "tfwd.unwrap(model, fold=True) sets the model's own weights to the effective ones"
             )
     if fold:
-        values = [pair for one in found for pair in one.evaluation_weights()]
-        for variable, value in values:
+        for variable, value in in_place.evaluation_weights(target):
             _keras.variables.assign(variable, value)
     for one in reversed(found):
         in_place.remove(one)

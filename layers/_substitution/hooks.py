@@ -8,6 +8,7 @@ layer rejects quantization.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import types
@@ -31,20 +32,21 @@ class Hook:
 
     Attributes:
         links: The links. The last one is called first.
-        replaced: Attributes of the layer itself that were replaced, such as a `call` of its own.
+        replaced: The attributes that the layer itself had under the replaced names, such as a
+            `call` of its own, or None.
         has_warned: True if the user knows that a training step makes no training call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replaced: dict[str, Any] | None = None) -> None:
         self.links: list[Link] = []
-        self.replaced: dict[str, Any] = {}
+        self.replaced: dict[str, Any] = {} if replaced is None else replaced
         self.has_warned = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
-        return Hook()
+        return Hook(copy.deepcopy(self.replaced, memo))
 
     def __reduce__(self) -> Any:
-        return Hook, ()
+        return Hook, (self.replaced,)
 
 
 def hook_of(layer: keras.Layer) -> Hook | None:
@@ -57,14 +59,21 @@ def _bound(layer: keras.Layer, name: str, function: Callable[..., Any]) -> Calla
     replaced: Any = function
     replaced.autograph_info__ = {}  # tells AutoGraph not to convert it
     replaced.is_hook_of_tfwd = True
-    replaced.__signature__ = inspect.signature(getattr(type(layer), name))
+    own = vars(layer).get(name)
+    if own is None:
+        signature = inspect.signature(getattr(type(layer), name))
+    else:
+        signature = inspect.signature(own)
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        signature = signature.replace(parameters=[first, *signature.parameters.values()])
+    replaced.__signature__ = signature
     return types.MethodType(replaced, layer)
 
 
 def _call() -> Callable[..., Any]:
     def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
         hook = hook_of(self) or Hook()
-        function = hook.replaced.get("call") or _keras.layers.own_call(self)
+        function = _keras.layers.own_call(self, hook.replaced.get("call"))
         for link in hook.links:
             function = functools.partial(link, function)
         return function(*args, **kwargs)
@@ -131,7 +140,7 @@ def remove(layer: keras.Layer, link: Link) -> None:
     if hook is None or link not in hook.links:
         return
     hook.links.remove(link)
-    if hook.links:
+    if hook.links or not is_hooked(layer):  # other code may have replaced `call` since
         return
     for name, own in hook.replaced.items():
         object.__delattr__(layer, name)
@@ -140,7 +149,25 @@ def remove(layer: keras.Layer, link: Link) -> None:
     object.__delattr__(layer, _NAME)
 
 
-def is_only_link(layer: keras.Layer) -> bool:
-    """Returns True if a layer's hook has a single link, so that it calls the layer's own call."""
+def replaced_call(layer: keras.Layer) -> Callable[..., Any] | None:
+    """Returns the attribute `call` that a hooked layer had before, or None."""
     hook = hook_of(layer)
-    return hook is not None and len(hook.links) == 1
+    return None if hook is None else hook.replaced.get("call")
+
+
+def is_hooked(layer: keras.Layer) -> bool:
+    """Returns True if a layer's attribute `call` is the hook's."""
+    is_ours = getattr(vars(layer).get("call"), "is_hook_of_tfwd", False)
+    return hook_of(layer) is not None and is_ours
+
+
+def links_in(layer: keras.Layer) -> list[Link]:
+    """Returns the links of a layer and of the layers in it."""
+    found = map(hook_of, _keras.layers.all_layers(layer))
+    return [link for hook in found if hook is not None for link in hook.links]
+
+
+def is_first_link(layer: keras.Layer, link: Link) -> bool:
+    """Returns True if a link is the one that calls the layer's own call."""
+    hook = hook_of(layer)
+    return hook is not None and hook.links[:1] == [link]

@@ -42,7 +42,7 @@ from tfwd.layers._substitution.seed_stream import SeedStream, checked_seed
 from tfwd.layers._substitution.weight_perturbation import (
     WeightPerturbationMixin,
     _CallCache,
-    bound_parametrizations,
+    owned_parametrizations,
 )
 from tfwd.layers._substitution.weight_selection import Parametrizations, Target, TargetedWeights
 from tfwd.parametrizations import Parametrization, chain
@@ -185,7 +185,8 @@ class InPlace:
             if self.draws_at_all:
                 recomputed_calls.check(layer.name)
             if self.references is not None:
-                self.references.copy_due(training)
+                with _restored({}):  # reads raw weights
+                    self.references.copy_due(training)
         replay = getattr(_local, "replay", None)
         if training is False:
             state = tf.zeros([2], tf.int64)
@@ -285,13 +286,9 @@ class InPlace:
         """Returns some of the weights of `effective_weights`."""
         result = {}
         ahead = call - self.calls
-        before = earlier(self)
         for target, _ in targeted:
             variable = target.variable
-            bound = bound_parametrizations(self.target, variable, ahead)
-            for one in [*before, self]:
-                bound += one.bound_ahead(variable, ahead)
-            bound, last = chain.per_example(bound)
+            bound, last = chain.per_example(self._bound_so_far(variable, ahead))
             result[target.name] = chain.apply(_keras.variables.value(variable), bound)
             if last is not None:
                 per_example_call.check_examples(self.target, target, examples)
@@ -299,18 +296,23 @@ class InPlace:
                 result[target.name] = element.of_examples(result[target.name], seed, examples)
         return result
 
-    def evaluation_weights(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Returns the weights that evaluation changes, with the values that it uses."""
-        found = []
-        for target, _ in self.targeted:
-            bound = [
-                b for one in [*earlier(self), self] for b in one.bound_ahead(target.variable, 0)
-            ]
-            last = [b._replace(training=False) for b in bound]
-            if not all(e.stochastic for b in bound for e in b.parametrization.elements()):
-                raw = _keras.variables.value(target.variable)
-                found.append((target.variable, chain.apply(raw, chain.per_example(last)[0])))
-        return found
+    def _bound_so_far(
+        self, variable: keras.Variable, ahead: int | tf.Tensor
+    ) -> list[BoundParametrization]:
+        """Returns a variable's parametrizations in order, up to this one."""
+        links = [x for x in hooks.links_in(self.target) if id(variable) in x.substituted]
+        inside = {id(layer) for layer in _keras.layers.all_layers(self.target)}
+        outside = {link.in_place for link in links if link.in_place.acts_beyond(variable, inside)}
+        found = owned_parametrizations(self.target, variable, ahead, frozenset(outside - {self}))
+        owners = [owner for owner, _ in found]
+        last = owners.index(self) + 1 if self in owners else len(owners)
+        return [bound for _, bound in found[:last]]
+
+    def acts_beyond(self, variable: keras.Variable, layers: set[int]) -> bool:
+        """Returns True if a variable is substituted for another layer than those with some ids."""
+        return any(
+            id(link.layer) not in layers for link in self._links if id(variable) in link.substituted
+        )
 
     def bound_ahead(
         self, variable: keras.Variable, ahead: int | tf.Tensor
@@ -386,7 +388,7 @@ class Link(WeightPerturbationMixin):
         self.draws: Any = _PresentDraws(owner)
         self._call_cache = _CallCache()
         self._own = targeted
-        self._variables = frozenset(id(target.variable) for target, _ in targeted)
+        self.substituted = frozenset(id(target.variable) for target, _ in targeted)
         if targeted:
             names = {id(target.variable): target.name for target, _ in targeted}
             reads.check_normalized(layer, names)
@@ -423,6 +425,9 @@ class Link(WeightPerturbationMixin):
 
     def _owner(self) -> keras.Layer:
         return self.layer
+
+    def _calls_subject(self) -> bool:
+        return hooks.is_first_link(self.layer, self)
 
     def _targeted(self) -> TargetedWeights:
         self._call_cache.targeted_from = ()
@@ -505,7 +510,7 @@ class Link(WeightPerturbationMixin):
             kwargs: Keyword arguments, without the training flag.
         """
         outer = _present_calls()
-        covered = present.covered | self._variables
+        covered = present.covered | self.substituted
         acting = True if sampled_calls.is_sampling() else flag
         inner = {**outer, self.in_place: present._replace(training=acting, covered=covered)}
         layer = self.layer
@@ -524,23 +529,33 @@ class Link(WeightPerturbationMixin):
                 return used(*args, training=training, **kwargs)
 
         call = functools.partial(within, plain)
-        if self._variables <= present.covered:
+        if self.substituted <= present.covered:
             return call(*args, training=flag, **kwargs)
         replay = getattr(_local, "replay", None)
         if replay is not None and flag is True:
-            with _restored(inner):
+            with _restored(self._preparing(inner)):
                 return replay.call(self, functools.partial(call, *args, **kwargs, training=True))
         used = call
-        if recurrent_call.is_plain(layer) and hooks.is_only_link(layer):
+        if self._calls_subject() and recurrent_call.is_plain(layer):
             fast = functools.partial(recurrent_call.fast_or_plain_call, layer, plain)
             used = functools.partial(within, fast)
-        elif per_example_call.is_product(layer):
+        elif self._calls_subject() and per_example_call.is_product(layer):
             product = functools.partial(per_example_call.call, layer, plain)
-            used = functools.partial(within, product)
+            used = call = functools.partial(within, product)
         if acting is not False:
             per_example_call.check_inputs(self, self.parametrizations, args, kwargs)
-        with _restored(inner):
+        with _restored(self._preparing(inner)):
             return self._perturbed_call(used, args, kwargs, flag, call)
+
+    def _preparing(self, calls: dict[InPlace, Present]) -> dict[InPlace, Present]:
+        """Returns the present calls for reads before the layer's call, which need raw values.
+
+        Each link of the layer, this one and earlier ones, computes its own weights in the call.
+        """
+        hook = hooks.hook_of(self.layer)
+        links = [] if hook is None else hook.links
+        own = self.substituted.union(*(link.substituted for link in links))
+        return {one: now._replace(covered=now.covered | own) for one, now in calls.items()}
 
 
 def _in_training(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -585,27 +600,48 @@ def around(layer: keras.Layer) -> list[InPlace]:
     return [] if hook is None else [link.in_place for link in hook.links]
 
 
-def earlier(owner: InPlace) -> list[InPlace]:
-    """Returns the parametrizations of the same layers that act before one."""
-    found: dict[int, InPlace] = {}
-    for link in owner._links:
-        hook = hooks.hook_of(link.layer)
-        if hook is not None and link in hook.links:
-            for other in hook.links[: hook.links.index(link)]:
-                found.setdefault(id(other.in_place), other.in_place)
-    return list(found.values())
+def evaluation_weights(layer: keras.Layer) -> list[tuple[keras.Variable, tf.Tensor]]:
+    """Returns the weights that evaluation changes in place, with the values that it uses.
+
+    Raises:
+        ValueError: If a wrapper of the same weight also acts in evaluation.
+    """
+    found = []
+    targeted = {id(t.variable): t for one in inside(layer) for t, _ in one.targeted}
+    for target in targeted.values():
+        acting = [
+            (owner, bound._replace(training=False))
+            for owner, bound in owned_parametrizations(layer, target.variable, 0)
+            if not all(element.stochastic for element in bound.parametrization.elements())
+        ]
+        wrappers = [owner for owner, _ in acting if not isinstance(owner, InPlace)]
+        if len(wrappers) == len(acting):
+            continue
+        if wrappers:
+            raise ValueError(
+                f"weight '{target.name}' of layer '{layer.name}' cannot be folded, because wrapper "
+                f"'{wrappers[0].name}' also acts in evaluation: use one parametrization with "
+                "Chain([p, q])"
+            )
+        raw = _keras.variables.value(target.variable)
+        found.append((target.variable, chain.apply(raw, [bound for _, bound in acting])))
+    return found
 
 
 def add(owner: InPlace) -> None:
-    """Adds a parametrization to its target."""
-    owner.add()
+    """Adds a parametrization to its target, or leaves the target as it was if that fails."""
     held = vars(owner.target).get(IN_PLACE)
     if held is None:
         held = _Held()
         # Keras would track the attribute otherwise.
         object.__setattr__(owner.target, IN_PLACE, held)
     held.all.append(owner)
-    _track(owner.target, held)
+    try:
+        owner.add()
+        _track(owner.target, held)
+    except BaseException:  # such as Ctrl-C
+        remove(owner)
+        raise
 
 
 def remove(owner: InPlace) -> None:

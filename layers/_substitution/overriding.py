@@ -74,10 +74,11 @@ def _is_overridden(layer: Any, kind: type, ours: bool) -> bool:
             break
         if not (ours and cls.__module__.startswith("tfwd.")) and not names.isdisjoint(vars(cls)):
             return True
+    own = {name: vars(layer)[name] for name in methods & vars(layer).keys()}
+    if hooks.is_hooked(layer):
+        own["call"] = hooks.replaced_call(layer) or getattr(kind, "call", None)
     # Keras 2 leaves the class's own method on a layer that it has saved.
-    own = vars(layer)
-    found = methods & own.keys() - ({"call"} if hooks.hook_of(layer) is not None else set())
-    if any(_unbound(own[name]) is not getattr(kind, name) for name in found):
+    if any(_unbound(own[name]) is not getattr(kind, name) for name in own):
         return True
     called = (getattr(kind, name, None) for name in _CALLED)
     return any(f is not None and not _keras.is_of_keras(f) for f in called)

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd.layers._substitution import hooks
 
 _KNOWN = {"builtins", "keras", "tensorflow", "tf_keras", "tfwd"}
 # Modules of operations in a functional model that call a function which is one of their arguments.
@@ -23,6 +24,8 @@ def is_keras_own(owner: keras.Layer) -> bool:
     """Returns True if a layer and all layers in it contain no custom code."""
     for layer in _keras.layers.all_layers(owner):
         called = [layer, *[getattr(type(layer), name) for name in _CALLED]]
+        if (replaced := hooks.replaced_call(layer)) is not None:
+            called.append(replaced)
         for value in vars(layer).values():
             if isinstance(value, dict):
                 value = list(value.values())
@@ -62,9 +65,11 @@ def signature(owner: keras.Layer) -> tuple | None:
     of a Keras layer runs.
 
     Returns:
-        The key, or None if the layer contains custom code.
+        The key, or None if the layer contains custom code, or several parametrizations in place,
+        of which one call runs some.
     """
-    if not is_keras_own(owner):
+    added = {id(link.in_place) for link in hooks.links_in(owner)}
+    if len(added) > 1 or not is_keras_own(owner):
         return None
     return tuple(_signature(layer) for layer in _keras.layers.all_layers(owner))
 

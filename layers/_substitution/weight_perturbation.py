@@ -23,6 +23,7 @@ from tfwd import _keras, training_flag
 from tfwd._graph import custom_gradient, graphs, substitute
 from tfwd.layers._substitution import (
     call_analysis,
+    hooks,
     lookup,
     overriding,
     per_example_call,
@@ -131,6 +132,11 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         """Returns the layer that Keras calls: a wrapper, or the layer with a hook."""
         return self
 
+    def _calls_subject(self) -> bool:
+        """Returns True if no parametrization in place comes between this call and the subject's."""
+        subject = self._subject()
+        return subject is self or not hooks.is_hooked(subject)
+
     def _all_parametrizations(self) -> list[Parametrizations]:
         """Returns the parametrizations of this layer and of the layers inside it."""
         inside = _keras.layers.all_layers(self._owner())
@@ -190,6 +196,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         if not targeted and isinstance(flag, bool):
             return _on_raw_weights(unperturbed or function, args, kwargs, flag)
         is_lookup = overriding.is_plain(subject, keras.layers.Embedding, ours=subject is self)
+        is_lookup = is_lookup and self._calls_subject()
         looks_up = is_lookup and lookup.is_possible(subject, targeted, args, kwargs)
         if looks_up:
             (ids,) = (*args, *kwargs.values())
@@ -225,8 +232,9 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         """Makes the call, and passes its updates and losses to Keras."""
         name: str = self.name  # type: ignore[attr-defined]
         owner = self._owner()
-        # Layers behave differently after they are frozen or unfrozen.
-        key = (*call.key(), tuple(layer.trainable for layer in _keras.layers.all_layers(owner)))
+        # Layers behave differently after they are frozen or unfrozen, or parametrized in place.
+        flags = tuple(layer.trainable for layer in _keras.layers.all_layers(owner))
+        key = (*call.key(), flags, tuple(map(id, hooks.links_in(owner))))
         analysis = self._call_cache.analyses.get(key)
         names = {id(target.variable): target.name for target, _ in call.targeted}
         if analysis is None:
@@ -376,10 +384,32 @@ def bound_parametrizations(
 ) -> list[BoundParametrization]:
     """Returns the parametrizations of a variable `ahead` calls from now, in order.
 
-    They come from a layer and the layers inside it.
+    They come from a layer and the layers inside it, by wrappers and in place.
     """
-    inside = _keras.layers.sublayers(layer)
-    found = [bound for inner in inside for bound in bound_parametrizations(inner, variable, ahead)]
+    return [bound for _, bound in owned_parametrizations(layer, variable, ahead)]
+
+
+def owned_parametrizations(
+    layer: Any, variable: keras.Variable, ahead: int | tf.Tensor, outside: frozenset = frozenset()
+) -> list[tuple[Any, BoundParametrization]]:
+    """Returns the same as `bound_parametrizations`, each with its wrapper or its `InPlace`.
+
+    Args:
+        layer: Layer.
+        variable: Weight of the layer.
+        ahead: int. Number of calls from now.
+        outside: Each `InPlace` that is left out, because it acts around the layer. Default none.
+    """
+    hook = hooks.hook_of(layer)
+    links = [] if hook is None else hook.links
+    # A link of an outer layer has computed the weight for all layers inside.
+    links = [x for x in links if id(variable) in x.substituted and x.in_place not in outside]
+    outside = outside | {link.in_place for link in links}
+    found = [
+        pair
+        for inner in _keras.layers.sublayers(layer)
+        for pair in owned_parametrizations(inner, variable, ahead, outside)
+    ]
     if isinstance(layer, WeightPerturbationMixin) and _keras.layers.has_weights(layer._subject()):
         number = tf.cast(ahead + layer.calls, tf.int64)
         for target, parametrization in layer._targeted():
@@ -387,5 +417,11 @@ def bound_parametrizations(
                 seed = layer.draws.seed_at(number, target.position)
                 held = layer.references
                 values = held.current_values(target, parametrization) if held is not None else ()
-                found.append(BoundParametrization(parametrization.at(number), seed, True, values))
-    return found
+                bound = BoundParametrization(parametrization.at(number), seed, True, values)
+                found.append((layer, bound))
+    found += [
+        (link.in_place, bound)
+        for link in links
+        for bound in link.in_place.bound_ahead(variable, ahead)
+    ]
+    return list({id(owner): (owner, bound) for owner, bound in found}.values())

@@ -28,6 +28,7 @@ SHARES = {
     "replicas": 1,
 }
 RUNS = tuple(SHARES)
+IN_PLACE = (False, False, True)
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,14 @@ class Case:
         top: "functional", "sequential" (if it can be) or "subclassed".
         whole: parametrization of the model by `tfwd.parametrize`, if any.
         compiled: True if the model is compiled before that.
+        in_place: True if the parametrizations are added to the plain model in place.
     """
 
     steps: tuple[Step, ...]
     top: str = "functional"
     whole: Wrap | None = None
     compiled: bool = False
+    in_place: bool = False
     mode: Mode = field(default_factory=Mode)
 
 
@@ -145,10 +148,16 @@ def modes(draw: st.DrawFn, runs: tuple[str, ...] = RUNS) -> Mode:
 
 
 @st.composite
-def cases(draw: st.DrawFn, runs: tuple[str, ...] = RUNS) -> Case:
+def cases(
+    draw: st.DrawFn, runs: tuple[str, ...] = RUNS, in_place: tuple[bool, ...] = IN_PLACE
+) -> Case:
     some = draw(st.lists(steps, min_size=1, max_size=4))
     if draw(st.booleans()):
         some = [draw(first), *some]
     whole = draw(st.one_of(st.none(), st.none(), st.none(), wraps))
     top = draw(st.sampled_from(["functional", "subclassed", "sequential"]))
-    return Case(tuple(some), top, whole, draw(st.booleans()), draw(modes(runs)))
+    compiled, mode = draw(st.booleans()), draw(modes(runs))
+    added = draw(st.sampled_from(in_place))
+    if added and draw(st.booleans()):
+        whole = draw(wraps)
+    return Case(tuple(some), top, whole, compiled, added, mode)

@@ -87,6 +87,7 @@ def _differences(program, mode):
                 start = None
             elif made < len(plain.weights):
                 modes.call(wrapped, letters, given, False)
+            if start is not None:
                 data.forget(wrapped)
         if mode.run == "replicas":
             records = modes.in_replicas(wrapped, letters, shapes, mode, strategy(), start)

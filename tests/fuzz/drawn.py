@@ -11,6 +11,7 @@ import re
 
 import numpy as np
 
+import tfwd
 from fuzz.feeding import IS_KERAS_2, flatten
 
 
@@ -20,7 +21,24 @@ def wrappers(model):
     for layer in flatten(model):
         if hasattr(layer, "effective_weights") and hasattr(layer, "draws") and _draws(layer):
             found.setdefault(_wrapped(layer).name, []).append(layer)
+    for one in map(Added, tfwd.added_parametrizations(model)):
+        if _draws(one):
+            found.setdefault(one.layer.name, []).append(one)
     return {name: sorted(those, key=_depth) for name, those in found.items()}
+
+
+class Added:
+    """Parametrizations that were added to a layer in place, like a wrapper around the layer."""
+
+    def __init__(self, one):
+        self.layer = one.target
+        self.effective_weights = one.effective_weights
+        self.calls = one.calls
+        self.parametrizations = {re.escape(target.name): p for target, p in one.targeted}
+
+    @property
+    def weights(self):
+        return self.layer.weights
 
 
 def _draws(wrapper):

@@ -44,10 +44,14 @@ class Hunt:
         self._seen: set[str] = set()
 
     def run(
-        self, many: int, until: float = float("inf"), runs: tuple[str, ...] = cases.RUNS
+        self,
+        many: int,
+        until: float = float("inf"),
+        runs: tuple[str, ...] = cases.RUNS,
+        in_place: tuple[bool, ...] = cases.IN_PLACE,
     ) -> Iterator[Failure]:
         """Runs a number of different cases, or runs until a time of `time.monotonic()`."""
-        for case in self._drawn(many, runs):
+        for case in self._drawn(many, runs, in_place):
             if time.monotonic() > until or self.ran >= many:
                 return
             try:
@@ -65,7 +69,9 @@ class Hunt:
             if self.counts[signature] <= self.again:
                 yield Failure(*shrink.shrunk(case, found, self.seconds), case)
 
-    def _drawn(self, many: int, runs: tuple[str, ...]) -> list[cases.Case]:
+    def _drawn(
+        self, many: int, runs: tuple[str, ...], in_place: tuple[bool, ...]
+    ) -> list[cases.Case]:
         """Returns different cases that are models, as Hypothesis draws them.
 
         Equal seeds give equal cases.
@@ -80,7 +86,7 @@ class Hunt:
             phases=[hypothesis.Phase.generate],
             suppress_health_check=list(hypothesis.HealthCheck),
         )
-        @hypothesis.given(cases.cases(runs))
+        @hypothesis.given(cases.cases(runs, in_place))
         def draw(case: cases.Case) -> None:
             try:
                 text = source.program(case)

@@ -30,6 +30,7 @@ def main() -> int:
             command = [sys.executable, __file__, "--child", "--seed", str(seed)]
             command += ["--minutes", str(left / 60), "--into", str(arguments.into)]
             command += ["--cases", str(arguments.cases), "--runs", arguments.runs]
+            command += ["--in-place"] * arguments.in_place
             running[subprocess.Popen(command)] = seed
             seed += 1
         time.sleep(0.2)
@@ -52,6 +53,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--into", type=Path, default=Path("fuzz-failures"), help="for scripts")
     parser.add_argument("--cases", type=int, default=CASES, help="cases in a process")
     parser.add_argument("--runs", default="", help="some of the modes, with commas between them")
+    parser.add_argument("--in-place", action="store_true", help="only parametrizations in place")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -64,7 +66,8 @@ def child(arguments: argparse.Namespace) -> int:
     now = hunt.Hunt(arguments.seed)
     until = time.monotonic() + 60 * arguments.minutes
     runs = tuple(arguments.runs.split(",")) if arguments.runs else cases.RUNS
-    for number, failure in enumerate(now.run(arguments.cases, until, runs)):
+    in_place = (True,) if arguments.in_place else cases.IN_PLACE
+    for number, failure in enumerate(now.run(arguments.cases, until, runs, in_place)):
         text = script.script(failure.case, failure.found)
         arguments.into.mkdir(parents=True, exist_ok=True)
         path = arguments.into / f"seed_{arguments.seed}_{number}.py"

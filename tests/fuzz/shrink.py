@@ -60,6 +60,8 @@ def _smaller(case):
             yield change(case, mode=change(case.mode, **{name: getattr(plain, name)}))
     if case.mode.run not in ("eager", "function"):
         yield change(case, mode=change(case.mode, run="function"))
+    if case.in_place:
+        yield change(case, in_place=False)
     if case.whole:
         yield change(case, whole=None)
     if case.top != "functional":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 import tfwd
 from fuzz import data, user_layers
@@ -17,6 +18,13 @@ from tfwd import parametrizations as P
 
 INPUTS = {"i": "ids", "s": "x", "v": "vector", "m": "shown"}
 SHAPES = {"i": "(3,), dtype='int32'", "s": "(3, 4)", "v": "(4,)", "m": "(3,), dtype='bool'"}
+FLOAT = "keras.backend.floatx()"
+EXAMPLES = {
+    "i": "(BATCH, 3), 'int32'",
+    "s": f"(BATCH, 3, 4), {FLOAT}",
+    "v": f"(BATCH, 4), {FLOAT}",
+    "m": "(BATCH, 3), 'bool'",
+}
 # A pattern for models of any layers.
 SOME = ".*(kernel|embeddings|alpha|scale)"
 ANY = ".*"
@@ -33,6 +41,8 @@ class Text:
     used: list[str] = field(default_factory=list)  # the letters of the inputs
     ends: list[str] = field(default_factory=list)  # the values that no call takes
     seed: int = 0
+    added: list[str] = field(default_factory=list)  # lines that add parametrizations in place
+    frozen: list[str] = field(default_factory=list)
     chain: bool = True  # whether each call takes the result of the call before it, and nothing else
     layers: int = 0
 
@@ -47,7 +57,7 @@ def program(case: Case) -> str:
 
 def functions(text: str) -> dict[str, Any]:
     """Returns the names that a program defines."""
-    names = {"keras": keras, "tfwd": tfwd, "layers": layers, "P": P, "BATCH": data.BATCH}
+    names = {"keras": keras, "tf": tf, "tfwd": tfwd, "layers": layers, "P": P, "BATCH": data.BATCH}
     names |= {k: v for k, v in vars(user_layers).items() if callable(v)}
     exec(text, names)
     return names
@@ -105,7 +115,7 @@ def _text(case: Case, wrapped: bool) -> Text:
 
 def _is_wrapped(case: Case) -> bool:
     """Checks whether one wrapper is around the whole model."""
-    return case.whole is not None and case.top == "subclassed"
+    return case.whole is not None and (case.top == "subclassed" or case.in_place)
 
 
 def _make(text: Text, part: Part, outer: bool, bare: bool) -> str:
@@ -132,9 +142,14 @@ def _make(text: Text, part: Part, outer: bool, bare: bool) -> str:
     if text.wrapped and weighs(part) and not bare:
         for depth, wrap in enumerate(part.wraps):
             text.seed += 1
-            make = _wrapped(text, make, wrap, part, f"{name}_{depth}")
+            if text.case.in_place:
+                text.added.append(_added(text, wrap, part, name))
+            else:
+                make = _wrapped(text, make, wrap, part, f"{name}_{depth}")
     text.makes.append(f"{name} = {make}")
-    if part.frozen:
+    if part.frozen and text.case.in_place:
+        text.frozen.append(f"found['{name}'].trainable = False")
+    elif part.frozen:
         text.makes.append(f"{name}.trainable = False")
     return name
 
@@ -154,10 +169,7 @@ def _patterns(part: Part) -> list[str | None]:
 def _wrapped(text: Text, make: str, wrap: Wrap, part: Part, name: str) -> str:
     patterns = _patterns(part)
     pattern = patterns[wrap.pattern % len(patterns)]
-    mode = text.case.mode
-    options = f"seed={text.seed}, recompute={mode.recompute}, name='{name}'"
-    if mode.run == "replicas" and mode.share:
-        options += ", share_across_replicas=True"
+    options = f"{_options(text, text.seed)}, name='{name}'"
     weights = f", weights={pattern!r}" if pattern else ""
     if wrap.kind == "drop":
         return f"layers.WeightDropout({make}, {_rate(wrap)}{weights}, {options})"
@@ -166,6 +178,23 @@ def _wrapped(text: Text, make: str, wrap: Wrap, part: Part, name: str) -> str:
         return f"layers.VariationalNoise({make}, 0.25{weights}{late}, {options})"
     pattern = pattern or ANY
     return f"layers.Parametrized({make}, {{{pattern!r}: {_parametrization(wrap)}}}, {options})"
+
+
+def _options(text: Text, seed: int) -> str:
+    mode = text.case.mode
+    options = f"seed={seed}, recompute={mode.recompute}"
+    if mode.run == "replicas" and mode.share:
+        options += ", share_across_replicas=True"
+    return options
+
+
+def _added(text: Text, wrap: Wrap, part: Part, name: str) -> str:
+    """Returns the line that adds a wrapper's parametrization in place."""
+    patterns = _patterns(part)
+    pattern = patterns[wrap.pattern % len(patterns)] or ANY
+    kinds = {"drop": f"P.Dropout({_rate(wrap)})", "noise": "P.GaussianNoise(0.25)"}
+    what = f"{{{pattern!r}: {kinds.get(wrap.kind, _parametrization(wrap))}}}"
+    return f"tfwd.parametrize(found['{name}'], {what}, {_options(text, text.seed)}, in_place=True)"
 
 
 def _rate(wrap: Wrap) -> float:
@@ -212,14 +241,18 @@ def _function(text: Text, inputs: list[str]) -> str:
         lines += [f"model = keras.Model([{', '.join(names)}], {ends}, name='top')"]
     if case.compiled:
         lines.append("model.compile(optimizer='sgd', loss='mse')")
+    if case.in_place:
+        if text.wrapped and case.top == "subclassed":
+            zeros = [f"tf.ones({EXAMPLES[letter]})" for letter in inputs]
+            lines.append(f"model([{', '.join(zeros)}], training=False)")
+        lines.append("found = {layer.name: layer for layer in model._flatten_layers()}")
+        lines += text.added
     if case.whole and text.wrapped:
         pattern = SOME if case.whole.pattern % 2 == 0 and _some(case) else ANY
-        options = f"seed=50, recompute={case.mode.recompute}"
-        if case.mode.run == "replicas" and case.mode.share:
-            options += ", share_across_replicas=True"
+        options = _options(text, 50) + ", in_place=True" * case.in_place
         what = f"{{{pattern!r}: {_parametrization(case.whole)}}}"
         lines.append(f"model = tfwd.parametrize(model, {what}, {options})")
-    lines.append("return model")
+    lines += [*text.frozen, "return model"]
     body = "\n".join(f"    {line}" if line else "" for line in lines)
     return f"\n\ndef {'wrapped' if text.wrapped else 'plain'}():\n{body}\n"
 

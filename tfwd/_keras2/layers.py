@@ -241,12 +241,16 @@ def bound_call(layer: Any) -> Callable[..., Any]:
     return types.MethodType(type(layer).call, layer)
 
 
-def own_call(layer: Any) -> Callable[..., Any]:
-    """Returns the `call` of a layer's class as Keras would call it here.
+def own_call(layer: Any, replaced: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Returns the `call` of a layer as Keras would call it here.
 
     Keras lets AutoGraph convert the calls of custom layers.
+
+    Args:
+        layer: Layer.
+        replaced: The layer's own attribute `call`. Default None, for the `call` of its class.
     """
-    call = bound_call(layer)
+    call = bound_call(layer) if replaced is None else replaced
     autograph = tf.__internal__.autograph
     is_custom = base_layer_utils.is_subclassed(layer)
     if not is_custom or base_layer_utils.from_saved_model(layer) or tf.executing_eagerly():

@@ -88,11 +88,18 @@ def train_step(model: keras.Model) -> Callable[[Any], Any]:
     return step
 
 
+_FUNCTIONS = ("train_function", "train_tf_function", "test_function", "predict_function")
+
+
+def functions(model: Any) -> list[str]:
+    """Returns the attributes with functions that `fit` or another method has made."""
+    return [name for name in _FUNCTIONS if vars(model).get(name) is not None]
+
+
 def forget_functions(model: Any) -> None:
     """Lets `fit`, `evaluate` and `predict` of a model trace their functions again."""
-    for name in ("train_function", "train_tf_function", "test_function", "predict_function"):
-        if getattr(model, name, None) is not None:
-            setattr(model, name, None)
+    for name in functions(model):
+        setattr(model, name, None)
 
 
 def optimizers(model: keras.Model) -> list[Any]:

@@ -221,7 +221,7 @@ def floating_policy(layer: keras.Layer) -> Any:
 
 def add_loss(layer: keras.Layer, loss: Any) -> None:
     """Adds a loss to a layer that an inner layer has added."""
-    layer.add_loss(loss)
+    keras.layers.Layer.add_loss(layer, loss)  # a functional model rejects it
 
 
 def own_weights(layer: keras.Layer) -> list[keras.Variable]:
@@ -252,9 +252,14 @@ def bound_call(layer: keras.Layer) -> Callable[..., Any]:
     return types.MethodType(type(layer).call, layer)
 
 
-def own_call(layer: keras.Layer) -> Callable[..., Any]:
-    """Returns the `call` of a layer's class as Keras would call it here."""
-    return bound_call(layer)
+def own_call(layer: keras.Layer, replaced: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Returns the `call` of a layer as Keras would call it here.
+
+    Args:
+        layer: Layer.
+        replaced: The layer's own attribute `call`. Default None, for the `call` of its class.
+    """
+    return bound_call(layer) if replaced is None else replaced
 
 
 def split_training(

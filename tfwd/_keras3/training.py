@@ -63,11 +63,18 @@ def train_step(model: keras.Model) -> Callable[[Any], Any]:
     return getattr(step, "python_function", step)
 
 
+_FUNCTIONS = ("train_function", "test_function", "predict_function", "generate_function")
+
+
+def functions(model: keras.Model) -> list[str]:
+    """Returns the attributes with functions that `fit` or another method has made."""
+    return [name for name in _FUNCTIONS if vars(model).get(name) is not None]
+
+
 def forget_functions(model: keras.Model) -> None:
     """Lets `fit`, `evaluate` and `predict` of a model trace their functions again."""
-    for name in ("train_function", "test_function", "predict_function", "generate_function"):
-        if getattr(model, name, None) is not None:
-            setattr(model, name, None)
+    for name in functions(model):
+        setattr(model, name, None)
 
 
 def optimizers(model: keras.Model) -> list[Any]:
