@@ -434,6 +434,21 @@ def test_a_chain_of_a_layer_inside_and_the_layer_around_it(inner_first: bool) ->
     np.testing.assert_array_equal(model(x, x, training=True), expected)
 
 
+def test_a_layer_in_a_wrapper_of_keras_draws_once_in_a_call() -> None:
+    """The kernel that is used is read off from the outputs for unit vectors."""
+    model = keras.layers.TimeDistributed(DENSE(3, use_bias=False))
+    keras.utils.set_random_seed(2)
+    model(tf.eye(3)[None])
+    tfwd.parametrize(model.layer, {"kernel": P.GaussianNoise(0.3)}, seed=1, in_place=True)
+    tfwd.parametrize(model, {".*kernel": P.Dropout(0.5)}, seed=0, in_place=True)
+    for call in range(2):
+        outer, inner = tfwd.added_parametrizations(model)
+        (expected,) = outer.effective_weights(call).values()
+        used = model(tf.eye(3)[None], training=True)[0]
+        np.testing.assert_allclose(used, expected, rtol=1e-5, atol=1e-6)
+        assert outer.calls == inner.calls == call + 1
+
+
 def test_masks_for_each_example_inside_attention() -> None:
     model, x = keras.layers.MultiHeadAttention(2, 4), tf.constant(X.reshape(2, 8, 8))
     keras.utils.set_random_seed(2)

@@ -478,6 +478,13 @@ class Link(WeightPerturbationMixin):
                 _keras.layers.build_by_call(self.layer, args, kwargs)
         made_for.add(key)
 
+    def _begun_inside(self, training: bool | tf.Tensor) -> dict[InPlace, Present]:
+        """Takes call numbers for parametrizations of layers inside, before the call is traced."""
+        present = {*_present_calls(), self.in_place}
+        inside = [inner for inner in _keras.layers.all_layers(self.layer) if inner is not self.layer]
+        owners = [one for inner in inside for one in around(inner) if one not in present]
+        return {one: one.begin(one.target, training) for one in dict.fromkeys(owners)}
+
     def _passed_on(
         self,
         owner: InPlace,
@@ -512,8 +519,10 @@ class Link(WeightPerturbationMixin):
         outer = _present_calls()
         covered = present.covered | self.substituted
         acting = True if sampled_calls.is_sampling() else flag
-        inner = {**outer, self.in_place: present._replace(training=acting, covered=covered)}
         layer = self.layer
+        begun = {} if self._variables <= present.covered else self._begun_inside(acting)
+        own = present._replace(training=acting, covered=covered)
+        inner = {**outer, self.in_place: own, **begun}
         accepts = _keras.layers.accepts_training(layer)
 
         def plain(*args: Any, training: Any, **kwargs: Any) -> Any:
