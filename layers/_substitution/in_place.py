@@ -137,14 +137,15 @@ class InPlace:
         self.patterns = patterns
         self.seed = checked_seed(seed)
         self.recompute = recompute
-        self.draws = SeedStream(seed, share_across_replicas)
         self.references: References | None = None
         elements = [element for _, p in targeted for element in p.elements()]
         self.is_stochastic = all(element.stochastic for element in elements)
         self.draws_at_all = any(element.stochastic for element in elements)
-        if any(element.has_reference for element in elements):
-            self.references = References(target.name)
-            self.references.create(targeted)
+        with _scope_of(targeted[0][0].variable):
+            self.draws = SeedStream(seed, share_across_replicas)
+            if any(element.has_reference for element in elements):
+                self.references = References(target.name)
+                self.references.create(targeted)
         self.by_id = {id(t.variable): (t, p) for t, p in targeted}
         self._reads_elsewhere = not all(map(_is_keras_call, _keras.layers.all_layers(target)))
         self._links = [
@@ -534,6 +535,13 @@ class Link(WeightPerturbationMixin):
         links = [] if hook is None else hook.links
         own = self.substituted.union(*(link.substituted for link in links))
         return {one: now._replace(covered=now.covered | own) for one, now in calls.items()}
+
+
+def _scope_of(variable: keras.Variable) -> contextlib.AbstractContextManager[Any]:
+    """Returns the scope of the `tf.distribute` strategy under which a variable was created."""
+    strategy = getattr(_keras.variables.tf_variable(variable), "distribute_strategy", None)
+    is_present = strategy is None or strategy is tf.distribute.get_strategy()
+    return contextlib.nullcontext() if is_present else strategy.scope()
 
 
 def _is_keras_call(layer: keras.Layer) -> bool:
