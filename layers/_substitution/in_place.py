@@ -308,9 +308,7 @@ class InPlace:
     def acts_beyond(self, variable: keras.Variable, layers: set[int]) -> bool:
         """Returns True if a variable is substituted for another layer than those with some ids."""
         return any(
-            id(link.layer) not in layers
-            for link in self._links
-            if id(variable) in link.substituted
+            id(link.layer) not in layers for link in self._links if id(variable) in link.substituted
         )
 
     def bound_ahead(

@@ -241,9 +241,7 @@ def bound_call(layer: keras.Layer) -> Callable[..., Any]:
     return types.MethodType(type(layer).call, layer)
 
 
-def own_call(
-    layer: keras.Layer, replaced: Callable[..., Any] | None = None
-) -> Callable[..., Any]:
+def own_call(layer: keras.Layer, replaced: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """Returns the `call` of a layer as Keras would call it here.
 
     Args:
