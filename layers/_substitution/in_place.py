@@ -537,7 +537,7 @@ class Link(WeightPerturbationMixin):
 
 def _scope_of(variable: keras.Variable) -> contextlib.AbstractContextManager[Any]:
     """Returns the scope of the `tf.distribute` strategy under which a variable was created."""
-    strategy = getattr(_keras.variables.tf_variable(variable), "distribute_strategy", None)
+    strategy: Any = getattr(_keras.variables.tf_variable(variable), "distribute_strategy", None)
     is_present = strategy is None or strategy is tf.distribute.get_strategy()
     return contextlib.nullcontext() if is_present else strategy.scope()
 

@@ -676,7 +676,7 @@ DEFECTS = [
         IN_PLACE,
         "        if self.substituted <= present.covered:\n",
         "        if False:\n",
-        (IN_PLACE_TESTS, "-k", "bidirectional or cells"),
+        (IN_PLACE_TESTS, "-k", "cells"),
     ),
     Defect(
         "reads before the call of a layer get effective weights",
