@@ -571,7 +571,7 @@ class TestSeveral:
         tfwd.parametrize(one, DROPPED, seed=1, in_place=True)
         tfwd.parametrize(two, DROPPED, seed=2, in_place=True)
         first = [np.asarray(v) for v in added(one).effective_weights(0).values()][1]
-        both = [np.asarray(v) for v in added(two).effective_weights(0).values()][0]
+        both = next(np.asarray(v) for v in added(two).effective_weights(0).values())
         hidden = X @ both
         np.testing.assert_allclose(one(X, training=True), hidden @ first, rtol=1e-4, atol=1e-5)
         assert added(one).calls == added(two).calls == 1
@@ -848,7 +848,7 @@ def wide(recurrent: bool) -> Callable[[], keras.Model]:
 
 @pytest.mark.usefixtures("all_large")
 class TestMemory:
-    """Backward computes effective weights again. Tensors are counted, as in `test_saved_tensors`."""
+    """Backward computes effective weights again. Like `test_saved_tensors`, this counts tensors."""
 
     @pytest.mark.parametrize("recurrent", [False, True])
     def test_graphs_keep_no_effective_weight(self, recurrent: bool) -> None:
@@ -857,7 +857,8 @@ class TestMemory:
         def drawn(recomputed: bool) -> list[str]:
             model = made(wide(recurrent), x)
             tfwd.parametrize(model, DROPPED, seed=1, recompute=recomputed, in_place=True)
-            large = [t for t in kept_for_backward(model, x) if t.shape.num_elements() >= 32 * 32]
+            kept = kept_for_backward(model, x)
+            large = [t for t in kept if t.shape.rank == 2 and t.shape[0] == 32]
             sources = [made_by(t) for t in large]
             return [one for one in sources if one not in ("ReadVariableOp", "Placeholder")]
 
@@ -884,3 +885,132 @@ class TestMemory:
 
         assert held(True) == 0
         assert held(False) >= 3
+
+
+class TestPrograms:
+    """Other ways to run a layer."""
+
+    @pytest.mark.parametrize("size", ["small", "large"])
+    def test_states_of_a_stateful_layer(self, size: str, request: Any) -> None:
+        if size == "large":
+            request.getfixturevalue("all_large")
+
+        def make() -> Any:
+            x = keras.Input((3, 6), batch_size=4)
+            return keras.Model(x, keras.layers.LSTM(3, stateful=True)(x))
+
+        model, plain = made(make, S), made(make, S)
+        tfwd.parametrize(model, DROPPED, seed=1, in_place=True)
+        for call in range(3):
+            values = effective(model, call)
+            plain.set_weights([values.get(id(v), np.asarray(v)) for v in model.weights])
+            got, expected = model(S, training=True), plain(S, training=True)
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+    def test_metrics_inside_a_layer_are_updated_once(self) -> None:
+        class Counting(DENSE):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                self.seen = keras.metrics.Sum()
+
+            def call(self, x: Any, training: Any = None) -> Any:
+                if training:
+                    self.seen.update_state(tf.ones([]))
+                return super().call(x)
+
+        model = made(lambda: functional(lambda x: Counting(4)(x), (6,)), X)
+        tfwd.parametrize(model, DROPPED, seed=1, in_place=True)
+        stepped(model, X)
+        RUNS["graph"](model, X)
+        assert float(model.layers[1].seen.result()) == 2
+
+    @pytest.mark.parametrize("size", ["small", "large"])
+    def test_a_flag_that_is_a_tensor(self, size: str, request: Any) -> None:
+        if size == "large":
+            request.getfixturevalue("all_large")
+
+        def make() -> Any:
+            return Outer(Pair())
+
+        model, plain = made(make, X), made(make, X)
+        expected = model(X)
+        tfwd.parametrize(model, DROPPED, seed=1, in_place=True)
+        call = tf.function(lambda flag: model(X, training=flag))
+        np.testing.assert_allclose(call(tf.constant(False)), expected, rtol=1e-5, atol=1e-6)
+        assert added(model).calls == 0
+        values = effective(model, 0)
+        plain.set_weights([values.get(id(v), np.asarray(v)) for v in model.weights])
+        np.testing.assert_allclose(call(tf.constant(True)), plain(X), rtol=1e-4, atol=1e-5)
+        assert added(model).calls == 1
+
+    def test_a_mapped_call(self) -> None:
+        model, plain = made(stack, X), made(stack, X)
+        tfwd.parametrize(model, DROPPED, seed=1, in_place=True)
+        mapped = tf.map_fn(lambda x: model(x[None], training=True)[0], tf.constant(X))
+        for call in range(4):
+            values = effective(model, call)
+            plain.set_weights([values.get(id(v), np.asarray(v)) for v in model.weights])
+            expected = plain(X[call : call + 1])[0]
+            np.testing.assert_allclose(mapped[call], expected, rtol=1e-4, atol=1e-5)
+
+    def test_a_model_built_on_the_target_afterwards(self) -> None:
+        base, plain = made(stack, X), made(stack, X)
+        tfwd.parametrize(base, DROPPED, seed=1, in_place=True)
+        x = keras.Input((6,))
+        model = keras.Model(x, base(x))
+        features = keras.Model(base.inputs[0], base.layers[0].output)
+        assert added(base).calls == 0
+        np.testing.assert_allclose(model(X), plain(X), rtol=1e-5, atol=1e-6)
+        values = effective(base, 0)
+        plain.set_weights([values.get(id(v), np.asarray(v)) for v in base.weights])
+        np.testing.assert_allclose(model(X, training=True), plain(X), rtol=1e-4, atol=1e-5)
+        values = effective(base, 1)
+        plain.set_weights([values.get(id(v), np.asarray(v)) for v in base.weights])
+        expected = plain.layers[0](X)
+        np.testing.assert_allclose(features(X, training=True), expected, rtol=1e-4, atol=1e-5)
+
+    def test_without_recomputation(self) -> None:
+        make, pattern, x = MODELS["masks"]
+        assert_equals_plain(make, x, pattern, "graph", recompute=False)
+
+    def test_scaled_losses(self) -> None:
+        """Compares a step of float16 with float32."""
+        found = []
+        for policy in ("float32", "mixed_float16"):
+            keras.config.set_dtype_policy(policy)
+            model = made(stack, X)
+            tfwd.parametrize(model, DROPPED, seed=1, in_place=True)
+            optimizer: Any = keras.optimizers.SGD(0.1)
+            if policy == "mixed_float16":
+                scaled = keras.mixed_precision if IS_KERAS_2 else keras.optimizers
+                optimizer = scaled.LossScaleOptimizer(optimizer, initial_scale=64)
+            model.compile(optimizer, "mse")
+            model.fit(X, X[:, :1], epochs=2, verbose=0)
+            assert added(model).calls == 2
+            found.append(model.get_weights())
+        for a, b in zip(*found, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-2, atol=1e-2)
+
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_replicas_of_a_model(self, inside: bool) -> None:
+        """`parametrize` may be called outside the scope in which the model was made."""
+        strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((6,)), DENSE(64)])
+            if inside:
+                tfwd.parametrize(model, DROPPED, seed=1, in_place=True)
+        if not inside:
+            tfwd.parametrize(model, DROPPED, seed=1, in_place=True)
+
+        def call() -> Any:
+            return model(X, training=True)
+
+        step = tf.function(lambda: strategy.run(call), autograph=False)
+        one, other = strategy.experimental_local_results(step())
+        assert not np.array_equal(one, other)
+        assert added(model).calls == 1
+        (kernel,) = added(model).effective_weights(0).values()
+        np.testing.assert_allclose(one, X @ kernel, rtol=1e-4, atol=1e-5)
+        one, _ = strategy.experimental_local_results(step())
+        (kernel,) = added(model).effective_weights(1).values()
+        np.testing.assert_allclose(one, X @ kernel, rtol=1e-4, atol=1e-5)

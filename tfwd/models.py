@@ -32,7 +32,9 @@ def parametrize(
     optimizer and compiled state. Use it for a model with methods of its own, such as `train_step`,
     `generate` or `enable_lora`. Its files are those of the plain model. `tfwd.unwrap(model)`
     removes the parametrizations. A second call of `parametrize` adds to the first: its
-    parametrizations are applied to the weights that the first one computes.
+    parametrizations are applied to the weights that the first one computes. Functions of `fit`,
+    `evaluate` and `predict` are traced again. A `tf.function` of your own keeps what it was traced
+    with, so make a new one after `parametrize` and after `unwrap`.
 
     Otherwise the result is another model on the same variables.
 

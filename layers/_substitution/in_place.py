@@ -139,14 +139,15 @@ class InPlace:
         self.patterns = patterns
         self.seed = checked_seed(seed)
         self.recompute = recompute
-        self.draws = SeedStream(seed, share_across_replicas)
         self.references: References | None = None
         elements = [element for _, p in targeted for element in p.elements()]
         self.is_stochastic = all(element.stochastic for element in elements)
         self.draws_at_all = any(element.stochastic for element in elements)
-        if any(element.has_reference for element in elements):
-            self.references = References(target.name)
-            self.references.create(targeted)
+        with _scope_of(targeted[0][0].variable):
+            self.draws = SeedStream(seed, share_across_replicas)
+            if any(element.has_reference for element in elements):
+                self.references = References(target.name)
+                self.references.create(targeted)
         self.by_id = {id(t.variable): (t, p) for t, p in targeted}
         self._reads_elsewhere = not all(map(_is_keras_call, _keras.layers.all_layers(target)))
         self._links = [
@@ -481,7 +482,9 @@ class Link(WeightPerturbationMixin):
     def _begun_inside(self, training: bool | tf.Tensor) -> dict[InPlace, Present]:
         """Takes call numbers for parametrizations of layers inside, before the call is traced."""
         present = {*_present_calls(), self.in_place}
-        inside = [inner for inner in _keras.layers.all_layers(self.layer) if inner is not self.layer]
+        inside = [
+            inner for inner in _keras.layers.all_layers(self.layer) if inner is not self.layer
+        ]
         owners = [one for inner in inside for one in around(inner) if one not in present]
         return {one: one.begin(one.target, training) for one in dict.fromkeys(owners)}
 
@@ -571,6 +574,13 @@ def _in_training(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     """Calls a layer with the training flag of Keras set for the layers inside it."""
     with _keras.layers.CallState().restored(True):
         return function(*args, **kwargs)
+
+
+def _scope_of(variable: keras.Variable) -> contextlib.AbstractContextManager[Any]:
+    """Returns the scope of the `tf.distribute` strategy under which a variable was created."""
+    strategy: Any = getattr(_keras.variables.tf_variable(variable), "distribute_strategy", None)
+    is_present = strategy is None or strategy is tf.distribute.get_strategy()
+    return contextlib.nullcontext() if is_present else strategy.scope()
 
 
 def _is_keras_call(layer: keras.Layer) -> bool:

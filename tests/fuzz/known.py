@@ -65,5 +65,21 @@ KNOWN = {
         whole=PARAM,
         mode=Mode("eager"),
     ),
+    "a layer whose call was replaced, in place": _case(Step(_part("OwnCell", DROP)), in_place=True),
+    "an embedding with two in place": _case(
+        Step(_part("Embedding", NOISE, NOISE)), mode=Mode("eager"), in_place=True
+    ),
+    "one of two equal layers with two in place": _case(
+        Step(_part("Functional", DROP, held=(_part("Dense"), _part("Dense", DROP)))),
+        mode=Mode("eager"),
+        in_place=True,
+    ),
+    "two in place around own code": _case(
+        Step(_part("Twice", PARAM, held=TWO_DENSE)),
+        mode=Mode("eager"),
+        top="subclassed",
+        whole=DROP,
+        in_place=True,
+    ),
     "a float32 layer in a half one": _case(Step(_part("InTime", held=(_part("Single", DROP),)))),
 }

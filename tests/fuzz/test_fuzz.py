@@ -39,6 +39,8 @@ KEPT = (
     "attention twice on one masked tensor",
     "a vector, and a sublayer built late",
     "a float32 layer in a half one",
+    "one of two equal layers with two in place",
+    "two in place around own code",
 )
 
 
@@ -48,6 +50,7 @@ KEPT = (
     "a mask and first states",
     "a vector, and a sublayer built late",
     "a float32 layer in a half one",
+    "two in place around own code",
 )
 @pytest.mark.parametrize("name", with_slow_rest(KNOWN, KEPT))
 def test_a_defect_that_there_was(name: str) -> None:

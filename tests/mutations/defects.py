@@ -45,6 +45,9 @@ EXAMPLES = ("tests/test_example_masks.py",)
 PER_EXAMPLE = "tests/layers/test_per_example.py"
 GAINS = "tests/layers/test_weight_norm_gain.py"
 
+IN_PLACE = "layers/_substitution/in_place.py"
+IN_PLACE_TESTS = "tests/test_in_place_layers.py"
+
 DEFECTS = [
     # Draws
     Defect(
@@ -753,5 +756,90 @@ DEFECTS = [
         "begin = 0 if into is None else start * row",
         "begin = 0",
         ("tests/pretrained/test_loading.py",),
+    ),
+    # Parametrizations in place
+    Defect(
+        "a weight that an outer layer has computed is computed again inside",
+        IN_PLACE,
+        "        if self.substituted <= present.covered:\n",
+        "        if False:\n",
+        (IN_PLACE_TESTS, "-k", "cells"),
+    ),
+    Defect(
+        "reads before the call of a layer get effective weights",
+        IN_PLACE,
+        "now._replace(covered=now.covered | own)",
+        "now",
+        (IN_PLACE_TESTS, "-k", "a_model_inside_a_model"),
+    ),
+    Defect(
+        "each layer takes its own number, not the outermost one",
+        IN_PLACE,
+        "        if present is not None:\n            return self._run(",
+        "        if False:\n            return self._run(",
+        ("tests/test_in_place.py", "-k", "announced"),
+    ),
+    Defect(
+        "a container reads the raw value of a tied weight",
+        IN_PLACE,
+        "        if not chains or chains[0][0] is not self:\n",
+        "        if True:\n",
+        ("tests/test_in_place.py", "-k", "announced and tied"),
+    ),
+    Defect(
+        "backward calls a layer without the present calls",
+        IN_PLACE,
+        "            with _restored({**inner, self.in_place: now}):\n",
+        "            with contextlib.nullcontext():\n",
+        (IN_PLACE_TESTS, "-k", "large_weights and (bidirectional or cells)"),
+    ),
+    Defect(
+        "unwrap leaves the hooks",
+        "layers/_substitution/hooks.py",
+        "    hook.links.remove(link)\n",
+        "    pass\n",
+        ("tests/test_in_place.py", "-k", "announced"),
+    ),
+    Defect(
+        "a layer's own attribute `call` is lost",
+        "layers/_substitution/hooks.py",
+        'hook = Hook(vars(layer).get("call"))',
+        "hook = Hook()",
+        (IN_PLACE_TESTS, "-k", "replaced"),
+    ),
+    Defect(
+        "checkpoints do not track the seeds",
+        IN_PLACE,
+        "        self.draws = [one.draws for one in held.all]\n",
+        "        self.draws = []\n",
+        ("tests/test_in_place_state.py",),
+    ),
+    Defect(
+        "functions of models around the target are not forgotten",
+        "tfwd/in_place.py",
+        "        if any(id(layer) in inside for layer in _keras.layers.all_layers(found)):\n",
+        "        if found is target:\n",
+        (IN_PLACE_TESTS, "-k", "before_and_after or around_the_target"),
+    ),
+    Defect(
+        "a seed depends on the number of weights before it in the parametrization",
+        IN_PLACE,
+        "        return self._own\n",
+        "        return [(t._replace(position=i), p) for i, (t, p) in enumerate(self._own)]\n",
+        ("tests/test_in_place.py", "-k", "announced"),
+    ),
+    Defect(
+        "an interrupted parametrize leaves hooks",
+        IN_PLACE,
+        "    except BaseException:  # such as Ctrl-C\n",
+        "    except OSError:\n",
+        (IN_PLACE_TESTS, "-k", "interruption"),
+    ),
+    Defect(
+        "equal layers share an analysis although one has a further parametrization",
+        "layers/_substitution/provable.py",
+        "    if len(added) > 1 or not is_keras_own(owner):\n",
+        "    if not is_keras_own(owner):\n",
+        (IN_PLACE_TESTS, "-k", "equal_code"),
     ),
 ]
