@@ -677,6 +677,13 @@ DEFECTS = [
         ("tests/layers/transformer/test_inputs.py",),
     ),
     Defect(
+        "attention's mask is not part of its product",
+        "layers/transformer/scores.py",
+        "ones = tf.ones_like(queries[..., :1])",
+        "ones = tf.zeros_like(queries[..., :1])",
+        ("tests/layers/transformer/test_scores.py",),
+    ),
+    Defect(
         "a rate that is NaN under XLA drops everything",
         "tfwd/_random/random_masks.py",
         "return tf.where(tf.math.is_nan(keep), float(LEVELS), keep * LEVELS)",
