@@ -514,6 +514,13 @@ DEFECTS = [
         (*FINITE, "tests/optimizers/test_apply_if_finite.py"),
     ),
     Defect(
+        "what a custom constraint writes is not checked",
+        "tfwd/numerics/checked_step/compiled_step.py",
+        "careful = self._exact or not safe or _has_own_constraint(self.model)",
+        "careful = self._exact or not safe",
+        ("tests/numerics/test_advice_in_fit.py", "-k", "constraint"),
+    ),
+    Defect(
         "what was assigned before the decision stays",
         "tfwd/numerics/checked_step/compiled_step.py",
         "variable.assign(value)",
