@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.layers.transformer.composite import Composite, built, initializer
 from tfwd.layers.transformer.inputs import InputChecks, position_mask
+from tfwd.layers.transformer.scores import masked_scores
 
 
 class MultiHeadAttention(Composite):
@@ -82,13 +83,9 @@ class MultiHeadAttention(Composite):
         values = self._heads(self.value(context))
         if self.scale:
             queries *= tf.constant(1 / math.sqrt(self.head_size), queries.dtype)
-        scores = tf.matmul(queries, keys, transpose_b=True)
-        if scores.dtype in (tf.float16, tf.bfloat16):
-            scores = tf.cast(scores, tf.float32)  # sums of exponentials need more digits
+        scores = masked_scores(queries, keys, context_mask)
         if position_bias is not None:
             scores += tf.cast(position_bias, scores.dtype)
-        if context_mask is not None:
-            scores += _mask_bias(context_mask, scores.dtype)
         weights = tf.cast(tf.nn.softmax(scores), values.dtype)
         if self.dropout:
             weights = self.dropped(weights, training=training)
@@ -204,9 +201,3 @@ class SelfAttention(MultiHeadAttention):
 
 
 _initializer = initializer
-
-
-def _mask_bias(mask: Any, dtype: tf.DType) -> tf.Tensor:
-    """Returns a bias for scores: 0 where visible, `dtype.min` where masked."""
-    mask = mask[:, None, None, :] if len(mask.shape) == 2 else mask[:, None, :, :]
-    return tf.where(mask, tf.zeros([], dtype), tf.constant(dtype.min, dtype))

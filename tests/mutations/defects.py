@@ -524,6 +524,13 @@ DEFECTS = [
         (*FINITE, "tests/optimizers/test_apply_if_finite.py"),
     ),
     Defect(
+        "what a custom constraint writes is not checked",
+        "tfwd/numerics/checked_step/compiled_step.py",
+        "careful = self._exact or not safe or _has_own_constraint(self.model)",
+        "careful = self._exact or not safe",
+        ("tests/numerics/test_advice_in_fit.py", "-k", "constraint"),
+    ),
+    Defect(
         "what was assigned before the decision stays",
         "tfwd/numerics/checked_step/compiled_step.py",
         "variable.assign(value)",
@@ -687,6 +694,13 @@ DEFECTS = [
         ("tests/layers/transformer/test_inputs.py",),
     ),
     Defect(
+        "attention's mask is not part of its product",
+        "layers/transformer/scores.py",
+        "ones = tf.ones_like(queries[..., :1])",
+        "ones = tf.zeros_like(queries[..., :1])",
+        ("tests/layers/transformer/test_scores.py",),
+    ),
+    Defect(
         "a rate that is NaN under XLA drops everything",
         "tfwd/_random/random_masks.py",
         "return tf.where(tf.math.is_nan(keep), float(LEVELS), keep * LEVELS)",
@@ -699,6 +713,13 @@ DEFECTS = [
         "ids = self._require_each(tf.equal(tf.round(ids), ids), ids, told, ids)",
         "ids = self._require_each(tf.equal(ids, ids), ids, told, ids)",
         ("tests/layers/transformer/test_inputs.py",),
+    ),
+    Defect(
+        "the outputs of an EinsumDense have the order of its kernel",
+        "tfwd/pretrained/layouts.py",
+        "outputs = [axis for axis in output if axis in kernel]",
+        "outputs = [axis for axis in kernel if axis in output]",
+        ("tests/pretrained/test_layouts.py", "-k", "many_axes"),
     ),
     Defect(
         "the gates of PyTorch's GRU stay in their order",

@@ -9,6 +9,8 @@ from planting import data
 from stacks import extended
 
 import tfwd
+from tfwd.callbacks import FiniteCheck
+from tfwd.numerics import NonFiniteError
 from tfwd.parametrizations import Dropout
 
 layers = keras.layers
@@ -197,6 +199,42 @@ def test_an_update_that_overflows_says_rate_and_gradient():
     # d/dw mean((100 * 6)^2) = 2 * 600 * 100
     assert "The learning rate is 3e+38. The largest gradient is 1.2e+05" in cause.evidence
     assert cause.evidence.endswith("dense/kernel'.")
+
+
+class Shrinks(keras.constraints.Constraint):
+    def __call__(self, weight):
+        return weight / tf.norm(weight - weight)
+
+
+@pytest.mark.parametrize("constraint", [Shrinks(), lambda weight: weight / tf.norm(0.0 * weight)])
+def test_a_constraint_that_divides_by_zero(constraint):
+    """Checks that the step is undone, and that the report names the constraint."""
+    x, y = data(1)
+    model = dense(layers.Dense(1, kernel_constraint=constraint, name="last"))
+    before = model.get_weights()
+    report = report_of(model, x, y, optimizer="adam")
+    assert (report.step, report.first.frame.kind) == (1, "update")
+    (cause,) = report.causes
+    name = "Shrinks" if isinstance(constraint, Shrinks) else "<lambda>"
+    assert f"has the constraint '{name}', which is applied after the update" in cause.evidence
+    for ours, theirs in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_infinite_loss_weights(named):
+    x, y = data(1)
+    inputs = layers.Input((6,))
+    outputs = [layers.Dense(1, name=name)(inputs) for name in ("one", "two")]
+    model = keras.Model(inputs, outputs)
+    weights = {"one": 1.0, "two": float("inf")} if named else [1.0, float("inf")]
+    model.compile("sgd", ["mse", "mse"], loss_weights=weights)
+    with pytest.raises(NonFiniteError) as caught:
+        model.fit(x, [y, y], verbose=0, callbacks=[FiniteCheck()])
+    (cause,) = caught.value.report.causes
+    assert cause.name == "NaN or infinity in the loss_weights"
+    where = "output 'two'" if named else "output 1"
+    assert cause.evidence.endswith(f"The loss_weights of compile are not: inf of {where}.")
 
 
 def test_a_fractional_power_of_a_negative_number():

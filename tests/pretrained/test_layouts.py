@@ -49,17 +49,29 @@ def test_a_square_kernel_is_transposed_too(tmp_path):
         ("abc,cde->abde", (None, 2, 3), 6),
         ("abcd,cde->abe", (None, 5), 5),
         ("abc,dec->abde", (None, 2, 3), 6),
+        ("abc,cde->abed", (None, 3, 2), 6),  # the kernel's outputs have another order
+        ("abcd,dce->abe", (None, 5), 5),  # the kernel's inputs have another order
+        ("abcd,efdc->abfe", (None, 3, 2), 6),
+        ("...cd,dce->...e", (5,), 5),
     ],
 )
 def test_products_of_many_axes(equation, shape, output, tmp_path):
     """Checks PyTorch's matrix of all outputs by all inputs, each in the order of the equation."""
-    inputs = {"abc": (7, 4), "abcd": (7, 2, 3)}[equation.partition(",")[0]]
+    inputs = (7, 4) if equation.startswith("abc,") else (7, 2, 3)
     size = int(np.prod(inputs[1:]))
-    weight, x = normal(output, size), normal(2, *inputs)
-    layer = layers.EinsumDense(equation, shape, name="d")
-    model = loaded(layer, inputs, {"fc.weight": weight}, tmp_path, {"d": "fc"})
-    expected = x.reshape(2, 7, size) @ weight.T
+    weight, bias, x = normal(output, size), normal(output), normal(2, *inputs)
+    axes = equation.partition("->")[2].removeprefix("...").removeprefix("ab")
+    layer = layers.EinsumDense(equation, shape, bias_axes=axes, name="d")
+    tensors = {"fc.weight": weight, "fc.bias": bias}
+    model = loaded(layer, inputs, tensors, tmp_path, {"d": "fc"})
+    expected = x.reshape(2, 7, size) @ weight.T + bias
     np.testing.assert_allclose(np.reshape(model(x), (2, 7, output)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_kernel_for_each_position_has_no_known_layout(tmp_path):
+    layer = layers.EinsumDense("abc,bcd->abd", (7, 3), name="d")
+    with pytest.raises(PlanError, match="'d/kernel' belongs to a EinsumDense, and PyTorch's order"):
+        loaded(layer, (7, 4), {"fc.weight": normal(21, 4)}, tmp_path, {"d": "fc"})
 
 
 def test_keras_attention(tmp_path):
@@ -221,6 +233,7 @@ def test_files_whose_keys_are_paths_are_as_keras_has_them(tmp_path):
 def test_normalizations(tmp_path):
     names = ("weight", "bias", "running_mean", "running_var")
     tensors = {f"n.{name}": abs(normal(4)) + 0.5 for name in names}
+    tensors["n.num_batches_tracked"] = np.array(7)  # a count, which is no weight
     x = normal(3, 4)
     model = loaded(layers.BatchNormalization(name="n"), (4,), tensors, tmp_path, {"n": "n"})
     scale = tensors["n.weight"] / np.sqrt(tensors["n.running_var"] + 1e-3)

@@ -193,7 +193,10 @@ def _is_known(target: Target) -> bool:
     if len(target.shape) < 2 or name == "embeddings" or isinstance(owner, _PLAIN):
         return True
     if isinstance(owner, keras.layers.EinsumDense):
-        return name in ("kernel", "bias")
+        # A kernel per position, or one of which Keras sums an axis, is no PyTorch layer's kernel.
+        inputs, kernel, output = _axes_of(owner)
+        once = all((axis in inputs) != (axis in output) for axis in kernel)
+        return name == "bias" or (name == "kernel" and once)
     if isinstance(owner, _DEPTHWISE):  # its kernel has different names in Keras 2 and Keras 3
         return name in ("kernel", "depthwise_kernel")
     if isinstance(owner, _SEPARABLE):
@@ -225,13 +228,23 @@ def _of_gru(shape: tuple[int, ...]) -> Layout:
 
 
 def _of_einsum(owner: keras.layers.EinsumDense, shape: tuple[int, ...]) -> Layout:
-    """Returns the layout of an einsum kernel, as a matrix of all outputs by all inputs."""
-    operands, _, output = owner.equation.replace(" ", "").partition("->")
-    kernel = operands.partition(",")[2].replace("...", "")
-    outputs = [axis for axis in kernel if axis in output]
-    inputs = [axis for axis in kernel if axis not in output]
+    """Returns the layout of an einsum kernel, as a matrix of all outputs by all inputs.
+
+    PyTorch has the axes in the order of the layer's output and of its input. The kernel may have
+    them in another order.
+    """
+    inputs_of, kernel, output = _axes_of(owner)
+    outputs = [axis for axis in output if axis in kernel]
+    inputs = [axis for axis in inputs_of if axis in kernel and axis not in output]
     size = dict(zip(kernel, shape, strict=True))
     order = [*outputs, *inputs]
     split = tuple(size[axis] for axis in order)
     there = (math.prod(size[a] for a in outputs), math.prod(size[a] for a in inputs))
     return Layout(there, split, tuple(order.index(axis) for axis in kernel), shape)
+
+
+def _axes_of(owner: keras.layers.EinsumDense) -> tuple[str, str, str]:
+    """Returns the letters of the axes of an einsum layer's input, kernel and output."""
+    operands, _, output = owner.equation.replace(" ", "").replace("...", "").partition("->")
+    inputs, _, kernel = operands.partition(",")
+    return inputs, kernel, output

@@ -19,7 +19,7 @@ from tfwd.pretrained.sources.opening import open_source
 from tfwd.pretrained.targets import Target, paths_of, targets_of
 
 # Indices that PyTorch stores beside the weights.
-_BUFFERS = ("position_ids", "token_type_ids")
+_BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked")
 
 
 def plan(
@@ -60,8 +60,8 @@ def plan(
         ValueError: the model is not built, or a pattern is no regular expression.
 
     A pattern on paths must match the full path or its last components. A pattern on keys must match
-    the full key, with or without the prefix. PyTorch's index buffers, which are integers named
-    `position_ids` or `token_type_ids`, are no weights and never unexpected.
+    the full key, with or without the prefix. PyTorch's buffers, which are integers named
+    `position_ids`, `token_type_ids` or `num_batches_tracked`, are no weights and never unexpected.
 
     Example:
     >>> import keras, numpy as np, os, tempfile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -195,6 +196,18 @@ def update(evidence: Evidence) -> Iterator[Cause]:
             f" The largest gradient is {largest.detail.summary.abs_max:.3g}, of "
             f"'{largest.frame.name}'."
         )
+    constraint = _constraint(evidence, one.frame.name)
+    if constraint is not None:
+        name = getattr(constraint, "__name__", type(constraint).__name__)
+        yield Cause(
+            "an update out of range",
+            f"Gradient and learning rate are finite, and the new value of '{one.frame.name}' is "
+            f"not. The weight has the constraint '{name}', which is applied after the update."
+            f"{shown}",
+            "call the constraint on the weight alone, and look in it for a division by zero, a "
+            "root or a logarithm; if its result is finite, lower the learning rate.",
+        )
+        return
     yield Cause(
         "an update out of range",
         f"Gradient and learning rate are finite, and the new value of '{one.frame.name}' is not."
@@ -202,3 +215,12 @@ def update(evidence: Evidence) -> Iterator[Cause]:
         "lower the learning rate; give the optimizer a larger epsilon (in float16 nothing below "
         "1e-4), and keep weights in float32.",
     )
+
+
+def _constraint(evidence: Evidence, path: str) -> Any:
+    """Returns a weight's constraint. Returns None for Keras's constraints, which are finite."""
+    for variable in getattr(evidence.model, "trainable_variables", ()):
+        constraint = getattr(variable, "constraint", None)
+        if constraint is not None and _keras.variables.path(variable) == path:
+            return None if _keras.is_of_keras(type(constraint)) else constraint
+    return None

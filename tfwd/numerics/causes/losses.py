@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+import keras
 import numpy as np
+import tensorflow as tf
 
+from tfwd._keras import training as _keras_training
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.exponentials import exp_limit, is_beyond_exp
@@ -16,6 +20,15 @@ from tfwd.numerics.report import Cause
 
 def loss_function(evidence: Evidence) -> Iterator[Cause]:
     """Checks for a loss that is the first non-finite tensor, for one output after the other."""
+    wrong = _wrong_weights(evidence) if evidence.first.frame.kind == "loss" else []
+    if wrong and not evidence.parts:  # no output's own loss is bad
+        yield Cause(
+            "NaN or infinity in the loss_weights",
+            f"All outputs of the model are finite. The loss_weights of compile are not: "
+            f"{', '.join(wrong)}.",
+            "correct the loss_weights. The weight 0 leaves the loss of an output out.",
+        )
+        return
     for part in evidence.parts or [evidence]:
         yield from _of_one(part)
 
@@ -39,6 +52,20 @@ def added(evidence: Evidence) -> Iterator[Cause]:
         "look at the layer's regularizers and at its add_loss: clip what a logarithm or a root is "
         "taken of, add a small number to what is divided by.",
     )
+
+
+def _wrong_weights(evidence: Evidence) -> list[str]:
+    """Returns the non-finite weights of losses with which a model was compiled, as text."""
+    if not isinstance(evidence.model, keras.Model):
+        return []
+    weights = _keras_training.compiled_loss(evidence.model)[1]
+    if isinstance(weights, dict):
+        named = [(f"of output {name!r}", value) for name, value in weights.items()]
+    else:
+        flat = [] if weights is None else tf.nest.flatten(weights)
+        named = [(f"of output {i}", value) for i, value in enumerate(flat)]
+    named = [(where, value) for where, value in named if isinstance(value, (int, float))]
+    return [f"{value} {where}" for where, value in named if not math.isfinite(value)]
 
 
 def _of_one(evidence: Evidence) -> Iterator[Cause]:

@@ -142,7 +142,8 @@ class CheckedStep:
         optimizers = _keras_training.optimizers(self.model)
         leaves = [leaf for one in optimizers for leaf in wrapped_optimizers.leaves(one)]
         by_methods = all(map(_keras_updates.assigns_by_methods, leaves))
-        careful = self._exact or not (self.is_keras_own and all(map(_is_safe, leaves)))
+        safe = self.is_keras_own and all(map(_is_safe, leaves))
+        careful = self._exact or not safe or _has_own_constraint(self.model)
         # Operations may assign to a variable without its methods.
         past_methods = not (by_methods and self.is_keras_own)
         if past_methods and self.model.built:  # the optimizer's variables are then known
@@ -257,3 +258,9 @@ def _is_safe(leaf: Any) -> bool:
         and epsilon >= SMALLEST_EPSILON
         and not getattr(leaf, "centered", False)
     )
+
+
+def _has_own_constraint(model: keras.Model) -> bool:
+    """Returns True if a constraint that is not Keras's own assigns to a weight after an update."""
+    constraints = [getattr(variable, "constraint", None) for variable in model.trainable_variables]
+    return any(not _keras.is_of_keras(type(one)) for one in constraints if one is not None)
