@@ -523,7 +523,7 @@ class Link(WeightPerturbationMixin):
         covered = present.covered | self.substituted
         acting = True if sampled_calls.is_sampling() else flag
         layer = self.layer
-        begun = {} if self._variables <= present.covered else self._begun_inside(acting)
+        begun = {} if self.substituted <= present.covered else self._begun_inside(acting)
         own = present._replace(training=acting, covered=covered)
         inner = {**outer, self.in_place: own, **begun}
         accepts = _keras.layers.accepts_training(layer)
