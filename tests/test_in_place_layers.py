@@ -494,9 +494,10 @@ class TestSeveral:
 
         def make() -> Any:
             x = keras.Input((6,))
-            return keras.Model(x, DENSE(6)(DENSE(6)(x)))
+            first, second = DENSE(6, activation="tanh"), DENSE(6, activation="tanh")
+            return keras.Model(x, second(first(x)))
 
-        model, plain = made(make, X), made(make, X)
+        model, plain = made(make, tf.constant(X)), made(make, tf.constant(X))
         tfwd.parametrize(model.layers[2], {"kernel": P.Dropout(0.5)}, seed=1, in_place=True)
         tfwd.parametrize(model, {".*kernel": P.Dropout(0.5)}, seed=2, in_place=True)
         run: Any = RUNS["graph" if graph else "eager"]
@@ -508,6 +509,24 @@ class TestSeveral:
         factors = [2.0 * (values[0] != 0), 1.0, 4.0 * (values[1] != 0), 1.0]
         for a, b, factor in zip(got[2:], wanted[2:], factors, strict=True):
             np.testing.assert_allclose(a, b * factor, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.usefixtures("all_large")
+    def test_equal_layers_of_which_one_has_two_of_its_own(self) -> None:
+        first, second = DENSE(6, activation="tanh"), DENSE(6, activation="tanh")
+        x = tf.constant(X)
+        for layer, times in ((first, 1), (second, 2)):
+            layer(x)
+            for seed in range(times):
+                tfwd.parametrize(layer, DROPPED, seed=seed, in_place=True)
+        plain = made(lambda: DENSE(6, activation="tanh"), x)
+        for layer, scale in ((first, 2.0), (second, 4.0)):
+            (kernel,) = tfwd.added_parametrizations(layer)[-1].effective_weights(0).values()
+            plain.set_weights([np.asarray(kernel), layer.get_weights()[1]])
+            got, wanted = stepped(layer, x), stepped(plain, x)
+            np.testing.assert_allclose(got[0], wanted[0], rtol=1e-4, atol=1e-5)
+            expected = wanted[2] * scale * (np.asarray(kernel) != 0)
+            np.testing.assert_allclose(got[2], expected, rtol=1e-4, atol=1e-5)
+            assert {one.calls for one in tfwd.added_parametrizations(layer)} == {1}
 
     def test_an_embedding_with_two(self) -> None:
         def make() -> Any:
