@@ -482,10 +482,8 @@ class Link(WeightPerturbationMixin):
     def _begun_inside(self, training: bool | tf.Tensor) -> dict[InPlace, Present]:
         """Takes call numbers for parametrizations of layers inside, before the call is traced."""
         present = {*_present_calls(), self.in_place}
-        inside = [
-            inner for inner in _keras.layers.all_layers(self.layer) if inner is not self.layer
-        ]
-        owners = [one for inner in inside for one in around(inner) if one not in present]
+        layers = _keras.layers.all_layers(self.layer)[1:]
+        owners = [one for inner in layers for one in around(inner) if one not in present]
         return {one: one.begin(one.target, training) for one in dict.fromkeys(owners)}
 
     def _passed_on(

@@ -123,8 +123,8 @@ DEFECTS = [
     Defect(
         "backward of a product draws other masks for the kernel's gradient",
         "tfwd/_random/example_masks.py",
-        "tf.reduce_sum(random_masks.drop_entries(products, kept, keep), 0)",
-        "tf.reduce_sum(random_masks.drop_entries(products, ~kept, keep), 0)",
+        "tf.reduce_sum(dropout_and_noise.drop_entries(products, kept, keep), 0)",
+        "tf.reduce_sum(dropout_and_noise.drop_entries(products, ~kept, keep), 0)",
         EXAMPLES,
     ),
     Defect(
@@ -748,6 +748,20 @@ DEFECTS = [
         "                inside[path].trainable = flag",
         "                pass",
         ("tests/layers/transformer/test_in_use.py", "-k", "frozen or flags"),
+    ),
+    Defect(
+        "a functional model waits for layers that are not in its graph",
+        "tfwd/_keras3/layers.py",
+        "        for inner in _called_layers(layer)",
+        "        for inner in sublayers(layer)",
+        ("tests/test_in_place.py",),
+    ),
+    Defect(
+        "a layer inside a parametrized wrapper draws again in each trace",
+        "layers/_substitution/in_place.py",
+        "        return {one: one.begin(one.target, training) for one in dict.fromkeys(owners)}",
+        "        return {}",
+        ("tests/test_in_place.py",),
     ),
     # Loading pretrained weights
     Defect(
