@@ -33,6 +33,7 @@ ATTRIBUTES = {
         "_called",
         "_convert_input_args",
         "_flatten_layers",
+        "_get_own_losses",
         "_kernel",
         "_layers",
         "_metrics",

@@ -191,6 +191,7 @@ def test_a_custom_training_step(mode):
     [
         (lambda: keras.optimizers.Adam(0.1, epsilon=0.0), "an update out of range"),
         (lambda: keras.optimizers.SGD(3e38), "an update out of range"),
+        (lambda: keras.optimizers.AdamW(0.1, weight_decay=float("inf")), "an update out of range"),
         (lambda: keras.optimizers.SGD(float("nan")), "a learning rate that is not finite"),
         (lambda: keras.optimizers.SGD(-0.1), "a learning rate that is not finite or negative"),
     ],

@@ -140,6 +140,19 @@ class Adds(layers.Layer):
         return inputs
 
 
+class Whole(keras.Model):
+    """A model that adds a loss in its own call."""
+
+    def __init__(self):
+        super().__init__(name="adds")
+        self.inner = layers.Dense(1, kernel_regularizer="l2", name="inner")
+
+    def call(self, inputs):
+        outputs = self.inner(inputs)
+        self.add_loss(tf.reduce_sum(tf.sqrt(outputs - 1e2)))
+        return outputs
+
+
 class LogarithmOfZero(keras.regularizers.Regularizer):
     def __call__(self, weight):
         return tf.reduce_sum(tf.math.log(weight * 0))
@@ -153,6 +166,7 @@ ADDED = {
         layers.Dense(1, name="adds", activity_regularizer=lambda a: tf.reduce_sum(tf.sqrt(a - 1e2)))
     ),
     "add_loss": lambda: dense(Adds(name="adds")),
+    "model": Whole,
 }
 
 

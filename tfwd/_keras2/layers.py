@@ -214,6 +214,11 @@ def add_loss(layer: Any, loss: tf.Tensor) -> None:
     layer.add_loss(loss)
 
 
+def own_losses(layer: Any) -> list[Any]:
+    """Returns the losses that a layer's own code has added, without those of inner layers."""
+    return [*layer._eager_losses, *layer._losses]
+
+
 def own_weights(layer: Any) -> list[tf.Variable]:
     """Returns the weights of a layer itself that are created trainable, frozen or not."""
     return list(layer._trainable_weights)

@@ -224,6 +224,11 @@ def add_loss(layer: keras.Layer, loss: Any) -> None:
     keras.layers.Layer.add_loss(layer, loss)  # a functional model rejects it
 
 
+def own_losses(layer: keras.Layer) -> list[Any]:
+    """Returns the losses that a layer's own code has added, without those of inner layers."""
+    return layer._get_own_losses()
+
+
 def own_weights(layer: keras.Layer) -> list[keras.Variable]:
     """Returns the weights of a layer itself that are created trainable, frozen or not."""
     return list(layer._trainable_variables)

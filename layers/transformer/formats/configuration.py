@@ -76,7 +76,7 @@ class Configuration:
             if isinstance(value, bool) or not isinstance(value, kinds):
                 what = "number" if is_real else "whole number"
                 raise ValueError(f"{self.name}: {key}={value!r} is not a {what}: correct the file")
-            if value < (0 if is_real else least):
+            if not (0 if is_real else least) <= value < float("inf"):  # JSON can have NaN
                 raise ValueError(
                     f"{self.name}: {key}={value!r}: expected at least {0 if is_real else least}"
                 )

@@ -130,6 +130,7 @@ def test_shared_layers_are_not_told_by_shapes(tmp_path):
         ({"layer_norm_eps": "1e-12"}, "layer_norm_eps='1e-12' is not a number"),
         ({"hidden_dropout_prob": None}, "hidden_dropout_prob=None is not a number"),
         ({"vocab_size": 0}, "vocab_size=0: expected at least 1"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps=nan: expected at least 0"),
     ],
 )
 def test_configs_whose_numbers_are_none(change, message, tmp_path):

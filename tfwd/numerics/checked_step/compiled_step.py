@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -33,6 +33,9 @@ from tfwd.numerics.frames import Frame
 # Optimizers that turn finite numbers of moderate size into finite updates.
 SAFE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Lion")
 SMALLEST_EPSILON = 1e-12
+# Their arguments that multiply a weight or a gradient, and those of moving averages.
+FACTORS, LARGEST_FACTOR = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue"), 1e6
+AVERAGES = ("beta_1", "beta_2", "rho", "momentum")
 
 
 class Outcome(NamedTuple):
@@ -251,13 +254,22 @@ def _flag(frame: Frame, tensor: Any, sequence: Any) -> tf.Tensor:
 def _is_safe(leaf: Any) -> bool:
     """Returns True if finite gradients of moderate size always give finite updates."""
     epsilon = getattr(leaf, "epsilon", 1.0)
+    factors, averages = _numbers(leaf, FACTORS), _numbers(leaf, AVERAGES)
     return (
-        type(leaf).__name__ in SAFE
+        all(0 <= factor <= LARGEST_FACTOR for factor in factors)
+        and all(0 <= average < 1 for average in averages)
+        and type(leaf).__name__ in SAFE
         and _keras_updates.assigns_by_methods(leaf)
         and isinstance(epsilon, (int, float))
         and epsilon >= SMALLEST_EPSILON
         and not getattr(leaf, "centered", False)
     )
+
+
+def _numbers(leaf: Any, names: Sequence[str]) -> list[float]:
+    """Returns those of an optimizer's arguments that are numbers. Others are not in use."""
+    values = [getattr(leaf, name, None) for name in names]
+    return [value for value in values if isinstance(value, (int, float))]
 
 
 def _has_own_constraint(model: keras.Model) -> bool:

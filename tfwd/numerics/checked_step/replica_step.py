@@ -113,13 +113,14 @@ class ReplicaStep:
         """Checks the losses that layers add, by `add_loss` and by regularizers."""
         model = self._step.model
         for layer in _keras.layers.all_layers(model):
-            if layer is model or _keras.layers.sublayers(layer):  # whose losses are of many layers
-                continue
+            # A layer of layers also lists the losses of those.
+            is_one = layer is not model and not _keras.layers.sublayers(layer)
+            found = layer.losses if is_one else _keras.layers.own_losses(layer)
             # Losses of a layer that runs in a separate function cannot be used here.
             here = _keras.present_graph()
             losses = [
                 one
-                for one in layer.losses
+                for one in found
                 if isinstance(one, tf.Tensor) and getattr(one, "graph", None) is here
             ]
             if losses:
