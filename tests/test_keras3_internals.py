@@ -113,6 +113,7 @@ OWN = {"_", "_abc_impl", "_obj_ref", "_optimizer_", "_self_", "_tfwd_intercepted
 # analysed separately.
 CHANCE = {
     "_autocast",
+    "_constraint",
     "_initializer",
     "_losses",
     "_lock",

@@ -838,8 +838,8 @@ DEFECTS = [
     Defect(
         "a layer's own attribute `call` is lost",
         "layers/_substitution/hooks.py",
-        'hook = Hook(vars(layer).get("call"))',
-        "hook = Hook()",
+        "hook.replaced[name] = vars(layer).get(name)",
+        "hook.replaced[name] = None",
         (IN_PLACE_TESTS, "-k", "replaced"),
     ),
     Defect(
