@@ -120,8 +120,8 @@ DEFECTS = [
     Defect(
         "backward of a product draws other masks for the kernel's gradient",
         "tfwd/_random/example_masks.py",
-        "tf.reduce_sum(random_masks.drop_entries(products, kept, keep), 0)",
-        "tf.reduce_sum(random_masks.drop_entries(products, ~kept, keep), 0)",
+        "tf.reduce_sum(dropout_and_noise.drop_entries(products, kept, keep), 0)",
+        "tf.reduce_sum(dropout_and_noise.drop_entries(products, ~kept, keep), 0)",
         EXAMPLES,
     ),
     Defect(
