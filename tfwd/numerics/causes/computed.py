@@ -196,7 +196,7 @@ def update(evidence: Evidence) -> Iterator[Cause]:
             f" The largest gradient is {largest.detail.summary.abs_max:.3g}, of "
             f"'{largest.frame.name}'."
         )
-    constraint = _constraint(evidence, one.frame.name)
+    constraint = _custom_constraint(evidence, one.frame.name)
     if constraint is not None:
         name = getattr(constraint, "__name__", type(constraint).__name__)
         yield Cause(
@@ -217,7 +217,7 @@ def update(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
-def _constraint(evidence: Evidence, path: str) -> Any:
+def _custom_constraint(evidence: Evidence, path: str) -> Any:
     """Returns a weight's constraint. Returns None for Keras's constraints, which are finite."""
     for variable in getattr(evidence.model, "trainable_variables", ()):
         constraint = getattr(variable, "constraint", None)
