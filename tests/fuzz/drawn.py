@@ -34,7 +34,9 @@ class Added:
         self.layer = one.target
         self.effective_weights = one.effective_weights
         self.calls = one.calls
-        self.parametrizations = {re.escape(target.name): p for target, p in one.targeted}
+        self.parametrizations = {target.name: p for target, p in one.targeted}
+        # On Keras 2 a variable's name does not say in which layer it is.
+        self.positions = {target.name: target.position for target, _ in one.targeted}
 
     @property
     def weights(self):
@@ -95,7 +97,7 @@ def _look(those, calls):
         values = {}
         for wrapper in those:  # the outer wrappers include the effect of the inner ones
             for name, tensor in wrapper.effective_weights(call).items():
-                values[_index(wrapper.weights, name)] = np.asarray(tensor, np.float64)
+                values[_index(wrapper, name)] = np.asarray(tensor, np.float64)
         result.append(values)
     assert all(i < len(weights) for values in result for i in values)
     return result
@@ -106,7 +108,10 @@ def path(variable):
     return variable.name.split(":")[0] if IS_KERAS_2 else variable.path
 
 
-def _index(weights, name):
+def _index(wrapper, name):
+    if isinstance(wrapper, Added):
+        return wrapper.positions[name]
+    weights = wrapper.weights
     found = [i for i, v in enumerate(weights) if f"/{path(v)}".endswith(f"/{name}")]
     assert len(found) == 1, f"{name!r} names {len(found)} of {[path(v) for v in weights]}"
     return found[0]
@@ -152,9 +157,11 @@ def _wrong(elements, looks):
 
 def _elements(wrapper, index):
     """Returns the parametrizations that one wrapper puts on a weight."""
-    names = [_index(wrapper.weights, name) for name in wrapper.effective_weights(0)]
+    names = {_index(wrapper, name): name for name in wrapper.effective_weights(0)}
     if index not in names:
         return []
+    if isinstance(wrapper, Added):
+        return wrapper.parametrizations[names[index]].elements()
     if hasattr(wrapper, "parametrization"):
         return wrapper.parametrization.elements()
     ends = path(wrapper.weights[index]).split("/")

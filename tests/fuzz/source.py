@@ -242,9 +242,11 @@ def _function(text: Text, inputs: list[str]) -> str:
     if case.compiled:
         lines.append("model.compile(optimizer='sgd', loss='mse')")
     if case.in_place:
-        if text.wrapped and case.top == "subclassed":
-            zeros = [f"tf.ones({EXAMPLES[letter]})" for letter in inputs]
-            lines.append(f"model([{', '.join(zeros)}], training=False)")
+        if text.wrapped and (case.top == "subclassed" or "Late" in str(text.makes)):
+            # Only a call makes all weights.
+            given = ", ".join(f"tf.ones({EXAMPLES[letter]})" for letter in inputs)
+            one = case.top == "sequential" and text.chain
+            lines.append(f"model({given if one else f'[{given}]'}, training=False)")
         lines.append("found = {layer.name: layer for layer in model._flatten_layers()}")
         lines += text.added
     if case.whole and text.wrapped:
