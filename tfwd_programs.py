@@ -59,7 +59,7 @@ def generate() -> None:
 
 def pretrained() -> None:
     """Runs the console script `tfwd-pretrained`."""
-    _run("conversion.program")
+    _run("conversion.command_line")
 
 
 def _run(program: str) -> None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfwd import _keras, dtypes
 from tfwd._random import random_masks, seeds
-from tfwd.layers._substitution import overriding
+from tfwd.layers._substitution import overridden_methods
 from tfwd.layers._substitution.seed_stream import checked_seed
 from tfwd.layers.parametrized import Parametrized
 from tfwd.parametrizations import Dropout
@@ -114,7 +114,7 @@ def _dropped_kernel(layer: Any) -> tuple[Dropout, tf.Tensor]:
     if not isinstance(layer, Parametrized):
         raise ValueError(f"{expected}; got {found}")
     plain: Any = layer.layer
-    if not any(overriding.is_plain(plain, kind) for kind in _KINDS):
+    if not any(overridden_methods.is_plain(plain, kind) for kind in _KINDS):
         raise ValueError(
             f"{expected} of Keras, without LoRA, quantization or an activity regularizer; the "
             f"layer inside {found} is '{plain.name}' of type {type(plain).__name__}"

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import graphs
 from tfwd._graph.substitute import Result
-from tfwd.layers._substitution import nests, provable, reads
+from tfwd.layers._substitution import nested_arguments, provable, reads
 from tfwd.layers._substitution.attribute_snapshots import Attributes
 from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall
 
@@ -129,7 +129,9 @@ def _why_impure(
         return f"it keeps a tensor in its attribute '{kept[0]}'"
     if draws:
         return f"it, or a parametrization, uses what cannot be repeated ({draws[0]})"
-    if kinds := [kind for result in results if (kind := nests.opaque_class(result.outputs))]:
+    if kinds := [
+        kind for result in results if (kind := nested_arguments.opaque_class(result.outputs))
+    ]:
         return f"it returns a {kinds[0]}, whose tensors are hidden from a gradient taken by hand"
     return ""
 
@@ -149,7 +151,7 @@ def _why_not_here(
 
 
 def _differentiable(results: list[Result]) -> list[tf.Tensor]:
-    outputs = [t for r in results for t in nests.flatten((r.outputs, r.losses))]
+    outputs = [t for r in results for t in nested_arguments.flatten((r.outputs, r.losses))]
     return [t for t in outputs if isinstance(t, tf.Tensor) and t.dtype.is_floating]
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._graph.substitute import Result
-from tfwd.layers._substitution import nests
+from tfwd.layers._substitution import nested_arguments
 
 
 class Arguments:
@@ -29,27 +29,29 @@ class Arguments:
 
     def __init__(self, args: tuple, kwargs: dict[str, Any]) -> None:
         self._nest = (args, kwargs)
-        self._flat = nests.flatten(self._nest)
+        self._flat = nested_arguments.flatten(self._nest)
         given = {id(x): x for x in self._flat if tf.is_tensor(x)}
         self._given = list(given.values())
         self._masks = [_keras.layers.get_mask(x) for x in self._given]
         numbers = {key: i for i, key in enumerate(given)}
         self._positions = [numbers.get(id(x)) for x in self._flat]
         masks = [mask for mask in self._masks if mask is not None]
-        self.tensors = [t for x in (*self._given, *masks) for t in nests.components(x)]
+        self.tensors = [t for x in (*self._given, *masks) for t in nested_arguments.components(x)]
         self._copies: list[tuple[Any, Any]] = []
 
     def rebuild(self, tensors: list[tf.Tensor]) -> tuple[tuple, dict[str, Any]]:
         """Returns the same nest with other tensors, and attaches the masks to them."""
         parts = iter([tf.identity(tensor) for tensor in tensors])
-        copies = [nests.compose(x, parts) for x in self._given]
-        masks = [None if m is None else nests.compose(m, parts) for m in self._masks]
+        copies = [nested_arguments.compose(x, parts) for x in self._given]
+        masks = [None if m is None else nested_arguments.compose(m, parts) for m in self._masks]
         self._copies = list(zip(copies, masks, strict=True))
         for copy, mask in self._copies:
             if mask is not None:
                 _keras.layers.set_mask(copy, mask)
         pairs = zip(self._flat, self._positions, strict=True)
-        return nests.pack(self._nest, iter(x if i is None else copies[i] for x, i in pairs))
+        return nested_arguments.pack(
+            self._nest, iter(x if i is None else copies[i] for x, i in pairs)
+        )
 
     def changed_masks(self) -> list[tuple[Any, Any]]:
         """Returns pairs of an argument and its new mask, for masks that the last call changed."""
@@ -107,7 +109,7 @@ class Results:
             TypeError: If an output is an object that cannot be returned from a branch.
         """
         self._nest = result.outputs
-        self._flat = nests.flatten(result.outputs)
+        self._flat = nested_arguments.flatten(result.outputs)
         outputs = [x for x in self._flat if tf.is_tensor(x)]
         self._masks = [_keras.layers.get_mask(x) for x in outputs]
         self._remasked = self._arguments.changed_masks()
@@ -116,7 +118,7 @@ class Results:
         ]
         losses, updates = list(result.losses), dict((id(v), (v, t)) for v, t in result.updates)
         if self._branches is not None:
-            if name := nests.opaque_class(result.outputs):
+            if name := nested_arguments.opaque_class(result.outputs):
                 raise TypeError(
                     f"layer '{self._name}' returns a {name}, whose tensors cannot be returned from "
                     "the branch of a training flag that is a tensor. Return a dict, a tuple or a "
@@ -130,7 +132,7 @@ class Results:
         self._losses = len(losses)
         self._updated = [variable for variable, _ in updates.values()]
         return [
-            *(part for x in (*outputs, *masks) for part in nests.components(x)),
+            *(part for x in (*outputs, *masks) for part in nested_arguments.components(x)),
             *(tf.convert_to_tensor(loss) for loss in losses),
             *(tf.stop_gradient(value) for _, value in updates.values()),
         ]
@@ -141,13 +143,15 @@ class Results:
         The arguments of the call keep the masks that the call gave them.
         """
         supply = iter(tensors)
-        flat = [nests.compose(x, supply) if tf.is_tensor(x) else x for x in self._flat]
+        flat = [nested_arguments.compose(x, supply) if tf.is_tensor(x) else x for x in self._flat]
         outputs = [x for x in flat if tf.is_tensor(x)]
         for output, mask in zip(outputs, self._masks, strict=True):
             if mask is not None:
-                _keras.layers.set_mask(output, nests.compose(mask, supply))
+                _keras.layers.set_mask(output, nested_arguments.compose(mask, supply))
         for given, mask in self._remasked:
-            _keras.layers.set_mask(given, None if mask is None else nests.compose(mask, supply))
+            _keras.layers.set_mask(
+                given, None if mask is None else nested_arguments.compose(mask, supply)
+            )
         losses = [next(supply) for _ in range(self._losses)]
         updates = [(variable, next(supply)) for variable in self._updated]
-        return Result(nests.pack(self._nest, iter(flat)), updates, losses, [], {})
+        return Result(nested_arguments.pack(self._nest, iter(flat)), updates, losses, [], {})

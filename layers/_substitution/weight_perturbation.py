@@ -25,7 +25,7 @@ from tfwd.layers._substitution import (
     call_analysis,
     hooks,
     lookup,
-    overriding,
+    overridden_methods,
     per_example_call,
     provable,
     reads,
@@ -195,7 +195,9 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             self.draws.next(flag)  # a rate of 0 draws nothing, but the call counts
         if not targeted and isinstance(flag, bool):
             return _on_raw_weights(unperturbed or function, args, kwargs, flag)
-        is_lookup = overriding.is_plain(subject, keras.layers.Embedding, ours=subject is self)
+        is_lookup = overridden_methods.is_plain(
+            subject, keras.layers.Embedding, ours=subject is self
+        )
         is_lookup = is_lookup and self._calls_subject()
         looks_up = is_lookup and lookup.is_possible(subject, targeted, args, kwargs)
         if looks_up:

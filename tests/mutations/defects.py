@@ -624,7 +624,7 @@ DEFECTS = [
     ),
     Defect(
         "a blow-up is lost where steps are put together",
-        "tfwd/numerics/magnitudes.py",
+        "tfwd/numerics/magnitude_plot.py",
         "one[label] = max(value, one.get(label, 0.0))",
         "one[label] = value",
         ("tests/callbacks/test_finite_check_log.py",),

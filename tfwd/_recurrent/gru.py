@@ -12,7 +12,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfwd._graph.custom_gradient import custom_gradient
-from tfwd._recurrent import recurrence
+from tfwd._recurrent import time_loop
 
 
 class Kept(NamedTuple):
@@ -84,14 +84,14 @@ def gru(
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             before = tf.concat([h[None], kept.outputs[:-1]], 0)
             (dz, dr, dg, dq), dh = _backward(kept, before, recurrent_kernel, mask, *upstream)
-            of_inputs = recurrence.rows(tf.concat([dz, dr, dg], 2))
-            of_state = recurrence.rows(tf.concat([dz, dr, dq], 2))
+            of_inputs = time_loop.rows(tf.concat([dz, dr, dg], 2))
+            of_state = time_loop.rows(tf.concat([dz, dr, dq], 2))
             dinputs = tf.matmul(of_inputs, kernel, transpose_b=True)
-            dkernel = tf.matmul(recurrence.rows(inputs), of_inputs, transpose_a=True)
-            drecurrent = tf.matmul(recurrence.rows(before), of_state, transpose_a=True)
+            dkernel = tf.matmul(time_loop.rows(inputs), of_inputs, transpose_a=True)
+            drecurrent = tf.matmul(time_loop.rows(before), of_state, transpose_a=True)
             sums = [tf.reduce_sum(each, 0) for each in (of_inputs, of_state)]
             dbias = [tf.stack(sums) for _ in bias]
-            return [recurrence.unrows(dinputs, inputs), dh, dkernel, drecurrent, *dbias]
+            return [time_loop.unrows(dinputs, inputs), dh, dkernel, drecurrent, *dbias]
 
         return (kept.outputs, last), gradient
 
@@ -114,7 +114,7 @@ def _forward(
         # Biases of the sums of z and r can be added before the loop.
         *of_gates, of_candidate = tf.split(bias[1], 3)
         bias = bias[0] + tf.concat([*of_gates, tf.zeros_like(of_candidate)], 0)
-    projected = recurrence.project(inputs, kernel, bias, 3)
+    projected = time_loop.project(inputs, kernel, bias, 3)
 
     def step(t: tf.Tensor, h: tf.Tensor) -> tuple[list, list]:
         uz, ur, q = (tf.matmul(h, block) for block in blocks)
@@ -128,7 +128,7 @@ def _forward(
             new_h = tf.where(mask[t], new_h, h)
         return [new_h], [z, r, g, q, new_h]
 
-    (h,), lists = recurrence.scan(time, step, [h], recurrence.specs_like(h, 5))
+    (h,), lists = time_loop.scan(time, step, [h], time_loop.specs_like(h, 5))
     *gates, outputs = lists
     return Kept(gates, outputs.stack()), h
 
@@ -151,15 +151,15 @@ def _backward(
         doutputs: Gradient of the outputs.
         dh: Gradient of the last state.
     """
-    time, blocks = tf.shape(doutputs)[0], recurrence.transposed(recurrent_kernel, 3)
+    time, blocks = tf.shape(doutputs)[0], time_loop.transposed(recurrent_kernel, 3)
 
     def step(t: tf.Tensor, dh: tf.Tensor) -> tuple[list, list]:
         z, r, g, q = (gate.read(t) for gate in kept.gates)
         dh += doutputs[t]
-        dg = recurrence.of_tanh(g, dh * (1 - z))
+        dg = time_loop.of_tanh(g, dh * (1 - z))
         parts = [
-            recurrence.of_sigmoid(z, dh * (before[t] - g)),
-            recurrence.of_sigmoid(r, dg * q),
+            time_loop.of_sigmoid(z, dh * (before[t] - g)),
+            time_loop.of_sigmoid(r, dg * q),
             dg,
             dg * r,
         ]
@@ -173,5 +173,5 @@ def _backward(
         dh = tf.add_n([through, *(tf.matmul(part, block) for part, block in pairs)])
         return [dh], parts
 
-    (dh,), lists = recurrence.scan(time, step, [dh], recurrence.specs_like(dh, 4), backwards=True)
+    (dh,), lists = time_loop.scan(time, step, [dh], time_loop.specs_like(dh, 4), backwards=True)
     return [each.stack() for each in lists], dh

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfwd._graph.custom_gradient import custom_gradient
-from tfwd._recurrent import recurrence
+from tfwd._recurrent import time_loop
 
 
 class Kept(NamedTuple):
@@ -87,15 +87,15 @@ def lstm(
         recurrent_kernel: tf.Tensor,
         *bias: tf.Tensor,
     ) -> tuple[tuple[tf.Tensor, ...], Callable[..., list]]:
-        projected = recurrence.project(inputs, kernel, bias[0] if bias else None, 4)
+        projected = time_loop.project(inputs, kernel, bias[0] if bias else None, 4)
         kept, last_h = _forward(projected, h, c, recurrent_kernel, mask)
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             dz, dh, dc = _backward(kept, recurrent_kernel, mask, *upstream)
-            rows, before = recurrence.rows(dz), tf.concat([h[None], kept.outputs[:-1]], 0)
-            dinputs = recurrence.unrows(tf.matmul(rows, kernel, transpose_b=True), inputs)
-            dkernel = tf.matmul(recurrence.rows(inputs), rows, transpose_a=True)
-            drecurrent = tf.matmul(recurrence.rows(before), rows, transpose_a=True)
+            rows, before = time_loop.rows(dz), tf.concat([h[None], kept.outputs[:-1]], 0)
+            dinputs = time_loop.unrows(tf.matmul(rows, kernel, transpose_b=True), inputs)
+            dkernel = tf.matmul(time_loop.rows(inputs), rows, transpose_a=True)
+            drecurrent = tf.matmul(time_loop.rows(before), rows, transpose_a=True)
             dbias = [tf.reduce_sum(rows, 0) for _ in bias]
             return [dinputs, dh, dc, dkernel, drecurrent, *dbias]
 
@@ -126,7 +126,7 @@ def _forward(
             new_h, new_c = tf.where(mask[t], new_h, h), tf.where(mask[t], new_c, c)
         return [new_h, new_c], [i, f, g, o, c, new_h]
 
-    (h, c), lists = recurrence.scan(time, step, [h, c], recurrence.specs_like(h, 6))
+    (h, c), lists = time_loop.scan(time, step, [h, c], time_loop.specs_like(h, 6))
     *gates, cells, outputs = lists
     return Kept(gates, cells, outputs.stack(), c), h
 
@@ -144,18 +144,18 @@ def _backward(
     The gradients of the pre-activations are `[time, batch, 4 * units]`.
     """
     time = tf.shape(doutputs)[0]
-    blocks = recurrence.transposed(recurrent_kernel, 4)
+    blocks = time_loop.transposed(recurrent_kernel, 4)
 
     def step(t: tf.Tensor, dh: tf.Tensor, dc: tf.Tensor, c: tf.Tensor) -> tuple[list, list]:
         i, f, g, o = (gate.read(t) for gate in kept.gates)
         before, tanh_c = kept.cells.read(t), tf.tanh(c)
         dh += doutputs[t]
-        dc_t = dc + recurrence.of_tanh(tanh_c, dh * o)
+        dc_t = dc + time_loop.of_tanh(tanh_c, dh * o)
         dz = [
-            recurrence.of_sigmoid(i, dc_t * g),
-            recurrence.of_sigmoid(f, dc_t * before),
-            recurrence.of_tanh(g, dc_t * i),
-            recurrence.of_sigmoid(o, dh * tanh_c),
+            time_loop.of_sigmoid(i, dc_t * g),
+            time_loop.of_sigmoid(f, dc_t * before),
+            time_loop.of_tanh(g, dc_t * i),
+            time_loop.of_sigmoid(o, dh * tanh_c),
         ]
         dc_t *= f
         if mask is not None:
@@ -168,7 +168,7 @@ def _backward(
             dh_t += tf.where(mask[t], tf.zeros_like(dh), dh)
         return [dh_t, dc_t, before], dz
 
-    (dh, dc, _), lists = recurrence.scan(
-        time, step, [dh, dc, kept.last_cell], recurrence.specs_like(dh, 4), backwards=True
+    (dh, dc, _), lists = time_loop.scan(
+        time, step, [dh, dc, kept.last_cell], time_loop.specs_like(dh, 4), backwards=True
     )
     return tf.concat([dz.stack() for dz in lists], 2), dh, dc

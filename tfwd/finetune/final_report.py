@@ -17,7 +17,7 @@ from tfwd.runs.storage.files import write_atomically
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.storage.learning_curves import number_text
 from tfwd.runs.training.display import Display
-from tfwd.runs.training.final_report import (
+from tfwd.runs.training.report_parts import (
     complete,
     counts,
     draw_curves,

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfwd.numerics.debug_info import DebugInfo
 from tfwd.numerics.frames import Frame
-from tfwd.numerics.magnitudes import Magnitudes
+from tfwd.numerics.magnitude_plot import Magnitudes
 from tfwd.numerics.report import Report
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd._graph.custom_gradient import custom_gradient
-from tfwd._recurrent import recurrence
+from tfwd._recurrent import time_loop
 from tfwd.gradients.gradient_forms import size
 
 Step = Callable[[tf.Tensor, tf.Tensor, list[tf.Tensor]], list[tf.Tensor]]
@@ -63,7 +63,7 @@ def scan(
             return new, [r, *new]
 
         kept = [specs[1], *(tf.TensorSpec(state.shape, state.dtype) for state in initial)]
-        _, lists = recurrence.scan(length, forward, initial, kept, unroll=1)
+        _, lists = time_loop.scan(length, forward, initial, kept, unroll=1)
         r, *sequences = (each.stack() for each in lists)
 
         def backward(*upstream: tf.Tensor) -> tuple:
@@ -81,7 +81,7 @@ def scan(
                 return ds, [dz, dr]
 
             zeros = [tf.zeros_like(state) for state in initial]
-            ds, lists = recurrence.scan(length, one, zeros, specs, backwards=True, unroll=1)
+            ds, lists = time_loop.scan(length, one, zeros, specs, backwards=True, unroll=1)
             return (*(each.stack() for each in lists), *ds)
 
         return tuple(sequences), backward
