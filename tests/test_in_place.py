@@ -775,6 +775,10 @@ def test_errors_leave_the_model_as_it_was(name: str) -> None:
 
 
 def test_errors_name_what_to_do() -> None:
+    dense = made(lambda: DENSE(2))
+    tfwd.parametrize(dense, {"kernel": P.Dropout(0.5)}, in_place=True)
+    with pytest.raises(ValueError, match="parametrized in place is not supported"):
+        tfwd.moment_matching(dense, X)
     with pytest.raises(ValueError, match="has no weights yet.*call it on a batch first"):
         _unbuilt()
     with pytest.raises(ValueError, match="RNN cell"):
@@ -821,3 +825,29 @@ def test_low_rank_adaptation_and_quantized_layers() -> None:
     quantized.quantize("int8")
     with pytest.raises(ValueError, match="dtype int8.*quantized"):
         tfwd.parametrize(quantized, {"kernel": P.Dropout(0.5)}, in_place=True)
+
+
+@pytest.mark.slow
+def test_a_published_model() -> None:
+    """Adds dropout to the convolutions of MobileNetV2, which has BatchNormalization."""
+
+    def make() -> keras.Model:
+        return keras.applications.MobileNetV2((32, 32, 3), alpha=0.35, weights=None, classes=3)
+
+    x = np.random.default_rng(1).uniform(size=(4, 32, 32, 3)).astype("float32")
+    model, plain = made(make, x), made(make, x)
+    expected = model.predict(x, verbose=0)
+    pointwise = "(.*_(expand|project)|Conv_1)/kernel"
+    tfwd.parametrize(model, {pointwise: P.Dropout(0.3)}, seed=1, in_place=True)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), expected)
+    one = added(model)
+    values = one.effective_weights(0).values()
+    effective = {id(t.variable): v for (t, _), v in zip(one.targeted, values, strict=True)}
+    assert len(effective) == 34
+    plain.set_weights([np.asarray(effective.get(id(v), v)) for v in model.weights])
+    outputs = model(x, training=True)
+    np.testing.assert_allclose(outputs, plain(x, training=True), rtol=1e-3, atol=1e-4)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy())
+    model.fit(x, np.array([0, 1, 2, 0]), verbose=0)
+    assert one.calls == 2
+    assert tfwd.unwrap(model) is model

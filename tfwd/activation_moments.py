@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfwd import _keras, dtypes
 from tfwd._random import random_masks, seeds
-from tfwd.layers._substitution import overridden_methods
+from tfwd.layers._substitution import hooks, overridden_methods
 from tfwd.layers._substitution.seed_stream import checked_seed
 from tfwd.layers.parametrized import Parametrized
 from tfwd.parametrizations import Dropout
@@ -112,7 +112,13 @@ def _dropped_kernel(layer: Any) -> tuple[Dropout, tf.Tensor]:
     found = f"'{getattr(layer, 'name', layer)}' of type {type(layer).__name__}"
     expected = "moment_matching expects WeightDropout around a Dense or EinsumDense layer"
     if not isinstance(layer, Parametrized):
-        raise ValueError(f"{expected}; got {found}")
+        hint = ""
+        if isinstance(layer, keras.layers.Layer) and hooks.hook_of(layer) is not None:
+            hint = (
+                ". A layer that was parametrized in place is not supported: call tfwd.parametrize "
+                "without in_place=True, or wrap the layer"
+            )
+        raise ValueError(f"{expected}; got {found}{hint}")
     plain: Any = layer.layer
     if not any(overridden_methods.is_plain(plain, kind) for kind in _KINDS):
         raise ValueError(
