@@ -87,6 +87,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 @quick_rows("*-dense-*-float64", "*-eager-float32", "*positions-any batch-bfloat16")
+@quick_rows("*-graph-float64")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", SHAPES)

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, quick_rows
 
 import tfwd
 from tfwd import _keras, layers
@@ -321,6 +321,7 @@ def test_training_calls_equal_the_plain_model(kind: str) -> None:
     assert_equals_plain(make, x, pattern, "graph")
 
 
+@quick_rows("masks", "custom cells")
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.usefixtures("all_large")
 def test_large_weights_equal_the_plain_model(kind: str) -> None:

@@ -9,17 +9,27 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2, soak
+from stacks import IS_KERAS_2, extended, soak
 
 import tfwd
-from conformance.table import NATURES, SEED, Case
+from conformance.table import IN_PLACE_KINDS, NATURES, SEED, Case
 from tfwd import _keras
 from tfwd.parametrizations.parametrized_layers import added_in_place
 
 
 def each(cases: Sequence[Case]) -> Any:
     """Parametrizes a test over cases, and names them in the test's id."""
-    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+    rows = [pytest.param(case, id=case.name, marks=further(case)) for case in cases]
+    return pytest.mark.parametrize("case", rows)
+
+
+def further(case: Case) -> list[pytest.MarkDecorator]:
+    """Returns the mark of a case in place that `make test` leaves out, or none.
+
+    Each kind of hooked layer has a row there.
+    """
+    is_quick = case.in_place is None or case.row.name in IN_PLACE_KINDS
+    return [] if is_quick else [extended]
 
 
 def each_or_half(cases: Sequence[Case]) -> Any:
@@ -35,7 +45,7 @@ def each_or_half(cases: Sequence[Case]) -> Any:
             pytest.param(
                 case,
                 id=case.name,
-                marks=[soak] * (case not in NATURES and number % 2 == IS_KERAS_2),
+                marks=[soak] * (case not in NATURES and number % 2 == IS_KERAS_2) + further(case),
             )
             for number, case in enumerate(cases)
         ],

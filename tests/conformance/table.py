@@ -384,6 +384,8 @@ NATURES = [
 ]
 FURTHER = [_dropout_case(row) for row in OTHER_DIMENSIONS]
 # The same layers, with dropout added in place.
+# A layer with its own weights, two that contain layers, and two whose call is not their own.
+IN_PLACE_KINDS = ("Dense", "user's layer", "MultiHeadAttention", "TiedDense", "LSTM", "Embedding")
 # A kernel that is never trained is an error there.
 IN_PLACE = [_in_place_case(row) for row in ROWS if "ESNCell" not in row.name]
 # For properties that cannot depend on the parametrization.

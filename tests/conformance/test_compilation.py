@@ -48,7 +48,7 @@ _POLICIES = [
         case,
         policy,
         id=f"{case.name}, {policy}",
-        marks=[soak] * (case.name not in _EACH_TYPE and number % 2),
+        marks=[soak] * (case.name not in _EACH_TYPE and number % 2) + harness.further(case),
     )
     for number, case in enumerate((*DROPOUT, *OWN, *IN_PLACE))
     for policy in ("mixed_float16", *(_TYPES if case.name in _EACH_TYPE else ()))

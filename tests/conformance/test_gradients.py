@@ -26,7 +26,7 @@ _BOTH = [
         recompute,
         size,
         id=f"{case.name}, {'recompute' if recompute else 'keep'}, {size}",
-        marks=[rest] * (case not in NATURES and number % 2 == 1),
+        marks=[rest] * (case not in NATURES and number % 2 == 1) + harness.further(case),
     )
     for number, case in enumerate([*CASES, *FURTHER, *IN_PLACE])
     for recompute in (True, False)
@@ -180,7 +180,8 @@ _RECOMPUTED = [
         size,
         id=f"{case.name}, {mode}, {size}",
         marks=[soak] * (case not in NATURES and number % 8 not in _FAST)
-        + [rest] * (case in NATURES and mode in ("function", "loop")),
+        + [rest] * (case in NATURES and mode in ("function", "loop"))
+        + harness.further(case),
     )
     for number, case in enumerate([*NOT_NOISE, *IN_PLACE])
     for mode in _MODES

@@ -2,12 +2,16 @@
 
 import numpy as np
 import tensorflow as tf
+from stacks import quick_rows
 
 import tfwd
 from conformance import harness
 from conformance.table import CASES, Case
 
 
+@quick_rows(
+    "Dense, *", "Embedding, *", "*LSTM, *", "Bidirectional, *", "user's layer, *", "Bert, *"
+)
 @harness.each_or_half(CASES)
 def test_a_sample_is_the_plain_layer_on_effective_weights(case: Case) -> None:
     wrapped, plain = harness.built(case), harness.plain(case)

@@ -371,8 +371,8 @@ DEFECTS = [
     Defect(
         "the forget gate of the fast LSTM has the gradient of another step",
         "tfwd/_recurrent/lstm.py",
-        "recurrence.of_sigmoid(f, dc_t * before)",
-        "recurrence.of_sigmoid(f, dc_t * c)",
+        "time_loop.of_sigmoid(f, dc_t * before)",
+        "time_loop.of_sigmoid(f, dc_t * c)",
         RECURRENCE,
     ),
     Defect(
