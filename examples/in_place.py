@@ -2,7 +2,7 @@
 
     python examples/in_place.py
 
-The model stays the same object. Its own step trains it, and its files are those of the plain model.
+The model stays the same object. Its own step trains it. Its files equal the plain model's files.
 """
 
 import keras

@@ -88,7 +88,7 @@ def added(model: Any) -> Any:
 
 
 def set_effective_weights(plain: Any, model: Any) -> list[str]:
-    """Sets a plain model's weights to those of the next training call, and returns their names.
+    """Sets a plain model's weights to the weights of the next training call. Returns the names.
 
     Args:
         plain: second model of the same class. Its weights have the same order.

@@ -78,7 +78,7 @@ def moment_matching(
 
     References: Wan et al., "Regularization of Neural Networks using DropConnect" (2013), section
     3.2 and algorithm 2. Departures: theirs divides by `keep` nowhere; here kept weights are divided
-    by `keep` in training, so the mean is that of the raw kernel. The paper applies it to one layer
+    by `keep` in training, so the mean kernel is the raw kernel. The paper applies it to one layer
     before the softmax, and returns the mean alone.
     """
     dropout, kernel = _dropped_kernel(layer)

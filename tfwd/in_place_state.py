@@ -1,6 +1,6 @@
 """Stores the state of parametrizations that were added in place.
 
-The files of such a model are those of the plain model. So seeds, training-call counters and the
+The files of such a model equal the plain model's files. So seeds, training-call counters and the
 references of Mixout have a file of their own. `keras.callbacks.BackupAndRestore` and
 `tf.train.Checkpoint` store them too.
 """

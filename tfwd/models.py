@@ -30,7 +30,7 @@ def parametrize(
 
     With `in_place=True` the model stays the same object, with its class, methods, attributes,
     optimizer and compiled state. Use it for a model with methods of its own, such as `train_step`,
-    `generate` or `enable_lora`. Its files are those of the plain model. `tfwd.unwrap(model)`
+    `generate` or `enable_lora`. Its files equal the plain model's files. `tfwd.unwrap(model)`
     removes the parametrizations. A second call of `parametrize` adds to the first: its
     parametrizations are applied to the weights that the first one computes. Functions of `fit`,
     `evaluate` and `predict` are traced again. A `tf.function` of your own keeps what it was traced

@@ -1,6 +1,6 @@
 """`TransformerLayer`: self-attention and two products, each with a residual connection.
 
-`PostNormLayer` is its base class, and that of `Connection`.
+`PostNormLayer` is the base class of both `TransformerLayer` and `Connection`.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ def add_loss(layer: Any, loss: tf.Tensor) -> None:
 
 
 def own_losses(layer: Any) -> list[Any]:
-    """Returns the losses that a layer's own code has added, without those of inner layers."""
+    """Returns the losses that a layer's own code has added, without losses of inner layers."""
     return [*layer._eager_losses, *layer._losses]
 
 

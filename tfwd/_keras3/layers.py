@@ -225,7 +225,7 @@ def add_loss(layer: keras.Layer, loss: Any) -> None:
 
 
 def own_losses(layer: keras.Layer) -> list[Any]:
-    """Returns the losses that a layer's own code has added, without those of inner layers."""
+    """Returns the losses that a layer's own code has added, without losses of inner layers."""
     return layer._get_own_losses()
 
 
