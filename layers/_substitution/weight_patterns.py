@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -49,6 +50,12 @@ def all_targets(layer: keras.Layer) -> list[Target]:
     return [Target(i, paths[i], names[i], variable) for i, variable in enumerate(weights)]
 
 
+def _ends(path: str) -> list[str]:
+    """Returns the ends of a path that begin after a `/`, and the path. The shortest comes first."""
+    parts = path.split("/")
+    return ["/".join(parts[k:]) for k in reversed(range(len(parts)))]
+
+
 def shortest_names(paths: list[str]) -> list[str]:
     """Returns for each path its shortest end after a `/` that no other path ends in.
 
@@ -56,12 +63,11 @@ def shortest_names(paths: list[str]) -> list[str]:
         >>> shortest_names(["a/lstm/kernel", "a/dense/kernel", "a/dense/bias"])
         ['lstm/kernel', 'dense/kernel', 'bias']
     """
+    ends = [_ends(path) for path in paths]
+    counts = Counter(end for of_path in ends for end in of_path)
     names = []
     for i, path in enumerate(paths):
-        parts = path.split("/")
-        others = ["/" + other for j, other in enumerate(paths) if j != i]
-        ends = ["/".join(parts[k:]) for k in reversed(range(len(parts)))]
-        unique = (end for end in ends if not any(o.endswith("/" + end) for o in others))
+        unique = (end for end in ends[i] if counts[end] == 1)
         names.append(next(unique, f"{path}:{i}"))
     return names
 
