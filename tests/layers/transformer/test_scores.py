@@ -22,26 +22,27 @@ BIAS = RNG.normal(size=(1, 3, 7, 7)).astype("float32")
 def plain_scores(queries, keys, mask):
     where = mask[:, None, None] if mask.ndim == 2 else mask[:, None]
     scores = tf.einsum("bhqs,bhks->bhqk", queries, keys)
-    return scores + tf.where(tf.constant(where), 0.0, tf.float32.min)
+    return scores + tf.where(tf.constant(where), tf.zeros([], scores.dtype), scores.dtype.min)
 
 
 def attended(scores_of, mask, queries, keys):
-    return tf.nn.softmax(scores_of(queries, keys, mask) + BIAS) @ VALUES
+    bias, values = (tf.cast(x, queries.dtype) for x in (BIAS, VALUES))
+    return tf.nn.softmax(scores_of(queries, keys, mask) + bias) @ values
 
 
 def ours(queries, keys, mask):
     return masked_scores(queries, keys, tf.constant(mask))
 
 
-def first_and_second(scores_of, mask):
+def first_and_second(scores_of, mask, dtype):
     """Returns the results, their gradients, and the gradients of the gradients' squares."""
-    inputs = [tf.constant(QUERIES), tf.constant(KEYS)]
+    inputs = [tf.cast(QUERIES, dtype), tf.cast(KEYS, dtype)]
     with tf.GradientTape() as outer:
         outer.watch(inputs)
         with tf.GradientTape() as inner:
             inner.watch(inputs)
             result = attended(scores_of, mask, *inputs)
-        gradients = inner.gradient(result, inputs, tf.constant(UPSTREAM))
+        gradients = inner.gradient(result, inputs, tf.cast(UPSTREAM, dtype))
         squares = tf.add_n([tf.reduce_sum(g**2) for g in gradients])
     return [result, *gradients, *outer.gradient(squares, inputs)]
 
@@ -50,15 +51,25 @@ def first_and_second(scores_of, mask):
 @pytest.mark.parametrize("name", MASKS)
 def test_results_and_gradients_are_those_of_an_added_mask(name, run):
     mask = MASKS[name]
-    found = run(lambda: first_and_second(ours, mask))()
-    for one, other in zip(found, first_and_second(plain_scores, mask), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=2e-6)
+    exact = first_and_second(plain_scores, mask, "float64")
+    found = run(lambda: first_and_second(ours, mask, "float64"))()
+    for one, other in zip(found, exact, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+    # In float32, processors differ in the last bits. A result may be no further from the exact one
+    # than a few times the error of plain operations.
+    found = run(lambda: first_and_second(ours, mask, "float32"))()
+    plain = first_and_second(plain_scores, mask, "float32")
+    for three in zip(found, plain, exact, strict=True):
+        one, other, truth = (x.numpy() for x in three)
+        error = np.abs(other - truth).max() + 1e-6 * np.abs(truth).max()
+        assert np.abs(one - truth).max() < 4 * error
 
 
 def test_a_row_without_any_key_weighs_all_the_same():
     large = tf.constant(QUERIES) * 1e14  # the scores vanish beside the bias
-    weights = tf.nn.softmax(masked_scores(large, large, tf.zeros((2, 7), tf.bool)))
-    np.testing.assert_array_equal(weights, tf.fill(SHAPE, tf.constant(1 / 7)))
+    scores = masked_scores(large, large, tf.zeros((2, 7), tf.bool))
+    np.testing.assert_array_equal(scores, tf.fill(SHAPE, scores[0, 0, 0, 0]))
+    np.testing.assert_allclose(tf.nn.softmax(scores), np.full(SHAPE, 1 / 7), rtol=1e-6)
 
 
 def test_tangents_and_vectorized_maps():
