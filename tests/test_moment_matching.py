@@ -111,7 +111,7 @@ def test_other_forms_of_layers(size: str) -> None:
     np.testing.assert_allclose(found.stddev, np.sqrt(variance), rtol=1e-4)
 
     chain = P.Chain([P.WeightNorm(gain=True), P.Dropout(lambda call: tf.constant(RATE))])
-    layer = layers.Parametrized(K.Dense(3, dtype="mixed_bfloat16"), {"kernel": chain})
+    layer = layers.Parametrized(K.Dense(3, dtype="mixed_float16"), {"kernel": chain})
     layer(X)
     layer.weights[2].assign([2.0, 1.0, 0.5])
     found = moments(layer, X)

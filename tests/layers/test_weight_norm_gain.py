@@ -58,7 +58,7 @@ def test_the_gain_is_a_weight_that_changes_nothing_at_first() -> None:
 
 @pytest.mark.parametrize("axis", [0, -1])
 def test_another_axis_and_mixed_precision(axis: int) -> None:
-    inner = dense(dtype="mixed_bfloat16")
+    inner = dense(dtype="mixed_float16")
     layer = layers.Parametrized(inner, {"kernel": P.WeightNorm(axis, gain=True)})
     assert tuple(layer.weights[2].shape) == ((5,) if axis == 0 else (3,))
     assert layer.weights[2].dtype == "float32"
