@@ -9,8 +9,10 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers._substitution import in_place, reads, weight_selection
-from tfwd.layers._substitution.in_place import InPlace
+from tfwd.layers._substitution import reads, weight_selection
+from tfwd.layers._substitution.in_place import installation
+from tfwd.layers._substitution.in_place.link import around
+from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
 from tfwd.parametrizations import Parametrization
 
 
@@ -50,7 +52,7 @@ def parametrize_in_place(
                 f"({', '.join(t.name for t in found)}): set layer.trainable = True, or remove the "
                 "pattern"
             )
-    in_place.add(InPlace(target, targeted, patterns, seed, recompute, share_across_replicas))
+    installation.add(InPlace(target, targeted, patterns, seed, recompute, share_across_replicas))
     _forget_functions(target)
     return target
 
@@ -79,8 +81,8 @@ def remove_in_place(target: keras.Layer, fold: bool) -> None:
         ValueError: If the layer was parametrized as a part of another one; if a parametrization
             also acts in evaluation.
     """
-    found = in_place.inside(target)
-    if not found and (outer := in_place.around(target)):
+    found = installation.inside(target)
+    if not found and (outer := around(target)):
         raise ValueError(
             f"layer '{target.name}' was parametrized as a part of '{outer[0].target.name}': "
             f"call tfwd.unwrap with '{outer[0].target.name}'"
@@ -94,10 +96,10 @@ def remove_in_place(target: keras.Layer, fold: bool) -> None:
                 "tfwd.unwrap(model, fold=True) sets the model's own weights to the effective ones"
             )
     if fold:
-        for variable, value in in_place.evaluation_weights(target):
+        for variable, value in installation.evaluation_weights(target):
             _keras.variables.assign(variable, value)
     for one in reversed(found):
-        in_place.remove(one)
+        installation.remove(one)
     if found:
         _forget_functions(target)
 
@@ -126,4 +128,4 @@ def added_parametrizations(model: keras.Layer) -> list[InPlace]:
         >>> added.calls, list(added.effective_weights(0))
         (1, ['kernel'])
     """
-    return in_place.inside(model)
+    return installation.inside(model)

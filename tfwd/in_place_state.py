@@ -18,8 +18,8 @@ import numpy as np
 
 from tfwd import _keras
 from tfwd.atomic_files import write_atomically
-from tfwd.layers._substitution import in_place
-from tfwd.layers._substitution.in_place import InPlace
+from tfwd.layers._substitution.in_place import installation
+from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
 
 _VERSION = 1
 _CONTENTS = "contents"
@@ -87,7 +87,7 @@ def load_state(model: keras.Layer, path: str | os.PathLike[str]) -> None:
 
 
 def _added(model: keras.Layer) -> list[InPlace]:
-    added = in_place.inside(model)
+    added = installation.inside(model)
     if not added:
         raise ValueError(
             f"'{model.name}' has no parametrizations in place: call tfwd.parametrize(..., "
@@ -177,7 +177,7 @@ def _load(added: list[InPlace], arrays: dict[str, np.ndarray]) -> None:
 
 def state_for_backup(model: keras.Layer) -> dict[str, np.ndarray]:
     """Returns the state as arrays by name, or an empty dict if there is none."""
-    added = in_place.inside(model)
+    added = installation.inside(model)
     return _arrays(added) if added else {}
 
 
@@ -187,7 +187,7 @@ def restore_backup(model: keras.Layer, arrays: dict[str, np.ndarray], where: str
     Raises:
         ValueError: If the backup has no state, or that of another model.
     """
-    added = in_place.inside(model)
+    added = installation.inside(model)
     if not added:
         return
     if not arrays:

@@ -45,8 +45,12 @@ EXAMPLES = ("tests/test_example_masks.py",)
 PER_EXAMPLE = "tests/layers/test_per_example.py"
 GAINS = "tests/layers/test_weight_norm_gain.py"
 
-IN_PLACE = "layers/_substitution/in_place.py"
-IN_PLACE_TESTS = "tests/test_in_place_layers.py"
+IN_PLACE = "layers/_substitution/in_place/"
+LINK = f"{IN_PLACE}link.py"
+PARAMETRIZATION = f"{IN_PLACE}parametrization_in_place.py"
+INSTALLATION = f"{IN_PLACE}installation.py"
+LAYER_KINDS = "tests/in_place/test_layer_kinds.py"
+ANNOUNCED = "tests/in_place/test_announced_weights.py"
 
 DEFECTS = [
     # Draws
@@ -316,14 +320,14 @@ DEFECTS = [
         "tfwd/monte_carlo/prediction.py",
         "                sampled.begin()\n",
         "",
-        ("tests/test_monte_carlo.py",),
+        ("tests/monte_carlo/test_samples.py",),
     ),
     Defect(
         "training after predict_samples does not continue with the next draws",
         "tfwd/monte_carlo/model_function.py",
         "                state.assign(value)\n\n    def begin",
         "                pass\n\n    def begin",
-        ("tests/test_monte_carlo.py",),
+        ("tests/monte_carlo/test_training_true.py",),
     ),
     Defect(
         "predict_samples runs other layers as in training",
@@ -337,14 +341,14 @@ DEFECTS = [
         "tfwd/monte_carlo/model_function.py",
         'given.arguments["training"] = False',
         "pass",
-        ("tests/test_monte_carlo.py",),
+        ("tests/monte_carlo/test_training_true.py",),
     ),
     Defect(
         "predict_samples copies Mixout's references for good",
         "layers/_substitution/references.py",
         "            taken.assign(False)\n",
         "            pass\n",
-        ("tests/test_monte_carlo.py",),
+        ("tests/monte_carlo/test_samples.py",),
     ),
     Defect(
         "DropoutEmbedding drops entries and not rows",
@@ -754,14 +758,14 @@ DEFECTS = [
         "tfwd/_keras3/layers.py",
         "        for inner in _called_layers(layer)",
         "        for inner in sublayers(layer)",
-        ("tests/test_in_place.py",),
+        ("tests/in_place/test_copies.py",),
     ),
     Defect(
         "a layer inside a parametrized wrapper draws again in each trace",
-        "layers/_substitution/in_place.py",
+        LINK,
         "        return {one: one.begin(one.target, training) for one in dict.fromkeys(owners)}",
         "        return {}",
-        ("tests/test_in_place.py",),
+        ("tests/in_place/test_several.py",),
     ),
     # Loading pretrained weights
     Defect(
@@ -795,86 +799,86 @@ DEFECTS = [
     # Parametrizations in place
     Defect(
         "a weight that an outer layer has computed is computed again inside",
-        IN_PLACE,
+        LINK,
         "        if self.substituted <= present.covered:\n",
         "        if False:\n",
-        (IN_PLACE_TESTS, "-k", "cells"),
+        (LAYER_KINDS, "-k", "cells"),
     ),
     Defect(
         "reads before the call of a layer get effective weights",
-        IN_PLACE,
+        LINK,
         "now._replace(covered=now.covered | own)",
         "now",
-        (IN_PLACE_TESTS, "-k", "a_model_inside_a_model"),
+        ("tests/in_place/test_several.py", "-k", "a_model_inside_a_model"),
     ),
     Defect(
         "each layer takes its own number, not the outermost one",
-        IN_PLACE,
+        LINK,
         "        if present is not None:\n            return self._run(",
         "        if False:\n            return self._run(",
-        ("tests/test_in_place.py", "-k", "announced"),
+        (ANNOUNCED, "-k", "uses_the_announced"),
     ),
     Defect(
         "a container reads the raw value of a tied weight",
-        IN_PLACE,
+        PARAMETRIZATION,
         "        if not chains or chains[0][0] is not self:\n",
         "        if True:\n",
-        ("tests/test_in_place.py", "-k", "announced and tied"),
+        (ANNOUNCED, "-k", "uses_the_announced and tied"),
     ),
     Defect(
         "backward calls a layer without the present calls",
-        IN_PLACE,
-        "            with _restored({**inner, self.in_place: now}):\n",
-        "            with contextlib.nullcontext():\n",
-        (IN_PLACE_TESTS, "-k", "large_weights and (bidirectional or cells)"),
+        LINK,
+        "            with present_calls.restored({**inner, self.in_place: now}):\n",
+        "            if True:\n",
+        (LAYER_KINDS, "-k", "large_weights and (bidirectional or cells)"),
     ),
     Defect(
         "unwrap leaves the hooks",
         "layers/_substitution/hooks.py",
         "    hook.links.remove(link)\n",
         "    pass\n",
-        ("tests/test_in_place.py", "-k", "announced"),
+        (ANNOUNCED, "-k", "uses_the_announced"),
     ),
     Defect(
         "a layer's own attribute `call` is lost",
         "layers/_substitution/hooks.py",
         "hook.replaced[name] = vars(layer).get(name)",
         "hook.replaced[name] = None",
-        (IN_PLACE_TESTS, "-k", "replaced"),
+        (LAYER_KINDS, "-k", "replaced"),
     ),
     Defect(
         "checkpoints do not track the seeds",
-        IN_PLACE,
+        INSTALLATION,
         "        self.draws = [one.draws for one in held.all]\n",
         "        self.draws = []\n",
-        ("tests/test_in_place_state.py",),
+        ("tests/in_place/test_state.py",),
     ),
     Defect(
         "functions of models around the target are not forgotten",
         "tfwd/in_place.py",
         "        if any(id(layer) in inside for layer in _keras.layers.all_layers(found)):\n",
         "        if found is target:\n",
-        (IN_PLACE_TESTS, "-k", "before_and_after or around_the_target"),
+        ("tests/in_place/test_traces.py", "-k", "before_and_after or around_the_target"),
     ),
     Defect(
         "a seed depends on the number of weights before it in the parametrization",
-        IN_PLACE,
+        LINK,
         "        return self._own\n",
         "        return [(t._replace(position=i), p) for i, (t, p) in enumerate(self._own)]\n",
-        ("tests/test_in_place.py", "-k", "announced"),
+        (ANNOUNCED, "-k", "uses_the_announced"),
     ),
     Defect(
         "an interrupted parametrize leaves hooks",
-        IN_PLACE,
+        INSTALLATION,
         "    except BaseException:  # such as Ctrl-C\n",
         "    except OSError:\n",
-        (IN_PLACE_TESTS, "-k", "interruption"),
+        ("tests/in_place/test_errors.py", "-k", "interruption"),
     ),
     Defect(
         "equal layers share an analysis although one has a further parametrization",
         "layers/_substitution/provable.py",
         "    if len(added) > 1 or not is_keras_own(owner):\n",
         "    if not is_keras_own(owner):\n",
-        (IN_PLACE_TESTS, "-k", "equal_layers"),
+        ("tests/in_place/test_several.py", "-k", "equal_layers"),
     ),
 ]

@@ -21,8 +21,10 @@ from tfwd._keras import calls as _keras_calls
 from tfwd.gradients.gradient_forms import PerExampleGradient
 from tfwd.gradients.perturbations import Perturbations, plain_call
 from tfwd.gradients.rules import registry
-from tfwd.layers._substitution import in_place
 from tfwd.layers._substitution.gains import Gains
+from tfwd.layers._substitution.in_place import present_calls
+from tfwd.layers._substitution.in_place.link import Link
+from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
 from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin
 
 
@@ -111,7 +113,7 @@ class Pass:
         self.perturbations.begin()
         with (
             _keras_calls.intercepted(owners, self._handle),
-            in_place.replayed(self),
+            present_calls.replayed(self),
             self._observed([]),
             graphs.Accesses() as accesses,
             self.draws.replayed() if self._again else self.draws.recorded(),
@@ -187,11 +189,11 @@ class Pass:
             self.uses.setdefault(key, []).append(use)
         return result
 
-    def state(self, owner: in_place.InPlace, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
+    def state(self, owner: InPlace, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Returns the number of a call of parametrizations in place, the same in every pass."""
         return self.perturbations.state(owner, draw)
 
-    def call(self, link: in_place.Link, plain: Callable[[], Any]) -> Any:
+    def call(self, link: Link, plain: Callable[[], Any]) -> Any:
         """Runs a layer that is parametrized in place on its effective weights of this pass."""
         return self._perturbed(link, plain)
 
